@@ -24,7 +24,7 @@ def check_sampling(sample_s: float, one_in: int) -> None:
 
 
 def in_sample(unix_s: float, sample_s: float, one_in: int) -> bool:
-    """Whether GPU times are recorded now: at the same time on all nodes, as far as their clocks agree."""
+    """Whether GPU times are recorded now: at the same time on all nodes by their clocks."""
     return one_in == 1 or int(unix_s // sample_s) % one_in == 0
 
 

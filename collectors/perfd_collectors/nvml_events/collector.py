@@ -31,7 +31,7 @@ MEANINGS: Mapping[int, str] = {
     0x1000: "Poisoned data was read and contained: the process that read it was terminated.",
     0x2000: "Poisoned data was read and not contained: reset the GPU.",
     0x4000: "The GPU became unavailable: check the kernel log and reset the GPU.",
-    0x8000: "The driver requests a GPU recovery action: see `nvidia-smi -q`.",
+    0x8000: "The driver requests recovery of the GPU: see `nvidia-smi -q`.",
 }
 """Events other than XIDs, by `nvmlEventType` bit; the `nvml` collector counts corrected errors."""
 

@@ -122,7 +122,7 @@ def time_limit_unix_s(environ: Mapping[str, str]) -> float | None:
 
 
 def origin_of(identity: RankIdentity, job: str) -> JobOrigin:
-    """Whose job a rank is of. A pod may map its users to others on each node, so there they tell nothing."""
+    """The owner of a rank's job. User ids in a pod are ignored: each node may map them differently."""
     known = identity.uid is not None and identity.pod_uid is None
     return job_origin(job, identity.environ, owner=f"uid:{identity.uid}" if known else "")
 

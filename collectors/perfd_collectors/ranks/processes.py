@@ -119,7 +119,7 @@ class ProcessTable:
         known = self._known.get(pid)
         if known is None or known.start_ticks != stat.start_ticks:
             return self._read(pid, stat, reads=1)
-        # Between fork and exec a process has its parent's environment, so it is read twice.
+        # Between fork and exec a process has its parent's environment: read it twice.
         return known if known.reads > 1 else self._read(pid, stat, reads=2)
 
     def _read(self, pid: int, stat: ProcessStat, *, reads: int) -> Process:

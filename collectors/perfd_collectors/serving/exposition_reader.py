@@ -1,7 +1,7 @@
 """A fast, tolerant reader of Prometheus' text format.
 
 The format is https://prometheus.io/docs/instrumenting/exposition_formats/ (version 0.0.4). OpenMetrics
-pages are read as far as the two agree: timestamps, exemplars and `# EOF` are skipped.
+pages are read too: timestamps, exemplars and `# EOF` are skipped.
 """
 
 from __future__ import annotations

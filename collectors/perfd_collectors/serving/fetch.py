@@ -18,7 +18,7 @@ from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES
 _CHUNK_BYTES = 256 * 1024
 """Read at a time, so that the size limit is checked early."""
 _MAX_REASON_CHARS = 200
-"""An error's text may quote the server, so it is cut."""
+"""An error's text may quote the server and is cut."""
 _ANY_COMPRESSION_WBITS = 47
 """zlib's 32 (detect gzip or zlib) plus 15, the largest window."""
 

@@ -26,7 +26,7 @@ class FollowedLog:
         self._rest = b""
         self._logs: tuple[EngineLog, ...] = engine_logs()
         self.info: ServerSetup | None = None
-        """The server's configuration, as far as the log has it so far."""
+        """The server's configuration, from the log so far."""
 
     def read(self) -> Snapshot | None:
         """The state after the new lines; None without an informative one.

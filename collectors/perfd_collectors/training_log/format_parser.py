@@ -36,7 +36,7 @@ class FormatParser(Protocol):
         """Parse a line; returns False when it is not of this format."""
 
     def settle(self) -> None:
-        """Emit an open block: no line came for a while, so it is complete."""
+        """Emit an open block, which is complete because no line came for a while."""
 
     def finish(self) -> None:
         """Emit everything pending: the log has ended."""
@@ -49,8 +49,8 @@ _MAX_KEY_CHARS = 80
 def fields(text: str, *, complete: bool) -> list[tuple[str, str]]:
     """The `key: value` (or `key=value`) pairs between bars.
 
-    The part after the last bar is terminated only by the end of the line, so it is
-    skipped unless `complete`.
+    The part after the last bar ends only with the line, and is skipped unless
+    `complete`.
     """
     pieces = text.split("|")
     if not complete:

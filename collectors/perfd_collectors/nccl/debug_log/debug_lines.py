@@ -1,7 +1,7 @@
 """What NCCL prints with NCCL_DEBUG=WARN or INFO: communicators, transports, versions, warnings.
 
 A line is `host:pid:tid [device] NCCL LEVEL text`; warnings have their place in NCCL's source before `NCCL`,
-and launchers prepend a prefix of their own. Formats are those of NCCL 2.10 to 2.29.
+and launchers prepend their own prefix. Formats are those of NCCL 2.10 to 2.29.
 """
 
 from __future__ import annotations

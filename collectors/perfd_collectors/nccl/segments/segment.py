@@ -107,7 +107,7 @@ class Segment:
         )
 
     def communicators(self) -> Iterator[Communicator]:
-        """Every communicator that the process created, as far as the table still holds it."""
+        """Every communicator that the process created and that is still in the table."""
         table = _whole(self._bytes(_HEADER_BYTES, _COMMUNICATORS * _COMMUNICATOR.size), _COMMUNICATOR)
         for index, (identity, rank, ranks, nodes, state, _, name) in enumerate(
             _COMMUNICATOR.iter_unpack(table)

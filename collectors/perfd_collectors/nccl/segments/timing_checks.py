@@ -25,7 +25,7 @@ class TimingCheck:
     wrong: int
     """How many of them those are."""
     communicators: frozenset[int]
-    """Indices of the communicators of which so many are wrong that none can be believed."""
+    """Indices of the communicators with so many wrong times that none can be trusted."""
 
 
 def check_times(operations: Iterable[Operation]) -> TimingCheck:

@@ -22,7 +22,7 @@ class MegatronEvents:
         self._profiled: range | None = None
 
     def line(self, text: str) -> bool:
-        """Parse a line; returns False when it is no event."""
+        """Parse a line; returns False if it is not an event."""
         return (
             self._memory(text)
             or self._straggler(text)

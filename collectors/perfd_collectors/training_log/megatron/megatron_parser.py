@@ -73,7 +73,7 @@ class MegatronParser:
         return self._dump_row(text) or self._timer_line(text) or self._other(text)
 
     def settle(self) -> None:
-        """Emit the open block: its rows are printed at once, so it is complete."""
+        """Emit the open block, which is complete because its rows are printed at once."""
         self._end_block()
 
     def finish(self) -> None:
