@@ -2,22 +2,24 @@
 
     python -m benchmarks.alert_onset [FOLDER ...] [--tick 1] [--json]
 
-Each FOLDER holds runs of `benchmarks.gpu.faults` (default: benchmarks/gpu/recorded): a recording, `case.json`
-with the fault and its rank, and a log that has the moment when the fault began (`[fault] UNIX_TIME`). A run
-is replayed with a round and an evaluation of the shipped rules every `--tick` seconds, as live. The first
-alert after the onset counts as the one about the fault. What fires before it, or in a run without a fault, is
-a false alert, and what fires twice flaps. Recordings without `case.json` count as healthy.
+A FOLDER is a recorded run, or holds some (default: benchmarks/gpu/recorded). The truth of a run is beside its
+recording: `case.json`, with a log that has the moment when the fault began (`[fault] UNIX_TIME`), or
+`truth.json`, with phases of several faults and of none. A run is replayed with a round and an evaluation of
+the shipped rules every `--tick` seconds, as live. The first alert that fires in a fault's time, or within
+five seconds after its end, counts as the one about it. What fires at other times, or in a run without a
+truth, is a false alert, and what fires twice outside of faults flaps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import statistics
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ RECORDED = Path(__file__).parent / "gpu" / "recorded"
 _LEAST_COST_RATIO = 0.10
 """By how much a fault must make steps longer to be one that has to be found in time."""
 _IN_TIME_S, _IN_TIME_STEPS = 5.0, 3
+_STALL_PERIOD_STEPS = 5
+"""Of the periodic faults `forced_sync` and `stall`, which have three periods' time."""
 _EFFICIENCY = frozenset({
     "PerfdMfuTrouble", "PerfdMfuCommunicationBound", "PerfdCommunicationShare", "PerfdOptimizerShare",
     "PerfdPipelineStall", "PerfdPipelineExcess", "PerfdWaiting",
@@ -42,56 +46,121 @@ _TRUTH = {"dp4_slow2": ("PerfdStraggler",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Onset:
-    """One run, and when its alerts came."""
+class Fault:
+    """One fault of a run, and the time in which it lasted."""
 
-    name: str
-    fault: str
-    cost_ratio: float | None
-    """How much longer steps are with the fault; None without a fault, or where it is not known."""
+    kind: str
+    begin_unix_s: float
+    end_unix_s: float
     step_s: float | None
-    """The median step after the onset."""
-    alerted_after_s: float | None
-    first_alert: str | None
-    efficiency: tuple[str, ...]
-    """Alerts about how the job is set up."""
-    false_alerts: tuple[str, ...]
-    flapping: tuple[str, ...]
+    """The step with it; None of a run that never ended."""
+    cost_ratio: float | None
+    """By how much steps are longer with it."""
+
+    @property
+    def limit_s(self) -> float:
+        """How long an alert may take: five seconds or three steps, of a periodic stall three periods."""
+        periodic = self.kind in {"forced_sync", "stall"}
+        steps = _IN_TIME_STEPS * (_STALL_PERIOD_STEPS if periodic else 1)
+        return max(_IN_TIME_S, steps * (self.step_s or 0.0))
 
     @property
     def due(self) -> bool:
         """Whether an alert has to come."""
-        return self.fault != "none" and (self.cost_ratio or 0.0) >= _LEAST_COST_RATIO
+        return (self.cost_ratio or 0.0) >= _LEAST_COST_RATIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Onset:
+    """A fault, and when its first alert came."""
+
+    fault: Fault
+    alerted_after_s: float | None
+    first_alert: str | None
 
     @property
     def in_time(self) -> bool:
-        """Whether it came within three steps or five seconds, whichever is longer."""
-        limit_s = max(_IN_TIME_S, _IN_TIME_STEPS * (self.step_s or 0.0))
-        return self.alerted_after_s is not None and self.alerted_after_s <= limit_s
+        """Whether it came soon enough."""
+        return self.alerted_after_s is not None and self.alerted_after_s <= self.fault.limit_s
 
 
-def measure(folder: Path, tick_s: float) -> Onset:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """A replayed run with what was raised in it."""
+
+    name: str
+    onsets: tuple[Onset, ...]
+    false_alerts: tuple[str, ...]
+    efficiency: tuple[str, ...]
+    """Alerts about how the job is set up."""
+
+    @property
+    def flapping(self) -> tuple[str, ...]:
+        """False alerts that came more than once."""
+        names = self.false_alerts
+        return tuple(sorted({name for name in names if names.count(name) > 1}))
+
+
+def measure(folder: Path, tick_s: float) -> Run:
     """Replay one run."""
     recording = folder / "recording" if (folder / "recording").is_dir() else folder
-    case = case_of(folder) if (folder / "case.json").is_file() else None
-    fault = case.fault if case else "none"
-    onset_unix_s = _onset_unix_s(folder) if fault != "none" else None
+    faults = _faults(folder)
     every = _alerts(recording, tick_s)
     right = {*_EFFICIENCY, *_TRUTH.get(folder.name, ())}
-    alerts = [alert for alert in every if alert["name"] not in right]
-    after = [one for one in alerts if onset_unix_s is not None and one["fired_at_unix_s"] >= onset_unix_s]
-    first = min(after, key=lambda alert: float(alert["fired_at_unix_s"]), default=None)
-    times = Counter((alert["name"], str(sorted(alert["labels"].items()))) for alert in every)
-    return Onset(
+    fired = sorted(
+        (float(one["fired_at_unix_s"]), str(one["name"])) for one in every if one["name"] not in right
+    )
+    ends = [following.begin_unix_s for _, following in pairwise(faults)] + [math.inf]
+    onsets, about = [], set()
+    for fault, next_unix_s in zip(faults, ends, strict=True):
+        until_unix_s = min(next_unix_s, fault.end_unix_s + _IN_TIME_S)
+        mine = [one for one in fired if fault.begin_unix_s <= one[0] < until_unix_s]
+        about.update(mine)
+        first = mine[0] if mine else None
+        onsets.append(
+            Onset(
+                fault=fault,
+                alerted_after_s=first[0] - fault.begin_unix_s if first else None,
+                first_alert=first[1] if first else None,
+            )
+        )
+    return Run(
         name=folder.name,
-        fault=fault,
-        cost_ratio=cost_ratio_of(folder) if fault != "none" else None,
-        step_s=_step_s(folder),
-        alerted_after_s=first["fired_at_unix_s"] - onset_unix_s if first and onset_unix_s else None,
-        first_alert=first["name"] if first else None,
+        onsets=tuple(onsets),
+        false_alerts=tuple(name for at, name in fired if (at, name) not in about),
         efficiency=tuple(sorted({one["name"] for one in every if one["name"] in _EFFICIENCY})),
-        false_alerts=tuple(sorted(one["name"] for one in alerts if one not in after)),
-        flapping=tuple(sorted(name for (name, _), count in times.items() if count > 1)),
+    )
+
+
+def _faults(folder: Path) -> list[Fault]:
+    if (folder / "truth.json").is_file():
+        phases = json.loads((folder / "truth.json").read_text())["phases"]
+        return [_of_phase(one) for one in phases if one["phase"]["kind"] != "healthy"]
+    if not (folder / "case.json").is_file() or (case := case_of(folder)).fault == "none":
+        return []
+    log = (folder / "log").read_text(encoding="utf-8", errors="replace")
+    said = re.search(r"^\[fault\] ([\d.]+)", log, re.MULTILINE)
+    if said is None:
+        return []
+    return [
+        Fault(
+            kind=case.fault,
+            begin_unix_s=float(said.group(1)),
+            end_unix_s=math.inf,
+            step_s=_step_s(folder),
+            cost_ratio=cost_ratio_of(folder),
+        )
+    ]
+
+
+def _of_phase(document: dict[str, Any]) -> Fault:
+    step_s, healthy_s = document["step_s"], document["healthy_step_s"]
+    return Fault(
+        kind=document["phase"]["kind"],
+        begin_unix_s=document["begin_unix_s"],
+        end_unix_s=document["end_unix_s"],
+        step_s=step_s,
+        cost_ratio=step_s / healthy_s - 1 if step_s and healthy_s else None,
     )
 
 
@@ -107,12 +176,6 @@ def _alerts(recording: Path, tick_s: float) -> Sequence[dict[str, Any]]:
         config=msgspec.structs.replace(config, aggregator=aggregator),
     )
     return [dict(alert) for alert in replay(options).alerts]
-
-
-def _onset_unix_s(folder: Path) -> float | None:
-    log = (folder / "log").read_text(encoding="utf-8", errors="replace")
-    said = re.search(r"^\[fault\] ([\d.]+)", log, re.MULTILINE)
-    return float(said.group(1)) if said else None
 
 
 def _step_s(folder: Path) -> float | None:
@@ -131,14 +194,14 @@ def _runs(folders: Sequence[Path]) -> Iterator[Path]:
             yield from (one for one in sorted(folder.iterdir()) if one.is_dir())
 
 
-def _report(runs: Sequence[Onset]) -> str:
-    due = [run for run in runs if run.due]
-    alerted = sorted(run.alerted_after_s for run in due if run.alerted_after_s is not None)
-    lines = [f"{run.name}: {_describe(run)}" for run in runs]
+def _report(runs: Sequence[Run]) -> str:
+    due = [onset for run in runs for onset in run.onsets if onset.fault.due]
+    alerted = sorted(onset.alerted_after_s for onset in due if onset.alerted_after_s is not None)
+    lines = [line for run in runs for line in _describe(run)]
     lines += [
         "",
-        f"runs {len(runs)}, with a fault of {_LEAST_COST_RATIO:.0%} of a step or more {len(due)}",
-        f"alerted in 5 s or 3 steps {sum(run.in_time for run in due)}, at all {len(alerted)}",
+        f"runs {len(runs)}; faults that lengthen steps by {_LEAST_COST_RATIO:.0%} or more {len(due)}",
+        f"alerted in time {sum(onset.in_time for onset in due)}, at all {len(alerted)}",
     ]
     if len(alerted) > 1:
         p95_s = statistics.quantiles(alerted, n=20, method="inclusive")[-1]
@@ -149,17 +212,26 @@ def _report(runs: Sequence[Onset]) -> str:
     return "\n".join(lines)
 
 
-def _describe(run: Onset) -> str:
-    cost = "" if run.cost_ratio is None else f", steps {run.cost_ratio:+.1%}"
-    after = (
-        "no alert"
-        if run.alerted_after_s is None
-        else f"{run.first_alert} after {run.alerted_after_s:.1f} s" + ("" if run.in_time else " (late)")
-    )
-    false = f"; false: {', '.join(run.false_alerts)}" if run.false_alerts else ""
-    flapping = f"; flaps: {', '.join(run.flapping)}" if run.flapping else ""
-    efficiency = f"; {', '.join(run.efficiency)}" if run.efficiency else ""
-    return f"{run.fault}{cost}: {after}{efficiency}{false}{flapping}"
+def _describe(run: Run) -> Iterator[str]:
+    parts = [
+        ", ".join(names)
+        for names in (
+            run.efficiency,
+            [f"false: {name}" for name in run.false_alerts],
+            [f"flaps: {name}" for name in run.flapping],
+        )
+        if names
+    ]
+    yield f"{run.name}: {'; '.join(parts) or 'no other alert'}"
+    for onset in run.onsets:
+        cost = "unknown cost" if onset.fault.cost_ratio is None else f"steps {onset.fault.cost_ratio:+.1%}"
+        after = (
+            "no alert"
+            if onset.alerted_after_s is None
+            else f"{onset.first_alert} after {onset.alerted_after_s:.1f} s"
+        )
+        late = " (late)" if onset.fault.due and not onset.in_time else ""
+        yield f"    {onset.fault.kind}, {cost}: {after}{late}"
 
 
 def main() -> None:

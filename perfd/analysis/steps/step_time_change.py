@@ -1,14 +1,15 @@
-"""A lasting growth of step time: the newest steps by the job's earlier ones."""
+"""A growth of step time: the newest steps by the job's earlier ones."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Bools, StepTable
-from perfd.analysis.data.robust_stats import median_of, sigma_of
+from perfd.analysis.data.job_data import Bools, Floats, StepTable
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median_of
 from perfd.analysis.steps.steady_steps import steady_rows
 from perfd.model import Event
 from perfd.thresholds import THRESHOLDS
@@ -17,9 +18,12 @@ _FEWEST_EARLIER = 10
 """Lines from which the usual step time and its scatter are known."""
 _SIGMAS = 4.0
 """Of the job's own scatter: by chance three steps in a row are never so far out."""
-_NEWEST, _NEWEST_SHARE = 50, 4
-"""Lines in which a growth is looked for, and which are not part of the baseline; in a young job the newest
-quarter, as a few early lines would not show its scatter."""
+_NEWEST = 50
+"""Lines in which a growth is looked for, and which are not part of the baseline."""
+_NEWEST_SHARE = 4
+"""In a young job only the newest quarter is not part of it: a few early lines would not show the scatter."""
+_QUIET_PERIODS = 2
+"""A stall that has not come again for so many of its periods is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,37 +34,51 @@ class StepTimeChange:
     """Median of the lines before the newest 50; in a young job, before the newest quarter."""
     growth_ratio: float
     """Newest steps over the baseline, less 1; 0 where no growth has lasted."""
-    since_step: int | None = None
-    """The first of the longer steps, if it is among the newest; None without growth."""
 
 
 def step_time_change(steps: StepTable, events: Sequence[Event]) -> StepTimeChange | None:
-    """The lasting growth of a job's step time; None with too few steps.
+    """The growth of a job's step time, lasting or recurring; None with too few steps.
 
-    It begins with three lines in a row that are a tenth longer than the baseline, and longer than the job's
-    own scatter explains, and ends with three in a row that are not. So a single pause, every fifth step that
-    stalls, and steps that scatter around the limit neither begin nor end one. What has lasted for most of the
-    job is its usual pace.
+    A step is long when it takes a tenth more than the baseline, and more than the job's own scatter explains.
+    A lasting growth begins with three long lines in a row and ends with three in a row that are not. A
+    recurring one is a stall that came three times; its growth is the mean over its last two periods, and it
+    ends when the stall has stayed away for two. What has lasted for most of the job is its usual pace.
     """
-    rows = steady_rows(steps, events).unmarked
-    times = steps.step_time_s[rows]
+    times = steps.step_time_s[steady_rows(steps, events).unmarked]
     run = THRESHOLDS.step_regression_count
-    newest = times[-max(run, min(_NEWEST, len(times) // _NEWEST_SHARE)) :]
-    earlier = times[: len(times) - len(newest)]
-    baseline_s, sigma_s = median_of(earlier), sigma_of(earlier)
-    if len(earlier) < _FEWEST_EARLIER or baseline_s is None or sigma_s is None:
+    earlier = times[: len(times) - max(run, min(_NEWEST, len(times) // _NEWEST_SHARE))]
+    newest = times[-_NEWEST:]
+    baseline_s = median_of(earlier)
+    if len(earlier) < _FEWEST_EARLIER or baseline_s is None:
         return None
-    limit_s = baseline_s + max(THRESHOLDS.step_regression_ratio * baseline_s, _SIGMAS * sigma_s)
-    longer = newest > limit_s
-    began, ended = _last_run(longer, run), _last_run(~longer, run)
-    if began <= ended:
-        return StepTimeChange(baseline_s=baseline_s, growth_ratio=0.0)
-    grown = newest[ended + run :]
+    limit_s = baseline_s + max(THRESHOLDS.step_regression_ratio * baseline_s, _SIGMAS * _scatter_s(earlier))
+    grown_s = _lasting_s(newest, newest > limit_s, run) or _recurring_s(newest, newest > limit_s, run)
     return StepTimeChange(
-        baseline_s=baseline_s,
-        growth_ratio=float(np.median(grown)) / baseline_s - 1,
-        since_step=int(steps.step[rows[-len(grown)]]) if ended >= 0 else None,
+        baseline_s=baseline_s, growth_ratio=0.0 if grown_s is None else grown_s / baseline_s - 1
     )
+
+
+def _scatter_s(times: Floats) -> float:
+    """Standard deviation of steps that follow each other: earlier changes of pace do not widen it."""
+    return MAD_TO_SIGMA * float(np.median(np.abs(np.diff(times)))) / math.sqrt(2)
+
+
+def _lasting_s(newest: Floats, long: Bools, run: int) -> float | None:
+    """Median since usual steps ended; None when the newest run of equal steps was not of long ones."""
+    began, ended = _last_run(long, run), _last_run(~long, run)
+    return float(np.median(newest[ended + run :])) if began > ended else None
+
+
+def _recurring_s(newest: Floats, long: Bools, times: int) -> float | None:
+    """Mean over the last periods of a stall that came so many times; None when it did not, or stays away."""
+    places = np.flatnonzero(long)[-times:]
+    if len(places) < times:
+        return None
+    first, last = int(places[0]), int(places[-1])
+    quiet = len(newest) - 1 - last
+    if quiet > _QUIET_PERIODS * (last - first) / (times - 1):
+        return None
+    return float(np.mean(newest[first + 1 : last + 1]))
 
 
 def _last_run(flags: Bools, length: int) -> int:
