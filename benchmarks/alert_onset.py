@@ -110,9 +110,9 @@ def measure(folder: Path, tick_s: float) -> Run:
     fired = sorted(
         (float(one["fired_at_unix_s"]), str(one["name"])) for one in every if one["name"] not in right
     )
-    ends = [following.begin_unix_s for _, following in pairwise(faults)] + [math.inf]
     onsets, about = [], set()
-    for fault, next_unix_s in zip(faults, ends, strict=True):
+    for fault, following in pairwise([*faults, None]):
+        next_unix_s = following.begin_unix_s if following else math.inf
         until_unix_s = min(next_unix_s, fault.end_unix_s + _IN_TIME_S)
         mine = [one for one in fired if fault.begin_unix_s <= one[0] < until_unix_s]
         about.update(mine)

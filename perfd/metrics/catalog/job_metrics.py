@@ -93,8 +93,8 @@ JOB_METRICS: Sequence[MetricInfo] = (
     metric(
         "perfd_step_time_regression_ratio",
         "Growth of step time over the baseline: 0.1 is 10% slower, 0 without. A step is long if it is 10% "
-        "and four standard deviations above the baseline. A growth begins with three long lines of the log in "
-        "a row and ends with three that are not; a periodic stall is one when it came three times.",
+        "and four standard deviations above the baseline. A growth begins with three long lines in a row and "
+        "ends with three that are not; a periodic stall is one when it came three times.",
         labels=_JOB,
         source="perfd.analysis",
         absent="Without a baseline.",
