@@ -74,6 +74,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     host_page_faults_per_s: float
     host_remote_numa_ratio: float
     host_contention_cost_ratio: float
+    tensor_wait_ratio: float
     periodic_stall_ratio: float
     periodic_stall_count: int
     expert_imbalance_ratio: float

@@ -14,7 +14,7 @@ from perfd.analysis.diagnosis.communication_findings import judge_communication
 from perfd.analysis.diagnosis.compute_findings import judge_compute
 from perfd.analysis.diagnosis.data_loading_findings import judge_data
 from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
-from perfd.analysis.diagnosis.host_delay_findings import judge_contention, judge_stalls
+from perfd.analysis.diagnosis.host_delay_findings import judge_contention, judge_stalls, judge_tensor_launches
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.imbalance_findings import judge_experts, judge_sequences
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
@@ -45,6 +45,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         _judge_optimizer,
         partial(judge_host, slow_ranks=slow),
         judge_launches,
+        partial(judge_tensor_launches, straggler=straggler),
         judge_host_transfer,
     )
     judges: tuple[_Judge, ...] = (

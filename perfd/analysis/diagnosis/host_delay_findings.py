@@ -1,4 +1,4 @@
-"""Why hosts of ranks are late: they wait for a CPU, a quota, storage or memory, or stall periodically."""
+"""Why hosts are late: they wait for a CPU, a quota, storage or memory, stall periodically, or launch late."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
+from perfd.analysis.steps import mean_over_gpus
 from perfd.analysis.stragglers import HostContention
 from perfd.formatting import duration, percent, rank_names
 from perfd.model import RankColumn
@@ -69,6 +70,32 @@ def judge_stalls(facts: JobEvidence) -> Finding | None:
         evidence=evidence,
         advice=advice.PERIODIC_STALL,
         gain_ratio=stall.cost_ratio,
+    )
+
+
+def judge_tensor_launches(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
+    """Tensor groups that wait for each other's launches in turn; None with a rank that is always late.
+
+    Their ranks do the same work and meet in every layer, so that whoever launches late keeps the others in
+    NCCL: what one GPU idles and its peer waits is one loss.
+    """
+    idle = 1 - mean_over_gpus(facts.activity, facts.activity.kernel_metric)
+    usual = facts.activity.usual(facts.activity.metrics.get(facts.activity.kernel_metric))
+    waits = [one.wait_ratio for one in facts.communication.dimensions if one.group == "tp"]
+    if straggler is not None or (facts.parallel.tp or 1) < 2 or not waits or waits[0] is None:
+        return None
+    if not usual or not idle >= THRESHOLDS.idle_ratio or waits[0] < THRESHOLDS.tensor_wait_ratio:
+        return None
+    waiting = (
+        f"They wait another {percent(waits[0])} in collectives of tensor groups, whose ranks have the same"
+        f" work ({facts.nccl.source}): the hosts launch late in turn, and no rank is to blame."
+    )
+    return Finding(
+        kind=Kind.LAUNCH_BOUND,
+        confidence=0.6,
+        evidence=(f"GPUs run no kernel at all in {percent(idle)} of {facts.activity.when} (NVML).", waiting),
+        advice=advice.LAUNCH_LESS,
+        gain_ratio=idle + waits[0],
     )
 
 

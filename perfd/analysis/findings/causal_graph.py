@@ -60,6 +60,10 @@ EXPLAINS: Mapping[Kind, Mapping[Kind, SymptomPart]] = {
     Kind.STRAGGLER: {**dict.fromkeys(_IDLE, SymptomPart.SAME_RANK), **_WAITS},
     Kind.HOST_TRANSFER: {Kind.SYNCHRONIZATION: SymptomPart.WHOLE},
     **{kind: {Kind.COMMUNICATION: SymptomPart.KNOWN_WAITING} for kind in _IDLE},
+    Kind.LAUNCH_BOUND: {
+        Kind.HOST_BOUND: SymptomPart.WHOLE,
+        Kind.COMMUNICATION: SymptomPart.KNOWN_WAITING,
+    },
     **{kind: {Kind.COMMUNICATION: SymptomPart.WAITING} for kind in _STALLS},
 }
 """Cause to symptom, without cycles. A GPU that waits for another rank is in a kernel of NCCL, not idle."""
