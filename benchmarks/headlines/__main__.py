@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.headlines.looks import Run, Watched, watch
+from benchmarks.headlines.looks import OfPhase, Run, Watched, must_be_named, watch
 from benchmarks.headlines.truth import truth_of
 from perfd.formatting import percent
 from perfd.recording import bundled, bundled_names
@@ -39,7 +39,8 @@ def recordings(folders: Sequence[Path], names: Sequence[str]) -> Iterator[tuple[
         for manifest in sorted(folder.rglob("recording.json")):
             run = manifest.parent
             # A run of the fault benchmark is a folder with its recording, truth and log.
-            found.setdefault(run.parent.name if (run.parent / "case.json").is_file() else run.name, run)
+            beside = any((run.parent / name).is_file() for name in ("case.json", "truth.json"))
+            found.setdefault(run.parent.name if beside else run.name, run)
     return ((name, path) for name, path in found.items() if not names or any(one in name for one in names))
 
 
@@ -80,7 +81,23 @@ def _print(watched: Watched) -> None:
     print(f"{watched.name} ({len(watched.looks)} looks, {watched.took_s:.1f} s)")
     for run in watched.runs:
         print(f"  {_steps(run):>12}  {run.first.kind}{_culprits(run)}{_gain(run)}")
+    for one in watched.of_phases:
+        if one.phase.fault != "healthy" or one.wrongly:
+            print(f"    {_phase(one)}")
     print(f"  {_verdict(watched)}", flush=True)
+
+
+def _phase(one: OfPhase) -> str:
+    ranks = ", ".join(f"rank {rank}" for rank in sorted(one.phase.ranks))
+    lost = "" if one.phase.lost_ratio is None else f" lost {percent(one.phase.lost_ratio)}"
+    words = [f"{one.phase.fault} {ranks}{lost}"]
+    if one.named_after_s is not None:
+        words.append(f"named after {one.named_after_s:.1f} s, saves {percent(one.gain_ratio or 0.0)}")
+    elif must_be_named(one.phase):
+        words.append("NOT NAMED")
+    if one.wrongly:
+        words.append(f"FALSE BLAME: rank {', '.join(map(str, sorted(one.wrongly)))}")
+    return ": ".join(words[:2]) + "".join(f"; {word}" for word in words[2:])
 
 
 def _steps(run: Run) -> str:
@@ -135,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     flipping = sum(one.too_many_flips for one in watched)
     if not args.json:
         print(f"{right} of {len(known)} headlines right, {blaming} with false blame, {flipping} with flips")
-        errors = [one.gain_error for one in watched if one.gain_error is not None]
+        judged = [*watched, *(phase for one in watched for phase in one.of_phases)]
+        errors = [one.gain_error for one in judged if one.gain_error is not None]
         if errors:
             worst, middle = 100 * max(errors), 100 * statistics.median(errors)
             print(f"gains of {len(errors)} faults: off by {middle:.1f} points (median), {worst:.1f} at most")

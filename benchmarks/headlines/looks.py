@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.headlines.truth import Truth
+from benchmarks.headlines.truth import Phase, Truth
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.findings import Kind
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, replay
@@ -20,6 +20,7 @@ _STEADY_S = 10.0
 """The same after the first headline of a job that prints no steps."""
 _BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG})
 _LIVE_TICK_S = 1.0
+_LEAST_LOST = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class Look:
     """What was said at one moment."""
 
     at_s: float
+    """Since the recording began."""
+    unix_s: float
     step: int | None
     """The last one in the log by then."""
     steady_steps: int
@@ -35,6 +38,8 @@ class Look:
     gain_ratio: float | None
     blamed: frozenset[int]
     """All ranks that a finding of a fault names, not only the headline's."""
+    blamed_gain_ratio: float | None
+    """Of the first such finding."""
 
     @property
     def said(self) -> tuple[str, tuple[str, ...]]:
@@ -50,6 +55,20 @@ class Run:
     last: Look
     gain_ratios: tuple[float | None, float | None]
     """The least and the most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfPhase:
+    """What was said of one fault of a run with several."""
+
+    phase: Phase
+    named_after_s: float | None
+    """From its begin to the first look that names its ranks and no other one."""
+    gain_error: float | None
+    """By how much of a step the last such look missed what was measured."""
+    gain_ratio: float | None
+    wrongly: frozenset[int]
+    """Ranks that looks in it blame although neither this fault nor the one before it is theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +101,8 @@ class Watched:
         """Ranks that any look blames and that are not to blame, or not yet."""
         if self.truth is None:
             return frozenset()
+        if self.truth.phases:
+            return frozenset().union(*(one.wrongly for one in self.of_phases))
         wrongly: set[int] = set()
         for look in self.looks:
             begun = (look.step or 0) >= self.truth.since_step
@@ -93,8 +114,19 @@ class Watched:
         """Whether the last headline is one that it may be; None where nobody knows."""
         if self.truth is None:
             return None
+        if self.truth.phases:
+            return all(one.named_after_s is not None for one in self.of_phases if must_be_named(one.phase))
         last = self.looks[-1]
         return last.kind in self.truth.kinds and (not self.truth.ranks or last.blamed == self.truth.ranks)
+
+    @property
+    def of_phases(self) -> list[OfPhase]:
+        """Fault by fault, for a run with several."""
+        phases = self.truth.phases if self.truth else ()
+        return [
+            _of_phase(self.looks, phase, phases[max(0, at - 2) : at], phases[at + 1 : at + 2])
+            for at, phase in enumerate(phases)
+        ]
 
     @property
     def gain_error(self) -> float | None:
@@ -126,7 +158,7 @@ def watch(recording: Path, name: str, truth: Truth | None) -> Watched:
         for job in progress.aggregator.jobs():
             summary = progress.aggregator.live(job)
             if summary is not None:
-                looks.append(_look(progress.played_s, summary))
+                looks.append(_look(progress.played_s, progress.start_unix_s, summary))
 
     begun_s = time.perf_counter()
     options = ReplayOptions(recording=recording, tick_s=_LIVE_TICK_S, allow_missing=True)
@@ -134,22 +166,50 @@ def watch(recording: Path, name: str, truth: Truth | None) -> Watched:
     return Watched(name=name, looks=looks, truth=truth, took_s=time.perf_counter() - begun_s)
 
 
-def _look(at_s: float, summary: JobSummary) -> Look:
+def _look(at_s: float, start_unix_s: float, summary: JobSummary) -> Look:
     headline = summary.bottleneck
+    blaming = [finding for finding in summary.findings if finding.kind in _BLAMING]
     return Look(
         at_s=at_s,
+        unix_s=start_unix_s + at_s,
         step=summary.steps.last,
         steady_steps=summary.steps.steady_count,
         kind=headline.kind.value,
         culprits=tuple(map(str, headline.culprits)),
         gain_ratio=headline.gain_ratio,
         blamed=frozenset(
-            int(culprit.id)
-            for finding in summary.findings
-            if finding.kind in _BLAMING
-            for culprit in finding.culprits
-            if culprit.kind == "rank"
+            int(culprit.id) for finding in blaming for culprit in finding.culprits if culprit.kind == "rank"
         ),
+        blamed_gain_ratio=next((finding.gain_ratio for finding in blaming), None),
+    )
+
+
+def must_be_named(phase: Phase) -> bool:
+    """Whether a rank is to blame for a tenth of a step and more."""
+    return bool(phase.ranks) and (phase.lost_ratio or 0.0) >= _LEAST_LOST
+
+
+def _of_phase(
+    looks: Sequence[Look], phase: Phase, before: Sequence[Phase], after: Sequence[Phase]
+) -> OfPhase:
+    """A fault is still in the steps that are judged for some time after its end."""
+    inside = [look for look in looks if phase.begin_unix_s <= look.unix_s < phase.end_unix_s]
+    until_unix_s = after[0].end_unix_s if after else phase.end_unix_s
+    right = [
+        look
+        for look in looks
+        if phase.begin_unix_s <= look.unix_s < until_unix_s and phase.ranks and look.blamed == phase.ranks
+    ]
+    allowed = phase.ranks.union(*(one.ranks for one in before))
+    gains = [look.blamed_gain_ratio for look in right if look.blamed_gain_ratio is not None]
+    gain = gains[-1] if gains else None
+    missed = None if gain is None or phase.lost_ratio is None else abs(gain - phase.lost_ratio)
+    return OfPhase(
+        phase=phase,
+        named_after_s=right[0].unix_s - phase.begin_unix_s if right else None,
+        gain_error=missed,
+        gain_ratio=gain,
+        wrongly=frozenset().union(*(look.blamed for look in inside)) - allowed,
     )
 
 

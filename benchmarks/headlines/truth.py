@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,19 @@ _HEALTHY = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch of a run in which one fault was switched on, or none."""
+
+    fault: str
+    """`healthy`, or what was done."""
+    begin_unix_s: float
+    end_unix_s: float
+    ranks: frozenset[int]
+    lost_ratio: float | None
+    """Of a step in it, what steps were longer than those around it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:
     """What a verdict about one recording may be."""
 
@@ -34,20 +48,41 @@ class Truth:
     """The first step with the fault."""
     cost_ratio: float | None = None
     """Of a step with the fault, what was measured to be lost by it."""
+    phases: Sequence[Phase] = ()
+    """Of a run with several faults, in order."""
 
     @property
     def changes(self) -> int:
         """How often the headline may change once the job is steady."""
+        if self.phases:
+            # A headline for each fault, and one after it.
+            return sum(phase.fault != "healthy" for phase in self.phases) * 2
         return 1 if self.since_step else 0
 
 
 def truth_of(recording: Path) -> Truth | None:
     """By the table, or by what lies beside a run of the fault benchmark; None where nobody knows."""
-    beside = recording.parent / "case.json"
+    switched, beside = recording.parent / "truth.json", recording.parent / "case.json"
+    if switched.is_file():
+        return _of_phases(json.loads(switched.read_text()))
     if beside.is_file():
         return _of_run(json.loads(beside.read_text()), recording.parent / "times.json")
     entry = tomllib.loads(_TABLE.read_text()).get(recording.name)
     return None if entry is None else _of_entry(entry)
+
+
+def _of_phases(document: dict[str, Any]) -> Truth:
+    phases = [
+        Phase(
+            fault=entry["phase"]["kind"],
+            begin_unix_s=entry["begin_unix_s"],
+            end_unix_s=entry["end_unix_s"],
+            ranks=frozenset(entry["phase"]["ranks"]),
+            lost_ratio=entry["lost_ratio"],
+        )
+        for entry in document["phases"]
+    ]
+    return Truth(kinds=frozenset(), phases=phases)
 
 
 def _of_entry(entry: dict[str, Any]) -> Truth:

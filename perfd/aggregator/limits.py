@@ -64,7 +64,7 @@ class Limits:
     progress_per_job: int = 262_144
     """Ranks times their communicators, of which it is known how far each is."""
     fewest_operations_per_communicator: int = 1_024
-    operations_per_communicator: int = 4_096
+    operations_per_communicator: int = 16_384
     """Newest operations of a communicator in memory: some dozens of steps, so that who is late in a few of
     them is not taken for one that always is. Where every layer has a few of its own that is thousands."""
     operation_cells_per_communicator: int = 2_097_152

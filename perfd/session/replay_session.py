@@ -57,6 +57,8 @@ class ReplayProgress:
 
     played_s: float
     total_s: float
+    start_unix_s: float
+    """When the recording begins."""
     aggregator: Aggregator
 
 
@@ -105,7 +107,7 @@ def replay(
         gc.freeze()
         stack.callback(gc.unfreeze)
         total_s = (playback.end_unix_ns - playback.start_unix_ns) / 1e9
-        show = _shower(on_progress, total_s, aggregator)
+        show = _shower(on_progress, total_s, playback.start_unix_ns / 1e9, aggregator)
         pace.begin()
         interval_s = min(options.config.aggregator.rules.interval_s, options.tick_s)
         rounds = Schedule(interval_s=interval_s, start_s=clock.monotonic_s())
@@ -159,10 +161,15 @@ def _instants(total_s: float, tick_s: float) -> list[float]:
 
 
 def _shower(
-    on_progress: Callable[[ReplayProgress], None], total_s: float, aggregator: Aggregator
+    on_progress: Callable[[ReplayProgress], None], total_s: float, start_unix_s: float, aggregator: Aggregator
 ) -> Callable[[float], None]:
     return lambda played_s: on_progress(
-        ReplayProgress(played_s=min(played_s, total_s), total_s=total_s, aggregator=aggregator)
+        ReplayProgress(
+            played_s=min(played_s, total_s),
+            total_s=total_s,
+            start_unix_s=start_unix_s,
+            aggregator=aggregator,
+        )
     )
 
 

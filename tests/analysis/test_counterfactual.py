@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.counterfactual import change_ratio, gains_by_step, steps_since, trimmed_mean
+from perfd.analysis.counterfactual import change_ratio, gains_by_step, slow_since, steps_since, trimmed_mean
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.layout import role_name, roles_of
 from perfd.model import ParallelLayout
@@ -145,3 +145,58 @@ def test_a_role_is_named_by_what_tells_it_from_others() -> None:
     assert role_name(5, layout) == "stage 1, tensor rank 1"
     assert role_name(3, ParallelLayout(world_size=4, tp=1, dp=4, ep=2)) == "expert rank 1"
     assert role_name(3, ParallelLayout(world_size=4, dp=4)) == ""
+
+
+def history(since: int, longer_s: float, waiting: list[float], *, before: int = 12) -> tuple[Floats, Floats]:
+    """Step times and waits by rank, who in the newest steps wait so much of what these are longer."""
+    steps = np.full(before + since, 1.0)
+    steps[before:] += longer_s
+    waited = np.full((len(steps), len(waiting)), 0.1)
+    waited[before:] += longer_s * np.array(waiting)
+    return steps, waited
+
+
+def test_who_alone_does_not_wait_longer_is_slow_since_then() -> None:
+    found = slow_since(*history(5, 0.25, [1.0, 1.0, 0.0, 1.0]))
+    assert found is not None
+    assert (found.place, found.steps) == (2, 5)
+    assert found.gain_ratio == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("since", "longer_s", "waiting"),
+    [
+        # All became slower: nobody waits longer.
+        (5, 0.25, [0.0, 0.0, 0.0, 0.0]),
+        # Two are late together, such as the first ranks of two tensor groups that read data.
+        (5, 0.25, [0.0, 1.0, 0.0, 1.0]),
+        # Hidden: others wait, but steps are as long as before.
+        (5, 0.0, [1.0, 1.0, 0.0, 1.0]),
+        # So little may be the temperature of GPUs.
+        (5, 0.08, [1.0, 1.0, 0.0, 1.0]),
+        # Three steps may be anything.
+        (3, 0.25, [1.0, 1.0, 0.0, 1.0]),
+        (5, 0.25, [0.0]),
+    ],
+)
+def test_otherwise_nobody_became_slow(since: int, longer_s: float, waiting: list[float]) -> None:
+    assert slow_since(*history(since, longer_s, waiting)) is None
+
+
+def test_a_job_of_few_steps_has_no_past() -> None:
+    assert slow_since(*history(4, 0.25, [1.0, 0.0], before=5)) is None
+    assert slow_since(*history(4, 0.25, [1.0, 0.0], before=6)) is not None
+
+
+def test_one_pause_before_does_not_hide_who_became_slow() -> None:
+    steps, waited = history(5, 0.25, [1.0, 1.0, 0.0, 1.0])
+    steps[9] = 5.0
+    assert slow_since(steps, waited) is not None
+    steps[8] = 5.0
+    assert slow_since(steps, waited) is None
+
+
+def test_steps_whose_waits_are_not_held_say_nothing() -> None:
+    steps, waited = history(5, 0.25, [1.0, 1.0, 0.0, 1.0])
+    waited[:12] = np.nan
+    assert slow_since(steps, waited) is None

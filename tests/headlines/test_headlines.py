@@ -13,12 +13,14 @@ from perfd.recording import bundled, bundled_names
 def _look(step: int, kind: str, *ranks: int) -> Look:
     return Look(
         at_s=float(step),
+        unix_s=float(step),
         step=step,
         steady_steps=step,
         kind=kind,
         culprits=tuple(f"rank {rank}" for rank in ranks),
         gain_ratio=None,
         blamed=frozenset(ranks),
+        blamed_gain_ratio=0.2 if ranks else None,
     )
 
 

@@ -11,10 +11,11 @@ from perfd.aggregator.operations.collective_buffer import CollectiveBuffer
 from perfd.aggregator.operations.growable_arrays import roomier
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Ints
 from perfd.analysis.layout import PAIR_OPERATION
-from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
+from perfd.analysis.operations.transfer_wait import BROADCAST, MATCHED_OPERATIONS
 from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
 
 _PAIR = {"Send": 0, "Recv": 1}
+_OF_GROUPS = MATCHED_OPERATIONS | {BROADCAST}
 
 _LEFT_AFTER_NS = 900 * 10**9
 """Far more than a step takes, and an evaluation or checkpoint between two."""
@@ -174,7 +175,7 @@ def _place(times: CollectiveTimes) -> tuple[_Key, int, int] | None:
     """The ring, the column in it and the number of columns; None when ranks could not be matched by it."""
     if not times.communicator or times.communicator_rank is None:
         return None
-    if times.operation in MATCHED_OPERATIONS and times.communicator_size:
+    if times.operation in _OF_GROUPS and times.communicator_size:
         key = (times.communicator, times.operation, -1, -1, times.timing)
         return key, times.communicator_rank, times.communicator_size
     if times.operation in _PAIR and times.peer is not None:

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
-from perfd.analysis.layout import dimension_name
+from perfd.analysis.layout import PAIR_OPERATION, dimension_name
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
-from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
 
 _FEWEST_OPERATIONS = 20
@@ -42,7 +41,7 @@ class DimensionTally:
     def add(self, stack: CommunicatorBatch, matched: Bools, waits: Floats) -> None:
         """Add all communicators of a stack: which of them are matched, and how long their ranks wait."""
         ratios = np.nan_to_num(stack.kernel_ratio)
-        collective = stack.operation in MATCHED_OPERATIONS
+        collective = stack.operation != PAIR_OPERATION
         if not collective:
             np.maximum.at(self._longest, stack.ranks.ravel(), ratios.ravel())
         alone = len(stack.distinct_names) == 1

@@ -161,17 +161,16 @@ class RankTally:
     def shares(
         self,
         ranks: Ints,
-        in_kernels: tuple[Floats, Floats],
+        busy: Floats,
         in_doubt: Bools,
         step_s: float | None,
         step_time_s: Floats,
     ) -> RankShares:
         """What is known of each of the ranks. Of those `in_doubt` none is blamed: another one may be late.
 
-        `in_kernels` is the share of time of each, usually and lately. `step_s` is how long a step usually
+        `busy` is the share of time in kernels of each. `step_s` is how long a step usually
         takes, and `step_time_s` how long each of the newest took, the newest last.
         """
-        busy, lately = in_kernels
         known_wait = self.operations[ranks] >= _FEWEST_OPERATIONS
         known_peers = (self.peer_operations[ranks] > 0) & ~in_doubt[ranks]
         # What operations add up to may be more than the time that there was; their waiting alike.
@@ -183,8 +182,8 @@ class RankTally:
         late = _Late.of(lateness)
         told = (_gains(losses, window, late.caused, step_time_s), late.error, late.last, late.persistence)
         gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in told)
-        # Nobody waits for longer than it is in kernels; what is lost is of now, as far as it has changed.
-        lost = np.fmin(np.nan_to_num(late.lost[ranks]), np.nan_to_num(np.fmax(busy, lately), nan=1.0))
+        # Waits that overlap add up to more than there was time for.
+        lost = np.fmin(np.nan_to_num(late.lost[ranks]), 1.0)
         slowdown = self._slowdown(ranks, lost, np.isfinite(gain))
         return RankShares(ranks, (busy, wait, gain, error, last, persistence, slowdown))
 

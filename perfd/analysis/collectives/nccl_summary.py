@@ -21,8 +21,10 @@ from perfd.analysis.collectives.by_group import (
 )
 from perfd.analysis.collectives.by_rank import NcclRank, RankShares, RankTally
 from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
-from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
-from perfd.analysis.layout import LinkSpeeds, group_name, places
+from perfd.analysis.collectives.waits_by_step import waits_by_step
+from perfd.analysis.counterfactual import slow_since
+from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable, StepTable
+from perfd.analysis.layout import LinkSpeeds, group_name, places, role_name
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
 from perfd.analysis.operations.operation_rate import each_step_s, paced
 from perfd.analysis.operations.rank_index import RankIndex, roster
@@ -30,8 +32,24 @@ from perfd.model import ParallelLayout, TimingSource
 
 __all__ = ["NcclDimension", "NcclGroup", "NcclKind", "NcclRank", "NcclSummary", "group_name", "nccl"]
 
+_NEWEST_STEPS = 40
+"""Looked at for a rank that became slow."""
 _SILENT_S = 30.0
 """A rank whose newest reading is so much older than the others' says nothing of now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRank:
+    """A rank without peers that all others wait for since some steps."""
+
+    rank: int
+    role: str
+    """In words, such as `stage 1, tensor rank 0`."""
+    since_step: int
+    before_s: float
+    """A step before, and since."""
+    since_s: float
+    gain_ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +72,8 @@ class NcclSummary:
     """The share of time that ranks of each stage of a pipeline wait in its sends and receives, the mean."""
     slow_groups: Sequence[SlowGroup] = ()
     """Groups whose transfers take far longer than they could, the costliest first."""
+    slow_since: SlowRank | None = None
+    """A rank that became slow while the job ran, by its own past; only of a role that no other rank has."""
     missing_ranks: Sequence[int] = ()
     """Ranks of the job that say nothing although others do: then nobody of their stage can be blamed."""
     untimed_ranks: Sequence[int] = ()
@@ -83,9 +103,9 @@ def nccl(
     placed = [paced(known.placed(stack), job.steps, step_s) for stack in stacks]
     tally = RankTally.of(placed, known.stages, known.roles, parallel)
     unseen = _unseen(placed, known)
-    recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
+    recorded = np.minimum(_busy(times, known) + unseen, 1.0)
     timed = np.isfinite(recorded)
-    shares = tally.shares(known.telling, (recorded, lately), known.in_doubt, step_s, each_step_s(job.steps))
+    shares = tally.shares(known.telling, recorded, known.in_doubt, step_s, each_step_s(job.steps))
     where = places(job, known.ranks, speeds or LinkSpeeds(inside_bytes_per_s={}, network_bytes_per_s={}))
     measures = [measures_of(stack, where) for stack in placed]
     share, wait = _of_all(shares) if times else (None, None)
@@ -99,10 +119,36 @@ def nccl(
         ranks=shares.records(known.ranks),
         stage_wait_ratios=_stage_waits(tally, known, parallel) if times else (),
         slow_groups=slow_groups(stacks, [one.expected for one in measures]),
+        slow_since=_slow_since(placed, known, job.steps, step_s, parallel),
         missing_ranks=tuple(known.missing.tolist()),
         untimed_ranks=tuple(known.ranks[known.telling[~timed]].tolist()) if timed.any() else (),
         lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),
+    )
+
+
+def _slow_since(
+    placed: Sequence[CommunicatorBatch],
+    known: RankIndex,
+    steps: StepTable,
+    step_s: float | None,
+    parallel: ParallelLayout,
+) -> SlowRank | None:
+    _, alike = np.unique(known.roles, return_counts=True)
+    if step_s is None or len(known.missing) or alike.max(initial=0) > 1:
+        return None
+    waits_s = waits_by_step(placed, len(known.ranks), steps, step_s, _NEWEST_STEPS)
+    found = slow_since(each_step_s(steps), waits_s)
+    if found is None:
+        return None
+    rank = int(known.ranks[found.place])
+    return SlowRank(
+        rank=rank,
+        role=role_name(rank, parallel),
+        since_step=int(steps.step[-1]) - found.steps + 1,
+        before_s=found.before_s,
+        since_s=found.since_s,
+        gain_ratio=found.gain_ratio,
     )
 
 
@@ -127,13 +173,11 @@ def _stage_waits(tally: RankTally, known: RankIndex, parallel: ParallelLayout) -
     return tuple(float(waits.mean()) for waits in of_stage) if all(map(len, of_stage)) else ()
 
 
-def _busy(times: NcclTimeTable, known: RankIndex) -> tuple[Floats, Floats]:
-    """Share of time in kernels of each rank that says something, usually and lately; NaN is unknown."""
+def _busy(times: NcclTimeTable, known: RankIndex) -> Floats:
+    """Share of time in kernels of each rank that says something; NaN is unknown."""
     if not times:
-        nothing = np.full(len(known.telling), np.nan)
-        return nothing, nothing
-    order = np.argsort(times.rank)
-    return (times.busy_s / times.span_s)[order], times.lately_ratio[order]
+        return np.full(len(known.telling), np.nan)
+    return np.asarray((times.busy_s / times.span_s)[np.argsort(times.rank)])
 
 
 def _unseen(placed: Sequence[CommunicatorBatch], known: RankIndex) -> Floats:

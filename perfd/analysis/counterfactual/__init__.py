@@ -2,5 +2,6 @@
 
 from perfd.analysis.counterfactual.excess_replay import gains_by_step, trimmed_mean
 from perfd.analysis.counterfactual.fault_onset import change_ratio, steps_since
+from perfd.analysis.counterfactual.own_history import SlowSince, slow_since
 
-__all__ = ["change_ratio", "gains_by_step", "steps_since", "trimmed_mean"]
+__all__ = ["SlowSince", "change_ratio", "gains_by_step", "slow_since", "steps_since", "trimmed_mean"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.analysis.collectives import NcclRank
+from perfd.analysis.collectives import NcclRank, SlowRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
 from perfd.analysis.stragglers import Late, Pattern, Straggler, late
-from perfd.formatting import percent
+from perfd.formatting import duration, percent
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
@@ -31,6 +31,8 @@ def judge_straggler(facts: JobEvidence) -> Finding | None:
     arrivals = late(facts.nccl.ranks, {straggler.rank for straggler in others})
     if arrivals is not None:
         return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
+    if facts.nccl.slow_since is not None:
+        return _by_own_history(facts, facts.nccl.slow_since)
     if facts.stragglers_by_timers:
         return _by_timers(facts, facts.stragglers_by_timers[0])
     for straggler in facts.stragglers_by_activity:
@@ -103,6 +105,23 @@ def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
         f"{who} meanwhile.",
         f"Rank {slow.rank} is at work {slow.slowdown_ratio:.2f} times as long as its peers.",
     ]
+
+
+def _by_own_history(facts: JobEvidence, slow: SlowRank) -> Finding:
+    before = duration(slow.before_s)
+    return Finding(
+        kind=Kind.STRAGGLER,
+        confidence=0.6,
+        culprits=(Culprit(kind="rank", id=slow.rank),),
+        evidence=[
+            f"Steps take {duration(slow.since_s)} since step {slow.since_step}, {before} before.",
+            f"As fast as before, rank {slow.rank} would save {percent(slow.gain_ratio)} of the step.",
+            f"All other ranks wait that much longer, and it does not ({facts.nccl.source}).",
+            f"No other rank has its role ({slow.role}): it is compared with its own steps before.",
+        ],
+        advice=advice.late_rank(slow.rank),
+        gain_ratio=slow.gain_ratio,
+    )
 
 
 def _together(facts: JobEvidence, arrivals: Late) -> Finding:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 MATCHED_OPERATIONS = frozenset({"AllReduce", "ReduceScatter", "AllGather", "AlltoAll"})
 """Those whose shortest duration is the transfer."""
+BROADCAST = "Broadcast"
+"""Its root may end early, so its shortest duration is a little less than the transfer. But waiting in it for
+a late root shows which rank of a tensor group is slow: the first one reads data for the others."""
 
 
 _FEW_RANKS = 16

@@ -1,0 +1,49 @@
+"""What each rank waits in each of the newest steps, in operations of any kind with any other rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from perfd.analysis.data.job_data import Floats, StepTable
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+
+_LEAST_PER_STEP = 0.7
+"""Of rarer operations nobody knows in which step they are."""
+_RESUMED = 3.0
+"""Times that operations since the start differ from their pace where the log's steps began before them."""
+
+
+def waits_by_step(
+    stacks: Sequence[CommunicatorBatch], world: int, steps: StepTable, step_s: float, newest: int
+) -> Floats:
+    """(steps, world), the newest step last: the sum of its waits in seconds; NaN where they are not held."""
+    total, known = np.zeros((newest, world)), np.zeros(world, dtype=np.int64) + newest
+    rates = [_per_step(stack, steps, step_s) for stack in stacks]
+    ratios = np.concatenate([counted / paced for counted, paced in rates] or [np.ones(1)])
+    resumed = not 1 / _RESUMED <= float(np.nanmedian(ratios)) <= _RESUMED
+    for stack, (counted, paced) in zip(stacks, rates, strict=True):
+        held, of_all = stack.parts.wait_s, stack.collectives
+        for row, length in enumerate(of_all.lengths.tolist()):
+            per_step = float((paced if resumed else counted)[row])
+            if not per_step >= _LEAST_PER_STEP:
+                continue
+            wait_s = np.nan_to_num(held[row, :length]) * (stack.parts.last_arriver[row, :length, None] >= 0)
+            ago = ((length - 1 - np.arange(length)) / per_step).astype(np.int64)
+            chosen = ago < newest
+            for column, rank in enumerate(stack.ranks[row].tolist()):
+                summed = np.bincount(ago[chosen], wait_s[chosen, column], newest)[:newest]
+                total[:, rank] += summed[::-1]
+            known[stack.ranks[row]] = np.minimum(known[stack.ranks[row]], int(length / per_step))
+    total[np.arange(newest)[:, None] < newest - known] = np.nan
+    return total
+
+
+def _per_step(stack: CommunicatorBatch, steps: StepTable, step_s: float) -> tuple[Floats, Floats]:
+    """(c,) twice: how many of the held operations are of one step, counted since the start, and by pace."""
+    told, at = stack.collectives, np.arange(len(stack.ranks))
+    first, last = told.sequence[:, 0], told.sequence[at, np.maximum(told.lengths - 1, 0)]
+    keep = np.maximum(1.0, np.rint((last - first) / np.maximum(told.lengths - 1, 1)))
+    done = max(int(steps.step[-1]), 1) if len(steps) else 1
+    return (last + 1) / keep / done, told.operations_per_s * step_s / keep
