@@ -60,9 +60,8 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         _judge_memory,
         judge_missing,
     )
-    found = ranked(
-        [_with_losses(finding, facts) for judge in judges if (finding := judge(facts)) is not None]
-    )
+    judged = [finding for judge in judges if (finding := judge(facts)) is not None]
+    found = ranked([_with_change(_with_losses(finding, facts), facts) for finding in judged])
     computation = judge_compute(facts)
     leads = computation_leads(found, computation)
     return [_with_advice(finding, facts) for finding in ([computation, *found] if leads else found)]
@@ -81,6 +80,14 @@ def _expected(finding: Finding, facts: JobEvidence) -> str:
     without = f"{duration(step_s)} to {duration(step_s * (1 - gain))}"
     gained = f", MFU {percent(mfu)} to {percent(mfu / (1 - gain))}" if mfu else ""
     return f" At most: {without} per step{gained}."
+
+
+def _with_change(finding: Finding, facts: JobEvidence) -> Finding:
+    """The finding about a rank, and since when that rank computes longer."""
+    change = facts.change
+    if change is None or change.rank is None or change.rank not in finding.concerned_ranks:
+        return finding
+    return replace(finding, evidence=(*finding.evidence, change.sentence))
 
 
 def _with_losses(finding: Finding, facts: JobEvidence) -> Finding:

@@ -16,12 +16,14 @@ from perfd.analysis.findings import software_of
 from perfd.analysis.hang import hang, message_of
 from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds, tensor_groups
 from perfd.analysis.steps import (
+    ComputeChange,
     Efficiency,
     GpuActivity,
     SteadySteps,
     StepBreakdown,
     Timers,
     breakdown,
+    compute_change,
     data_loading,
     efficiency,
     gpu_infos,
@@ -66,7 +68,8 @@ def facts_of(
         parallel, gpu_infos(job), job, settings.peaks, _slowest(joined, settings)
     )
     by_timers = stragglers_by_timers(timers, times, parallel)
-    by_phases = pipeline(timers, description, {straggler.rank for straggler in by_timers})
+    changed = compute_change(timers, job.steps.step[steady.rows], parallel)
+    by_phases = pipeline(_since(changed, job, steady), description, {one.rank for one in by_timers})
     of_steps = step_time(job.steps.step_time_s, steady)
     capture = capture_evidence(job, of_steps.median)
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
@@ -103,6 +106,7 @@ def facts_of(
         held_clocks=held_clocks(job, activity),
         sequences=unequal_sequences(timers, times, parallel),
         experts=expert_imbalance(activity, parallel),
+        change=changed,
         stall=periodic_stall(job.steps, job.events, job.collectives, parallel),
         contention=host_contention(job.host_waits),
         hang=hang(job),
@@ -116,6 +120,14 @@ def facts_of(
         and any(key.node not in joined.inside_bytes_per_s for key in activity.gpus),
         gpu_seen=bool(gpu_infos(job) or activity.gpus),
     )
+
+
+def _since(changed: ComputeChange | None, job: JobData, steady: SteadySteps) -> Timers:
+    """Timers of the steps since a stage changed: a median over all would be of another pipeline."""
+    rows = steady.rows
+    if changed is not None and changed.stage is not None:
+        rows = rows[job.steps.step[rows] >= changed.since_step]
+    return Timers.of(job.phases, job.steps, rows)
 
 
 def _slowest(joined: LinkSpeeds, settings: AnalysisSettings) -> float | None:

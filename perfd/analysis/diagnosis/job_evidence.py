@@ -11,6 +11,7 @@ from perfd.analysis.findings import Software
 from perfd.analysis.hang import Hang
 from perfd.analysis.layout import TensorGroups
 from perfd.analysis.steps import (
+    ComputeChange,
     DataLoading,
     Efficiency,
     GpuActivity,
@@ -76,6 +77,7 @@ class JobEvidence:
     waiting_pair: WaitingPair | None = None
     sequences: UnequalSequences | None = None
     experts: ExpertImbalance | None = None
+    change: ComputeChange | None = None
     stall: PeriodicStall | None = None
     contention: Sequence[HostContention] = ()
     """What ranks' hosts wait for, the worst first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfd.analysis.collectives import SOURCE_WAITING
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.analysis.steps import SOURCE_BY_RANK, Pipeline
+from perfd.analysis.steps import SOURCE_BY_RANK, ComputeChange, Pipeline
 from perfd.formatting import percent
 from perfd.thresholds import THRESHOLDS
 
@@ -45,13 +45,16 @@ def judge_pipeline(facts: JobEvidence, *, left_ratio: float = 1.0) -> Finding | 
             f"The schedule takes {percent(pipeline.window_excess_ratio)} longer than these stages need"
             " without communication."
         )
+    changed = _changed_stage(facts) if unequal else None
+    if changed is not None:
+        evidence.append(changed.sentence)
     window = (pipeline.window_s or 0) / facts.step_time.median if facts.step_time.median else 1.0
     return Finding(
         kind=Kind.PIPELINE_IMBALANCE if unequal else Kind.PIPELINE_BUBBLE,
         confidence=_confidence(pipeline),
-        culprits=_slowest_stage(facts) if unequal else (),
+        culprits=_culprits(facts, changed) if unequal else (),
         evidence=evidence,
-        advice=advice.BALANCE_STAGES if unequal else _fill_the_pipeline(facts),
+        advice=_advice(changed) if unequal else _fill_the_pipeline(facts),
         gain_ratio=pipeline.stall_ratio * window,
         waiting_ratio=max(0.0, pipeline.stall_ratio - (theory or 0.0)) * window,
     )
@@ -81,6 +84,20 @@ def _confidence(pipeline: Pipeline) -> float:
     if pipeline.excess_ratio is not None and abs(pipeline.excess_ratio) < THRESHOLDS.pipeline_excess_ratio:
         return 0.9
     return 0.8 if pipeline.source == SOURCE_BY_RANK else 0.6
+
+
+def _culprits(facts: JobEvidence, changed: ComputeChange | None) -> tuple[Culprit, ...]:
+    stage = None if changed is None else changed.stage
+    return _slowest_stage(facts) if stage is None else (Culprit(kind="stage", id=stage),)
+
+
+def _changed_stage(facts: JobEvidence) -> ComputeChange | None:
+    return facts.change if facts.change is not None and facts.change.stage is not None else None
+
+
+def _advice(changed: ComputeChange | None) -> str:
+    """A split that was even until some step needs no other one."""
+    return advice.BALANCE_STAGES if changed is None else advice.changed(changed.who, changed.since_step)
 
 
 def _slowest_stage(facts: JobEvidence) -> tuple[Culprit, ...]:

@@ -163,6 +163,15 @@ BALANCE_EXPERTS = (
     " (--moe-expert-capacity-factor); log tokens per expert (--moe-per-layer-logging) to see which experts."
 )
 
+
+def changed(who: str, step: int) -> str:
+    """A stage or rank that was as fast as the others until some step."""
+    return (
+        f"Look what changed for {who} at step {step}: the clock and heat of its GPUs, another process on its"
+        " GPUs or CPUs, its data. The split of the model was even before, so leave it."
+    )
+
+
 # Hosts.
 
 HOST_CONTENTION: Mapping[RankColumn, str] = {

@@ -1,6 +1,7 @@
 """Steady steps and where their time goes: phases, GPU activity, pipeline bubble, throttling, MFU."""
 
 from perfd.analysis.steps.activity_by_gpu import STEADY_STEPS, TRAINING_TIME, GpuActivity, gpu_activity
+from perfd.analysis.steps.compute_change import ComputeChange, compute_change
 from perfd.analysis.steps.flops_check import FlopsCheck
 from perfd.analysis.steps.mfu import Efficiency, MfuTier, efficiency, gpu_infos, mean_over_gpus, world_size
 from perfd.analysis.steps.phase_timers import (
@@ -47,6 +48,7 @@ __all__ = [
     "SOURCE_BY_RANK",
     "STEADY_STEPS",
     "TRAINING_TIME",
+    "ComputeChange",
     "DataLoading",
     "Efficiency",
     "FlopsCheck",
@@ -64,6 +66,7 @@ __all__ = [
     "Timers",
     "breakdown",
     "bubble_theory_ratio",
+    "compute_change",
     "data_loading",
     "efficiency",
     "goodput_ratio",
