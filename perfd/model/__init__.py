@@ -30,7 +30,14 @@ from perfd.model.job_description import (
 from perfd.model.job_origin import JobOrigin, job_origin
 from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo, ServerRole
 from perfd.model.samples import ColumnKind, SampleTable, Scope
-from perfd.model.training_steps import LogProgress, MemoryReport, PhaseTime, StepPhases, TrainingStep
+from perfd.model.training_steps import (
+    LogProgress,
+    MemoryReport,
+    PhaseTime,
+    StepPhases,
+    StepSource,
+    TrainingStep,
+)
 from perfd.model.well_known_columns import GpuColumn, NicColumn, RankColumn, ServerColumn, WellKnownColumn
 from perfd.model.wire_messages import (
     Ack,
@@ -89,6 +96,7 @@ __all__ = [
     "ServerInfo",
     "ServerRole",
     "StepPhases",
+    "StepSource",
     "TimingSource",
     "TraceShares",
     "TrainingStep",

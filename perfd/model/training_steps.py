@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class StepSource(StrEnum):
+    """What shows the steps of a job."""
+
+    LOG = "log"
+    """Progress lines, or the hook."""
+    NCCL = "nccl"
+    """Its operations repeat; without sharded gradients' own mark, a micro-batch counts as a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,7 @@ def job_data(
         now_unix_s=now_unix_s,
         description=job.description,
         steps=steps,
+        step_source=job.step_source,
         phases=job.phases.table(
             first_step=first_step, ranks=min(job.world_size or 0, fleet.limits.ranks_per_job)
         ),

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import cast
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.operations import CollectiveRows, HostWaitReadings, NcclTimeCounters, ProgressRows
+from perfd.aggregator.operations import (
+    CollectiveRows,
+    HostWaitReadings,
+    NcclTimeCounters,
+    OperationSteps,
+    ProgressRows,
+)
 from perfd.aggregator.state.bounded_records import bounded
 from perfd.aggregator.state.job_lifetime import JobEnd, Lifetime
 from perfd.aggregator.state.job_ownership import JobOwnership
@@ -29,6 +35,7 @@ from perfd.model import (
     MemoryReport,
     ParallelLayout,
     StepPhases,
+    StepSource,
     TrainingStep,
 )
 
@@ -82,6 +89,8 @@ class JobState:
         self.attempt = 1
         self.description: JobDescription | None = None
         self.steps = StepRows(limits.steps_per_job)
+        self.step_source: StepSource | None = None
+        self._operation_steps = OperationSteps()
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
         self.host_waits = HostWaitReadings(limits, counters)
@@ -172,6 +181,8 @@ class JobState:
             return None
         self.description = description
         self.steps = StepRows(self._limits.steps_per_job)
+        self.step_source = None
+        self._operation_steps = OperationSteps()
         self.phases = self._new_phases(self._limits)
         self._forget_communication()
         self.memory.clear()
@@ -185,6 +196,10 @@ class JobState:
         Raises `RefusedError` when a node that is none of the job's says so.
         """
         self.version += 1
+        if self.step_source is StepSource.NCCL:
+            # The log knows better.
+            self.steps = StepRows(self._limits.steps_per_job)
+        self.step_source = StepSource.LOG
         event = None
         if not source.late:
             if not self.steps.same_line(line):
@@ -201,10 +216,16 @@ class JobState:
         self.version += 1
         self._counters.rejected["phases_per_job"] += self.phases.put(block)
 
-    def collective_times(self, times: CollectiveTimes, _source: RecordSource) -> None:
-        """Add what one rank reported of its collectives."""
+    def collective_times(self, times: CollectiveTimes, source: RecordSource) -> None:
+        """Add what one rank reported of its collectives; where no log shows steps, they may."""
         self.version += 1
         self.collectives.put(times)
+        if self.step_source is StepSource.LOG or source.late:
+            return
+        row = self._operation_steps.put(times)
+        if row is not None:
+            self.step_source = StepSource.NCCL
+            self.steps.put(row, source.sent_unix_s)
 
     def collective_progress(self, progress: CollectiveProgress, _source: RecordSource) -> None:
         """Add how far one rank is on one communicator."""

@@ -20,6 +20,7 @@ from perfd.model import (
     MemoryReport,
     RankColumn,
     RankPlacement,
+    StepSource,
     TimingSource,
     TraceShares,
 )
@@ -292,6 +293,8 @@ class JobData:
     """The newest of each rank and communicator."""
     captured: Captured | None = None
     """It may be of an earlier run of that name."""
+    step_source: StepSource | None = None
+    """None without steps."""
     log_silent_s: float | None = None
     started_unix_s: float | None = None
     run_began_unix_s: float | None = None

@@ -10,7 +10,7 @@ from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Finding, Kind, advice
 from perfd.analysis.steps import TRAINING_TIME, mean_over_gpus
 from perfd.formatting import duration, percent
-from perfd.model import GpuColumn
+from perfd.model import GpuColumn, StepSource
 from perfd.thresholds import THRESHOLDS
 
 _NO_NCCL = (
@@ -59,11 +59,12 @@ def judge_compute(facts: JobEvidence) -> Finding:
 
 
 def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
-    """Of a job that tells no times of steps: its GPUs compute nearly all the time, and not at their best."""
+    """Of a job whose log shows no times of steps: GPUs compute nearly all the time, not at their best."""
     working, tensor = (
         mean_over_gpus(facts.activity, unit) for unit in (GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE)
     )
-    told = facts.activity.source == TRAINING_TIME and not facts.too_few_steps
+    by_activity = facts.activity.source == TRAINING_TIME or facts.step_source is StepSource.NCCL
+    told = by_activity and not facts.too_few_steps
     if not (told and working >= THRESHOLDS.compute_most_ratio and tensor < THRESHOLDS.mfu_excellent_ratio):
         return None
     return Finding(

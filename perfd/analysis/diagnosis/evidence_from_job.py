@@ -77,6 +77,7 @@ def facts_of(
     return JobEvidence(
         parallel=parallel,
         description=description,
+        step_source=job.step_source,
         software=software_of(
             description.framework if description else None,
             description.arguments if description else {},

@@ -31,7 +31,7 @@ from perfd.analysis.stragglers import (
     UnequalSequences,
     WaitingPair,
 )
-from perfd.model import JobDescription, ParallelLayout
+from perfd.model import JobDescription, ParallelLayout, StepSource
 from perfd.thresholds import THRESHOLDS
 
 _OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
@@ -58,6 +58,7 @@ class JobEvidence:
     step_time: StepTime
     steady_steps: int
     """How many steps the steady lines cover."""
+    step_source: StepSource | None = None
     awaits_steps: bool = False
     """Whether the job has described itself, so that it will print steps, and has hardly begun to."""
     activity: GpuActivity

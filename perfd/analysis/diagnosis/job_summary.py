@@ -33,7 +33,7 @@ from perfd.analysis.steps import (
     steady_rows,
 )
 from perfd.analysis.stragglers import RankSlowdown
-from perfd.model import Alert, GpuColumn, ParallelLayout, alert_json
+from perfd.model import Alert, GpuColumn, ParallelLayout, StepSource, alert_json
 
 __all__ = [
     "SCHEMA",
@@ -52,8 +52,9 @@ SCHEMA = "perfd.summary/2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepsSummary:
-    """Progress lines of the log; `first` and `last` are step numbers."""
+    """Progress lines of the log, or rows by NCCL's operations; `first` and `last` are step numbers."""
 
+    source: StepSource | None = None
     count: int
     steady_count: int
     steady_steps_count: int = 0
@@ -185,6 +186,7 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
 def _steps(job: JobData, steady: SteadySteps) -> StepsSummary:
     count = len(job.steps)
     return StepsSummary(
+        source=job.step_source,
         count=count,
         steady_count=len(steady.rows),
         steady_steps_count=int(job.steps.steps_covered[steady.rows].sum()),

@@ -9,6 +9,7 @@ from perfd.analysis.communication import Communication, Dimension
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.steps import Efficiency
 from perfd.formatting import count, duration, flops_per_s, percent
+from perfd.model import StepSource
 
 _LEAST_SHARE = 0.001
 """Share of a step below which a dimension is not shown."""
@@ -40,7 +41,8 @@ def _steps(summary: JobSummary) -> str:
     steps = summary.steps
     if not steps.count:
         return "none seen"
-    return f"{steps.count} lines, steps {steps.first} to {steps.last}; {steps.steady_count} of them steady"
+    rows = "rows by NCCL operations" if steps.source is StepSource.NCCL else "lines"
+    return f"{steps.count} {rows}, steps {steps.first} to {steps.last}; {steps.steady_count} of them steady"
 
 
 def _step_time(summary: JobSummary) -> str | None:

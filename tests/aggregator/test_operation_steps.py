@@ -1,0 +1,173 @@
+"""Steps by the NCCL operations of a rank, second by second, as the agent reports them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.operations import OperationSteps
+from perfd.aggregator.state.job_state import JobState, RecordSource
+from perfd.model import CollectiveTimes, StepSource, TimingSource, TrainingStep
+
+SECOND_NS = 10**9
+MB = 1 << 20
+
+
+Operations = Sequence[tuple[str, str, int]]
+"""Communicator, operation and size of each, in order."""
+
+
+class Rank:
+    """A rank that does the same operations in every step, evenly; a step takes `step_s`."""
+
+    def __init__(self, step: Operations, step_s: float, before: Sequence[int] = ()) -> None:
+        self._step = step
+        self._step_s = step_s
+        self._done = {("world", "AllReduce"): list(before)}
+        self._reported: dict[tuple[str, str], int] = {}
+        self._place = 0
+        self._clock_s = 0.0
+
+    def second(self, number: int, step_s: float | None = None) -> Iterator[CollectiveTimes]:
+        """The records of one second."""
+        per_operation_s = (step_s or self._step_s) / len(self._step)
+        while self._clock_s < number + 1:
+            communicator, operation, size = self._step[self._place % len(self._step)]
+            self._done.setdefault((communicator, operation), []).append(size)
+            self._place += 1
+            self._clock_s += per_operation_s
+        for (communicator, operation), sizes in self._done.items():
+            first = self._reported.get((communicator, operation), 0)
+            if first < len(sizes):
+                self._reported[communicator, operation] = len(sizes)
+                yield record(communicator, operation, sizes[first:], first, number)
+
+
+def record(
+    communicator: str, operation: str, sizes: Sequence[int], first: int, second: int, *, rank: int = 0
+) -> CollectiveTimes:
+    return CollectiveTimes(
+        job="job",
+        rank=rank,
+        communicator=communicator,
+        operation=operation,
+        timing=TimingSource.GPU,
+        start_unix_ns=second * SECOND_NS,
+        end_unix_ns=(second + 1) * SECOND_NS,
+        count=len(sizes),
+        total_bytes=float(sum(sizes)),
+        total_s=0.1,
+        min_s=0.001,
+        max_s=0.01,
+        sequences=range(first, first + len(sizes)),
+        durations_ns=[10**6] * len(sizes),
+        sizes_bytes=list(sizes),
+    )
+
+
+def rows(rank: Rank, seconds: int) -> list[TrainingStep]:
+    steps = OperationSteps()
+    found = (steps.put(times) for second in range(seconds) for times in rank.second(second))
+    return [row for row in found if row is not None]
+
+
+DDP = [("world", "AllReduce", size * MB) for size in (25, 26, 26, 26, 125)]
+FSDP = [("world", "AllGather", size * MB) for size in (262, *[100] * 32)] + [
+    ("world", "ReduceScatter", size * MB) for size in (*[100] * 16, 262)
+]
+NORM = [("world", "AllReduce", 8)]
+TENSOR = [("tp", "AllReduce", 16 * MB)] * 96
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        (DDP, "buckets of DDP"),
+        ([*FSDP, *FSDP, *NORM], "FSDP, two micro-batches and the gradient norm"),
+        ([*FSDP, *NORM], "FSDP without accumulation"),
+        ([*TENSOR, ("dp", "AllReduce", 1300 * MB), ("dp", "AllReduce", 8)], "tensor and data parallel"),
+        ([*TENSOR, ("embedding", "AllReduce", 131 * MB)], "one operation of its own communicator per step"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_steps_are_counted_and_timed(step, name):
+    found = rows(Rank(step, 0.25), 60)
+    assert found, name
+    assert found[-1].step == pytest.approx(240, abs=14)
+    assert sum(row.steps_covered for row in found[1:]) == found[-1].step - found[0].step
+    for row in found:
+        assert row.step_time_s == pytest.approx(0.25, rel=0.05)
+
+
+def test_what_the_job_did_before_it_trained_does_not_matter():
+    found = rows(Rank(DDP, 0.25, before=[1800 * MB, 4, 4, 4]), 30)
+    assert found[-1].step_time_s == pytest.approx(0.25, rel=0.05)
+
+
+def test_a_slower_job_shows():
+    rank, steps = Rank(DDP, 0.25), OperationSteps()
+    found = [
+        row
+        for second in range(60)
+        for times in rank.second(second, 0.25 if second < 30 else 0.5)
+        if (row := steps.put(times)) is not None
+    ]
+    assert found[2].step_time_s == pytest.approx(0.25, rel=0.05)
+    assert found[-1].step_time_s == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_job_that_does_not_repeat_has_no_steps(seed):
+    order = random.Random(seed)
+    step = [("world", "AllReduce", order.randrange(1, 64) * MB) for _ in range(20_000)]
+    assert rows(Rank(step, 1000.0), 60) == []
+
+
+def test_tensor_parallelism_alone_shows_no_steps():
+    assert rows(Rank(TENSOR, 0.25), 60) == []
+
+
+def test_flags_that_are_passed_around_are_no_steps():
+    assert rows(Rank([("world", "AllReduce", 4), *TENSOR], 0.25), 60) == []
+
+
+def test_other_ranks_sends_and_records_without_operations_are_left_out():
+    rank, steps = Rank(DDP, 0.25), OperationSteps()
+    for second in range(60):
+        for times in rank.second(second):
+            steps.put(times)
+            assert steps.put(record("world", "AllReduce", [1] * 50, 50 * second, second, rank=1)) is None
+    assert steps.put(record("world", "AllReduce", [], 0, 60)) is None
+
+
+def test_a_communicator_made_anew_goes_on_after_a_pause():
+    steps, found = OperationSteps(), []
+    for start, name in ((0, "first"), (100, "second")):
+        rank = Rank([(name, operation, size) for _, operation, size in DDP], 0.25)
+        for second in range(30):
+            for times in rank.second(second):
+                moved = record(name, times.operation, times.sizes_bytes, times.sequences[0], start + second)
+                if (row := steps.put(moved)) is not None:
+                    found.append(row.step)
+    assert found == sorted(set(found))
+    assert found[-1] > 200
+
+
+def test_a_log_that_shows_steps_takes_their_place():
+    job = JobState("job", Limits(), AggregatorCounters())
+    source = RecordSource(agent_id="a", node="n", sent_unix_s=0.0, now_s=0.0)
+    rank = Rank(DDP, 0.25)
+    for second in range(30):
+        for times in rank.second(second):
+            job.collective_times(times, source)
+    assert job.step_source is StepSource.NCCL
+    assert len(job.steps) > 3
+    job.step(TrainingStep(job="job", step=7, step_time_s=0.25), source)
+    assert (job.step_source, len(job.steps)) == (StepSource.LOG, 1)
+    for second in range(30, 60):
+        for times in rank.second(second):
+            job.collective_times(times, source)
+    assert len(job.steps) == 1
