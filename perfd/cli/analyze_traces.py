@@ -16,7 +16,7 @@ def analyze(args: argparse.Namespace) -> int:
     files = with_folders_opened(args.files)
     settings = _settings(args, files[0].parent)
     analysis = analyse(read_traces(files, args.nsys), settings)
-    diagnosis = diagnose(analysis)
+    diagnosis = diagnose(analysis, slow_rank=args.slow_rank)
     if args.report:
         _write(analysis, diagnosis, args.report)
     if args.json:

@@ -10,6 +10,7 @@ import msgspec
 
 from perfd.analysis.diagnosis import JobSummary
 from perfd.capture.node import TRACE_SUFFIXES, reading
+from perfd.capture.selection import slow_rank_of
 from perfd.cli.analyze_job import settings_for
 from perfd.errors import PerfdError
 from perfd.model import CaptureState
@@ -40,7 +41,7 @@ def analyze(capture: Mapping[str, Any], job: JobSummary | None = None) -> list[P
                 read_traces([trace for trace in traces if trace.parent == folder], "nsys"),
                 settings_for(job),
             )
-        diagnosis = diagnose(analysis)
+        diagnosis = diagnose(analysis, slow_rank=slow_rank_of(capture.get("labels") or {}))
         document, report = folder / "perfd.trace.json", folder / "perfd.report.html"
         for path in (document, report):
             # A report names kernels and shapes of the model: as private as the trace.

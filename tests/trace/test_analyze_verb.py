@@ -134,7 +134,7 @@ def test_the_traces_of_the_first_hour_are_as_they_are_made_and_show_what_its_pag
     assert "What costs the most of the window: straggler (rank 2) 21.6%" in printed
     assert "Explains communication: 16.2% of 25.2%; 9.0% more is unexplained." in printed
     page = Path("docs/first-hour.md").read_text(encoding="utf-8")
-    shown = page[page.index("A straggler limits this job: rank 2.  Its") :].split("```")[0]
+    shown = page[page.index("A straggler limits this job: rank 2.  Rank") :].split("```")[0]
     assert printed.startswith(" ".join(shown.split()))
 
 

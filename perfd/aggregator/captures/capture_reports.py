@@ -27,6 +27,7 @@ from perfd.aggregator.captures.trace_document import TraceDocument
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.node import TRACE_SUFFIXES, reading
 from perfd.capture.policy.policy_events import Capture, CaptureReport
+from perfd.capture.selection import slow_rank_of
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState
@@ -109,19 +110,19 @@ class CaptureReports:
                 continue
             try:
                 with reading(traces[0].parent):
-                    report = self._report(capture.job, traces)
+                    report = self._report(capture, traces)
             except (CaptureError, OSError) as error:
                 report = CaptureReport(path=None, words=str(error), made_unix_s=self._now())
             if not self._stopped:
                 self._made(capture.capture_id, report)
 
-    def _report(self, job: str, traces: Sequence[Path]) -> CaptureReport:
+    def _report(self, capture: Capture, traces: Sequence[Path]) -> CaptureReport:
         folder = traces[0].parent
         document, page = folder / f".{DOCUMENT_NAME}", folder / f".{REPORT_NAME}"
         try:
             # They name kernels and shapes of the model: as private as the traces.
             with _private(document) as output, _private(page), _scratch() as scratch:
-                known = self._known(job, Path(scratch))
+                known = [*self._known(capture.job, Path(scratch)), *_question(capture)]
                 verb = ["analyze", "--json", "--report", str(page), *known, *map(str, traces)]
                 paths = (scratch, str(document), str(page))
                 self._run([*_LEASH, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
@@ -185,6 +186,12 @@ class CaptureReports:
 
     def _now(self) -> float:
         return self._clock.unix_ns() / 1e9
+
+
+def _question(capture: Capture) -> Sequence[str]:
+    """The arguments that say which rank the capture is about; none where its alert names none."""
+    rank = slow_rank_of(capture.labels)
+    return () if rank is None else ("--slow-rank", str(rank))
 
 
 def readable_traces(capture: Capture) -> Sequence[Path]:

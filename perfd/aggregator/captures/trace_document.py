@@ -21,6 +21,10 @@ class _Finding(msgspec.Struct):
     evidence: list[str] = []
 
 
+class _Comparison(msgspec.Struct):
+    answer: str
+
+
 class _Step(msgspec.Struct):
     span_s: float
 
@@ -64,14 +68,17 @@ class TraceDocument(msgspec.Struct):
 
     bottleneck: _Finding | None = None
     cause: _Finding | None = None
+    comparison: _Comparison | None = None
     ranks: list[_Rank] = []
 
     def words(self) -> str:
-        """What limits the capture, in a sentence or two."""
+        """Why the rank is slow that it was made for, and what limits the capture, in a sentence or two."""
         found = self.cause or self.bottleneck
+        asked = [] if self.comparison is None else [self.comparison.answer]
         if found is None:
-            return "What limits it is not known: no rank has all its GPU records."
-        return " ".join([f"{found.sentence}.", *found.evidence[:1]])
+            return " ".join([*asked, "What limits it is not known: no rank has all its GPU records."])
+        said = [sentence for sentence in found.evidence[:1] if sentence not in asked]
+        return " ".join([*asked, f"{found.sentence}.", *said])
 
     def overlap_ratio(self) -> float | None:
         """The share of communication that compute covers, the mean over ranks; None without communication."""

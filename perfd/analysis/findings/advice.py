@@ -234,6 +234,14 @@ def slower_kernels(rank: int) -> str:
     )
 
 
+def late_rank_seen(rank: int) -> str:
+    """A rank of which a trace shows what it does longer than its peers."""
+    return (
+        f"Look at what rank {rank} does longer than its peers: py-spy shows what its host does, nvidia-smi"
+        " the clock and other processes of its GPU."
+    )
+
+
 def late_rank(rank: int) -> str:
     """A rank that is late, and nothing shows why."""
     return (

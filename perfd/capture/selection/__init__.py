@@ -1,7 +1,14 @@
 """Which ranks a capture covers."""
 
 from perfd.capture.selection.capture_id import check_capture_id, slug
-from perfd.capture.selection.rank_selection import JobView, RankSelection, RankView, check_selector, select
+from perfd.capture.selection.rank_selection import (
+    JobView,
+    RankSelection,
+    RankView,
+    check_selector,
+    select,
+    slow_rank_of,
+)
 
 __all__ = [
     "JobView",
@@ -10,5 +17,6 @@ __all__ = [
     "check_capture_id",
     "check_selector",
     "select",
+    "slow_rank_of",
     "slug",
 ]

@@ -93,6 +93,12 @@ def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None
     return _place(chosen, view)
 
 
+def slow_rank_of(labels: Mapping[str, str]) -> int | None:
+    """The rank that an alert's labels name, about which its captures answer; None where they name none."""
+    rank = labels.get("rank", "")
+    return int(rank) if rank.isdecimal() else None
+
+
 def check_selector(selector: str) -> None:
     """Raise `CaptureError` when a selector is not one, whatever the job; for configurations."""
     for term in (part.strip() for part in selector.split("+")):

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from perfd.cli.arguments import positive, positive_whole
+from perfd.cli.arguments import positive, positive_whole, whole_from_zero
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +42,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--precision", help="whose dense peak MFU is of; default: the summary's where it says one, else bf16"
+    )
+    parser.add_argument(
+        "--slow-rank",
+        type=whole_from_zero,
+        metavar="N",
+        help="the rank that the capture was made for: why it is slow beside its peers is answered first",
     )
     parser.add_argument("--peaks", type=Path, metavar="FILE", help="file of GPU peaks to use first")
     parser.add_argument(

@@ -14,7 +14,7 @@ from perfd.analysis.findings import Finding
 from perfd.formatting import UNKNOWN, duration, flops_per_s, percent
 from perfd.report.report_text import kernel_name
 from perfd.report.sources.trace_notes import notes_of
-from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TraceAnalysis
+from perfd.trace.diagnosis import Diagnosis, PeerComparison, RankAnalysis, TraceAnalysis
 
 _KERNELS = 10
 _COLLECTIVES = 12
@@ -24,7 +24,11 @@ _CULPRITS = 4
 
 def render(analysis: TraceAnalysis, diagnosis: Diagnosis) -> RenderableType:
     """What limits the capture, then the numbers behind it, in 100 columns."""
-    parts: list[RenderableType] = [_headline(analysis, diagnosis), _ranks(analysis)]
+    parts: list[RenderableType] = [
+        _headline(analysis, diagnosis),
+        *_comparison(diagnosis.comparison),
+        _ranks(analysis),
+    ]
     if analysis.collectives.by_rank and any(analysis.collectives.by_rank.values()):
         parts.append(_collectives(analysis))
     first = next(iter(analysis.complete), analysis.ranks[0])
@@ -35,6 +39,8 @@ def render(analysis: TraceAnalysis, diagnosis: Diagnosis) -> RenderableType:
 def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
     found, bottleneck = diagnosis.first, diagnosis.bottleneck
     text = Text()
+    if answer := diagnosis.answer:
+        text.append(f"{answer}\n", style="bold yellow")
     if found is None:
         text.append("What limits this capture is not known: no rank has all its GPU records.", style="bold")
     else:
@@ -54,6 +60,22 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
             f" ({use.precision}, {duration(use.step_time_s)} per step, {use.gpus} GPUs)"
         )
     return text
+
+
+def _comparison(found: PeerComparison | None) -> list[Table]:
+    if found is None or not found.differences:
+        return []
+    table = _table(
+        f"Rank {found.rank} beside its peers, of a window of {duration(found.span_s)}",
+        ("what", "name", f"rank {found.rank}", "peers", "longer", "count", "peers"),
+        left=2,
+    )
+    for one in found.differences:
+        longer = f"{'-' if one.cost_s < 0 else ''}{duration(abs(one.cost_s))}"
+        counts = ("", "") if one.own_count is None else (str(one.own_count), f"{one.peers_count:.0f}")
+        name = Text(kernel_name(one.name, 40))
+        table.add_row(one.what, name, duration(one.own_s), duration(one.peers_s), longer, *counts)
+    return [table]
 
 
 def _cost(finding: Finding) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfd.formatting import UNKNOWN, data_size, duration, flops, flops_per_s, percent
+from perfd.formatting import UNKNOWN, data_size, duration, flops, flops_per_s, percent, rank_names
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
 from perfd.report.report_text import kernel_name
 from perfd.report.sources.timeline_lanes import timeline_of
@@ -20,7 +20,12 @@ _NAME_WIDTH = 64
 def report_of_trace(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Report:
     """Everything about a capture that a person wants to read."""
     first = next(iter(analysis.complete), analysis.ranks[0])
-    tables = [_breakdown_table(analysis), *_step_tables(first), _kernel_table(first)]
+    tables = [
+        *_comparison_table(analysis, diagnosis),
+        _breakdown_table(analysis),
+        *_step_tables(first),
+        _kernel_table(first),
+    ]
     if any(analysis.collectives.by_rank.values()):
         tables.append(_collective_table(analysis))
     if first.phases:
@@ -50,6 +55,8 @@ def _subtitle(analysis: TraceAnalysis) -> str:
 
 
 def _headline(diagnosis: Diagnosis) -> str:
+    if diagnosis.answer:
+        return diagnosis.answer
     if diagnosis.first is None:
         return "What limits it is not known: no rank has all its GPU records."
     return f"{diagnosis.first.headline}."
@@ -169,6 +176,33 @@ def _bars(analysis: TraceAnalysis) -> Bars:
         labels=[f"rank {rank.rank}" for rank in analysis.ranks[:_ROWS]],
         rows=rows,
     )
+
+
+def _comparison_table(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[ReportTable]:
+    found = diagnosis.comparison
+    if found is None or not found.differences:
+        return []
+    return [
+        ReportTable(
+            title=f"Rank {found.rank} beside its peers",
+            source=f"{_source(analysis)}; of a window of {duration(found.span_s)}, peers are the median of"
+            f" {rank_names(found.peers)}",
+            columns=("what", "name", f"rank {found.rank}", "peers", "longer", "count", "peers' count"),
+            rows=[
+                (
+                    one.what,
+                    one.name[:_NAME_WIDTH],
+                    duration(one.own_s),
+                    duration(one.peers_s),
+                    f"{'-' if one.cost_s < 0 else ''}{duration(abs(one.cost_s))}",
+                    "" if one.own_count is None else str(one.own_count),
+                    "" if one.peers_count is None else f"{one.peers_count:.0f}",
+                )
+                for one in found.differences
+            ],
+            text_columns=2,
+        )
+    ]
 
 
 def _breakdown_table(analysis: TraceAnalysis) -> ReportTable:

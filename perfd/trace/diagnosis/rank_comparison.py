@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown import spans_stages
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, seen
+from perfd.trace.diagnosis.peer_comparison import PeerComparison, compare
 from perfd.trace.diagnosis.trace_analysis import TraceAnalysis, by_rank
 
 
@@ -31,6 +33,37 @@ def judge_losses(analysis: TraceAnalysis) -> Finding | None:
         culprits=[Culprit(kind="rank", id=rank.rank) for rank in ranks],
         evidence=evidence,
         advice=advice.capture_again(THRESHOLDS.trace_lost_records_ratio),
+    )
+
+
+def straggler_of(
+    analysis: TraceAnalysis, slow_rank: int | None
+) -> tuple[Finding | None, PeerComparison | None]:
+    """The slow rank, and it beside its peers: `slow_rank` if that is asked for, else whom peers wait for."""
+    found = judge_straggler(analysis)
+    named = found.concerned_ranks[0] if found else None
+    about = named if slow_rank is None else slow_rank
+    if about is None:
+        return found, None
+    comparison = compare(analysis, about)
+    if comparison.cost_ratio is None:
+        return found, comparison
+    if found is not None and about == named:
+        return replace(found, evidence=(comparison.answer, *found.evidence)), comparison
+    if found is not None or comparison.cost_ratio < THRESHOLDS.straggler_wait_ratio:
+        return found, comparison
+    return _by_comparison(analysis, comparison), comparison
+
+
+def _by_comparison(analysis: TraceAnalysis, comparison: PeerComparison) -> Finding:
+    """A rank that was asked for and does more than its peers, where no collective shows who waits."""
+    return Finding(
+        kind=Kind.STRAGGLER,
+        confidence=seen(MEASURED, analysis),
+        culprits=[Culprit(kind="rank", id=comparison.rank)],
+        evidence=[comparison.answer],
+        advice=advice.late_rank_seen(comparison.rank),
+        gain_ratio=comparison.cost_ratio,
     )
 
 

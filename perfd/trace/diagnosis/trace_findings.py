@@ -24,7 +24,8 @@ from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown import KernelRow, busy_by_class
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
 from perfd.trace.diagnosis.loading_findings import judge_loading
-from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, judge_straggler
+from perfd.trace.diagnosis.peer_comparison import PeerComparison, compare
+from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, straggler_of
 from perfd.trace.diagnosis.time_shares import TimeShares, launch_idle_s, shares, sync_idle_s
 from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
 
@@ -44,6 +45,15 @@ class Diagnosis:
     findings: Sequence[Finding]
     """What makes numbers doubtful, what to act on first, the others; symptoms are effects of their causes."""
     shares: TimeShares | None
+    comparison: PeerComparison | None = None
+    """The rank that the capture was made for, or the straggler in it, beside its peers."""
+
+    @property
+    def answer(self) -> str | None:
+        """Why the rank is slow that was asked for, unless the first finding says it."""
+        if self.comparison is None or (self.first and self.comparison.answer in self.first.evidence):
+            return None
+        return self.comparison.answer
 
     @property
     def first(self) -> Finding | None:
@@ -51,12 +61,19 @@ class Diagnosis:
         return self.cause or self.bottleneck
 
 
-def diagnose(analysis: TraceAnalysis, software: Software = _UNKNOWN_SOFTWARE) -> Diagnosis:
-    """Every finding, what to act on first, and the class that costs most; advice is for `software`."""
+def diagnose(
+    analysis: TraceAnalysis, software: Software = _UNKNOWN_SOFTWARE, *, slow_rank: int | None = None
+) -> Diagnosis:
+    """Every finding, what to act on first, and the class that costs most; advice is for `software`.
+
+    A capture that was made because of `slow_rank` answers first why that rank is slow.
+    """
     part = shares(analysis)
     doubts = [found for found in (judge_losses(analysis),) if found is not None]
     if part is None:
-        return Diagnosis(bottleneck=None, cause=None, findings=tuple(doubts), shares=None)
+        asked = None if slow_rank is None else compare(analysis, slow_rank)
+        return Diagnosis(bottleneck=None, cause=None, findings=tuple(doubts), shares=None, comparison=asked)
+    straggler, comparison = straggler_of(analysis, slow_rank)
     judges: tuple[Callable[[TraceAnalysis, TimeShares], Finding | None], ...] = (
         _judge_communication,
         _judge_launch,
@@ -64,7 +81,7 @@ def diagnose(analysis: TraceAnalysis, software: Software = _UNKNOWN_SOFTWARE) ->
         _judge_memory,
     )
     classes = [found for judge in judges if (found := judge(analysis, part)) is not None]
-    of_ranks = (judge_straggler(analysis), judge_loading(analysis), judge_pipeline(analysis))
+    of_ranks = (straggler, judge_loading(analysis), judge_pipeline(analysis))
     computation = _judge_compute(analysis, part)
     roots = ranked([*classes, *(found for found in of_ranks if found is not None)])
     roots = [replace(found, advice=fitted(found.advice, software)) for found in roots]
@@ -78,6 +95,7 @@ def diagnose(analysis: TraceAnalysis, software: Software = _UNKNOWN_SOFTWARE) ->
         cause=first if bottleneck.kind is not first.kind else None,
         findings=(*doubts, *findings),
         shares=part,
+        comparison=comparison,
     )
 
 

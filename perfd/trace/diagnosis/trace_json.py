@@ -8,6 +8,7 @@ from typing import Any
 
 from perfd.analysis.findings import finding_json
 from perfd.trace.breakdown import CollectiveRow, KernelRow, RankBreakdown, busy_by_class
+from perfd.trace.diagnosis.peer_comparison import PeerComparison
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 from perfd.trace.diagnosis.trace_findings import Diagnosis
 
@@ -25,6 +26,7 @@ def to_json(analysis: TraceAnalysis, diagnosis: Diagnosis) -> dict[str, Any]:
         "bottleneck": finding_json(diagnosis.bottleneck) if diagnosis.bottleneck else None,
         "cause": finding_json(diagnosis.cause) if diagnosis.cause else None,
         "findings": [finding_json(found) for found in diagnosis.findings],
+        "comparison": _comparison(diagnosis.comparison),
         "shares": asdict(diagnosis.shares) if diagnosis.shares else None,
         "model_use": asdict(analysis.model_use) if analysis.model_use else None,
         "pipeline": [asdict(stall) | {"stall_ratio": stall.stall_ratio} for stall in analysis.stages],
@@ -41,6 +43,14 @@ def to_json(analysis: TraceAnalysis, diagnosis: Diagnosis) -> dict[str, Any]:
             for group in analysis.collectives.waiting
         ],
         "unmatched": list(analysis.collectives.unmatched),
+    }
+
+
+def _comparison(found: PeerComparison | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return asdict(found) | {
+        "differences": [asdict(one) | {"cost_s": one.cost_s} for one in found.differences]
     }
 
 
