@@ -97,8 +97,8 @@ def test_a_capture_that_ends_is_analysed_and_its_report_outlives_the_aggregator(
     finally:
         aggregator.stop()
     assert told["report"]["path"] == str(tmp_path / "c1" / "perfd.report.html")
-    verdict = "Computation limits this job"
-    assert told["report"]["words"].startswith(f"{verdict}. Compute kernels run for 60.0% of the window")
+    verdict = "The host limits this job"
+    assert told["report"]["words"].startswith(f"{verdict}. The GPU runs nothing for 40.0% of the window")
     assert told["report"]["made_unix_s"] >= told["ended_unix_s"]
     assert f"{verdict}." in capsys.readouterr().out
     assert verdict in (tmp_path / "c1" / "perfd.report.html").read_text(encoding="utf-8")
@@ -288,7 +288,9 @@ def test_of_a_slow_rank_the_words_of_a_capture_name_the_cause(tmp_path: Path) ->
     example_traces.main(tmp_path)
     analysis = analyse(read_traces(sorted(tmp_path.iterdir())))
     said = msgspec.convert(to_json(analysis, diagnose(analysis)), TraceDocument)
-    assert said.words().startswith("A straggler limits this job. Its peers wait 129.6 ms for rank 2")
+    assert said.words().startswith(
+        "A straggler limits this job. Rank 2 computes 525.6 ms of 600.0 ms, its peers 396.0 ms"
+    )
 
 
 def in_nccl(second: int, busy_s: float) -> SampleTable:

@@ -111,7 +111,7 @@ def test_the_verb_and_the_report_of_a_capture_answer_first(tmp_path, capsys):
 
     printed = capsys.readouterr().out
     document = msgspec.json.decode(printed, type=TraceDocument)
-    assert document.words().startswith("Rank 2 computes")
+    assert document.words().startswith("A straggler limits this job. Rank 2 computes")
     assert json.loads(printed)["comparison"]["differences"][0]["cost_s"] > 1e-3
 
 

@@ -74,11 +74,11 @@ class TraceDocument(msgspec.Struct):
     def words(self) -> str:
         """Why the rank is slow that it was made for, and what limits the capture, in a sentence or two."""
         found = self.cause or self.bottleneck
-        asked = [] if self.comparison is None else [self.comparison.answer]
+        answer = [] if self.comparison is None else [self.comparison.answer]
         if found is None:
-            return " ".join([*asked, "What limits it is not known: no rank has all its GPU records."])
-        said = [sentence for sentence in found.evidence[:1] if sentence not in asked]
-        return " ".join([*asked, f"{found.sentence}.", *said])
+            return " ".join([*answer, "What limits it is not known: no rank has all its GPU records."])
+        said = f"{found.sentence}."
+        return " ".join([*(one for one in answer if one not in found.evidence), said, *found.evidence[:1]])
 
     def overlap_ratio(self) -> float | None:
         """The share of communication that compute covers, the mean over ranks; None without communication."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perfd.formatting import percent, rank_names
-from perfd.model import RankColumn
 
 # Computation.
 
@@ -158,9 +157,8 @@ def fill_pipeline(stages: int, micro_batches: int, chunks: int) -> str:
 
 
 BALANCE_EXPERTS = (
-    "Balance the router: a larger load-balancing loss (Megatron-LM: --moe-router-load-balancing-type"
-    " aux_loss, --moe-aux-loss-coeff), an expert bias (--moe-router-enable-expert-bias), or a capacity"
-    " (--moe-expert-capacity-factor); log tokens per expert (--moe-per-layer-logging) to see which experts."
+    "Balance the router: a larger load-balancing loss [[balance_loss]], an expert bias [[expert_bias]], or a"
+    " capacity [[expert_capacity]]; log tokens per expert [[expert_log]] to see which experts."
 )
 
 
@@ -174,31 +172,31 @@ def changed(who: str, step: int) -> str:
 
 # Hosts.
 
-HOST_CONTENTION: Mapping[RankColumn, str] = {
-    RankColumn.CPU_WAIT: (
+HOST_CONTENTION: Mapping[str, str] = {
+    "cpu_wait_ratio": (
         "Give the ranks of this node CPUs of their own: stop other processes on them (`top -H` shows them),"
         " start fewer threads (OMP_NUM_THREADS, the DataLoader's num_workers), and bind each rank to"
         " the cores next to its GPU (numactl, torchrun --numa-binding=node)."
     ),
-    RankColumn.CPU_THROTTLED: (
+    "cpu_throttled_ratio": (
         "Raise or remove the CPU limit of the container (Kubernetes: resources.limits.cpu; SLURM:"
         " --cpus-per-task), or start fewer threads (OMP_NUM_THREADS, num_workers)."
     ),
-    RankColumn.IO_WAIT: (
+    "io_wait_ratio": (
         "Read the data from local NVMe or memory, read ahead with more DataLoader workers, and write"
         " checkpoints asynchronously; `iostat -x` shows which device is busy."
     ),
-    RankColumn.MAJOR_FAULTS: (
+    "major_page_faults_per_s": (
         "Free memory on the node (fewer or smaller DataLoader workers, no swap): pages of the process are"
         " read from storage again and again."
     ),
 }
-"""By what the threads of a rank wait for."""
+"""By the column of what the threads of a rank wait for (`RankColumn`, which traces do not load)."""
 
 PERIODIC_STALL = (
-    "Look what happens then: Python's garbage collection (collect on all ranks in the same step: Megatron-LM"
-    " --manual-gc, or gc.disable() and gc.collect() every N steps), logging, evaluation, a checkpoint, or a"
-    " cron job; a py-spy dump during a stall shows the line."
+    "Look what happens then: Python's garbage collection (collect on all ranks in the same step [[garbage]],"
+    " or gc.disable() and gc.collect() every N steps), logging, evaluation, a checkpoint, or a cron job; a"
+    " py-spy dump during a stall shows the line."
 )
 
 # Ranks and nodes.

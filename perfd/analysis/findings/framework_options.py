@@ -111,6 +111,12 @@ _OPTIONS: Mapping[str, Mapping[OptionsOf, tuple[str, ...]]] = {
         OptionsOf.DDP: ('torch.compile(mode="reduce-overhead")',),
         OptionsOf.JAX: ("--xla_gpu_enable_command_buffer",),
     },
+    "balance_loss": {
+        OptionsOf.MEGATRON: ("--moe-router-load-balancing-type aux_loss", "--moe-aux-loss-coeff"),
+    },
+    "expert_bias": {OptionsOf.MEGATRON: ("--moe-router-enable-expert-bias",)},
+    "expert_capacity": {OptionsOf.MEGATRON: ("--moe-expert-capacity-factor",)},
+    "expert_log": {OptionsOf.MEGATRON: ("--moe-per-layer-logging",)},
     "garbage": {OptionsOf.MEGATRON: ("--manual-gc",)},
     "fp8": {
         OptionsOf.MEGATRON: ("--fp8-format hybrid",),
