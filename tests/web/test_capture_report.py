@@ -126,7 +126,7 @@ def test_what_the_traces_say_is_on_the_page_by_itself(running: Aggregator, tab: 
         captured(running, agent, "c1", tmp_path / "c1")
         tab.open(f"http://{running.http_address}/jobs/llm/captures", "document.querySelector('article a')")
         tab.wait("document.querySelector('#capture-c1 .headline')")
-        assert "Computation limits this job." in tab.text("#capture-c1 .headline")
+        assert "The host limits this job." in tab.text("#capture-c1 .headline")
         assert tab.text("#capture-c1 a") == "Open the report"
         tab.run("document.querySelector('#capture-c1 a').click()")
         tab.wait("location.pathname === '/reports/captures/c1' && document.querySelector('.headline')")
