@@ -16,7 +16,7 @@ from aggregator.support import START_S, aggregator, gpus, source, step, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfd.aggregator import Aggregator, analysis_loop
+from perfd.aggregator import Aggregator, job_summaries
 from perfd.aggregator.alerts import alert_evaluation
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history.history_tables import SCHEMA, rows
@@ -170,7 +170,7 @@ def test_the_interface_says_why_a_job_has_no_numbers(two_jobs, broken_analysis):
     [
         ("perfd.aggregator.series.series_frames.job_values", lambda data, *_: data.name, "series"),
         ("perfd.aggregator.analysis_loop.job_view", lambda _, data, *__: data.name, "capture"),
-        ("perfd.aggregator.analysis_loop.summary_row", lambda name, *_: name, "history"),
+        ("perfd.aggregator.history.history_recorder.summary_row", lambda name, *_: name, "history"),
         ("perfd.aggregator.captures.capture_service.CaptureService.captured", lambda _, name: name, "traces"),
         (
             "perfd.aggregator.series.summary_cache.SummaryCache.step_time_change",
@@ -231,12 +231,11 @@ def test_a_node_whose_series_cannot_be_made_leaves_those_of_others(clock, monkey
     [
         ("perfd.aggregator.alerts.alert_evaluation.AlertEvaluation.evaluate", "rules"),
         ("perfd.aggregator.captures.capture_service.CaptureService.tick", "capture"),
-        ("perfd.aggregator.history.history_store.HistoryStore.expire", "history"),
+        ("perfd.aggregator.history.history_recorder.HistoryRecorder.expire", "history"),
     ],
 )
 def test_a_stage_that_fails_for_all_jobs_stops_no_other_stage(two_jobs, monkeypatch, place, part):
     monkeypatch.setattr(place, lambda *_: 1 / 0)
-    two_jobs._rounds._expired_s = None
     two_jobs.tick()
     two_jobs.tick()
     page = values(two_jobs.page())
@@ -337,7 +336,7 @@ def rig():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MetricNames, "installed", lambda: names)
         patch.setattr(alert_evaluation, "load_rules", lambda _: rules)
-        patch.setattr(analysis_loop, "load_peaks", lambda _: peaks)
+        patch.setattr(job_summaries, "load_peaks", lambda _: peaks)
         yield run_rounds
 
 

@@ -1,5 +1,6 @@
 """What survives a restart: an SQLite file, its tables, and recovery from it."""
 
+from perfd.aggregator.history.history_recorder import HistoryRecorder
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import (
     Statement,
@@ -16,6 +17,7 @@ from perfd.aggregator.history.history_tables import (
 from perfd.aggregator.history.recovery import restore
 
 __all__ = [
+    "HistoryRecorder",
     "HistoryStore",
     "Statement",
     "agent_left_row",
