@@ -101,3 +101,10 @@ def _scaled(value: float | None, unit: str) -> str:
 
 def _known(value: float | None) -> TypeGuard[float]:
     return value is not None and not math.isnan(value)
+
+
+def printable_text(text: str) -> str:
+    """The text with escapes for control characters and for those that turn the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

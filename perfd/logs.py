@@ -11,6 +11,8 @@ import logging
 import sys
 from typing import TextIO
 
+from perfd.formatting import printable_text
+
 LEVELS = ("debug", "info", "warning", "error")
 _OURS = ("perfd", "perfd_collectors")
 
@@ -59,4 +61,5 @@ def _facts(record: logging.LogRecord) -> dict[str, object]:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if not text or any(c in text for c in ' "=\n') else text
+    quoted = not text or any(c in text for c in ' "=') or not text.isprintable()
+    return printable_text(json.dumps(text, ensure_ascii=False)) if quoted else text

@@ -29,7 +29,7 @@ from perfd.model import (
     JobOrigin,
     Record,
 )
-from perfd.net import HttpServer, Request, Response
+from perfd.net import AccessControl, HttpServer, Request, Response, ServerTls
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +65,10 @@ class Agent:
         manual: bool = False,
     ) -> None:
         self._origin = origin
+        self._access = AccessControl(
+            config.listen, read_token=config.http_read_token_file, hosts=config.http_hosts
+        )
+        self._tls = ServerTls(config.http_tls, key="http_tls") if config.http_tls else None
         self._config = config
         self._tasks = tuple(tasks)
         self._clock = clock or SystemClock()
@@ -134,7 +138,7 @@ class Agent:
         try:
             if self._config.listen is not None:
                 routes = {"/metrics": self._serve_metrics, "/healthz": self._serve_health}
-                self._http = HttpServer(self._config.listen, routes)
+                self._http = HttpServer(self._config.listen, self._access.guard(routes), tls=self._tls)
             if self._manual:
                 for task in self._tasks:
                     task.open()

@@ -12,7 +12,7 @@ from typing import Any
 
 from perfd.aggregator.alerts import Decision, job_of
 from perfd.aggregator.analysis_loop import AnalysisLoop
-from perfd.aggregator.audit import AuditLog
+from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryStore, restore
@@ -21,7 +21,6 @@ from perfd.aggregator.limits import Limits
 from perfd.aggregator.series import SELF, PageRenderer, self_registry
 from perfd.aggregator.state import AggregatorState, progress_columns
 from perfd.aggregator.web_api import (
-    AccessControl,
     Webhook,
     agent_json,
     fleet_json,
@@ -41,11 +40,14 @@ from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.metrics.exposition import MetricsPage, metrics_page
 from perfd.metrics.series import SeriesFrame
 from perfd.model import Alert, CaptureCancel, CaptureRequest
-from perfd.net import HttpServer
+from perfd.net import AccessControl, HttpServer, ServerTls
 from perfd.web.live_updates import Live
 
 log = logging.getLogger(__name__)
 
+_HEALTH = ("/api/v1/healthz", "/api/v1/readyz")
+_HEALTH_CONNECTIONS = 32
+"""Probes open a few at a time."""
 _SHORTEST_ROUND_S = 0.05
 _STOP_WITHIN_S = 10.0
 """How long the end may take: systemd, Kubernetes and batch scripts kill what takes much longer."""
@@ -86,7 +88,14 @@ class Aggregator:
             else None
         )
         try:
-            self._access = AccessControl(config)
+            self._access = AccessControl(
+                config.http_listen,
+                capture_token=config.http_token_file,
+                read_token=config.http_read_token_file,
+                hosts=config.http_hosts,
+                refused=lambda reason, path: audit.refused(Refusal.HTTP, reason, actor="http", about=path),
+            )
+            self._tls = ServerTls(config.http_tls, key="http_tls") if config.http_tls else None
             self._webhook = Webhook(config.webhook)
             self._captures = CaptureService(
                 config.capture_profiles,
@@ -126,6 +135,7 @@ class Aggregator:
         self._stopping = threading.Event()
         self._grpc_address: str | None = None
         self._http: HttpServer | None = None
+        self._health: HttpServer | None = None
         self._live = Live()
         self._broken = False
         """Whether the newest round failed: that is logged when it begins."""
@@ -143,6 +153,11 @@ class Aggregator:
         return self._http.address if self._http else None
 
     @property
+    def health_address(self) -> str | None:
+        """Where only the health is, once started; None without `health_listen`."""
+        return self._health.address if self._health else None
+
+    @property
     def state(self) -> AggregatorState:
         """The state, for tests and measurements; hold its lock."""
         return self._state
@@ -158,14 +173,19 @@ class Aggregator:
                     now_s=self._clock.monotonic_s(),
                     forgotten_after_s=self._config.job_forgotten_after_s,
                 )
+            served = routes(self, self._live)
             if self._config.http_listen is not None:
                 self._http = HttpServer(
                     self._config.http_listen,
                     {
-                        **self._access.guard(routes(self, self._live)),
+                        **self._access.guard(served, open_to_all=_HEALTH),
                         **self._webhook.routes(self.receive_alerts),
                     },
+                    tls=self._tls,
                 )
+            if self._config.health_listen is not None:
+                health = {path: served[path] for path in _HEALTH}
+                self._health = HttpServer(self._config.health_listen, health, connections=_HEALTH_CONNECTIONS)
             self._grpc_address = self._ingest.start(self._config)
         except PerfdError:
             self.stop()
@@ -189,8 +209,9 @@ class Aggregator:
             self._tick_thread.join(_ROUND_GRACE_S)
         self._ingest.stop()
         self._captures.stop()
-        if self._http is not None:
-            self._http.close()
+        for server in (self._http, self._health):
+            if server is not None:
+                server.close()
         if self._tick_thread.is_alive():
             log.warning("A round of analysis did not end in time; the last summaries are not kept.")
         else:

@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,8 @@ VERBS = {
     "version": "print the version",
 }
 """Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
+_OWN_OUTPUT = ("run", "agent", "aggregator", "top", "version")
+"""Verbs that pass on what a job prints, draw on the screen, or print nothing of others."""
 _SPEAK_GRPC = ("agent", "aggregator", "replay")
 
 
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         build_parser(()).error(f"unknown verb: {wanted}{hint}")
     try:
         args = build_parser({wanted} if wanted else ()).parse_args(argv)
-        with unwound_by_signals():
+        with unwound_by_signals(), _output(args.verb):
             code = int(_module(args.verb).run(args))
         _flush()
     except PerfdError as error:
@@ -76,6 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _discard_output()
         return 2
     return code
+
+
+def _output(verb: str) -> AbstractContextManager[None]:
+    if verb in _OWN_OUTPUT or sys.stdout is None:
+        return contextlib.nullcontext()
+    terminal: ModuleType = importlib.import_module("perfd.cli.terminal")
+    safe: AbstractContextManager[None] = terminal.safe_output()
+    return safe
 
 
 def _flush() -> None:

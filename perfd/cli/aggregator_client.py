@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from perfd.errors import PerfdError, reason_of
+from perfd.formatting import printable_text
 from perfd.net import BoundedConnection, BoundedTlsConnection
 
 DEFAULT_URL = "http://127.0.0.1:9460"
@@ -53,7 +54,10 @@ def add_token(parser: argparse.ArgumentParser) -> None:
 
 def authorization_of(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The header that shows the token which the arguments or the environment name; raises `PerfdError`."""
-    path = args.token_file or (os.environ if environ is None else environ).get(TOKEN_VARIABLE)
+    return _authorization(args.token_file or (os.environ if environ is None else environ).get(TOKEN_VARIABLE))
+
+
+def _authorization(path: str | Path | None) -> dict[str, str]:
     if not path:
         return {}
     try:
@@ -66,8 +70,11 @@ def authorization_of(args: argparse.Namespace, environ: Mapping[str, str] | None
 
 
 def get(url: str, path: str) -> dict[str, Any]:
-    """The JSON at a path of an aggregator; raises `PerfdError` with what to do when there is none."""
-    return ask(url, "GET", path)
+    """The JSON at a path of an aggregator; raises `PerfdError` with what to do when there is none.
+
+    The token is that of the environment.
+    """
+    return ask(url, "GET", path, headers=_authorization(os.environ.get(TOKEN_VARIABLE)))
 
 
 def ask(
@@ -103,9 +110,19 @@ def ask(
         raise PerfdError(
             f"What answers at {url} is not a perfd aggregator; name one with --aggregator."
         ) from error
+    document = {printable_text(key): printable(item) for key, item in document.items()}
     if response.status >= http.HTTPStatus.BAD_REQUEST:
         raise PerfdError(str(document.get("error") or f"{url}{path} answers with status {response.status}."))
     return document
+
+
+def printable(value: Any) -> Any:  # noqa: ANN401  (whatever JSON holds)
+    """The same document without characters that would change the terminal which shows it."""
+    if isinstance(value, str):
+        return printable_text(value)
+    if isinstance(value, dict):
+        return {printable_text(key): printable(item) for key, item in value.items()}
+    return [printable(item) for item in value] if isinstance(value, list) else value
 
 
 def _connection(url: str) -> tuple[BoundedConnection, str]:

@@ -119,6 +119,12 @@ class AgentConfig(Strict, frozen=True):
     """Default: found from the job's environment (`SLURM_JOB_ID`, torchelastic's run id), else `default`."""
     listen: str | None = "127.0.0.1:9462"
     """Address of the agent's /metrics; null: none."""
+    http_read_token_file: str | None = None
+    """File with the bearer token for /metrics; null: whoever reaches the address may read."""
+    http_hosts: list[str] = []
+    """Further names by which clients may call this server."""
+    http_tls: TlsConfig | None = None
+    """Certificate of the agent's HTTP server; null: plain HTTP."""
     proc: str = "/proc"
     sys: str = "/sys"
     uplink: UplinkConfig = UplinkConfig()

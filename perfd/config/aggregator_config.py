@@ -69,7 +69,7 @@ class AgentIdentityConfig(Strict, frozen=True):
     """Who agents are. With `tls.ca` each is the node that its certificate names (docs/threat-model.md)."""
 
     any_node: list[str] = []
-    """DNS names or URIs of certificates that many nodes share: who shows one may be every node."""
+    """DNS names or URIs of certificates that many nodes share: who shows one may be every node. `*`: all."""
     any_job: list[str] = []
     """Nodes that may report every job, for example one that reads the logs of others."""
 
@@ -88,6 +88,14 @@ class AggregatorConfig(Strict, frozen=True):
     """/metrics and /api/v1; null: none."""
     http_token_file: str | None = None
     """File with the bearer token for requests that change something; null: only local ones may."""
+    http_read_token_file: str | None = None
+    """File with the bearer token for reading; null: whoever reaches the address may read."""
+    http_hosts: list[str] = []
+    """Further names by which clients may call this server; others are refused (DNS rebinding)."""
+    http_tls: TlsConfig | None = None
+    """Certificate of the HTTP server; null: plain HTTP."""
+    health_listen: str | None = None
+    """A second address for /api/v1/healthz and /api/v1/readyz only, which other clients cannot keep busy."""
     round_interval_s: float = 1.0
     """Interval of analysis, hence the maximum age of values in /metrics, rules and exporters."""
     history: HistoryConfig = HistoryConfig()

@@ -6,11 +6,13 @@ import logging
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from perfd.net.deadline import DeadlineReader
+from perfd.net.server_tls import ServerTls
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -24,16 +26,30 @@ _REFUSAL = (
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """A thread for each connection, of which there are at most so many; further ones get status 503."""
+    """A thread for each connection, of which there are at most so many; further ones get status 503.
+
+    One address has at most three quarters of them.
+    """
 
     daemon_threads = True
     request_queue_size = 128
 
     def __init__(
-        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], connections: int
+        self,
+        address: tuple[str, int],
+        handler: type[BaseHTTPRequestHandler],
+        connections: int,
+        *,
+        tls: ServerTls | None = None,
+        handshake_s: float = 15.0,
     ) -> None:
         super().__init__(address, handler)
         self._most = connections
+        self._most_of_peer = connections - connections // 4
+        self._tls = tls
+        self._handshake_s = handshake_s
+        self._peers: Counter[str] = Counter()
+        self._peer_of: dict[socket.socket, str] = {}
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._was_full = False
@@ -41,9 +57,12 @@ class BoundedServer(ThreadingHTTPServer):
     # What is called a request here is a connection: the names are socketserver's.
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (as socketserver has it)
         with self._lock:
-            full = len(self._open) >= self._most
+            peer = str(client_address[0])
+            full = len(self._open) >= self._most or self._peers[peer] >= self._most_of_peer
             if not full:
                 self._open.add(request)
+                self._peers[peer] += 1
+                self._peer_of[request] = peer
         if full and not self._was_full:
             log.warning("Too many HTTP connections are open; further ones are refused.")
         self._was_full = full
@@ -52,9 +71,29 @@ class BoundedServer(ThreadingHTTPServer):
         else:
             super().process_request(request, client_address)
 
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (as socketserver has it)
+        secured = request
+        if self._tls is not None:
+            # In the connection's own thread: a client that is slow here keeps no other one waiting.
+            request.settimeout(self._handshake_s)
+            try:
+                secured = self._tls.context().wrap_socket(request, server_side=True)
+            except OSError:
+                self.shutdown_request(request)
+                return
+            with self._lock:
+                self._open.discard(request)
+                self._open.add(secured)
+                self._peer_of[secured] = self._peer_of.pop(request)
+        super().process_request_thread(secured, client_address)
+
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401  (as socketserver has it)
         with self._lock:
             self._open.discard(request)
+            peer = self._peer_of.pop(request, None)
+            if peer is not None:
+                self._peers[peer] -= 1
+                self._peers += Counter()
         super().shutdown_request(request)
 
     def read_no_more(self) -> None:

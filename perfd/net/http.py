@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from perfd.errors import PerfdError
 from perfd.net.connections import BoundedServer, RequestReader
+from perfd.net.server_tls import ServerTls
 
 log = logging.getLogger(__name__)
 _CLOSE_WITHIN_S = 0.1
@@ -120,12 +121,13 @@ class HttpServer:
         connections: int = 256,
         idle_s: float = 30.0,
         request_s: float = 15.0,
+        tls: ServerTls | None = None,
     ) -> None:
         host, port = split_address(address)
         bound = {"routes": dict(routes), "stalled_s": stalled_s, "idle_s": idle_s, "request_s": request_s}
         handler = type("_BoundHandler", (_Handler,), bound)
         try:
-            self._server = BoundedServer((host, port), handler, connections)
+            self._server = BoundedServer((host, port), handler, connections, tls=tls, handshake_s=request_s)
         except OSError as error:
             raise PerfdError(_cannot_listen(address, error)) from error
         serve = partial(self._server.serve_forever, poll_interval=_CLOSE_WITHIN_S)
@@ -157,6 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
+        self.connection.settimeout(self.timeout)
         self.rfile.close()
         self._reader = RequestReader(self.connection, idle_s=self.idle_s, request_s=self.request_s)
         self.rfile = io.BufferedReader(self._reader)
@@ -170,10 +173,18 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def do_GET(self) -> None:
+        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
+            # What follows could be taken for the next request, of whomever a proxy sends it for.
+            self.close_connection = True
         self._answer(b"")
 
     def do_POST(self) -> None:
-        length = self.headers.get("Content-Length", "0")
+        lengths = self.headers.get_all("Content-Length", ["0"])
+        if "Transfer-Encoding" in self.headers or len(lengths) != 1:
+            self.close_connection = True
+            self._send(_error(411, "Send the body with one Content-Length, and not in chunks."))
+            return
+        length = lengths[0]
         if not _is_number(length) or int(length) > MAX_BODY_BYTES:
             self.close_connection = True
             self._send(_error(413, f"The body must say its length and be at most {MAX_BODY_BYTES} bytes."))
@@ -254,6 +265,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(response.body)))
         else:
             # Also makes the server end the connection after the last piece.
+            self.send_header("Connection", "close")
+        if self.close_connection and response.stream is None:
             self.send_header("Connection", "close")
         for name, value in response.headers.items():
             self.send_header(name, value)

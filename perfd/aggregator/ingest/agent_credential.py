@@ -36,7 +36,7 @@ def credential_of_certificate(
 
     A DNS name stands for the node of that name, in full or up to the first dot, and a URI
     (`spiffe://DOMAIN/.../node/NAME`) for the node in its last part. The common name counts only in a
-    certificate without either. Names in `any_node` may be every node.
+    certificate without either. Names in `any_node` may be every node; `*` there stands for all names.
     """
     uris = _texts(properties, "peer_uri") or _texts(properties, "peer_spiffe_id")
     names = _texts(properties, "peer_dns")
@@ -45,7 +45,7 @@ def credential_of_certificate(
     if not uris and not names:
         return None
     principal = (uris or names)[0]
-    if any(name in any_node for name in (*uris, *names)):
+    if "*" in any_node or any(name in any_node for name in (*uris, *names)):
         return AgentCredential(principal=principal)
     nodes = {node for uri in uris if (node := _node_of_uri(uri))}
     for name in names:

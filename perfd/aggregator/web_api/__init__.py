@@ -1,6 +1,5 @@
 """The HTTP interface of the aggregator: routes, documents and access control."""
 
-from perfd.aggregator.web_api.access_control import AccessControl
 from perfd.aggregator.web_api.api_documents import agent_json, fleet_json, job_json, step_lines
 from perfd.aggregator.web_api.api_routes import routes
 from perfd.aggregator.web_api.serving_documents import servers_json
@@ -8,7 +7,6 @@ from perfd.aggregator.web_api.webhook import Webhook
 
 __all__ = [
     "SCHEMA",
-    "AccessControl",
     "StartBody",
     "Webhook",
     "agent_json",

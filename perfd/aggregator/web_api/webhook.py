@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 
 from perfd.aggregator.alerts import Decision, WebhookOutcome, read_webhook
-from perfd.aggregator.web_api.bearer_token import BearerToken
 from perfd.config import WebhookConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import Alert
 from perfd.net import Handler, Request, Response
+from perfd.net.bearer_token import BearerToken
 
 log = logging.getLogger(__name__)
 PATH = "/api/v1/webhooks/alertmanager"

@@ -1,4 +1,4 @@
-"""A bearer token that lies in a file: who shows it may speak."""
+"""A bearer token in a file: whoever shows it is believed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BearerToken:
         """Whether the value of an `Authorization` header shows it; raises `ConfigError` as at the start."""
         token = self._read()
         scheme, _, shown = authorization.partition(" ")
-        # Compared in constant time, so that nobody can guess it piece by piece.
+        # Compared in constant time, so that it cannot be guessed piece by piece.
         right = hmac.compare_digest(shown.strip().encode(errors="surrogateescape"), token)
         return scheme.lower() == "bearer" and right
 

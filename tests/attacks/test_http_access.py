@@ -1,0 +1,238 @@
+"""Strangers at the HTTP servers: names, tokens, smuggled requests, connections, certificates, terminals."""
+
+import base64
+import contextlib
+import http.client
+import json
+import logging
+import shutil
+import socket
+import ssl
+import sys
+
+import pytest
+from aggregator.support import aggregator, step
+
+from perfd.cli import main
+from perfd.cli.terminal import safe_output
+from perfd.config import TlsConfig
+from perfd.logs import TextFormatter
+from perfd.net import AccessControl, HttpServer, Response, ServerTls
+from tests.support.fake_agent import FakeAgent
+from tests.support.pki import Authority
+
+EVIL = "job\x1b]0;owned\x07\x1b[2J\x1b[31mX\u202eY"
+
+
+def ask(address, path="/api/v1/jobs", *, headers=None, body=None, context=None):
+    """The status and the content of an answer to a GET, or to a POST of a body."""
+    host, port = address.rsplit(":", 1)
+    if context is not None:
+        connection = http.client.HTTPSConnection(host, int(port), timeout=20, context=context)
+    else:
+        connection = http.client.HTTPConnection(host, int(port), timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET" if body is None else "POST", path, body, headers or {})
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
+def talk(address, data):
+    """All that is answered to these bytes until the server ends the connection or is silent."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), 20) as client:
+        client.settimeout(2)
+        client.sendall(data)
+        answer = b""
+        with contextlib.suppress(TimeoutError, ConnectionResetError):
+            while chunk := client.recv(65536):
+                answer += chunk
+        return answer
+
+
+@pytest.mark.parametrize(
+    ("listen", "host", "status"),
+    [
+        ("127.0.0.1:0", "localhost:9460", 200),
+        ("127.0.0.1:0", "[::1]", 200),
+        ("127.0.0.1:0", "rebind.evil.example", 403),
+        ("127.0.0.1:0", "perfd.mine.example", 200),
+        ("127.0.0.1:0", "10.0.0.7", 403),
+        ("0.0.0.0:0", "10.0.0.7:9460", 200),
+        ("0.0.0.0:0", "perfd-aggregator", 200),
+        ("0.0.0.0:0", "perfd-aggregator.team.svc:9460", 200),
+        ("0.0.0.0:0", "rebind.evil.example", 403),
+        ("0.0.0.0:0", "rebind.evil.example.", 403),
+        ("0.0.0.0:0", "svc.evil.example", 403),
+        ("0.0.0.0:0", "", 403),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/v1/jobs", "/metrics", "/"])
+def test_a_page_that_names_itself_like_this_server_reads_nothing(listen, host, status, path):
+    with aggregator(http_listen=listen, http_hosts=["perfd.mine.example"]) as running:
+        address = running.http_address.replace("0.0.0.0", "127.0.0.1")
+        assert ask(address, path, headers={"Host": host})[0] == status
+
+
+def basic(password):
+    return {"Authorization": "Basic " + base64.b64encode(b"anyone:" + password.encode()).decode()}
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    for name in ("read", "capture"):
+        (tmp_path / name).write_text(f"{name}-token\n")
+    return {
+        "http_token_file": str(tmp_path / "capture"),
+        "http_read_token_file": str(tmp_path / "read"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("headers", "reads", "changes"),
+    [
+        ({}, 401, 401),
+        ({"Authorization": "Bearer wrong"}, 401, 401),
+        ({"Authorization": "Basic !"}, 401, 401),
+        ({"Authorization": "Bearer read-token"}, 200, 401),
+        ({"Authorization": "Bearer capture-token"}, 200, 400),
+        (basic("read-token"), 200, 401),
+        (basic("capture-token"), 200, 400),
+    ],
+)
+def test_each_token_has_its_role(tokens, headers, reads, changes):
+    with aggregator(http_listen="127.0.0.1:0", **tokens) as running:
+        address = running.http_address
+        for path in ("/api/v1/jobs", "/metrics", "/", "/api/v1/captures", "/api/v1/agents"):
+            assert ask(address, path, headers=headers)[0] == reads
+        body = b'{"job": "none"}'
+        sent = {"Content-Type": "application/json", **headers}
+        assert ask(address, "/api/v1/captures", headers=sent, body=body)[0] == changes
+        assert ask(address, "/api/v1/healthz")[0] == 200
+        if not headers:
+            assert running.state.audit.counts()["http"] > 0
+
+
+def test_status_shows_the_token_of_the_environment(tokens, monkeypatch, capsys):
+    with aggregator(http_listen="127.0.0.1:0", **tokens) as running:
+        assert main(["status", "--aggregator", running.http_address]) == 2
+        monkeypatch.setenv("PERFD_TOKEN_FILE", tokens["http_read_token_file"])
+        assert main(["status", "--aggregator", running.http_address]) == 0
+    assert "read-token" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("head", ["Content-Length: {size}", "Transfer-Encoding: chunked"])
+def test_a_request_in_the_body_of_another_one_is_not_answered(head):
+    inner = b"GET /api/v1/agents HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with aggregator(http_listen="127.0.0.1:0") as running:
+        line = head.format(size=len(inner)).encode()
+        outer = b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n" + line + b"\r\n\r\n"
+        answer = talk(running.http_address, outer + inner)
+        assert answer.count(b"HTTP/1.1 200") == 1
+        assert b"Connection: close" in answer
+        assert b"perfd.agents/1" not in answer
+
+
+@pytest.mark.parametrize("heads", [b"Transfer-Encoding: chunked", b"Content-Length: 2\r\nContent-Length: 50"])
+def test_a_body_whose_end_two_servers_could_see_differently_is_refused(heads):
+    with aggregator(http_listen="127.0.0.1:0") as running:
+        start = b"POST /api/v1/captures HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        answer = talk(running.http_address, start + heads + b"\r\n\r\n{}GET /api/v1/agents HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 411")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+def test_one_address_cannot_take_all_connections_and_probes_have_a_listener_of_their_own():
+    with (
+        aggregator(http_listen="127.0.0.1:0", health_listen="127.0.0.1:0") as running,
+        contextlib.ExitStack() as idle,
+    ):
+        host, port = running.http_address.rsplit(":", 1)
+        for _ in range(256):
+            idle.enter_context(socket.create_connection((host, int(port)), 20))
+        assert ask(running.http_address, "/api/v1/healthz")[0] == 503
+        assert ask(running.health_address, "/api/v1/healthz")[0] == 200
+        assert ask(running.health_address, "/metrics")[0] == 404
+        # The kernel has all of 127.0.0.0/8, so another address of this machine is another peer.
+        other = socket.create_connection((host, int(port)), 20, source_address=("127.0.0.2", 0))
+        with other:
+            other.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert other.recv(15) == b"HTTP/1.1 200 OK"
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory):
+    authority = Authority(tmp_path_factory.mktemp("pki"))
+    for name in ("server", "renewed", "client"):
+        authority.sign(name, names="DNS:localhost,IP:127.0.0.1")
+    return authority
+
+
+def client_context(pki, certificate=None):
+    context = ssl.create_default_context(cafile=str(pki.folder / "ca.pem"))
+    if certificate is not None:
+        context.load_cert_chain(pki.folder / f"{certificate}.pem", pki.folder / f"{certificate}.key")
+    return context
+
+
+def test_http_is_served_over_tls_with_certificates_that_are_renewed(pki, tmp_path):
+    for end in ("pem", "key"):
+        shutil.copy(pki.folder / f"server.{end}", tmp_path / f"live.{end}")
+    tls = TlsConfig(certificate=str(tmp_path / "live.pem"), key=str(tmp_path / "live.key"))
+    with aggregator(http_listen="127.0.0.1:0", http_tls=tls) as running:
+        context = client_context(pki)
+        assert ask(running.http_address, context=context)[0] == 200
+        assert b"200" not in talk(
+            running.http_address, b"GET /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )
+        host, port = running.http_address.rsplit(":", 1)
+        for name in ("server", "renewed"):
+            for end in ("pem", "key"):
+                shutil.copy(pki.folder / f"{name}.{end}", tmp_path / f"live.{end}")
+            served = ssl.get_server_certificate((host, int(port)))
+            assert served == (pki.folder / f"{name}.pem").read_text()
+
+
+def test_with_a_ca_clients_need_a_certificate(pki):
+    routes = AccessControl("127.0.0.1:0").guard({"/x": lambda _: Response(body=b"ok")})
+    server = HttpServer("127.0.0.1:0", routes, tls=ServerTls(pki.tls("server"), key="http_tls"))
+    try:
+        assert ask(server.address, "/x", context=client_context(pki, "client")) == (200, b"ok")
+        with pytest.raises(OSError, match=r"(?i)certificate|reset|closed|EOF"):
+            ask(server.address, "/x", context=client_context(pki))
+    finally:
+        server.close()
+
+
+def test_names_of_jobs_and_nodes_do_nothing_to_a_terminal(capsys):
+    with (
+        aggregator(http_listen="127.0.0.1:0") as running,
+        FakeAgent(running.grpc_address, node="n\x1b[5m") as agent,
+    ):
+        agent.hello()
+        agent.send(*(step(n, job=EVIL) for n in range(1, 15)))
+        running.tick()
+        for command in (["status"], ["top", "--once"], ["capture", "list"]):
+            assert main([*command, "--aggregator", running.http_address]) == 0
+    shown = capsys.readouterr().out
+    assert "owned" in shown
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+
+
+def test_texts_of_files_do_nothing_to_a_terminal_but_colors_stay(capsys):
+    with safe_output():
+        sys.stdout.write(f"\x1b[31mred\x1b[0m {EVIL}")
+    shown = capsys.readouterr().out
+    assert shown.startswith("\x1b[31mred\x1b[0m ")
+    assert "\\x1b]0;owned\\x07\\x1b[2J" in shown
+    assert "\\u202e" in shown
+
+
+def test_a_log_line_is_one_line_whatever_names_are_in_it():
+    record = logging.makeLogRecord(
+        {"msg": "An agent left.", "levelname": "INFO", "node": f"x\n2026 error: {EVIL}"}
+    )
+    line = TextFormatter().format(record)
+    assert len(line.splitlines()) == 1
+    assert line.isprintable()
+    assert json.dumps("x\n2026")[1:-1] in line
