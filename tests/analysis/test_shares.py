@@ -6,8 +6,9 @@ import dataclasses
 
 import numpy as np
 import pytest
-from analysis.jobs import gpu_table, infos, job_data, phase_table, step_table
+from analysis.jobs import description, gpu_table, infos, job_data, phase_table, step_table
 
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.flops.peak_table import PeakTable
 from perfd.analysis.steps.phase_timers import Timers
 from perfd.analysis.steps.steady_steps import steady_rows
@@ -20,7 +21,7 @@ from perfd.analysis.steps.time_breakdown import (
     step_time,
 )
 from perfd.gpu_peaks import load_peaks
-from perfd.model import GpuInfo, MemoryReport
+from perfd.model import GpuInfo, MemoryReport, ParallelLayout
 
 
 def timers_of(extremes=None, by_rank=None):
@@ -37,6 +38,34 @@ def test_the_slowest_rank_sets_the_data_share_and_the_fastest_tells_whether_it_i
 
 def test_no_timer_of_data_is_no_share():
     assert data_loading(*timers_of({"optimizer": (0.1, 0.1)})).share_ratio is None
+
+
+def test_a_rank_that_reads_for_its_tensor_group_is_named_by_its_role():
+    layout = ParallelLayout(world_size=4, tp=2, pp=1, dp=2)
+    readers = {"batch-generator": [0.2, 0.01, 0.21, 0.01]}
+    one_slow = {"batch-generator": [0.4, 0.01, 0.03, 0.01]}
+    every_second = {"batch-generator": [0.2, 0.01, 0.01, 0.2]}
+
+    by_design = data_loading(*timers_of(by_rank=readers), layout)
+    assert (by_design.reading_tensor_rank, by_design.slow_rank) == (0, None)
+    # The other rank of its role reads as much in less time.
+    slower = data_loading(*timers_of(by_rank=one_slow), layout)
+    assert (slower.reading_tensor_rank, slower.slow_rank) == (None, 0)
+    assert data_loading(*timers_of(by_rank=every_second), layout).reading_tensor_rank is None
+    # Without tensor groups the same ranks have nothing in common.
+    assert data_loading(*timers_of(by_rank=readers), ParallelLayout(dp=4)).reading_tensor_rank is None
+
+
+def test_the_reader_of_the_only_replica_is_never_called_broken():
+    steps = step_table([1.0] * 20)
+    table = phase_table(steps, by_rank={"batch-generator": [0.3, 0.01], "forward-compute": [0.6, 0.6]})
+    job = job_data(steps, phases=table, description=description(world_size=2, tp=2, pp=1, dp=1, cp=1))
+
+    findings = summarise(job, AnalysisSettings()).findings
+
+    assert not [one for one in findings if any(culprit.kind == "rank" for culprit in one.culprits)]
+    loading = next(one for one in findings if any(culprit.kind == "tensor rank" for culprit in one.culprits))
+    assert any("reads the data for its group, by design" in sentence for sentence in loading.evidence)
 
 
 @pytest.mark.parametrize("name", ["optimizer", "step"])

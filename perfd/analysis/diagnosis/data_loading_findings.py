@@ -116,6 +116,8 @@ def _longer(data: DataLoading) -> float:
 
 
 def _culprits(data: DataLoading) -> tuple[Culprit, ...]:
+    if data.reading_tensor_rank is not None:
+        return (Culprit(kind="tensor rank", id=data.reading_tensor_rank),)
     return () if data.slow_rank is None else (Culprit(kind="rank", id=data.slow_rank),)
 
 
@@ -123,6 +125,10 @@ def _evidence(data: DataLoading, *, cause: _Cause) -> list[str]:
     """What the timer says; `cause` is what is known of why."""
     long = "Loading data takes" if cause is _Cause.INPUT else "The timer of the input holds"
     evidence = [f"{long} {percent(data.share_ratio or 0)} of a step on the slowest rank ({data.source})."]
+    if data.reading_tensor_rank is not None:
+        others = percent(data.least_ratio or 0.0)
+        reader = f"Tensor rank {data.reading_tensor_rank} reads the data for its group"
+        return [*evidence, f"{reader}, by design, and the others wait for it: elsewhere it takes {others}."]
     if one_rank_loads_slowly(data) and data.least_ratio is not None:
         slow = "one rank's input is slow" if cause is _Cause.INPUT else "one rank is slow"
         who = (

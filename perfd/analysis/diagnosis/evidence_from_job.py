@@ -88,7 +88,7 @@ def facts_of(
         communication=with_capture(seen, kernels, capture, parallel),
         nccl=kernels,
         pipeline=with_waiting(by_phases, parallel, kernels, of_steps.median),
-        data=data_loading(timers, times),
+        data=data_loading(timers, times, parallel),
         optimizer=optimizer(timers, times),
         breakdown=_breakdown(timers, times),
         timers_hold_waiting=timers.hold_waiting,

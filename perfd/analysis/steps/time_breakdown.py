@@ -11,7 +11,7 @@ from perfd.analysis.data.robust_stats import known, median, median_of, percentil
 from perfd.analysis.flops.peak_table import PeakTable, find_gpu
 from perfd.analysis.steps.phase_timers import BACKWARD, DATA, FORWARD, OPTIMIZER, WINDOW, Timers, share
 from perfd.analysis.steps.steady_steps import SteadySteps
-from perfd.model import GpuColumn, MemoryReport
+from perfd.model import GpuColumn, MemoryReport, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
 _SYNCHRONISED = frozenset({"batch-generator", "data-iterator"})
@@ -28,6 +28,9 @@ class DataLoading:
     """The fastest rank's: far below the share when one rank's input is slow and not all."""
     slow_rank: int | None = None
     """The rank whose input is slow while that of most is not, where timers are by rank."""
+    reading_tensor_rank: int | None = None
+    """The position in tensor groups whose ranks all load slowly while the others do not: they read for their
+    groups, by design, and none of them is slower than the other ranks of its role."""
     source: str | None = None
     waits_for_gpu: bool = False
     """Whether that timer waits for what the GPU still has to do, so that a slow GPU looks like slow input."""
@@ -78,18 +81,41 @@ class StepBreakdown:
     """Outside all timers of level 1: waiting at barriers, logging and other host work."""
 
 
-def data_loading(timers: Timers, step_time_s: Floats) -> DataLoading:
+def data_loading(timers: Timers, step_time_s: Floats, parallel: ParallelLayout | None = None) -> DataLoading:
     """The data share of steady steps; it is part of the forward pass in Megatron's timers."""
     name = timers.first(DATA)
     if name is None:
         return DataLoading()
+    by_rank_s = timers.by_rank_s(name)
+    reader = _reading_tensor_rank(by_rank_s, step_time_s, parallel)
     return DataLoading(
         share_ratio=share(timers.max_s(name), step_time_s),
         least_ratio=share(timers.min_s(name), step_time_s),
-        slow_rank=_slow_rank(timers.by_rank_s(name), step_time_s),
+        slow_rank=None if reader is not None else _slow_rank(by_rank_s, step_time_s),
+        reading_tensor_rank=reader,
         source=f"timers: {name}",
         waits_for_gpu=name in _SYNCHRONISED,
     )
+
+
+def _reading_tensor_rank(
+    by_rank_s: Floats | None, step_time_s: Floats, parallel: ParallelLayout | None
+) -> int | None:
+    """The tensor position of all ranks that load slowly, if every rank of their role does."""
+    if by_rank_s is None or parallel is None or (parallel.tp or 1) < 2:
+        return None
+    shares = median(by_rank_s / step_time_s[:, None], axis=0)
+    ranks, tensor, stages = np.arange(len(shares)), parallel.tp or 1, parallel.pp or 1
+    if not np.isfinite(shares).all() or len(shares) % (tensor * stages):
+        return None
+    slow = shares - shares.min() >= max(
+        THRESHOLDS.data_loading_spread_ratio, (shares.max() - shares.min()) / 2
+    )
+    places = np.unique(ranks[slow] % tensor)
+    # Ranks of one role are those of one stage and tensor position.
+    role = ranks // (len(shares) // stages) * tensor + ranks % tensor
+    whole = slow[np.isin(role, role[slow])].all()
+    return int(places[0]) if len(places) == 1 and whole else None
 
 
 def _slow_rank(by_rank_s: Floats | None, step_time_s: Floats) -> int | None:
