@@ -41,17 +41,26 @@ def opened_folder(path: Path, *, create: bool = False) -> Iterator[int]:
 def bind_socket(server: socket.socket, path: Path, mode: int, *, create_folder: bool = False) -> None:
     """Bind a Unix socket with these permissions, without changing those of what is there by then.
 
-    It is bound in a thread whose working folder and umask are its own, so that no `chmod` by path follows.
+    It is bound in a thread whose umask is its own, so that no `chmod` by path follows. The name has its
+    folder in it, since clients read it as the sender's: libkineto aborts its process at one that does not
+    begin with the folder that it was given. Raises `OSError`, also when the folder was exchanged meanwhile.
     """
     with opened_folder(path.parent, create=create_folder) as folder:
 
         def bind() -> None:
             _own_file_system_attributes()
             os.umask(0o777 & ~mode)
-            os.fchdir(folder)
-            server.bind(path.name)
+            server.bind(str(path))
 
+        _require_same(folder, path.parent)
         _in_thread(bind)
+        _require_same(folder, path.parent)
+
+
+def _require_same(folder: int, path: Path) -> None:
+    """Raise `OSError` unless the path still leads to the folder that was opened."""
+    if not os.path.samestat(os.fstat(folder), path.stat()):
+        raise OSError(errno.ELOOP, "its folder was exchanged", str(path))
 
 
 def remove_socket(path: Path) -> None:

@@ -132,14 +132,14 @@ class Session:
         except (OSError, ValueError, LookupError) as error:
             return f"no answer: {error!r}"
 
-    def state(self) -> tuple[str, str]:
-        """State and reason of the newest capture; that of its rank 0 while it is open."""
+    def state(self, capture: str) -> tuple[str, str]:
+        """State and reason of a capture; that of its rank 0 while it is open."""
         with contextlib.suppress(OSError, ValueError, LookupError):
-            with urllib.request.urlopen(f"{self._url}/captures", timeout=5) as answer:
-                newest: dict[str, Any] = json.load(answer)["captures"][-1]
-            ranks = [one["state"] for one in newest["ranks"]]
-            state = newest["state"]
-            return (f"{state}: {ranks[0]}" if ranks and state == "open" else state), str(newest["reason"])
+            with urllib.request.urlopen(f"{self._url}/captures/{capture}", timeout=5) as answer:
+                found: dict[str, Any] = json.load(answer)["capture"]
+            ranks = [one["state"] for one in found["ranks"]]
+            state = found["state"]
+            return (f"{state}: {ranks[0]}" if ranks and state == "open" else state), str(found["reason"])
         return "unknown", ""
 
     def end(self) -> int | None:
@@ -190,15 +190,15 @@ def collide(kind: str, number: int, options: Options) -> Outcome:
         )
     time.sleep(chance.random() if kind == "ddp" else 0.0)
     asked = session.capture()
-    state, reason = session.state()
+    state, reason = session.state(asked)
     if kind == "ddp":
         time.sleep(chance.random() * _COLLIDES_FOR_S)
-        state, reason = session.state()
+        state, reason = session.state(asked)
         end_file.touch()
     at_end, steps = state, re.findall(r"iteration +(\d+)/", session.log.read_text(errors="replace"))
     deadline_s = time.monotonic() + _ENDS_WITHIN_S
     while session.process.poll() is None and time.monotonic() < deadline_s:
-        now, why = session.state()
+        now, why = session.state(asked)
         if now != "unknown":
             state, reason = now, why
         time.sleep(_POLL_S)

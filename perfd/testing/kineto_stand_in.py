@@ -65,9 +65,13 @@ def main() -> None:
 def _ask(client: socket.socket, daemon: str | bytes, poll: kineto_protocol.ConfigPoll) -> str:
     try:
         client.sendto(kineto_protocol.encode(poll), daemon)
-        return kineto_protocol.decode_reply(client.recv(kineto_protocol.MAX_FRAME_BYTES)) or ""
+        reply, sender = client.recvfrom(kineto_protocol.MAX_FRAME_BYTES)
     except OSError:
         return ""  # No daemon, or a slow one.
+    if sender != daemon:
+        # libkineto does so at a name without its folder, and ends the process with it.
+        os.abort()
+    return kineto_protocol.decode_reply(reply) or ""
 
 
 def _obey(habits: Habits, order: dict[str, str]) -> None:
