@@ -1,1 +1,1 @@
-"""Captures: who is traced, when, with which tool, and within which limits."""
+"""Captures: which ranks are traced, when, with which tool, and within which limits."""

@@ -1,4 +1,4 @@
-"""The HTTP face of captures: /api/v1/captures as routes for `perfd.net.http.HttpServer`."""
+"""The HTTP API of captures: /api/v1/captures as routes for `perfd.net.http.HttpServer`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class StartBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `POST /api/v1/captures` takes. What is left out comes from the profile."""
+    """The body of `POST /api/v1/captures`. Missing values come from the profile."""
 
     job: str
     profile: str = "default"
@@ -30,7 +30,7 @@ class StartBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class CancelBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What `POST /api/v1/captures/ID/cancel` takes."""
+    """The body of `POST /api/v1/captures/ID/cancel`."""
 
     reason: str = "by hand."
 
@@ -55,12 +55,10 @@ def capture_routes(
                 202, lambda: {"capture": cancel(capture_id, _body(request.body, CancelBody).reason)}
             )
         if request.method == "POST" or verb:
-            return _error(404, f"There is no {request.path}; GET {PATH} lists the captures.")
+            return _error(404, f"No such path: {request.path}; GET {PATH} lists the captures.")
         found = next((c for c in captures() if c["id"] == capture_id), None)
         if found is None:
-            return _error(
-                404, f"There is no capture {capture_id!r}; `perfd capture list` shows what there is."
-            )
+            return _error(404, f"No capture {capture_id!r}; see `perfd capture list`.")
         return _answer(200, lambda: {"capture": found})
 
     return {PATH: collection, PATH + "/": one}
@@ -70,7 +68,7 @@ def _chosen(captures: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> 
     """The captures of one job or server, or of one kind of them."""
     job, kind = query.get("job"), query.get("kind")
     if kind not in (None, "job", "server"):
-        raise CaptureError(f"`kind` must be job or server, and not {kind!r}.")
+        raise CaptureError(f"`kind` must be job or server, not {kind!r}.")
     return [
         capture
         for capture in captures
@@ -82,7 +80,7 @@ def _body(body: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
     except msgspec.DecodeError as error:
-        raise CaptureError(f"The request's body is wrong: {error}.") from error
+        raise CaptureError(f"Invalid request body: {error}.") from error
 
 
 def _answer(status: int, make: Callable[[], Mapping[str, Any]]) -> Response:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from perfd.model import CaptureTool, RankPlacement
 
 FOR_HANGS = frozenset({CaptureTool.PY_SPY, CaptureTool.FLIGHT_RECORDER})
-"""Tools that look once, at once, and leave nothing in the job: for jobs that hang."""
+"""Tools that read once, at once, and leave nothing in the job: for jobs that hang."""
 MARGIN_S = 3.0
-"""Steps become shorter or a log line comes late; the end is then nearer than it was thought."""
+"""If steps become shorter, or a log line is late, the end is nearer than expected."""
 _WRITING_S = {CaptureTool.NSYS: 10.0, CaptureTool.KINETO: 5.0}
 """From the end of the window until the report is written: nsys took 5 s for 400,000 events, libkineto 2 s."""
 _CUT_STEPS = 2
@@ -20,7 +20,7 @@ _CUT_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """What tells when a job ends; None for what nobody knows."""
+    """The sources of a job's end; None for unknown ones."""
 
     step: int | None = None
     """The last step that was completed."""
@@ -28,7 +28,7 @@ class Pace:
     """When it was."""
     train_steps: int | None = None
     exit_interval_steps: int | None = None
-    """The job exits after a step that this divides."""
+    """The job exits after a step divisible by this."""
     step_time_s: float | None = None
     exit_unix_s: float | None = None
     """The job exits after the first step that ends later."""
@@ -38,7 +38,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitOptions:
-    """Options by which a job ends before its last step; None for those that are not set."""
+    """Options that end a job before its last step; None for those that are not set."""
 
     interval_steps: int | None = None
     duration_s: float | None = None
@@ -55,20 +55,20 @@ class ExpectedEnd:
 
 
 def job_end(pace: Pace, now_unix_s: float) -> ExpectedEnd | None:
-    """The earliest end that anything tells of; None when nothing does."""
+    """The earliest end by any source; None if there is none."""
     known = (_last_step(pace, now_unix_s), _exit_time(pace, now_unix_s), _time_limit(pace, now_unix_s))
     ends = [end for end in known if end is not None]
     return min(ends, key=lambda end: end.in_s, default=None)
 
 
 def is_planned(pace: Pace) -> bool:
-    """Whether the job's own end is known, and not only the latest possible one."""
+    """Whether the job's own end is known, not only the latest possible one."""
     by_steps = pace.step is not None and _final_step(pace) is not None and pace.step_time_s is not None
     return by_steps or pace.exit_unix_s is not None
 
 
 def exit_options(arguments: Mapping[str, str]) -> ExitOptions:
-    """What Megatron-LM's options of a job, by name, say of its end."""
+    """A job's end by its Megatron-LM options, by name."""
     minutes = positive(arguments.get("exit_duration_in_mins"))
     return ExitOptions(
         interval_steps=positive(arguments.get("exit_interval")),
@@ -90,13 +90,13 @@ def exit_unix_s(options: ExitOptions, placements: Iterable[RankPlacement]) -> fl
 
 
 def limit_unix_s(placements: Iterable[RankPlacement]) -> float | None:
-    """When the scheduler ends the job of these ranks at the latest; None when none of them knows."""
+    """When the scheduler ends the job of these ranks at the latest; None if unknown."""
     limits = [one.time_limit_unix_s for one in placements if one.time_limit_unix_s is not None]
     return min(limits, default=None)
 
 
 def _final_step(pace: Pace) -> int | None:
-    """The step after which the job ends; None when nothing tells."""
+    """The step after which the job ends; None if unknown."""
     steps = [pace.train_steps] if pace.train_steps is not None else []
     if pace.exit_interval_steps is not None and pace.step is not None:
         intervals = max(1, math.ceil(pace.step / pace.exit_interval_steps))
@@ -128,7 +128,7 @@ def _time_limit(pace: Pace, now_unix_s: float) -> ExpectedEnd | None:
 
 
 def window_s(steps: int | None, step_time_s: float | None, max_duration_s: float) -> float:
-    """How long a tool collects for so many whole steps; the time cap where the steps tell no time."""
+    """How long a tool collects for this many whole steps; the time limit if the step time is unknown."""
     if steps is None or step_time_s is None:
         return max_duration_s
     return min(max_duration_s, (steps + _CUT_STEPS) * step_time_s)
@@ -140,12 +140,12 @@ def writing_s(tool: CaptureTool) -> float:
 
 
 def needed_s(tool: CaptureTool, *, lead_s: float, window_s: float, margin_s: float = MARGIN_S) -> float:
-    """How long a job must still run for a capture that begins now; 0 for a tool that only looks once."""
+    """How long a job must still run for a capture that begins now; 0 for a tool that only reads once."""
     return 0.0 if tool in FOR_HANGS else lead_s + window_s + writing_s(tool) + margin_s
 
 
 def ends_now(end: ExpectedEnd | None, tool: CaptureTool) -> str:
-    """Why a capture that runs must be stopped now, to be written before the job's end; empty when not."""
+    """Why a running capture must be stopped now, to be written before the job's end; otherwise empty."""
     if end is None or end.in_s >= (least_s := writing_s(tool) + MARGIN_S):
         return ""
     return (
@@ -155,7 +155,7 @@ def ends_now(end: ExpectedEnd | None, tool: CaptureTool) -> str:
 
 
 def too_late(end: ExpectedEnd | None, tool: CaptureTool, needed_s: float) -> str:
-    """Why a capture does not fit before the job's end; empty when it does, and when nobody knows the end."""
+    """Why a capture does not fit before the job's end; empty if it does, or if the end is unknown."""
     if end is None or end.in_s >= needed_s:
         return ""
     return (

@@ -149,7 +149,7 @@ def test_captures_of_servers_are_asked_for_apart(perfd, aggregator):
         ]
 
     assert (ids("job"), ids("server")) == (["mine"], [])
-    with pytest.raises(PerfdError, match="`kind` must be job or server, and not 'x'"):
+    with pytest.raises(PerfdError, match="`kind` must be job or server, not 'x'"):
         ids("x")
 
 
@@ -185,7 +185,7 @@ def test_start_with_wait_says_by_its_exit_code_whether_every_rank_is_done(perfd,
 
 
 def test_a_capture_that_was_refused_at_once_is_no_success(perfd):
-    assert "There is no capture profile 'nosuch'" in perfd("start", "llama", "--profile", "nosuch", code=1)
+    assert "No capture profile 'nosuch'" in perfd("start", "llama", "--profile", "nosuch", code=1)
 
 
 def test_a_capture_that_is_under_way_is_a_success_without_wait(perfd, aggregator):
@@ -195,7 +195,7 @@ def test_a_capture_that_is_under_way_is_a_success_without_wait(perfd, aggregator
 
 def test_a_capture_that_there_is_not_is_named_with_where_to_look(aggregator, capsys):
     assert main(["capture", "show", "nosuch", "--aggregator", aggregator.server.address]) == 2
-    assert "There is no capture 'nosuch'; `perfd capture list` shows" in capsys.readouterr().err
+    assert "No capture 'nosuch'; see `perfd capture list`" in capsys.readouterr().err
 
 
 def test_cancel_reaches_the_agents(perfd, aggregator):

@@ -178,7 +178,7 @@ def test_the_history_tells_how_many_whole_steps_each_rank_has(node, make_system,
     system.agent()
     capture = system.until(aggregator, lambda capture: capture["state"] != "open")
     assert capture["state"] == "done"
-    assert "The trace holds 5 of the 9 steps from begin to end." in capture["reason"]
+    assert "The trace contains only 5 of the 9 requested steps." in capture["reason"]
     assert [rank["whole_steps"] for rank in capture["ranks"]] == [5], "the stand-in's steps have one kernel"
 
 

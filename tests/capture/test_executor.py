@@ -157,7 +157,7 @@ def test_a_report_without_gpu_work_is_empty(make_node):
     node = make_node(kernels_per_process=0)
     node.launch()
     node.executor().handle(request())
-    assert node.until_state(CaptureState.EMPTY).reason == "The report holds no GPU work."
+    assert node.until_state(CaptureState.EMPTY).reason == "The report has no GPU work."
 
 
 def test_each_rank_is_judged_by_its_own_kernels(make_node):
@@ -166,7 +166,7 @@ def test_each_rank_is_judged_by_its_own_kernels(make_node):
     node.executor().handle(request())
     done, empty = node.until_state(CaptureState.DONE), node.next_status()
     assert (done.ranks, empty.state, empty.ranks) == ((0, 2), CaptureState.EMPTY, (1,))
-    assert empty.reason == "The report holds no GPU work of this rank."
+    assert empty.reason == "The report has no GPU work of this rank."
 
 
 def test_of_a_rank_with_several_processes_the_busiest_counts_its_steps(make_node):
@@ -360,7 +360,7 @@ def test_a_cancelled_capture_ends_at_once_and_its_files_are_deleted(node):
     node.until_state(CaptureState.RUNNING)
     executor.handle(CaptureCancel(capture_id="somebody-elses", reason="no"))
     executor.handle(CaptureCancel(capture_id="c1", reason="enough"))
-    assert node.until_state(CaptureState.FAILED).reason == "Cancelled: enough"
+    assert node.until_state(CaptureState.FAILED).reason == "Canceled: enough"
     assert node.session_state() == "Launched"
     assert [file.name for file in (node.captures / "c1").iterdir()] == ["capture.json"]
 
@@ -485,7 +485,9 @@ def test_one_slow_step_is_what_a_profiler_costs(node):
     assert node.until_state(CaptureState.DONE).reason == ""
 
 
-@pytest.mark.parametrize(("kernels", "remark"), [(3, ""), (2, "The trace holds 2 of the 3 steps from begin")])
+@pytest.mark.parametrize(
+    ("kernels", "remark"), [(3, ""), (2, "The trace contains only 2 of the 3 requested steps")]
+)
 def test_the_trace_tells_how_many_whole_steps_are_in_it(make_node, kernels, remark):
     node = make_node(kernels_per_process=kernels)
     node.launch()

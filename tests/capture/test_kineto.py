@@ -166,7 +166,7 @@ def test_a_busy_profiler_is_refused_and_the_others_go_on(job):
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({"NSYS_PROFILING_SESSION_ID": "7"}, "CUPTI has one subscriber a process"),
+        ({"NSYS_PROFILING_SESSION_ID": "7"}, "CUPTI has one subscriber per process"),
     ],
 )
 def test_a_rank_under_nsys_is_refused_and_told_why(job, environment, words):
@@ -214,7 +214,7 @@ def test_a_rank_that_does_not_poll_is_refused(job):
     ("habits", "state", "words"),
     [
         ({"gpu_work": False}, CaptureState.EMPTY, "no GPU work"),
-        ({"cut_short": True}, CaptureState.FAILED, "not whole"),
+        ({"cut_short": True}, CaptureState.FAILED, "incomplete"),
         ({"writes": False}, CaptureState.LATE, "did not start"),
         ({"dies": True}, CaptureState.FAILED, "ended before"),
         ({"links_to": "/etc/passwd"}, CaptureState.FAILED, "Cannot read"),
@@ -246,7 +246,7 @@ def test_without_gpus_a_trace_of_the_host_is_a_result_where_that_is_allowed(job)
     job.capture()
     end = job.finals(1)[0]
     assert end.state is CaptureState.DONE
-    assert end.reason == "The trace tells of the host only: no GPU worked for the rank."
+    assert end.reason == "The trace has host activity only: no GPU worked for the rank."
 
 
 def test_a_common_start_that_is_too_near_makes_the_rank_late(job):
@@ -291,7 +291,7 @@ def test_a_job_whose_end_is_unknown_is_traced_for_one_step_and_the_reason_says_s
     job.capture(steps=3, max_duration_s=3600)
     end = job.finals(1)[0]
     assert end.state is CaptureState.DONE
-    assert end.reason.startswith("Traced as short as can be: the job's end is not known")
+    assert end.reason.startswith("Traced as short as possible: the job's end is unknown")
 
 
 def test_a_process_that_waits_at_its_end_is_traced_for_all_steps_and_may_end_when_the_trace_is_there(job):
@@ -353,7 +353,7 @@ def test_a_name_that_is_taken_is_a_reason_and_no_crash(job):
     job.rank()
     executor = job.executor()
     executor.handle(request(tool=CaptureTool.KINETO))
-    assert "Something else answers libkineto" in job.node.until_state(CaptureState.REFUSED).reason
+    assert "Another program answers libkineto" in job.node.until_state(CaptureState.REFUSED).reason
     other.stop()
 
 

@@ -152,7 +152,7 @@ def test_a_job_is_started_bare_where_nsys_cannot_help_and_the_note_says_why(tmp_
     working = inspect(nsys_installation.install(tmp_path / "a"))
     broken = inspect(nsys_installation.install(tmp_path / "b", importer=False))
     for launch, words in (
-        (plan(None), "no nsys"),
+        (plan(None), "nsys not found"),
         (plan(working, launch=False), "are off"),
         (plan(working, enabled=False), "are off"),
         (plan(broken), "would leave no report"),

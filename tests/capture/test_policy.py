@@ -274,7 +274,7 @@ def test_an_unknown_profile_is_refused_by_name(world):
     (record,) = world.tell(alert(capture="nosuch"))
     assert (
         record.capture.reason
-        == "There is no capture profile 'nosuch'; capture_profiles has: blamed, default, hang, kineto, nccl."
+        == "No capture profile 'nosuch'; capture_profiles has: blamed, default, hang, kineto, nccl."
     )
 
 
@@ -502,7 +502,7 @@ def test_a_profile_without_a_tool_captures_a_job_with_nsys():
 @pytest.mark.parametrize(
     ("view", "reason"),
     [
-        (server(None), "not known which engine a/h:1 is"),
+        (server(None), "The engine of a/h:1 is unknown"),
         (server(CaptureTool.VLLM, nodes=()), "The agent of the node of server a/h:1 is not connected."),
     ],
 )

@@ -112,13 +112,13 @@ def test_a_rank_whose_agent_is_away_is_refused_with_the_reason():
         ("0-99999999", "does not choose ranks"),
         ("0-9999999", "not a range"),
         ("0,stage=last", "mixes ranks with roles"),
-        ("node=nosuch", "No rank of job llama is meant by 'node=nosuch'; its ranks are on a, b."),
+        ("node=nosuch", "No rank of job llama matches 'node=nosuch'; its ranks are on a, b."),
         ("pod=train", "its ranks are in train-0, train-1, train-2, train-3."),
         ("pod=train-2-toolong", "its ranks are in train-0"),
         ("node=", "does not choose ranks"),
         ("peer", "name those too"),
         ("tp=5", "No rank of job llama"),
-        ("cp=0", "does not tell cp"),
+        ("cp=0", "lacks cp"),
     ],
 )
 def test_a_selector_that_chooses_nothing_says_why(selector, words):
@@ -191,6 +191,6 @@ def test_any_text_is_a_selector_or_a_clear_error(text):
 
 def test_culprits_that_there_are_not_are_no_ranks_and_keep_nobody_else_out():
     view = replace(VIEW, culprits=())
-    with pytest.raises(CaptureError, match="by 'culprits'; the analysis blames none now"):
+    with pytest.raises(CaptureError, match="matches 'culprits'; the analysis currently names no culprits"):
         select("culprits", view)
     assert select("culprits+3", view).by_node == select("3", view).by_node

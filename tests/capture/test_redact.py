@@ -113,7 +113,7 @@ def test_an_existing_file_is_never_overwritten(export, tmp_path):
     with pytest.raises(CaptureError, match="File exists"):
         redacted_copy(export, tmp_path / "mine")
     assert (tmp_path / "mine").read_text() == "mine"
-    with pytest.raises(CaptureError, match="no file"):
+    with pytest.raises(CaptureError, match="No such file"):
         redacted_copy(tmp_path / "nosuch.sqlite", tmp_path / "copy")
 
 

@@ -57,7 +57,7 @@ def test_an_unfinished_capture_is_found_again_and_a_strangers_folder_is_not(stor
 def test_a_directory_that_cannot_be_made_is_one_clear_sentence(tmp_path):
     (tmp_path / "file").touch()
     store = CaptureStore(tmp_path / "file" / "captures", max_bytes=1, min_free_bytes=0)
-    with pytest.raises(CaptureError, match="Cannot make"):
+    with pytest.raises(CaptureError, match="Cannot create"):
         store.create(CaptureRecord(request=request()))
 
 

@@ -28,7 +28,7 @@ def test_what_was_asked_for_is_traced_when_no_end_can_hurt(plan, wait_at_exit):
 def test_else_one_whole_step_is_traced_and_the_note_says_why():
     found = chosen()
     assert (found.length_s, found.steps) == (4.5, 1)
-    assert "the job's end is not known" in found.note
+    assert "the job's end is unknown" in found.note
 
 
 def test_without_a_step_time_a_second_is_traced():

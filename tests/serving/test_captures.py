@@ -250,7 +250,7 @@ def test_a_trace_that_is_cut_is_kept_and_called_so(scene: Scene) -> None:
     trace.write_bytes(trace.read_bytes()[:-20])
     (outcome,) = tool.stop(targets, plan)
     assert (outcome.state, len(outcome.files)) == (CaptureState.FAILED, 1)
-    assert "1 of 1 traces are cut" in outcome.reason
+    assert "1 of 1 traces are truncated" in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_folder_that_is_not_there_is_named(scene: Scene) -> None:
 
 @pytest.mark.parametrize("address", ["ftp://x:1", "nowhere", "host:port"])
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="is no server's address"):
+    with pytest.raises(ConfigError, match="is not a server address"):
         ServerClient(address)
 
 

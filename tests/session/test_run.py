@@ -474,7 +474,7 @@ def test_no_capture_is_promised_where_something_else_answers_libkineto(tmp_path,
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "ready for captures" not in done.stderr
-    assert f"cannot capture. Something else answers libkineto at {sockets} " in done.stderr
+    assert f"cannot capture. Another program answers libkineto at {sockets} " in done.stderr
 
 
 def test_a_training_loop_with_the_hook_finds_the_agent_of_its_own_run(tmp_path, configuration):

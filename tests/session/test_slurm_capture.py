@@ -246,7 +246,7 @@ def test_ranks_that_the_job_does_not_have_are_refused_and_the_others_captured(tm
     )
     assert outcomes(found) == {
         ("n1", 0): (CaptureState.DONE, ""),
-        ("", 7): (CaptureState.REFUSED, "Job 17 has no rank 7, or its node is not known."),
+        ("", 7): (CaptureState.REFUSED, "Job 17 has no rank 7, or its node is unknown."),
     }
 
 

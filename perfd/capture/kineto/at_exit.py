@@ -1,4 +1,4 @@
-"""Where the module is that keeps a process from ending within a window, and whether a process has it."""
+"""The module that keeps a process from ending within a window, and whether a process has it."""
 
 from __future__ import annotations
 

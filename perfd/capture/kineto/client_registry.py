@@ -1,4 +1,4 @@
-"""Who polls, when each polls next, and what each is to be told: no I/O, time as an argument."""
+"""The polling clients, their next polls, and the answers: no I/O, time as an argument."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from perfd.capture.kineto.kineto_protocol import ConfigPoll
 POLL_PERIOD_S = 5.0
 """What libkineto does unless it is configured otherwise."""
 _MAX_PERIOD_S = 15.0
-"""A longer pause was a stall, as without a daemon, and says nothing about the next poll."""
+"""A longer pause was a stall, as without a daemon, and does not predict the next poll."""
 _FORGOTTEN_AFTER_S = 60.0
 _MAX_CLIENTS = 4096
 _KEPT_INTERVALS = 4
 
 Key: TypeAlias = tuple[int, int]
-"""A client: the host's pid, 0 if the kernel cannot tell it, and its pid in its own namespace."""
+"""A client: the host's pid, 0 if the kernel does not know it, and its pid in its own namespace."""
 
 
 class ConfigDelivery(Enum):
-    """What became of an order."""
+    """The state of an order."""
 
     WAITING = "waiting"
     """Its process did not poll yet."""
     DELIVERED = "delivered"
     ACCEPTED = "accepted"
-    """Delivered, and the process said later that its profiler is busy."""
+    """Delivered, and the process reported later that its profiler is busy."""
     MISSED = "missed"
-    """It polled too late to be told."""
+    """It polled too late to get it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinetoClient:
-    """A process that polls, as of now."""
+    """The current state of a polling process."""
 
     key: Key
     pids: Sequence[int]
@@ -52,7 +52,7 @@ class KinetoClient:
 
     @property
     def next_poll_s(self) -> float:
-        """In how long it will have polled again, if it goes on as before."""
+        """Time until its next poll, if it continues as before."""
         return max(0.0, self.period_s - self.silent_s)
 
 
@@ -79,7 +79,7 @@ class ClientRegistry:
         self._orders: dict[Key, _Order] = {}
 
     def poll(self, poll: ConfigPoll, host_pid: int, now_s: float) -> str:
-        """Note a poll; what to answer, which is empty for whoever is not to trace now."""
+        """Record a poll; returns the answer, empty for clients that have nothing to trace now."""
         key = (host_pid, poll.pids[0])
         self._note(key, poll, now_s)
         order = self._orders.get(key)
@@ -101,7 +101,7 @@ class ClientRegistry:
             order.delivery = ConfigDelivery.WAITING
 
     def clients(self, now_s: float) -> list[KinetoClient]:
-        """Who polled within the last minute."""
+        """The clients that polled within the last minute."""
         self._forget(now_s)
         return [
             KinetoClient(
@@ -119,12 +119,12 @@ class ClientRegistry:
         self._orders[key] = _Order(text=text, before_s=before_s)
 
     def delivery(self, key: Key) -> ConfigDelivery:
-        """What became of the order for a client; `MISSED` when there is none."""
+        """The state of a client's order; `MISSED` if there is none."""
         order = self._orders.get(key)
         return order.delivery if order is not None else ConfigDelivery.MISSED
 
     def withdraw_all(self) -> None:
-        """Tell nobody anything any more."""
+        """Withdraw all orders."""
         self._orders.clear()
 
     def _note(self, key: Key, poll: ConfigPoll, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The configuration that a process is given for one trace, as libkineto's text of `KEY=VALUE` lines."""
+"""A process's configuration for one trace, as libkineto's text of `KEY=VALUE` lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ACTIVITIES = (
     "cuda_runtime",
     "cuda_driver",
 )
-"""What perfd's analysis reads. Kinds that a build does not know are skipped by it with a warning."""
+"""The kinds that perfd's analysis reads. libkineto skips kinds unknown to its build, with a warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,17 +32,17 @@ class TraceOrder:
     warmup_s: int
     trace_id: str
     iterations: int | None = None
-    """Optimizer steps instead of a duration, where the process reports them; it takes the time otherwise."""
+    """Optimizer steps instead of a duration, if the process reports them; otherwise it uses the duration."""
     iteration_roundup: int = 1
-    """Start at the next multiple, so that ranks that are told at different times start at the same step."""
+    """Start at the next multiple, so that ranks that poll at different times start at the same step."""
 
 
 def render(order: TraceOrder) -> str:
-    """The text; raises `CaptureError` when the path could not be read back from it."""
+    """The text; raises `CaptureError` if the path could not be read back from it."""
     path = str(order.output)
-    # Exactly one `=` a line: with another libkineto gives up after it has promised to trace.
+    # Exactly one `=` per line: otherwise libkineto gives up after it has promised to trace.
     if "=" in path or "\n" in path or not path.endswith(".json"):
-        raise CaptureError(f"{path!r} cannot be given to libkineto: no '=' may be in it.")
+        raise CaptureError(f"libkineto cannot use {path!r}: the path contains '='.")
     lines = [
         f"ACTIVITIES_LOG_FILE={path}",
         f"ACTIVITY_TYPES={','.join(ACTIVITIES)}",
@@ -62,6 +62,6 @@ def render(order: TraceOrder) -> str:
 
 
 def parse(text: str) -> dict[str, str]:
-    """The keys of a text; lines without exactly one `=` are left out. For clients that stand in."""
+    """The keys of a text; lines without exactly one `=` are skipped. For stand-in clients."""
     pairs: Sequence[Sequence[str]] = [line.split("=") for line in text.splitlines() if line[:1] != "#"]
     return {pair[0].strip(): pair[1].strip() for pair in pairs if len(pair) == 2}

@@ -24,7 +24,7 @@ from perfd.file_access import bind_socket, remove_socket
 log = logging.getLogger(__name__)
 
 NAME = "dynolog"
-"""What libkineto asks for; it cannot be configured."""
+"""libkineto's fixed name; it cannot be configured."""
 CLIENT_PREFIX = "dynoconfigclient"
 _CREDENTIALS = struct.Struct("iII")
 _SWEEP_INTERVAL_S = 60.0
@@ -35,10 +35,10 @@ _Address: TypeAlias = str | bytes
 
 
 class KinetoEndpoint:
-    """Answers the polls of this node's PyTorch processes, from `start` to `stop`.
+    """Answers the polls of this node's PyTorch processes, from `start` to `stop`. Thread-safe.
 
-    By default the name is abstract, and so belongs to a network namespace; with `directory` it is a file
-    in it, which containers can share (`KINETO_IPC_SOCKET_DIR`). Any thread may call anything.
+    By default the name is abstract, and belongs to a network namespace; with `directory` it is a file
+    in it, which containers can share (`KINETO_IPC_SOCKET_DIR`).
     """
 
     def __init__(self, directory: Path | None, clock: Clock, *, name: str = NAME) -> None:
@@ -54,11 +54,11 @@ class KinetoEndpoint:
 
     @property
     def problem(self) -> str:
-        """Why nobody is answered; empty when all is well."""
+        """Why polls are not answered; otherwise empty."""
         return self._problem
 
     def start(self) -> None:
-        """Take the name and begin to answer. A name that is taken is a `problem`, no exception."""
+        """Bind the name and start answering. If it is taken, that is a `problem`, not an exception."""
         try:
             self._socket = self._bind()
         except CaptureError as error:
@@ -70,7 +70,7 @@ class KinetoEndpoint:
         self._thread.start()
 
     def stop(self) -> None:
-        """Give the name back; legal twice, and without `start`."""
+        """Release the name; may be called twice, and without `start`."""
         if self._wake is not None:
             reader, writer = self._wake
             os.write(writer, b"\0")
@@ -86,7 +86,7 @@ class KinetoEndpoint:
         self._problem = "The Kineto endpoint was stopped."
 
     def clients(self) -> Sequence[KinetoClient]:
-        """Who polled within the last minute."""
+        """The clients that polled within the last minute."""
         with self._lock:
             return self._registry.clients(self._clock.monotonic_s())
 
@@ -96,12 +96,12 @@ class KinetoEndpoint:
             self._registry.order(key, text, before_s=before_s)
 
     def delivery(self, key: Key) -> ConfigDelivery:
-        """What became of the order for a client."""
+        """The state of a client's order."""
         with self._lock:
             return self._registry.delivery(key)
 
     def withdraw_all(self) -> None:
-        """Tell nobody anything any more."""
+        """Withdraw all orders."""
         with self._lock:
             self._registry.withdraw_all()
 
@@ -109,7 +109,7 @@ class KinetoEndpoint:
         server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             server.setblocking(False)
-            # The kernel then says who sent a datagram, by a pid of our namespace.
+            # The kernel then reports the sender of a datagram, by a pid in our namespace.
             server.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             if self._directory is None:
                 server.bind(abstract(self._name))
@@ -173,7 +173,7 @@ class KinetoEndpoint:
         try:
             server.sendto(reply, to)
         except OSError:
-            return False  # The client is gone, or does not read; it asks again if it wants.
+            return False  # The client is gone, or does not read; it may poll again.
         return True
 
     def _sweep(self) -> None:
@@ -192,14 +192,14 @@ def abstract(name: str) -> bytes:
 
 
 def answered_by_others(directory: Path | None, name: str = NAME) -> str:
-    """That something answers libkineto there, and what to do about it; empty while the name is free."""
+    """The program that answers libkineto there, and what to do; empty while the name is free."""
     address = abstract(name) if directory is None else directory / name
     return _taken(directory, name) if listened_to(address) else ""
 
 
 def _taken(directory: Path | None, name: str) -> str:
     return (
-        f"Something else answers libkineto at {_where(directory, name)} (dynolog, or another perfd agent);"
+        f"Another program answers libkineto at {_where(directory, name)} (dynolog, or another perfd agent);"
         " stop it, or set capture.kineto.socket_directory and KINETO_IPC_SOCKET_DIR of the job."
     )
 
@@ -222,7 +222,7 @@ def listened_to(address: Path | bytes) -> bool:
         try:
             probe.connect(address if isinstance(address, bytes) else str(address))
         except OSError as error:
-            # One that we may not write to is somebody's all the same.
+            # One that we may not write to belongs to another process, too.
             return error.errno in (errno.EACCES, errno.EPERM, errno.EPROTOTYPE)
         return True
 

@@ -26,7 +26,7 @@ sends 3 when idle and 1 when busy, later ones 2 and 0."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRequest:
-    """A client introduces itself; it wants to know how many of its GPU's clients the daemon has."""
+    """A client registers; the answer is the number of the daemon's clients on its GPU."""
 
     gpu: int
     pid: int
@@ -35,7 +35,7 @@ class ContextRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigPoll:
-    """A client asks whether there is a configuration for it. Pids are those of its own namespace."""
+    """A client polls for a configuration. Pids are those of its own namespace."""
 
     types: int
     job_id: int
@@ -52,7 +52,7 @@ Message: TypeAlias = ContextRequest | ConfigPoll
 
 
 def decode(datagram: bytes) -> Message | None:
-    """What a client said; None for anything that is no whole, well-formed frame of a known type."""
+    """A client's message; None for anything but a complete, well-formed frame of a known type."""
     if len(datagram) < _HEADER.size:
         return None
     size, kind = _HEADER.unpack_from(datagram)
@@ -79,12 +79,12 @@ def context_reply(count: int) -> bytes:
 
 
 def poll_reply(configuration: str) -> bytes:
-    """The answer to `ConfigPoll`: the text of a configuration, or nothing when it is empty."""
+    """The answer to `ConfigPoll`: the text of a configuration, or empty."""
     return _frame(b"req", configuration.encode())
 
 
 def decode_reply(datagram: bytes) -> str | None:
-    """The configuration in an answer to `ConfigPoll`; empty for none, None when it is no answer."""
+    """The configuration in an answer to `ConfigPoll`; empty for none, None if it is not such an answer."""
     if len(datagram) < _HEADER.size:
         return None
     size, kind = _HEADER.unpack_from(datagram)

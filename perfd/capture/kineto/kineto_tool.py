@@ -1,4 +1,4 @@
-"""Captures with Kineto: tell the ranks' processes what to trace, fetch the files, check them."""
+"""Captures with Kineto: sends the ranks' processes a configuration, fetches the files, checks them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _TRACE_NAME = "trace.json"
 _PLACE_VARIABLE = "KINETO_ONDEMAND_TRACE_DIR"
 _POLL_S = 0.2
 _MOST_MARGIN_S = 12.0
-"""On a node that is so busy that libkineto's thread comes later still, a capture says nothing of the job."""
+"""On a node so busy that libkineto's thread is even later, a capture would not represent the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinetoOptions:
-    """What an operator chose for captures with Kineto."""
+    """The operator's settings for captures with Kineto."""
 
     warmup_s: int = 2
     cpu_only: bool = False
@@ -49,14 +49,14 @@ class KinetoOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KinetoTiming:
-    """What libkineto and the file system need."""
+    """Times that libkineto and the file system need."""
 
     tick_s: float = 1.0
-    """libkineto's own thread looks for a configuration this often."""
+    """The interval at which libkineto's own thread looks for a configuration."""
     margin_s: float = 1.5
-    """For a poll that is late on a busy node, and for making folders."""
+    """For a late poll on a busy node, and for creating folders."""
     file_s: float = 90.0
-    """After the end of the window: libkineto builds the whole trace in memory and writes it then."""
+    """After the end of the window: libkineto builds the whole trace in memory and then writes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +72,12 @@ class _Traced:
 
     @property
     def file(self) -> str:
-        """The trace's name: libkineto puts in the pid that the process knows itself by."""
+        """The trace's name: libkineto inserts the pid in the process's own namespace."""
         return f"trace_{self.own_pid}.json"
 
     @property
     def own_pid(self) -> int:
-        """The pid that the process knows itself by."""
+        """The pid in the process's own namespace."""
         return self.client.key[1]
 
 
@@ -106,7 +106,7 @@ class KinetoTool(Tool):
         self._traced: dict[str, _Traced] = {}
         self._note = ""
         self._margin_s = self._timing.margin_s
-        # As long as it takes when a process has just polled.
+        # The time needed if a process has just polled.
         self.lead_s = POLL_PERIOD_S + self._after_poll_s
 
     @property
@@ -201,16 +201,16 @@ class KinetoTool(Tool):
         finally:
             self.abort([target.handle for target in targets])
         if any(one.state is CaptureState.LATE for one in outcomes):
-            # A busy node takes longer than was thought; the next capture allows for it.
+            # A busy node takes longer than expected; the next capture allows for it.
             self._margin_s = min(_MOST_MARGIN_S, 2 * self._margin_s)
             self.lead_s = POLL_PERIOD_S + self._after_poll_s
         return outcomes
 
     def abort(self, handles: Sequence[str]) -> None:
-        """What was not told yet never is. The rest runs out, and finds no folder to write to.
+        """Withdraw orders not fetched yet. The rest run to their end, and find no folder to write to.
 
-        There is no way to tell libkineto to stop: a process that was told must still not end before its
-        window is over, and so keeps its mark.
+        libkineto cannot be stopped: a process that has its order must still not end before the window is
+        over, and therefore keeps its mark.
         """
         if self._endpoint is not None:
             for handle in handles:
@@ -252,20 +252,20 @@ class KinetoTool(Tool):
         )
 
     def _iterations(self, steps: int | None) -> int | None:
-        """How many calls of the optimizer to trace: whole steps lie between two of them."""
+        """How many calls of the optimizer to trace: whole steps are between two of them."""
         if steps is None or self._options.iteration_roundup is None:
             return None
         return steps + 1
 
     def _outcome(self, one: _Traced, plan: CapturePlan, *, late: bool) -> CaptureOutcome | None:
-        """How it ended for one rank; None while there is hope for a file."""
+        """The outcome of one rank; None while its file may still come."""
         names = one.box.names()
         if one.file in names:
             one.box.unmark(one.own_pid)
             return self._collected(one, plan)
         delivery = self._answering().delivery(one.client.key)
         if delivery in _UNTOLD:
-            reason = "The process did not ask for a configuration in time for the start."
+            reason = "The process did not poll for a configuration in time for the start."
             return CaptureOutcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
         if not runs(self._proc, one.pid):
             reason = "The process ended before it wrote its trace."
@@ -273,7 +273,7 @@ class KinetoTool(Tool):
         if not late:
             return None
         if delivery is ConfigDelivery.DELIVERED and self._idle(one):
-            reason = "libkineto was told and did not start: it had too little time, or was busy; see its log."
+            reason = "libkineto got the request and did not start: too little time, or busy; see its log."
             return CaptureOutcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
         reason = f"libkineto traced and wrote no file within {self._timing.file_s:.0f} s."
         return CaptureOutcome(state=CaptureState.LOST, ranks=[one.rank], reason=reason)
@@ -299,16 +299,16 @@ class KinetoTool(Tool):
             host = (
                 ""
                 if work is TraceWork.GPU
-                else "The trace tells of the host only: no GPU worked for the rank."
+                else "The trace has host activity only: no GPU worked for the rank."
             )
             reason = " ".join(filter(None, (host, self._note)))
             return CaptureOutcome(
                 state=CaptureState.DONE, ranks=[one.rank], reason=reason, files=[path], whole_steps=whole
             )
         reason = (
-            "The trace holds nothing: the process did no work yet, or waited all the time."
+            "The trace is empty: the process did no work yet, or waited all the time."
             if work is TraceWork.NONE
-            else "The trace holds no GPU work of this rank (capture.kineto.cpu_only allows that)."
+            else "The trace has no GPU work of this rank (capture.kineto.cpu_only allows that)."
         )
         return CaptureOutcome(state=CaptureState.EMPTY, ranks=[one.rank], reason=reason, files=[path])
 

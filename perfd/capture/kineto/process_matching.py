@@ -1,4 +1,4 @@
-"""Which polling process is which rank of a job: only processes of the watched job may be told anything."""
+"""Maps polling processes to ranks of a job: only processes of the monitored job get requests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _of(pid: int, clients: Sequence[KinetoClient], proc: Path) -> KinetoClient |
     near: list[tuple[int, KinetoClient]] = []
     inner = namespace_pids(proc, pid)
     for client in clients:
-        # The kernel told who sent it; otherwise what the client says of itself must do.
+        # The kernel's pid of the sender if known, otherwise the client's own.
         line = lineage(proc, client.host_pid) if client.host_pid else ()
         if pid in line:
             near.append((line.index(pid), client))
@@ -71,16 +71,16 @@ def _unfit(pid: int, client: KinetoClient | None, proc: Path) -> str:
     environment = environment_of(proc, pid)
     if NSYS_SESSION_VARIABLE in environment:
         return (
-            "runs under `nsys launch`, and CUPTI has one subscriber a process: capture it with nsys, "
+            "runs under `nsys launch`, and CUPTI has one subscriber per process: capture it with nsys, "
             "or start the job with perfd run --kineto."
         )
     if client is None and environment and DAEMON_VARIABLE not in environment:
-        return f"was started without {DAEMON_VARIABLE}=1, so its PyTorch asks nobody for traces."
+        return f"was started without {DAEMON_VARIABLE}=1, so its PyTorch does not poll for traces."
     if client is None:
         return (
-            "did not ask for a configuration. libkineto asks every 5 s from `import torch` on; in another "
+            "did not poll for a configuration. libkineto polls every 5 s from `import torch` on; in another "
             f"container than the agent's it needs {_SOCKETS_VARIABLE} and capture.kineto.socket_directory."
         )
     if client.silent_s > _SILENT_PERIODS * client.period_s:
-        return f"has not asked for a configuration for {client.silent_s:.0f} s."
-    return "" if client.idle else "is busy: its profiler traces, or ended within the last 5 s; ask again."
+        return f"has not polled for a configuration for {client.silent_s:.0f} s."
+    return "" if client.idle else "is busy: its profiler traces, or ended within the last 5 s; try again."

@@ -1,4 +1,4 @@
-"""Whether a file is a whole Kineto trace, whether a GPU worked in it, and what tells its steps."""
+"""Whether a file is a complete Kineto trace, whether it has GPU work, and the evidence of its steps."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from perfd.trace.model.trace_steps import PROFILER_STEP, steps_among
 from perfd.trace.readers.chrome_json import ChromeEvent, ChromeFile, list_ends, members_behind
 
 _DECODED_BYTES = 256 * 1024 * 1024
-"""Larger ones are only looked at: this runs on the training node."""
+"""Larger ones are only searched, not decoded: this runs on the training node."""
 _TAIL_BYTES = 4 * 1024 * 1024
-"""The process groups of a large job stand behind the events."""
+"""The process groups of a large job come after the events."""
 _MAX_TIME_US, _MAX_DURATION_US = 4e15, 1e14
-"""The year 2096, and three years: what is later or longer is no time."""
+"""The year 2096, and three years: later or longer times are invalid."""
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _MARKS = tuple(f'"cat": "{name}"'.encode() for name in _GPU_CATEGORIES)
 _UPDATE = "Optimizer.step#"
 """The range that PyTorch puts around each `step` of an optimizer."""
 _MODEL = re.compile(r"aten::(?:add|b)?mm|aten::(?:matmul|linear)|aten::.*(?:conv|attention)")
-"""What a forward or a backward pass has and an optimizer, nearly always, has not."""
+"""Operators of forward and backward passes that optimizers almost never use."""
 
 
 class TraceWork(Enum):
@@ -37,21 +37,21 @@ class TraceWork(Enum):
     HOST = "host"
     """Only what the host did."""
     NONE = "none"
-    """Nothing, as of a process that is still importing PyTorch."""
+    """Nothing, as from a process that is still importing PyTorch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a whole trace holds."""
+    """The content of a complete trace."""
 
     work: TraceWork
     recorded: Recorded | None = None
-    """What tells its steps; None for a trace that is too large to be decoded here."""
+    """The evidence of its steps; None for a trace that is too large to be decoded here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Range:
-    """Something that the trace gives a name and a time."""
+    """A named and timed entry of the trace."""
 
     name: str
     start_ns: int
@@ -59,7 +59,7 @@ class _Range:
 
 
 def contents_of(path: Path) -> Contents:
-    """What the trace holds; raises `CaptureError` when it is not whole."""
+    """The content of the trace; raises `CaptureError` if it is incomplete."""
     if path.stat().st_size == 0:
         raise CaptureError("The trace is empty.")
     if path.stat().st_size > _DECODED_BYTES:
@@ -71,21 +71,21 @@ def contents_of(path: Path) -> Contents:
             for event in piece:
                 trace.add(event)
     except TraceError as error:
-        raise CaptureError(f"The trace is not whole: {error}") from error
+        raise CaptureError(f"The trace is incomplete: {error}") from error
     return trace.contents()
 
 
 def _looked_at(content: mmap.mmap) -> Contents:
-    """What follows the list of events of a whole trace are other fields and the end of the object."""
+    """The list of events of a complete trace is followed by other fields and the end of the object."""
     tail = content[-_TAIL_BYTES:]
     if all(members_behind(tail[end + 1 :]) is None for end in list_ends(tail)):
-        raise CaptureError("The trace is not whole: its end is missing.")
+        raise CaptureError("The trace is incomplete: its end is missing.")
     # One so large is not empty.
     return Contents(work=TraceWork.GPU if any(content.find(mark) >= 0 for mark in _MARKS) else TraceWork.HOST)
 
 
 class _Trace:
-    """Takes the events as they come, and keeps of them what tells the steps."""
+    """Takes the events one by one, and keeps the evidence of steps."""
 
     def __init__(self) -> None:
         self._categories: set[str] = set()
@@ -114,7 +114,7 @@ class _Trace:
             self._captured_ns = (span.start_ns, span.end_ns)
 
     def contents(self) -> Contents:
-        """What the trace holds."""
+        """The content of the trace."""
         named = self._categories - {""}
         gpu = not named.isdisjoint(_GPU_CATEGORIES)
         order = sorted(range(len(self._kernels)), key=lambda at: self._kernels[at].start_ns)

@@ -1,7 +1,7 @@
-"""Folders in a job's own file system for its traces: made, emptied and removed without following links.
+"""Folders in a job's own file system for its traces: created, emptied and removed without following links.
 
 A process in a container has another file system than the agent, and a process of another user cannot write
-into the agent's folder. So each trace is written where its process can write, and then brought in.
+into the agent's folder. Each trace is therefore written where its process can write, and then fetched.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TraceDirectory:
         return _SEPARATOR.join((str(self.root), str(self.place), self.name))
 
     def create(self, uid: int, gid: int) -> None:
-        """Make the folder, private to that user; raises `CaptureError`."""
+        """Create the folder, private to that user; raises `CaptureError`."""
         try:
             with self._place() as place:
                 os.mkdir(self.name, 0o700, dir_fd=place)
@@ -54,12 +54,12 @@ class TraceDirectory:
                     os.chown(self.name, uid, gid, dir_fd=place, follow_symlinks=False)
         except OSError as error:
             raise CaptureError(
-                f"Cannot make {self.inside} for the process's trace: {error.strerror}; "
+                f"Cannot create {self.inside} for the process's trace: {error.strerror}; "
                 "run the agent as the job's user or as root."
             ) from error
 
     def mark(self, pid: int, until_unix_s: float, uid: int, gid: int) -> None:
-        """Have a process of that pid in its namespace not end before then (`perfd_at_exit`)."""
+        """Keep the process with that pid in its namespace from ending before then (`perfd_at_exit`)."""
         name = _mark(pid)
         self.unmark(pid)
         with contextlib.suppress(OSError), self._place() as place:
@@ -70,12 +70,12 @@ class TraceDirectory:
                     os.fchown(file.fileno(), uid, gid)
 
     def unmark(self, pid: int) -> None:
-        """Let it end; legal when it was not marked."""
+        """Let it end; may be called without a mark."""
         with contextlib.suppress(OSError), self._place() as place:
             os.unlink(_mark(pid), dir_fd=place)
 
     def names(self) -> list[str]:
-        """What is in it; nothing when it is gone."""
+        """Its content; empty if it is gone."""
         try:
             with self._open() as folder:
                 return os.listdir(folder)  # noqa: PTH208  (a descriptor)
@@ -83,7 +83,7 @@ class TraceDirectory:
             return []
 
     def fetch(self, name: str, to: Path, *, max_bytes: int) -> None:
-        """Bring a file of it in, whole; raises `CaptureError` for a link, a device, or too much."""
+        """Fetch a whole file from it; raises `CaptureError` for a link, a device, or too large a file."""
         try:
             with self._open() as folder:
                 source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
@@ -95,7 +95,7 @@ class TraceDirectory:
 
     def _check(self, name: str, status: os.stat_result, max_bytes: int) -> None:
         if not stat.S_ISREG(status.st_mode):
-            raise CaptureError(f"{self.inside / name} is no plain file.")
+            raise CaptureError(f"{self.inside / name} is not a regular file.")
         if status.st_size > max_bytes:
             raise CaptureError(
                 f"The trace has {data_size(status.st_size)}; "
@@ -103,7 +103,7 @@ class TraceDirectory:
             )
 
     def remove(self) -> None:
-        """Delete it with all that is in it; legal when it is not there."""
+        """Delete it with its content, if it exists."""
         with contextlib.suppress(OSError), self._place() as place:
             shutil.rmtree(self.name, dir_fd=place)
 
@@ -120,7 +120,7 @@ class TraceDirectory:
     def _place(self) -> Iterator[int]:
         """The folder that ours is in, opened part by part.
 
-        A link in a container's file system would be followed in ours: somebody could aim it at our files.
+        A link in a container's file system would be followed in ours, and could point at our files.
         """
         folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -134,7 +134,7 @@ class TraceDirectory:
 
 
 def _mark(pid: int) -> str:
-    """The name is known to `perfd_at_exit` too."""
+    """The same name as in `perfd_at_exit`."""
     return f"{PREFIX}until-{pid}"
 
 

@@ -9,26 +9,26 @@ from perfd.capture.node import CapturePlan
 
 _SHORTEST_STEPS = 1
 _SHORTEST_S = 1.0
-"""Without a step time: libkineto's own thread looks once a second."""
+"""Without a step time: libkineto's own thread looks once per second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """For how long the processes are traced."""
+    """How long the processes are traced."""
 
     length_s: float
-    """By iteration, how long it may take until the trace is over."""
+    """By iteration: the longest time until the trace is over."""
     steps: int | None
-    """How many whole steps are to be in it; None for no number of them."""
+    """The number of whole steps that it should have; None for any."""
     note: str = ""
-    """Why that is less than what was asked for."""
+    """Why that is less than requested."""
 
 
 def window(plan: CapturePlan, *, iteration_roundup: int | None, wait_at_exit: bool) -> Window:
     """The window of a capture.
 
-    A process dies when it ends within its window, and nothing can close one early. So where the job's end is
-    not known and not all processes `wait_at_exit`, it is as short as a whole step can be in it.
+    A process crashes if it ends within its window, and a window cannot be closed early. If the job's end is
+    unknown and not all processes `wait_at_exit`, it is therefore just long enough for a whole step.
     """
     asked_s = _length_s(plan.steps, plan, iteration_roundup)
     if plan.end_is_planned or wait_at_exit:
@@ -41,7 +41,7 @@ def window(plan: CapturePlan, *, iteration_roundup: int | None, wait_at_exit: bo
     return Window(
         length_s=min(asked_s, shortest_s),
         steps=None if plan.steps is None else _SHORTEST_STEPS,
-        note="Traced as short as can be: the job's end is not known, and a process that ends while it is "
+        note="Traced as short as possible: the job's end is unknown, and a process that ends while it is "
         "traced crashes; `perfd run --kineto` prevents that.",
     )
 

@@ -1,7 +1,7 @@
-"""Puts copies of a capture where others read them, and never waits for that longer than it may.
+"""Copies captures to a shared folder, with a time limit.
 
-A file system of a cluster can hang, and nothing can end a thread that waits for it. So the copies are made,
-and old ones removed, in a thread that may be left behind, and as long as one hangs no other is started.
+A cluster's file system can hang, and a thread that waits for it cannot be ended. Copies are therefore made,
+and old ones removed, in a thread that may be abandoned, and while one hangs no other is started.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _LOOK_EVERY_S = 0.1
 
 
 class Sharing:
-    """Shares the captures of one node, one at a time; any thread may call it."""
+    """Shares the captures of one node, one at a time. Thread-safe."""
 
     def __init__(self, folder: SharedFolder, *, timeout_s: float, watch: FolderWatch | None = None) -> None:
-        """Without `watch` captures stay until newer ones need their room."""
+        """Without `watch` captures stay until newer ones need their space."""
         self._folder = folder
         self._timeout_s = timeout_s
         self._watch = watch
@@ -36,9 +36,9 @@ class Sharing:
     def share(
         self, capture_id: str, files: Sequence[CaptureFile], given_up: Callable[[], bool]
     ) -> tuple[Sequence[CaptureFile], str]:
-        """Copy a capture's files: the copies, and why there are not more of them.
+        """Copy a capture's files; returns the copies, and why some are missing.
 
-        It returns when all is copied, when the time is over, and soon after `given_up` holds.
+        It returns when everything is copied, when the time is over, and soon after `given_up` holds.
         """
         with self._turn:
             return self._share(capture_id, files, given_up)
@@ -51,7 +51,7 @@ class Sharing:
             return (), f"Not shared: {self._folder.directory} still hangs since capture {earlier.capture_id}."
         copying = self._copying = _Copying(self._folder, capture_id, files, self._removing)
         copying.start()
-        # In slices, since a thread cannot wait for another and for something else.
+        # In slices, because a thread cannot wait for another thread and for an event.
         for _ in range(max(1, round(self._timeout_s / _LOOK_EVERY_S))):
             copying.join(_LOOK_EVERY_S)
             if given_up() or not copying.is_alive():
@@ -60,7 +60,7 @@ class Sharing:
         return copying.leave("it was interrupted." if given_up() else slow)
 
     def remove_old(self, monotonic_s: float) -> None:
-        """Begin to remove the captures that are too old, of all nodes; it does not wait for that."""
+        """Start removing expired captures of all nodes; does not wait."""
         if not self._turn.acquire(blocking=False):
             return
         try:
@@ -116,7 +116,7 @@ class _Copying(threading.Thread):
             self._complete = True
 
     def leave(self, why: str) -> tuple[Sequence[CaptureFile], str]:
-        """What there is now; `why` is told when that is not all."""
+        """The copies so far; `why` is the reason if they are incomplete."""
         with self._lock:
             self._left = True
             problems = self._problems if self._complete else [*self._problems, f"Not all is shared: {why}"]
@@ -134,7 +134,7 @@ class _Copying(threading.Thread):
             self._note(f"Not shared: {self._folder.directory}: {error.strerror or error}.")
 
     def _keep(self, copy: CaptureFile) -> bool:
-        """Count a copy in, unless nobody waits for it any more."""
+        """Add a copy, unless the capture no longer waits for it."""
         with self._lock:
             if not self._left:
                 self._copies.append(copy)

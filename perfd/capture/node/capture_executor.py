@@ -1,4 +1,4 @@
-"""The agent's side of captures: one at a time, beside it the stacks of a hang, each with one end per rank."""
+"""The agent's side of captures: one at a time, plus the stacks of a hang, each with one outcome per rank."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _REMEMBERED_CAPTURES = 256
 
 
 _Lane: TypeAlias = CaptureTool | None
-"""What runs beside each other, one capture at a time and in a thread of its own: each tool for hangs, which
-must not wait for a profiler that hangs with the job, and None for all others together."""
+"""Lanes that run in parallel, each with one capture at a time and its own thread: one per tool for hangs,
+which must not wait for a profiler that hangs with the job, and None for all others together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Accepted:
-    """The capture that a lane is busy with."""
+    """A lane's current capture."""
 
     request: CaptureRequest
     cancelled: str | None = None
@@ -51,8 +51,8 @@ class CaptureExecutor:
     """Carries out capture requests on this node.
 
     `handle` may be called from any thread and returns at once. `send_status` is called from that thread
-    or the executor's own and must not block. `progress` tells how a job is doing by its log.
-    After `stop` nothing of a capture runs on this node.
+    or the executor's own and must not block. `progress` returns a job's progress by its log.
+    After `stop` no capture runs on this node.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CaptureExecutor:
         remove_old: Callable[[], None] | None = None,
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
-        """`remove_old` is called now and then, from the executor's thread and never during a capture."""
+        """`remove_old` is called from time to time, from the executor's thread and never during a capture."""
         self._tools: Mapping[CaptureTool, Tool] = {tool.kind: tool for tool in tools}
         self._lanes: Sequence[_Lane] = (None, *(tool.kind for tool in tools if tool.for_hangs))
         self._store = store
@@ -118,7 +118,7 @@ class CaptureExecutor:
             thread.start()
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """Abort what runs and wait for it; legal twice, and without `start`."""
+        """Abort what runs and wait for it; may be called twice, and without `start`."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -130,7 +130,7 @@ class CaptureExecutor:
             tool.close()
 
     def handle(self, message: CaptureRequest | CaptureCancel) -> None:
-        """Take a message of the aggregator. A request that was seen before is answered as before."""
+        """Handle a message from the aggregator. A repeated request gets the same answer."""
         with self._changed:
             if isinstance(message, CaptureCancel):
                 self._cancel(message)
@@ -145,13 +145,13 @@ class CaptureExecutor:
                 self._changed.notify_all()
 
     def _earlier(self, capture_id: str) -> Sequence[CaptureStatus] | None:
-        """What this agent or one before it said about an id; None when it is new."""
+        """The answer of this or an earlier agent for an id; None if it is new."""
         if capture_id in self._told:
             return self._told[capture_id]
         try:
             record = self._store.load(capture_id)
         except CaptureError:
-            return None  # Not an id at all; `_refusal` says so.
+            return None  # Not an id; `_refusal` reports it.
         return record.statuses if record is not None else None
 
     def _refusal(self, request: CaptureRequest) -> str:
@@ -176,7 +176,7 @@ class CaptureExecutor:
         self._tell(self._ended(request, CaptureState.REFUSED, reason))
 
     def _ended(self, request: CaptureRequest, state: CaptureState, reason: str) -> CaptureStatus:
-        """The end of all that was asked for."""
+        """The outcome of all requested ranks."""
         return CaptureStatus(
             capture_id=request.capture_id,
             state=state,
@@ -207,9 +207,9 @@ class CaptureExecutor:
             try:
                 finals = CaptureRun(request, self._tools[request.tool], self._around[lane]).run()
             except Exception as error:
-                # A defect in one capture must not end all later ones.
-                log.exception("A capture met a defect.", extra={"capture": request.capture_id})
-                reason = f"A defect of perfd ended the capture ({error!r}); the agent's log says more."
+                # An internal error in one capture must not end all later ones.
+                log.exception("Internal error in a capture.", extra={"capture": request.capture_id})
+                reason = f"An internal error of perfd ended the capture ({error!r}); see the agent's log."
                 finals = [self._ended(request, CaptureState.FAILED, reason)]
             finally:
                 with self._changed:
@@ -231,7 +231,7 @@ class CaptureExecutor:
             return None if self._stopping else accepted
 
     def _wanted(self, lane: _Lane, within_s: float) -> bool:
-        """Whether there is something else to do than to wait, after `within_s` at the latest."""
+        """True if there is work within `within_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._stopping or lane in self._accepted, within_s)
 
@@ -250,7 +250,7 @@ class CaptureExecutor:
                 return Interruption(why=StopReason.AGENT_STOPPED, reason=reason)
             accepted = self._accepted.get(lane)
             if accepted is not None and accepted.cancelled is not None:
-                return Interruption(why=StopReason.CANCELLED, reason=f"Cancelled: {accepted.cancelled}")
+                return Interruption(why=StopReason.CANCELLED, reason=f"Canceled: {accepted.cancelled}")
             return None
 
     def _wait(self, lane: _Lane, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""One capture on one node, from its request to one final status for each rank."""
+"""One capture on one node, from its request to one final status per rank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from perfd.model import CaptureFile, CaptureRequest, CaptureState, CaptureStatus
 log = logging.getLogger(__name__)
 
 LATE_AFTER_S = 1.0
-"""A start that is missed by more than this would not be together with the other nodes."""
+"""A start later than this would not be together with the other nodes."""
 MAX_LEAD_S = 120.0
 """A start further ahead means that the clocks of the nodes differ."""
 _POLL_S = 0.2
@@ -38,7 +38,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """Something outside wants the capture to end."""
+    """A request from outside to end the capture."""
 
     why: StopReason
     reason: str
@@ -46,7 +46,7 @@ class Interruption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What a capture uses of its agent."""
+    """The parts of the agent that a capture uses."""
 
     store: CaptureStore
     clock: Clock
@@ -55,9 +55,9 @@ class RunContext:
     guards: GuardSettings
     interruption: Callable[[], Interruption | None]
     wait: Callable[[float], None]
-    """Wait so many seconds, or less when there is an interruption."""
+    """Wait this many seconds, or less if there is an interruption."""
     sharing: Sharing | None = None
-    """Where copies go that others may read; None: nothing leaves the node."""
+    """The shared folder for copies; None: nothing leaves the node."""
 
 
 class CaptureRun:
@@ -72,10 +72,10 @@ class CaptureRun:
         self._stopped_unix_ns: int | None = None
 
     def run(self) -> Sequence[CaptureStatus]:
-        """Do it all and return the final statuses, one outcome for each rank.
+        """Carry out the request and return the final statuses, one outcome per rank.
 
-        Nothing of the tool runs afterwards, whatever happened. Final statuses are not sent from here: the
-        node must be free for the next capture when the aggregator hears of them.
+        The tool never runs afterwards, whatever happened. Final statuses are not sent from here: the
+        node must be free for the next capture when the aggregator receives them.
         """
         try:
             self._around.store.admit(self._request.capture_id)
@@ -98,13 +98,13 @@ class CaptureRun:
         except (CaptureError, OSError) as error:
             self._tell(CaptureState.FAILED, _sentence(error), ranks)
         finally:
-            # Also for errors that nobody foresaw: the tool must not go on collecting.
+            # Also for unforeseen errors: the tool must not continue collecting.
             if not quiet:
                 try:
                     self._abort(readiness.targets)
                 except (CaptureError, OSError) as error:
                     log.warning("A capture could not be stopped.", extra={"reason": str(error)})
-            # Without room for the record the next agent reports the capture as lost; this one still knows.
+            # Without space for the record the next agent reports the capture as lost; this one still has it.
             with contextlib.suppress(OSError):
                 self._close_record(readiness.targets)
         return self._finals
@@ -146,13 +146,13 @@ class CaptureRun:
             raise CaptureError(reason)
 
     def _lead_s(self) -> float:
-        """How long it takes from now until the tool collects."""
+        """The time from now until the tool collects."""
         start_unix_ns = self._request.start_unix_ns
         ahead_s = (start_unix_ns - self._around.clock.unix_ns()) / 1e9 if start_unix_ns is not None else 0.0
         return max(self._tool.lead_s, ahead_s)
 
     def _too_late(self, job: JobProgress, lead_s: float, margin_s: float = MARGIN_S) -> str:
-        """Why the capture does not fit before the job's end; empty when it does."""
+        """Why the capture does not fit before the job's end; otherwise empty."""
         length_s = window_s(self._request.steps, job.step_time_s, self._request.max_duration_s)
         needed = needed_s(self._tool.kind, lead_s=lead_s, window_s=length_s, margin_s=margin_s)
         return too_late(self._job_end(job), self._tool.kind, needed)
@@ -174,7 +174,7 @@ class CaptureRun:
         )
 
     def _wait_for_start(self) -> tuple[CaptureState, str] | None:
-        """Wait until the tool is to begin; how the capture ends instead when that is impossible."""
+        """Wait until the tool should start; returns the outcome if that is impossible."""
         start_unix_ns = self._request.start_unix_ns
         if start_unix_ns is None:
             interruption = self._around.interruption()
@@ -189,9 +189,9 @@ class CaptureRun:
         return (CaptureState.FAILED, interruption.reason) if interruption else None
 
     def _wait_for_window(self, start_unix_ns: int) -> Interruption | None:
-        """Wait until a tool that was told begins to collect; what came in between, if anything.
+        """Wait until a tool with its orders begins to collect; returns an interruption, if any.
 
-        That is also an end of the job that came nearer: what was not told to a process yet can be taken back.
+        The job's end coming nearer is one, too: orders not fetched by a process yet can be withdrawn.
         """
 
         def too_late(left_s: float) -> Interruption | None:
@@ -203,7 +203,7 @@ class CaptureRun:
     def _wait_until(
         self, unix_ns: int, too_late: Callable[[float], Interruption | None] = lambda _: None
     ) -> Interruption | None:
-        """Wait for a moment; what came in between, if anything. `too_late` gets what is left."""
+        """Wait for a moment; returns an interruption, if any. `too_late` gets the time left."""
         while (interruption := self._around.interruption()) is None:
             left_s = (unix_ns - self._around.clock.unix_ns()) / 1e9
             if left_s <= 0:
@@ -246,9 +246,9 @@ class CaptureRun:
     def _report(
         self, outcomes: Sequence[CaptureOutcome], why: StopReason, remark: str, ranks: Sequence[int]
     ) -> None:
-        """A final status for each outcome, and for ranks that no outcome speaks of.
+        """A final status for each outcome, and for ranks without one.
 
-        What no outcome names is deleted: half a report on a disk that is full.
+        Files that no outcome names are deleted, such as half a report on a full disk.
         """
         spoken: set[int] = set()
         named = [file for outcome in outcomes for file in outcome.files]
@@ -283,7 +283,7 @@ class CaptureRun:
             self._tell(CaptureState.REFUSED, reason, mine)
         others = [rank for rank in self._request.ranks if rank not in readiness.refused]
         if others or not readiness.refused:
-            reason = readiness.reason or "Nothing of it can be captured on this node."
+            reason = readiness.reason or "None of its processes can be captured on this node."
             self._tell(CaptureState.REFUSED, reason, others)
 
     def _why_deleted(self, why: StopReason, progress: CaptureProgress) -> str:
@@ -338,14 +338,14 @@ class CaptureRun:
 
 
 def _sentence(error: CaptureError | OSError) -> str:
-    """What went wrong, for people."""
+    """The error as a sentence."""
     if isinstance(error, CaptureError) or error.strerror is None:
         return str(error)
     return f"{error.filename or 'The disk'}: {error.strerror}."
 
 
 def recover(record: CaptureRecord, tool: Tool | None, store: CaptureStore, now_unix_ns: int) -> CaptureStatus:
-    """End what an agent before this one left open; the final status of it."""
+    """End a capture that an earlier agent left open; returns its final status."""
     reason = "The agent restarted during the capture."
     try:
         if tool is not None:

@@ -1,4 +1,4 @@
-"""Where captures lie on a node: one private folder each, nothing outside, never more than allowed."""
+"""The captures on a node's disk: one private folder each, nothing outside, within limits."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from perfd.model import CaptureFile, CaptureRequest, CaptureStatus, CaptureTool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRecord:
-    """What the folder of a capture says about it, so that the next agent knows what this one did."""
+    """The record in a capture's folder, from which the next agent learns what this one did."""
 
     request: CaptureRequest
     handles: Sequence[str] = ()
-    """What the tool may still be capturing under, as long as the capture is open."""
+    """The tool's handles while the capture is open."""
     open: bool = True
     statuses: Sequence[CaptureStatus] = field(default_factory=tuple)
-    """The final ones."""
+    """The final statuses."""
 
     @property
     def tool(self) -> CaptureTool:
-        """The tool that was asked for."""
+        """The requested tool."""
         return self.request.tool
 
 
@@ -59,7 +59,7 @@ class CaptureStore:
         self._free = free
 
     def admit(self, capture_id: str) -> None:
-        """Raise `CaptureError` when a new capture may not be stored, with what to do."""
+        """Raise `CaptureError`, with what to do, if a new capture must not be stored."""
         check_capture_id(capture_id)
         if self.short_of_space():
             raise CaptureError(
@@ -74,16 +74,16 @@ class CaptureStore:
             )
 
     def short_of_space(self) -> bool:
-        """Whether the disk is below the floor."""
+        """Whether free space is below the minimum."""
         return self._free(self._directory) < self._min_free_bytes
 
     def room_bytes(self, request: CaptureRequest) -> int:
-        """How large a capture may grow: what it asks for, but never beyond what is left of the quota."""
+        """How large a capture may grow: as requested, within the rest of the quota."""
         left = max(0, self._max_bytes - size_bytes(self._directory))
         return min(left, request.max_bytes) if request.max_bytes else left
 
     def create(self, record: CaptureRecord) -> Path:
-        """Make the folder of a new capture; raises `CaptureError` when it exists or cannot be made."""
+        """Create the folder of a new capture; raises `CaptureError` if it exists or cannot be created."""
         folder = self._folder(record.request.capture_id)
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -96,11 +96,11 @@ class CaptureStore:
         except FileExistsError as error:
             raise CaptureError(f"{folder} exists already; an id is used once.") from error
         except OSError as error:
-            raise CaptureError(f"Cannot make {folder}: {error.strerror}.") from error
+            raise CaptureError(f"Cannot create {folder}: {error.strerror}.") from error
         return folder
 
     def save(self, record: CaptureRecord) -> None:
-        """Write the record of a capture, all or nothing."""
+        """Write the record of a capture atomically."""
         path = self._folder(record.request.capture_id) / RECORD
         fresh = path.with_suffix(".new")
         try:
@@ -112,7 +112,7 @@ class CaptureStore:
             raise
 
     def load(self, capture_id: str) -> CaptureRecord | None:
-        """What an earlier capture of that id left; None when there is none that can be read."""
+        """The record of an earlier capture with that id; None if there is none that can be read."""
         try:
             content = (self._folder(capture_id) / RECORD).read_bytes()
             return msgspec.json.decode(content, type=CaptureRecord)
@@ -124,9 +124,9 @@ class CaptureStore:
         return [record for record in self._records() if record.open]
 
     def remove_old(self, watch: FolderWatch, tell: Tell, monotonic_s: float) -> None:
-        """Remove the captures that are too old and that nobody reads; raises `OSError`.
+        """Remove expired captures that are not being read; raises `OSError`.
 
-        Not for a time in which one may begin.
+        Must not be called while one may begin.
         """
         ended = [record.request.capture_id for record in self._records() if not record.open]
         if not self._directory.is_dir():
@@ -138,13 +138,13 @@ class CaptureStore:
                 shutil.rmtree(folder)
 
     def size_bytes(self, capture_id: str) -> int:
-        """What a capture takes now."""
+        """The current size of a capture."""
         return size_bytes(self._folder(capture_id))
 
     def seal(self, capture_id: str, files: Sequence[Path]) -> list[CaptureFile]:
         """Make everything in a capture's folder private, and describe these files of it.
 
-        A file that is a link, or is not inside the capture's folder, is left out.
+        A file that is a link, or is not inside the capture's folder, is skipped.
         """
         folder = self._folder(capture_id)
         regular = [file for file in folder.iterdir() if stat.S_ISREG(file.lstat().st_mode)]
@@ -155,7 +155,7 @@ class CaptureStore:
         ]
 
     def discard(self, capture_id: str, *, keep: Sequence[Path] = ()) -> None:
-        """Delete everything that a tool wrote for a capture but `keep`; its record stays."""
+        """Delete everything that a tool wrote for a capture except `keep`; its record stays."""
         for file in self._folder(capture_id).iterdir():
             if file.name == RECORD or file in keep:
                 continue
@@ -175,7 +175,7 @@ class CaptureStore:
 
 
 def _plain(entry: Path) -> bool:
-    """Whether this is a folder of ours and no stranger's."""
+    """Whether this folder is ours."""
     try:
         check_capture_id(entry.name)
     except CaptureError:
@@ -184,7 +184,7 @@ def _plain(entry: Path) -> bool:
 
 
 def size_bytes(path: Path) -> int:
-    """What the files below a folder take; 0 when it is not there."""
+    """The size of the files below a folder; 0 if it does not exist."""
     total = 0
     for file in path.rglob("*"):
         try:

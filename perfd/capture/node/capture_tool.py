@@ -11,17 +11,17 @@ from typing import Protocol
 from perfd.model import CaptureState, CaptureTool
 
 TRACE_SUFFIXES = (".sqlite", ".trace.json", ".trace.json.gz")
-"""How the names of traces end that perfd can analyse."""
+"""Endings of the names of traces that perfd can analyze."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureTarget:
-    """One thing that the tool switches on and off: an nsys session, a process, a server."""
+    """What the tool starts and stops: an nsys session, a process, a server."""
 
     handle: str
-    """What the tool calls it; enough to stop it later, by another agent too."""
+    """The tool's name for it; enough to stop it later, also by another agent."""
     processes: Mapping[int, int | None]
-    """The host's pids in it, each with its rank where that is known."""
+    """The host's pids in it, each with its rank if known."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -31,55 +31,55 @@ class CaptureTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """What a tool could capture of a job on this node now."""
+    """What a tool can capture of a job on this node now."""
 
     targets: Sequence[CaptureTarget] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
-    """Ranks that were asked for and cannot be captured, with the reason."""
+    """Requested ranks that cannot be captured, with the reason."""
     reason: str = ""
     """Why there are no targets, with what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOutcome:
-    """How the capture of some ranks ended; the files are still as the tool left them."""
+    """The outcome of some ranks; the files are still as the tool left them."""
 
     state: CaptureState
     ranks: Sequence[int]
     reason: str = ""
     files: Sequence[Path] = ()
     whole_steps: int | None = None
-    """Steps that the files hold from begin to end, by what is in them; None when they do not tell."""
+    """Complete steps in the files, by their content; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturePlan:
-    """What is asked of a tool beside who."""
+    """The parameters of a capture, apart from its targets."""
 
     capture_id: str
     directory: Path
-    """Where every file goes."""
+    """The folder for all files."""
     max_duration_s: float
     max_bytes: int
     start_unix_ns: int | None = None
     """When all nodes start together; None: the tool chooses, soon."""
     steps: int | None = None
     step_time_s: float | None = None
-    """The job's usual one, where its log tells."""
+    """The job's usual step time, if its log has it."""
     end_is_planned: bool = False
-    """Whether the job's end is known; a tool that cannot be stopped must else fear one during the capture."""
+    """Whether the job's end is known; otherwise a tool that cannot be stopped must expect it at any time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """What a tool says about a capture that it began."""
+    """A tool's answer about a capture that it started."""
 
     start_unix_ns: int | None = None
     """When it will collect; None: it does already."""
     length_s: float | None = None
     """When it ends by itself; None: it collects until it is stopped."""
     settle_s: float = 0.0
-    """How long processes may take to switch on what is collected: the steps meanwhile do not count."""
+    """How long processes may take to start collecting: the steps meanwhile do not count."""
 
 
 class Tool(Protocol):
@@ -101,11 +101,11 @@ class Tool(Protocol):
         """Which tool this is."""
 
     def open(self) -> None:
-        """Take what the tool needs of the node; the agent starts. Raises nothing."""
+        """Acquire the tool's resources, at the agent's start. Raises nothing."""
         return
 
     def close(self) -> None:
-        """Give it back; the agent stops. Legal twice, and without `open`."""
+        """Release them, at the agent's stop. May be called twice, and without `open`."""
         return
 
     @abstractmethod
@@ -114,20 +114,20 @@ class Tool(Protocol):
 
     @abstractmethod
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
-        """What could be captured now of these ranks (none: of every rank of the job on this node)."""
+        """What can be captured now of these ranks (none: of every rank of the job on this node)."""
 
     @abstractmethod
     def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:
-        """Begin to capture, with every file under `plan.directory`; leaves nothing running if it raises."""
+        """Start capturing, with every file under `plan.directory`; leaves nothing running if it raises."""
 
     @abstractmethod
     def alive(self, targets: Sequence[CaptureTarget]) -> bool:
-        """Whether anything of the targets still runs; cheap, asked several times a second."""
+        """Whether any target still runs; cheap, called several times per second."""
 
     @abstractmethod
     def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
-        """End the capture, wait for its files and check them; one outcome for each rank."""
+        """End the capture, wait for its files and check them; one outcome per rank."""
 
     @abstractmethod
     def abort(self, handles: Sequence[str]) -> None:
-        """Stop what may still capture under these handles, without a result; legal when nothing does."""
+        """Stop what may still capture under these handles, without a result."""

@@ -1,4 +1,4 @@
-"""When a job had better be left alone, and when a capture hurts it: pure decisions over its log."""
+"""When a job must not be profiled, and when a capture slows it: pure decisions over its log."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from perfd.capture.expected_end import ExitOptions, Pace
 
 _BASELINE_STEPS = 20
 _SLOW_LINES = 2
-"""One slow step is what switching a profiler on costs."""
+"""One slow step is the cost of starting a profiler."""
 _SILENT_SHARE = 0.5
-"""Of the NCCL watchdog's timeout: a profiler's own pause must not be what exceeds it."""
+"""Share of the NCCL watchdog's timeout: a profiler's own pause must not exceed the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress:
-    """How a job is doing by its log; None for what the log does not tell."""
+    """A job's progress by its log; None for values that the log does not have."""
 
     step: int | None = None
     """The last step that was completed."""
@@ -26,20 +26,20 @@ class JobProgress:
     train_steps: int | None = None
     exit_options: ExitOptions = field(default_factory=ExitOptions)
     exit_unix_s: float | None = None
-    """When the job exits by a time limit of its own."""
+    """When the job exits by its own time limit."""
     limit_unix_s: float | None = None
     """When the scheduler ends the job at the latest."""
     step_times_s: Sequence[tuple[int, float]] = ()
-    """The newest progress lines, oldest first: step and time per step. Warm-up is left out."""
+    """The newest progress lines, oldest first: step and time per step, without warm-up."""
     steps_per_line: int = 1
     last_line_unix_ns: int | None = None
     checkpoint_interval_steps: int | None = None
     begun_checkpoint_step: int | None = None
-    """The step of which the log said last that it is being saved."""
+    """The last step that the log reported as being saved."""
     last_checkpoint_step: int | None = None
-    """The step of which the log said last that it was saved."""
+    """The last step that the log reported as saved."""
     nccl_timeout_s: float | None = None
-    """As the job was told; perfd's configuration has the usual one."""
+    """The job's own; perfd's configuration has the usual one."""
 
     @property
     def step_time_s(self) -> float | None:
@@ -49,7 +49,7 @@ class JobProgress:
 
     @property
     def pace(self) -> Pace:
-        """What tells when it ends."""
+        """The sources of its end."""
         return Pace(
             step=self.step,
             stepped_unix_s=self.stepped_unix_s,
@@ -63,16 +63,16 @@ class JobProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
-    """How careful to be."""
+    """The operator's limits."""
 
     max_slowdown_ratio: float | None = 2.0
-    """Stop a capture when steps take so many times as long as before it; None for never."""
+    """Stop a capture when steps take this many times as long as before it; None for never."""
     nccl_timeout_s: float = 600.0
     """PyTorch's default for NCCL process groups."""
 
 
 def refusal(job: JobProgress, settings: GuardSettings, now_unix_ns: int) -> str:
-    """Why a job must not be profiled now; empty when it may."""
+    """Why a job must not be profiled now; otherwise empty."""
     if _saves(job):
         return f"The job saves a checkpoint after step {job.step}; try again when it is done."
     if job.last_line_unix_ns is None:
@@ -89,7 +89,7 @@ def refusal(job: JobProgress, settings: GuardSettings, now_unix_ns: int) -> str:
 
 
 def _saves(job: JobProgress) -> bool:
-    """Whether it saves a checkpoint, or should by now; a step that ends after it means that it is over."""
+    """Whether it saves a checkpoint, or should by now; a later step means that it has finished."""
     if not job.step or job.last_checkpoint_step == job.step:
         return False
     due = job.checkpoint_interval_steps is not None and job.step % job.checkpoint_interval_steps == 0
@@ -97,7 +97,7 @@ def _saves(job: JobProgress) -> bool:
 
 
 def slowed(before: JobProgress, now: JobProgress, settings: GuardSettings) -> str:
-    """How much a capture slows its job, when that is too much; else empty."""
+    """How much a capture slows its job, if too much; otherwise empty."""
     usual_s = before.step_time_s
     if usual_s is None or settings.max_slowdown_ratio is None or before.step is None:
         return ""

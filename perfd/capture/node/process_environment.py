@@ -1,4 +1,4 @@
-"""What the processes of this node say about themselves in /proc/PID/environ."""
+"""The environment of this node's processes, from /proc/PID/environ."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import psutil
 from perfd.procfs import rooted
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-"""In the order of how much they say: torchrun's own before the launcher's."""
+"""The more specific first: torchrun's own before the launcher's."""
 RUN_VARIABLE = "PERFD_RUN"
-"""Which `perfd run` a process belongs to: several may watch jobs on one node."""
+"""The `perfd run` of a process: several may monitor jobs on one node."""
 DAEMON_VARIABLE = "KINETO_USE_DAEMON"
-"""With 1, PyTorch asks a daemon of its node whether it shall trace."""
+"""With 1, PyTorch polls a daemon of its node for trace requests."""
 NSYS_SESSION_VARIABLE = "NSYS_PROFILING_SESSION_ID"
 """Set by `nsys launch` in the application and inherited by all its children."""
 
@@ -40,7 +40,7 @@ def scan_nsys_processes(proc: Path) -> ProcessScan:
         except PermissionError:
             unreadable += 1
         except OSError:
-            continue  # It ended while we looked.
+            continue  # It has just ended.
         else:
             if mark in content:
                 environments[pid] = parse_environ(content)
@@ -48,9 +48,9 @@ def scan_nsys_processes(proc: Path) -> ProcessScan:
 
 
 def parse_environ(content: bytes) -> dict[str, str]:
-    """The variables in the bytes of /proc/PID/environ; what is no NAME=VALUE is left out.
+    """The variables in the bytes of /proc/PID/environ; entries other than NAME=VALUE are skipped.
 
-    psutil's ends at the first empty entry, which a process leaves that writes its title over what is there.
+    psutil's ends at the first empty entry, which a process leaves that writes its title over it.
     """
     entries = (entry.partition(b"=") for entry in content.split(b"\0"))
     return {
@@ -61,7 +61,7 @@ def parse_environ(content: bytes) -> dict[str, str]:
 
 
 def environment_of(proc: Path, pid: int) -> dict[str, str]:
-    """The variables that a process was started with; empty when they cannot be read."""
+    """The variables that a process was started with; empty if they cannot be read."""
     try:
         return parse_environ((proc / str(pid) / "environ").read_bytes())
     except OSError:
@@ -69,7 +69,7 @@ def environment_of(proc: Path, pid: int) -> dict[str, str]:
 
 
 def lineage(proc: Path, pid: int) -> tuple[int, ...]:
-    """A process and its ancestors, nearest first, as far as they can be read."""
+    """A process and its ancestors, nearest first, up to the first that cannot be read."""
     if pid <= 0:
         return ()
     try:
@@ -80,7 +80,7 @@ def lineage(proc: Path, pid: int) -> tuple[int, ...]:
 
 
 def owner_of(proc: Path, pid: int) -> tuple[int, int] | None:
-    """The effective user and group of a process; None when it is gone."""
+    """The effective user and group of a process; None if it is gone."""
     try:
         with rooted(proc):
             process = psutil.Process(pid)
@@ -90,7 +90,7 @@ def owner_of(proc: Path, pid: int) -> tuple[int, int] | None:
 
 
 def namespace_pids(proc: Path, pid: int) -> tuple[int, ...]:
-    """The pids of a process from our namespace down to its own; empty when they cannot be read."""
+    """The pids of a process from our namespace down to its own; empty if they cannot be read."""
     try:
         content = (proc / str(pid) / "status").read_text(errors="replace")
     except OSError:

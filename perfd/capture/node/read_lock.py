@@ -1,6 +1,6 @@
-"""Says that the files of a capture are being read, so that nobody removes them meanwhile.
+"""A lock on the files of a capture while they are read, so that they are not removed.
 
-The lock ends with the process that has it, however that ends.
+The lock ends with its process, however that ends.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 RECORD = "capture.json"
-"""What an agent knows of a capture, in each folder on its node."""
+"""An agent's record of a capture, in each folder on its node."""
 MARK = ".perfd-capture"
-"""In each folder that perfd made where others read: others' are neither counted nor ever removed."""
+"""In each shared folder that perfd created: other folders are neither counted nor ever removed."""
 
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Keep the files of a capture as long as this lasts; not where its file system has no locks."""
+    """Keep the files of a capture while this lasts; without effect on file systems without locks."""
     with contextlib.ExitStack() as held:
         for name in (RECORD, MARK):
             with contextlib.suppress(OSError):
@@ -30,13 +30,13 @@ def reading(folder: Path) -> Iterator[None]:
 
 
 def is_read(folder: Path) -> bool:
-    """Whether somebody reads the files of a capture now."""
+    """Whether the files of a capture are being read."""
     return any(_is_locked(folder / name) for name in (RECORD, MARK))
 
 
 def _is_locked(path: Path) -> bool:
     try:
-        # NFS wants a file that can be written for an exclusive lock.
+        # NFS requires a writable file for an exclusive lock.
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False

@@ -1,7 +1,7 @@
 """How long captures are kept, by the time for which agents watched their folder.
 
-No file's time and no wall clock is asked: one that is set to 2038 and back makes nothing older. The folder
-has a ledger of the seconds that agents watched it, and of when in this count each capture was first seen.
+File times and the wall clock are not used: a clock that is set to 2038 and back makes nothing older. The
+folder has a ledger of the seconds that agents watched it, and each capture's first appearance in this count.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ LOOK_EVERY_S = 600.0
 """An agent that lives for one job must see some of it pass."""
 DAY_S = 86400.0
 _SHORTEST_S = 3600.0
-"""Longer than any capture takes with all that is done about it."""
+"""Longer than any capture takes, with everything that follows it."""
 _NAME = ".perfd-retention"
 
 Tell: TypeAlias = Callable[[str, Sequence[Path], str], None]
-"""Keeps for the aggregator that these files of a capture are about to be removed, and why."""
+"""Records for the aggregator that these files of a capture are about to be removed, and why."""
 
 
 def keep_s(days: float | None, option: str) -> float | None:
-    """How long an option keeps captures; None for ever. Raises `ConfigError`."""
+    """How long an option keeps captures; None for forever. Raises `ConfigError`."""
     if days is not None and not days * DAY_S >= _SHORTEST_S:
         raise ConfigError(f"{option}: it must be at least an hour, {_SHORTEST_S / DAY_S:.3g} days, or null.")
     return None if days is None else days * DAY_S
@@ -36,15 +36,15 @@ def keep_s(days: float | None, option: str) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionLedger:
-    """What is known of the age of the captures in a folder."""
+    """The ages of the captures in a folder."""
 
     watched_s: float = 0.0
     seen_s: Mapping[str, float] = field(default_factory=dict)
-    """By capture: how much of it had passed when it was first seen."""
+    """By capture: the count when it was first seen."""
 
 
 def looked(ledger: RetentionLedger, there: Collection[str]) -> RetentionLedger:
-    """The ledger after these captures were seen, and no others."""
+    """The ledger after exactly these captures were seen."""
     now_s = ledger.watched_s
     return RetentionLedger(
         watched_s=now_s, seen_s={name: min(ledger.seen_s.get(name, now_s), now_s) for name in sorted(there)}
@@ -60,12 +60,12 @@ def expired(ledger: RetentionLedger, keep_s: float) -> Sequence[str]:
 class FolderWatch:
     """Keeps the ledger of a folder. Several agents may watch one folder: an hour counts once.
 
-    What one of them writes may overwrite another's word on a capture that is new; the next look finds it
-    again. A ledger that is lost begins anew, and so does the age of every capture.
+    One agent may overwrite another's entry for a new capture; the next scan adds it again. After a loss of
+    the ledger every capture's age starts over.
     """
 
     def __init__(self, directory: Path, keep_s: float, *, who: str, option: str) -> None:
-        """`who` is one of these agents, `option` what `keep_s` is called in its configuration."""
+        """`who` is one of these agents, `option` the configuration key of `keep_s`."""
         self._path = directory / f"{_NAME}.json"
         self._fresh = directory / f"{_NAME}.{who}.new"
         self._keep_s = keep_s
@@ -74,14 +74,14 @@ class FolderWatch:
         self._looked_s: float | None = None
 
     def look(self, there: Collection[str], monotonic_s: float) -> Sequence[str]:
-        """The captures of these that are too old now, the oldest first; raises `OSError`.
+        """The expired ones of these captures, the oldest first; raises `OSError`.
 
-        Also where the ledger cannot be written: a disk that is full is what removing helps.
+        Works even if the ledger cannot be written: removal helps against a full disk.
         """
         stored = self._read()
         passed_s = 0.0 if self._looked_s is None else max(0.0, monotonic_s - self._looked_s)
         self._looked_s = monotonic_s
-        # Others count the same hours: their count and one's own are never added.
+        # Other agents count the same hours: counts are never added.
         self._watched_s = max(stored.watched_s, self._watched_s + passed_s)
         ledger = looked(RetentionLedger(watched_s=self._watched_s, seen_s=stored.seen_s), there)
         if ledger != stored:
@@ -92,7 +92,7 @@ class FolderWatch:
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=RetentionLedger)
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
-            # One's own count goes on, and every capture is new.
+            # This agent's count continues, and every capture is new.
             return RetentionLedger()
 
     def _write(self, ledger: RetentionLedger) -> None:

@@ -1,8 +1,8 @@
-"""A folder that others read too, as one of a cluster's file systems: what of captures lies there.
+"""Copies of captures in a shared folder, such as on a cluster's file system.
 
-Only copies go there that hold nothing of the job's environment, arguments and output and nothing of other
-processes. What cannot be rewritten so (.nsys-rep, .qdstrm, pickles, what servers wrote) stays where it is,
-unless the operator says otherwise. The oldest captures leave when new ones need their room.
+Only copies without the job's environment, arguments and output, and without other processes, are shared.
+Files that cannot be rewritten (.nsys-rep, .qdstrm, pickles, servers' traces) stay on their node,
+unless the operator configures it. The oldest captures are removed when new ones need their space.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NO_ROOM = "Removed for newer captures (capture.share_max_bytes)."
 
 
 def _nobody(_capture_id: str, _paths: Sequence[Path], _why: str) -> None:
-    """Hears what is removed where nobody keeps a history."""
+    """Ignores removals, if there is no history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shared:
-    """A capture that lies there."""
+    """A capture in the folder."""
 
     folder: Path
     made_s: float
@@ -41,42 +41,42 @@ class _Shared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedFolder:
-    """Holds copies of the captures of all nodes, at most so many bytes of them."""
+    """Copies of the captures of all nodes, limited in bytes."""
 
     directory: Path
     node: str
-    """Stands before the name of each file, since the ranks of all nodes come together in one folder."""
+    """Prefix of each file's name, because the ranks of all nodes share one folder."""
     unredacted: bool = False
-    """Whether files that cannot be redacted go there too, with all secrets in them."""
+    """Whether files that cannot be redacted are shared too, with all their secrets."""
     max_bytes: int | None = None
     min_free_bytes: int = 0
     free: Callable[[Path], int] = free_bytes
     tell: Tell = _nobody
-    """Who is told of what is removed, before it is."""
+    """Called before each removal."""
 
     def find(self, capture_id: str, source: Path) -> CaptureFile | None:
-        """The copy of a file of a capture that lies there already."""
+        """The existing copy of a capture's file."""
         copy = self._place(capture_id, source)
         return CaptureFile(path=str(copy), size_bytes=copy.stat().st_size) if copy.exists() else None
 
     def put(self, capture_id: str, source: Path) -> CaptureFile | None:
         """Copy a file of a capture there; None for one that must stay on its node.
 
-        Raises `CaptureError` or `OSError` with the reason when there is no copy, and leaves no part of one.
+        Raises `CaptureError` or `OSError` with the reason if there is no copy, and leaves no part of one.
         """
         if not (self.unredacted or can_be_redacted(source)):
             return None
         copy = self._place(capture_id, source)
         self._make(copy.parent)
         self._make_room(source.stat().st_size, copy.parent, source.name)
-        # Under its name it is whole, also when this process is killed.
+        # The name appears only with the complete file, even if this process is killed.
         part = copy.with_name(f".{copy.name}.part")
         (redacted_copy if can_be_redacted(source) else whole_copy)(source, part)
         part.replace(copy)
         return CaptureFile(path=str(copy), size_bytes=copy.stat().st_size)
 
     def remove_old(self, watch: FolderWatch, monotonic_s: float) -> None:
-        """Remove the captures that are too old, of whatever node, unless they are being read."""
+        """Remove the expired captures of all nodes, unless they are being read."""
         captures = {shared.folder.name: shared.folder for shared in self._captures()}
         if not captures:
             return
@@ -93,7 +93,7 @@ class SharedFolder:
             (folder / MARK).touch(mode=0o600)
 
     def _make_room(self, size_bytes: int, folder: Path, name: str) -> None:
-        """Remove the oldest other captures until so much more may lie here; raises when that cannot be."""
+        """Remove the oldest other captures until there is room for this many bytes; raises if impossible."""
         left_bytes = self.free(self.directory)
         if left_bytes - size_bytes < self.min_free_bytes:
             raise CaptureError(
@@ -125,7 +125,7 @@ class SharedFolder:
         """Remove the files of a capture, the mark last, and its folder if nothing else is in it."""
         if is_read(folder):
             return False
-        # Several nodes make room at the same time.
+        # Several nodes free space at the same time.
         with contextlib.suppress(OSError):
             files = [file for file, _ in _files(folder) if file.name != MARK]
             self.tell(folder.name, files, why)
@@ -138,7 +138,7 @@ class SharedFolder:
     def _captures(self) -> list[_Shared]:
         found: list[_Shared] = []
         for mark in self.directory.glob(f"*/{MARK}"):
-            # Another node may remove it while we look, and what we may not read is not ours to remove.
+            # Another node may remove it meanwhile, and files that we cannot read are not ours to remove.
             with contextlib.suppress(OSError):
                 sizes = [status.st_size for _, status in _files(mark.parent)]
                 found.append(_Shared(folder=mark.parent, made_s=mark.lstat().st_mtime, size_bytes=sum(sizes)))

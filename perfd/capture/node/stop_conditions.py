@@ -13,29 +13,29 @@ class StopReason(Enum):
     """Why a capture was ended."""
 
     STEPS = "steps"
-    """The agreed steps are in it."""
+    """It has the requested steps."""
     TIME = "time"
-    """The time cap, before the steps were complete or because nobody can see steps."""
+    """The time limit, before the steps were complete or because steps are not visible."""
     JOB_ENDED = "job_ended"
     """The job's processes are gone; what was collected until then is kept."""
     TOO_LARGE = "too_large"
-    """The size cap: deleted."""
+    """The size limit: deleted."""
     DISK = "disk"
-    """Free space fell below the floor: deleted."""
+    """Free space fell below the minimum: deleted."""
     COMPLETE = "complete"
-    """The tool was told how long, and that is over."""
+    """The tool's own duration is over."""
     JOB_ENDS = "job_ends"
     """The job ends soon, and the report must be written before that."""
     SLOWED = "slowed"
     """The job became slow; what was collected until then is kept."""
     CANCELLED = "cancelled"
-    """Somebody wanted it to end: deleted."""
+    """Canceled: deleted."""
     AGENT_STOPPED = "agent_stopped"
     """The agent ends, and nothing may stay running: deleted."""
 
     @property
     def spoils(self) -> bool:
-        """Whether what was collected is no capture as it was asked for."""
+        """Whether the result is not the requested capture."""
         return self in {StopReason.JOB_ENDED, StopReason.SLOWED}
 
     @property
@@ -51,11 +51,11 @@ class StopReason(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureProgress:
-    """How far a running capture is."""
+    """The progress of a running capture."""
 
     elapsed_s: float
     steps: int | None
-    """Steps that ended since the start, the one in progress at the start included; None if not seen."""
+    """Steps that ended since the start, including the one in progress at the start; None if not seen."""
     size_bytes: int
     room_bytes: int
     disk_full: bool
@@ -63,15 +63,15 @@ class CaptureProgress:
     length_s: float | None = None
     """When the tool ends by itself; None if it does not."""
     slowed: str = ""
-    """How the capture slows the job, when that is too much."""
+    """How the capture slows the job, if too much."""
     job_ends: str = ""
-    """When the job ends, when that is so soon that the tool must stop now."""
+    """When the job ends, if that is so soon that the tool must stop now."""
     interruption: StopReason | None = None
-    """What somebody outside of the capture wants, if anything."""
+    """A request from outside of the capture, if any."""
 
 
 def ending(request: CaptureRequest, progress: CaptureProgress) -> StopReason | None:
-    """Why the capture must end now; None while it may go on. What protects the node comes first."""
+    """Why the capture must end now; None while it may continue. What protects the node comes first."""
     if progress.interruption is not None:
         return progress.interruption
     checks = (
@@ -93,10 +93,10 @@ def _steps_complete(request: CaptureRequest, progress: CaptureProgress) -> bool:
 
 
 def note(request: CaptureRequest, why: StopReason, progress: CaptureProgress) -> str:
-    """What to tell the user about an end that was not the agreed one; empty for nothing."""
+    """The note about an early end; otherwise empty."""
     if why is StopReason.TIME and request.steps is not None and progress.steps is not None:
         whole = max(0, progress.steps - 1)
-        return f"The time cap of {request.max_duration_s:g} s came after {whole} of {request.steps} steps."
+        return f"The time limit of {request.max_duration_s:g} s came after {whole} of {request.steps} steps."
     if why is StopReason.TIME and request.steps is not None:
         return f"No steps were seen in the job's log, so it ran for {request.max_duration_s:g} s."
     return {
@@ -109,7 +109,7 @@ def note(request: CaptureRequest, why: StopReason, progress: CaptureProgress) ->
 
 
 def shortfall(asked: int | None, whole: int | None) -> str:
-    """What to tell the user about a trace with fewer whole steps than were asked for; empty for nothing."""
+    """The note about a trace with fewer whole steps than requested; otherwise empty."""
     if asked is None or whole is None or whole >= asked:
         return ""
-    return f"The trace holds {whole} of the {asked} steps from begin to end."
+    return f"The trace contains only {whole} of the {asked} requested steps."

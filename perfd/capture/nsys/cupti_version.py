@@ -1,4 +1,4 @@
-"""Which CUPTI an nsys brings along, and the one that is known to end jobs.
+"""The CUPTI version of an nsys, and the one that is known to crash jobs.
 
 CUDA 13.0's first CUPTI can crash in `cuptiActivityFlushAll`, which nsys calls some seconds after a collection
 began. (Source: NVIDIA, CUPTI's release notes, "Updates in CUDA Toolkit 13.0 Update 1"; seen: ADR 16.)
@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 CRASHES = 130000
-"""What that CUPTI calls itself; the one of Update 1 says 130001."""
+"""That CUPTI's version; Update 1 has 130001."""
 LIBRARY = "libcupti.so.13.0"
-"""Its file, beside nsys, which has one for each CUDA that a driver can be of."""
+"""Its file, next to nsys, which has one per CUDA version of the driver."""
 _ASK = """
 import ctypes, sys
 version = ctypes.c_uint32()
@@ -24,9 +24,9 @@ _PATIENCE_S = 10.0
 
 
 def version_of(library: Path) -> int | None:
-    """What a CUPTI calls itself, as 130001; None without one, and where it cannot be loaded.
+    """A CUPTI's version, such as 130001; None without one, or if it cannot be loaded.
 
-    It is asked in a process of its own, so that a profiler's library is never in this one. No GPU is needed.
+    A separate process queries it, so that a profiler's library is never loaded in this one. Needs no GPU.
     """
     if not library.is_file():
         return None

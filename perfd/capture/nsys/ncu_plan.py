@@ -1,6 +1,6 @@
 """The command that profiles one kernel of one rank with Nsight Compute, offline.
 
-ncu replays and serialises kernels, which deadlocks ranks that wait for each other: perfd never runs it.
+ncu replays and serializes kernels, which deadlocks ranks that wait for each other: perfd never runs it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LAUNCHERS = frozenset(
         "mpirun", "mpiexec", "horovodrun",
     }
 )  # fmt: skip
-"""What starts ranks itself, whatever the environment says: as many as it likes, all of them under ncu."""
+"""Launchers, which start ranks themselves, regardless of the environment, all of them under ncu."""
 _RANGE = re.compile(r"[^,/\[\]@]+(?:@[^,/\[\]@]+)?")
 
 
@@ -49,19 +49,19 @@ def plan(wanted: NcuPlan) -> str:
     launchers = [name for word in before_script if (name := PurePath(word).name) in _LAUNCHERS]
     if launchers:
         raise CaptureError(
-            f"{launchers[0]} starts ranks of its own: give the command of one rank, for example"
+            f"{launchers[0]} starts several ranks: give the command of one rank, for example"
             " -- python train.py."
         )
     if wanted.kernel is None and wanted.nvtx_range is None:
-        raise CaptureError("Say what to profile: --kernel REGEX or --nvtx RANGE.")
+        raise CaptureError("Set what to profile: --kernel REGEX or --nvtx RANGE.")
     if wanted.nvtx_range is not None and not _RANGE.fullmatch(wanted.nvtx_range):
         raise CaptureError(f"{wanted.nvtx_range!r} is not a range; write RANGE or DOMAIN@RANGE.")
     if wanted.skip < 0 or wanted.count < 1:
         raise CaptureError("--skip is at least 0 and --count at least 1.")
     notes = (
         "#!/bin/sh",
-        "# Reruns one rank alone. Never run ncu on a rank of a live job: it serialises and replays kernels,",
-        "# and the other ranks wait for ever in their collectives.",
+        "# Reruns one rank alone. Never run ncu on a rank of a live job: it serializes and replays kernels,",
+        "# and the other ranks wait forever in their collectives.",
     )
     environment = ["RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1", "MASTER_PORT=29599"]
     words = [*environment, "ncu", *_options(wanted), *wanted.command]
@@ -73,7 +73,7 @@ def _options(wanted: NcuPlan) -> list[str]:
     if wanted.kernel is not None:
         options += ["--kernel-name", f"regex:{wanted.kernel}"]
     if wanted.nvtx_range is not None:
-        # The slash says that the range was pushed.
+        # The slash marks a pushed range.
         options += ["--nvtx", "--nvtx-include", f"{wanted.nvtx_range}/"]
     if wanted.shared_gpu:
         options += ["--clock-control", "none"]

@@ -1,6 +1,6 @@
-"""The command line of Nsight Systems: what is run, and what its output means.
+"""The command line of Nsight Systems, and its output.
 
-The commands and their exit codes were tried with nsys 2022.4.2, 2024.2.3 and 2025.3.1.
+The commands and their exit codes were tested with nsys 2022.4.2, 2024.2.3 and 2025.3.1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STOP_TIMEOUT_S = 150.0
 _SESSION_COLUMNS = ("ID", "TIME", "STATE", "LAUNCH", "NAME")
 _ROUTINE = ("Generating ", "Generated:", "[1/1]")
 _GPU_METRICS_OPTIONS = ("--gpu-metrics-devices=all", "--gpu-metrics-device=all")
-"""The first is the spelling of 2024.5 and later, the second that of older releases."""
+"""The first is the output of 2024.5 and later, the second that of older releases."""
 
 
 class SessionState(StrEnum):
@@ -34,7 +34,7 @@ class SessionState(StrEnum):
     STARTED = "Started"
     """Collecting without an application: what `start` of an unknown session creates."""
     SHUTDOWN = "Shutdown"
-    """The application runs on, but the session cannot be used any more."""
+    """The application continues, but the session is no longer usable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +49,14 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """A command of nsys that ended. 0 does not mean that it did what was asked."""
+    """An nsys command that ended. Exit code 0 does not mean success."""
 
     code: int
     output: str
 
     @property
     def complaint(self) -> str:
-        """The first line that says something, for a reason; what nsys always prints is left out."""
+        """The first informative line, as a reason; nsys' routine output is skipped."""
         lines = (line.strip() for line in self.output.splitlines())
         files = {str(path) for path in parse_generated(self.output)}
         telling = (line for line in lines if line and not line.startswith(_ROUTINE) and line not in files)
@@ -64,17 +64,17 @@ class Completed:
 
 
 def session_name(job: str, unique: str) -> str:
-    """The name of the session that `perfd run` launches a job in; `unique` tells runs of a job apart."""
+    """The name of the session that `perfd run` launches a job in; `unique` distinguishes runs of a job."""
     return f"{session_prefix(job)}{slug(unique)}"
 
 
 def session_prefix(job: str) -> str:
-    """What the names of a job's sessions begin with. A slug has no dot, so no other job's do."""
+    """The prefix of the names of a job's sessions. A slug has no dot, which makes it unique to the job."""
     return f"perfd.{slug(job)}."
 
 
 def parse_sessions(text: str) -> list[Session]:
-    """The sessions in the output of `nsys sessions list`; rows that are not understood are left out."""
+    """The sessions in the output of `nsys sessions list`; unknown rows are skipped."""
     sessions: list[Session] = []
     columns: list[str] = []
     for line in text.splitlines():
@@ -91,7 +91,7 @@ def parse_sessions(text: str) -> list[Session]:
 
 
 def parse_generated(text: str) -> list[Path]:
-    """The files that `nsys stop` says it generated."""
+    """The files that `nsys stop` reports as generated."""
     lines = iter(text.splitlines())
     for line in lines:
         if line.strip() == "Generated:":
@@ -105,9 +105,9 @@ def parse_generated(text: str) -> list[Path]:
 
 
 def importer_problem(importer: Path) -> str:
-    """Why QdstrmImporter does not run here; empty when it does.
+    """Why QdstrmImporter does not run here; otherwise empty.
 
-    nsys asks it for its version before each import, and leaves only a .qdstrm when that fails.
+    nsys queries its version before each import, and leaves only a .qdstrm if that fails.
     """
     try:
         done = NsysCli(importer).run(["--version"])
@@ -117,13 +117,13 @@ def importer_problem(importer: Path) -> str:
 
 
 class NsysCli:
-    """Runs one nsys. Nothing that comes over the wire becomes a part of a command but a name made safe."""
+    """Runs one nsys. Of remote input, only a sanitized name becomes part of a command."""
 
     def __init__(self, nsys: Path) -> None:
         self._nsys = nsys
 
     def run(self, arguments: Sequence[str], *, timeout_s: float = START_TIMEOUT_S) -> Completed:
-        """Run one command to its end; raises `CaptureError` when it does not end or cannot run."""
+        """Run one command to its end; raises `CaptureError` if it does not end or cannot run."""
         try:
             done = subprocess.run(
                 [str(self._nsys), *arguments],
@@ -146,14 +146,14 @@ class NsysCli:
         return parse_sessions(self.run(["sessions", "list"]).output)
 
     def session(self, name: str) -> Session | None:
-        """One session by name; None when there is none."""
+        """One session by name; None if there is none."""
         return next((session for session in self.sessions() if session.name == name), None)
 
     def start(self, name: str, output: Path, *, gpu_metrics: bool = False) -> None:
-        """Begin to collect in a launched session; raises `CaptureError` and leaves nothing behind otherwise.
+        """Start collecting in a launched session; otherwise raises `CaptureError` and leaves nothing behind.
 
-        `start` of a session that does not exist returns 0 and silently makes an empty one, so the session
-        is looked at afterwards, not only before.
+        `start` of a session that does not exist returns 0 and silently creates an empty one; the session is
+        therefore checked afterwards, not only before.
         """
         spellings = _GPU_METRICS_OPTIONS if gpu_metrics else ("",)
         for spelling in spellings:
@@ -174,17 +174,17 @@ class NsysCli:
         return self.run(["stop", f"--session={name}"], timeout_s=STOP_TIMEOUT_S)
 
     def quiet(self, name: str) -> list[Path]:
-        """See to it that a session collects nothing, by whatever works; returns files to delete.
+        """Make a session stop collecting, by any means; returns files to delete.
 
-        `cancel` is not implemented in the builds that were tried, so `stop` follows; a session that
-        still collects is shut down, which leaves its application alone.
+        `cancel` is not implemented in the tested builds, so `stop` follows; a session that still
+        collects is shut down, which does not affect its application.
         """
         generated: list[Path] = []
         for arguments in (["cancel"], ["stop"], ["shutdown", "--kill=none"]):
             session = self.session(name)
             if session is None or session.state not in (SessionState.COLLECTION, SessionState.STARTED):
                 break
-            # What hangs must not keep the next from being tried.
+            # A hanging command must not block the next one.
             with suppress(CaptureError):
                 done = self.run([*arguments, f"--session={name}"], timeout_s=STOP_TIMEOUT_S)
                 generated += parse_generated(done.output)
@@ -196,7 +196,7 @@ class NsysCli:
             return list(pool.map(self.stop, names))
 
     def export(self, report: Path) -> Path:
-        """Export a report to SQLite beside it; raises `CaptureError` with nsys's complaint."""
+        """Export a report to SQLite next to it; raises `CaptureError` with nsys's error."""
         sqlite = report.with_suffix(".sqlite")
         arguments = ["export", "--type", "sqlite", "-o", str(sqlite), str(report)]
         done = self.run(arguments, timeout_s=STOP_TIMEOUT_S)

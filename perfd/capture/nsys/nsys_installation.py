@@ -1,4 +1,4 @@
-"""Where nsys is on this node, and whether it can make reports."""
+"""The nsys of this node, and whether it can make reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LIBDW = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """An nsys, and what is around it. None is "cannot be told from the files"."""
+    """An nsys, and its files. None means unknown."""
 
     nsys: Path
     importer: Path | None
@@ -42,11 +42,11 @@ class Installation:
     importer_elsewhere: Path | None
     """A QdstrmImporter that a link would make usable, as in Nsight Compute."""
     importer_expected: Path | None
-    """Where nsys looks: beside its own folder. None when nsys is a wrapper of unknown layout."""
+    """Where nsys looks: next to its own folder. None if nsys is a wrapper of unknown layout."""
     cupti_version: int | None = None
-    """Of the CUPTI that it has for drivers of CUDA 13.0; None without one."""
+    """The version of its CUPTI for drivers of CUDA 13.0; None without one."""
     only_found: bool = False
-    """Whether nobody named it in the configuration."""
+    """Whether it was found, not configured."""
 
     @property
     def importer_missing(self) -> bool:
@@ -55,16 +55,16 @@ class Installation:
 
     @property
     def may_crash_jobs(self) -> bool:
-        """Whether its CUPTI is the one that has ended jobs at their first capture."""
+        """Whether its CUPTI is the one that has crashed jobs at their first capture."""
         return self.cupti_version == cupti_version.CRASHES
 
     @property
     def refusal(self) -> str | None:
-        """Why nothing is captured with it, and what to do; None where it may be."""
+        """Why it is not used, and what to do; None if it may be used."""
         if self.only_found and self.may_crash_jobs:
             return (
-                f"{self.nsys} brings the first CUPTI of CUDA 13.0, which has crashed jobs at their first"
-                " capture. Install a newer nsight-systems, or set capture.nsys_path to use it nevertheless."
+                f"{self.nsys} has the first CUPTI of CUDA 13.0, which has crashed jobs at their first"
+                " capture. Install a newer nsight-systems, or set capture.nsys_path to use it anyway."
             )
         if self.importer_missing:
             return f"{self.nsys} has no QdstrmImporter and would leave no report. {self.fix_for_importer}"
@@ -72,7 +72,7 @@ class Installation:
 
     @property
     def fix_for_importer(self) -> str:
-        """What to do when the importer is missing."""
+        """What to do if the importer is missing."""
         if self.importer_elsewhere and self.importer_expected:
             return f"Run: ln -s {self.importer_elsewhere.parent} {self.importer_expected.parent}"
         return "Install the full Nsight Systems package (nsight-systems), not only its target part."
@@ -81,8 +81,8 @@ class Installation:
 def find_nsys(configured: str | None, path: str | None, *, root: Path = Path("/")) -> Installation | None:
     """The configured nsys, else the one on `path`, else the newest of the usual places; None without any.
 
-    A configured one that does not exist counts as none: guessing another would hide the mistake. One that is
-    only found is not used where it has crashed jobs (`Installation.refusal`).
+    A configured one that does not exist counts as none: another one would hide the mistake. One that was
+    found, not configured, is not used if its version has crashed jobs (`Installation.refusal`).
     """
     if configured is not None:
         return inspect(Path(configured)) if Path(configured).is_file() else None
@@ -91,12 +91,12 @@ def find_nsys(configured: str | None, path: str | None, *, root: Path = Path("/"
     if on_path:
         found.insert(0, Path(on_path))
     installations = [replace(inspect(file), only_found=True) for file in found]
-    # Another one that may be used is better than the first one that may not.
+    # Another usable one is better than the first one that is not.
     return next((one for one in installations if one.refusal is None), next(iter(installations), None))
 
 
 def inspect(nsys: Path) -> Installation:
-    """What is around an nsys executable.
+    """The installation around an nsys executable.
 
     nsys looks for `REALPATH(its folder)/../host-linux-x64/QdstrmImporter` (seen with 2022.4 to 2025.3).
     """
@@ -121,7 +121,7 @@ def inspect(nsys: Path) -> Installation:
 
 
 def find_libdw(*, root: Path = Path("/"), beside: Sequence[Path] = ()) -> Path | None:
-    """libdw.so.1, which the importer needs: of the system, or in one of the folders `beside`."""
+    """libdw.so.1, which the importer needs: the system's, or in one of the folders `beside`."""
     candidates = [folder / "libdw.so.1" for folder in beside]
     candidates += [file for pattern in _LIBDW for file in sorted(root.glob(pattern))]
     return next((file for file in candidates if file.exists()), None)
@@ -134,7 +134,7 @@ def parse_version(text: str) -> str | None:
 
 
 def _newest_first(root: Path, pattern: str) -> list[Path]:
-    """Matches, the highest version number in the path first."""
+    """Matches, highest version number in the path first."""
     return sorted(
         root.glob(pattern),
         key=lambda file: [int(number) for number in re.findall(r"\d+", str(file))],

@@ -1,4 +1,4 @@
-"""How a job is started so that nsys can capture it later."""
+"""Starts a job so that nsys can capture it later."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from perfd.config import AgentCaptureConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What to run, and a sentence about captures for the user."""
+    """The command, and a sentence about captures for the user."""
 
     command: Sequence[str]
     session: str | None
-    """The nsys session that the command opens; None when it is started bare."""
+    """The nsys session that the command opens; None without nsys."""
     note: str = ""
 
 
@@ -28,18 +28,16 @@ def plan_launch(
     config: AgentCaptureConfig,
     installation: Installation | None,
 ) -> Launch:
-    """The job's command, under `nsys launch` where that is possible and allowed.
+    """The job's command, under `nsys launch` if possible and allowed.
 
-    `unique` tells runs of a job on one node apart (a pid does); nsys refuses a session name that exists.
+    `unique` distinguishes runs of a job on one node (such as a pid); nsys refuses an existing session name.
     nsys and Kineto exclude each other in a process (one CUPTI subscriber), so a job under `nsys launch`
-    cannot trace CUDA with the PyTorch profiler; the note says that.
+    cannot trace CUDA with the PyTorch profiler; the note mentions it.
     """
     if not (config.enabled and config.launch):
         return Launch(command=command, session=None, note="Captures with nsys are off (capture.launch).")
     if installation is None:
-        return Launch(
-            command=command, session=None, note="There is no nsys on this node, so it captures nothing."
-        )
+        return Launch(command=command, session=None, note="nsys not found: Nsight captures unavailable.")
     if installation.refusal:
         note = f"The job runs without nsys: {installation.refusal}"
         return Launch(command=command, session=None, note=note)
@@ -57,7 +55,7 @@ def plan_launch(
 def wrap(command: Sequence[str], session: str, *, nsys: str, trace: str = "cuda,nvtx") -> list[str]:
     """The command under `nsys launch`, which collects nothing until `nsys start`.
 
-    Seen with 2022.4 to 2025.3: the exit code is the application's (128 + n when signal n ended it),
-    SIGTERM is passed on to it, and its output comes through.
+    Seen with 2022.4 to 2025.3: the exit code is the application's (128 + n if signal n ended it),
+    SIGTERM is forwarded to it, and its output is passed through.
     """
     return [nsys, "launch", f"--session-new={session}", f"--trace={trace}", *command]

@@ -42,7 +42,7 @@ _LATE_REPORT_S = 60.0
 _POLL_S = 0.2
 _SETTLE_MARGIN = 1.5
 _MOST_SETTLE_S = 10.0
-"""A job that waits when the collection starts has its first kernel late, for no fault of the profiler."""
+"""A job that waits when the collection starts has its first kernel late, regardless of the profiler."""
 _NOT_LAUNCHED = "was not started under `nsys launch`; start the job with `perfd run`, or with nsys launch."
 _NOT_THERE = (
     "is not among the ranks of the job's nsys sessions here: there is none, or it was not started in one."
@@ -51,16 +51,16 @@ _NOT_THERE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NsysOptions:
-    """What an operator chose for captures with nsys."""
+    """The operator's settings for captures with nsys."""
 
     export_sqlite: bool = True
     gpu_metrics: bool = False
     run: str | None = None
-    """Only sessions with processes of this `perfd run`: another agent may watch a job of the same name."""
+    """Only sessions with processes of this `perfd run`: another agent may monitor a job of the same name."""
     settle_s: float = 2.0
-    """Until CUPTI is on in every process. Each collection of a session covered less of its time than the one
-    before, 1.1 s at first and 0.35 s after eight; the ninth, stopped after half a second, took the job down
-    with it (nsys 2025.3.1 on two H200s). So it is longer once a report shows that it took longer."""
+    """Time until CUPTI is active in every process. Each collection of a session covered less of its time than
+    the one before, 1.1 s at first and 0.35 s after eight; the ninth, stopped after half a second, crashed the
+    job (nsys 2025.3.1 on two H200s). The time is increased once a report shows that it took longer."""
 
 
 class NsysTool(Tool):
@@ -92,15 +92,13 @@ class NsysTool(Tool):
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
         if self._installation is None:
             return Readiness(
-                reason="There is no nsys on this node; install nsight-systems, set capture.nsys_path, or"
+                reason="nsys not found: install nsight-systems, set capture.nsys_path, or"
                 " capture with Kineto (perfd run --kineto)."
             )
         if self._installation.refusal:
             return Readiness(reason=self._installation.refusal)
         if (importer := self._installation.importer) and (problem := importer_problem(importer)):
-            return Readiness(
-                reason=f"nsys would leave no report here: {problem}; `perfd doctor` says what to do."
-            )
+            return Readiness(reason=f"nsys would leave no report here: {problem}; run `perfd doctor`.")
         scan = scan_nsys_processes(self._proc)
         placed = {p.pid: p.rank for p in self._placements(job) if p.pid is not None}
         candidates = [
@@ -151,11 +149,11 @@ class NsysTool(Tool):
     @property
     def _cli(self) -> NsysCli:
         if self._installation is None:
-            raise CaptureError("There is no nsys on this node.")
+            raise CaptureError("nsys not found on this node.")
         return NsysCli(self._installation.nsys)
 
     def _collect(self, target: CaptureTarget, done: Completed, plan: CapturePlan) -> Sequence[CaptureOutcome]:
-        """Find and check the report of one session. An exit code of 0 does not mean that there is one."""
+        """Find and check the report of one session. Exit code 0 does not mean that there is one."""
         directory = plan.directory
         if done.code and not self._wait_until_gone(target.handle):
             self.abort([target.handle])
@@ -191,16 +189,16 @@ class NsysTool(Tool):
             sqlite = self._cli.export(report)
             kernels = kernels_by_process(sqlite)
         except CaptureError as error:
-            reason = f"The report is there but was not checked. {error}"
+            reason = f"The report exists but was not checked. {error}"
             return [
                 CaptureOutcome(state=CaptureState.DONE, ranks=target.ranks, reason=reason, files=[report])
             ]
         files = [report, sqlite]
         if not sum(kernels.values()):
-            reason = "The report holds no GPU work."
+            reason = "The report has no GPU work."
             return [CaptureOutcome(state=CaptureState.EMPTY, ranks=target.ranks, reason=reason, files=files)]
         steps = self._whole_steps(sqlite, plan)
-        # In a container the pids of the report may be others than ours; then ranks cannot be told apart.
+        # In a container the pids of the report may differ from ours; then ranks cannot be distinguished.
         if not target.ranks or not kernels.keys() & target.processes.keys():
             known = [whole for whole in steps.values() if whole is not None]
             fewest = min(known) if known and len(known) == len(steps) else None
@@ -210,7 +208,7 @@ class NsysTool(Tool):
         return _by_rank(target, kernels, steps, files)
 
     def _whole_steps(self, sqlite: Path, plan: CapturePlan) -> dict[int, int | None]:
-        """The whole steps of each process in the report; what nobody asked for is not looked at."""
+        """The whole steps of each process in the report, if steps were requested."""
         try:
             recorded = recorded_by_process(sqlite) if plan.steps is not None else {}
         except CaptureError:
@@ -219,7 +217,7 @@ class NsysTool(Tool):
         return {pid: whole_steps(one, plan.step_time_s) for pid, one in recorded.items()}
 
     def _learn(self, recorded: Sequence[Recorded]) -> None:
-        """Take longer to count steps the next time, when CUPTI was on later than was thought."""
+        """Count steps from later on the next time, if CUPTI was active later than expected."""
         late_s = max(((one.recorded_from_ns or 0) / 1e9 for one in recorded), default=0.0)
         self._settle_s = max(self._settle_s, min(_MOST_SETTLE_S, late_s * _SETTLE_MARGIN))
 
@@ -240,7 +238,7 @@ def _by_rank(
         for whole, ranks in done.items()
     ]
     if idle := [rank for rank in target.ranks if rank not in busiest]:
-        reason = "The report holds no GPU work of this rank."
+        reason = "The report has no GPU work of this rank."
         outcomes.append(CaptureOutcome(state=CaptureState.EMPTY, ranks=idle, reason=reason, files=files))
     return outcomes
 
@@ -272,7 +270,7 @@ def _readiness(
     targets = [target for session, target in meant if session.state == SessionState.LAUNCHED]
     covered = {rank for target in targets for rank in target.ranks}
     busy = {
-        rank: f"The nsys session {session.name} is in state {session.state}: something else captures there."
+        rank: f"The nsys session {session.name} is in state {session.state}: another capture uses it."
         for session, target in meant
         if session.state != SessionState.LAUNCHED
         for rank in target.ranks
@@ -292,7 +290,7 @@ def _readiness(
         reason = f"The nsys session {session.name} is in state {session.state}; try again when it is free."
     elif scan.unreadable and not scan.environments:
         reason = (
-            f"No process of job {job} can be seen in an nsys session, and {scan.unreadable} processes cannot "
+            f"No process of job {job} is visible in an nsys session, and {scan.unreadable} processes cannot "
             "be read; run the agent as the job's user or as root."
         )
     else:
@@ -301,9 +299,9 @@ def _readiness(
 
 
 def _fetch(expected: Path, done: Completed) -> Path | None:
-    """The file where it was asked for, brought there if nsys wrote it elsewhere; None when there is none.
+    """The file at the requested path, moved there if nsys wrote it elsewhere; None if there is none.
 
-    It does so, and returns 0, when the file exists or the folder is missing.
+    nsys does that, and returns 0, if the file exists or the folder is missing.
     """
     if expected.is_file():
         return expected

@@ -1,4 +1,4 @@
-"""Whether an exported report holds GPU work, of which processes, and what tells its steps."""
+"""Whether an exported report has GPU work, of which processes, and the evidence of its steps."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from perfd.trace.model.trace_steps import NAMED_STEP, TraceStep, steps_among
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
-"""With CUDA graphs traced as a whole there are no kernels of their own."""
+"""CUDA graphs traced as a whole have no separate kernels."""
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _PID = "(globalPid >> 24) & 16777215"
 """In `globalPid` and `globalTid` the pid is in bits 24 to 47 (Nsight Systems' SQLite schema reference)."""
 _MOST_KERNELS = 4_000_000
-"""Of more the steps are not told: this runs on the training node."""
+"""With more, steps are not counted: this runs on the training node."""
 _GRAPH = "CUDA graph"
 
 
@@ -44,7 +44,7 @@ class _Columns:
 
 
 def kernels_by_process(sqlite: Path) -> Mapping[int, int]:
-    """How many kernels (or graph launches) each pid has; raises `CaptureError` when it cannot be read."""
+    """The number of kernels (or graph launches) of each pid; raises `CaptureError` if it cannot be read."""
     counts: dict[int, int] = {}
     with _opened(sqlite) as database:
         for table in _tables(database) & {_KERNELS, _GRAPHS}:
@@ -55,9 +55,9 @@ def kernels_by_process(sqlite: Path) -> Mapping[int, int]:
 
 
 def recorded_by_process(sqlite: Path) -> Mapping[int, Recorded]:
-    """What tells the steps of each pid; nothing for a report that is too large to look at here.
+    """The evidence of each pid's steps; empty for a report that is too large to decode here.
 
-    Raises `CaptureError` when it cannot be read.
+    Raises `CaptureError` if it cannot be read.
     """
     if sum(kernels_by_process(sqlite).values()) > _MOST_KERNELS:
         return {}
@@ -87,11 +87,11 @@ def _opened(sqlite: Path) -> Iterator[sqlite3.Connection]:
     except sqlite3.Error as error:
         raise CaptureError(f"The exported report cannot be read: {error}.") from error
     except (TypeError, OverflowError) as error:
-        raise CaptureError(f"The exported report holds something else than numbers: {error}.") from error
+        raise CaptureError(f"The exported report has values that are not numbers: {error}.") from error
 
 
 def _tables(database: sqlite3.Connection) -> set[str]:
-    """The tables that there are: they are made only for what was seen."""
+    """The existing tables: nsys creates them only for what it saw."""
     return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
@@ -141,7 +141,7 @@ def _began_ns(database: sqlite3.Connection, there: set[str]) -> dict[int, int]:
 
 
 def _duration_ns(database: sqlite3.Connection, there: set[str]) -> int | None:
-    """How long the collection lasted, when the report says it."""
+    """The duration of the collection, if the report has it."""
     if "ANALYSIS_DETAILS" not in there:
         return None
     row = database.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()

@@ -1,4 +1,4 @@
-"""How often alerts may capture one job: a pause for each rule, and so many captures an hour. Pure."""
+"""How often alerts may capture one job: a cooldown per rule, and a number of captures per hour. Pure."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _MOST_STARTS = 1000
 
 
 class CaptureBudget:
-    """Remembers the captures that began, for as long as they can hold back others."""
+    """Remembers the captures that began, for as long as they can delay others."""
 
     def __init__(self, longest_cooldown_s: float) -> None:
         self._longest_cooldown_s = longest_cooldown_s
         self._last_by_rule: dict[tuple[str, str, str], float] = {}
         """By job, rule and profile: one alert may ask for several."""
         self._starts: dict[tuple[str, bool], deque[float]] = {}
-        """By job, and whether it hung: what was captured before it did must not hold back its stacks."""
+        """By job, and whether it hung: earlier captures must not delay the stacks of a hang."""
 
     def began(self, capture: Capture) -> None:
-        """Take in a capture when it begins, by an alert or by a person."""
+        """Count a capture that begins, by an alert or by hand."""
         at = capture.requested_unix_s
         self._starts.setdefault((capture.job, capture.tool in FOR_HANGS), deque(maxlen=_MOST_STARTS)).append(
             at
@@ -33,7 +33,7 @@ class CaptureBudget:
             self._last_by_rule[rule] = max(at, self._last_by_rule.get(rule, at))
 
     def held_back(self, event: AlertFired, name: str, profile: CaptureProfile, now_unix_s: float) -> str:
-        """Why an alert's capture must wait; empty when it need not."""
+        """Why an alert's capture must wait; otherwise empty."""
         job = event.job
         last = self._last_by_rule.get((job.job, event.alert.name, name))
         if last is not None and (ago_s := now_unix_s - last) < profile.cooldown_s:
@@ -52,7 +52,7 @@ class CaptureBudget:
         return ""
 
     def forget(self, now_unix_s: float) -> None:
-        """Let go of what holds back nothing any more: jobs come and go for as long as an aggregator runs."""
+        """Forget captures that no longer delay others: an aggregator outlives many jobs."""
         for rule, at in list(self._last_by_rule.items()):
             if now_unix_s - at >= self._longest_cooldown_s:
                 del self._last_by_rule[rule]

@@ -50,7 +50,7 @@ def to_json(capture: Capture) -> dict[str, Any]:
 
 
 def state_name(state: CaptureState | None, *, whole: bool = False) -> str:
-    """What a rank's state, or that of a `whole` capture, is called; None is that it has not ended."""
+    """The name of a rank's state, or that of a `whole` capture; None means that it has not ended."""
     if state is None:
         return "open" if whole else "requested"
     return state.value

@@ -1,6 +1,6 @@
 """When to capture, on which ranks, and how each capture ends: events in, actions out, no I/O.
 
-The states of a rank: none (asked), armed, running; then exactly one of done, refused, late, lost, empty
+The states of a rank: none (requested), armed, running; then exactly one of done, refused, late, lost, empty
 and failed, which never changes again. docs/captures.md describes each in a sentence.
 """
 
@@ -37,7 +37,7 @@ from perfd.errors import CaptureError
 from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool
 
 PROFILE_SEPARATOR = "+"
-"""Between the profiles that one alert asks for."""
+"""Separates the profiles that one alert requests."""
 MAX_DURATION_S = 300.0
 """Nsight Systems does not officially support longer captures."""
 _REMEMBERED_CAPTURES = 10_000
@@ -52,15 +52,15 @@ class CaptureTimeouts:
     result_s: float = 240.0
     """For the result, after the longest time that the capture itself may take: import, export, sharing."""
     gone_s: float = 60.0
-    """For an agent that is away; then its ranks are lost."""
+    """For a disconnected agent; then its ranks are lost."""
     lead_s: float = 3.0
-    """How far ahead several nodes are told to start, so that they start together."""
+    """The lead time of the common start of several nodes."""
     kineto_lead_s: float = 14.0
-    """The same for Kineto: its processes ask every 5 s, look at the answer within 1 s and then warm up."""
+    """The same for Kineto: its processes poll every 5 s, read the answer within 1 s and then warm up."""
 
 
 class CapturePolicy:
-    """Decides on captures. Feed it every event with the wall time and carry out what it returns, in order."""
+    """Decides on captures. Pass it every event with the wall time and carry out its actions, in order."""
 
     def __init__(
         self, profiles: Mapping[str, CaptureProfile], patience: CaptureTimeouts | None = None
@@ -79,7 +79,7 @@ class CapturePolicy:
         return tuple(self._open.values())
 
     def handle(self, event: Event, now_unix_s: float) -> list[Action]:  # noqa: PLR0911  (one per event)
-        """What to do about an event."""
+        """The actions for an event."""
         match event:
             case AlertFired():
                 return self._alert(event, now_unix_s)
@@ -186,7 +186,7 @@ class CapturePolicy:
         return self._patience.kineto_lead_s if tool is CaptureTool.KINETO else self._patience.lead_s
 
     def _too_late(self, capture: Capture, tool: CaptureTool, pace: Pace, now: float) -> str:
-        """Why the capture does not fit before the job's end; the nodes look again, more exactly."""
+        """Why the capture does not fit before the job's end; the nodes check again, more exactly."""
         length_s = window_s(capture.steps, pace.step_time_s, capture.max_duration_s)
         needed = needed_s(tool, lead_s=self._lead_s(tool), window_s=length_s)
         return too_late(job_end(pace, now), tool, needed)
@@ -225,11 +225,11 @@ class CapturePolicy:
         capture = self._open.get(status.capture_id)
         mine = [who for who in capture.participants if who.node == node] if capture else []
         if capture is None or all(who.final for who in mine):
-            # Nobody waits for it any more (a restart, a deadline): nothing may stay running.
+            # No longer wanted (a restart, a deadline): nothing may stay running.
             return (
                 []
                 if status.state.final
-                else [_stop(node, status.capture_id, "Nobody waits for it any more.")]
+                else [_stop(node, status.capture_id, "The aggregator no longer waits for it.")]
             )
         updated = apply(capture.participants, node, status)
         if updated == tuple(capture.participants):
@@ -238,7 +238,7 @@ class CapturePolicy:
         return [*self._settle(capture, now), *self._without_quorum(capture)]
 
     def _without_quorum(self, capture: Capture) -> list[Action]:
-        """Stop the other ranks when too few are left for what the profile wants to compare."""
+        """Stop the other ranks if fewer are left than the profile's quorum."""
         profile = self._profiles.get(capture.profile)
         unwilling = [
             who for who in capture.participants if who.state in (CaptureState.REFUSED, CaptureState.LATE)
@@ -251,7 +251,7 @@ class CapturePolicy:
         return [_stop(node, capture.capture_id, reason) for node in open_nodes(capture)]
 
     def _connected(self, node: str) -> list[Action]:
-        """Ask again what was asked before: the agent answers with where it stands."""
+        """Repeat a request: the agent answers with its state."""
         actions: list[Action] = []
         for capture in self._open.values():
             waiting = [who for who in capture.participants if who.node == node]
@@ -289,7 +289,7 @@ class CapturePolicy:
         return actions
 
     def _overdue(self, capture: Capture, node: str, now: float) -> tuple[CaptureState, str] | None:
-        """The outcome of a node's open ranks when its time is up, else None."""
+        """The outcome of a node's open ranks when its time is up, otherwise None."""
         away_s = self._away.away_s(node, now)
         if away_s is not None and away_s >= self._patience.gone_s:
             return CaptureState.LOST, f"The agent of node {node} has been away for {away_s:.0f} s."
@@ -318,7 +318,7 @@ class CapturePolicy:
 
     def _no_profile(self, name: str) -> str:
         known = ", ".join(sorted(self._profiles)) or "none"
-        return f"There is no capture profile {name!r}; capture_profiles has: {known}."
+        return f"No capture profile {name!r}; capture_profiles has: {known}."
 
     def _remember(self, capture: Capture) -> None:
         self._known[capture.capture_id] = None
@@ -335,14 +335,14 @@ class CapturePolicy:
 
 
 def _tool(profile: CaptureProfile | None, view: JobView) -> CaptureTool | None:
-    """What captures a job or server: what the profile names, else what suits it."""
+    """The tool for a job or server: the profile's, otherwise the one that suits it."""
     if profile is None:
         return None
     return view.tool if profile.tool is None else CaptureTool(profile.tool)
 
 
 def _in_the_way(other: Capture, capture: Capture) -> bool:
-    """Whether a capture that runs must end first. The stacks of a hang are taken beside any other tool's."""
+    """Whether a running capture must end first. Stacks of a hang are taken in parallel with other tools."""
     if other.job != capture.job:
         return False
     return capture.tool not in FOR_HANGS or other.tool is capture.tool
@@ -350,7 +350,7 @@ def _in_the_way(other: Capture, capture: Capture) -> bool:
 
 def _no_tool(capture: Capture) -> str:
     return (
-        f"It is not known which engine {capture.job} is: let the agent's collectors `sglang` and `vllm` see "
+        f"The engine of {capture.job} is unknown: enable the agent's collectors `sglang` and `vllm` for "
         f"it, or set capture_profiles.{capture.profile}.tool."
     )
 

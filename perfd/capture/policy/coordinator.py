@@ -45,15 +45,15 @@ CAPTURE_LABEL = "capture"
 
 
 _PAUSE_S = 10.0
-"""Between two captures of a job that nobody asked for in this moment: profilers need some to let go."""
+"""Minimum time between two automatic captures of a job: profilers need time to release it."""
 _CLOCK_GRAIN_S = 0.002
-"""Alertmanager is told of times in milliseconds."""
+"""Alertmanager's times are in milliseconds."""
 
 
 class CaptureCoordinator:
-    """Turns alerts, requests and statuses into messages for agents, and remembers what became of them.
+    """Turns alerts, requests and statuses into messages for agents, and tracks the captures.
 
-    Not thread-safe and without a clock: the caller holds its lock and says what time it is. After each
+    Not thread-safe and without a clock: the caller holds its lock and passes the time. After each
     call, send what `drain` returns.
     """
 
@@ -75,18 +75,18 @@ class CaptureCoordinator:
     def on_alert(self, alert: Alert, job: JobView, now_unix_s: float) -> Capture | None:
         """An alert began to fire: its capture, or the record of why there is none.
 
-        One without a `capture` label does nothing and gives None.
+        Without a `capture` label it does nothing and returns None.
         """
         if not alert.labels.get(CAPTURE_LABEL):
             return None
         return self._handle(AlertFired(alert=alert, job=job), now_unix_s)
 
     def of_firing(self, alert: Alert, job: str) -> Capture | None:
-        """What was decided last about an alert of a job that fires on; None for one that fires anew.
+        """The last decision about a continuing alert of a job; None for a new one.
 
-        It goes on if it began no later than that decision, or than what was decided on: clocks differ,
-        and of two servers that evaluate a rule the later one's word may come first. Labels that a server
-        adds make no other alert of it.
+        It continues if it began no later than that decision, or than what was decided on: clocks differ,
+        and of two servers that evaluate a rule the later one's alert may arrive first. Labels that a server
+        adds do not make it another alert.
         """
         began_unix_s = alert.fired_at_unix_s or 0.0
         found = (
@@ -167,7 +167,7 @@ class CaptureCoordinator:
             self._carry_out(Record(capture=replace(capture, report=report)))
 
     def on_files_removed(self, gone: CaptureFilesRemoved) -> None:
-        """An agent removed files of a capture, of its node or where those of all nodes lie."""
+        """An agent removed files of a capture, from its node or from the shared folder."""
         capture = self._captures.get(gone.capture_id)
         if capture is None or capture.state is None:
             return
@@ -175,17 +175,17 @@ class CaptureCoordinator:
             self._carry_out(Record(capture=changed))
 
     def tick(self, now_unix_s: float) -> None:
-        """Time passed; call it about once a second."""
+        """Time passed; call it about once per second."""
         self._handle(Tick(), now_unix_s)
 
     def drain(self) -> list[tuple[str, CaptureRequest | CaptureCancel]]:
-        """Messages to send since the last call, each with the node that it is for."""
+        """Messages to send since the last call, each with its node."""
         messages = list(self._outbox)
         self._outbox.clear()
         return messages
 
     def changed(self) -> list[Capture]:
-        """Captures that changed since the last call, for who stores them."""
+        """Captures that changed since the last call, to be stored."""
         captures = [
             self._captures[capture_id] for capture_id in self._changed if capture_id in self._captures
         ]
@@ -197,7 +197,7 @@ class CaptureCoordinator:
         return [to_json(capture) for capture in self._captures.values()]
 
     def captured(self, job: str) -> Captured | None:
-        """What the newest capture of the job that tells where its time goes showed."""
+        """The shares of the job's newest capture that has them."""
         for capture in reversed(self._captures.values()):
             shares = capture.report.shares if capture.report else None
             if capture.job == job and not capture.server and shares is not None:
@@ -235,7 +235,7 @@ class CaptureCoordinator:
             self._outbox.append((action.node, action.message))
 
     def _decided(self, job: str, alert: Alert) -> list[Capture]:
-        """What was decided on alerts of that name, oldest first."""
+        """The decisions about alerts of that name, oldest first."""
         return [self._captures[capture_id] for capture_id in self._by_alert.get((job, alert.name), ())]
 
     def _keep(self, capture: Capture) -> None:
@@ -257,7 +257,7 @@ class CaptureCoordinator:
 
 
 def check_profiles(profiles: Mapping[str, CaptureProfile]) -> None:
-    """Raise `ConfigError` that names every profile whose tool or choice of ranks is wrong."""
+    """Raise `ConfigError` with every profile whose tool or choice of ranks is wrong."""
     mistakes: list[str] = []
     tools = ", ".join(tool.value for tool in CaptureTool)
     for name, profile in profiles.items():

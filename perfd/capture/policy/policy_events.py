@@ -1,4 +1,4 @@
-"""What the capture policy is told, what it decides, and the record that it keeps of a capture."""
+"""Events and actions of the capture policy, and its record of a capture."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AlertFired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManualRequest:
-    """A person asks. What is None comes from the profile; the id makes a replay harmless."""
+    """A request by hand. None values come from the profile; the id makes a repeat harmless."""
 
     capture_id: str
     job: JobView
@@ -41,7 +41,7 @@ class ManualRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequested:
-    """A person wants a capture to end now."""
+    """A cancel by hand."""
 
     capture_id: str
     reason: str
@@ -49,7 +49,7 @@ class CancelRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusReceived:
-    """An agent said where a capture stands on its node."""
+    """An agent reported the state of a capture on its node."""
 
     node: str
     status: CaptureStatus
@@ -64,7 +64,7 @@ class AgentGone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConnected:
-    """A node's agent is there, for the first time or again."""
+    """A node's agent connected, for the first time or again."""
 
     node: str
 
@@ -95,7 +95,7 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """An artefact is gone."""
+    """A file was removed."""
 
     unix_s: float
     reason: str
@@ -108,19 +108,19 @@ class Participant:
     node: str
     rank: int | None
     state: CaptureState | None = None
-    """None: asked, no answer yet."""
+    """None: requested, no answer yet."""
     reason: str = ""
     started_unix_ns: int | None = None
     stopped_unix_ns: int | None = None
     files: Sequence[CaptureFile] = ()
     removed: Mapping[str, Removal] = field(default_factory=dict)
-    """Those of its files, by path, that are no longer there."""
+    """Its removed files, by path."""
     whole_steps: int | None = None
-    """Steps that its trace holds from begin to end; None when that cannot be told."""
+    """Complete steps in its trace; None if unknown."""
 
     @property
     def files_there(self) -> Sequence[CaptureFile]:
-        """Its files that nobody removed, as far as is known."""
+        """Its files that are not known to be removed."""
         return tuple(file for file in self.files if file.path not in self.removed)
 
     @property
@@ -131,17 +131,17 @@ class Participant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureReport:
-    """What the traces of a capture say, or why they say nothing."""
+    """The verdict of a capture's traces, or why there is none."""
 
     path: str | None
-    """None when it could not be made, or was removed."""
+    """None if it could not be made, or was removed."""
     words: str
-    """What limits the job, in a sentence or two; else why that is not known."""
+    """What limits the job, in a sentence or two; otherwise why that is unknown."""
     made_unix_s: float
     overlap_ratio: float | None = None
     """The share of communication that compute covers, the mean over ranks; None without communication."""
     shares: TraceShares | None = None
-    """None when no rank has all its records."""
+    """None if no rank has all its records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,14 +152,14 @@ class Capture:
     job: str
     """A server is called `NODE/ADDRESS`."""
     server: bool = False
-    """Whether it is of a serving engine, and not of a job."""
+    """Whether it covers a serving engine, not a job."""
     tool: CaptureTool | None
-    """None when neither a profile nor what is known of the server says it; such a capture is refused."""
+    """None if neither the profile nor the server's engine determines it; such a capture is refused."""
     profile: str
     alert: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     fired_at_unix_s: float | None = None
-    """When the alert began to fire, by the clock of whoever evaluated its rule."""
+    """When the alert began to fire, by the clock of the engine that evaluated its rule."""
     requested_unix_s: float
     start_unix_s: float
     """When the agents are to start."""
@@ -169,15 +169,15 @@ class Capture:
     state: CaptureState | None = None
     reason: str = ""
     put_off: bool = False
-    """Refused for nothing but another capture of the job: when that has ended the alert asks once more."""
+    """Refused only because of another capture of the job: when that has ended the alert tries again."""
     ended_unix_s: float | None = None
     report: CaptureReport | None = None
-    """None as long as it is not made, and where the aggregator cannot read the traces."""
+    """None until it is made, and if the aggregator cannot read the traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendRequest:
-    """Ask a node's agent to capture; sent again it does nothing twice."""
+    """Request a capture from a node's agent; a repeat has no effect."""
 
     node: str
     message: CaptureRequest
@@ -185,7 +185,7 @@ class SendRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendCancel:
-    """Tell a node's agent to stop a capture, whatever it is doing."""
+    """Order a node's agent to stop a capture, whatever its state."""
 
     node: str
     message: CaptureCancel

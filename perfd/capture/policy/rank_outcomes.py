@@ -24,7 +24,7 @@ def overall(participants: Sequence[Participant]) -> tuple[CaptureState, str]:
     state = min((who.state for who in participants if who.state), key=worst_first.index)
     notes = list(dict.fromkeys(who.reason for who in participants if who.state is state and who.reason))
     if len(notes) > _MOST_REASONS:
-        # Reasons of a thousand ranks that differ in a number; each rank keeps its own.
+        # A thousand ranks may have reasons that differ only in a number; each rank keeps its own.
         notes[_MOST_REASONS:] = [f"(and {len(notes) - _MOST_REASONS} more, of other ranks)"]
     done = sum(who.state is CaptureState.DONE for who in participants)
     partly = f"{done} of {len(participants)} ranks are done. " if 0 < done < len(participants) else ""
@@ -64,7 +64,7 @@ def _changed(who: Participant, status: CaptureStatus) -> Participant:
 
 
 def without(capture: Capture, gone: CaptureFilesRemoved) -> Capture:
-    """The capture with these of its files marked as removed; what was said of one before stays."""
+    """The capture with these of its files marked as removed; earlier marks stay."""
     paths = frozenset(gone.paths)
     removal = Removal(unix_s=gone.time_unix_ns / 1e9, reason=gone.reason)
 

@@ -1,4 +1,4 @@
-"""Copies of a capture's files that may leave the node: what is harmless, in a new private file."""
+"""Copies of a capture's files that may leave the node: harmless content, in a new private file."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _REDACTIONS: Mapping[str, Callable[[Path, Path], None]] = {
 
 
 def can_be_redacted(source: Path) -> bool:
-    """Whether there is a redaction for files of this name; what it is not for must stay on the node."""
+    """Whether there is a redaction for files of this name; others must stay on the node."""
     return _redaction(source) is not None
 
 
 def redacted_copy(source: Path, target: Path) -> None:
-    """Write a copy that may leave the node, mode 0600; the original stays as it is.
+    """Write a copy that may leave the node, mode 0600; the original is unchanged.
 
-    Raises `CaptureError` when that is not possible, and leaves nothing then.
+    Raises `CaptureError` if that is not possible, and leaves nothing then.
     """
     redaction = _redaction(source)
     if redaction is None:
         kinds = ", ".join(_REDACTIONS)
         raise CaptureError(f"{source} cannot be redacted and must not leave the node; {kinds} can.")
     if not source.is_file():
-        raise CaptureError(f"There is no file {source}.")
+        raise CaptureError(f"No such file: {source}.")
     _write(target, lambda: redaction(source, target))
 
 
 def whole_copy(source: Path, target: Path) -> None:
-    """Write a copy with all secrets in it, mode 0600; raises and leaves nothing as `redacted_copy`."""
+    """Write a copy with all secrets in it, mode 0600; raises and leaves nothing, like `redacted_copy`."""
     _write(target, lambda: shutil.copyfile(source, target))
 
 
@@ -46,11 +46,11 @@ def _redaction(source: Path) -> Callable[[Path, Path], None] | None:
 
 
 def _write(target: Path, write: Callable[[], object]) -> None:
-    """Let a new private file be written; it is gone when that fails."""
+    """A new private file to write; removed if that fails."""
     try:
         target.touch(mode=0o600, exist_ok=False)
     except OSError as error:
-        raise CaptureError(f"Cannot make {target}: {error.strerror}.") from error
+        raise CaptureError(f"Cannot create {target}: {error.strerror}.") from error
     try:
         write()
     except BaseException:

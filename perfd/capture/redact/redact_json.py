@@ -1,8 +1,8 @@
-"""Makes copies of JSON artefacts that may leave the node: of Kineto's traces, and of py-spy's stacks.
+"""Copies of JSON artifacts that may leave the node: Kineto's traces, and py-spy's stacks.
 
-What is copied is a list of what is known to be harmless, as with exports of nsys: what a program or a later
-version adds stays behind. A trace keeps its events, which hold no environment, arguments, output or other
-processes; programs add fields of their own beside them (`torch.profiler.profile.add_metadata`).
+Only content known to be harmless is copied, as for exports of nsys: what a program or a later version adds
+is not. A trace keeps its events, which have no environment, arguments, output or other processes; fields
+that programs add (`torch.profiler.profile.add_metadata`) are dropped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Frame(msgspec.Struct):
 
 
 class _Thread(msgspec.Struct):
-    """What is kept of py-spy's; its arguments, local variables and parents are not."""
+    """The kept fields of py-spy's output, without arguments, local variables and parents."""
 
     pid: int
     thread_id: int
@@ -55,10 +55,10 @@ class _Thread(msgspec.Struct):
 
 
 def redact_trace(source: Path, target: Path) -> None:
-    """Write what may leave of a Kineto trace into `target`, which exists.
+    """Write the harmless part of a Kineto trace into `target`, which exists.
 
-    The events are copied as they are and never held as objects, so that a large trace costs little. Raises
-    `CaptureError` when the source is no trace.
+    The events are copied unchanged and never become objects, so that a large trace costs little. Raises
+    `CaptureError` if the source is not a trace.
     """
     try:
         with source.open("rb") as file:
@@ -66,18 +66,18 @@ def redact_trace(source: Path, target: Path) -> None:
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     except (ValueError, msgspec.DecodeError) as error:
-        raise CaptureError(f"{source} is no trace of Kineto: {error}.") from error
+        raise CaptureError(f"{source} is not a Kineto trace: {error}.") from error
     if "traceEvents" not in fields:
-        raise CaptureError(f"{source} is no trace of Kineto: it has no traceEvents.")
+        raise CaptureError(f"{source} is not a Kineto trace: it has no traceEvents.")
     _write(target, {name: fields[name] for name in _TRACE_FIELDS if name in fields})
 
 
 def redact_stacks(source: Path, target: Path) -> None:
-    """Write what may leave of py-spy's stacks into `target`, which exists; raises `CaptureError`."""
+    """Write the harmless part of py-spy's stacks into `target`, which exists; raises `CaptureError`."""
     try:
         threads = msgspec.json.decode(source.read_bytes(), type=list[_Thread])
     except msgspec.DecodeError as error:
-        raise CaptureError(f"{source} holds no stacks of py-spy: {error}.") from error
+        raise CaptureError(f"{source} has no py-spy stacks: {error}.") from error
     target.write_bytes(msgspec.json.encode(threads))
 
 

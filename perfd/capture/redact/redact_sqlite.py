@@ -1,11 +1,11 @@
-"""Makes a copy of an nsys SQLite export that may leave the node.
+"""A copy of an nsys SQLite export that may leave the node.
 
-An export holds the job's whole environment (META_DATA_CAPTURE, TARGET_INFO_SYSTEM_ENV), its arguments, what
-it printed (StringIds, through ANALYSIS_FILE and ProcessStreams), paths, and every process of the host
-(PROCESSES, ThreadNames). Only what is known to be harmless is copied, into a new file: a table, row or
-string that a later version adds stays behind, and no free page of the original comes along. Names that the
-program itself gave to kernels and NVTX ranges are kept, since a trace is made of them. An .nsys-rep cannot
-be redacted and must not leave the node.
+An export contains the job's whole environment (META_DATA_CAPTURE, TARGET_INFO_SYSTEM_ENV), its arguments, its
+output (StringIds, through ANALYSIS_FILE and ProcessStreams), paths, and every process of the host
+(PROCESSES, ThreadNames). Only content known to be harmless is copied, into a new file: tables, rows and
+strings that a later version adds are not, nor are free pages of the original. The program's names of kernels
+and NVTX ranges are kept, because a trace needs them. An .nsys-rep cannot be redacted and must not leave the
+node.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _EMPTIED_COLUMNS: Mapping[str, Sequence[str]] = {
     "NVTX_EVENTS": ("jsonText", "jsonTextId", "binaryData"),
     "PROCESSES": ("name",),
 }
-"""What a program attached to its ranges beside their names, and paths of programs."""
+"""Payloads of ranges, and paths of programs."""
 
 _STRING_COLUMNS = ("demangledName", "mangledName", "nameId", "shortName", "textId")
 """Columns of the copied tables that point into StringIds."""
 
 
 def redact(source: Path, target: Path) -> None:
-    """Write what may leave of an export into `target`, which exists and is empty.
+    """Write the harmless part of an export into `target`, which exists and is empty.
 
-    Raises `CaptureError` when `source` is not an export.
+    Raises `CaptureError` if `source` is not an export.
     """
     try:
         with closing(sqlite3.connect(target, uri=True)) as copy:
@@ -90,7 +90,7 @@ def _copy(copy: sqlite3.Connection, source: Path) -> None:
 def _copy_table(copy: sqlite3.Connection, name: str, sql: str, *, where: str = "1") -> None:
     copy.execute(sql)
     emptied = _EMPTIED_COLUMNS.get(name, ())
-    # A value that came along and was removed then would still be in the bytes of its page.
+    # A value that was copied and then removed would still be in the bytes of its page.
     columns = ", ".join("NULL" if one in emptied else _quoted(one) for one in _columns(copy, name))
     # Names come from the file's own schema and are quoted; conditions are ours.
     query = f"SELECT {columns} FROM original.{_quoted(name)} WHERE {where}"  # noqa: S608
@@ -98,7 +98,7 @@ def _copy_table(copy: sqlite3.Connection, name: str, sql: str, *, where: str = "
 
 
 def _keep_what_it_refers_to(copy: sqlite3.Connection, name: str) -> None:
-    """Note the strings and processes that a copied table needs."""
+    """Record the strings and processes that a copied table needs."""
     columns = _columns(copy, name)
     table = _quoted(name)
     for column in [column for column in columns if column in _STRING_COLUMNS]:

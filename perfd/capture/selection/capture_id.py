@@ -1,4 +1,4 @@
-"""Names of captures and sessions: safe as a file's name and as an argument, whoever made them."""
+"""Names of captures and sessions: safe as file names and as arguments, whatever their origin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_SLUG = 64
 
 
 def check_capture_id(capture_id: str) -> str:
-    """The id itself; raises `CaptureError` when it could leave a directory or pass for an option."""
+    """The id itself; raises `CaptureError` if it could leave a directory or look like an option."""
     if not _CAPTURE_ID.fullmatch(capture_id) or ".." in capture_id:
         raise CaptureError(
             f"{capture_id[:120]!r} is not a capture id: use letters, digits, '.', '_' and '-' "

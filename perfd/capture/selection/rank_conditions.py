@@ -1,4 +1,4 @@
-"""Conditions on a rank, as a person or a profile writes them: numbers, roles, nodes, GPUs, pods."""
+"""Conditions on a rank, as written by hand or in a profile: numbers, roles, nodes, GPUs, pods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 _ROLE = re.compile(r"(stage|pp|tp|cp|dp|ep)=(first|last|\d{1,7})")
 _MAX_RANK = 1_000_000
 _POD_OF_A_JOB = "-[a-z0-9]{5}"
-"""What Kubernetes puts behind the host name of an indexed Job's pod to make the pod's name."""
+"""Kubernetes' suffix to the host name of an indexed Job's pod in the pod's name."""
 
 
 def coordinate(rank: int, dimension: str, layout: ParallelLayout) -> int:
@@ -28,8 +28,8 @@ def coordinate(rank: int, dimension: str, layout: ParallelLayout) -> int:
 
     The order is Megatron-LM's default, `tp-cp-ep-dp-pp` (megatron/core/parallel_state.py): tensor
     parallelism varies fastest and pipeline stages slowest; `ep` divides what is beyond `tp`. torchtitan's
-    and DeepSpeed's default meshes place tp, dp and pp alike. Raises `CaptureError` when a size that it
-    needs is not known.
+    and DeepSpeed's default meshes place tp, dp and pp alike. Raises `CaptureError` if a size that it
+    needs is unknown.
     """
     tp, cp = layout.tp or 1, layout.cp or 1
     if dimension in ("stage", "pp"):
@@ -48,7 +48,7 @@ def coordinate(rank: int, dimension: str, layout: ParallelLayout) -> int:
 
 def _known(size: int | None, what: str) -> int:
     if not size:
-        raise CaptureError(f"The job's layout does not tell {what}, which the choice of ranks needs.")
+        raise CaptureError(f"The job's layout lacks {what}, which the choice of ranks needs.")
     return size
 
 
@@ -86,7 +86,7 @@ def _place_condition(kind: str, wanted: str) -> Condition:
 
 
 def in_pod(rank: RankView, wanted: str) -> bool:
-    """Whether a rank is in a pod of that UID or name; an agent in the pod of its job is called as the pod."""
+    """Whether a rank is in a pod of that UID or name; a sidecar agent has the pod's name."""
     names = [name for name in (rank.pod_uid, rank.pod_name, rank.node) if name]
     if any(fnmatchcase(name, wanted) for name in names):
         return True

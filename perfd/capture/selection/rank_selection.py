@@ -1,4 +1,4 @@
-"""Which ranks a capture is about: by list, by role, from an alert, by slowness, with a peer to compare."""
+"""Selects the ranks of a capture: by list, role, alert or slowness, with a peer for comparison."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankView:
-    """One rank as the aggregator sees it now."""
+    """One rank in the aggregator's current state."""
 
     rank: int
     node: str
     gpu: int | None = None
     pod_uid: str | None = None
-    """Of the Kubernetes pod that it runs in."""
+    """The UID of its Kubernetes pod."""
     pod_name: str | None = None
     compute_s: float | None = None
-    """Time per step that this rank computed, without waiting for others; the larger, the slower it is."""
+    """This rank's compute time per step, without waiting for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """What a decision about a capture may know of a job."""
+    """The state of a job for decisions about captures."""
 
     job: str
     nodes: Sequence[str]
@@ -41,17 +41,17 @@ class JobView:
     ranks: Sequence[RankView] = ()
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     culprits: Sequence[int] = ()
-    """Ranks that the analysis blames."""
+    """The culprits of the analysis."""
     server: bool = False
     """Whether it is a serving engine, which is captured as a whole."""
     tool: CaptureTool | None = CaptureTool.NSYS
-    """What captures it where a profile names no tool; None when nobody says which engine it is."""
+    """The tool if a profile names none; None if the server's engine is unknown."""
     pace: Pace = field(default_factory=Pace)
-    """What tells when it ends."""
+    """The sources of its end."""
 
     @property
     def kind(self) -> str:
-        """What to call it in a sentence."""
+        """Its name in a sentence."""
         return "server" if self.server else "job"
 
 
@@ -61,18 +61,18 @@ class RankSelection:
 
     by_node: Mapping[str, tuple[int, ...]]
     refused: Mapping[int, str] = field(default_factory=dict)
-    """Ranks that were asked for and cannot be reached, with the reason."""
+    """Requested ranks that cannot be reached, with the reason."""
 
 
 def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None) -> RankSelection:
-    """The ranks that a selector means, by node.
+    """The ranks of a selector, by node.
 
     Terms joined by `+` are united. A term is `all`, a list (`0,3,8-11`), conditions that must all hold
     (`stage=last,tp=0`, `node=n7,gpu=3`, `pod=train-*`), `alert` (what the alert's labels name),
     `slowest:N`, `culprits`, or `peer` (for each rank of the other terms, a healthy one of the same stage
     and role).
-    Of a server there is nothing to choose. Raises `CaptureError` with the reason when the selector is wrong
-    or nothing can be chosen.
+    A server is captured as a whole. Raises `CaptureError` with the reason if the selector is wrong or
+    matches nothing.
     """
     if view.server:
         return _server(view)
@@ -89,7 +89,7 @@ def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None
     if wants_peer:
         chosen.update(_peers(chosen, view))
     if not chosen:
-        raise CaptureError(f"No rank of job {view.job} is meant by {selector!r}{_hint(terms, view)}.")
+        raise CaptureError(f"No rank of job {view.job} matches {selector!r}{_hint(terms, view)}.")
     return _place(chosen, view)
 
 
@@ -100,16 +100,16 @@ def slow_rank_of(labels: Mapping[str, str]) -> int | None:
 
 
 def check_selector(selector: str) -> None:
-    """Raise `CaptureError` when a selector is not one, whatever the job; for configurations."""
+    """Raise `CaptureError` if a selector is invalid for any job; for configurations."""
     for term in (part.strip() for part in selector.split("+")):
         if term not in ("all", "alert", "culprits", "peer") and not _SLOWEST.fullmatch(term):
             parse_conditions(term)
 
 
 def _hint(terms: Sequence[str], view: JobView) -> str:
-    """What could have been meant, or why nothing is."""
+    """What is available, or why nothing matches."""
     if "culprits" in terms:
-        return "; the analysis blames none now"
+        return "; the analysis currently names no culprits"
     for place, names in (
         ("node=", {rank.node for rank in view.ranks}),
         ("pod=", {rank.pod_name or rank.pod_uid for rank in view.ranks if rank.pod_name or rank.pod_uid}),
@@ -145,7 +145,7 @@ def _term(term: str, view: JobView, labels: Mapping[str, str]) -> set[int]:
 
 
 def _from_labels(view: JobView, labels: Mapping[str, str]) -> set[int]:
-    """The narrowest thing that an alert's labels name: a rank, roles, a GPU, a node, else the job."""
+    """The narrowest match of an alert's labels: a rank, roles, a GPU, a node, otherwise the job."""
     if labels.get("rank", "").isdecimal():
         return {int(labels["rank"])}
     if pod := {rank.rank for rank in view.ranks if rank.pod_uid and labels.get("uid") == rank.pod_uid}:
@@ -162,7 +162,7 @@ def _from_labels(view: JobView, labels: Mapping[str, str]) -> set[int]:
 
 
 def _near(view: JobView, labels: Mapping[str, str]) -> Sequence[RankView]:
-    """The ranks on the node and in the pod that labels name; all without a node, and with a pod of others."""
+    """The ranks on the node and in the pod of the labels; all without a node, or with another job's pod."""
     node, pod = labels.get("node", ""), labels.get("pod", "")
     on_node = [rank for rank in view.ranks if node in ("", rank.node)]
     return [rank for rank in on_node if in_pod(rank, pod)] or on_node
@@ -172,14 +172,13 @@ def _slowest(count: int, view: JobView) -> set[int]:
     timed = [(rank.compute_s, rank.rank) for rank in view.ranks if rank.compute_s is not None]
     if not timed:
         raise CaptureError(
-            f"Nothing tells which ranks of job {view.job} are slowest: neither its log by rank, nor NCCL's "
-            "plugin."
+            f"The slowest ranks of job {view.job} are unknown: neither its log by rank, nor NCCL's plugin."
         )
     return {rank for _, rank in sorted(timed, key=lambda pair: (-pair[0], pair[1]))[:count]}
 
 
 def _peers(chosen: set[int], view: JobView) -> set[int]:
-    """For each chosen rank the most ordinary other one of its stage, tp and cp index, where there is one."""
+    """For each chosen rank the most typical other one of its stage, tp and cp index, if there is one."""
     blamed = chosen | set(view.culprits)
     times = {rank.rank: rank.compute_s for rank in view.ranks}
     peers: set[int] = set()
@@ -197,7 +196,7 @@ def _peers(chosen: set[int], view: JobView) -> set[int]:
 
 
 def _role(rank: int, layout: ParallelLayout) -> tuple[int, ...]:
-    """Where a rank is in every dimension but data parallelism; sizes that are not known count as 1."""
+    """A rank's position in every dimension except data parallelism; unknown sizes count as 1."""
     return tuple(
         coordinate(rank, dimension, layout)
         for dimension, size in (("stage", layout.pp), ("tp", layout.tp), ("cp", layout.cp))
@@ -212,7 +211,7 @@ def _place(chosen: set[int], view: JobView) -> RankSelection:
     for rank in sorted(chosen):
         node = nodes.get(rank)
         if node is None:
-            refused[rank] = f"Job {view.job} has no rank {rank}, or its node is not known."
+            refused[rank] = f"Job {view.job} has no rank {rank}, or its node is unknown."
         elif node not in view.nodes:
             refused[rank] = f"The agent of node {node} is not connected."
         else:
@@ -221,7 +220,7 @@ def _place(chosen: set[int], view: JobView) -> RankSelection:
 
 
 def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str, str]) -> RankSelection:
-    """Without knowing where ranks run: whole nodes, or named ranks when it is clear on which node."""
+    """If the placement of ranks is unknown: whole nodes, or named ranks if their node is clear."""
     if not view.nodes:
         raise CaptureError(f"No agent of job {view.job} is connected.")
     named = [labels["node"]] if labels.get("node") in view.nodes else list(view.nodes)
@@ -241,7 +240,7 @@ def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str
             ranks.setdefault(view.nodes[0], set()).update(listed)
         else:
             raise CaptureError(
-                f"It is not known on which node each rank of job {view.job} runs; choose `all` or node=NAME."
+                f"The nodes of the ranks of job {view.job} are unknown; choose `all` or node=NAME."
             )
     return RankSelection(
         by_node={
@@ -253,7 +252,7 @@ def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str
 
 
 def _nodes_named(term: str, view: JobView) -> list[str]:
-    """The nodes that a term names alone; an agent in the pod of its job is called as the pod."""
+    """The nodes that a term names alone; a sidecar agent has the pod's name."""
     place = PLACE.fullmatch(term)
     wanted = place[2] if place and place[1] != "gpu" else ""
     return [node for node in view.nodes if fnmatchcase(node, wanted)]

@@ -1,6 +1,6 @@
-"""What each version of SGLang and vLLM understands about profiling itself: pure decisions.
+"""The profiling parameters of each version of SGLang and vLLM: pure decisions.
 
-Read in the sources of SGLang 0.4.3 to 0.5.23 (`entrypoints/http_server.py`, the scheduler's profiler) and
+From the sources of SGLang 0.4.3 to 0.5.23 (`entrypoints/http_server.py`, the scheduler's profiler) and
 of vLLM 0.6.6 to 0.33 (`entrypoints/serve/profile`).
 """
 
@@ -15,30 +15,30 @@ from typing import Any
 from perfd.model import CaptureTool
 
 _SGLANG_FOLDER_SINCE = (0, 4, 4)
-"""Before, no parameter is taken."""
+"""Earlier versions take no parameter."""
 _SGLANG_STEPS_SINCE = (0, 4, 10)
-"""Before (seen in 0.4.6), `num_steps` keeps the request waiting until the steps are over: in an idle server
-for ever."""
+"""In earlier versions (seen in 0.4.6), `num_steps` blocks the request until the steps are over: in an idle
+server forever."""
 _VLLM_STEPS_SINCE = (0, 33)
-"""The first release that was read with `max_iterations` in the body; 0.22 takes none."""
+"""The first examined release with `max_iterations` in the body; 0.22 has none."""
 _LOOK_AFTER_S = 2.0
-"""A few steps of 5 to 50 ms; where they cannot be counted, this is how long is traced."""
+"""A few steps of 5 to 50 ms; the length of a trace if steps cannot be counted."""
 
 Version = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileApi:
-    """What a server of one version can be told about a profile."""
+    """The parameters of a profile that a server's version supports."""
 
     folder: bool
-    """Where to write; else it writes where it was launched to write."""
+    """The folder; otherwise it writes where it was launched to write."""
     steps: bool
-    """After how many forward passes to stop by itself."""
+    """The number of forward passes after which it stops by itself."""
 
 
 def abilities(kind: CaptureTool, version: Version) -> ProfileApi:
-    """What a server of this version understands; an unknown version is taken for the oldest."""
+    """The parameters for a version; an unknown version counts as the oldest."""
     if kind is CaptureTool.SGLANG:
         return ProfileApi(folder=version >= _SGLANG_FOLDER_SINCE, steps=version >= _SGLANG_STEPS_SINCE)
     return ProfileApi(folder=False, steps=version >= _VLLM_STEPS_SINCE)
@@ -57,18 +57,18 @@ def body(kind: CaptureTool, can: ProfileApi, folder: Path, steps: int | None) ->
 
 
 def length_s(steps: int | None, max_duration_s: float) -> float:
-    """How long to let a server profile before it is looked at again."""
+    """How long to let a server profile before the next check."""
     return max_duration_s if steps is None else min(max_duration_s, _LOOK_AFTER_S)
 
 
 def version_of(text: object) -> Version:
-    """`0.5.9.post1` as numbers; empty, which is before all, when it is none."""
+    """`0.5.9.post1` as numbers; empty, which sorts first, if it is not a version."""
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", text) if isinstance(text, str) else None
     return tuple(int(number) for number in found.groups(default="0")) if found else ()
 
 
 def expected_traces(kind: CaptureTool, info: Mapping[str, Any]) -> int | None:
-    """How many ranks of this node will write a trace, by SGLang's arguments; None when it is not known."""
+    """How many ranks of this node will write a trace, by SGLang's arguments; None if unknown."""
     said = (info.get(name, 1) for name in ("tp_size", "pp_size", "nnodes"))
     sizes = [size for size in said if isinstance(size, int) and size > 0]
     if kind is not CaptureTool.SGLANG or "tp_size" not in info or len(sizes) < 3:

@@ -22,21 +22,21 @@ _LOOPBACK = {"localhost": "127.0.0.1", "::1": "127.0.0.1"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerResponse:
-    """What a server answered."""
+    """A server's response."""
 
     status: int
     text: str
 
     @property
     def words(self) -> str:
-        """The start of it, for a reason."""
+        """Its start, for use as a reason."""
         return " ".join(self.text.split())[:200] or "nothing"
 
 
 class ServerClient:
-    """Asks one server; every method raises `CaptureError` when there is no answer.
+    """Sends requests to one server; every method raises `CaptureError` without a response.
 
-    Raises `ConfigError` when the address is none.
+    Raises `ConfigError` if the address is invalid.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class ServerClient:
         """`address` is `host:port`, or `https://host:port`."""
         scheme, separator, rest = address.rpartition("://")
         if separator and scheme not in {"http", "https"}:
-            raise ConfigError(f"{address!r} is no server's address: write host:port or https://host:port.")
+            raise ConfigError(f"{address!r} is not a server address: write host:port or https://host:port.")
         try:
             self._host, self._port = split_address(rest.rstrip("/"))
         except PerfdError as error:
-            raise ConfigError(f"{address!r} is no server's address: {error}") from error
+            raise ConfigError(f"{address!r} is not a server address: {error}") from error
         self._secure = scheme == "https"
         self._authorization_file = authorization_file
         self._tls = tls
         self.address = address
 
     def serves(self, server: str) -> bool:
-        """Whether a server's name, as `perfd_server_*` has it, is this one."""
+        """Whether a server's name in `perfd_server_*` is this one."""
         there = urlsplit(f"//{server}")
         try:
             same_port = there.port == self._port
@@ -67,7 +67,7 @@ class ServerClient:
     def ask(
         self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None
     ) -> ServerResponse:
-        """One request; `timeout_s` bounds all of it, the name of the host and a server that drips too."""
+        """One request; `timeout_s` limits all of it, including name resolution and slow responses."""
         headers = self._authorization()
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -85,7 +85,7 @@ class ServerClient:
             connection.close()
 
     def document(self, path: str, timeout_s: float) -> dict[str, Any]:
-        """A JSON object; empty when the server has none there."""
+        """A JSON object; empty if the server has none there."""
         answer = self.ask("GET", path, timeout_s)
         try:
             document = json.loads(answer.text) if answer.status < 400 else {}
@@ -94,7 +94,7 @@ class ServerClient:
         return document if isinstance(document, dict) else {}
 
     def listens(self) -> bool:
-        """Whether something takes connections there; one that is too busy to do so counts as well."""
+        """Whether a process accepts connections there, or is too busy to do so."""
         try:
             connect(self._host, self._port, time.monotonic() + _ALIVE_S).close()
         except TimeoutError:
@@ -110,7 +110,7 @@ class ServerClient:
         return BoundedConnection(self._host, self._port)
 
     def _authorization(self) -> dict[str, str]:
-        """Read anew each time, so that a key that was changed counts."""
+        """Read each time, so that a changed key takes effect."""
         if self._authorization_file is None:
             return {}
         try:

@@ -31,16 +31,16 @@ _NO_ENDPOINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureServer:
-    """Where a server is, and where its traces go."""
+    """A server's address, and the folder for its traces."""
 
     client: ServerClient
     trace_directory: Path
-    """SGLang is told to write into a folder of it; for vLLM it is what it was launched with."""
+    """SGLang writes into a folder of it; for vLLM it is what it was launched with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Profile:
-    """What a server was asked for."""
+    """A profile requested from a server."""
 
     server: CaptureServer
     folder: Path
@@ -48,13 +48,13 @@ class _Profile:
     began_unix_s: float
     began_s: float
     expected: int | None
-    """Traces that its ranks on this node will write."""
+    """The number of traces that its ranks on this node will write."""
 
 
 class ServerTool(Tool):
     """A `perfd.capture.node.capture_tool.Tool` for the SGLang or the vLLM servers of this node.
 
-    A capture is of one server. Its job is `NODE/ADDRESS`; any other job means the only server there is.
+    A capture covers one server. Its job is `NODE/ADDRESS`; any other job means the only server.
     """
 
     def __init__(self, kind: CaptureTool, servers: Sequence[CaptureServer], *, clock: Clock) -> None:
@@ -63,7 +63,7 @@ class ServerTool(Tool):
         self._clock = clock
         self._profile: _Profile | None = None
         self._may_stop = True
-        """Not what somebody else started; a tool that is new stops what the agent before it left."""
+        """Not profiles of other users; a new tool stops what an earlier agent left."""
 
     @property
     def kind(self) -> CaptureTool:
@@ -82,7 +82,7 @@ class ServerTool(Tool):
         described = server.client.ask("GET", "/openapi.json", _QUICK_S)
         if described.status in {401, 403}:
             return Readiness(reason=_refusal(server, described))
-        # A server that describes nothing (`--disable-fastapi-docs`) is asked all the same.
+        # A server without a description (`--disable-fastapi-docs`) gets the request anyway.
         if described.status < 400 and '"/start_profile"' not in described.text:
             return Readiness(reason=f"The server at {server.client.address} {_NO_ENDPOINT}")
         return Readiness(targets=[CaptureTarget(handle=_HANDLE + server.client.address, processes={})])
@@ -90,7 +90,7 @@ class ServerTool(Tool):
     def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:
         server = self._target([target.handle for target in targets])
         if server is None:
-            raise CaptureError("The server is not configured any more.")
+            raise CaptureError("The server is no longer configured.")
         self._may_stop = False
         info = self._info(server)
         can = abilities(self._kind, version_of(info.get("version")))
@@ -107,7 +107,7 @@ class ServerTool(Tool):
         self._may_stop = True
         answer = server.client.ask("POST", "/start_profile", _START_S, asked)
         if answer.status >= 400:
-            # It may profile for somebody else.
+            # It may profile for another user.
             self._may_stop = False
             raise CaptureError(_refusal(server, answer))
         return Begun(length_s=length_s(plan.steps, plan.max_duration_s))
@@ -121,7 +121,7 @@ class ServerTool(Tool):
         if profile is None:
             raise CaptureError("Nothing was started.")
         if profile.counted:
-            # It stops by itself; one that has no work is stopped when the time is up.
+            # It stops by itself; without work it is stopped when the time is up.
             self._settled(profile, profile.began_s + plan.max_duration_s)
         problem = self._stop(profile.server)
         found = self._settled(profile, self._clock.monotonic_s() + _FILES_S)
@@ -156,7 +156,7 @@ class ServerTool(Tool):
         files = brought(list(found), plan.directory)
         missing = max(0, (profile.expected or 0) - len(found))
         notes = [
-            f"{len(found) - len(complete)} of {len(found)} traces are cut."
+            f"{len(found) - len(complete)} of {len(found)} traces are truncated."
             if len(complete) < len(found)
             else "",
             f"{missing} of {profile.expected} ranks wrote no trace." if missing else "",
@@ -168,7 +168,7 @@ class ServerTool(Tool):
         return settled(profile.folder, profile.began_unix_s, self._clock, deadline_s, profile.expected)
 
     def _stop(self, server: CaptureServer) -> str:
-        """End a profile; what the server said against it, which is nothing wrong when it has ended itself."""
+        """End a profile; returns the server's error, which is harmless if the profile has ended itself."""
         try:
             answer = server.client.ask("POST", "/stop_profile", _STOP_S)
         except CaptureError as error:
@@ -188,7 +188,7 @@ class ServerTool(Tool):
         return next((known[handle] for handle in handles if handle in known), None)
 
     def _info(self, server: CaptureServer) -> Mapping[str, Any]:
-        """What a server says about itself: SGLang since 0.5.9 and before, vLLM."""
+        """A server's description: SGLang since 0.5.9 and before, vLLM."""
         sglang = self._kind is CaptureTool.SGLANG
         for path in ("/server_info", "/get_server_info") if sglang else ("/version",):
             found = server.client.document(path, _QUICK_S)
@@ -202,7 +202,7 @@ def _own_folder(server: CaptureServer, plan: CapturePlan) -> Path:
         return own_folder(server.trace_directory, f"{plan.capture_id}-{secrets.token_hex(4)}")
     except OSError as error:
         raise CaptureError(
-            f"trace_directory {server.trace_directory} cannot be written to: {error.strerror or error}."
+            f"trace_directory {server.trace_directory} is not writable: {error.strerror or error}."
         ) from error
 
 
@@ -211,7 +211,7 @@ def _refusal(server: CaptureServer, answer: ServerResponse) -> str:
         return f"The server at {server.client.address} {_NO_ENDPOINT}"
     if answer.status in {401, 403}:
         return (
-            f"The server at {server.client.address} wants an authorization (status {answer.status}): name a "
-            "file with it as `authorization_file` (SGLang: the admin key, where there is one)."
+            f"The server at {server.client.address} requires authorization (status {answer.status}): set "
+            "`authorization_file` (SGLang: the admin key, if there is one)."
         )
     return f"/start_profile of {server.client.address} answers {answer.status}: {answer.words}"

@@ -1,4 +1,4 @@
-"""The traces that an inference server leaves in a folder: which are new, and whether they are whole."""
+"""An inference server's traces in a folder: which are new, and whether they are complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _READ_BYTES = 1 << 20
 
 
 def own_folder(directory: Path, name: str) -> Path:
-    """A folder below `directory` into which the server can write, whoever it runs as."""
+    """A folder below `directory` into which the server can write as any user."""
     folder = directory / f"{OWN_FOLDER}{name}"
     folder.mkdir(mode=0o700)
     if os.geteuid() == 0:
@@ -45,7 +45,7 @@ def fresh(folder: Path, since_unix_s: float) -> Mapping[Path, int]:
     found: dict[Path, int] = {}
     for pattern in _PATTERNS:
         for file in folder.glob(pattern):
-            # A file may be renamed or removed while we look.
+            # A file may be renamed or removed meanwhile.
             with suppress(OSError):
                 state = file.lstat()
                 # File systems keep times more coarsely than the clock does.
@@ -58,9 +58,9 @@ def fresh(folder: Path, since_unix_s: float) -> Mapping[Path, int]:
 def settled(
     folder: Path, since_unix_s: float, clock: Clock, deadline_s: float, expected: int | None = None
 ) -> Mapping[Path, int]:
-    """The new traces once none grows any more and all are whole, or what is there at `deadline_s`.
+    """The new traces once none grows and all are complete, or the existing ones at `deadline_s`.
 
-    Ranks write at their own pace, in place; with `expected` it waits for as many.
+    Ranks write at their own pace, in place; with `expected` it waits for this number.
     """
     before: Mapping[Path, int] = {}
     steady_since_s = clock.monotonic_s()
@@ -77,7 +77,7 @@ def settled(
 
 
 def whole(path: Path) -> bool:
-    """Whether a trace ends as it should: its compression, and its JSON."""
+    """Whether a trace has a proper end: its compression, and its JSON."""
     tail = b""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -89,7 +89,7 @@ def whole(path: Path) -> bool:
 
 
 def brought(files: Sequence[Path], directory: Path) -> list[Path]:
-    """The files in the capture's folder; where they were they are removed, if that is allowed."""
+    """The files, moved to the capture's folder; originals that cannot be removed stay."""
     moved = []
     for file in sorted(files):
         target = directory / file.name

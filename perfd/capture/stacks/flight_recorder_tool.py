@@ -1,4 +1,4 @@
-"""Dumps of PyTorch's NCCL Flight Recorder, by the pipe that each rank listens to.
+"""Dumps of PyTorch's NCCL Flight Recorder, through the pipe that each rank reads.
 
 With `TORCH_NCCL_DEBUG_INFO_PIPE_FILE=STEM` rank N makes the pipe `STEM` + N + `.pipe`; a byte written to it
 makes the rank write its ring of collectives to `TORCH_FR_DUMP_TEMP_FILE` (before:
@@ -47,11 +47,11 @@ class _Dump:
     """The process's user, as whom its files are opened."""
     path: Path
     before_ns: int | None
-    """When the file was last written before we asked; None: it was not there."""
+    """When the file was last written before the request; None if it did not exist."""
 
 
 class FlightRecorderTool(Tool):
-    """A `perfd.capture.node.capture_tool.Tool` that asks each rank for its ring of collectives once."""
+    """A `perfd.capture.node.capture_tool.Tool` that requests each rank's ring of collectives once."""
 
     for_hangs = True
 
@@ -116,7 +116,7 @@ class FlightRecorderTool(Tool):
     def _unfit(self, pid: int, rank: int) -> str:
         environment = environment_of(self._proc, pid)
         if not environment.get(_PIPE):
-            return f"Rank {rank} was started without {_PIPE}, so it cannot be asked for a dump."
+            return f"Rank {rank} was started without {_PIPE}, so it cannot write a dump on request."
         if any(environment.get(name) == "0" for name in _RINGS):
             return f"Rank {rank} records nothing: {' or '.join(_RINGS)} is 0."
         pipe = self._inside(pid, f"{environment[_PIPE]}{rank}.pipe")
@@ -125,7 +125,7 @@ class FlightRecorderTool(Tool):
                 return ""
         except OSError:
             return f"Rank {rank} has no pipe {environment[_PIPE]}{rank}.pipe; its NCCL group is not up yet."
-        return f"{environment[_PIPE]}{rank}.pipe is no pipe."
+        return f"{environment[_PIPE]}{rank}.pipe is not a pipe."
 
     def _inside(self, pid: int, path: str) -> Path:
         """A path of a process as we see it."""
@@ -134,7 +134,7 @@ class FlightRecorderTool(Tool):
     def _collect(self, dump: _Dump, plan: CapturePlan, deadline_s: float) -> CaptureOutcome:
         previous = -1
         while self._clock.monotonic_s() < deadline_s:
-            # Written in place: whole when it grows no more.
+            # Written in place: complete when it stops growing.
             size = _size(dump)
             if size > 0 and size == previous:
                 return _bring(dump, plan)
@@ -145,7 +145,7 @@ class FlightRecorderTool(Tool):
 
 
 def dump_stem(environment: Mapping[str, str]) -> str:
-    """What the names of dumps begin with, for a process with these variables."""
+    """The prefix of the names of dumps, for a process with these variables."""
     for name in _DUMPS:
         if environment.get(name):
             return environment[name]
@@ -157,10 +157,10 @@ def _poke(pipe: Path, uid: int) -> None:
     try:
         descriptor = open_as(uid, pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise CaptureError(f"Nobody listens to {pipe.name}: {error.strerror}.") from error
+        raise CaptureError(f"No process reads {pipe.name}: {error.strerror}.") from error
     try:
         if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-            raise CaptureError(f"{pipe.name} is no pipe.")
+            raise CaptureError(f"{pipe.name} is not a pipe.")
         os.write(descriptor, b"1")
     finally:
         os.close(descriptor)
@@ -174,7 +174,7 @@ def _written_ns(path: Path) -> int | None:
 
 
 def _size(dump: _Dump) -> int:
-    """The size of a new dump; -2 as long as there is none."""
+    """The size of a new dump; -2 until there is one."""
     try:
         status = dump.path.lstat()
     except OSError:
@@ -187,7 +187,7 @@ def _unfit_file(status: os.stat_result, uid: int, max_bytes: int) -> str:
     if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
         return "The dump is not a plain file of the rank's user."
     if status.st_size > min(max_bytes, _MOST_BYTES):
-        return "The dump is larger than what is left for this capture."
+        return "The dump is larger than the space left for this capture."
     return ""
 
 

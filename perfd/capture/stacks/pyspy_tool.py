@@ -19,7 +19,7 @@ _TIMEOUT_S = 30.0
 def find_py_spy(configured: str | None, search_path: str | None) -> Path | None:
     """The configured py-spy, else that on `search_path`, else the one installed beside perfd; None without.
 
-    A configured one that does not exist counts as none: guessing another would hide the mistake.
+    A configured one that does not exist counts as none: another one would hide the mistake.
     """
     if configured is not None:
         return Path(configured) if Path(configured).is_file() else None
@@ -55,7 +55,7 @@ class PySpyTool(Tool):
 
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
         if self._py_spy is None:
-            return Readiness(reason="There is no py-spy on this node; install it (pip install py-spy).")
+            return Readiness(reason="py-spy not found: install it (pip install py-spy).")
         return placed_targets(self._placements(job), ranks, self._proc)
 
     def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:  # noqa: ARG002  (all is done in `stop`)
@@ -65,7 +65,7 @@ class PySpyTool(Tool):
         return any(runs(self._proc, pid) for target in targets for pid in target.processes)
 
     def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
-        # At the same time: of a hang one wants to see who waits for whom.
+        # At the same time: in a hang, the stacks show which rank waits for which.
         with ThreadPoolExecutor(max_workers=max(1, len(targets))) as pool:
             return list(pool.map(lambda target: self._dump(target, plan), targets))
 

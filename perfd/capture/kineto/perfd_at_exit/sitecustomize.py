@@ -1,13 +1,13 @@
 """Keeps a process that ends during a capture with Kineto alive until the window is over.
 
-PyTorch does not take the callbacks of an on-demand trace away when the process ends: one that ends within a
-window calls, in the destructor of its profiler's state, into a libkineto that was destroyed before, and dies
-of SIGSEGV (docs/captures.md, "When the job ends during a capture").
+PyTorch does not unregister the callbacks of an on-demand trace when the process ends: a process that ends
+within a window calls, in the destructor of its profiler's state, into a libkineto that is already destroyed,
+and dies of SIGSEGV (docs/captures.md, "When the job ends during a capture").
 
 Python imports a module of this name at its start, from the first folder that has one; `perfd run --kineto`
 puts this folder first in `PYTHONPATH`. It needs the standard library of Python 3.8 or later, and does
-nothing until the process ends. Then it waits, at most `_LONGEST_S`, and only as long as perfd has left a file
-`perfd-kineto-until-PID`, which says until when.
+nothing until the process ends. Then it waits, at most `_LONGEST_S`, while perfd's file
+`perfd-kineto-until-PID`, which has the end time, exists.
 """  # noqa: INP001  (Python finds it by its folder)
 
 import atexit
@@ -48,6 +48,6 @@ def _run_the_one_that_this_hides() -> None:
         spec.loader.exec_module(module)
 
 
-# First: what is registered first runs last, when the job has done all that it does at its end.
+# First: what is registered first runs last, after everything that the job does at its end.
 atexit.register(_wait)
 _run_the_one_that_this_hides()
