@@ -51,16 +51,18 @@ def step_time_change(steps: StepTable, events: Sequence[Event]) -> StepTimeChang
     baseline_s = median_of(earlier)
     if len(earlier) < _FEWEST_EARLIER or baseline_s is None:
         return None
-    limit_s = baseline_s + max(THRESHOLDS.step_regression_ratio * baseline_s, _SIGMAS * _scatter_s(earlier))
+    scatter_s = _scatter_s(earlier, run)
+    limit_s = baseline_s + max(THRESHOLDS.step_regression_ratio * baseline_s, _SIGMAS * scatter_s)
     grown_s = _lasting_s(newest, newest > limit_s, run) or _recurring_s(newest, newest > limit_s, run)
     return StepTimeChange(
         baseline_s=baseline_s, growth_ratio=0.0 if grown_s is None else grown_s / baseline_s - 1
     )
 
 
-def _scatter_s(times: Floats) -> float:
-    """Standard deviation of steps that follow each other: earlier changes of pace do not widen it."""
-    return MAD_TO_SIGMA * float(np.median(np.abs(np.diff(times)))) / math.sqrt(2)
+def _scatter_s(times: Floats, most_apart: int) -> float:
+    """Standard deviation by differences of near steps: earlier changes of pace do not widen it much."""
+    differences = [np.abs(times[apart:] - times[:-apart]) for apart in range(1, most_apart + 1)]
+    return MAD_TO_SIGMA * max(float(np.median(one)) for one in differences) / math.sqrt(2)
 
 
 def _lasting_s(newest: Floats, long: Bools, run: int) -> float | None:
