@@ -165,6 +165,19 @@ def test_idle_gpus_are_the_hosts_fault():
     assert summary.bottleneck.gain_ratio == pytest.approx(0.4, abs=1e-6)
 
 
+def test_slow_input_of_all_ranks_is_named_before_the_idle_gpus_that_it_causes():
+    summary = judge(
+        {"batch-generator": (0.3, 0.335)},
+        metrics={"graphics_active_ratio": [0.6] * 8, "sm_active_ratio": [0.5] * 8},
+    )
+    assert summary.bottleneck.kind is Kind.DATA_LOADING
+    assert summary.bottleneck.gain_ratio == pytest.approx(0.335)
+    assert [effect.summary for effect in summary.bottleneck.effects] == [
+        "host: 33.5% of 40.0%; 6.5% more is unexplained"
+    ]
+    assert Kind.HOST_BOUND not in {finding.kind for finding in summary.findings}
+
+
 def test_a_straggler_comes_before_what_the_configuration_costs():
     tensor, streaming = [0.3] * 8, [0.7] * 8
     tensor[2], streaming[2] = 0.45, 0.85
