@@ -79,12 +79,13 @@ def stragglers_by_timers(
         return ()
     forward, backward = phases
     found = []
+    hold_waiting = timers.hold_waiting
     for peers in peer_groups(np.arange(forward.shape[1]), parallel):
         own = forward[:, peers] + backward[:, peers]
-        if not np.isfinite(own).any(axis=0).all() or (timers.hold_waiting and len(peers) < _MAJORITY):
+        if not np.isfinite(own).any(axis=0).all() or (hold_waiting and len(peers) < _MAJORITY):
             continue
         typical = _others(own)
-        if timers.hold_waiting:
+        if hold_waiting:
             typical = typical - _waited_for(forward[:, peers], backward[:, peers])
         difference = _differences(_relative(own, typical), _FEWEST_STEPS)
         waits = median((own - typical) / step_time_s[:, None], axis=0)
