@@ -220,3 +220,41 @@ def test_a_rank_brings_in_no_file_of_root_and_none_without_end(place, what, stat
     assert outcome.state is CaptureState(state)
     assert [Path(file).read_text() for file in outcome.files] == (["a dump"] if what == "own" else [])
     assert len(list(captures.iterdir())) == len(outcome.files)
+
+
+READ = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from perfd.file_access import open_as_owner
+for path in sys.argv[2:]:
+    try:
+        print(os.read(open_as_owner(Path(path)), 100).decode().strip())
+    except OSError as error:
+        print("refused")
+"""
+
+
+@pytest.mark.parametrize("capabilities", ["+dac_read_search", "+dac_read_search,+setuid,+setgid"])
+def test_the_units_capabilities_suffice_and_give_no_more(place, capabilities):
+    (place / "user" / "log").write_text("steps")
+    os.chown(place / "user" / "log", NOBODY, NOBODY)
+    (place / "user" / "log").chmod(0o600)
+    for name, target in (("link", place / "secret"), ("folder", place)):
+        (place / "user" / name).symlink_to(target)
+    paths = [
+        place / "user" / "log",
+        place / "user" / "link",
+        place / "user" / "folder" / "secret",
+        place / "secret",
+    ]
+    limits = ["setpriv", f"--bounding-set=-all,{capabilities}", "--no-new-privs"]
+    root = Path(__file__).parents[2]
+    shown = subprocess.run(
+        [*limits, PYTHON, "-S", "-c", READ, root, *paths],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert shown.stdout.splitlines() == ["steps", "refused", "refused", "root only"]
