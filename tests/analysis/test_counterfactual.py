@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.counterfactual import change_ratio, gains_by_step, slow_since, steps_since, trimmed_mean
+from perfd.analysis.counterfactual import (
+    change_ratio,
+    gains_by_step,
+    periodic_stalls,
+    slow_since,
+    stalled_steps,
+    steps_since,
+    trimmed_mean,
+)
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.layout import role_name, roles_of
 from perfd.model import ParallelLayout
@@ -200,3 +208,64 @@ def test_steps_whose_waits_are_not_held_say_nothing() -> None:
     steps, waited = history(5, 0.25, [1.0, 1.0, 0.0, 1.0])
     waited[:12] = np.nan
     assert slow_since(steps, waited) is None
+
+
+def stalling(at: list[int], ranks: list[int], *, steps: int = 30) -> tuple[Floats, Floats]:
+    """Step times and waits of four ranks, of which one each is 0.6 s late at each of these steps."""
+    lasted, waited = np.full(steps, 1.0), np.full((steps, 4), 0.05)
+    for step, rank in zip(at, ranks, strict=True):
+        lasted[step] += 0.6
+        waited[step] += np.where(np.arange(4) == rank, 0.0, 0.6)
+    return lasted, waited
+
+
+def test_the_third_stall_at_an_equal_distance_names_the_rank_and_the_period() -> None:
+    found = periodic_stalls(*stalling([19, 24, 29], [3, 3, 3]))
+    assert found is not None
+    assert (found.place, found.period_steps, found.stalls) == (3, 5, 3)
+    assert found.gain_ratio == pytest.approx(0.12 / 1.12)
+    assert periodic_stalls(*stalling([24, 29], [3, 3])) is None
+
+
+@pytest.mark.parametrize(
+    ("at", "ranks"),
+    [
+        ([19, 24, 29], [3, 2, 3]),  # In turn.
+        ([15, 24, 29], [3, 3, 3]),  # Not regular.
+        ([27, 28, 29], [3, 3, 3]),  # Each step: that is slow, not stalling.
+        ([9, 14, 19], [3, 3, 3]),  # Over.
+        ([19, 24, 29], [9, 9, 9]),  # All wait alike: nobody of them is late.
+    ],
+)
+def test_other_long_steps_are_nobodys_stalls(at: list[int], ranks: list[int]) -> None:
+    assert periodic_stalls(*stalling(at, ranks)) is None
+
+
+def test_a_stall_whose_waits_are_not_told_yet_counts_by_its_time() -> None:
+    lasted, waited = stalling([19, 24, 29], [3, 3, 3])
+    waited[26:] = 0.05
+    assert periodic_stalls(lasted, waited) is not None
+    waited[22:] = 0.05
+    assert periodic_stalls(lasted, waited) is None
+
+
+def test_operations_that_come_two_steps_later_than_lines_of_the_log_tell_the_same() -> None:
+    lasted, waited = stalling([17, 22, 27], [3, 3, 3])
+    later = np.roll(waited, 2, axis=0)
+    assert periodic_stalls(lasted, later) == periodic_stalls(lasted, waited)
+
+
+def test_stalls_from_a_quarter_of_a_step_on_count() -> None:
+    steps = np.full(30, 1.0)
+    steps[[19, 24, 29]] = 1.25
+    assert stalled_steps(steps).tolist() == [0, 5, 10]
+    steps[[19, 24, 29]] = 1.24
+    assert not len(stalled_steps(steps))
+
+
+def test_steps_that_scatter_as_much_before_are_no_sign_of_a_change() -> None:
+    steps, waited = history(5, 0.4, [1.0, 1.0, 0.0, 1.0])
+    steps[:12] = np.tile([0.9, 1.1], 6)
+    assert slow_since(steps, waited) is None
+    steps[:12] = np.tile([0.96, 1.04], 6)
+    assert slow_since(steps, waited) is not None

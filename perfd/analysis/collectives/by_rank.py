@@ -23,6 +23,8 @@ from perfd.thresholds import THRESHOLDS
 _FEWEST_OPERATIONS = 20
 """Fewer matched operations say nothing of a rank."""
 _MOST_RANKS = 1024
+_BEHIND = 3.0
+"""Times that a share of half a minute may be behind that of now."""
 _MOST_REPLAYED = 16
 _LEAST_REPLAYED = 0.01
 """Of a step: less is not worth a replay."""
@@ -182,8 +184,9 @@ class RankTally:
         late = _Late.of(lateness)
         told = (_gains(losses, window, late.caused, step_time_s), late.error, late.last, late.persistence)
         gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in told)
-        # Waits that overlap add up to more than there was time for.
-        lost = np.fmin(np.nan_to_num(late.lost[ranks]), 1.0)
+        # Nobody waits for much longer than it is in kernels, of which the share follows slowly.
+        most = np.fmin(np.nan_to_num(_BEHIND * busy, nan=1.0), 1.0)
+        lost = np.fmin(np.nan_to_num(late.lost[ranks]), most)
         slowdown = self._slowdown(ranks, lost, np.isfinite(gain))
         return RankShares(ranks, (busy, wait, gain, error, last, persistence, slowdown))
 

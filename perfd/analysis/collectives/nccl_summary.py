@@ -22,7 +22,13 @@ from perfd.analysis.collectives.by_group import (
 from perfd.analysis.collectives.by_rank import NcclRank, RankShares, RankTally
 from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
 from perfd.analysis.collectives.waits_by_step import waits_by_step
-from perfd.analysis.counterfactual import slow_since
+from perfd.analysis.counterfactual import (
+    PeriodicStalls,
+    SlowSince,
+    periodic_stalls,
+    slow_since,
+    stalled_steps,
+)
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable, StepTable
 from perfd.analysis.layout import LinkSpeeds, group_name, places, role_name
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
@@ -34,6 +40,8 @@ __all__ = ["NcclDimension", "NcclGroup", "NcclKind", "NcclRank", "NcclSummary", 
 
 _NEWEST_STEPS = 40
 """Looked at for a rank that became slow."""
+_MOST_COMMUNICATORS = 2_048
+"""In larger jobs steps are not looked at one by one."""
 _SILENT_S = 30.0
 """A rank whose newest reading is so much older than the others' says nothing of now."""
 
@@ -49,6 +57,20 @@ class SlowRank:
     before_s: float
     """A step before, and since."""
     since_s: float
+    gain_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallingRank:
+    """A rank that all others wait for in each so many steps."""
+
+    rank: int
+    period_steps: int
+    stalls: int
+    """That were seen."""
+    usual_s: float
+    """A step without a stall, and with one."""
+    stalled_s: float
     gain_ratio: float
 
 
@@ -74,6 +96,8 @@ class NcclSummary:
     """Groups whose transfers take far longer than they could, the costliest first."""
     slow_since: SlowRank | None = None
     """A rank that became slow while the job ran, by its own past; only of a role that no other rank has."""
+    stalling: StallingRank | None = None
+    """A rank that stalls at regular distances."""
     missing_ranks: Sequence[int] = ()
     """Ranks of the job that say nothing although others do: then nobody of their stage can be blamed."""
     untimed_ranks: Sequence[int] = ()
@@ -108,6 +132,7 @@ def nccl(
     shares = tally.shares(known.telling, recorded, known.in_doubt, step_s, each_step_s(job.steps))
     where = places(job, known.ranks, speeds or LinkSpeeds(inside_bytes_per_s={}, network_bytes_per_s={}))
     measures = [measures_of(stack, where) for stack in placed]
+    slow_rank, stalling = _by_steps(placed, known, job.steps, step_s, parallel)
     share, wait = _of_all(shares) if times else (None, None)
     return NcclSummary(
         share_ratio=share,
@@ -119,7 +144,8 @@ def nccl(
         ranks=shares.records(known.ranks),
         stage_wait_ratios=_stage_waits(tally, known, parallel) if times else (),
         slow_groups=slow_groups(stacks, [one.expected for one in measures]),
-        slow_since=_slow_since(placed, known, job.steps, step_s, parallel),
+        slow_since=slow_rank,
+        stalling=stalling,
         missing_ranks=tuple(known.missing.tolist()),
         untimed_ranks=tuple(known.ranks[known.telling[~timed]].tolist()) if timed.any() else (),
         lost_operations=int(times.lost_operations.sum()) if times else None,
@@ -127,27 +153,48 @@ def nccl(
     )
 
 
-def _slow_since(
+def _by_steps(
     placed: Sequence[CommunicatorBatch],
     known: RankIndex,
     steps: StepTable,
     step_s: float | None,
     parallel: ParallelLayout,
-) -> SlowRank | None:
+) -> tuple[SlowRank | None, StallingRank | None]:
+    """Who became slow by its own past, of ranks without peers, and who stalls at regular distances."""
+    if step_s is None or len(known.missing) or sum(len(one.ranks) for one in placed) > _MOST_COMMUNICATORS:
+        return None, None
+    each_s = each_step_s(steps)
     _, alike = np.unique(known.roles, return_counts=True)
-    if step_s is None or len(known.missing) or alike.max(initial=0) > 1:
-        return None
+    alone, stalled = alike.max(initial=0) == 1, len(stalled_steps(each_s)) > 0
+    if not (alone or stalled):
+        return None, None
     waits_s = waits_by_step(placed, len(known.ranks), steps, step_s, _NEWEST_STEPS)
-    found = slow_since(each_step_s(steps), waits_s)
-    if found is None:
-        return None
-    rank = int(known.ranks[found.place])
+    slow = slow_since(each_s, waits_s) if alone else None
+    stalls = periodic_stalls(each_s, waits_s)
+    return (
+        None if slow is None else _slow_rank(slow, int(known.ranks[slow.place]), steps, parallel),
+        None if stalls is None else _stalling(stalls, int(known.ranks[stalls.place])),
+    )
+
+
+def _slow_rank(found: SlowSince, rank: int, steps: StepTable, parallel: ParallelLayout) -> SlowRank:
     return SlowRank(
         rank=rank,
         role=role_name(rank, parallel),
         since_step=int(steps.step[-1]) - found.steps + 1,
         before_s=found.before_s,
         since_s=found.since_s,
+        gain_ratio=found.gain_ratio,
+    )
+
+
+def _stalling(found: PeriodicStalls, rank: int) -> StallingRank:
+    return StallingRank(
+        rank=rank,
+        period_steps=found.period_steps,
+        stalls=found.stalls,
+        usual_s=found.usual_s,
+        stalled_s=found.stalled_s,
         gain_ratio=found.gain_ratio,
     )
 

@@ -24,26 +24,26 @@ def waits_by_step(
     ratios = np.concatenate([counted / paced for counted, paced in rates] or [np.ones(1)])
     resumed = not 1 / _RESUMED <= float(np.nanmedian(ratios)) <= _RESUMED
     for stack, (counted, paced) in zip(stacks, rates, strict=True):
-        held, of_all = stack.parts.wait_s, stack.collectives
-        for row, length in enumerate(of_all.lengths.tolist()):
+        for row, length in enumerate(stack.collectives.lengths.tolist()):
             per_step = float((paced if resumed else counted)[row])
-            if not per_step >= _LEAST_PER_STEP:
+            if not per_step >= _LEAST_PER_STEP or not length:
                 continue
-            wait_s = np.nan_to_num(held[row, :length]) * (stack.parts.last_arriver[row, :length, None] >= 0)
-            ago = ((length - 1 - np.arange(length)) / per_step).astype(np.int64)
+            matched = stack.parts.last_arriver[row, :length] >= 0
+            wait_s = np.where(matched[:, None], stack.parts.wait_s[row, :length], 0.0)
+            # By their numbers, since some may be lost.
+            numbers = stack.collectives.sequence[row, :length]
+            ago = ((numbers[-1] - numbers) / per_step).astype(np.int64)
             chosen = ago < newest
             for column, rank in enumerate(stack.ranks[row].tolist()):
-                summed = np.bincount(ago[chosen], wait_s[chosen, column], newest)[:newest]
-                total[:, rank] += summed[::-1]
-            known[stack.ranks[row]] = np.minimum(known[stack.ranks[row]], int(length / per_step))
+                total[::-1, rank] += np.bincount(ago[chosen], wait_s[chosen, column], newest)[:newest]
+            known[stack.ranks[row]] = np.minimum(known[stack.ranks[row]], int(ago[0]))
     total[np.arange(newest)[:, None] < newest - known] = np.nan
     return total
 
 
 def _per_step(stack: CommunicatorBatch, steps: StepTable, step_s: float) -> tuple[Floats, Floats]:
-    """(c,) twice: how many of the held operations are of one step, counted since the start, and by pace."""
+    """(c,) twice: how many operations are of one step, counted since the job's start, and by their pace."""
     told, at = stack.collectives, np.arange(len(stack.ranks))
-    first, last = told.sequence[:, 0], told.sequence[at, np.maximum(told.lengths - 1, 0)]
-    keep = np.maximum(1.0, np.rint((last - first) / np.maximum(told.lengths - 1, 1)))
+    last = told.sequence[at, np.maximum(told.lengths - 1, 0)]
     done = max(int(steps.step[-1]), 1) if len(steps) else 1
-    return (last + 1) / keep / done, told.operations_per_s * step_s / keep
+    return (last + 1) / done, told.operations_per_s * step_s

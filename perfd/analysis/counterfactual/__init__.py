@@ -3,5 +3,16 @@
 from perfd.analysis.counterfactual.excess_replay import gains_by_step, trimmed_mean
 from perfd.analysis.counterfactual.fault_onset import change_ratio, steps_since
 from perfd.analysis.counterfactual.own_history import SlowSince, slow_since
+from perfd.analysis.counterfactual.periodic_stalls import PeriodicStalls, periodic_stalls, stalled_steps
 
-__all__ = ["SlowSince", "change_ratio", "gains_by_step", "slow_since", "steps_since", "trimmed_mean"]
+__all__ = [
+    "PeriodicStalls",
+    "SlowSince",
+    "change_ratio",
+    "gains_by_step",
+    "periodic_stalls",
+    "slow_since",
+    "stalled_steps",
+    "steps_since",
+    "trimmed_mean",
+]

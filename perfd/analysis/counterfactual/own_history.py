@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
-from perfd.analysis.data.robust_stats import median
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median
 
 _FEWEST_SINCE, _MOST_SINCE = 4, 20
 """Steps since the change; later the steps before are another time."""
 _FEWEST_BEFORE, _MOST_BEFORE = 6, 8
 _LEAST_RATIO = 0.08
 """By which steps must be longer: by less they scatter."""
+_SIGMAS = 3.0
+"""And by so many of their robust standard deviations before."""
 _NOT_IT, _IT = 0.5, 0.25
 """Of what steps are longer, what others wait longer at least, and the slow one at most."""
 
@@ -65,7 +67,10 @@ def _between(before_s: Floats, since_s: Floats, waited_s: Floats, wait_s: Floats
     usual_s, now_s = float(np.median(before_s)), float(np.median(since_s))
     longer_s = now_s - usual_s
     # All steps since are longer than nearly all before; a single one of these may have been a pause.
-    if longer_s < _LEAST_RATIO * now_s or since_s.min() <= np.sort(before_s)[:-1].max(initial=0.0):
+    scatter_s = MAD_TO_SIGMA * float(np.median(np.abs(before_s - usual_s)))
+    if longer_s < max(_LEAST_RATIO * now_s, _SIGMAS * scatter_s) or since_s.min() <= np.sort(before_s)[
+        :-1
+    ].max(initial=0.0):
         return None
     more_s = median(wait_s, axis=0) - median(waited_s, axis=0)
     order = np.argsort(more_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.analysis.collectives import NcclRank, SlowRank
+from perfd.analysis.collectives import NcclRank, SlowRank, StallingRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
@@ -31,6 +31,8 @@ def judge_straggler(facts: JobEvidence) -> Finding | None:
     arrivals = late(facts.nccl.ranks, {straggler.rank for straggler in others})
     if arrivals is not None:
         return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
+    if facts.nccl.stalling is not None:
+        return _by_stalls(facts, facts.nccl.stalling)
     if facts.nccl.slow_since is not None:
         return _by_own_history(facts, facts.nccl.slow_since)
     if facts.stragglers_by_timers:
@@ -121,6 +123,22 @@ def _by_own_history(facts: JobEvidence, slow: SlowRank) -> Finding:
         ],
         advice=advice.late_rank(slow.rank),
         gain_ratio=slow.gain_ratio,
+    )
+
+
+def _by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:
+    stalled, usual = duration(stalling.stalled_s), duration(stalling.usual_s)
+    return Finding(
+        kind=Kind.STRAGGLER,
+        confidence=0.8,
+        culprits=(Culprit(kind="rank", id=stalling.rank),),
+        evidence=[
+            f"Every {stalling.period_steps} steps one takes {stalled} instead of {usual}.",
+            f"Without the stalls the job would save {percent(stalling.gain_ratio)} of its time.",
+            f"All other ranks wait in these, {stalling.stalls} times so far ({facts.nccl.source}).",
+        ],
+        advice=advice.late_rank(stalling.rank),
+        gain_ratio=stalling.gain_ratio,
     )
 
 
