@@ -89,8 +89,8 @@ class JobState:
         self.attempt = 1
         self.description: JobDescription | None = None
         self.steps = StepRows(limits.steps_per_job)
-        self.step_source: StepSource | None = None
         self._operation_steps = OperationSteps()
+        self._steps_by_operations = False
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
         self.host_waits = HostWaitReadings(limits, counters)
@@ -130,6 +130,13 @@ class JobState:
     def ended_unix_s(self) -> float | None:
         """When it ended, or None while it runs."""
         return self.lifetime.end.time_unix_s if self.lifetime.end else None
+
+    @property
+    def step_source(self) -> StepSource | None:
+        """What shows its steps; None before the first."""
+        if not len(self.steps):
+            return None
+        return StepSource.NCCL if self._steps_by_operations else StepSource.LOG
 
     @property
     def world_size(self) -> int | None:
@@ -181,8 +188,8 @@ class JobState:
             return None
         self.description = description
         self.steps = StepRows(self._limits.steps_per_job)
-        self.step_source = None
         self._operation_steps = OperationSteps()
+        self._steps_by_operations = False
         self.phases = self._new_phases(self._limits)
         self._forget_communication()
         self.memory.clear()
@@ -196,10 +203,10 @@ class JobState:
         Raises `RefusedError` when a node that is none of the job's says so.
         """
         self.version += 1
-        if self.step_source is StepSource.NCCL:
+        if self._steps_by_operations:
             # The log knows better.
             self.steps = StepRows(self._limits.steps_per_job)
-        self.step_source = StepSource.LOG
+            self._steps_by_operations = False
         event = None
         if not source.late:
             if not self.steps.same_line(line):
@@ -224,7 +231,7 @@ class JobState:
             return
         row = self._operation_steps.put(times)
         if row is not None:
-            self.step_source = StepSource.NCCL
+            self._steps_by_operations = True
             self.steps.put(row, source.sent_unix_s)
 
     def collective_progress(self, progress: CollectiveProgress, _source: RecordSource) -> None:
