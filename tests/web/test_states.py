@@ -251,6 +251,26 @@ def test_without_a_gpu_numbers_are_told_per_rank(tab: Tab, stand_in: StandIn) ->
         assert f"FLOP/s per {device}" in tab.text("main")
 
 
+def test_what_a_finding_explains_is_indented_below_it(tab: Tab, stand_in: StandIn) -> None:
+    effect = {
+        "kind": "host_bound",
+        "name": "host",
+        "summary": "host: 33.5% of 40.0%; 6.5% more is unexplained",
+        "evidence": ["GPUs run no kernel at all in 40.0% of steady steps (NVML)."],
+    }
+    finding = {
+        "kind": "data_loading", "confidence": 0.8, "gain_ratio": 0.335, "culprits": [],
+        "evidence": ["Loading data takes 33.5% of a step."], "effects": [effect], "advice": "",
+    }  # fmt: skip
+    stand_in.answers["jobs"] = {"jobs": [job_entry("llama", bottleneck=finding)]}
+    tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#evidence')")
+    assert tab.text("#evidence > li:last-child").splitlines() == [
+        "Explains host: 33.5% of 40.0%; 6.5% more is unexplained.",
+        "GPUs run no kernel at all in 40.0% of steady steps (NVML).",
+    ]
+    assert tab.count("#evidence ul li") == 1
+
+
 # Names of anyone's choosing
 
 
