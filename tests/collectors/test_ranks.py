@@ -426,6 +426,14 @@ def test_a_command_of_one_process_is_rank_zero(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("variables", [torch(0, 1), {}], ids=["launched", "alone"])
+def test_the_time_limit_of_slurm_comes_with_each_rank(tmp_path: Path, variables: dict[str, str]) -> None:
+    job = Job(tmp_path, options=RanksOptions(root_pid=10), job="run")
+    job.start(10, variables | {"SLURM_JOB_END_TIME": "1700000900"}, gpus=[2])
+    (placement,) = (record for record in job.collect() if isinstance(record, RankPlacement))
+    assert placement.time_limit_unix_s == 1_700_000_900.0
+
+
 def test_of_several_processes_without_a_rank_none_is_guessed(tmp_path: Path) -> None:
     job = Job(tmp_path, options=RanksOptions(root_pid=10), job="run")
     job.start(10, {}, gpus=[0])

@@ -192,6 +192,7 @@ class RanksCollector:
                 gpu=self._gpu_of(process.identity, held.get(pid, ())),
                 holds_gpu=pid in held,
                 started_unix_ns=self._processes.started_unix_ns(process.start_ticks),
+                time_limit_unix_s=process.time_limit_unix_s,
             )
             for pid, process in processes.items()
             if process.identity is not None and self._counts_as_rank(process.identity, holds_gpu=pid in held)
@@ -234,6 +235,7 @@ class RanksCollector:
                 gpu=gpu_held(held[pid], None),
                 pid=pid,
                 started_unix_ns=self._processes.started_unix_ns(processes[pid].start_ticks),
+                time_limit_unix_s=processes[pid].time_limit_unix_s,
             )
         ]
 

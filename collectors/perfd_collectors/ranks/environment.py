@@ -51,7 +51,6 @@ class RankIdentity:
     pod_uid: str | None = None
     pod_name: str | None = None
     container_id: str | None = None
-    time_limit_unix_s: float | None = None
     uid: int | None = None
     """The user of the process."""
     environ: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
@@ -97,7 +96,6 @@ def resolve_rank(
             pod_uid=cgroup.pod_uid,
             pod_name=_pod_name(environ, cgroup),
             container_id=cgroup.container_id,
-            time_limit_unix_s=time_limit_unix_s(environ),
             uid=uid,
             environ=environ,
         )

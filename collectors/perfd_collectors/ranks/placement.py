@@ -24,6 +24,7 @@ class RankProcess:
     gpu: int | None
     holds_gpu: bool
     started_unix_ns: int | None = None
+    time_limit_unix_s: float | None = None
 
 
 def rank_processes(processes: Iterable[RankProcess]) -> list[RankProcess]:
@@ -95,7 +96,7 @@ def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPl
             pod_uid=process.identity.pod_uid,
             pod_name=process.identity.pod_name,
             started_unix_ns=process.started_unix_ns,
-            time_limit_unix_s=process.identity.time_limit_unix_s,
+            time_limit_unix_s=process.time_limit_unix_s,
         )
         for process in rank_processes(processes)
     ]

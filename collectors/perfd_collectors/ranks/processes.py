@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfd_collectors.ranks.cgroup import CgroupIdentity, parse_cgroup
-from perfd_collectors.ranks.environment import RankIdentity, parse_environ, resolve_rank
+from perfd_collectors.ranks.environment import RankIdentity, parse_environ, resolve_rank, time_limit_unix_s
 
 _MAX_DEPTH = 64
 """Ancestors that are followed; bounds the cost. Chosen, not measured."""
@@ -35,6 +35,8 @@ class Process:
     start_ticks: int
     identity: RankIdentity | None = None
     """The rank in its environment."""
+    time_limit_unix_s: float | None = None
+    """When the scheduler ends its job at the latest."""
     readable: bool = True
     """Whether this user can read the environment."""
     reads: int = 1
@@ -124,15 +126,22 @@ class ProcessTable:
 
     def _read(self, pid: int, stat: ProcessStat, *, reads: int) -> Process:
         folder = self._proc / str(pid)
-        identity, readable = None, True
+        identity, limit_unix_s, readable = None, None, True
         try:
             environ = parse_environ((folder / "environ").read_bytes())
+            limit_unix_s = time_limit_unix_s(environ)
             identity = resolve_rank(environ, self._cgroup(folder), parse_uid(_read(folder / "status") or b""))
         except (FileNotFoundError, ProcessLookupError):
             pass  # Ended meanwhile.
         except OSError:
             readable = False
-        return Process(start_ticks=stat.start_ticks, identity=identity, readable=readable, reads=reads)
+        return Process(
+            start_ticks=stat.start_ticks,
+            identity=identity,
+            time_limit_unix_s=limit_unix_s,
+            readable=readable,
+            reads=reads,
+        )
 
     def _cgroup(self, folder: Path) -> CgroupIdentity:
         return parse_cgroup(_read(folder / "cgroup") or b"")
