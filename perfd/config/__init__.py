@@ -15,6 +15,7 @@ from perfd.config.aggregator_config import (
     AnalysisConfig,
     CaptureProfile,
     HistoryConfig,
+    KubernetesIdentityConfig,
     RulesConfig,
     WebhookConfig,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "HttpClientConfig",
     "JsonLinesConfig",
     "KinetoConfig",
+    "KubernetesIdentityConfig",
     "RemoteWriteConfig",
     "RulesConfig",
     "ServerConfig",

@@ -13,6 +13,8 @@ class UplinkConfig(Strict, frozen=True):
 
     address: str = "127.0.0.1:9461"
     tls: TlsConfig | None = None
+    token_file: str | None = None
+    """File with a token that is shown to the aggregator, for example a projected service-account token."""
     allow_plaintext: bool = False
     """Required for a connection without TLS to an address other than loopback."""
     batch_interval_s: float = 1.0

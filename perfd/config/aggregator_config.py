@@ -65,11 +65,26 @@ class WebhookConfig(Strict, frozen=True):
     """File with the bearer token that Alertmanager must send; null: webhook disabled."""
 
 
+class KubernetesIdentityConfig(Strict, frozen=True):
+    """Agents show service-account tokens, which the API server reviews."""
+
+    audience: str = "perfd"
+    """The audience of the agents' projected tokens."""
+    any_namespace: list[str] = []
+    """Service accounts (`NAMESPACE/NAME`) whose agents may report jobs of all namespaces: a DaemonSet's."""
+    api_server: str = "https://kubernetes.default.svc"
+    ca: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105  (names a file)
+    """The aggregator's own token; its service account needs the ClusterRole system:auth-delegator."""
+
+
 class AgentIdentityConfig(Strict, frozen=True):
     """Who agents are. With `tls.ca` each is the node that its certificate names (docs/threat-model.md)."""
 
     any_node: list[str] = []
     """DNS names or URIs of certificates that many nodes share: who shows one may be every node. `*`: all."""
+    kubernetes: KubernetesIdentityConfig | None = None
+    """null: agents need no token."""
     any_job: list[str] = []
     """Nodes that may report every job, for example one that reads the logs of others."""
 

@@ -164,6 +164,14 @@ def test_a_credential_of_a_namespace_is_for_its_jobs_only(jobs, namespace, refus
     assert jobs.refused() == refused
 
 
+def test_a_credential_of_a_namespace_claims_no_job_of_another_one(jobs):
+    jobs.say("n1", JobOrigin(job="llm", namespace="team-a"), namespace="team-b")
+    assert jobs.refused() == 1
+    jobs.say("n0", JobOrigin(job="llm", namespace="team-a"))
+    jobs.say("n1", JobOrigin(job="llm"), step(1), namespace="team-b")
+    assert sorted(jobs.fleet.jobs) == ["llm", "team-b/llm"]
+
+
 @pytest.mark.parametrize(
     ("other", "name"),
     [

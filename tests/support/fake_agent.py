@@ -40,6 +40,7 @@ class FakeAgent:
         agent_id: str = "agent0",
         credentials: grpc.ChannelCredentials | None = None,
         epochs: tuple[str, str] = ("", ""),
+        token: str | None = None,
     ) -> None:
         self.node = node
         self.agent_id = agent_id
@@ -52,11 +53,12 @@ class FakeAgent:
             if credentials is None
             else grpc.secure_channel(address, credentials, options=options)
         )
+        metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         method = self._channel.stream_stream(
             CONNECT_METHOD, request_serializer=None, response_deserializer=None
         )
-        self._call: Any = method(iter(self._outgoing.get, None), timeout=_PATIENCE_S)
+        self._call: Any = method(iter(self._outgoing.get, None), timeout=_PATIENCE_S, metadata=metadata)
         self._answers = cast("Iterator[bytes]", self._call)
 
     def __enter__(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -24,11 +24,13 @@ class StreamCall(Protocol):
         """End the stream now, from any thread."""
 
 
-def connect(channel: grpc.Channel, requests: Iterator[bytes]) -> StreamCall:
+def connect(
+    channel: grpc.Channel, requests: Iterator[bytes], metadata: Sequence[tuple[str, str]] = ()
+) -> StreamCall:
     """Open the stream, and send `requests` from a thread of gRPC."""
     # Without serializers gRPC passes bytes unchanged: batches are encoded in the spool.
     method = channel.stream_stream(CONNECT_METHOD, request_serializer=None, response_deserializer=None)
-    return cast("StreamCall", method(requests))
+    return cast("StreamCall", method(requests, metadata=tuple(metadata)))
 
 
 class ChannelFactory:
@@ -41,6 +43,9 @@ class ChannelFactory:
     def __init__(self, config: UplinkConfig) -> None:
         self._address = config.address
         self._tls = config.tls
+        self._token_file = config.token_file
+        if config.token_file is not None and config.tls is None:
+            raise ConfigError("uplink.token_file: it would be sent in plain text; configure uplink.tls.")
         try:
             host, _ = split_address(config.address)
         except PerfdError as error:
@@ -52,6 +57,11 @@ class ChannelFactory:
                 f"uplink.address {config.address} is another machine, and uplink.tls is not set: "
                 "configure TLS, or set uplink.allow_plaintext to true to send without encryption."
             )
+
+    def metadata(self) -> Sequence[tuple[str, str]]:
+        """What a new stream shows: the token, read again as kubelet renews it; raises `ConfigError`."""
+        content = _read("token_file", self._token_file)
+        return () if content is None else (("authorization", f"Bearer {content.decode('ascii').strip()}"),)
 
     def dial(self) -> grpc.Channel:
         """A new channel, which connects when it is used; raises `ConfigError` as the constructor does."""
@@ -84,4 +94,5 @@ def _read(what: str, path: str | None) -> bytes | None:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"uplink.tls.{what}: {path} cannot be read: {error.strerror}.") from error
+        what = what if what == "token_file" else f"tls.{what}"
+        raise ConfigError(f"uplink.{what}: {path} cannot be read: {error.strerror}.") from error

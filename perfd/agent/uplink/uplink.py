@@ -189,12 +189,12 @@ class Uplink:
         if self._stopping:
             return reconnect.Stopped()
         try:
-            channel = self._dialler.dial()
+            channel, metadata = self._dialler.dial(), self._dialler.metadata()
         except ConfigError as error:
             return reconnect.Lost(str(error))
         with channel:
             outgoing = self._open_outgoing()
-            call = self._call = connect(channel, outgoing)
+            call = self._call = connect(channel, outgoing, metadata)
             try:
                 reason = self._receive_all(call, outgoing)
             except grpc.RpcError as error:

@@ -18,6 +18,7 @@ import grpc.aio
 
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential, credential_of_certificate
 from perfd.aggregator.ingest.ingest import Ingest
+from perfd.aggregator.ingest.kubernetes_tokens import TokenReviews
 from perfd.aggregator.ingest.server_credentials import ServerCertificates
 from perfd.aggregator.state import AgentState
 from perfd.config import AgentIdentityConfig, TlsConfig
@@ -94,6 +95,8 @@ class TelemetryServer:
         self._hello_within_s = hello_within_s
         self._identity = identity or AgentIdentityConfig()
         self._must_show_certificate = False
+        tokens = self._identity.kubernetes
+        self._reviews = TokenReviews(tokens) if tokens is not None else None
         self._events = events
         self._numbers = itertools.count(1)
         self._streams: dict[str, _Stream] = {}
@@ -119,7 +122,9 @@ class TelemetryServer:
                 f"listen: {address} can be reached from other machines, and without TLS anyone there "
                 "can read and write. Configure `tls`, or set `allow_plaintext: true`."
             )
-        if not is_loopback(host) and not self._must_show_certificate:
+        if self._reviews is not None and tls is None and not is_loopback(host):
+            raise ConfigError("agent_identity.kubernetes: tokens would be sent in plain text; configure tls.")
+        if not is_loopback(host) and not self._must_show_certificate and self._reviews is None:
             log.warning(
                 "Agents are not authenticated: whoever reaches this address can send as any node. "
                 "Set tls.ca, so that each agent shows a certificate.",
@@ -205,7 +210,7 @@ class TelemetryServer:
 
     async def _greet(self, context: _Context) -> _Stream | None:
         """Take the Hello; None when the agent has to come back with another identity."""
-        credential = self._credential(context)
+        credential = await self._credential(context)
         data = await asyncio.wait_for(context.read(), self._hello_within_s)
         hello = decode_agent_message(data) if isinstance(data, bytes) else None
         if not isinstance(hello, Hello):
@@ -225,7 +230,15 @@ class TelemetryServer:
         self._events.agent_connected(agent.node)
         return stream
 
-    def _credential(self, context: _Context) -> AgentCredential:
+    async def _credential(self, context: _Context) -> AgentCredential:
+        if self._reviews is not None:
+            shown = dict(context.invocation_metadata() or ()).get("authorization", "")
+            try:
+                return await asyncio.to_thread(
+                    self._reviews.credential, str(shown).removeprefix("Bearer ").strip()
+                )
+            except RefusedError as error:
+                raise self._intake.refuse(str(error), actor=context.peer()) from error
         if not self._must_show_certificate:
             return ANYBODY
         credential = credential_of_certificate(context.auth_context(), self._identity.any_node)

@@ -261,6 +261,10 @@ class Fleet:
 
     def _claim(self, origin: JobOrigin, source: RecordSource) -> list[Durable]:
         """Know whose job it is; a job of the same name that is another one's gets a name of its own."""
+        if source.namespace is not None:
+            if origin.namespace not in {"", source.namespace}:
+                raise RefusedError("A node named another namespace than its credential does.")
+            origin = replace(origin, namespace=source.namespace)
         name: str | None = self._names.key(origin.job, source.node)
         current = self.jobs.get(name or "")
         if current is None or current.ended or not current.ownership.admits(source.node):

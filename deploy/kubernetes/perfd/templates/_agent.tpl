@@ -22,6 +22,12 @@
   valueFrom: {fieldRef: {fieldPath: {{ . }}}}
 {{- end -}}
 
+{{/* Jobs of one name in two namespaces are two jobs. */}}
+{{- define "perfd.namespaceEnv" -}}
+- name: PERFD_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+{{- end -}}
+
 {{/* The kubelet asks over the network, so the agent listens there. It is alive without an aggregator too. */}}
 {{- define "perfd.agentProbe" -}}
 livenessProbe:
