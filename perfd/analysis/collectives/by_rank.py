@@ -23,8 +23,8 @@ from perfd.thresholds import THRESHOLDS
 _FEWEST_OPERATIONS = 20
 """Fewer matched operations say nothing of a rank."""
 _MOST_RANKS = 1024
-_BEHIND = 3.0
-"""Times that a share of half a minute may be behind that of now."""
+_NEWEST = 5
+"""Steps that are now."""
 _MOST_REPLAYED = 16
 _LEAST_REPLAYED = 0.01
 """Of a step: less is not worth a replay."""
@@ -163,16 +163,17 @@ class RankTally:
     def shares(
         self,
         ranks: Ints,
-        busy: Floats,
+        in_kernels: tuple[Floats, Floats],
         in_doubt: Bools,
         step_s: float | None,
         step_time_s: Floats,
     ) -> RankShares:
         """What is known of each of the ranks. Of those `in_doubt` none is blamed: another one may be late.
 
-        `busy` is the share of time in kernels of each. `step_s` is how long a step usually
+        `in_kernels` is the share of time of each, usually and lately. `step_s` is how long a step usually
         takes, and `step_time_s` how long each of the newest took, the newest last.
         """
+        busy, lately = in_kernels
         known_wait = self.operations[ranks] >= _FEWEST_OPERATIONS
         known_peers = (self.peer_operations[ranks] > 0) & ~in_doubt[ranks]
         # What operations add up to may be more than the time that there was; their waiting alike.
@@ -184,9 +185,10 @@ class RankTally:
         late = _Late.of(lateness)
         told = (_gains(losses, window, late.caused, step_time_s), late.error, late.last, late.persistence)
         gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in told)
-        # Nobody waits for much longer than it is in kernels, of which the share follows slowly.
-        most = np.fmin(np.nan_to_num(_BEHIND * busy, nan=1.0), 1.0)
-        lost = np.fmin(np.nan_to_num(late.lost[ranks]), most)
+        # Nobody waits for longer than it is in kernels; what is lost is of now, as far as it has changed, and
+        # by the usual step, which may be shorter than those of now.
+        most = np.nan_to_num(np.fmax(busy, lately), nan=1.0) * _longer(step_time_s, step_s)
+        lost = np.fmin(np.nan_to_num(late.lost[ranks]), np.fmin(most, 1.0))
         slowdown = self._slowdown(ranks, lost, np.isfinite(gain))
         return RankShares(ranks, (busy, wait, gain, error, last, persistence, slowdown))
 
@@ -266,6 +268,14 @@ def _gains(losses: LateRankLosses, window: AnalysisWindow, caused: Floats, step_
         if change is not None:
             gains[place] = min(gains[place], max(change, 0.0))
     return gains
+
+
+def _longer(step_time_s: Floats, step_s: float | None) -> float:
+    """How many times as long as the usual step those of now are, at least once."""
+    newest = step_time_s[-_NEWEST:]
+    if step_s is None or not np.isfinite(newest).any():
+        return 1.0
+    return max(1.0, float(np.nanmedian(newest)) / step_s)
 
 
 def _stands_out(late: CausedLosses) -> bool:

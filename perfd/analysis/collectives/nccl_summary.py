@@ -127,9 +127,9 @@ def nccl(
     placed = [paced(known.placed(stack), job.steps, step_s) for stack in stacks]
     tally = RankTally.of(placed, known.stages, known.roles, parallel)
     unseen = _unseen(placed, known)
-    recorded = np.minimum(_busy(times, known) + unseen, 1.0)
+    recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
     timed = np.isfinite(recorded)
-    shares = tally.shares(known.telling, recorded, known.in_doubt, step_s, each_step_s(job.steps))
+    shares = tally.shares(known.telling, (recorded, lately), known.in_doubt, step_s, each_step_s(job.steps))
     where = places(job, known.ranks, speeds or LinkSpeeds(inside_bytes_per_s={}, network_bytes_per_s={}))
     measures = [measures_of(stack, where) for stack in placed]
     slow_rank, stalling = _by_steps(placed, known, job.steps, step_s, parallel)
@@ -220,11 +220,13 @@ def _stage_waits(tally: RankTally, known: RankIndex, parallel: ParallelLayout) -
     return tuple(float(waits.mean()) for waits in of_stage) if all(map(len, of_stage)) else ()
 
 
-def _busy(times: NcclTimeTable, known: RankIndex) -> Floats:
-    """Share of time in kernels of each rank that says something; NaN is unknown."""
+def _busy(times: NcclTimeTable, known: RankIndex) -> tuple[Floats, Floats]:
+    """Share of time in kernels of each rank that says something, usually and lately; NaN is unknown."""
     if not times:
-        return np.full(len(known.telling), np.nan)
-    return np.asarray((times.busy_s / times.span_s)[np.argsort(times.rank)])
+        nothing = np.full(len(known.telling), np.nan)
+        return nothing, nothing
+    order = np.argsort(times.rank)
+    return (times.busy_s / times.span_s)[order], times.lately_ratio[order]
 
 
 def _unseen(placed: Sequence[CommunicatorBatch], known: RankIndex) -> Floats:
