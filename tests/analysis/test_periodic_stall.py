@@ -102,6 +102,21 @@ def test_other_patterns_are_no_stalls(times: list[float]) -> None:
     assert found(times) is None
 
 
+def test_a_burst_of_long_steps_is_no_period() -> None:
+    times = [0.5] * 21
+    for place in (12, 14, 16, 18):
+        times[place] = 1.1
+
+    assert found(times) is None
+
+
+def test_stalls_that_ended_are_over_after_two_periods() -> None:
+    stalls = steps_with_stalls(40, 5, 0.6)
+    # The last stall is step 40, and a period is 3.1 s: 12 steps of half a second are within two of them.
+    assert found(stalls + [0.5] * 12) is not None
+    assert found(stalls + [0.5] * 13) is None
+
+
 def test_lines_of_several_steps_show_no_single_one() -> None:
     steps = step_table(steps_with_stalls(40, 5, 0.6), steps_covered=10)
 

@@ -22,6 +22,8 @@ _SHORTEST_STEPS = 3
 _SIGMAS = 4.0
 _REGULAR_RATIO = 0.8
 """Of the intervals, how many must be the period, or a multiple where a stall was hidden."""
+_OVER_PERIODS = 2.0
+"""Without a stall for longer, it is over."""
 _SAME_TIME_RATIO = 0.1
 """By how much intervals in seconds may differ from their median."""
 _LARGE = 0.5
@@ -67,13 +69,18 @@ def periodic_stall(
     cost = float((times[stalled] - usual_s).sum() / times.sum())
     apart, ends = np.diff(numbers[stalled]), steps.time_unix_s[rows][stalled]
     period = int(np.median(apart))
-    by_steps = period >= _SHORTEST_STEPS and float((apart % period == 0).mean()) >= _REGULAR_RATIO
-    if cost < THRESHOLDS.periodic_stall_ratio or not (by_steps or _regular_in_time(np.diff(ends), usual_s)):
+    if cost < THRESHOLDS.periodic_stall_ratio or period < _SHORTEST_STEPS:
+        return None
+    by_steps = float((apart % period == 0).mean()) >= _REGULAR_RATIO
+    if not np.isfinite(ends).all() or not (by_steps or _regular_in_time(np.diff(ends))):
+        return None
+    period_s = float(np.median(np.diff(ends)))
+    if steps.time_unix_s[rows][-1] - ends[-1] > _OVER_PERIODS * period_s:
         return None
     stall_s = float(np.median(times[stalled]) - usual_s)
     return PeriodicStall(
         period_steps=period if by_steps else None,
-        period_s=float(np.median(np.diff(ends))),
+        period_s=period_s,
         stall_s=stall_s,
         stalls=int(stalled.sum()),
         cost_ratio=cost,
@@ -91,11 +98,9 @@ def _stalled(times: Floats) -> Bools:
     return found if 3 * found.sum() <= len(times) else np.zeros(len(times), dtype=np.bool_)
 
 
-def _regular_in_time(apart_s: Floats, step_s: float) -> bool:
-    """Whether intervals are alike, though not in steps: a step's length is how exactly that can be seen."""
-    middle_s = float(np.median(apart_s)) if len(apart_s) and np.isfinite(apart_s).all() else 0.0
-    if middle_s < _SHORTEST_STEPS * step_s:
-        return False
+def _regular_in_time(apart_s: Floats) -> bool:
+    """Whether intervals are alike, though not in steps."""
+    middle_s = float(np.median(apart_s))
     near = np.abs(apart_s - middle_s) <= _SAME_TIME_RATIO * middle_s
     return float(near.mean()) >= _REGULAR_RATIO
 
