@@ -84,8 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _output(verb: str) -> AbstractContextManager[None]:
     if verb in _OWN_OUTPUT or sys.stdout is None:
         return contextlib.nullcontext()
-    terminal: ModuleType = importlib.import_module("perfd.cli.terminal")
-    safe: AbstractContextManager[None] = terminal.safe_output()
+    escapes: ModuleType = importlib.import_module("perfd.cli.output_escapes")
+    safe: AbstractContextManager[None] = escapes.safe_output()
     return safe
 
 

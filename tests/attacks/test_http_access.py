@@ -14,7 +14,7 @@ import pytest
 from aggregator.support import aggregator, step
 
 from perfd.cli import main
-from perfd.cli.terminal import safe_output
+from perfd.cli.output_escapes import safe_output
 from perfd.config import TlsConfig
 from perfd.logs import TextFormatter
 from perfd.net import AccessControl, HttpServer, Response, ServerTls
