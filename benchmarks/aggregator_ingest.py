@@ -54,12 +54,18 @@ _WINDOW = 16
 
 
 def measure(
-    nodes: int = 1000, jobs: int = 10, seconds: int = 20, burst: int = 20, *, history: bool = False
+    nodes: int = 1000,
+    jobs: int = 10,
+    seconds: int = 20,
+    burst: int = 20,
+    *,
+    history: bool = False,
+    tls: bool = False,
 ) -> dict[str, Any]:
-    """Throughput of a burst, then the cost of one batch a second and node."""
+    """Throughput of a burst, then the cost of one batch a second and node; `tls` is mutual."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        _AggregatorProcess(folder if history else None) as aggregator,
+        _AggregatorProcess(Path(folder), history=history, tls=tls) as aggregator,
     ):
         return asyncio.run(_drive(aggregator, nodes, jobs, seconds, burst))
 
@@ -67,16 +73,24 @@ def measure(
 class _AggregatorProcess:
     """`perfd aggregator` on free ports, as a process of its own."""
 
-    def __init__(self, history_folder: str | None) -> None:
-        self._history_folder = history_folder
+    def __init__(self, folder: Path, *, history: bool, tls: bool) -> None:
+        self._folder = folder
+        self._config: dict[str, Any] = (
+            {"history": {"path": str(folder / "history.sqlite")}} if history else {}
+        )
+        self.credentials: grpc.ChannelCredentials | None = None
+        if tls:
+            self._config["tls"] = _certificates(folder)
+            self._config["agent_identity"] = {"any_node": ["*"]}
+            files = (folder / name for name in ("ca.pem", "peer.key", "peer.pem"))
+            self.credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
 
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "perfd", "aggregator", "--log-json"]
-        command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
-        if self._history_folder is not None:
-            config = Path(self._history_folder, "aggregator.yaml")
-            config.write_text(f"history: {{path: {self._history_folder}/history.sqlite}}\n", encoding="utf-8")
-            command += ["--config", str(config)]
+        config = self._folder / "aggregator.yaml"
+        # JSON is YAML.
+        config.write_text(json.dumps(self._config), encoding="utf-8")
+        command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--config", str(config)]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         line = json.loads(self._process.stderr.readline())
@@ -99,6 +113,21 @@ class _AggregatorProcess:
         stat = Path(f"/proc/{self._process.pid}/stat").read_text(encoding="ascii")
         fields = stat.rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _certificates(folder: Path) -> dict[str, str]:
+    """The configuration of TLS with a certificate that both sides show, and the authority that signed it."""
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    peer = ["-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "subjectAltName=IP:127.0.0.1,DNS:agent"]
+    for name, more in (("ca", []), ("peer", [*peer, "-addext", "basicConstraints=CA:FALSE"])):
+        files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}"]
+        command = ["openssl", "req", "-x509", *key, *files, *more]
+        subprocess.run(command, check=True, capture_output=True, cwd=folder)
+    return {
+        "certificate": str(folder / "peer.pem"),
+        "key": str(folder / "peer.key"),
+        "ca": str(folder / "ca.pem"),
+    }
 
 
 class _FakeAgent:
@@ -141,7 +170,13 @@ async def _drive(
     aggregator: _AggregatorProcess, nodes: int, jobs: int, seconds: int, burst: int
 ) -> dict[str, Any]:
     options = [("grpc.use_local_subchannel_pool", 1), *CLIENT_OPTIONS]
-    channels = [grpc.aio.insecure_channel(aggregator.grpc, options=options) for _ in range(_CHANNELS)]
+    credentials = aggregator.credentials
+    channels = [
+        grpc.aio.insecure_channel(aggregator.grpc, options=options)
+        if credentials is None
+        else grpc.aio.secure_channel(aggregator.grpc, credentials, options=options)
+        for _ in range(_CHANNELS)
+    ]
     agents = [
         _FakeAgent(channels[number % _CHANNELS].stream_stream(CONNECT_METHOD)(), number)
         for number in range(nodes)
@@ -273,9 +308,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=20)
     parser.add_argument("--burst", type=int, default=20, help="batches of each node in the burst")
     parser.add_argument("--history", action="store_true")
+    parser.add_argument("--tls", action="store_true", help="both sides show a certificate")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    result = measure(args.nodes, args.jobs, args.seconds, args.burst, history=args.history)
+    result = measure(args.nodes, args.jobs, args.seconds, args.burst, history=args.history, tls=args.tls)
     if args.json:
         print(json.dumps(result))
         return

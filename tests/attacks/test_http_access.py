@@ -236,3 +236,15 @@ def test_a_log_line_is_one_line_whatever_names_are_in_it():
     assert len(line.splitlines()) == 1
     assert line.isprintable()
     assert json.dumps("x\n2026")[1:-1] in line
+
+
+BODIES = [b'{"job":"\xff"}', b"[" * 500_000, b'{"job": "x", "steps": 99999999999999999999}', b"\0"]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_body_that_is_no_request_is_one_sentence(body):
+    with aggregator(http_listen="127.0.0.1:0") as running:
+        headers = {"Content-Type": "application/json"}
+        status, content = ask(running.http_address, "/api/v1/captures", headers=headers, body=body)
+        assert status == 400
+        assert json.loads(content)["error"]
