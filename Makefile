@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system check format bench dashboards docs site proto clean
+.PHONY: help demo test test-slow test-system fuzz check format bench dashboards docs site proto clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -40,6 +40,11 @@ test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services
 
 test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/run installs them)
 	@$(BIN)/python -m pytest -q -m system
+
+FUZZ_SECONDS := 120
+
+fuzz: $(VENV)/.installed-dev ## Feed mutated inputs to every reader (FUZZ_SECONDS=120)
+	@$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
 check: $(VENV)/.installed-dev ## Lint, types, imports, wording, drift of generated files
 	@$(BIN)/ruff check .

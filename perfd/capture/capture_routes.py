@@ -79,7 +79,7 @@ def _chosen(captures: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> 
 def _body(body: bytes, kind: type[_T]) -> _T:
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CaptureError(f"Invalid request body: {error}.") from error
 
 

@@ -106,7 +106,7 @@ def ask(
         connection.close()
     try:
         document = msgspec.json.decode(content, type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PerfdError(
             f"What answers at {url} is not a perfd aggregator; name one with --aggregator."
         ) from error

@@ -117,7 +117,7 @@ def open_recording(directory: Path, *, allow_missing: bool = False) -> Recording
     missing: list[str] = []
     for stream in manifest.streams:
         _check_inside(directory, stream)
-        if (directory / stream.path).is_file():
+        if _is_file(directory / stream.path):
             present.append(stream)
         else:
             missing.append(stream.path)
@@ -186,7 +186,7 @@ def _read_manifest(path: Path) -> Manifest:
         raise RecordingError(f"{path} cannot be read: {error.strerror or error}.") from error
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordingError(f"{path} does not describe a recording: {error}.") from error
     if manifest.format != FORMAT:
         raise RecordingError(
@@ -194,6 +194,14 @@ def _read_manifest(path: Path) -> Manifest:
             "play it with the perfd that wrote it, or a newer one."
         )
     return manifest
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        # No file can have such a name.
+        return False
 
 
 def _check_inside(directory: Path, stream: StreamEntry) -> None:

@@ -62,7 +62,7 @@ def parse_message(data: bytes) -> HookMessage | None:
     """The message of a datagram; None when it is truncated, of another format, or invalid."""
     try:
         message = _DECODER.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     sizes = [size for size in msgspec.structs.astuple(message.layout) if size is not None]
     sound = (

@@ -265,7 +265,7 @@ def _ignored_segments(count: int, now_unix_ns: int) -> SampleTable:
 def _read_bookmark(text: str | None) -> dict[str, SegmentProgress]:
     try:
         return _BOOKMARK.decode(text) if text else {}
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}  # Written by another version: the ring buffers are read from their oldest record.
 
 

@@ -87,12 +87,12 @@ def encode_line(table: SampleTable) -> list[bytes]:
 def _decoded(decoder: msgspec.json.Decoder[_Line], line: bytes) -> RecordedRow | None:
     try:
         return _row(decoder.decode(line))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         repaired = _NOT_FINITE.sub(b"null", line)
     # Python's json module writes NaN, which is not JSON; GPM reports NaN for power-gated memory.
     try:
         return _row(decoder.decode(repaired)) if repaired != line else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -128,6 +128,6 @@ def _infos_beside(path: Path, node: str) -> list[GpuInfo]:
         if manifest.is_file():
             try:
                 return infos_from_recording(msgspec.json.decode(manifest.read_bytes()), node)
-            except (msgspec.DecodeError, OSError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError):
                 return []
     return []

@@ -57,7 +57,7 @@ class RecordedRanks:
     def __init__(self, path: Path, settings: Settings) -> None:
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RecordingError(
                 f"{path}: cannot read the ranks of the recording: {reason_of(error)}."
             ) from error

@@ -12,8 +12,8 @@ from typing import Any
 from perfd.analysis.serving import Distribution
 from perfd_collectors.serving.log_text import ANSI
 
-_START = re.compile(r"=+ (?:Serving Benchmark|.*Benchmark) Result =+")
-_ROW = re.compile(r"(?P<label>[^:]+):\s+(?P<value>\S.*?)\s*$")
+_START = re.compile(r"= [^=]{0,80}Benchmark Result =")
+_ROW = re.compile(r"(?P<label>[^:]+):\s+(?P<value>\S(?:.*\S)?)\s*$")
 _LATENCY = re.compile(
     r"(?P<statistic>Mean|Median|P\d+(?:\.\d+)?|Max|Std) (?P<name>TTFT|TPOT|ITL|E2EL|E2E Latency) \(ms\)"
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _NUMBER = re.compile(r"\s*(-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)\s*(%?)")
-_ARGUMENT = re.compile(r"""(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.+-]+)(?=[,)\s]|$)""")
+_ARGUMENT = re.compile(r"""\b(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.+-]+)(?=[,)\s]|$)""")
 
 
 def parts(text: str) -> Mapping[str, str]:

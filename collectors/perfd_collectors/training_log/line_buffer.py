@@ -9,7 +9,7 @@ import msgspec
 
 from perfd_collectors.training_log.timestamps import zoned_ns
 
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 64 * 1024
 """Longer lines are dropped: no trainer prints them."""
 _SLICE_BYTES = 1 << 20
 """Processed at a time, which bounds memory."""
@@ -18,10 +18,10 @@ _ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (?:(?:stdout|stderr) [FP] )?", re.ASCII
 )
-_TORCHRUN = re.compile(r"\s*\[[A-Za-z][\w.-]*?:?(\d+)\]: ?", re.ASCII)
-_SRUN = re.compile(r"\s*\d+: ", re.ASCII)
+_TORCHRUN = re.compile(r"\s*\[[A-Za-z][\w.-]{0,64}?:?(\d{1,9})\]: ?", re.ASCII)
+_SRUN = re.compile(r"\s*\d{1,9}: ", re.ASCII)
 _RAY = re.compile(r"\([\w.:-]+ pid=\d+(?:, ip=[\w.:]+)?\) ", re.ASCII)
-_GLOBAL_RANK = re.compile(r"\s*\[rank:?(\d+)\]:", re.ASCII)
+_GLOBAL_RANK = re.compile(r"\s*\[rank:?(\d{1,9})\]:", re.ASCII)
 _MAY_BE_PREFIXED = re.compile(r"\s*[\[({\d]", re.ASCII)
 _MAX_PREFIXES = 6
 """Prefixes removed from a line: launchers may be nested (container runtime, srun, torchrun)."""
@@ -144,7 +144,7 @@ def _unwrap_json(text: str) -> tuple[str, int | None] | None:
     """Text (`log`, `message` or `msg`) and time of a container runtime's JSON line; None if it is not one."""
     try:
         wrapper = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(wrapper, dict):
         return None

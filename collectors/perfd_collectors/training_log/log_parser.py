@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -25,6 +26,8 @@ from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_log import StepLog
 from perfd_collectors.training_log.timestamps import TimeZoneGuess
 
+log = logging.getLogger(__name__)
+
 FORMATS: Mapping[str, Callable[[LogContext], FormatParser]] = {
     "nemo": NemoParser,
     "nanotron": NanotronParser,
@@ -40,7 +43,9 @@ MAX_EXAMPLES = 20
 """Unrecognized lines kept as examples for the user."""
 _MAX_EXAMPLE_CHARS = 300
 """Longer examples are cut."""
-_LIKE_PROGRESS = re.compile(r"\d+ *(?:/|of) *\d+|\|.*\d|step\W{0,3}\d|loss\W{1,3}\d", re.IGNORECASE)
+_LIKE_PROGRESS = re.compile(
+    r"\d {0,20}(?:/|of) {0,20}\d|\|[^|]*\d|step\W{0,3}\d|loss\W{1,3}\d", re.IGNORECASE
+)
 
 
 def new_job(name: str, zone: TimeZoneGuess | None = None) -> LogContext:
@@ -148,10 +153,17 @@ class LogParser:
         if len(raw) > MAX_LINE_BYTES:
             return
         line = read_line(raw, complete=complete)
-        for parser in self._formats:
-            if (has_keyword or parser.in_block) and parser.parse(line):
-                self._recognized_lines += 1
-                return
+        try:
+            recognized = any(
+                (has_keyword or parser.in_block) and parser.parse(line) for parser in self._formats
+            )
+        except Exception:
+            # Whatever is wrong with one line, those after it are read.
+            log.debug("A line of the training log failed to parse.", exc_info=True)
+            recognized = False
+        if recognized:
+            self._recognized_lines += 1
+            return
         if has_keyword and len(self.examples) < MAX_EXAMPLES:
             example = line.text.strip()[:_MAX_EXAMPLE_CHARS]
             if example.isprintable() and _LIKE_PROGRESS.search(example):

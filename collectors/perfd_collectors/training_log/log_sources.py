@@ -14,7 +14,7 @@ from typing import Protocol
 
 from perfd_collectors.file_follower import READ_BYTES, Chunk
 
-_ATTEMPT = re.compile(r"attempt_(\d+)")
+_ATTEMPT = re.compile(r"attempt_(\d{1,15})")
 _STREAMS = ("stdout.log", "stderr.log")
 STDIN = "stdin"
 FEED = "output"

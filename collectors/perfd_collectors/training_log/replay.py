@@ -27,6 +27,10 @@ _MANIFEST = "recording.json"
 _TIMES_SUFFIX = ".times"
 
 
+_LATEST_UNIX_S = 4_102_444_800.0
+"""The first of January 2100: what is later was never printed."""
+
+
 class _Manifest(msgspec.Struct):
     start_unix_s: float | None = None
 
@@ -123,9 +127,9 @@ def _started_unix_ns(path: Path) -> int | None:
         if manifest.is_file():
             try:
                 start = msgspec.json.decode(manifest.read_bytes(), type=_Manifest).start_unix_s
-            except (OSError, msgspec.DecodeError):
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 return None
-            return None if start is None else round(start * 1e9)
+            return round(start * 1e9) if start is not None and 0 <= start < _LATEST_UNIX_S else None
     return None
 
 
@@ -171,7 +175,9 @@ def _read_times(path: Path, size: int) -> list[tuple[int, int]] | None:
     schedule: list[tuple[int, int]] = []
     for line in path.read_bytes().splitlines():
         entry = _time(line)
-        if entry is None or entry.offset <= (schedule[-1][1] if schedule else 0):
+        if entry is None or not 0 <= entry.unix_s < _LATEST_UNIX_S:
+            continue
+        if entry.offset <= (schedule[-1][1] if schedule else 0):
             continue
         due_unix_ns = round(entry.unix_s * 1e9)
         if schedule:

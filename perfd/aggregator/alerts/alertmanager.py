@@ -72,7 +72,7 @@ def read_webhook(body: bytes) -> Sequence[Alert]:
     """
     try:
         webhook = msgspec.json.decode(body, type=_Webhook)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PerfdError(f"This is not the webhook of an Alertmanager: {error}.") from error
     if webhook.version != _VERSION:
         raise PerfdError(f"Alertmanager's webhook has version {webhook.version!r} here; {_VERSION} is known.")

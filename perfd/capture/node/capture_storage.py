@@ -116,7 +116,7 @@ class CaptureStore:
         try:
             content = (self._folder(capture_id) / RECORD).read_bytes()
             return msgspec.json.decode(content, type=CaptureRecord)
-        except (OSError, msgspec.DecodeError):
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
     def unfinished(self) -> list[CaptureRecord]:

@@ -91,7 +91,7 @@ class FolderWatch:
     def _read(self) -> RetentionLedger:
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=RetentionLedger)
-        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
+        except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             # This agent's count continues, and every capture is new.
             return RetentionLedger()
 

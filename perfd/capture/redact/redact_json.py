@@ -65,7 +65,7 @@ def redact_trace(source: Path, target: Path) -> None:
             # Not closed by hand: the fields point into it, and the traceback of an error holds them.
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-    except (ValueError, msgspec.DecodeError) as error:
+    except (ValueError, OSError, RecursionError, msgspec.DecodeError) as error:
         raise CaptureError(f"{source} is not a Kineto trace: {error}.") from error
     if "traceEvents" not in fields:
         raise CaptureError(f"{source} is not a Kineto trace: it has no traceEvents.")
@@ -76,7 +76,7 @@ def redact_stacks(source: Path, target: Path) -> None:
     """Write the harmless part of py-spy's stacks into `target`, which exists; raises `CaptureError`."""
     try:
         threads = msgspec.json.decode(source.read_bytes(), type=list[_Thread])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CaptureError(f"{source} has no py-spy stacks: {error}.") from error
     target.write_bytes(msgspec.json.encode(threads))
 

@@ -63,7 +63,8 @@ def redact(source: Path, target: Path) -> None:
             copy.execute("ATTACH ? AS original", (f"{source.absolute().as_uri()}?mode=ro",))
             _copy(copy, source)
             copy.commit()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        # What SQLite says about a damaged schema quotes it, in whatever bytes it has.
         raise CaptureError(f"{source} is not an SQLite export of nsys: {error}.") from error
 
 

@@ -149,7 +149,7 @@ def _own_document(path: Path) -> dict[str, Any] | None:
             return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PerfdError(f"{path}: the file is cut or damaged: {error}.") from error
 
 

@@ -207,6 +207,9 @@ class _Reader:
             return None
         try:
             return parse_duration(text) / 1000
+        except OverflowError:
+            self._source.refuse(entries[key][1], f"`{key}`: it is too long")
+            return None
         except ValueError as error:
             self._source.refuse(entries[key][1], f"`{key}`: {error}")
             return None

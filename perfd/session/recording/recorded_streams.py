@@ -18,6 +18,9 @@ from perfd.recording.stream_decompression import plain_file
 
 Player = Callable[[Path, Settings], RecordedStream]
 
+_LONGEST_NS = 90 * 86_400 * 10**9
+"""No recording is as long; a replay takes a step for each interval of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamPlayers:
@@ -87,6 +90,11 @@ def open_playback(
         )
     _add_inventory(opened, recording, interval_s)
     start_unix_ns, end_unix_ns = _span(spans, recording)
+    if end_unix_ns - start_unix_ns > _LONGEST_NS:
+        days = (end_unix_ns - start_unix_ns) / 86_400e9
+        raise RecordingError(
+            f"The recording {recording.directory} spans {days:,.0f} days: one of its times is wrong."
+        )
     return Playback(
         specs=opened, start_unix_ns=start_unix_ns, end_unix_ns=end_unix_ns, warnings=tuple(warnings)
     )

@@ -68,7 +68,7 @@ def decode(line: str) -> ToNode:
     """The decoded line to the helpers; raises `CaptureError` if it is not one."""
     try:
         return msgspec.json.decode(line, type=HelperSetup | CaptureOrder)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CaptureError(f"Not an order of `perfd capture --slurm`: {error}.") from error
 
 
@@ -99,5 +99,5 @@ class LineAssembly:
             return None
         try:
             return node, msgspec.json.decode(text, type=NodeReady | RankStatus)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None

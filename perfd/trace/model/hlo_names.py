@@ -16,7 +16,7 @@ _CLASSES = tuple(
         ),
         ("infeed", r"infeed|outfeed"),
         ("matmul", r"dot|gemm|matmul|cublas|cutlass|nvjet|einsum"),
-        ("convolution", r"convolution|cudnn.*conv"),
+        ("convolution", r"convolution|cudnn(?:(?!cudnn).)*conv"),
         ("attention", r"fmha|flash|attention"),
         ("copy", r"^(?:copy|concatenate|slice)|memcpy|memset|dynamic-(?:update-)?slice|transpose"),
         ("reduction", r"reduce|argmax|sort|cumsum"),

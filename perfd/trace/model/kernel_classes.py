@@ -34,7 +34,8 @@ _CLASSES = tuple(
     )
 )
 _TENSOR_CORES = re.compile(
-    r"hmma|imma|wgmma|gmma|tensorop|xmma|nvjet|s16816|cutlass.*sm(?:80|90|100)|(?:bf|fp)16.*gemm|flash|fmha",
+    r"hmma|imma|wgmma|gmma|tensorop|xmma|nvjet|s16816|cutlass(?:(?!cutlass).)*sm(?:80|90|100)"
+    r"|(?:bf|fp)16(?:(?!(?:bf|fp)16).)*gemm|flash|fmha",
     re.IGNORECASE,
 )
 _ASYNCHRONOUS_COPY = re.compile(r"(?:cuda|cu|hip)Mem(?:cpy|set).*Async")

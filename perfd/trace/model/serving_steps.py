@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-_SGLANG = re.compile(r"step\[(?P<mode>[A-Z_0-9]+) bs=\d+.*\]")
+_SGLANG = re.compile(r"step\[(?P<mode>[A-Z_0-9]+) bs=\d+\b.*\]")
 _VLLM = re.compile(r"execute_(?:\d+_)?context_(?P<prefills>\d+)\(.*\)_generation_(?P<decodes>\d+)\(.*\)")
 _MODES = {"EXTEND": "prefill", "DECODE": "decode", "MIXED": "mixed", "TARGET_VERIFY": "verify"}
 

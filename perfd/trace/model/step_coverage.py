@@ -21,7 +21,7 @@ from perfd.trace.model.trace_steps import TraceStep, whole_among
 # multi_tensor_apply in every layer, and gradients are clipped and unscaled with it.
 _UPDATE = re.compile(
     r"adam|sgd|lamb(?![a-z])|(?<![a-z])lion|adagrad|rmsprop|optimizer"
-    r"|multi_tensor_apply.*(?:PointwiseOp|Lerp|BinaryOpListAlpha)",
+    r"|multi_tensor_apply(?:(?!multi_tensor_apply).)*(?:PointwiseOp|Lerp|BinaryOpListAlpha)",
     re.IGNORECASE,
 )
 _WORK = frozenset({"matmul", "attention", "convolution"})

@@ -25,6 +25,10 @@ _STREAM = re.compile(r"Stream #(\d+)")
 _MAX_TIME_US = 9e15
 _MEMORY_CLASSES = {"copy", "infeed"}
 
+_MAX_ID = 1 << 62
+"""A process or thread of a larger number is none."""
+_STEP_DIGITS = 16
+
 
 class JaxEvents:
     """Takes the events that have no category."""
@@ -39,7 +43,7 @@ class JaxEvents:
 
     def add(self, event: ChromeEvent) -> None:
         """Take one event."""
-        if not isinstance(event.pid, int):
+        if not isinstance(event.pid, int) or max(abs(event.pid), _id_of(event.tid)) >= _MAX_ID:
             return
         args = event.args or Args()
         if event.ph == "M" and args.name is not None:
@@ -48,8 +52,9 @@ class JaxEvents:
             elif event.name == "thread_name" and isinstance(event.tid, int):
                 self._threads[event.pid, event.tid] = args.name
         elif event.ph == "X" and isinstance(event.tid, int):
-            if args.step_num is not None and str(args.step_num).isdigit():
-                self._steps[int(args.step_num)] = (event.ts, event.dur)
+            step = str(args.step_num)
+            if step.isdecimal() and len(step) < _STEP_DIGITS:
+                self._steps[int(step)] = (event.ts, event.dur)
             key = (event.name, hlo_class(args.hlo_category, args.hlo_op, event.name))
             name = self._names.setdefault(key, len(self._names))
             self._rows.extend((event.pid, event.tid, name, _correlation(args)))
@@ -125,8 +130,8 @@ def _kind(label: str) -> OperationKind:
 def _correlation(args: Args) -> int:
     value = args.correlation_id
     if isinstance(value, str):
-        return int(value) if value.isdigit() and len(value) < 19 else -1
-    return value if value is not None else -1
+        return int(value) if value.isdecimal() and len(value) < 19 else -1
+    return value if value is not None and abs(value) < _MAX_ID else -1
 
 
 def _as_steps(found: dict[int, tuple[float, float]]) -> list[TraceStep]:
@@ -134,3 +139,7 @@ def _as_steps(found: dict[int, tuple[float, float]]) -> list[TraceStep]:
         TraceStep(number=number, start_ns=round(start * 1000), end_ns=round((start + duration) * 1000))
         for number, (start, duration) in sorted(found.items())
     ]
+
+
+def _id_of(number: object) -> int:
+    return abs(number) if isinstance(number, int) else 0

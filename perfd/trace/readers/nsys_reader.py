@@ -41,7 +41,7 @@ def read(path: Path, shown_as: str | None = None) -> list[RankTrace]:
             return _traces(name, Tables(name, connection))
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         raise TraceError(
             f"{name}: this is no export of Nsight Systems, or it is damaged: {error}."
         ) from error

@@ -15,10 +15,11 @@ from perfd.errors import PerfdError
 from perfd.trace.model.hlo_names import hlo_class
 from perfd.trace.roofline.roofline_model import OperationWork, bytes_of, matmul_precision, vector_precision
 
-_SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
+_SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+(?:[a-z]\w*)?)?)\[([\d,]*)\](?:\{([^}]*)\})?")
 _LINE = re.compile(r"^\s*(?:ROOT\s+)?%?(?P<name>[\w.\-]+)\s*=\s*(?P<rest>.+)$", re.DOTALL)
 _CALL = re.compile(r"(?:^|[\s)}\]])(?P<operation>[a-z][a-z0-9\-]*)\((?P<operands>.*)$", re.DOTALL)
 _MAX_ELEMENTS = 10**15
+_MAX_DIGITS = 15
 _TILE = re.compile(r"T\(([\d,]+)\)")
 
 
@@ -88,6 +89,8 @@ def shapes(text: str) -> list[ArrayShape]:
     """All shapes in a piece of a line."""
     found = []
     for match in _SHAPE.finditer(text):
+        if any(len(number) > _MAX_DIGITS for number in re.split(r"\D", match[0])):
+            raise PerfdError(f"No array is as large as {match[0][:60]}.")
         sizes = tuple(int(number) for number in match[2].split(",") if number)
         if math.prod(sizes) > _MAX_ELEMENTS:
             raise PerfdError(f"No array is as large as {match[0][:60]}.")
@@ -150,7 +153,7 @@ def _convolution_depth(inputs: list[ArrayShape], attributes: str) -> int:
 
 
 def _dimensions(name: str, attributes: str) -> tuple[int, ...] | None:
-    found = re.search(rf"{name}=\{{([\d,]*)\}}", attributes)
+    found = re.search(rf"{name}=\{{((?:\d{{1,9}}(?:,|(?=\}})))*)\}}", attributes)
     return tuple(int(number) for number in found[1].split(",") if number) if found else None
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 _PREFIX = re.compile(
-    r"(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) \[(?P<device>\d{1,3})\] "
+    r"(?<![\w.-])(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) \[(?P<device>\d{1,3})\] "
     r"(?:[\w./-]{1,128}:\d{1,6} )?NCCL (?P<level>INFO|WARN) (?P<text>.*)",
     re.ASCII,
 )

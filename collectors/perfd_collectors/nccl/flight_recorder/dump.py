@@ -91,7 +91,7 @@ def _content(data: bytes) -> Mapping[str, object]:
         content: object = msgspec.json.decode(data) if is_json else loads(data)
     except UnsafePickleError as error:
         raise FlightRecorderError(str(error)) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FlightRecorderError(f"it is damaged ({error})") from error
     if not isinstance(content, dict) or not {"entries", "pg_status"} & content.keys():
         raise FlightRecorderError("it has neither entries nor the state of a group")

@@ -168,7 +168,7 @@ def _recorded_rank(path: Path) -> int | None:
         if manifest.is_file():
             try:
                 streams = msgspec.json.decode(manifest.read_bytes(), type=_Manifest).streams
-            except (OSError, msgspec.DecodeError):
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 return None
             here = path.relative_to(folder).as_posix()
             return next((one.rank for one in streams if one.path.removesuffix(".gz") == here), None)

@@ -81,7 +81,7 @@ def parse_line(line: bytes) -> InspectedOperation | None:
         return None
     try:
         parsed = _DECODER.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     done, header = parsed.coll_perf, parsed.header
     identity = _IDENTITY.fullmatch(header.id)

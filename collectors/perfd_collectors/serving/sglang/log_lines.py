@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from perfd.analysis.serving import Engine, ReplicaLoad, ServerSetup, Snapshot, from_arguments
 from perfd_collectors.serving.log_text import ANSI, arguments, number, parts
 
-_LINE = re.compile(r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:\.\d+)?(?P<ranks>[^\]]*)\] (?P<rest>.*)")
+_LINE = re.compile(
+    r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:\.\d{1,9})?(?P<ranks>[^\[\]]{0,80})\] (?P<rest>.*)"
+)
 _BATCH = re.compile(
     r"(?P<kind>Prefill|Decode) batch(?: ?\[\d+\])?(?:\(mixed #running-req: \d+\))?[.,] ?(?P<parts>.*)"
 )

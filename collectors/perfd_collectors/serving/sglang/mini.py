@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from perfd.analysis.serving import Distribution, Engine, Latency, ServerSetup, Snapshot
 from perfd_collectors.serving.log_text import ANSI, number
 
-_LINE = re.compile(r"\[\d{4}-\d\d-\d\d\|\d\d:\d\d:\d\d\|[^\]]*\]\s+[A-Z]+\s+(?P<rest>.*)")
-_LATENCY = re.compile(r"(?P<name>TTFT|TPOT|E2E):\s+(?P<mean>[\d.]+) (?P<unit>ms|s) \((?P<rest>[^)]*)\)")
-_QUANTILE = re.compile(r"(p50|p90|p99): ([\d.]+)(?: (ms|s))?")
+_LINE = re.compile(r"\[\d{4}-\d\d-\d\d\|\d\d:\d\d:\d\d\|[^\[\]]*\]\s+[A-Z]+\s+(?P<rest>.*)")
+_LATENCY = re.compile(
+    r"(?P<name>TTFT|TPOT|E2E):\s+(?P<mean>\d{1,15}(?:\.\d{0,15})?) (?P<unit>ms|s) \((?P<rest>[^()]*)\)"
+)
+_QUANTILE = re.compile(r"(p50|p90|p99): (\d{1,15}(?:\.\d{0,15})?)(?: (ms|s))?")
 _THROUGHPUT = re.compile(r"Throughput:\s+([\d.]+) token/s")
 _IDLE = "Scheduler is idle"
 _NAMES = {"TTFT": Latency.TTFT, "TPOT": Latency.TPOT, "E2E": Latency.E2E}

@@ -10,11 +10,11 @@ from perfd.analysis.serving import Engine, ReplicaLoad, ServerSetup, Snapshot, f
 from perfd_collectors.serving.log_text import ANSI, arguments, number, parts
 
 _STATISTICS = re.compile(
-    r"(?:Engine (?P<engine>\d+): |\d+ Engines Aggregated: )?(?P<parts>Avg prompt throughput: .*)"
+    r"(?:Engine (?P<engine>\d{1,9}): |\d{1,9} Engines Aggregated: )?(?P<parts>Avg prompt throughput: .*)"
 )
 _SPECULATION = re.compile(r"SpecDecoding metrics: (?P<parts>.*)")
 _CONFIGURATION = re.compile(
-    r"Initializing an? (?:V\d )?LLM engine \(v(?P<version>[^)]+)\) with config: (?P<rest>.*)"
+    r"Initializing an? (?:V\d )?LLM engine \(v(?P<version>[^()]+)\) with config: (?P<rest>.*)"
 )
 _MARKERS = ("Avg prompt throughput", "SpecDecoding", "LLM engine", "MFU: ")
 _FLOPS = re.compile(r"(?:Engine (?P<engine>\d+): )?MFU: (?P<flops>[\d.]+) TF/s/(?:GPU|device) [\d.]+ GB/s")

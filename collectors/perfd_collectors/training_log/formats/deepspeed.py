@@ -17,20 +17,20 @@ _GIB = 1024.0**3
 """Bytes per GiB."""
 _NUMBER = r"[\d.]+(?:[eE][+-]?\d+)?"
 _THROUGHPUT = re.compile(
-    rf"(?:epoch=\d+/micro_step=\d+/global_step=(\d+), RunningAvgSamplesPerSec=({_NUMBER}), "
-    rf"CurrSamplesPerSec=({_NUMBER})|\s\d+/(\d+), SamplesPerSec=({_NUMBER}))"
+    rf"(?:epoch=\d+/micro_step=\d+/global_step=(\d{{1,15}}), RunningAvgSamplesPerSec=({_NUMBER}), "
+    rf"CurrSamplesPerSec=({_NUMBER})|\s\d+/(\d{{1,15}}), SamplesPerSec=({_NUMBER}))"
     rf"(?:, MemAllocated=({_NUMBER})GB, MaxMemAllocated=({_NUMBER})GB)?\s*$",
     re.ASCII,
 )
-_PROGRESS = re.compile(r"\bstep=(\d+), skipped=(\d+), lr=\[([^\]]*)\], mom=", re.ASCII)
+_PROGRESS = re.compile(r"\bstep=(\d{1,15}), skipped=(\d{1,15}), lr=\[([^\[\]]*)\], mom=", re.ASCII)
 _PIPELINE = re.compile(
-    rf"\bsteps: (\d+) loss: +({_NUMBER}|nan|inf|None) (?:[\w.-]+: +(?:{_NUMBER}|nan) )*"
+    rf"\bsteps: (\d{{1,15}}) loss: +({_NUMBER}|nan|inf|None) (?:[\w.-]+: +(?:{_NUMBER}|nan) )*"
     rf"iter time \(s\): +({_NUMBER}) samples/sec: +({_NUMBER})\s*$",
     re.ASCII,
 )
-_CONFIG = re.compile(r"\[config\.py:\d+:\w+\] +(\w+) (?:\.+ | )(\S.*?)\s*$", re.ASCII)
+_CONFIG = re.compile(r"\[config\.py:\d+:\w+\] +(\w+) (?:\.+ | )(\S(?:.*\S)?)\s*$", re.ASCII)
 _VERSION = re.compile(r"DeepSpeed info: version=([\w.+-]+),", re.ASCII)
-_PROFILER = re.compile(r"-{5,} DeepSpeed Flops Profiler -{5,}")
+_PROFILER = re.compile(r"-{5} DeepSpeed Flops Profiler -{5}")
 _PROFILER_ROW = re.compile(
     r"([a-zA-Z][^:]{2,90}): +([\d.,]+) ?([KMGTP]?)(?:FLOPS|MACs|B|s|ms|us)?\s*$", re.ASCII
 )

@@ -12,8 +12,8 @@ from perfd_collectors.training_log.line_buffer import LogLine
 
 _TRACEBACK = "Traceback (most recent call last):"
 _WATCHDOG = re.compile(
-    r"(?:\[Rank (\d+)\] )?Watchdog caught collective operation timeout: "
-    r".*?OpType=(\w+).*?ran for (\d+) milliseconds",
+    r"(?:\[Rank (\d{1,9})\] )?Watchdog caught collective operation timeout: "
+    r"(?:(?!OpType=)[^:])*OpType=(\w{1,64})\b(?:(?!OpType=)[^:])*?ran for (\d{1,15}) milliseconds",
     re.ASCII,
 )
 _MAX_TRACEBACK_LINES = 300

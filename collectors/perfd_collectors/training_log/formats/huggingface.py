@@ -13,13 +13,13 @@ from perfd_collectors.training_log.step_log import ProgressSource
 
 _DICT = re.compile(r"\{('(loss|eval_\w+|train_runtime)': [^{}]*)\}", re.ASCII)
 _PAIR = re.compile(r"'([\w/.-]+)': '?([^',]+)'?(?=,|$)", re.ASCII)
-_BAR = re.compile(r"\d+%\|[^|]*\| +(\d+)/(\d+) \[", re.ASCII)
+_BAR = re.compile(r"%\|[^|]{0,1000}\| {1,40}(\d{1,15})/(\d{1,15}) \[", re.ASCII)
 _SIZES = re.compile(
-    r"\b(Total optimization steps|Total train batch size \([^)]*\)|Instantaneous batch size per device|"
+    r"\b(Total optimization steps|Total train batch size \([^()]*\)|Instantaneous batch size per device|"
     r"Number of trainable parameters) += +([\d,]+)\s*$",
     re.ASCII,
 )
-_SAVED = re.compile(r"Saving model checkpoint to .*checkpoint-(\d+)\s*$", re.ASCII)
+_SAVED = re.compile(r"Saving model checkpoint to \S*checkpoint-(\d{1,15})\s*$", re.ASCII)
 _RUNNING = "***** Running training *****"
 
 

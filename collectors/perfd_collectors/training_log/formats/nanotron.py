@@ -11,7 +11,7 @@ from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.number_text import with_suffix
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
-_ANCHOR = re.compile(r"\biteration: (\d+) / (\d+) \|", re.ASCII)
+_ANCHOR = re.compile(r"\biteration: (\d{1,15}) / (\d{1,15}) \|", re.ASCII)
 _FIELDS = {
     "consumed_tokens": ("consumed_tokens", 0),
     "consumed_samples": ("consumed_samples", 0),

@@ -10,9 +10,12 @@ from perfd_collectors.training_log.format_parser import LogContext, fields, is_p
 from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.number_text import integer, number, positive
 
-_ANCHOR = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+) \|", re.ASCII)
-_BAR = re.compile(r"Epoch \d+: [^\[]*\| +(\d+)/(\d+) \[[^\],]*, +([\d.?]+)(s/it|it/s), (.*)\]", re.ASCII)
-_PROFILER = re.compile(r"={3,} (Start|End) nsys profiling ={3,}")
+_ANCHOR = re.compile(r"Training epoch \d+, iteration (\d{1,15})/(\d{1,15}) \|", re.ASCII)
+_BAR = re.compile(
+    r"Epoch \d{1,9}: [^\[E]*\| +(\d{1,15})/(\d{1,15}) \[[^\],]*, +([\d.?]+)(s/it|it/s), ((?:(?!Epoch ).)*)\]",
+    re.ASCII,
+)
+_PROFILER = re.compile(r"={3} (Start|End) nsys profiling ={3}")
 _FIELDS = {
     "lr": "learning_rate",
     "train_step_timing in s": "step_time_s",

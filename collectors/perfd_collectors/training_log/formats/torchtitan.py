@@ -13,26 +13,28 @@ from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _GIB = 1024.0**3
 """Bytes per GiB."""
-_STEP = re.compile(r"(?<!validate )\bstep: +(\d+)  ", re.ASCII)
-_VALIDATE = re.compile(r"\bvalidate step: +(\d+)  ", re.ASCII)
+_STEP = re.compile(r"(?<!validate )\bstep: +(\d{1,15})  ", re.ASCII)
+_VALIDATE = re.compile(r"\bvalidate step: +(\d{1,15})  ", re.ASCII)
 _PAIR = re.compile(r"(?<=  )([a-z_/]+): +(\S+)(?=  |\s*$)", re.ASCII)
 _MEMORY = re.compile(r"([\d.]+)GiB\(([\d.]+)%\)", re.ASCII)
 _SHARE = re.compile(r"([\d.]+)%", re.ASCII)
 # Sizes are on the start line or on an earlier one; their wording depends on the version.
-_BEGIN = re.compile(r"Training starts at step (\d+)(?=[,.]|\s*$)", re.ASCII)
+_BEGIN = re.compile(r"Training starts at step (\d{1,15})(?=[,.]|\s*$)", re.ASCII)
 _SETTING = re.compile(
-    r"(local batch size|global batch size|sequence length|maximum context length|total steps) (\d+)"
+    r"(local batch size|global batch size|sequence length|maximum context length|total steps) (\d{1,15})"
     r"(?=,| \(|\s*$)",
     re.ASCII,
 )
-_TOKENS = re.compile(r"(?<!\S)(\d+) tokens per train step", re.ASCII)
+_TOKENS = re.compile(r"(?<!\S)(\d{1,15}) tokens per train step", re.ASCII)
 _MESH = re.compile(r"Building \d+-D device mesh with \[((?:'\w+'(?:, )?)+)\], \[([\d, ]+)\]", re.ASCII)
-_PARALLELISM = re.compile(r"Building device mesh with parallelism: ((?:\w+=\d+(?:, )?)+)\s*$", re.ASCII)
-_PIPELINE = re.compile(r"pipeline schedule \S+ with (\d+) microbatches and (\d+) stages", re.ASCII)
+_PARALLELISM = re.compile(
+    r"Building device mesh with parallelism: (\w+=\d+(?:, \w+=\d+)*)(?:, )?\s*$", re.ASCII
+)
+_PIPELINE = re.compile(r"pipeline schedule \S+ with (\d{1,15}) microbatches and (\d{1,15}) stages", re.ASCII)
 _SIZE = re.compile(r"\bsize: ([\d,]+) total parameters", re.ASCII)
 _SAVING = "Saving the checkpoint"
-_CHECKPOINT = re.compile(r"Finished saving the checkpoint .*?in ([\d.]+) seconds", re.ASCII)
-_PROFILE = re.compile(r"Dumping (?:profiler )?traces at step (\d+)\b(?=\s*$)", re.ASCII)
+_CHECKPOINT = re.compile(r"Finished saving the checkpoint (?:(?!Finished ).)*?in ([\d.]+) seconds", re.ASCII)
+_PROFILE = re.compile(r"Dumping (?:profiler )?traces at step (\d{1,15})\b(?=\s*$)", re.ASCII)
 _WORLD_DIMENSIONS = frozenset({"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"})
 """Dimensions whose product is the world size; expert parallelism reuses their ranks."""
 

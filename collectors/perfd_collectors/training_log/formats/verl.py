@@ -10,7 +10,7 @@ from perfd_collectors.training_log.format_parser import LogContext, is_plain_key
 from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.number_text import number
 
-_ANCHOR = re.compile(r"(?:^|\s)step:(\d+) - (?=[\w/.-]+:)", re.ASCII)
+_ANCHOR = re.compile(r"(?:^|\s)step:(\d{1,15}) - (?=[\w/.-]+:)", re.ASCII)
 _GIB = 1024.0**3
 """Bytes per GiB."""
 _TIMING = "timing_s/"

@@ -12,7 +12,7 @@ from perfd.model import MlaShape, ModelShape, MoeShape, Recompute
 _BEGIN = "--- arguments ---"
 _END = "--- end of arguments ---"
 # Name, dots up to column 48, value; a longer name has no dots, hence two spaces.
-_ROW = re.compile(r"\s*(\w+) (?:\.+(?: |$)| )(.*?)\s*$", re.ASCII)
+_ROW = re.compile(r"\s*(\w+) (?:\.+(?: |$)| )((?:.*\S)?)\s*$", re.ASCII)
 _MAX_ROWS = 5000
 """A longer dump has lost its end. Chosen, not measured."""
 _MAX_LAYERS = 10_000

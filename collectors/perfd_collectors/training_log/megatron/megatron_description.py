@@ -108,7 +108,7 @@ class MegatronDescription:
 
     def _set_version(self, version: str) -> None:
         self._out.describe(framework_version=version)
-        match = re.match(r"(\d+)\.(\d+)", version)
+        match = re.match(r"(\d{1,15})\.(\d{1,15})", version)
         if match:
             causal = (int(match[1]), int(match[2])) >= _FIRST_CAUSAL_CORE
             self._out.describe(logged_flops_convention=_CAUSAL if causal else _FULL)

@@ -12,7 +12,9 @@ from perfd_collectors.training_log.number_text import number, positive, with_suf
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 # Excludes NeMo's "Training epoch 0, iteration 1/9 |".
-ANCHOR = re.compile(r"(?<![\w/])(?<!, )iteration\s*(=?)\s*(\d{1,12})\s*/\s*(\d{1,12})\s*\|", re.ASCII)
+ANCHOR = re.compile(
+    r"(?<![\w/])(?<!, )iteration\s{0,40}(=?)\s{0,40}(\d{1,12})\s{0,40}/\s{0,40}(\d{1,12})\s{0,40}\|", re.ASCII
+)
 _TIMESTAMP_REACH_CHARS = 160
 """How far before the anchor its printed time may be: prefixes of launchers come between."""
 _TWO_IN_ONE = re.compile(r"iteration time: ([\d.]+) s samples/sec: ([\d.]+)", re.ASCII)

@@ -16,7 +16,8 @@ _GB = 1e9
 
 # The next report on the same line terminates this one.
 _MEMORY = re.compile(
-    r"\[Rank (\d+)\] \(after (?:(\d+) iterations|[a-z][\w ]*)\) memory \((MB|GB)\) \|(.*?)(?=\[Rank \d|$)",
+    r"\[Rank (\d{1,15})\] \(after (?:(\d{1,15}) iterations|[a-z][\w ]*)\) memory \((MB|GB)\) \|"
+    r"(.*?)(?=\[Rank \d|$)",
     re.ASCII,
 )
 _MEMORY_FIELDS = {
@@ -50,7 +51,8 @@ def memory_reports(job: str, text: str) -> Sequence[MemoryReport]:
 
 
 _STRAGGLER = re.compile(
-    r"\b(Mn|Mx)(Rtt|Pwr|Tmp|Utl|Clk|DRtt|Etpt)/Rnk: ([\d.]+)(ms|W|C|%|MHz|TF)/(\d+)(?= \||\s*$)", re.ASCII
+    r"\b(Mn|Mx)(Rtt|Pwr|Tmp|Utl|Clk|DRtt|Etpt)/Rnk: ([\d.]+)(ms|W|C|%|MHz|TF)/(\d{1,15})(?= \||\s*$)",
+    re.ASCII,
 )
 _STRAGGLER_NAMES = {
     "Rtt": ("forward", "s", -3),
@@ -62,7 +64,7 @@ _STRAGGLER_NAMES = {
     "Etpt": ("throughput", "flops_per_s", 12),
 }
 _EXTREMES = re.compile(r"\^\^\^\^ (?:Bottom|Top) +\d+ Ranks with \w+ +Etpt\(TF\): (.*)$", re.ASCII)
-_OF_RANK = re.compile(r"([\d.]+)/(\d+)", re.ASCII)
+_OF_RANK = re.compile(r"([\d.]+)/(\d{1,15})", re.ASCII)
 _MAX_POWER_W = 5000.0
 """Above the power of any GPU: larger values are milliwatts."""
 
@@ -95,7 +97,7 @@ def straggler_values(text: str) -> dict[str, float]:
 
 
 _VALIDATION = re.compile(
-    r"validation loss at (?:iteration (\d+)(?: [^|]*)?|(?!iteration)[^|]*)\|(.*)$", re.ASCII
+    r"validation loss at (?:iteration (\d{1,15})(?: [^|]{0,200})?|(?!iteration)[^|]{0,200})\|(.*)$", re.ASCII
 )
 
 
@@ -110,9 +112,11 @@ def validation(text: str) -> tuple[int | None, dict[str, float]] | None:
     return (int(match[1]) if match[1] else None), values
 
 
-_SAVED = re.compile(r"successfully saved checkpoint (?:from|at) iteration +(\d+)\b(?= )", re.ASCII)
-_SAVING = re.compile(r"saving checkpoint at iteration +(\d+)\b(?= )", re.ASCII)
-_LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration (\d+)\s*$", re.ASCII)
+_SAVED = re.compile(r"successfully saved checkpoint (?:from|at) iteration +(\d{1,15})\b(?= )", re.ASCII)
+_SAVING = re.compile(r"saving checkpoint at iteration +(\d{1,15})\b(?= )", re.ASCII)
+_LOADED = re.compile(
+    r"successfully loaded checkpoint from (?:(?!successfully).)* at iteration (\d{1,15})\s*$", re.ASCII
+)
 
 
 def saved_checkpoint(text: str) -> int | None:
@@ -133,12 +137,12 @@ def loaded_checkpoint(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-_PADDED = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens? \(new size: (\d+)\)", re.ASCII)
+_PADDED = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens? \(new size: (\d{1,15})\)", re.ASCII)
 _TOTAL = re.compile(r"Total number of parameters in billions: +([\d.]+)\s*$", re.ASCII)
 _OF_SHARD = re.compile(
-    r"number of parameters on \([^)]*\) model parallel rank \(([\d, ]+)\): (\d+)\s*$", re.ASCII
+    r"number of parameters on \([^()]*\) model parallel rank \(([\d, ]+)\): (\d{1,15})\s*$", re.ASCII
 )
-_CORE = re.compile(r"Megatron-Core version \.* *([\w.+-]+)\s*$", re.ASCII)
+_CORE = re.compile(r"Megatron-Core version \.* *(\w[\w.+-]*)\s*$", re.ASCII)
 _THEORY = re.compile(
     r"Theoretical memory footprints: weight and optimizer=([\d.]+) MB, "
     r"activation=([\d.]+) MB, total=([\d.]+) MB",
@@ -193,6 +197,6 @@ def world(text: str) -> dict[str, int]:
     if "using world size:" not in text:
         return {}
     # Core 0.6 lacks a comma; core 0.12 merges "sizes: None" with the next name.
-    ends = r": (\d+)(?=[, ]|\s*$)"
+    ends = r": (\d{1,15})(?=[, ]|\s*$)"
     found = {name: re.search(what + ends, text, re.ASCII) for name, what in _SIZES.items()}
     return {name: int(match[1]) for name, match in found.items() if match}

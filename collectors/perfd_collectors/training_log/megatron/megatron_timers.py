@@ -13,7 +13,7 @@ _HEADER = re.compile(r"(?:\(min, max\) time|max time|times) across ranks \(ms\):
 # Rows: four spaces, name, dots up to column 48, colon. Forks use another width.
 _ROW = re.compile(r"\s*([\w/.-]*\w) \.*: *(?:\(([\d.]+), ([\d.]+)\)|([\d.]+))\s*$", re.ASCII)
 _NAME = re.compile(r"\s*([\w/.-]*\w):\s*$", re.ASCII)
-_RANK = re.compile(r"\s*rank +(\d+): +([\d.]+)\s*$", re.ASCII)
+_RANK = re.compile(r"\s*rank +(\d{1,15}): +([\d.]+)\s*$", re.ASCII)
 _MAX_FOREIGN_LINES = 20
 """Lines of other writers inside a block; after more, the block must have ended. Chosen, not measured."""
 

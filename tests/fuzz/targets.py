@@ -1,0 +1,192 @@
+"""What the fuzzer feeds: each reader of bytes that others write, with a small corpus of perfd's own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
+from perfd_collectors.nccl.inspector.inspector_lines import InspectorLines, reduce_inspected
+from perfd_collectors.serving.exposition_reader import PageReader
+from perfd_collectors.serving.sglang import metrics as sglang_metrics
+from perfd_collectors.serving.sglang.log_lines import SglangLog
+from perfd_collectors.serving.sglang.mini import MiniSglangLog
+from perfd_collectors.serving.vllm import metrics as vllm_metrics
+from perfd_collectors.serving.vllm.log_lines import VllmLog
+from perfd_collectors.training_log.log_parser import parse_log
+
+from perfd.capture.redact.file_copies import redacted_copy
+from perfd.clock import VirtualClock
+from perfd.errors import PerfdError
+from perfd.recording import open_recording
+from perfd.rules.files import load_rules
+from perfd.rules.problems import TextError
+from perfd.rules.promql.compiler import compile_query
+from perfd.session.recording.recorded_streams import installed_players, open_playback
+from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.roofline.hlo_line import read_line
+from perfd.trace.roofline.ncu_csv import read_csv
+from perfd.wire.convert import check, decode_agent_message
+
+_TESTS = Path(__file__).parents[1]
+_ROOT = _TESTS.parent
+_MOST_BYTES = 60_000
+"""Of a sample: a fuzzer that copies more tries less."""
+_DUMP = {
+    "version": "2.4",
+    "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}},
+    "pg_status": {"0": {"last_enqueued_collective": 2, "last_completed_collective": 2}},
+    "entries": [
+        {
+            "process_group": ["0", "default_pg"],
+            "collective_seq_id": 2,
+            "profiling_name": "nccl:all_reduce",
+            "state": "completed",
+            "time_created_ns": 1,
+        }
+    ],
+}
+_INSPECTED = {
+    "header": {"id": "0x7f", "rank": 2, "n_ranks": 8, "nnodes": 1},
+    "metadata": {
+        "inspector_output_format_version": "v4.0",
+        "dump_timestamp_us": 1,
+        "hostname": "h",
+        "pid": 1,
+    },
+    "coll_perf": {"coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 8, "coll_exec_time_us": 9},
+}
+_HLO = (
+    "%dot.1 = f32[8,8]{1,0} dot(f32[8,8] %a, f32[8] %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+    "ROOT %add.2 = bf16[64,128]{1,0:T(8,128)} add(bf16[64,128] %p0, bf16[64,128] %p1)",
+)
+_QUERIES = ("sum by (job) (rate(a_total[5m])) > 0.5", 'max_over_time(b{job="x"}[1h]) and on (job) c')
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A reader, and inputs that it reads."""
+
+    run: Callable[[bytes], object]
+    """Raises nothing of its own but what `refusals` names."""
+    corpus: Sequence[bytes]
+    refusals: tuple[type[Exception], ...] = (PerfdError,)
+
+
+def _lines(data: bytes, logs: Sequence[type[SglangLog | VllmLog | MiniSglangLog]]) -> None:
+    for kind in logs:
+        log = kind()
+        for line in data.decode("utf-8", "replace").split("\n"):
+            log.line(line)
+        log.snapshot()
+
+
+def _exposition(data: bytes) -> None:
+    page = PageReader().read(data)
+    sglang_metrics.snapshot(page)
+    vllm_metrics.snapshot(page)
+
+
+def _in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    def run(data: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, name)
+            path.write_bytes(data)
+            read(path)
+
+    return run
+
+
+def _flight(data: bytes) -> None:
+    for record in read_dump(data, job="j", rank=0, read_unix_ns=1):
+        check(record)
+
+
+def _inspector(data: bytes) -> None:
+    operations = list(InspectorLines().feed(data))
+    for record in reduce_inspected(operations, job="j", rank=1, start_unix_ns=0, end_unix_ns=1):
+        check(record)
+
+
+def _recording(path: Path) -> None:
+    (path.parent / "out.log").write_bytes(_sample("training_log/nanotron.log"))
+    opened = open_recording(path.parent, allow_missing=True)
+    open_playback(opened, path.parent / "scratch", VirtualClock(0), installed_players(), interval_s=5.0)
+
+
+def _sample(name: str) -> bytes:
+    data = (_TESTS / "fixtures" / name).read_bytes()
+    return (gzip.decompress(data) if name.endswith(".gz") else data)[:_MOST_BYTES]
+
+
+def _small_trace() -> bytes:
+    trace = json.loads(
+        gzip.decompress((_TESTS / "fixtures/traces/jax-0.11-2xh200.trace.json.gz").read_bytes())
+    )
+    trace["traceEvents"] = trace["traceEvents"][:150]
+    return json.dumps(trace).encode()
+
+
+def _samples(pattern: str) -> list[bytes]:
+    return [path.read_bytes()[:_MOST_BYTES] for path in sorted(_ROOT.glob(pattern))]
+
+
+def targets() -> dict[str, Target]:
+    """All of them, by name."""
+    manifest = {
+        "format": 1,
+        "name": "j",
+        "start_unix_s": 1.7e9,
+        "streams": [{"node": "n", "kind": "training-log", "path": "out.log"}],
+    }
+    batches = gzip.decompress((_ROOT / "perfd/data/recordings/dp2_nccl/vm/records.bin.gz").read_bytes())
+    return {
+        "training_log": Target(parse_log, _samples("tests/fixtures/training_log/*.log")),
+        "serving_log": Target(
+            lambda data: _lines(data, (SglangLog, VllmLog, MiniSglangLog)),
+            [
+                b"[2026-01-01 00:00:00 DP0 TP0] Decode batch, #running-req: 1, #token: 2, token usage: 0.01",
+                b"Engine 000: Avg prompt throughput: 1.0 tokens/s, Running: 1 reqs, GPU KV cache usage: 1.0%",
+                b"[2026-01-01|00:00:00|core] INFO TTFT: 1.0 ms (p50: 1.0 ms)",
+            ],
+            (),
+        ),
+        "exposition": Target(_exposition, [_sample("serving/sglang-0.5.12.prom.gz")[:20_000]]),
+        "trace": Target(_in_file("t.json", lambda path: analyse(read_traces([path]))), [_small_trace()]),
+        "redact": Target(
+            _in_file("t.pt.trace.json", lambda path: redacted_copy(path, path.with_name("copy"))),
+            [_small_trace()],
+        ),
+        "hlo": Target(
+            lambda data: read_line(data.decode("utf-8", "replace")), [line.encode() for line in _HLO]
+        ),
+        "ncu": Target(_in_file("t.csv", read_csv), [_sample("traces/ncu-2025.3-h200-raw.csv")]),
+        "inspector": Target(_inspector, [json.dumps(_INSPECTED).encode() + b"\n"]),
+        "flight_recorder": Target(
+            _flight, [json.dumps(_DUMP).encode(), pickle.dumps(_DUMP, 2)], (FlightRecorderError,)
+        ),
+        "rules": Target(_in_file("r.yaml", lambda path: load_rules([path])), _samples("rules/*.yaml")),
+        "promql": Target(
+            lambda data: compile_query(data.decode("utf-8", "replace")),
+            [query.encode() for query in _QUERIES],
+            (TextError,),
+        ),
+        "recording": Target(_in_file("recording.json", _recording), [json.dumps(manifest).encode()]),
+        "wire": Target(decode_agent_message, [_first_message(batches)]),
+    }
+
+
+def _first_message(batches: bytes) -> bytes:
+    """The first of batches with their lengths before them, as an agent sends it."""
+    size = shift = position = 0
+    while True:
+        byte = batches[position]
+        size, shift, position = size | (byte & 127) << shift, shift + 7, position + 1
+        if byte < 128:
+            return b"\x12" + batches[: position + size]
