@@ -1,0 +1,269 @@
+"""Faults at random, from a seed: what was sent is stored or counted.
+
+    python -m benchmarks.chaos [--seconds 60] [--agents 5] [--seed 1] [--no-flips]
+
+An aggregator in its own process, with its history on disk; agents' real spools and streams in this one, each
+sending progress lines of its own job. About every second one fault: the aggregator is killed, or stopped and
+continued, its disk is full for a while or at its start, a bit of its closed history flips, an agent is closed
+and opened. At the end, without faults, every acknowledged line is in the history, unless a bit flipped in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from perfd.agent.spool import Spool
+from perfd.agent.uplink import Uplink
+from perfd.clock import SystemClock
+from perfd.config import UplinkConfig
+from perfd.model import Batch, TrainingStep
+from perfd.wire.convert import encode_message
+
+_START_WITHIN_S = 60.0
+_DRAIN_WITHIN_S = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosResult:
+    """What became of the lines that agents were given."""
+
+    faults: Counter[str]
+    sent: int
+    stored: int
+    dropped: int
+    """Given up by spools, and counted by them."""
+    lost: int
+    """Acknowledged, and neither stored nor counted."""
+    damaged: bool
+    """Whether history was damaged on purpose; what was in the damaged pages may be lost then."""
+    resident_bytes: int
+
+
+class _AggregatorProcess:
+    """`perfd aggregator` on one address, that can be killed and started again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.history = folder / "history.sqlite"
+        self._config = folder / "aggregator.yaml"
+        self._log = folder / "aggregator.log"
+        self.address = ""
+        self._listen = "127.0.0.1:0"
+        self.process: subprocess.Popen[str] | None = None
+        self.start()
+
+    def start(self, *, full: bool = False) -> None:
+        self._config.write_text(
+            f"listen: {self._listen}\nhttp_listen: null\nhistory: {{path: {self.history}}}\n",
+            encoding="utf-8",
+        )
+        command = [sys.executable, "-m", "perfd", "aggregator", "--log-json", "--config", str(self._config)]
+        with self._log.open("a", encoding="utf-8") as log:
+            begin = log.tell()
+            self.process = subprocess.Popen(command, stderr=log, stdout=log, text=True)
+        if full:
+            self.limit_files(0)
+        deadline_s = time.monotonic() + _START_WITHIN_S
+        while time.monotonic() < deadline_s and self.process.poll() is None:
+            for line in self._log.read_text(encoding="utf-8")[begin:].splitlines():
+                with suppress(ValueError, KeyError):
+                    self.address = self._listen = json.loads(line)["agents"]
+                    return
+            time.sleep(0.05)
+        raise RuntimeError(f"The aggregator did not start: {self._log.read_text(encoding='utf-8')[-2000:]}")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+
+    def limit_files(self, size_bytes: int) -> None:
+        """Files of the process cannot grow beyond a size: what a full disk is like."""
+        if self.process is not None:
+            resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size_bytes, resource.RLIM_INFINITY))
+
+    def resident_bytes(self) -> int:
+        assert self.process is not None
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(slots=True)
+class _Agent:
+    """A real spool and stream, without collectors."""
+
+    folder: Path
+    job: str
+    address: str
+    steps: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The step of each sequence, by the identity of the spool."""
+    acknowledged: dict[str, int] = field(default_factory=dict)
+    number: int = 0
+    dropped: int = 0
+    spool: Spool = field(init=False)
+    uplink: Uplink = field(init=False)
+
+    def open(self) -> None:
+        self.spool = Spool(self.folder, max_bytes=1 << 24)
+        config = UplinkConfig(address=self.address, backoff_initial_s=0.05, backoff_max_s=0.5)
+        self.uplink = Uplink(
+            config, node=self.job, spool=self.spool, clock=SystemClock(), on_request=lambda _: None
+        )
+        self.uplink.start()
+
+    def close(self) -> None:
+        self.uplink.stop(0.0)
+        self.note()
+        self.dropped += self.spool.stats().dropped_records
+        self.spool.close()
+
+    def note(self) -> None:
+        """Remember what is acknowledged."""
+        agent_id = self.spool.agent_id
+        known = self.acknowledged.get(agent_id, 0)
+        self.acknowledged[agent_id] = max(known, self.uplink.state.acknowledged_sequence)
+
+    def send(self) -> None:
+        self.number += 1
+        line = TrainingStep(job=self.job, step=self.number, time_unix_ns=time.time_ns(), step_time_s=1.0)
+        sequence = self.spool.append(
+            lambda number: encode_message(
+                Batch(sequence=number, sent_unix_ns=time.time_ns(), records=[line])
+            ),
+            records=1,
+        )
+        self.steps[self.spool.agent_id, sequence] = self.number
+        self.uplink.notify()
+
+    def acknowledged_steps(self) -> set[int]:
+        return {
+            step
+            for (agent_id, sequence), step in self.steps.items()
+            if sequence <= self.acknowledged.get(agent_id, 0)
+        }
+
+
+def run(seconds: float, agents: int, seed: int, *, flips: bool = True) -> ChaosResult:
+    """Faults for so long, then a quiet end; the same faults for the same seed, if not at the same moments."""
+    chance = Random(seed)
+    faults: Counter[str] = Counter()
+    kinds = ["kill", "stop", "fill", "agent", "restart_full", *(["flip"] if flips else [])]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        aggregator = _AggregatorProcess(folder)
+        fleet = [_Agent(folder / f"spool{i}", f"job{i}", aggregator.address) for i in range(agents)]
+        for agent in fleet:
+            agent.open()
+        until_s = time.monotonic() + seconds
+        try:
+            while time.monotonic() < until_s:
+                _send(fleet, chance.uniform(0.3, 1.0))
+                kind = chance.choice(kinds)
+                _fault(kind, aggregator, fleet, chance)
+                faults[kind] += 1
+            return _end(aggregator, fleet, faults)
+        finally:
+            for agent in fleet:
+                with suppress(Exception):
+                    agent.uplink.stop(0.0)
+            aggregator.kill()
+
+
+def _send(fleet: list[_Agent], seconds: float) -> None:
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        for agent in fleet:
+            agent.send()
+        time.sleep(0.02)
+
+
+def _fault(kind: str, aggregator: _AggregatorProcess, fleet: list[_Agent], chance: Random) -> None:
+    for agent in fleet:
+        agent.note()
+    if kind == "stop":
+        aggregator.signal(signal.SIGSTOP)
+        _send(fleet, chance.uniform(0.1, 1.0))
+        aggregator.signal(signal.SIGCONT)
+    elif kind == "fill":
+        aggregator.limit_files(0)
+        _send(fleet, chance.uniform(0.5, 2.0))
+        aggregator.limit_files(resource.RLIM_INFINITY)
+    elif kind == "agent":
+        agent = chance.choice(fleet)
+        agent.close()
+        agent.open()
+    else:
+        aggregator.kill()
+        if kind == "flip":
+            _flip(aggregator.history, chance)
+        aggregator.start(full=kind == "restart_full")
+        if kind == "restart_full":
+            _send(fleet, 1.0)
+            aggregator.limit_files(resource.RLIM_INFINITY)
+
+
+def _flip(path: Path, chance: Random) -> None:
+    data = bytearray(path.read_bytes())
+    if len(data) > 4096:
+        data[chance.randrange(100, len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+
+
+def _end(aggregator: _AggregatorProcess, fleet: list[_Agent], faults: Counter[str]) -> ChaosResult:
+    aggregator.limit_files(resource.RLIM_INFINITY)
+    for agent in fleet:
+        agent.uplink.wait_acknowledged(agent.spool.last_sequence, _DRAIN_WITHIN_S)
+        agent.close()
+    resident_bytes = aggregator.resident_bytes()
+    aggregator.kill()
+    with closing(sqlite3.connect(aggregator.history)) as history:
+        stored = set(history.execute("SELECT job, step FROM steps"))
+    acknowledged = {(agent.job, step) for agent in fleet for step in agent.acknowledged_steps()}
+    dropped = sum(agent.dropped for agent in fleet)
+    return ChaosResult(
+        faults=faults,
+        sent=sum(agent.number for agent in fleet),
+        stored=len(stored),
+        dropped=dropped,
+        lost=max(0, len(acknowledged - stored) - dropped),
+        damaged=bool(faults["flip"]),
+        resident_bytes=resident_bytes,
+    )
+
+
+def main() -> int:
+    """Print what became of the lines; returns 1 when one is lost."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--agents", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--no-flips", action="store_true", help="damage no history: nothing may be lost")
+    args = parser.parse_args()
+    result = run(args.seconds, args.agents, args.seed, flips=not args.no_flips)
+    print(f"{sum(result.faults.values())} faults: {dict(result.faults)}")
+    print(
+        f"{result.sent:,} lines sent, {result.stored:,} stored, {result.dropped:,} dropped and counted, "
+        f"{result.lost:,} lost; the aggregator has {result.resident_bytes / 1e6:.0f} MB"
+    )
+    return 1 if result.lost and not result.damaged else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
