@@ -12,7 +12,8 @@ from perfd_collectors.training_log.number_text import integer, number, positive
 
 _ANCHOR = re.compile(r"Training epoch \d+, iteration (\d{1,15})/(\d{1,15}) \|", re.ASCII)
 _BAR = re.compile(
-    r"Epoch \d{1,9}: [^\[E]{0,400}\| {1,40}(\d{1,15})/(\d{1,15}) \[[^\],]{0,60}, {1,8}([\d.?]{1,20})(s/it|it/s), ((?:(?!Epoch ).)*)\]",
+    r"Epoch \d{1,9}: [^\[E]{0,400}\| {1,40}(\d{1,15})/(\d{1,15}) \[[^\],]{0,60}, {1,8}"
+    r"([\d.?]{1,20})(s/it|it/s), ((?:(?!Epoch ).)*)\]",
     re.ASCII,
 )
 _PROFILER = re.compile(r"={3} (Start|End) nsys profiling ={3}")
