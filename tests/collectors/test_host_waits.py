@@ -266,7 +266,7 @@ def test_a_real_quota_throttles(real: ExitStack) -> None:
     group = Path("/sys/fs/cgroup/cpu") / f"perfd-test-{os.getpid()}"
     try:
         group.mkdir()
-        (group / "cpu.cfs_quota_us").write_text("20000")
+        (group / "cpu.cfs_quota_us").write_text("5000")
         (group / "cpu.cfs_period_us").write_text("100000")
     except OSError as error:
         pytest.skip(f"no cgroup can be made here: {error}")
