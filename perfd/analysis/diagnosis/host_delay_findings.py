@@ -16,6 +16,12 @@ from perfd.thresholds import THRESHOLDS
 
 _SHOWN = 8
 _BUSY_CPUS = 0.9
+_REMEDIES: Mapping[RankColumn, str] = {
+    RankColumn.CPU_THROTTLED: advice.HIGHER_CPU_LIMIT,
+    RankColumn.CPU_WAIT: advice.MORE_CPUS,
+    RankColumn.IO_WAIT: advice.FASTER_STORAGE,
+    RankColumn.MAJOR_FAULTS: advice.FREE_MEMORY,
+}
 _WAITS_FOR: Mapping[RankColumn, str] = {
     RankColumn.CPU_THROTTLED: "threads are stopped in {value} of the periods of their CPU quota (cgroup)",
     RankColumn.CPU_WAIT: "threads wait {value} of the time for a CPU (kernel)",
@@ -42,7 +48,7 @@ def judge_contention(facts: JobEvidence, *, straggler: Finding | None) -> Findin
         confidence=0.6 if gain is None else 0.8,
         culprits=tuple(Culprit(kind="rank", id=rank) for rank in ranks),
         evidence=[_sentence(one) for one in facts.contention] + _beside(first),
-        advice=advice.HOST_CONTENTION[first.column],
+        advice=_REMEDIES[first.column],
         gain_ratio=gain,
     )
 

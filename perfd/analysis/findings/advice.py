@@ -172,26 +172,23 @@ def changed(who: str, step: int) -> str:
 
 # Hosts.
 
-HOST_CONTENTION: Mapping[str, str] = {
-    "cpu_wait_ratio": (
-        "Give the ranks of this node CPUs of their own: stop other processes on them (`top -H` shows them),"
-        " start fewer threads (OMP_NUM_THREADS, the DataLoader's num_workers), and bind each rank to"
-        " the cores next to its GPU (numactl, torchrun --numa-binding=node)."
-    ),
-    "cpu_throttled_ratio": (
-        "Raise or remove the CPU limit of the container (Kubernetes: resources.limits.cpu; SLURM:"
-        " --cpus-per-task), or start fewer threads (OMP_NUM_THREADS, num_workers)."
-    ),
-    "io_wait_ratio": (
-        "Read the data from local NVMe or memory, read ahead with more DataLoader workers, and write"
-        " checkpoints asynchronously; `iostat -x` shows which device is busy."
-    ),
-    "major_page_faults_per_s": (
-        "Free memory on the node (fewer or smaller DataLoader workers, no swap): pages of the process are"
-        " read from storage again and again."
-    ),
-}
-"""By the column of what the threads of a rank wait for (`RankColumn`, which traces do not load)."""
+MORE_CPUS = (
+    "Give the ranks of this node CPUs of their own: stop other processes on them (`top -H` shows them),"
+    " start fewer threads (OMP_NUM_THREADS, the DataLoader's num_workers), and bind each rank to the cores"
+    " next to its GPU (numactl, torchrun --numa-binding=node)."
+)
+HIGHER_CPU_LIMIT = (
+    "Raise or remove the CPU limit of the container (Kubernetes: resources.limits.cpu; SLURM:"
+    " --cpus-per-task), or start fewer threads (OMP_NUM_THREADS, num_workers)."
+)
+FASTER_STORAGE = (
+    "Read the data from local NVMe or memory, read ahead with more DataLoader workers, and write checkpoints"
+    " asynchronously; `iostat -x` shows which device is busy."
+)
+FREE_MEMORY = (
+    "Free memory on the node (fewer or smaller DataLoader workers, no swap): pages of the process are read"
+    " from storage again and again."
+)
 
 PERIODIC_STALL = (
     "Look what happens then: Python's garbage collection (collect on all ranks in the same step [[garbage]],"
