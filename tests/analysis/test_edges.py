@@ -107,6 +107,22 @@ LATE = NcclRank(
 )
 
 
+def test_of_ranks_that_are_late_together_the_one_is_named_whose_own_excess_explains_it():
+    def named(*excess_ratios: float) -> int | None:
+        ranks = [
+            replace(LATE, rank=rank, excess_ratio=excess)
+            for rank, excess in enumerate(excess_ratios, start=1)
+        ]
+        found = late(ranks)
+        assert found is not None
+        return found.rank.rank if found.rank else None
+
+    # 60% of the gain of a tenth.
+    assert named(0.0, 0.06) == 2
+    assert named(0.0, 0.059) is None
+    assert named(0.06, 0.1) is None
+
+
 @pytest.mark.parametrize(
     ("inside", "outside"),
     [

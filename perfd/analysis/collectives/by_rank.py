@@ -50,6 +50,8 @@ class NcclRank:
     """The share of these blocks in which they lose at least half of what is worth a name."""
     slowdown_ratio: float | None = None
     """The time that it does not lose by others, by that of its peers: 1.2 is 20% slower, at least."""
+    excess_ratio: float | None = None
+    """The share of a step that it waits less than its peers, in operations of any kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +95,9 @@ class RankShares:
                 last_ratio=last,
                 persistence_ratio=persistence,
                 slowdown_ratio=slowdown,
+                excess_ratio=excess,
             )
-            for rank, busy, wait, gain, error, last, persistence, slowdown in zip(
+            for rank, busy, wait, gain, error, last, persistence, slowdown, excess in zip(
                 ranks[self.places[chosen]].tolist(), *columns, strict=True
             )
         )
@@ -187,10 +190,12 @@ class RankTally:
         gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in told)
         # Nobody waits for longer than it is in kernels; what is lost is of now, as far as it has changed, and
         # by the usual step, which may be shorter than those of now.
-        most = np.nan_to_num(np.fmax(busy, lately), nan=1.0) * _longer(step_time_s, step_s)
-        lost = np.fmin(np.nan_to_num(late.lost[ranks]), np.fmin(most, 1.0))
-        slowdown = self._slowdown(ranks, lost, np.isfinite(gain))
-        return RankShares(ranks, (busy, wait, gain, error, last, persistence, slowdown))
+        longer, waited = _longer(step_time_s, step_s), np.nan_to_num(late.lost[ranks])
+        most = np.nan_to_num(np.fmax(busy, lately), nan=1.0) * longer
+        known = np.isfinite(gain)
+        slowdown = self._by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), ranks, known, np.divide)
+        excess = self._by_peers(-waited / longer, ranks, known, np.subtract)
+        return RankShares(ranks, (busy, wait, gain, error, last, persistence, slowdown, excess))
 
     def _lateness(self, losses: LateRankLosses, step_s: float | None) -> tuple[AnalysisWindow, Lateness]:
         """Of as much time as it takes to see somebody who is late."""
@@ -210,15 +215,16 @@ class RankTally:
                 np.minimum.at(peers, stack.ranks[judged], stack.ranks.shape[1])
         return peers
 
-    def _slowdown(self, ranks: Ints, lost: Floats, known: Bools) -> Floats:
-        slowdown = np.full(len(ranks), np.nan)
+    def _by_peers(self, own: Floats, ranks: Ints, known: Bools, compared: np.ufunc) -> Floats:
+        """Each rank's own value compared with the usual one of its peers; NaN where that is unknown."""
+        result = np.full(len(ranks), np.nan)
         for role in np.unique(self._roles[ranks[known]]):
             peers = np.flatnonzero(known & (self._roles[ranks] == role))
-            own = np.maximum(0.0, 1 - lost[peers])
             # Of two, the other one.
-            usual = own[::-1] if len(peers) == 2 else float(median(own))
-            slowdown[peers] = own / np.where(np.asarray(usual) > 0, usual, np.nan)
-        return slowdown
+            usual = own[peers][::-1] if len(peers) == 2 else np.full(len(peers), float(median(own[peers])))
+            usual = np.where((usual > 0) | (compared is not np.divide), usual, np.nan)
+            result[peers] = compared(own[peers], usual)
+        return result
 
     def _by_rank(self, ranks: Ints, values: Floats | Ints) -> Floats:
         spread = np.broadcast_to(values, ranks.shape)

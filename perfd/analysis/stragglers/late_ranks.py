@@ -16,6 +16,8 @@ from perfd.thresholds import THRESHOLDS
 
 _SIGMAS = 3.0
 _LEAST_SLOWDOWN = 0.03
+_EXPLAINS = 0.6
+"""Of what ranks are late together, what the slow one's own excess must be."""
 _APART = 2.0
 """How many times as far above its peers the slowest must be as the next one that is late."""
 
@@ -70,6 +72,11 @@ def _slowest(together: Sequence[NcclRank], named_elsewhere: Collection[int]) -> 
     confirmed = [rank for rank in together if rank.rank in named_elsewhere]
     if confirmed or len(together) == 1:
         return confirmed[0] if confirmed else together[0]
+    # Who waits so much less than its peers that it explains how late they are together.
+    least = max(rank.gain_ratio or 0.0 for rank in together) * _EXPLAINS
+    explaining = [rank for rank in together if (rank.excess_ratio or 0.0) >= least]
+    if len(explaining) == 1:
+        return explaining[0]
     by_slowdown = sorted(together, key=lambda rank: -(rank.slowdown_ratio or 0))
     first, second = (max(0.0, (rank.slowdown_ratio or 0) - 1) for rank in by_slowdown[:2])
     apart = first - second >= _LEAST_SLOWDOWN and first >= _APART * second
