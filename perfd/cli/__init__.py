@@ -39,7 +39,7 @@ VERBS = {
     "version": "print the version",
 }
 """Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
-_OWN_OUTPUT = ("run", "agent", "aggregator", "top", "version")
+_OWN_OUTPUT = ("run", "agent", "aggregator", "replay", "top", "version")
 """Verbs that pass on what a job prints, draw on the screen, or print nothing of others."""
 _SPEAK_GRPC = ("agent", "aggregator", "replay")
 

@@ -17,6 +17,7 @@ from perfd.aggregator.aggregator import Aggregator
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.cli.arguments import number_from_zero
 from perfd.cli.job_tables import render
+from perfd.cli.output_escapes import safe_output
 from perfd.cli.signals import set_by_signals
 from perfd.cli.terminal import Terminal
 from perfd.config import AggregatorConfig, HistoryConfig
@@ -98,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
     def end(result: ReplayResult, aggregator: Aggregator) -> None:
         if live is not None:
             live.stop()
-        _print(result, as_json=args.json, fast=args.speed is None)
+        with safe_output():
+            _print(result, as_json=args.json, fast=args.speed is None)
         if args.hold:
             _hold(aggregator)
 
