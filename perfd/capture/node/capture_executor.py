@@ -11,8 +11,9 @@ from functools import partial
 from typing import TypeAlias
 
 from perfd.capture.node.artifact_sharing import Sharing
-from perfd.capture.node.capture_run import CaptureRun, Interruption, RunContext, recover
+from perfd.capture.node.capture_run import CaptureRun, recover
 from perfd.capture.node.capture_storage import CaptureStore
+from perfd.capture.node.capture_timing import Interruption, RunContext
 from perfd.capture.node.capture_tool import Tool
 from perfd.capture.node.job_guards import GuardSettings, JobProgress
 from perfd.capture.node.retention import LOOK_EVERY_S

@@ -4,60 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-from perfd.capture.expected_end import (
-    MARGIN_S,
-    ExpectedEnd,
-    ends_now,
-    is_planned,
-    job_end,
-    needed_s,
-    too_late,
-    window_s,
-)
-from perfd.capture.node.artifact_sharing import Sharing
+from perfd.capture.expected_end import is_planned
 from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
+from perfd.capture.node.capture_timing import POLL_S, CaptureTiming, RunContext
 from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
-from perfd.capture.node.job_guards import GuardSettings, JobProgress, refusal, slowed
+from perfd.capture.node.job_guards import slowed
 from perfd.capture.node.stop_conditions import CaptureProgress, StopReason, ending, note, shortfall
-from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureRequest, CaptureState, CaptureStatus
 
 log = logging.getLogger(__name__)
-
-LATE_AFTER_S = 1.0
-"""A start later than this would not be together with the other nodes."""
-MAX_LEAD_S = 120.0
-"""A start further ahead means that the clocks of the nodes differ."""
-_POLL_S = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interruption:
-    """A request from outside to end the capture."""
-
-    why: StopReason
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunContext:
-    """The parts of the agent that a capture uses."""
-
-    store: CaptureStore
-    clock: Clock
-    send_status: Callable[[CaptureStatus], None]
-    progress: Callable[[str], JobProgress]
-    guards: GuardSettings
-    interruption: Callable[[], Interruption | None]
-    wait: Callable[[float], None]
-    """Wait this many seconds, or less if there is an interruption."""
-    sharing: Sharing | None = None
-    """The shared folder for copies; None: nothing leaves the node."""
 
 
 class CaptureRun:
@@ -67,6 +26,7 @@ class CaptureRun:
         self._request = request
         self._tool = tool
         self._around = around
+        self._timing = CaptureTiming(request, tool, around)
         self._finals: list[CaptureStatus] = []
         self._started_unix_ns: int | None = None
         self._stopped_unix_ns: int | None = None
@@ -79,7 +39,7 @@ class CaptureRun:
         """
         try:
             self._around.store.admit(self._request.capture_id)
-            self._spare_the_job()
+            self._timing.check_job()
             readiness = self._tool.ready(self._request.job, self._request.ranks)
         except (CaptureError, OSError) as error:
             self._tell(CaptureState.REFUSED, _sentence(error), self._request.ranks)
@@ -110,14 +70,16 @@ class CaptureRun:
         return self._finals
 
     def _capture(self, targets: Sequence[CaptureTarget], ranks: Sequence[int]) -> None:
-        if unfit := self._wait_for_start():
+        if unfit := self._timing.wait_for_start():
             self._tell(*unfit, ranks)
             return
         store = self._around.store
         directory = store.create(self._record(targets, is_open=True))
         plan = self._plan(directory)
         begun = self._tool.start(targets, plan)
-        if begun.start_unix_ns is not None and (interruption := self._wait_for_window(begun.start_unix_ns)):
+        if begun.start_unix_ns is not None and (
+            interruption := self._timing.wait_for_window(begun.start_unix_ns)
+        ):
             self._abort(targets)
             self._tell(CaptureState.FAILED, interruption.reason, ranks)
             return
@@ -137,29 +99,6 @@ class CaptureRun:
             return
         self._report(outcomes, why, note(self._request, why, progress), ranks)
 
-    def _spare_the_job(self) -> None:
-        job = self._around.progress(self._request.job)
-        if self._tool.for_hangs:
-            return
-        reason = refusal(job, self._around.guards, self._around.clock.unix_ns())
-        if reason := reason or self._too_late(job, self._lead_s()):
-            raise CaptureError(reason)
-
-    def _lead_s(self) -> float:
-        """The time from now until the tool collects."""
-        start_unix_ns = self._request.start_unix_ns
-        ahead_s = (start_unix_ns - self._around.clock.unix_ns()) / 1e9 if start_unix_ns is not None else 0.0
-        return max(self._tool.lead_s, ahead_s)
-
-    def _too_late(self, job: JobProgress, lead_s: float, margin_s: float = MARGIN_S) -> str:
-        """Why the capture does not fit before the job's end; otherwise empty."""
-        length_s = window_s(self._request.steps, job.step_time_s, self._request.max_duration_s)
-        needed = needed_s(self._tool.kind, lead_s=lead_s, window_s=length_s, margin_s=margin_s)
-        return too_late(self._job_end(job), self._tool.kind, needed)
-
-    def _job_end(self, job: JobProgress) -> ExpectedEnd | None:
-        return job_end(job.pace, self._around.clock.unix_ns() / 1e9)
-
     def _plan(self, directory: Path) -> CapturePlan:
         job = self._around.progress(self._request.job)
         return CapturePlan(
@@ -172,46 +111,6 @@ class CaptureRun:
             step_time_s=job.step_time_s,
             end_is_planned=is_planned(job.pace),
         )
-
-    def _wait_for_start(self) -> tuple[CaptureState, str] | None:
-        """Wait until the tool should start; returns the outcome if that is impossible."""
-        start_unix_ns = self._request.start_unix_ns
-        if start_unix_ns is None:
-            interruption = self._around.interruption()
-            return (CaptureState.FAILED, interruption.reason) if interruption else None
-        ahead_s = (start_unix_ns - self._around.clock.unix_ns()) / 1e9
-        if ahead_s < -LATE_AFTER_S:
-            return CaptureState.LATE, f"The request came {-ahead_s:.1f} s after the agreed start."
-        if ahead_s > MAX_LEAD_S:
-            reason = f"The agreed start is {ahead_s:.0f} s ahead; compare the clocks of the nodes."
-            return CaptureState.REFUSED, reason
-        interruption = self._wait_until(start_unix_ns - round(self._tool.lead_s * 1e9))
-        return (CaptureState.FAILED, interruption.reason) if interruption else None
-
-    def _wait_for_window(self, start_unix_ns: int) -> Interruption | None:
-        """Wait until a tool with its orders begins to collect; returns an interruption, if any.
-
-        The job's end coming nearer is one, too: orders not fetched by a process yet can be withdrawn.
-        """
-
-        def too_late(left_s: float) -> Interruption | None:
-            reason = self._too_late(self._around.progress(self._request.job), left_s, margin_s=0.0)
-            return Interruption(why=StopReason.JOB_ENDS, reason=reason) if reason else None
-
-        return self._wait_until(start_unix_ns, too_late)
-
-    def _wait_until(
-        self, unix_ns: int, too_late: Callable[[float], Interruption | None] = lambda _: None
-    ) -> Interruption | None:
-        """Wait for a moment; returns an interruption, if any. `too_late` gets the time left."""
-        while (interruption := self._around.interruption()) is None:
-            left_s = (unix_ns - self._around.clock.unix_ns()) / 1e9
-            if left_s <= 0:
-                return None
-            if (interruption := too_late(left_s)) is not None:
-                return interruption
-            self._around.wait(min(left_s, _POLL_S))
-        return interruption
 
     def _watch(
         self, targets: Sequence[CaptureTarget], room_bytes: int, begun: Begun
@@ -234,14 +133,14 @@ class CaptureRun:
                 disk_full=self._around.store.short_of_space(),
                 alive=self._tool.alive(targets),
                 length_s=begun.length_s,
-                job_ends=ends_now(self._job_end(job), self._tool.kind),
+                job_ends=self._timing.job_ends_now(job),
                 slowed=slowed(before, job, self._around.guards),
                 interruption=interruption.why if interruption else None,
             )
             why = ending(self._request, progress)
             if why is not None:
                 return why, progress
-            self._around.wait(_POLL_S)
+            self._around.wait(POLL_S)
 
     def _report(
         self, outcomes: Sequence[CaptureOutcome], why: StopReason, remark: str, ranks: Sequence[int]
