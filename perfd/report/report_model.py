@@ -106,7 +106,7 @@ class Point:
     label: str
     intensity: float
     speed: float | None
-    """None: no time was measured, so it is drawn on the roof."""
+    """None: no time was measured, and it is drawn on the roof."""
     kind: str
     """Its verdict."""
 

@@ -218,8 +218,8 @@ def test_a_summary_makes_the_same_report_without_a_trace(summary, tmp_path, caps
     [
         ("{", 'it has no list "traceEvents"'),
         ("[]", "no GPU operation"),
-        ('{"schema": "perfd.summary/2"', "this is no summary of a job, such as the summary.json"),
-        ('{"schema": "perfd.trace/2"}', "no summary of a job"),
+        ('{"schema": "perfd.summary/2"', "not a job summary, such as the summary.json"),
+        ('{"schema": "perfd.trace/2"}', "not a job summary"),
         (
             '{"schema": "perfd.summary/1", "jobs": []}',
             "perfd.summary/1, and this perfd reads only perfd.summary/2",

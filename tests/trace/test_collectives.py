@@ -108,7 +108,7 @@ def test_of_one_rank_it_is_said_once_that_nothing_can_be_matched(tmp_path):
     found = _analysis(tmp_path, [_reduce(0, 100), _reduce(200, 300, name="allgather")])
 
     assert len(found.collectives.unmatched) == 2
-    assert notes_of(found)[-1].startswith("Transfer and waiting are not told apart")
+    assert notes_of(found)[-1].startswith("Transfer and waiting are not separated")
     assert not any("Not matched" in note for note in notes_of(found))
 
 

@@ -62,7 +62,7 @@ def test_a_file_without_a_number_among_numbered_ones_is_an_error(tmp_path):
         write_json(tmp_path / "b.json", kineto(_ONE, rank=None, device=1)),
     ]
 
-    with pytest.raises(TraceError, match=r"b\.json: the trace does not say which rank"):
+    with pytest.raises(TraceError, match=r"b\.json: the trace has no rank number"):
         read_traces(paths)
 
 
@@ -82,8 +82,8 @@ def test_the_content_decides_and_not_the_name(tmp_path):
         ("t.json.gz", b"{}", "not compressed by gzip"),
         ("t.json.gz", b"\x1f\x8b\x08\x00", "cut or damaged"),
         ("t.json", b"", "empty"),
-        ("t.sqlite", b"{}", "no SQLite file"),
-        ("t.nsys-rep", b"NSYS", "nsys is installed"),
+        ("t.sqlite", b"{}", "not an SQLite file"),
+        ("t.nsys-rep", b"NSYS", "needs nsys"),
     ],
 )
 def test_what_is_no_trace_is_one_clear_sentence(tmp_path, name, content, words):

@@ -319,7 +319,7 @@ def test_a_trace_of_cpus_alone_is_told_from_an_empty_one(tmp_path):
     operators = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": at, "dur": 1} for at in range(1200)]
     path = write_json(tmp_path / "rank0.pt.trace.json", {"traceEvents": operators})
 
-    with pytest.raises(TraceError, match="has no GPU operation, only 1,200 of the host, so that nothing"):
+    with pytest.raises(TraceError, match="has no GPU operation, only 1,200 of the host: record"):
         reader.read(path)
 
 
@@ -327,9 +327,9 @@ def test_a_trace_of_cpus_alone_is_told_from_an_empty_one(tmp_path):
     ("text", "words"),
     [
         ("", "empty"),
-        ("hello", "this is no trace; perfd reads"),
-        ("groups:\n- name: mine\n", "this is no trace; perfd reads"),
-        ("null", "this is no trace; perfd reads"),
+        ("hello", "not a trace; perfd reads"),
+        ("groups:\n- name: mine\n", "not a trace; perfd reads"),
+        ("null", "not a trace; perfd reads"),
         ("{}", 'it has no list "traceEvents"'),
         ('{"traceEvents": null}', 'it has no list "traceEvents"'),
         ('{"traceEvents": []}', "no GPU operation"),

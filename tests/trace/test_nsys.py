@@ -225,7 +225,7 @@ def test_another_database_is_no_export(tmp_path):
     path = tmp_path / "other.sqlite"
     path.write_bytes(b"SQLite format 3\0" + bytes(2000))
 
-    with pytest.raises(TraceError, match=r"no export of Nsight Systems|cut"):
+    with pytest.raises(TraceError, match=r"not an export of Nsight Systems|cut"):
         nsys_reader.read(path)
 
 

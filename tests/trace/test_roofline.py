@@ -139,15 +139,15 @@ def test_a_copy_computes_nothing():
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("", "no line of HLO"),
-        ("%x", "no line of HLO"),
+        ("", "Not a line of HLO"),
+        ("%x", "Not a line of HLO"),
         ("%dot.1 = f32[8,8] dot(%a, %b)", "shapes of its operands"),
         ("%dot.1 = f32[8,8] dot(f32[8,8] %a, f32[8,8] %b)", "contracts"),
         ("%dot.1 = f32[8,8] dot(f32[8,8] %a, f32[8,8] %b), lhs_contracting_dims={7}", "contracts"),
         ("%all-reduce.1 = f32[8] all-reduce(f32[8] %a)", "communicates"),
         ("%fusion.1 = f32[8] fusion(f32[8] %a), kind=kLoop", "not on its line"),
         ("%a = f32[8,8]{1,2} add(f32[8] %a, f32[8] %b)", "does not fit"),
-        ("%a = f99[8] add(f99[8] %a, f99[8] %b)", "no dtype"),
+        ("%a = f99[8] add(f99[8] %a, f99[8] %b)", "unknown dtype"),
         ("%a = f32[99999999999999999] add(f32[8] %a)", "No array"),
     ],
 )
@@ -226,7 +226,7 @@ def test_another_file_is_one_clear_sentence(tmp_path, text):
     path = tmp_path / "x.csv"
     path.write_text(text, encoding="utf-8")
 
-    with pytest.raises(TraceError, match=r"x\.csv: (this is no CSV|the report holds no kernel)"):
+    with pytest.raises(TraceError, match=r"x\.csv: (not a CSV|the report holds no kernel)"):
         read_ncu(path)
 
 

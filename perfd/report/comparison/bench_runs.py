@@ -89,7 +89,7 @@ def _by_load(results: Results) -> Mapping[str, list[Mapping[str, Any]]]:
 
 
 def _other_requests(a: Results, b: Results) -> str:
-    """How the requests of two runs differ, in words; empty when they do not, as far as both say."""
+    """How the requests of two runs differ, as text; empty if their known values are the same."""
     for key, words in (("mean_prompt_tokens", "prompts"), ("mean_output_tokens", "answers")):
         one, other = _median(a, key), _median(b, key)
         if one and other and abs(other - one) > _SAME_LENGTH_RATIO * one:

@@ -42,7 +42,7 @@ class Measure:
     gate: bool = False
     """Whether a regression of it fails the comparison. The others explain."""
     source: str = ""
-    """What tells it, where that may be one thing or another: timers see another part than NCCL's kernels."""
+    """Its source, if there are several: timers see another part than NCCL's kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class _Trace(msgspec.Struct):
 
 
 def measures_of_summary(job: JobSummary, name: str) -> MeasuredRun:
-    """A job's numbers that tell whether it got better or worse.
+    """A job's numbers that show whether it got better or worse.
 
     What takes a part of a step is compared in seconds: the same part of a longer step is a smaller share.
     """

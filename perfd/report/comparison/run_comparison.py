@@ -23,7 +23,7 @@ class ChangeVerdict(StrEnum):
     WORSE = "worse"
     SAME = "same"
     CHANGED = "changed"
-    """By enough to be told; by itself neither good nor bad."""
+    """By enough to be reported; by itself neither good nor bad."""
     UNKNOWN = "unknown"
     """Only one of the two runs has it."""
     REGRESSED = "regressed"
@@ -102,7 +102,7 @@ def to_json(comparison: RunComparison) -> dict[str, Any]:
 
 def _change(a: Measure, b: Measure, max_regression_ratio: float) -> Change:
     ratio = _ratio(a.value, b.value)
-    # What two sources tell are two numbers.
+    # Numbers from two sources cannot be compared.
     better = a.better if ratio is None or a.source == b.source else None
     return Change(
         name=a.name,

@@ -36,15 +36,15 @@ def read_summary(path: Path) -> list[JobSummary]:
         raise PerfdError(f"{path}: cannot be read: {error.strerror or error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PerfdError(
-            f"{path}: this is no summary of a job, such as the summary.json of a `perfd run`: {error}."
+            f"{path}: not a job summary, such as the summary.json of a `perfd run`: {error}."
         ) from error
     return jobs_of(document, str(path))
 
 
 def jobs_of(document: object, name: str) -> list[JobSummary]:
-    """The jobs of a decoded document; raises `PerfdError`, naming `name`, when it is no summary."""
+    """The jobs of a decoded document; raises `PerfdError`, naming `name`, if it is not a summary."""
     if not isinstance(document, dict) or not _is_summary(document):
-        raise PerfdError(f"{name}: this is no summary of a job: its schema is not {SCHEMA}.")
+        raise PerfdError(f"{name}: not a job summary: its schema is not {SCHEMA}.")
     if document["schema"] != SCHEMA:
         raise PerfdError(
             f"{name}: the summary is of schema {document['schema']}, and this perfd reads only {SCHEMA}:"

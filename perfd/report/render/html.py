@@ -65,7 +65,7 @@ def _figure(figure: Bars | Timeline | Roofline) -> str:
 
 
 def _picture(figure: Bars | Timeline | Roofline) -> tuple[str, dict[str, str]]:
-    """The picture, and what its colours mean."""
+    """The image, and the meaning of its colors."""
     if isinstance(figure, Roofline):
         drawn = {point.kind for point in figure.points}
         return plot(figure), {kind: name for kind, name in KINDS.items() if kind in drawn}
@@ -87,7 +87,7 @@ def _finding(found: ReportFinding) -> str:
         f"<li>{escape(said)}<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in why)}</ul></li>"
         for said, why in found.effects
     )
-    # Nobody is sure of what is unknown.
+    # An unknown finding has no confidence.
     sure = f'<p class="source">Confidence {found.confidence:.1f}</p>' if found.confidence else ""
     return f"<article><h3>{escape(found.title)}{culprits}{share}</h3><ul>{evidence}</ul>{sure}</article>"
 

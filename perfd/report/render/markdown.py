@@ -24,7 +24,7 @@ def to_markdown(report: Report) -> str:
         lines += [f"- {_text(sentence)}" for sentence in found.evidence]
         for said, why in found.effects:
             lines += [f"- {_text(said)}", *(f"  - {_text(sentence)}" for sentence in why)]
-        # Nobody is sure of what is unknown.
+        # An unknown finding has no confidence.
         lines += [f"- Confidence {found.confidence:.1f}."] if found.confidence else []
         lines.append("")
     advising = report.recommendations()

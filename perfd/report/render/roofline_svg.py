@@ -1,4 +1,4 @@
-"""The picture of a roofline as SVG, for a report and as a file of its own."""
+"""The image of a roofline as SVG, for a report and as a separate file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", s
 .tick { fill: var(--muted); font-size: 11px; }
 .grid { stroke: var(--line); stroke-width: 1; }
 """
-"""What a picture of its own needs; in a page the page's theme decides."""
+"""Styles of a separate image; in a page the page's theme applies."""
 PLOT_CSS = """
 svg .roof { stroke: var(--ink); stroke-width: 2; fill: none; }
 svg .limit { stroke: var(--muted); stroke-width: 1; stroke-dasharray: 4 4; fill: none; }
@@ -38,7 +38,7 @@ svg .point.least { fill: none; }
 _WIDTH, _HEIGHT = 960, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 24, 16, 48
 _LABELLED = 12
-"""More points than this get no labels beside them; their titles tell."""
+"""More points than this get no labels; their titles have the text."""
 
 
 def plot(figure: Roofline) -> str:
@@ -67,7 +67,7 @@ def plot(figure: Roofline) -> str:
 
 
 def to_svg(figure: Roofline) -> str:
-    """The picture as a file of its own, which follows the theme of who looks at it."""
+    """The image as a separate file, which follows the viewer's theme."""
     return plot(figure).replace(">", f"><style>{CSS}{PLOT_CSS}</style>", 1) + "\n"
 
 

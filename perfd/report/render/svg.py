@@ -1,4 +1,4 @@
-"""Pictures of a report as inline SVG; colours are classes, so that the page's theme decides."""
+"""Images of a report as inline SVG; colors are classes, so that the page's theme applies."""
 
 from __future__ import annotations
 

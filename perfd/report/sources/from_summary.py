@@ -122,7 +122,7 @@ def _stage_name(stage: Stage) -> str:
 
 
 def _stage(stage: Stage) -> str:
-    """Its number, or what is known of it when the timers only tell the fastest and the slowest."""
+    """Its number, or its bound if the timers only have the fastest and the slowest."""
     return _BOUNDS.get(stage.bound or "", UNKNOWN) if stage.stage is None else str(stage.stage)
 
 

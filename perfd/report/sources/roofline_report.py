@@ -1,7 +1,7 @@
 """Operations under the roofline of their GPU, as a picture and as a report.
 
 The axes are relative: intensity to the ridge, speed to the peak. So one picture holds operations of several
-precisions and the kernels of Nsight Compute, which tells shares of peaks and no counts: a kernel that keeps
+precisions and the kernels of Nsight Compute, which has shares of peaks but no counts: a kernel that keeps
 the arithmetic units busy for c and the memory for m of the time has c / m of the ridge's intensity.
 """
 

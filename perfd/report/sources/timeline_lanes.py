@@ -66,7 +66,7 @@ def _lanes(rank: RankAnalysis, start_ns: int, end_ns: int) -> list[Lane]:
 
 
 def _spans(coverage: Coverage, start_ns: int, end_ns: int) -> list[tuple[float, float, float]]:
-    """Neighbouring bins of about the same density become one span, so that a picture stays small."""
+    """Neighboring bins of about the same density become one span, to keep the image small."""
     edges = np.linspace(start_ns, end_ns, _BINS + 1).astype(np.int64)
     covered = coverage.covered_many_ns(edges[:-1], edges[1:]) / np.maximum(np.diff(edges), 1)
     levels = np.ceil(covered * _LEVELS).astype(int).tolist()

@@ -20,6 +20,6 @@ def notes_of(analysis: TraceAnalysis) -> list[str]:
     if unmatched and whole == 1:
         return [
             *told,
-            "Transfer and waiting are not told apart: that takes the traces of all ranks.",
+            "Transfer and waiting are not separated: that takes the traces of all ranks.",
         ]
     return [*told, *(f"Not matched across ranks: {sentence}" for sentence in unmatched)]

@@ -31,7 +31,7 @@ class Instance:
     group_ranks: tuple[int, ...]
     sequence: int | None
     end_unix_ns: int | None
-    """On the wall's clock, where the trace tells it."""
+    """On the wall clock, if the trace has it."""
     duration_s: float
     """Unclipped: a match needs the whole."""
     clipped_s: float

@@ -23,7 +23,7 @@ from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.kernel_classes import collective_operation
 
 COMMON_END_NS = 50_000
-"""The kernels of one collective end within 2 us on the ranks of a node, but for one in ten (H200, NVLink)."""
+"""The kernels of one collective end within 2 µs on the ranks of a node, except one in ten (H200, NVLink)."""
 _SHORTEST_IS_TRANSFER = frozenset({"allreduce", "reducescatter", "allgather", "alltoall", "barrier"})
 """A broadcast's or a reduce's root may finish early, so its shortest duration says nothing."""
 
@@ -188,7 +188,7 @@ def _end_together(found: Sequence[Sequence[Instance]]) -> bool:
 def _durations(
     members: Sequence[int], mine: Mapping[int, Sequence[Instance]]
 ) -> tuple[CollectiveMatching, np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
-    """(n, g): one row an operation, one column a rank; NaN where a rank did not show it."""
+    """(n, g): one row per operation, one column per rank; NaN if a rank does not have it."""
     if any(one.sequence is None for found in mine.values() for one in found):
         columns = [[one.duration_s for one in mine[rank]] for rank in members]
         return CollectiveMatching.ORDER, np.array(columns, dtype=np.float64).T.reshape(-1, len(members))

@@ -12,7 +12,7 @@ from perfd.trace.model.rank_trace import RankTrace
 
 HOST_WAIT_NS = 100_000
 """A host that launches one kernel after the other leaves gaps of some microseconds. In a longer gap it did
-something else: input, Python, a lock. (HolisticTraceAnalysis calls a launch delay of 100 us an outlier.)"""
+something else: data loading, Python, a lock. (HolisticTraceAnalysis: over 100 µs is an outlier.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Idle:
 
     @property
     def synchronizing_s(self) -> float:
-        """What fewer synchronisations would have filled; with `unlaunched_s` and `other_s` all idle time."""
+        """What fewer synchronizations would have filled; with `unlaunched_s` and `other_s` all idle time."""
         return self.sync_s + self.after_sync_s
 
 
@@ -96,7 +96,7 @@ class IdleTimes:
         open_ = np.cumsum(until - starts)
         # The recursion as a running minimum.
         closed = open_ + np.minimum(np.minimum.accumulate(waited - open_), 0)
-        # A gap closes by what the host waited in it, at least: that is told apart.
+        # A gap closes by what the host waited in it, at least: that part is separate.
         closes = np.diff(closed, prepend=0) - self._waiting.covered_many_ns(starts, until)
         return Coverage(until - closes, until)
 

@@ -57,7 +57,7 @@ def loader_time(timeline: RankTimeline) -> LoaderTime | None:
 
 
 def _of_launching_threads(trace: RankTrace, timeline: RankTimeline) -> Sequence[Phase]:
-    """Threads that fetch ahead of need do not keep the GPU waiting; all, where no call tells who launches."""
+    """Threads that prefetch do not keep the GPU waiting; all, if no call shows which thread launches."""
     launching = timeline.launched_by[timeline.launched_by >= 0]
     if not len(launching):
         return trace.phases

@@ -26,7 +26,7 @@ class MissingRecords:
 
 
 def losses(trace: RankTrace) -> MissingRecords | None:
-    """Launches that ought to have a record and those without; None when the trace cannot tell.
+    """Launches that should have a record and those without; None if unknown.
 
     Launches into a graph put nothing on the GPU. At the end of a capture the last launches are in flight,
     so only those up to the last one with a record count.

@@ -24,10 +24,10 @@ class RankBreakdown:
     compute_s: float
     communication_s: float
     exposed_communication_s: float
-    """Covered by neither compute nor memory operations, as far as the records show."""
+    """Covered by neither compute nor memory operations, by the existing records."""
     memory_s: float
     exposed_memory_s: float
-    """Not covered by compute, as far as the records show."""
+    """Not covered by compute, by the existing records."""
     overlap_ratio: float | None
     """Share of communication that compute covers; None without communication.
 
@@ -77,7 +77,7 @@ class RankTimeline:
 
     @property
     def complete(self) -> bool:
-        """Whether the records of this GPU are there, as far as the trace can tell."""
+        """Whether no records of this GPU are known to be missing."""
         return self.losses is None or self.losses.ratio <= THRESHOLDS.trace_lost_records_ratio
 
     @property

@@ -39,7 +39,7 @@ def judge_losses(analysis: TraceAnalysis) -> Finding | None:
 def straggler_of(
     analysis: TraceAnalysis, slow_rank: int | None
 ) -> tuple[Finding | None, PeerComparison | None]:
-    """The slow rank, and it beside its peers: `slow_rank` if that is asked for, else whom peers wait for."""
+    """The slow rank, compared with its peers: `slow_rank` if given, otherwise the one that peers wait for."""
     found = judge_straggler(analysis)
     named = found.concerned_ranks[0] if found else None
     about = named if slow_rank is None else slow_rank
@@ -56,7 +56,7 @@ def straggler_of(
 
 
 def _by_comparison(analysis: TraceAnalysis, comparison: PeerComparison) -> Finding:
-    """A rank that was asked for and does more than its peers, where no collective shows who waits."""
+    """A requested rank that does more than its peers, if no collective shows which ranks wait."""
     return Finding(
         kind=Kind.STRAGGLER,
         confidence=seen(MEASURED, analysis),
@@ -114,7 +114,7 @@ def judge_straggler(analysis: TraceAnalysis) -> Finding | None:
 
 
 def judge_pipeline(analysis: TraceAnalysis) -> Finding | None:
-    """Stages that stand still for each other."""
+    """Stages that wait for each other."""
     known = [(stall, ratio) for stall in analysis.stages if (ratio := stall.stall_ratio) is not None]
     if not known:
         return None
@@ -134,7 +134,7 @@ def judge_pipeline(analysis: TraceAnalysis) -> Finding | None:
     uneven = imbalance > max(mean / 2, THRESHOLDS.pipeline_imbalance_ratio)
     evidence = [
         (
-            f"Stages stand still for {percent(mean)} of the window, waiting for messages and barriers of"
+            f"Stages stall for {percent(mean)} of the window, waiting for messages and barriers of"
             f" other stages ({of_all})."
         )
     ]

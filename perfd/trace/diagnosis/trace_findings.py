@@ -50,14 +50,14 @@ class Diagnosis:
 
     @property
     def answer(self) -> str | None:
-        """Why the rank is slow that was asked for, unless the first finding says it."""
+        """Why the requested rank is slow, unless the first finding says it."""
         if self.comparison is None or (self.first and self.comparison.answer in self.first.evidence):
             return None
         return self.comparison.answer
 
     @property
     def first(self) -> Finding | None:
-        """What to tell before everything else; None when no rank's records are all there."""
+        """The finding to report first; None if no rank's records are complete."""
         return self.cause or self.bottleneck
 
 
@@ -174,8 +174,8 @@ def _judge_launch(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
         todo = advice.LONG_GAPS
     if cost and cost.queue_s is not None and cost.call_s is not None:
         evidence.append(
-            f"On rank {worst.rank} a launch takes {cost.call_s * 1e6:.1f} us and its operation begins"
-            f" {cost.queue_s * 1e6:.1f} us later (medians of {cost.count})."
+            f"On rank {worst.rank} a launch takes {cost.call_s * 1e6:.1f} µs and its operation begins"
+            f" {cost.queue_s * 1e6:.1f} µs later (medians of {cost.count})."
         )
     return Finding(
         kind=Kind.LAUNCH_BOUND,

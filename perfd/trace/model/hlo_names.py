@@ -32,9 +32,9 @@ _CLASSES = tuple(
 
 
 def hlo_class(*names: str | None) -> str:
-    """The class that the first telling name means, or `other`: `matmul`, `communication`, ...
+    """The class of the first known name, or `other`: `matmul`, `communication`, ...
 
-    Names go from the most to the least telling: the operation's category, its name, the kernel's name.
+    Names go from the most to the least specific: the operation's category, its name, the kernel's name.
     """
     for name in names:
         if not name:

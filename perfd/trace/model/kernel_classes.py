@@ -15,7 +15,7 @@ _COMMUNICATION = re.compile(
     r"|nvshmem|userbuffers|msccl",
     re.IGNORECASE,
 )
-# The first that matches counts, so the more telling words come first. Of names in lower case: to search so
+# The first that matches counts, so the more specific words come first. Of names in lower case: to search so
 # takes half of the time that it takes to ignore case, and names of templates are long.
 _CLASSES = tuple(
     (label, re.compile(words))
@@ -74,7 +74,7 @@ def kernel_class(name: str) -> str:
 
 @lru_cache(maxsize=65536)
 def uses_tensor_cores(name: str) -> bool:
-    """Whether the name says so. A heuristic: only hardware counters know."""
+    """Whether the name indicates it. A heuristic: only hardware counters know."""
     return bool(_TENSOR_CORES.search(name))
 
 

@@ -72,7 +72,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """What the trace tells of one communication kernel beside its time."""
+    """The trace's data about one communication kernel, apart from its time."""
 
     operation: int
     """Index into the rank's `GpuOperations`."""
@@ -112,11 +112,11 @@ class RankTrace:
     )
     """When the profiler itself held the process up: starts and ends."""
     captured_ns: tuple[int, int] | None = None
-    """When the capture began and ended on this clock, when the trace tells it."""
+    """When the capture began and ended on this clock, if the trace has it."""
     recorded_from_ns: int | None = None
     """When the records of the GPU begin, where they may begin later than the capture and its ranges."""
     epoch_ns: int | None = None
-    """Wall time of the clock's zero, when the trace tells it: puts the ranks of a capture on one clock."""
+    """Wall time of the clock's zero, if the trace has it: puts the ranks of a capture on one clock."""
     notes: Sequence[str] = ()
     """What the reader of the trace should know: what was missing, what was skipped."""
 

@@ -1,6 +1,6 @@
 """How many whole steps a trace of one rank holds, by what is in it. Pure, and without numpy, for agents.
 
-Three things tell it, the first that is there: ranges that count steps; what updates the weights, once a step;
+The evidence is the first of three: ranges that count steps; updates of the weights, once per step;
 and, when the length of a step is known, that the rank's kernels repeat themselves at about that distance.
 """
 
@@ -55,7 +55,7 @@ class Recorded:
     updates: Sequence[Span] = ()
     """When the host updated the weights, in order, where the trace names that: `Optimizer.step`."""
     captured_ns: tuple[int, int] | None = None
-    """When the capture began and ended, when the trace tells it."""
+    """When the capture began and ended, if the trace has it."""
     recorded_from_ns: int | None = None
     """When the records of the GPU begin, where they may begin later than the capture and its ranges."""
 
@@ -70,7 +70,7 @@ class _Updates:
 
 
 def whole_steps(recorded: Recorded, step_time_s: float | None = None) -> int | None:
-    """How many steps the trace holds from begin to end; None when it cannot be told.
+    """How many complete steps the trace has; None if unknown.
 
     `step_time_s` is how long the job's log says that a step takes, about. A step is from one update of the
     weights to the next where nothing marks it, so that the parts at either end of the trace are none.

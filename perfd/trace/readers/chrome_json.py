@@ -113,7 +113,7 @@ class ChromeFile:
                     rest = rest[cut[1] :]
             if len(rest) > MAX_EVENT_BYTES:
                 raise damage or TraceError(
-                    f"{self._path}: one event is larger than {MAX_EVENT_BYTES} bytes; this is no trace."
+                    f"{self._path}: one event is larger than {MAX_EVENT_BYTES} bytes; this is not a trace."
                 )
         events, suffix = self._ending(rest, is_object)
         self.head = self._prefix_members(prefix) | suffix
@@ -134,13 +134,13 @@ class ChromeFile:
             raise TraceError(f"{self._path}: the file is empty.")
         if not is_object:
             raise TraceError(
-                f"{self._path}: this is no trace; perfd reads the JSON of PyTorch's and JAX's profilers,"
+                f"{self._path}: not a trace; perfd reads the JSON of PyTorch's and JAX's profilers,"
                 " and what Nsight Systems writes (.nsys-rep, .sqlite)."
             )
         found = _EVENTS.search(buffer)
         if not found:
             raise TraceError(
-                f"{self._path}: this JSON is no trace of PyTorch's or JAX's profiler:"
+                f"{self._path}: this JSON is not a trace of PyTorch's or JAX's profiler:"
                 ' it has no list "traceEvents".'
             )
         return found.end(), buffer[: found.start()]

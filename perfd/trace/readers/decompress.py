@@ -1,4 +1,4 @@
-"""Traces that are unpacked or exported before they are read: a module of its own, as most need neither."""
+"""Traces that are unpacked or exported before they are read: a separate module, as most need neither."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def exported(path: Path, nsys_program: str | None) -> Iterator[Path]:
     """The report as SQLite, for as long as the context lasts."""
     if nsys_program is None or shutil.which(nsys_program) is None:
         raise TraceError(
-            f"{path}: a .nsys-rep file can only be read where nsys is installed; run"
-            " `nsys export --type sqlite` where it is, and analyse the .sqlite file."
+            f"{path}: reading a .nsys-rep file needs nsys; run"
+            " `nsys export --type sqlite` where it is installed, and analyze the .sqlite file."
         )
     with tempfile.TemporaryDirectory(prefix="perfd-") as folder:
         target = Path(folder) / "export.sqlite"

@@ -14,7 +14,7 @@ from perfd.trace.readers.chrome_json import Args, ChromeEvent
 from perfd.trace.readers.nccl_messages import HostMessage
 
 _MAX_TIME_US = 4e15
-"""The year 2096: what is later is no time."""
+"""The year 2096: later times are invalid."""
 _MAX_DURATION_US = 1e14
 """Three years. From the earliest start to the latest end are nanoseconds that 64 bits hold."""
 _KERNEL, _MEMORY, _CALL, _ANNOTATION, _HOST_OPERATION, _OVERHEAD, _SPAN = range(7)

@@ -64,7 +64,7 @@ class _Head(msgspec.Struct, rename="camel"):
 
 
 def read(path: Path, piece_bytes: int = PIECE_BYTES) -> list[RankTrace]:
-    """What the file tells of each GPU that its process used; `piece_bytes` of it are decoded at a time.
+    """The file's data about each GPU that its process used; `piece_bytes` of it are decoded at a time.
 
     Raises `TraceError`, naming the file, when it is no such trace, is cut, or holds no GPU operation.
     """
@@ -90,10 +90,10 @@ def read(path: Path, piece_bytes: int = PIECE_BYTES) -> list[RankTrace]:
 
 
 def _without_gpu(events: KinetoEvents) -> str:
-    """Why a trace tells nothing of a GPU."""
+    """Why a trace has nothing about a GPU."""
     instead = f", only {events.host_operations:,} of the host" if events.host_operations else ""
     return (
-        f"the trace has no GPU operation{instead}, so that nothing can be told of a GPU: "
+        f"the trace has no GPU operation{instead}: "
         "record its activity, too (PyTorch's profiler: ProfilerActivity.CUDA), while it works."
     )
 
@@ -202,7 +202,7 @@ def _ranks_by_description(groups: Sequence[Group]) -> dict[str, tuple[int, ...]]
 
 
 def _named(phases: Sequence[Phase]) -> list[Phase]:
-    """The ranges that are no steps; those of inference servers by their kind, not by their batch."""
+    """The ranges other than steps; those of inference servers by their kind, not by their batch."""
     others = [phase for phase in phases if not PROFILER_STEP.fullmatch(phase.name)]
     kinds = {name: step_name(name) for name in {phase.name for phase in others}}
     return [phase if (kind := kinds[phase.name]) is None else replace(phase, name=kind) for phase in others]

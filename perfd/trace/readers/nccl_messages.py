@@ -53,7 +53,7 @@ def collective(operation: int, args: Args, group_ranks: Mapping[str, tuple[int, 
 def messages_by_operation(
     operations: GpuOperations, calls: HostCalls, messages: Sequence[HostMessage], known: Collection[int]
 ) -> dict[int, tuple[Message, ...]]:
-    """What each kernel without a name of its own sends and receives.
+    """What each kernel without its own name sends and receives.
 
     PyTorch notes sends and receives on the host, in the order of its calls, and NCCL launches one kernel
     for each group of them. So a kernel that was launched on a thread carries what was noted on

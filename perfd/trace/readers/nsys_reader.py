@@ -28,8 +28,8 @@ _STRAY_RATIO = 0.05
 def read(path: Path, shown_as: str | None = None) -> list[RankTrace]:
     """One trace for each process and GPU that it used, in order of device.
 
-    Raises `TraceError`, naming the file (or `shown_as`), when it is no export of Nsight Systems, is cut or
-    damaged, or holds no GPU operation.
+    Raises `TraceError`, naming the file (or `shown_as`), if it is not an export of Nsight Systems, truncated,
+    damaged, or has no GPU operation.
     """
     name = shown_as or str(path)
     if not path.is_file():
@@ -42,9 +42,7 @@ def read(path: Path, shown_as: str | None = None) -> list[RankTrace]:
         finally:
             connection.close()
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise TraceError(
-            f"{name}: this is no export of Nsight Systems, or it is damaged: {error}."
-        ) from error
+        raise TraceError(f"{name}: not an export of Nsight Systems, or damaged: {error}.") from error
     except (TypeError, ValueError, OverflowError) as error:
         raise TraceError(
             f"{name}: the export is damaged: a table holds something else than numbers: {error}."

@@ -70,7 +70,7 @@ class Tables:
         rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
         self._tables = {table for (table,) in rows}
         if "StringIds" not in self._tables:
-            raise TraceError(f"{name}: this is no export of Nsight Systems: it has no table StringIds.")
+            raise TraceError(f"{name}: not an export of Nsight Systems: it has no table StringIds.")
         self._strings: dict[int, str] = dict(connection.execute("SELECT id, value FROM StringIds"))
 
     def activity(self) -> Activity:

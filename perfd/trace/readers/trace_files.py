@@ -20,7 +20,7 @@ SUMMARY_JSON = "summary.json"
 _NO_TRACES = ("perfd.trace.json", SUMMARY_JSON, "capture.json", ".stacks.json")
 """What perfd leaves beside traces."""
 _SMALL_BYTES = 2**20
-"""A JSON file that is no larger is looked through before it is taken for a trace."""
+"""A JSON file up to this size is checked before it is taken for a trace."""
 _BELOW = 3
 
 
@@ -30,7 +30,7 @@ def with_folders_opened(paths: Iterable[Path]) -> list[Path]:
 
 
 def _traces_in(folder: Path) -> list[Path]:
-    # JAX's profiler, told of a folder, has one in it for each of its runs, called after the time.
+    # JAX's profiler creates one folder per run in its log folder, named after the time.
     runs = sorted(path for path in folder.glob("plugins/profile/*") if path.is_dir())
     folder = runs[-1] if runs else folder
     try:
@@ -64,7 +64,7 @@ def _looks_like_a_trace(file: Path) -> bool:
 
 
 def _instead(folder: Path) -> str:
-    """Where traces are that somebody who names this folder may mean."""
+    """Folders with traces that a user who names this folder may mean."""
     found = (file for pattern in ("*/*", "captures/*/*") for file in folder.glob(pattern))
     below = sorted({str(file.parent) for file in found if _looks_like_a_trace(file)})
     if below:
@@ -103,9 +103,7 @@ def numbered(traces: Sequence[RankTrace]) -> list[RankTrace]:
             traces = [replace(trace, rank=at) for at, trace in enumerate(traces)]
     elif len(known) < len(traces):
         unknown = next(trace.file for trace in traces if trace.rank is None)
-        raise TraceError(
-            f"{unknown}: the trace does not say which rank it is, while others do; analyse it on its own."
-        )
+        raise TraceError(f"{unknown}: the trace has no rank number, while others do; analyze it separately.")
     return sorted(traces, key=lambda trace: trace.rank or 0)
 
 
@@ -131,7 +129,7 @@ def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
     if path.suffix == ".gz":
         raise TraceError(f"{path}: the name ends in .gz, but the file is not compressed by gzip.")
     if path.suffix in {".sqlite", ".db"}:
-        raise TraceError(f"{path}: this is no SQLite file.")
+        raise TraceError(f"{path}: not an SQLite file.")
     return _chrome(path)
 
 

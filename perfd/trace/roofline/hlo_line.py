@@ -57,18 +57,16 @@ class ArrayShape:
 def read_line(line: str) -> OperationWork:
     """What the operation of a line does and moves.
 
-    Raises `PerfdError` when the line is no HLO operation, or one whose work a line does not tell.
+    Raises `PerfdError` if the line is not an HLO operation, or does not determine its work.
     """
     found = _LINE.match(line.strip())
     call = _CALL.search(found["rest"]) if found else None
     if not found or not call:
-        raise PerfdError("This is no line of HLO: write it as `%dot.1 = f32[8,8] dot(f32[8,8] %a, ...)`.")
+        raise PerfdError("Not a line of HLO: write it as `%dot.1 = f32[8,8] dot(f32[8,8] %a, ...)`.")
     head, (operands, attributes) = found["rest"][: call.start("operation")], _split(call["operands"])
     outputs, inputs = shapes(head), shapes(operands)
     if not outputs or not inputs:
-        raise PerfdError(
-            f"The line of {found['name']} does not tell the shapes of its operands; dump HLO with them."
-        )
+        raise PerfdError(f"The line of {found['name']} lacks the shapes of its operands; dump HLO with them.")
     operation = call["operation"]
     if hlo_class(operation) == "communication":
         raise PerfdError(f"{operation} communicates: its limit is the link, not the roofline of a GPU.")

@@ -92,7 +92,7 @@ def read_csv(path: Path) -> list[KernelMetrics]:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
     except csv.Error as error:
-        raise TraceError(f"{path}: this is no CSV of Nsight Compute: {error}.") from error
+        raise TraceError(f"{path}: not a CSV of Nsight Compute: {error}.") from error
     if not kernels:
         raise TraceError(f"{path}: the report holds no kernel.")
     return kernels
@@ -123,7 +123,7 @@ def base_unit(metric: str) -> str:
 
 
 def in_base_units(value: float, unit: str) -> float | None:
-    """A metric's value in seconds or as a ratio; None for what is no number."""
+    """A metric's value in seconds or as a ratio; None if it is not a number."""
     return value * _UNITS.get(unit, 1.0) if math.isfinite(value) else None
 
 
@@ -131,7 +131,7 @@ def _kernels(path: Path, rows: Iterator[list[str]]) -> list[KernelMetrics]:
     header = next((row for row in rows if "ID" in row[:1] and "Kernel Name" in row), None)
     if header is None:
         raise TraceError(
-            f"{path}: this is no CSV of Nsight Compute; make one with"
+            f"{path}: not a CSV of Nsight Compute; make one with"
             " `ncu --import REPORT --csv --page raw --print-units base`."
         )
     if "Metric Name" in header:

@@ -176,5 +176,5 @@ def vector_precision(dtype: str) -> str:
 
 def _row(dtype: str) -> tuple[float, str]:
     if dtype.lower() not in _DTYPES:
-        raise PerfdError(f"{dtype!r} is no dtype that perfd knows; it knows {', '.join(sorted(_DTYPES))}.")
+        raise PerfdError(f"unknown dtype {dtype!r}; known: {', '.join(sorted(_DTYPES))}.")
     return _DTYPES[dtype.lower()]
