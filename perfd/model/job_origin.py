@@ -53,7 +53,8 @@ def job_origin(job: str, environ: Mapping[str, str], *, owner: str = "") -> JobO
         cluster=environ.get("PERFD_CLUSTER") or environ.get("SLURM_CLUSTER_NAME") or "",
         namespace=environ.get("PERFD_NAMESPACE") or environ.get("POD_NAMESPACE") or "",
         owner=f"uid:{uid}" if uid.isdecimal() else owner,
-        nodes=expand_hostlist(environ.get("SLURM_JOB_NODELIST", "")),
+        # Each component of a heterogeneous job has a list of its nodes only.
+        nodes=() if environ.get("SLURM_HET_SIZE") else expand_hostlist(environ.get("SLURM_JOB_NODELIST", "")),
         # Slurm sets it from the first restart on.
         scheduler_restarts=_count(environ.get("SLURM_RESTART_COUNT", "0")) if slurm else None,
         launcher_restarts=_count(environ.get("TORCHELASTIC_RESTART_COUNT", "")),

@@ -14,7 +14,7 @@ from perfd.agent.collection import CollectorTask, create_tasks
 from perfd.aggregator.aggregator import Aggregator
 from perfd.clock import Clock
 from perfd.collector import Settings
-from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, UplinkConfig
+from perfd.config import AgentConfig, AgentIdentityConfig, AggregatorConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.model import Event, EventKind, JobOutcome, Record, job_origin
 from perfd.session.channel import LogPipe
@@ -111,7 +111,13 @@ class LiveSession:
 
     def _start_aggregator(self, config: SessionConfig) -> Aggregator:
         asked = self._settings.http
-        wanted = msgspec.structs.replace(config.aggregator, listen="127.0.0.1:0", tls=None)
+        wanted = msgspec.structs.replace(
+            config.aggregator,
+            listen="127.0.0.1:0",
+            tls=None,
+            # With salloc, this node is none of those that Slurm lists.
+            agent_identity=AgentIdentityConfig(any_job=[self._node]),
+        )
         if asked is not None:
             wanted = msgspec.structs.replace(wanted, http_listen=asked)
         if self._settings.kineto:

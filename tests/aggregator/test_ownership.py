@@ -314,6 +314,9 @@ def test_an_origin_is_what_the_operator_says_before_what_the_scheduler_says():
     origin = job_origin("llm", environ, owner="uid:1")
     assert (origin.cluster, origin.owner, origin.scheduler_restarts) == ("mine", "uid:5", 0)
     assert job_origin("llm", {}) == JobOrigin(job="llm")
+    listed = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}
+    assert job_origin("llm", listed).nodes == ("n1",)
+    assert job_origin("llm", {**listed, "SLURM_HET_SIZE": "2"}).nodes == ()
 
 
 def test_a_fleet_without_an_audit_log_counts_in_one_of_its_own():
