@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import mean, median, sigma_of
 from perfd.analysis.steps.phase_timers import Timers
 from perfd.analysis.steps.pipeline_bubble import stage_of_ranks
@@ -18,6 +18,8 @@ from perfd.thresholds import THRESHOLDS
 _FEWEST = 5
 """Steps before and after: of fewer a median says little."""
 _SIGMAS = 4.0
+_NEARLY = 0.5
+"""Of the growth that is asked of medians, what means of the same steps must show at least."""
 _NEWEST = 400
 """Steps that are looked at."""
 _MOST_RANKS = 1024
@@ -83,7 +85,7 @@ def compute_change(timers: Timers, steps: Ints, parallel: ParallelLayout) -> Com
 
 def _changed(busy: Floats) -> tuple[int, int, float] | None:
     """The column that grew, the first row of its new level, and by what; None unless it grew alone."""
-    found = [_grown(busy[:, column]) for column in range(busy.shape[1])]
+    found = [_grown(busy[:, column]) if may else None for column, may in enumerate(_may_have_grown(busy))]
     growths = np.array([0.0 if one is None else one[1] for one in found])
     column = int(growths.argmax()) if len(growths) else -1
     best = found[column] if column >= 0 else None
@@ -95,6 +97,19 @@ def _changed(busy: Floats) -> tuple[int, int, float] | None:
     if not np.isfinite(beside).any() or np.nanmax(beside) > growth / 2:
         return None
     return column, row, growth
+
+
+def _may_have_grown(busy: Floats) -> Bools:
+    """Columns of which some later part is longer on average, as few are: to look at each closely is slow."""
+    if len(busy) < 2 * _FEWEST:
+        return np.zeros(busy.shape[1], dtype=np.bool_)
+    known = np.nan_to_num(busy)
+    counts = np.cumsum(np.isfinite(busy), axis=0)
+    summed = np.cumsum(known, axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        before = summed[:-1] / counts[:-1]
+        after = (summed[-1] - summed[:-1]) / (counts[-1] - counts[:-1])
+        return np.asarray((after >= (1 + _NEARLY * THRESHOLDS.straggler_slowdown_ratio) * before).any(axis=0))
 
 
 def _grown(times: Floats) -> tuple[int, float] | None:
