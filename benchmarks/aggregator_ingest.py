@@ -93,7 +93,8 @@ class _AggregatorProcess:
         command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--config", str(config)]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
-        line = json.loads(self._process.stderr.readline())
+        lines = (json.loads(line) for line in self._process.stderr)
+        line = next(line for line in lines if "agents" in line)
         self.grpc, self.http = line["agents"], line["http"]
         return self
 

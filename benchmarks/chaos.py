@@ -15,6 +15,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -78,12 +79,23 @@ class _AggregatorProcess:
             self.limit_files(0)
         deadline_s = time.monotonic() + _START_WITHIN_S
         while time.monotonic() < deadline_s and self.process.poll() is None:
-            for line in self._log.read_text(encoding="utf-8")[begin:].splitlines():
-                with suppress(ValueError, KeyError):
-                    self.address = self._listen = json.loads(line)["agents"]
-                    return
+            if self._answers(begin):
+                return
             time.sleep(0.05)
         raise RuntimeError(f"The aggregator did not start: {self._log.read_text(encoding='utf-8')[-2000:]}")
+
+    def _answers(self, log_begin: int) -> bool:
+        if self.address:
+            # With a full disk it writes no log.
+            host, _, port = self.address.rpartition(":")
+            with suppress(OSError), socket.create_connection((host, int(port)), timeout=1.0):
+                return True
+            return False
+        for line in self._log.read_text(encoding="utf-8")[log_begin:].splitlines():
+            with suppress(ValueError, KeyError):
+                self.address = self._listen = json.loads(line)["agents"]
+                return True
+        return False
 
     def kill(self) -> None:
         if self.process is not None:
@@ -172,10 +184,14 @@ def run(seconds: float, agents: int, seed: int, *, flips: bool = True) -> ChaosR
         for agent in fleet:
             agent.open()
         until_s = time.monotonic() + seconds
+        left: list[str] = []
         try:
             while time.monotonic() < until_s:
                 _send(fleet, chance.uniform(0.3, 1.0))
-                kind = chance.choice(kinds)
+                if not left:
+                    # Each kind in its turn, in another order each time.
+                    left = chance.sample(kinds, len(kinds))
+                kind = left.pop()
                 _fault(kind, aggregator, fleet, chance)
                 faults[kind] += 1
             return _end(aggregator, fleet, faults)

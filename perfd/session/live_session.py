@@ -14,7 +14,14 @@ from perfd.agent.collection import CollectorTask, create_tasks
 from perfd.aggregator.aggregator import Aggregator
 from perfd.clock import Clock
 from perfd.collector import Settings
-from perfd.config import AgentConfig, AgentIdentityConfig, AggregatorConfig, CollectorConfig, UplinkConfig
+from perfd.config import (
+    AgentConfig,
+    AgentIdentityConfig,
+    AggregatorConfig,
+    CollectorConfig,
+    HistoryConfig,
+    UplinkConfig,
+)
 from perfd.errors import PerfdError
 from perfd.model import Event, EventKind, JobOutcome, Record, job_origin
 from perfd.session.channel import LogPipe
@@ -115,6 +122,7 @@ class LiveSession:
             config.aggregator,
             listen="127.0.0.1:0",
             tls=None,
+            history=self._history(config.aggregator.history),
             # With salloc, this node is none of those that Slurm lists.
             agent_identity=AgentIdentityConfig(any_job=[self._node]),
         )
@@ -131,6 +139,18 @@ class LiveSession:
             aggregator = self._started(msgspec.structs.replace(wanted, http_listen="127.0.0.1:0"))
             self._say(f"perfd: {wanted.http_listen} is taken (by another run?): using another port.")
             return aggregator
+
+    def _history(self, configured: HistoryConfig) -> HistoryConfig:
+        """History beside the results, so that a kill of the monitor loses nothing that it took in."""
+        if configured.path is not None or self._settings.results is None:
+            return configured
+        folder = Path(self._settings.results, "history")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            # Saving the results says why; the job is monitored all the same.
+            return configured
+        return msgspec.structs.replace(configured, path=str(folder / "history.sqlite"))
 
     def _started(self, config: AggregatorConfig) -> Aggregator:
         aggregator = Aggregator(config, self._clock)

