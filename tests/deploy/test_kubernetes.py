@@ -210,6 +210,13 @@ def test_rules_can_be_left_out_and_changed() -> None:
     assert "fleet:perfd_gpus_idle:count" in set(alerts({"fleet": True})) - set(shipped)
 
 
+def test_the_names_of_the_ingress_are_names_of_the_aggregator() -> None:
+    ingress = {"enabled": True, "hosts": ["perfd.example.org"]}
+    documents = render({"aggregator.ingress": ingress, "aggregator.config": {"http_hosts": ["perfd"]}})
+    text = one(documents, "ConfigMap", "perfd-aggregator")["data"]["aggregator.yaml"]
+    assert parse(text, AggregatorConfig).http_hosts == ["perfd", "perfd.example.org"]
+
+
 @pytest.mark.parametrize("role", ["aggregator", "agent"])
 def test_a_platform_may_set_the_users_itself(role: str) -> None:
     kind = {"aggregator": "StatefulSet", "agent": "DaemonSet"}[role]
