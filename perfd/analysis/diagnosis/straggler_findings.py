@@ -161,7 +161,7 @@ def _by_timers(facts: JobEvidence, straggler: Straggler) -> Finding:
     agreed = any(other.rank == straggler.rank for other in facts.stragglers_by_activity)
     evidence = [
         _describe(straggler),
-        f"They wait for it about {percent(straggler.wait_ratio)} of a step.",
+        f"Its peers wait for it about {percent(straggler.wait_ratio)} of each step.",
     ]
     if agreed:
         evidence.append("The activity of its GPU (NVML) shows the same.")
@@ -183,15 +183,15 @@ def _by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
     idle = straggler.pattern is Pattern.IDLE
     slow_input = idle and one_rank_loads_slowly(facts.data)
     evidence = [_describe(straggler)]
-    evidence.append(f"So its peers wait for it about {percent(straggler.wait_ratio)} of a step.")
+    evidence.append(f"Its peers wait for it about {percent(straggler.wait_ratio)} of each step.")
     if spread is not None:
         evidence.append(
             f"The slowest rank's compute is {percent(spread)} of a step over the fastest's (timers)."
         )
     if not idle and one_rank_loads_slowly(facts.data):
         evidence.append(
-            f"{percent(facts.data.share_ratio or 0)} of a step is in {facts.data.source} on one rank, but its"
-            " tensor cores are busy meanwhile: it is work on the GPU, not the input."
+            f"One rank spends {percent(facts.data.share_ratio or 0)} of a step in {facts.data.source} while its"
+            " tensor cores are busy: this is GPU work, not data loading."
         )
     return Finding(
         kind=Kind.DATA_LOADING if slow_input else Kind.STRAGGLER,
