@@ -190,8 +190,8 @@ def _by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
         )
     if not idle and one_rank_loads_slowly(facts.data):
         evidence.append(
-            f"One rank spends {percent(facts.data.share_ratio or 0)} of a step in {facts.data.source} while its"
-            " tensor cores are busy: this is GPU work, not data loading."
+            f"One rank spends {percent(facts.data.share_ratio or 0)} of a step in {facts.data.source}"
+            " while its tensor cores are busy: this is GPU work, not data loading."
         )
     return Finding(
         kind=Kind.DATA_LOADING if slow_input else Kind.STRAGGLER,

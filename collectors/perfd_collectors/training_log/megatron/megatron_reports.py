@@ -96,9 +96,7 @@ def straggler_values(text: str) -> dict[str, float]:
     return values
 
 
-_VALIDATION = re.compile(
-    r"validation loss at (?:iteration (\d{1,15})(?: [^|]{0,200})?|(?!iteration)[^|]{0,200})\|(.*)$", re.ASCII
-)
+_VALIDATION = re.compile(r"validation loss at (?:iteration (\d{1,15})(?![^ |])|(?!iteration))", re.ASCII)
 
 
 def validation(text: str) -> tuple[int | None, dict[str, float]] | None:
@@ -106,8 +104,11 @@ def validation(text: str) -> tuple[int | None, dict[str, float]] | None:
     match = _VALIDATION.search(text)
     if match is None:
         return None
+    _, bar, losses = text[match.end() :].partition("|")
+    if not bar:
+        return None
     values = {
-        key: found for key, value in fields(match[2], complete=False) if (found := number(value)) is not None
+        key: found for key, value in fields(losses, complete=False) if (found := number(value)) is not None
     }
     return (int(match[1]) if match[1] else None), values
 
