@@ -21,8 +21,8 @@ from deploy.kubernetes.images import podman, run
 
 NODE = "node-a"
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
-_NODE_NAME = {"fieldRef": {"fieldPath": "spec.nodeName"}}
-"""Of the downward API, podman knows the pod's own name but not the node's."""
+NAMESPACE = "research"
+"""Of the downward API, podman knows the pod's own name, but neither its node's nor its namespace."""
 
 
 def until(holds: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
@@ -70,13 +70,20 @@ def prefixed(part: str, spec: Document) -> Document:
 def for_podman(container: Document, node: str) -> Document:
     """A container without what podman does not know."""
     kept = {key: value for key, value in container.items() if key not in {*PROBES, "restartPolicy", "ports"}}
+    known = {"spec.nodeName": node, "metadata.namespace": NAMESPACE}
     kept["env"] = [
-        {"name": e["name"], "value": node} if e.get("valueFrom") == _NODE_NAME else e
+        {"name": e["name"], "value": known[path]} if (path := _field(e)) in known else e
         for e in container.get("env", [])
     ]
     kept["args"] = [argument.replace("$(PERFD_NODE)", node) for argument in container.get("args", [])]
     kept["imagePullPolicy"] = "Never"
     return kept
+
+
+def _field(variable: Document) -> str:
+    """The field of the pod that an environment variable has as its value; empty for others."""
+    path: str = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+    return path
 
 
 def volume(found: Document, directory: Path) -> Document:
