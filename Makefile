@@ -44,7 +44,7 @@ test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/
 FUZZ_SECONDS := 120
 
 fuzz: $(VENV)/.installed-dev ## Feed mutated inputs to every reader (FUZZ_SECONDS=120)
-	@$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+	@$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS) $(FUZZ)
 
 check: $(VENV)/.installed-dev ## Lint, types, imports, wording, drift of generated files
 	@$(BIN)/ruff check .

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import logging
+import math
 import resource
 import sys
 import time
@@ -22,11 +23,11 @@ from tests.fuzz.targets import Target, targets
 _SLOW_S = 1.0
 
 
-def fuzz(name: str, target: Target, seconds: float, seed: int, keep_in: Path) -> tuple[int, int]:
-    """How many inputs were tried, and how many of them failed."""
+def fuzz(name: str, target: Target, seconds: float, most: float, seed: int, keep_in: Path) -> tuple[int, int]:
+    """How many inputs were tried, `most` at most, and how many of them failed."""
     chance, tried, failed, seen = Random(seed), 0, 0, set()
     until_s = time.monotonic() + seconds
-    while time.monotonic() < until_s:
+    while tried < most and time.monotonic() < until_s:
         data = mutated(chance.choice(target.corpus), chance, target.corpus)
         tried += 1
         started_s = time.process_time()
@@ -57,6 +58,9 @@ def main() -> int:
     known = targets()
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together")
+    parser.add_argument(
+        "--inputs", type=float, default=math.inf, help="per target at most: the same ones each time"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep-in", type=Path, default=Path("fuzz-failures"))
     parser.add_argument("targets", nargs="*", choices=[*known, []], metavar="TARGET")
@@ -66,7 +70,9 @@ def main() -> int:
     chosen = args.targets or list(known)
     total = failures = 0
     for name in chosen:
-        tried, failed = fuzz(name, known[name], args.seconds / len(chosen), args.seed, args.keep_in)
+        tried, failed = fuzz(
+            name, known[name], args.seconds / len(chosen), args.inputs, args.seed, args.keep_in
+        )
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(f"{name}: {tried:,} inputs, {failed} failed, peak {peak_bytes / 1e6:.0f} MB", flush=True)
         total, failures = total + tried, failures + failed

@@ -116,6 +116,17 @@ def test_steps_that_only_the_host_marks_are_taken_from_there(tmp_path):
     assert [step.number for step in trace.steps] == [3, 4]
 
 
+@pytest.mark.parametrize("duration", [4e15, 1e18, -1])
+def test_a_step_whose_time_cannot_be_is_left_out(tmp_path, duration):
+    events = [event for event in _gpu(1, 0) if event.get("tid") != 901]
+    marked = [_ran(701, 1, "train", 0, 50, step_num=3), _ran(701, 1, "train", 50, duration, step_num=4)]
+
+    (trace,) = traces = read_traces([write_json(tmp_path / "t.json", _trace(events, marked))])
+
+    assert [step.number for step in trace.steps] == [3]
+    assert analyse(traces)
+
+
 def test_each_gpu_of_the_process_is_a_rank(tmp_path):
     traces = read_traces([write_json(tmp_path / "t.json", _trace(_gpu(1, 0), _gpu(2, 1)))])
 

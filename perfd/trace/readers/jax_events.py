@@ -22,7 +22,8 @@ from perfd.trace.readers.chrome_json import Args, ChromeEvent
 
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _STREAM = re.compile(r"Stream #(\d+)")
-_MAX_TIME_US = 9e15
+_MAX_TIME_US = 4e15
+"""Of a start and of a duration, so that an end is nanoseconds that 64 bits hold."""
 _MEMORY_CLASSES = {"copy", "infeed"}
 
 _MAX_ID = 1 << 62
@@ -138,6 +139,7 @@ def _as_steps(found: dict[int, tuple[float, float]]) -> list[TraceStep]:
     return [
         TraceStep(number=number, start_ns=round(start * 1000), end_ns=round((start + duration) * 1000))
         for number, (start, duration) in sorted(found.items())
+        if abs(start) < _MAX_TIME_US and 0 <= duration < _MAX_TIME_US
     ]
 
 
