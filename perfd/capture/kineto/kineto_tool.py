@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.expected_end import writing_s
 from perfd.capture.kineto import config_text, trace_directory
 from perfd.capture.kineto.at_exit import waits_at_exit
 from perfd.capture.kineto.client_registry import POLL_PERIOD_S, ConfigDelivery, KinetoClient
@@ -33,6 +32,9 @@ from perfd.trace.model.step_coverage import whole_steps
 
 _TRACE_NAME = "trace.json"
 _PLACE_VARIABLE = "KINETO_ONDEMAND_TRACE_DIR"
+_WRITTEN_AT_LATEST_S = 30.0
+"""How long after its window a process is kept from ending without its trace: libkineto needs 2 s, more on a
+busy node."""
 _POLL_S = 0.2
 _MOST_MARGIN_S = 12.0
 """On a node so busy that libkineto's thread is even later, a capture would not represent the job."""
@@ -167,7 +169,7 @@ class KinetoTool(Tool):
             wait_at_exit=all(one.waits_at_exit for one in traced),
         )
         self._note = chosen.note
-        until_unix_s = start_unix_ns / 1e9 + chosen.length_s + writing_s(self.kind)
+        until_unix_s = start_unix_ns / 1e9 + chosen.length_s + _WRITTEN_AT_LATEST_S
         try:
             for one in traced:
                 owner = owner_of(self._proc, one.pid)

@@ -22,6 +22,8 @@ from pathlib import Path
 _LONGEST_S = 330.0
 """The longest capture, and time to write it."""
 _POLL_S = 0.05
+_SETTLE_S = 1.0
+"""libkineto unregisters its callbacks within milliseconds of the file; busy machines take longer."""
 
 
 def _wait() -> None:
@@ -36,6 +38,8 @@ def _wait() -> None:
         until_s = min(float(mark.read_text()), time.time() + _LONGEST_S)
         while time.time() < until_s and mark.exists():
             time.sleep(_POLL_S)
+        # The trace is on disk before libkineto has let go of the process.
+        time.sleep(_SETTLE_S)
         mark.unlink()
 
 
