@@ -58,7 +58,7 @@ _LAST_GRACE_S = 3.0
 
 
 class Aggregator:
-    """Serves agents from `start` to `stop`, in threads of its own.
+    """Serves agents from `start` to `stop`, in its own threads.
 
     A round of analysis runs each `round_interval_s`, or with `manual` only when the owner calls
     `tick`, and `clock` may then be a virtual one. Without `captures`, alerts of its own rules start
@@ -270,12 +270,12 @@ class Aggregator:
         return self._renderers.setdefault(group, PageRenderer(self._rounds.names.describe))
 
     def overview(self, job: str | None = None) -> list[dict[str, Any]]:
-        """One entry a job with its newest numbers, or that of one job, of schema perfd.jobs/2."""
+        """One entry per job with its newest numbers, or that of one job, of schema perfd.jobs/2."""
         names = self.jobs() if job is None else [job]
         return [entry for name in names if (entry := self._overview_of(name)) is not None]
 
     def fleet(self) -> dict[str, Any]:
-        """A short row a job, and how many agents and servers there are, of schema perfd.fleet/2."""
+        """A short row per job, and the numbers of agents and servers, of schema perfd.fleet/2."""
         live = {name: summary for name in self.jobs() if (summary := self._rounds.live(name)) is not None}
         return fleet_json(self._state, live, self._rounds.alerts(), self.servers(), self._clock.monotonic_s())
 
@@ -315,7 +315,7 @@ class Aggregator:
         return to_json(self._captures.request(request))
 
     def receive_alerts(self, alerts: Sequence[Alert]) -> list[Decision]:
-        """Decide on alerts that an Alertmanager told of, in order."""
+        """Decide on alerts that an Alertmanager sent, in order."""
         known = self._rounds.jobs()
         wanted = {job_of(alert, known) for alert in alerts if not alert.resolved}
         views = {name: self._rounds.view(name) if name in wanted else None for name in known}
@@ -352,13 +352,13 @@ class Aggregator:
         return self._history.summary(job) if self._history else None
 
     def unready(self) -> str | None:
-        """Why agents are not served or numbers are not of now, in a sentence; None when all is well."""
+        """Why agents are not served or numbers are old, in a sentence; None if all is well."""
         if self._grpc_address is None or self._stopping.is_set():
             return "Agents are not served."
         return self.stale()
 
     def stale(self) -> str | None:
-        """Why the numbers are not of now, in a sentence; None when they are."""
+        """Why the numbers are old, in a sentence; None if they are current."""
         age_s = self._rounds.stale_s
         if age_s is None:
             return None

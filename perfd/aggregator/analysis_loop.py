@@ -115,7 +115,7 @@ class AnalysisLoop:
             self._state.counters.tick_s += time.perf_counter() - started_s
 
     def _settle(self, now_unix_s: float, now_s: float) -> None:
-        """Let the jobs be over that nobody is left to speak of."""
+        """End the jobs that no agent can report any more."""
         with self._state.lock:
             durable = self._state.fleet.settle(now_s)
         self._history.add([row for one in durable for row in rows(one, now_unix_s)])
@@ -186,7 +186,7 @@ class AnalysisLoop:
             return [alert_json(self._with_captures(alert)) for alert in self._alerts.list()]
 
     def _forget(self, now_s: float) -> list[JobSummary]:
-        """Drop the jobs that are silent for too long; their summaries, where somebody wants them."""
+        """Drop the jobs that are silent for too long; returns their summaries if an exporter wants them."""
         with self._state.lock:
             fleet = self._state.fleet
             going = [

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _REPEATS_AFTER_S = 60.0
 """The same refusal of the same actor is written once in this time, with the count of those between."""
 _MOST_REMEMBERED = 1024
-"""Refusals that are told apart; bounds memory against actors that make up names."""
+"""Refusals counted one by one; bounds memory against actors that make up names."""
 
 
 class Refusal(StrEnum):

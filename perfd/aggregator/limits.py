@@ -60,13 +60,13 @@ class Limits:
     communicators_per_job: int = 32_768
     """Communicators, and pairs of ranks that send to each other, each with its operations."""
     communicator_ranks_per_job: int = 1_048_576
-    """Ranks of all communicators together: each has its newest windows, whether it tells much or little."""
+    """Ranks of all communicators together: each has its newest windows, even with few operations."""
     progress_per_job: int = 262_144
     """Ranks times their communicators, of which it is known how far each is."""
     fewest_operations_per_communicator: int = 1_024
     operations_per_communicator: int = 16_384
-    """Newest operations of a communicator in memory: some dozens of steps, so that who is late in a few of
-    them is not taken for one that always is. Where every layer has a few of its own that is thousands."""
+    """Newest operations of a communicator in memory: some dozens of steps, so that a rank that is late in a
+    few is not taken for one that always is. A few operations per layer make thousands."""
     operation_cells_per_communicator: int = 2_097_152
     """Operations times ranks; a larger communicator keeps fewer operations."""
     operation_cells_per_job: int = 4_194_304
@@ -78,11 +78,11 @@ class Limits:
     ended_series_s: float = 900.0
     """How long the series of a job stay after its end: the alert about how it ended fires meanwhile."""
     sequence_jump: int = 4_096
-    """Batches that may be missing in a stream. An agent that gave up more says so when it connects again."""
+    """Batches that may be missing in a stream. An agent that gave up more reports it in its next Hello."""
     hello_jump: int = 1_000_000_000
     """Batches that an agent may have given up between two streams: a thousand a second in eleven days."""
     missing_sequences: int = 4_096
-    """Gaps remembered per agent, so that a late batch is told from a repeat."""
+    """Gaps remembered per agent, to distinguish a late batch from a repeat."""
 
 
 class _Rejected(Counter[str]):

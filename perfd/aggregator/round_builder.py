@@ -36,9 +36,9 @@ class RoundBuilder:
         forgotten: Sequence[JobSummary],
         whole: WholeSummary,
     ) -> Round:
-        """One round; the whole of a job is summarised once for each attempt that ended.
+        """One round; the whole of a job is summarized once for each attempt that ended.
 
-        `forgotten` jobs have left since the round before; those whose end was not heard of end here.
+        `forgotten` jobs have left since the last round; those whose end was not reported end here.
         """
         jobs: list[JobRound] = []
         for name, found in derived.items():

@@ -1,4 +1,4 @@
-"""Alerts that an Alertmanager tells of, and what can become of each. Pure: bytes in, records out."""
+"""Alerts that an Alertmanager sends, and the possible outcomes of each. Pure: bytes in, records out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class WebhookOutcome(StrEnum):
     """What became of one alert of a webhook."""
 
     STARTED = "started"
-    """A capture was asked for; /api/v1/captures tells how it goes on."""
+    """A capture was requested; /api/v1/captures shows its progress."""
     REFUSED = "refused"
     """The capture policy said no: cooldown, budget, another capture; the record of it says why."""
     REPEATED = "repeated"

@@ -45,7 +45,7 @@ _PERFD = (sys.executable, "-P", "-m", "perfd")
 _LEASH = (sys.executable, "-I", "-S", child_guard.__file__)
 
 Made = Callable[[str, CaptureReport], None]
-"""Takes the report of a capture; called from a thread of its own."""
+"""Takes the report of a capture; called from a separate thread."""
 LiveSummary = Callable[[str], JobSummary | None]
 """The newest numbers of a job; called from the same thread."""
 
@@ -104,7 +104,7 @@ class CaptureReports:
 
     def _work(self) -> None:
         while (capture := self._waiting.get()) is not None and not self._stopped:
-            # The traces may lie on a file system that hangs: nobody waits for this thread.
+            # The traces may be on a file system that hangs: no other thread waits for this one.
             traces = readable_traces(capture)
             if not traces:
                 continue
@@ -143,7 +143,7 @@ class CaptureReports:
         )
 
     def _known(self, job: str, scratch: Path) -> Sequence[str]:
-        """The arguments that tell of the job's arithmetic; none where that is not known."""
+        """The arguments that give the job's FLOPs; none if they are unknown."""
         summary = self._live(job)
         if summary is None or summary.efficiency.model_flops_per_s_per_gpu is None:
             return ()
@@ -161,7 +161,7 @@ class CaptureReports:
                     raise CaptureError("The aggregator was stopped.")
                 process = self._process = subprocess.Popen(
                     command,
-                    # It ends where this process does, as nobody else has the other end.
+                    # Only this process has the other end, so the child ends with it.
                     stdin=leash_end,
                     stdout=output,
                     stderr=subprocess.PIPE,
@@ -197,8 +197,8 @@ def _question(capture: Capture) -> Sequence[str]:
 def readable_traces(capture: Capture) -> Sequence[Path]:
     """The traces of one folder of a capture that this process can read: where most ranks are together.
 
-    What agents say is not believed: a folder that is not called like the capture, and what is no plain
-    file, is none of its traces.
+    Paths from agents are not trusted: a folder without the capture's name is skipped, and so is anything
+    that is not a plain file.
     """
     folders: dict[Path, list[Path]] = {}
     for path in dict.fromkeys(Path(file.path) for file in _files(capture)):
@@ -208,7 +208,7 @@ def readable_traces(capture: Capture) -> Sequence[Path]:
 
 
 def _files(capture: Capture) -> Iterator[CaptureFile]:
-    """What is still there, but of ranks of which it is known to tell nothing of a GPU."""
+    """The files still present, except those of ranks whose capture is known to have no GPU data."""
     for who in capture.participants:
         if who.state is not CaptureState.EMPTY:
             yield from who.files_there

@@ -19,7 +19,7 @@ def is_folder_of(folder: PurePath, capture_id: str) -> bool:
 def checked_status(capture: Capture | None, node: str, status: CaptureStatus) -> CaptureStatus:
     """The status, without files that are not in the capture's folder; raises `RefusedError` for a stranger's.
 
-    Of a capture that is forgotten, anybody may say anything: nothing follows from it.
+    The status of a capture that is forgotten is not checked: nothing follows from it.
     """
     if capture is None:
         return status

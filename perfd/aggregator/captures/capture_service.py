@@ -49,7 +49,7 @@ class CaptureService:
         """With `reports`, captures that end and whose traces can be read here are analyzed.
 
         Without `on_alert`, the alerts of perfd's own rules start no capture.
-        `live` is the newest summary of a job, asked from a thread of its own.
+        `live` returns the newest summary of a job; a separate thread calls it.
         """
         self._reports = (
             CaptureReports(self._report_made, clock, live=live, peaks_file=peaks_file) if reports else None
@@ -115,7 +115,7 @@ class CaptureService:
         view: Callable[[str], JobView | None],
         now_unix_s: float,
     ) -> None:
-        """Tell of alerts that changed, and of all that are active, whose captures may have been put off.
+        """Take the alerts that changed, and all active ones: their captures may have been deferred.
 
         `view` is what a decision may know of the job of that name.
         """
@@ -141,7 +141,7 @@ class CaptureService:
         views: Mapping[str, JobView | None],
         servers: Mapping[str, JobView | None],
     ) -> list[Decision]:
-        """Decide on alerts that an Alertmanager told of; `views` and `servers` are what there is, by name."""
+        """Decide on alerts that an Alertmanager sent; `views` and `servers` are the known ones, by name."""
         with self._lock:
             decisions = [self._receive(alert, views, servers) for alert in alerts]
             self._carry_out()
@@ -246,7 +246,7 @@ class CaptureService:
             self._send(node, message)
 
     def captured(self, job: str) -> Captured | None:
-        """What the newest capture of the job that tells where its time goes showed."""
+        """The evidence of the job's newest capture that shows where its time goes."""
         with self._lock:
             return self._coordinator.captured(job)
 
@@ -264,4 +264,4 @@ def _nodes_of(capture: Capture) -> str:
 
 
 def _nowhere(_node: str, _message: CaptureRequest | CaptureCancel) -> None:
-    """Before the server listens there is nobody to send to."""
+    """No agent is connected before the server listens."""

@@ -58,7 +58,7 @@ def job_view(state: AggregatorState, data: JobData, summary: JobSummary, tool: C
 
 
 def _pace(data: JobData) -> Pace:
-    """What tells when the job ends: its log, by the newest steady steps."""
+    """What predicts when the job ends: its log, by the newest steady steps."""
     description = data.description
     options = exit_options(description.arguments if description else {})
     placements = [one for ranks in data.placements.values() for one in ranks]

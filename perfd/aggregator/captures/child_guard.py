@@ -1,8 +1,8 @@
 """Runs a command that ends with whoever holds the other end of its standard input, however that ends.
 
-A program of its own that needs nothing of perfd: `python -I -S leash.py [PATH...] -- COMMAND...`. It has to
-lead a process group, which it ends, and removes the paths when its standard input does. It gives way to all
-others, and so does the command.
+A separate program that imports nothing of perfd: `python -I -S child_guard.py [PATH...] -- COMMAND...`. It
+must lead a process group. When its standard input ends, it ends that group and removes the paths. Both run at
+the lowest priority.
 """
 
 import contextlib

@@ -75,7 +75,7 @@ class HistoryReader:
         return False
 
     def agents(self) -> list[tuple[str, str, int, float]]:
-        """Every agent's id, node, highest stored sequence, and when it was last heard of."""
+        """Every agent's id, node, highest stored sequence, and when it last sent."""
 
         def agent(row: tuple[Any, ...]) -> tuple[str, str, int, float]:
             return msgspec.convert(row, tuple[str, str, int, float])
@@ -94,7 +94,7 @@ class HistoryReader:
         return self._at_start(lambda reader: self._sound(reader.execute(query), fact))
 
     def origins(self) -> list[tuple[str, str, JobOrigin]]:
-        """Whose each job is: a node that said so, the job's name here, and the origin with the node's own."""
+        """Whose each job is: a node that reported it, its name here, and the origin with the node's name."""
 
         def origin(row: tuple[Any, ...]) -> tuple[str, str, JobOrigin]:
             node, job, body = row
@@ -104,7 +104,7 @@ class HistoryReader:
         return self._at_start(lambda reader: self._sound(reader.execute(query), origin))
 
     def jobs_since(self, unix_s: float, *, steps: int, phases: int) -> list[StoredJob]:
-        """The jobs heard of since a time: the newest attempt, with at most so many of its newest rows."""
+        """The jobs that sent since a time: the newest attempt, with at most that many of its newest rows."""
         query = (
             "SELECT job, max(attempt), started_unix_s, received_unix_s, description FROM jobs "
             "WHERE received_unix_s >= ? GROUP BY job"

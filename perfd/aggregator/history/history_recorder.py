@@ -11,7 +11,7 @@ from perfd.model import Alert
 from perfd.rules.rule_model import EngineState
 
 _SUMMARY_EVERY_S = 60.0
-"""At most so much of a summary is lost by a kill."""
+"""At most this much of a summary is lost by a kill."""
 _ALERTS_EVERY_S = 15.0
 """How exactly it is known, after a kill, until when rules were evaluated."""
 _EXPIRE_EVERY_S = 3600.0

@@ -53,7 +53,7 @@ def used_bytes(connection: sqlite3.Connection) -> int:
 
 
 def shrink(connection: sqlite3.Connection, max_bytes: int) -> bool:
-    """Delete the attempts of jobs that were heard of longest ago until the rest fits; True when any went.
+    """Delete the attempts of jobs, longest silent first, until the rest fits; True if any was deleted.
 
     Of the last attempt that is left, the older half of its rows goes, as often as needed.
     """

@@ -1,4 +1,4 @@
-"""What survives a restart of the aggregator: an SQLite file, written by a thread of its own."""
+"""What survives a restart of the aggregator: an SQLite file, written by a separate thread."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class HistoryStore(HistoryReader):
         return False
 
     def expire(self, retention_s: float, now_unix_s: float, now_s: float) -> None:
-        """Delete what is older than so much of the time in which an aggregator ran, soon."""
+        """Delete soon what is older than this, counting only time in which an aggregator ran."""
         if (reached := self._retention.now(now_unix_s, now_s)) is None:
             return
         expired = [(statement, (reached - retention_s,)) for statement in EXPIRED]

@@ -114,7 +114,7 @@ def size_of(statement: Statement) -> int:
 
 
 def job_rows(job: str, attempt: int, started_unix_s: float | None, now_unix_s: float) -> Iterator[Statement]:
-    """The row of an attempt of a job, or the news that it is still heard of."""
+    """The row of an attempt of a job, or the time at which it last sent."""
     yield _JOB, (job, attempt, started_unix_s, now_unix_s)
 
 

@@ -11,7 +11,7 @@ _NODE_SEGMENT = "node"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentCredential:
-    """Who an agent is, as far as a credential shows it."""
+    """Who an agent is, by its credential."""
 
     principal: str = ""
     """The name in the credential; empty without one."""

@@ -49,7 +49,7 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class AgentEvents(Protocol):
-    """Who wants to know when agents come, go and report on captures. Called from the server's loop."""
+    """Listens to agents that connect, leave and report on captures. Called from the server's loop."""
 
     def agent_connected(self, node: str) -> None:
         """A node's stream is open."""
@@ -58,10 +58,10 @@ class AgentEvents(Protocol):
         """A node's stream broke."""
 
     def capture_status(self, node: str, status: CaptureStatus) -> None:
-        """An agent said where a capture stands."""
+        """An agent reported the state of a capture."""
 
     def capture_files_removed(self, node: str, removed: CaptureFilesRemoved) -> None:
-        """An agent removed files of a capture; it may say so twice."""
+        """An agent removed files of a capture; it may report this twice."""
 
 
 @dataclass(slots=True)
@@ -303,7 +303,7 @@ class TelemetryServer:
         self._intake.batch(stream.agent, batch, stored)
 
     def _stored(self, agent_id: str) -> None:
-        """Wake who acknowledges, from any thread; a loop that is gone has nobody who waits."""
+        """Wake the coroutine that acknowledges, from any thread; a loop that is gone has none."""
         self._stored_of.append(agent_id)
         if self._loop is not None and not self._waking:
             self._waking = True
@@ -311,7 +311,7 @@ class TelemetryServer:
                 self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        # First: who comes after it asks for another call.
+        # First, so that a thread which stores more from here on requests another call.
         self._waking = False
         while self._stored_of:
             if (stream := self._streams.get(self._stored_of.popleft())) is not None:

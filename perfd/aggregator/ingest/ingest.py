@@ -45,8 +45,8 @@ class Ingest:
     ) -> tuple[AgentState | None, Welcome]:
         """Open a stream for an agent; no agent when this one has to take a new identity first.
 
-        Raises `WireError` when the Hello is malformed, `RefusedError` when it is not for who sends it, and
-        `PerfdError` when there is no room.
+        Raises `WireError` if the Hello is malformed, `RefusedError` if the sender may not use that identity,
+        and `PerfdError` if there is no room.
         """
         if hello.revision != REVISION:
             raise WireError(

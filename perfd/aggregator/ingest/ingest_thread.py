@@ -12,7 +12,7 @@ from perfd.config import AggregatorConfig
 log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 _GRACE_S = 1.0
-"""How long streams may end by themselves, and how long the loop may take once it is told to."""
+"""How long streams may take to end by themselves, and the loop once it is stopped."""
 _END_WITHIN_S = 3.0
 """How long the server may take to end."""
 

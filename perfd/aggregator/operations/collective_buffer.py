@@ -44,9 +44,9 @@ class CollectiveBuffer:
         self._ranks: Ints = np.empty((1, columns), dtype=np.int64)
         """Global rank of each column; -1 until it reports."""
         self._heard_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
-        """When each column's rank last told of it, by the clock of its node."""
+        """When each column's rank last reported it, by the clock of its node."""
         self._told: Ints = np.empty((1, columns), dtype=np.int64)
-        """The newest operation that each column's rank told of, -1 before any."""
+        """The newest operation that each column's rank reported, -1 before any."""
         self._ends: Ints = np.empty((1, 2), dtype=np.int64)
         """Where in a row its operations begin and end."""
         self._sequence: Ints = np.empty((1, min(_FIRST_ROOM, self._most_room())), dtype=np.int64)
@@ -84,9 +84,9 @@ class CollectiveBuffer:
         self._free.append(row)
 
     def in_use(self, newest_unix_ns: Ints, left_after_ns: int) -> Bools:
-        """Which communicators none of their ranks has left: it tells of others, and not of this, for so long.
+        """Which communicators no rank has left. A rank has left if for this long it reports others only.
 
-        `newest_unix_ns` is when each rank of the job last told of any. Only times by one node's clock are
+        `newest_unix_ns` is when each rank of the job last reported any. Only times by one node's clock are
         compared: clocks of nodes may disagree by any amount.
         """
         count = len(self._names)
@@ -159,7 +159,7 @@ class CollectiveBuffer:
     ) -> bool:
         """Whether operations are missing for seconds, as between samples, or after an agent was away.
 
-        Neither the pace of operations nor what lies in one step could be told across it.
+        Neither the rate of operations nor the extent of a step is known across such a hole.
         """
         start, end = self._bounds(row)
         heard_unix_ns = int(self._heard_unix_ns[row, column])

@@ -40,7 +40,7 @@ class CollectiveRows:
         self._columns = 0
         """Of all of them."""
         self._newest_unix_ns: Ints = np.zeros(1, dtype=np.int64)
-        """By rank, when it last told of any, by the clock of its node."""
+        """By rank, when it last reported any, by the clock of its node."""
         self._left_after_ns = _LEFT_AFTER_NS
 
     def put(self, times: CollectiveTimes) -> None:
@@ -149,7 +149,7 @@ class ProgressRows:
         self._newest[key] = progress
 
     def _with_known_members(self, progress: CollectiveProgress) -> CollectiveProgress:
-        """Each rank of a communicator tells all members: one list of them is kept."""
+        """Each rank of a communicator reports all members: one list of them is kept."""
         members = tuple(progress.members)
         known = self._members.get(members)
         if known is None:
@@ -167,7 +167,7 @@ class ProgressRows:
         self._member_cells = 0
 
     def newest(self) -> tuple[CollectiveProgress, ...]:
-        """One entry a rank, communicator and source."""
+        """One entry per rank, communicator and source."""
         return tuple(self._newest.values())
 
 

@@ -30,7 +30,7 @@ class NcclTimeCounters:
         self._counts: Ints = np.empty(1, dtype=np.int64)
         """Readings since the counters began."""
         self._time_s: Floats = np.empty((_WINDOWS, 1))
-        """One column a rank; the newest readings take the place of the oldest."""
+        """One column per rank; the newest readings take the place of the oldest."""
         self._busy_s: Floats = np.empty((_WINDOWS, 1))
         self._lost: Floats = np.empty((_WINDOWS, 1))
         self._newest: Floats = np.empty((1, 6))
@@ -49,9 +49,9 @@ class NcclTimeCounters:
     ) -> None:
         """Add one reading of a rank's counters.
 
-        One that went back starts afresh, as after a restart, and so does one that no longer tells the time in
-        kernels, or only now.
-        `time_unix_s` is by the clock of the rank's node, `read_s` by one that all ranks share.
+        A counter that went back begins again, as after a restart, and so does one that stops or begins to
+        report the time in kernels. `time_unix_s` is by the clock of the rank's node, `read_s` by one that all
+        ranks share.
         """
         row = self._rows.get(rank)
         if row is None:

@@ -1,4 +1,4 @@
-"""What one record tells of single operations, as arrays."""
+"""The single operations of one record, as arrays."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def reported_by(times: CollectiveTimes, span: int) -> OperationArrays | None:
 
 
 def new_ratio(times: CollectiveTimes, told: int) -> float:
-    """How much of a record is newer than the newest operation that was told before.
+    """Share of a record's operations that are newer than the newest one reported before.
 
-    An agent that begins with an empty spool beside a running job tells all that the plugin's rings hold.
+    An agent that begins with an empty spool beside a running job reports all that the plugin's segments hold.
     """
     if not times.sequences or times.sequences[0] > told:
         return 1.0

@@ -19,12 +19,12 @@ _SMALL_RATIO = 1 / 64
 _MOST_LONE_PER_S = 20.0
 """A stream of one size may have one operation per step up to this rate; tensor parallelism has more."""
 _LEAST_BYTES_RATIO = 0.001
-"""Of what a rank moves: a stream that tells steps is part of its work, and no flag that is passed around."""
+"""Of the bytes that a rank moves: a stream that shows steps is part of its work, not a flag."""
 _ROW_S = 3.0
 """A row covers at least this long: windows of operations end in the middle of a step, which costs each row up
 to half a step's accuracy."""
 _SHARDED = ("AllGather", "ReduceScatter")
-"""FSDP and ZeRO repeat these in each micro-batch; what is reduced once per step tells them apart."""
+"""FSDP and ZeRO repeat these in each micro-batch; what is reduced once per step separates steps."""
 _SCALAR_BYTES = 4096
 """The norm of gradients is a number, or a few."""
 _FEWEST_SCALARS = 8
@@ -171,7 +171,7 @@ class OperationSteps:
         )
 
     def _pace(self, now_unix_ns: int) -> tuple[_Stream, float] | None:
-        """The stream that tells steps, and how many of its operations one has."""
+        """The stream that shows steps, and how many of its operations a step has."""
         streams = [one for one in self._streams.values() if now_unix_ns - one.newest_unix_ns < _SILENT_NS]
         cycles = [(stream, cycle) for stream in streams if (cycle := stream.repeat())]
         if not cycles:

@@ -1,4 +1,4 @@
-"""Shares of time that ranks spent in one kind of operation, over the newest windows that they told of."""
+"""Shares of time that ranks spent in one kind of operation, over the newest windows that they reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TimeShareWindows:
         self._sums = roomier(self._sums, (rows,))
 
     def clear(self, row: int) -> None:
-        """Forget what a communicator told."""
+        """Forget what a communicator reported."""
         self._ratio[row] = np.nan
         self._operations[row] = 0
         self._sums[row] = 0
@@ -79,9 +79,9 @@ class TimeShareWindows:
         return np.asarray(median(chosen(self._ratio, rows)[..., :told]) * covered)
 
     def pace(self, rows: Ints) -> tuple[Floats, Floats]:
-        """(rows,) twice: operations a second, and over how many seconds that was counted.
+        """(rows,) twice: operations per second, and the seconds over which they were counted.
 
-        By the column that told most of it, from its oldest window in memory to its newest one.
+        By the column that reported most, from its oldest window in memory to its newest.
         """
         column = chosen(self._sums, rows)[..., _COUNT].argmax(axis=1)
         sums = self._sums[rows, column]

@@ -87,7 +87,7 @@ class Blocks:
         return Block(old, np.array(numbers, np.float64))
 
     def cached(self, name: tuple[str, ...], values: Floats, keys: Callable[[], Sequence[SeriesKey]]) -> Block:
-        """A block whose keys are asked for only when its name is new: the name tells what they depend on."""
+        """A block whose keys are made only if its name is new: the name has all that they depend on."""
         known = self._keys.get(name)
         if known is None:
             known = self._keys[name] = tuple(keys())

@@ -46,7 +46,7 @@ def self_registry(
 
 
 def agent_values(agents: Sequence[AgentState], now_s: float, forgotten_after_s: float) -> list[Value]:
-    """One agent per node, the one that was heard of last; none that said goodbye or is long gone."""
+    """One agent per node, the one that sent last; none that said goodbye or is long gone."""
     newest: dict[str, AgentState] = {}
     for agent in sorted(agents, key=lambda agent: (agent.stream is not None, agent.received_s)):
         newest[agent.node] = agent

@@ -146,7 +146,7 @@ class Greeting:
 
 
 class AgentRegistry:
-    """All agents; bounded, and the longest unheard ones without a stream go first."""
+    """All agents; bounded, and those without a stream that are silent longest go first."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -172,7 +172,7 @@ class AgentRegistry:
         return next((a for a in self._agents.values() if a.node == node and a.stream is not None), None)
 
     def restore(self, agent_id: str, node: str, last_sequence: int, received_s: float) -> None:
-        """Know an agent from history, so that its repeats are recognised."""
+        """Know an agent from history, to recognize its repeats."""
         agent = AgentState(agent_id=agent_id, node=node, received_s=received_s)
         agent.skip_to(last_sequence)
         self._agents[agent_id] = agent
@@ -229,7 +229,7 @@ class AgentRegistry:
         if hello.node in self._warned:
             return node, ""
         self._warned.add(hello.node)
-        return node, "Two agents have the same node name: give each a name of its own, or stop one."
+        return node, "Two agents have the same node name: give each its own name, or stop one."
 
     def _make_room(self) -> bool:
         if len(self._agents) < self._limits.agents:
@@ -250,7 +250,7 @@ def _is_same(agent: AgentState, hello: Hello, principal: str) -> bool:
     if agent.principal and agent.principal != principal:
         return False
     if agent.epoch:
-        # An agent that was downgraded has no epoch; its credential stands for it, once nobody else does.
+        # An agent that was downgraded has no epoch; its credential is enough while no other stream is open.
         downgraded = not hello.spool_epoch and bool(principal) and agent.stream is None
         return agent.epoch in {hello.spool_epoch, hello.previous_epoch} or downgraded
     return not principal or bool(agent.principal) or agent.node.partition("~")[0] == hello.node

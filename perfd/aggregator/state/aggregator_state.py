@@ -22,15 +22,15 @@ class AggregatorState:
     counters: AggregatorCounters
     lock: threading.RLock
     failures: Failures
-    """Has a lock of its own."""
+    """Has its own lock."""
     audit: AuditLog
-    """Has a lock of its own."""
+    """Has its own lock."""
 
     @classmethod
     def empty(
         cls, limits: Limits, audit: AuditLog | None = None, any_job: Collection[str] = ()
     ) -> AggregatorState:
-        """A state that knows nothing yet; nodes in `any_job` may speak of every job."""
+        """A state that knows nothing yet; nodes in `any_job` may report every job."""
         counters, failures, audit = AggregatorCounters(), Failures(), audit or AuditLog()
         fleet = Fleet(limits, counters, failures, audit, any_job)
         return cls(fleet, AgentRegistry(limits), counters, threading.RLock(), failures, audit)

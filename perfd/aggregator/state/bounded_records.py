@@ -71,7 +71,7 @@ def _entries(values: Mapping[Any, Any], limits: Limits, rejected: Counter[str]) 
 
 @cache
 def _sized_fields(kind: Any) -> tuple[str, ...]:  # noqa: ANN401  (any dataclass)
-    """The fields that have a size of their own."""
+    """The fields that have their own size."""
     return tuple(
         field.name
         for field in dataclasses.fields(kind)

@@ -90,7 +90,7 @@ class Fleet:
         audit: AuditLog | None = None,
         any_job: Collection[str] = (),
     ) -> None:
-        """Nodes in `any_job` may speak of every job."""
+        """Nodes in `any_job` may report every job."""
         self._failures = failures or Failures()
         self._audit = audit or AuditLog()
         self._any_job = frozenset(any_job)
@@ -177,7 +177,7 @@ class Fleet:
         return node
 
     def job(self, name: str, source: RecordSource) -> JobState | None:
-        """The job that a source speaks of, made when it is new; None when there are too many."""
+        """The job that a source reports, made when it is new; None when there are too many."""
         job = self.jobs.get(name)
         if job is None:
             if (bound := self._no_room_for_job(name, source)) is not None:
@@ -187,7 +187,7 @@ class Fleet:
             job.first_owner = _owner_of(source)
         if job.ownership.excludes(source.node, source.namespace):
             if not self._vacant(job, source):
-                raise RefusedError("A node spoke of a job that is not its own.")
+                raise RefusedError("A node reported a job that is not its own.")
             job.ownership.vacate()
         if source.node not in job.nodes:
             self._owners_changed(source.node)
@@ -203,8 +203,8 @@ class Fleet:
     def owners(self, node: NodeState) -> dict[str, tuple[str, int | None]]:
         """For each GPU of a node that serves a job: the job, and the rank when it is known.
 
-        A placement says so; where there is none, a node with only one job lends it all its GPUs, unless all
-        ranks of the job have theirs: the others may be at work for somebody whom nobody watches.
+        By placements. GPUs without one belong to the node's only job, unless all ranks of that job have
+        theirs: the others may run work that perfd does not see.
         """
         owners: dict[str, tuple[str, int | None]] = {
             str(placement.gpu): (job, rank)
@@ -256,11 +256,11 @@ class Fleet:
         return replace(source, member=False)
 
     def _vacant(self, job: JobState, source: RecordSource) -> bool:
-        """Whether the job may be started anew by any node: it ended, or nobody is there who runs it."""
+        """Whether any node may start the job again: it ended, or no node that runs it is left."""
         return job.ended or job.ownership.silent(job.nodes, source.now_s)
 
     def _claim(self, origin: JobOrigin, source: RecordSource) -> list[Durable]:
-        """Know whose job it is; a job of the same name that is another one's gets a name of its own."""
+        """Know whose job it is; another owner's job of the same name gets a different name."""
         if source.namespace is not None:
             if origin.namespace not in {"", source.namespace}:
                 raise RefusedError("A node named another namespace than its credential does.")
@@ -359,7 +359,7 @@ class Fleet:
             return []
         before = job.ownership.holder(placement.rank)
         if not job.ownership.places(source.node, placement.rank, source.now_s):
-            raise RefusedError("A node said that it has a rank that runs on another one.")
+            raise RefusedError("A node reported a rank that runs on another one.")
         if before not in {None, source.node} and before in self.nodes:
             self.nodes[before].forget_rank(job.name, placement.rank)
         if not source.late:

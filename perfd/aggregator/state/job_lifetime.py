@@ -43,7 +43,7 @@ class JobEnd:
 
 @dataclass(slots=True)
 class _Witness:
-    """An agent that speaks of the job."""
+    """An agent that reports the job."""
 
     ranks: bool | None = None
     """Whether ranks of the job are on its node; None where it never saw one."""
@@ -58,8 +58,8 @@ class _Witness:
 class Lifetime:
     """When a job ended and how; None while it runs.
 
-    It has ended when somebody says so, or `RANKS_RETURN_WITHIN_S` after all agents that had ranks of it (all
-    that spoke of it, where none had) said goodbye or saw the ranks go. An agent that vanished without a word
+    It has ended when an agent reports it, or `RANKS_RETURN_WITHIN_S` after all agents that had ranks of it
+    (all that reported it, where none had) said goodbye or saw the ranks go. An agent that vanished silently
     ends nothing. Times in `_s` are monotonic, ours; those in `_unix_s` are the agents'.
     """
 
@@ -73,7 +73,7 @@ class Lifetime:
 
     @property
     def deserted(self) -> bool:
-        """Whether nobody is left who could see it run."""
+        """Whether no agent is left that could see it run."""
         return self._deserted is not None
 
     def speaks(self, agent_id: str) -> None:
@@ -103,7 +103,7 @@ class Lifetime:
             self._look_around(time_unix_s, now_s)
 
     def leaves(self, agent_id: str, time_unix_s: float, now_s: float) -> bool:
-        """An agent said goodbye; returns whether it had spoken of the job."""
+        """An agent said goodbye; returns whether it had reported the job."""
         witness = self._witnesses.get(agent_id)
         if witness is None:
             return False
@@ -121,21 +121,21 @@ class Lifetime:
         return True
 
     def take(self, end: JobEnd) -> None:
-        """Somebody said that the job ended, and maybe how."""
+        """The job's end was reported, and maybe how it ended."""
         self.end = end if self.end is None else self.end.and_also(end)
 
     def starts(self, time_unix_s: float) -> None:
-        """Somebody saw the job start: an end before that is over."""
+        """The job's start was reported: an end before that is void."""
         if self.end is not None and time_unix_s >= self.end.time_unix_s:
             self.revive()
 
     def revive(self) -> None:
-        """The job runs, whatever was said before."""
+        """The job runs, whatever was reported before."""
         self.end = self.ended_s = None
         self._forget_witnesses()
 
     def settle(self, now_s: float) -> JobEnd | None:
-        """Conclude what time brings; returns an end that nobody said and that follows from who is gone."""
+        """Conclude what time brings; returns an end that follows from which agents are gone."""
         found = None
         if self.end is None and self._deserted is not None:
             since_unix_s, since_s = self._deserted

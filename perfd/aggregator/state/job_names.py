@@ -16,7 +16,7 @@ class JobNames:
     """Which job a node means by a name.
 
     The first job of a name has that name alone. Another one, by its origin, is called
-    `CLUSTER/NAMESPACE/NAME`, as far as these are known, else `NAME@OWNER`.
+    `CLUSTER/NAMESPACE/NAME`, with the parts that are known, else `NAME@OWNER`.
     """
 
     def __init__(self) -> None:

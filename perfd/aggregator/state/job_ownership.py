@@ -9,17 +9,17 @@ from dataclasses import replace
 from perfd.model import JobOrigin
 
 SILENT_AFTER_S = 60.0
-"""A node that is silent for so long stands in nobody's way. An agent sends once a second."""
+"""A node that is silent for this long blocks no other. An agent sends once a second."""
 HELD_S = 75.0
-"""A rank is on the node that said so last, this long: twice the interval at which placements are repeated."""
+"""A rank stays this long on the node that reported it last: placements are repeated twice in this time."""
 
 
 class JobOwnership:
     """Decides from the first owner on. Times are monotonic.
 
-    Where the scheduler's nodes are known, these are of the job and no others. Otherwise the first node that
-    speaks of it is, the first that has its steps or its description, and each that has a rank that no other
-    node has. When all of them are silent, the next node that speaks is.
+    Where the scheduler's nodes are known, these are of the job and no others. Otherwise these are: the first
+    node that reports it, the first with its steps or its description, and each with a rank that no other node
+    has. When all of them are silent, the next node that reports it is.
     """
 
     def __init__(self, any_job: Collection[str] = ()) -> None:
@@ -79,7 +79,7 @@ class JobOwnership:
         return listed or node in self._members or node in self._any_job
 
     def silent(self, heard_s: Mapping[str, float], now_s: float) -> bool:
-        """Whether no node of the job was heard for a while; `heard_s` has when each was last."""
+        """Whether all nodes of the job are silent for a while; `heard_s` has when each last sent."""
         silent_s = (now_s - heard_s.get(node, -math.inf) for node in self._members)
         return all(one > SILENT_AFTER_S for one in silent_s)
 
@@ -101,7 +101,7 @@ class JobOwnership:
             self._members[node] = None
 
     def places(self, node: str, rank: int, now_s: float) -> bool:
-        """Whether a rank may be on a node now: no other one has said so for a while."""
+        """Whether a rank may be on a node now: no other one has reported it for a while."""
         holder, held_s = self._holders.get(rank, (node, now_s))
         if holder != node and now_s - held_s <= HELD_S:
             return False

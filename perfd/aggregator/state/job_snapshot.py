@@ -96,7 +96,7 @@ def _placements(nodes: Sequence[NodeState], job: str) -> dict[str, tuple[RankPla
 
 
 def _with_step_time(captured: Captured, steps: StepTable) -> Captured:
-    """What a capture showed, with how long the log's steps took that lie in it in whole or in part."""
+    """What a capture showed, with how long the log's steps took that overlap it."""
     took_s = np.nan_to_num(steps.step_time_s * steps.steps_covered)
     ended, began = steps.time_unix_s, steps.time_unix_s - took_s
     times_s = steps.step_time_s[(ended > captured.start_unix_s) & (began < captured.end_unix_s)]

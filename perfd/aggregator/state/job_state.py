@@ -100,15 +100,15 @@ class JobState:
         self.events: deque[Event] = deque(maxlen=limits.events_per_job)
         self.logs: dict[tuple[str, str], LogState] = {}
         self.nodes: dict[str, float] = {}
-        """Nodes that speak of the job, with the monotonic time they last did."""
+        """Nodes that report the job, with the monotonic time they last did."""
         self.received_s = 0.0
         self.captured: Captured | None = None
-        """By the newest capture that tells."""
+        """By the newest capture that shows where time goes."""
         self.started_unix_s: float | None = None
         self.lifetime = Lifetime(limits.nodes_per_job)
         self.ownership = ownership or JobOwnership()
         self.first_owner = ""
-        """Whose job slot it takes: a namespace, or the node that spoke of it first."""
+        """Whose job slot it takes: a namespace, or the node that reported it first."""
         self.exported = True
         """Whether it has series; those of a job leave some time after its end."""
         self._restarted_unix_s: float | None = None
@@ -123,7 +123,7 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over, as far as anybody knows."""
+        """Whether it is over, if known."""
         return self.lifetime.end is not None
 
     @property
@@ -150,7 +150,7 @@ class JobState:
         return max(known, default=None)
 
     def touch(self, source: RecordSource) -> None:
-        """Note that a node spoke of the job."""
+        """Note that a node reported the job."""
         if source.node not in self.nodes and len(self.nodes) >= self._limits.nodes_per_job:
             self._counters.rejected["nodes_per_job"] += 1
             return
@@ -166,7 +166,7 @@ class JobState:
 
         The later word wins where it says something. Another layout or model is another
         start of the job, so that nothing of the old one may be mixed into it. Raises
-        `RefusedError` when a node that is none of the job's says so.
+        `RefusedError` if the node is none of the job's.
         """
         description = plausible_description(description)
         if (description.parallel.world_size or 0) > self._limits.ranks_per_job:
@@ -200,7 +200,7 @@ class JobState:
     def step(self, line: TrainingStep, source: RecordSource) -> Event | None:
         """Add a progress line; returns an event when it shows that the job went back to an earlier step.
 
-        Raises `RefusedError` when a node that is none of the job's says so.
+        Raises `RefusedError` if the node is none of the job's.
         """
         self.version += 1
         if self._steps_by_operations:
@@ -264,7 +264,7 @@ class JobState:
             self.lifetime.take(JobEnd.of(event))
 
     def leave(self, agent_id: str, time_unix_s: float, now_s: float) -> None:
-        """Note that an agent said goodbye: what it read of a log tells no silence any more."""
+        """Note that an agent said goodbye: its view of a log shows no silence any more."""
         if not self.lifetime.leaves(agent_id, time_unix_s, now_s):
             return
         self._last_step_of.pop(agent_id, None)
@@ -307,7 +307,7 @@ class JobState:
             self.begins_anew(started_unix_s)
 
     def take_captured(self, captured: Captured | None) -> None:
-        """Note what the newest capture that tells showed."""
+        """Note the evidence of the newest capture."""
         if captured != self.captured:
             self.version += 1
             self.captured = captured
@@ -324,7 +324,7 @@ class JobState:
         self.logs[key] = LogState(progress=progress, silent_s=silent_s, received_s=source.now_s)
 
     def log_silent_s(self, now_s: float) -> float | None:
-        """How long no log of the job has had a new line; None without a log, or once nobody could see one."""
+        """How long no log of the job has had a new line; None if no agent can see a log."""
         if self.ended or self.lifetime.deserted:
             return None
         ages = [
@@ -395,7 +395,7 @@ class JobState:
         return printed_unix_s > newest_unix_s and printed_unix_s - earlier_unix_s > _SAME_STEP_S
 
     def _go_back(self, line: TrainingStep, source: RecordSource) -> Event | None:
-        """Begin a new attempt, unless another agent's log has already told of it."""
+        """Begin a new attempt, unless another agent's log has already shown it."""
         seen = self._attempt_of.get(source.agent_id, self.attempt)
         self._attempt_of[source.agent_id] = min(seen, self.attempt) + 1
         newest = self.steps.last_step
@@ -412,7 +412,7 @@ class JobState:
         )
 
     def _first_step(self, line: TrainingStep, source: RecordSource) -> Event:
-        """Begin the attempt that scheduler or launcher told of."""
+        """Begin the attempt that scheduler or launcher reported."""
         self._begins_unix_s = None
         self._last_step_of.clear()
         self._attempt_of.clear()
@@ -468,7 +468,7 @@ class JobState:
 def _same_run(old: JobDescription, new: JobDescription) -> bool:
     pairs = [(getattr(old.parallel, name), getattr(new.parallel, name)) for name in _GROUPS]
     if old.model and new.model:
-        # Later lines may tell more of the same model; these three are told by the first.
+        # Later lines may add to the same model; the first has these three.
         pairs += [(getattr(old.model, name), getattr(new.model, name)) for name in _MODEL_SIZES]
     return all(before is None or after is None or before == after for before, after in pairs)
 

@@ -13,7 +13,7 @@ _COLUMNS = (NicColumn.LINK_UP, NicColumn.SPEED)
 def ports_bytes_per_s(node: NodeState) -> float | None:
     """What all ports that are up send at most together; None when none is known.
 
-    Other interfaces are left out: which of them NCCL would use, nothing tells.
+    Other interfaces are left out: which of them NCCL would use is unknown.
     """
     readings = node.readings.get(Scope.NIC)
     if readings is None or not {*_COLUMNS} <= set(readings.layout.metrics.known):

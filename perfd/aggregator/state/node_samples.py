@@ -195,7 +195,7 @@ class GpuHistory:
             self._widen()
         if not plan.waves:
             return
-        # A reading too large for float32 becomes infinite, which is no reason to refuse the batch.
+        # A reading too large for float32 becomes infinite; the batch is not refused for it.
         with np.errstate(over="ignore"):
             if plan.whole and abs(times_ns[-1] - times_ns[0]) <= _SAME_INSTANT_NS:
                 row = self._make_room(1)

@@ -30,7 +30,7 @@ class NodeState:
         )
         self.gpu_infos: dict[int, GpuInfo] = {}
         self.server_infos: dict[str, ServerInfo] = {}
-        """By the server's name; the one that was told longest ago goes first."""
+        """By the server's name; the one reported longest ago goes first."""
         self.placements: dict[tuple[str, int], RankPlacement] = {}
         self.hardware_errors: dict[tuple[str, str, str], int] = {}
         """By job (empty when none is known), GPU and code."""
@@ -78,8 +78,8 @@ class NodeState:
     def server_info(self, info: ServerInfo) -> bool:
         """Know what a server is; returns whether that is news.
 
-        Of more servers than there may be, the one that was told of longest ago is forgotten: ports
-        change from one start to the next.
+        Beyond the limit, the server reported longest ago is forgotten: ports change from one start to the
+        next.
         """
         if len(info.server) > self._limits.name_chars or len(info.engine) > self._limits.name_chars:
             self._counters.rejected["name_chars"] += 1

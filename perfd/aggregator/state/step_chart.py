@@ -18,7 +18,7 @@ def progress_columns(
 ) -> dict[str, list[Any]]:
     """The columns of schema perfd.series/1, at most `points` long.
 
-    A point stands for as many neighbouring steps as that takes: times and MFU are their
+    A point stands for as many neighboring steps as that takes: times and MFU are their
     medians, `step_time_max_s` the slowest, `step` and `time_unix_s` those of the last.
     """
     count = len(steps)
@@ -54,6 +54,6 @@ def _mfu(steps: StepTable, summary: JobSummary) -> Floats:
 
 
 def _each(reduce: Any, values: Floats, starts: Any, last: Any) -> list[float]:  # noqa: ANN401  (numpy's functions)
-    """A statistic of each group of neighbours, NaN where no value of it is known."""
+    """A statistic of each group of neighbors, NaN where no value of it is known."""
     groups = [values[a : b + 1] for a, b in zip(starts, last, strict=True)]
     return [float(reduce(group)) if np.isfinite(group).any() else np.nan for group in groups]

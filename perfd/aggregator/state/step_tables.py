@@ -67,7 +67,7 @@ class StepRows:
         return float(self._floats[0, row]) if known else None
 
     def put(self, line: TrainingStep, fallback_unix_s: float) -> Placed:
-        """Add one line; `fallback_unix_s` is its time when it tells none."""
+        """Add one line; `fallback_unix_s` is its time if it has none."""
         values = _floats_of(line, fallback_unix_s)
         row = int(np.searchsorted(self._step[: self._rows], line.step))
         if row < self._rows and self._step[row] == line.step:

@@ -130,7 +130,7 @@ def agent_json(agent: AgentState, now_s: float) -> dict[str, Any]:
 
 
 def _shown_id(agent_id: str) -> str:
-    """A name for an agent that nobody can introduce himself with."""
+    """A name for an agent that no caller can use as its identity."""
     return hashlib.sha256(agent_id.encode()).hexdigest()[:12]
 
 

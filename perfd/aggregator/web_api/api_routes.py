@@ -42,7 +42,7 @@ _INDEX = """perfd aggregator {version}
 
 
 class ApiSource(Protocol):
-    """What the interface tells of. Every method may be called from any thread."""
+    """What the interface serves. Every method may be called from any thread."""
 
     def metrics(self, headers: Mapping[str, str]) -> MetricsPage:
         """The page for Prometheus, as the headers of a request ask for it."""
@@ -51,7 +51,7 @@ class ApiSource(Protocol):
         """Names of the jobs in memory."""
 
     def overview(self, job: str | None = None) -> list[dict[str, Any]]:
-        """One entry a job, or that of one job, of schema perfd.jobs/2."""
+        """One entry per job, or that of one job, of schema perfd.jobs/2."""
 
     def fleet(self) -> dict[str, Any]:
         """The keys of schema perfd.fleet/2."""
@@ -90,14 +90,14 @@ class ApiSource(Protocol):
         """End a capture by hand; raises `CaptureError`."""
 
     def stale(self) -> str | None:
-        """Why the numbers are not of now, in a sentence; None when they are."""
+        """Why the numbers are old, in a sentence; None if they are current."""
 
     def unready(self) -> str | None:
-        """Why agents are not served or numbers are not of now, in a sentence; None when all is well."""
+        """Why agents are not served or numbers are old, in a sentence; None if all is well."""
 
 
 def routes(source: ApiSource, live: Live) -> dict[str, Handler]:
-    """Everything that the aggregator serves, by path; `live` is told when a round is over."""
+    """Everything that the aggregator serves, by path; `live` is notified when a round is over."""
     return {
         **page_routes(lambda job: job in source.jobs() or source.stored_summary(job) is not None),
         "/api/v1": lambda _: _text(_INDEX.format(version=__version__)),

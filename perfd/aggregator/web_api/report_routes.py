@@ -1,4 +1,4 @@
-"""Reports that a browser opens: of a job, made from its summary, and of a capture, as it was analysed."""
+"""Reports that a browser opens: of a job, made from its summary, and of a capture, as it was analyzed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ReportSource(Protocol):
 
 
 def report_routes(source: ReportSource, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
-    """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` where its ranks lie in several folders."""
+    """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` if its traces are in several folders."""
     patience = TimeoutCall(file_timeout_s)
     return {
         "/reports/jobs/": lambda request: _job(source, unquote(request.rest)),
@@ -75,7 +75,7 @@ def _capture(source: ReportSource, request: Request, patience: TimeoutCall) -> R
     try:
         return patience.call(lambda: _stored(capture, number))
     except TimeoutError:
-        return _say(503, "The report cannot be read", "The file system that it may lie on does not answer.")
+        return _say(503, "The report cannot be read", "The file system that it may be on does not answer.")
 
 
 def _stored(capture: Mapping[str, Any], number: str) -> Response:
@@ -106,7 +106,7 @@ def _folders(capture: Mapping[str, Any]) -> Sequence[PurePath]:
 
 
 def _is_file(path: PurePath) -> bool:
-    """Whether `perfd capture show ID --analyze` can have written it; most captures lie on other machines."""
+    """Whether `perfd capture show ID --analyze` can have written it; most captures are on other machines."""
     try:
         status = os.lstat(path)
     except OSError:

@@ -1,4 +1,4 @@
-"""Serving engines as the JSON interface tells of them, from what the nodes' collectors read."""
+"""Serving engines as the JSON interface shows them, from what the nodes' collectors read."""
 
 from __future__ import annotations
 
