@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import OperationSteps
+from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_state import JobState, RecordSource
-from perfd.model import CollectiveTimes, StepSource, TimingSource, TrainingStep
+from perfd.model import CollectiveTimes, RankPlacement, StepSource, TimingSource, TrainingStep
 
 SECOND_NS = 10**9
 MB = 1 << 20
@@ -171,3 +173,36 @@ def test_a_log_that_shows_steps_takes_their_place():
         for times in rank.second(second):
             job.collective_times(times, source)
     assert len(job.steps) == 1
+
+
+def job_with_steps_by_operations() -> tuple[Fleet, AuditLog]:
+    audit = AuditLog()
+    fleet = Fleet(Limits(), AggregatorCounters(), audit=audit)
+    fleet.apply([RankPlacement(job="job", rank=0, pid=1)], source_of("a"))
+    rank = Rank(DDP, 0.25)
+    for second in range(30):
+        fleet.apply(rank.second(second), source_of("a"))
+    return fleet, audit
+
+
+def source_of(node: str, now_s: float = 0.0) -> RecordSource:
+    return RecordSource(agent_id=node, node=node, sent_unix_s=now_s, now_s=now_s)
+
+
+def test_a_line_of_a_node_of_another_job_does_not_take_their_place():
+    fleet, audit = job_with_steps_by_operations()
+    job = fleet.jobs["job"]
+    before = len(job.steps)
+    assert before > 3
+    assert fleet.apply([TrainingStep(job="job", step=7, step_time_s=9.0)], source_of("mallory")) == []
+    assert (job.step_source, len(job.steps)) == (StepSource.NCCL, before)
+    assert audit.counts()[Refusal.JOB_OWNER] == 1
+
+
+def test_operations_of_a_node_of_another_job_show_no_steps():
+    fleet = Fleet(Limits(), AggregatorCounters())
+    fleet.apply([RankPlacement(job="job", rank=0, pid=1)], source_of("a"))
+    rank = Rank(DDP, 0.25)
+    for second in range(30):
+        fleet.apply(rank.second(second), source_of("mallory"))
+    assert fleet.jobs["job"].step_source is None

@@ -202,6 +202,8 @@ class JobState:
 
         Raises `RefusedError` if the node is none of the job's.
         """
+        if self._steps_by_operations and not source.member:
+            raise RefusedError("A node that is none of the job's reported steps that its log does not show.")
         self.version += 1
         if self._steps_by_operations:
             # The log knows better.
@@ -227,7 +229,7 @@ class JobState:
         """Add what one rank reported of its collectives; where no log shows steps, they may."""
         self.version += 1
         self.collectives.put(times)
-        if self.step_source is StepSource.LOG or source.late:
+        if self.step_source is StepSource.LOG or source.late or not source.member:
             return
         row = self._operation_steps.put(times)
         if row is not None:
