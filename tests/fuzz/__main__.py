@@ -14,6 +14,7 @@ import resource
 import sys
 import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
@@ -23,13 +24,23 @@ from tests.fuzz.targets import Target, targets
 _SLOW_S = 1.0
 
 
-def fuzz(name: str, target: Target, seconds: float, most: float, seed: int, keep_in: Path) -> tuple[int, int]:
-    """How many inputs were tried, `most` at most, and how many of them failed."""
-    chance, tried, failed, seen = Random(seed), 0, 0, set()
+@dataclass(slots=True)
+class Outcome:
+    """What came of the inputs of one reader."""
+
+    tried: int = 0
+    failed: int = 0
+    slowest_s: float = 0.0
+    """CPU time."""
+
+
+def fuzz(name: str, target: Target, seconds: float, most: float, seed: int, keep_in: Path) -> Outcome:
+    """Feed mutated inputs, `most` at most."""
+    chance, outcome, seen = Random(seed), Outcome(), set()
     until_s = time.monotonic() + seconds
-    while tried < most and time.monotonic() < until_s:
+    while outcome.tried < most and time.monotonic() < until_s:
         data = mutated(chance.choice(target.corpus), chance, target.corpus)
-        tried += 1
+        outcome.tried += 1
         started_s = time.process_time()
         try:
             target.run(data)
@@ -41,16 +52,17 @@ def fuzz(name: str, target: Target, seconds: float, most: float, seed: int, keep
         else:
             problem = ""
         took_s = time.process_time() - started_s
+        outcome.slowest_s = max(outcome.slowest_s, took_s)
         if not problem and took_s > _SLOW_S:
             problem = f"{took_s:.1f} s of CPU time"
         if problem:
-            failed += 1
+            outcome.failed += 1
         if problem and problem.split(" s of")[0] not in seen:
             seen.add(problem.split(" s of")[0])
             kept = keep_in / f"{name}.{hashlib.sha256(data).hexdigest()[:8]}.in"
             kept.write_bytes(data)
             print(f"{name}: {problem}; the input is {kept}", flush=True)
-    return tried, failed
+    return outcome
 
 
 def main() -> int:
@@ -70,12 +82,14 @@ def main() -> int:
     chosen = args.targets or list(known)
     total = failures = 0
     for name in chosen:
-        tried, failed = fuzz(
-            name, known[name], args.seconds / len(chosen), args.inputs, args.seed, args.keep_in
-        )
+        outcome = fuzz(name, known[name], args.seconds / len(chosen), args.inputs, args.seed, args.keep_in)
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        print(f"{name}: {tried:,} inputs, {failed} failed, peak {peak_bytes / 1e6:.0f} MB", flush=True)
-        total, failures = total + tried, failures + failed
+        print(
+            f"{name}: {outcome.tried:,} inputs, {outcome.failed} failed, slowest {outcome.slowest_s:.3f} s, "
+            f"peak {peak_bytes / 1e6:.0f} MB",
+            flush=True,
+        )
+        total, failures = total + outcome.tried, failures + outcome.failed
     print(f"{total:,} inputs, {failures} failed")
     return 1 if failures else 0
 
