@@ -31,9 +31,10 @@ from typing import Any
 
 import numpy as np
 
+from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.series import keep_freed_memory
-from perfd.aggregator.state import Fleet, RecordSource, job_data
+from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.data.job_data import CollectiveStack, Ints
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.operations.communicator_batch import stacked

@@ -11,8 +11,9 @@ from benchmarks.faults.baselines import min_median, sliding_mean
 from benchmarks.faults.edge import JOB, START_UNIX_S, batches
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Trace, simulate
+from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.state import Fleet, RecordSource, job_data
+from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Finding, Kind
 

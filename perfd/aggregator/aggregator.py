@@ -19,12 +19,13 @@ from perfd.aggregator.history import HistoryStore, restore
 from perfd.aggregator.ingest import Ingest, IngestThread, TelemetryServer
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.series import SELF, PageRenderer, self_registry
-from perfd.aggregator.state import AggregatorState, progress_columns
+from perfd.aggregator.state import AggregatorState
 from perfd.aggregator.web_api import (
     Webhook,
     agent_json,
     fleet_json,
     job_json,
+    progress_columns,
     routes,
     servers_json,
     step_lines,

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfd.aggregator.failures import Part
+from perfd.aggregator.jobs import JobState
 from perfd.aggregator.series import Derived, LiveFacts, SummaryCache
-from perfd.aggregator.state import AggregatorState, JobState
+from perfd.aggregator.state import AggregatorState
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary
 from perfd.analysis.diagnosis.failed_analysis import failed_summary
 from perfd.analysis.flops.flops_conventions import FlopsConvention

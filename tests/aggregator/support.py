@@ -4,9 +4,9 @@ import contextlib
 import math
 
 from perfd.aggregator import Aggregator
+from perfd.aggregator.jobs.job_state import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.job_state import RecordSource
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, RulesConfig
 from perfd.model import RankPlacement, SampleTable, Scope, TrainingStep

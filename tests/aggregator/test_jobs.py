@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from aggregator.support import source, step
 
+from perfd.aggregator.jobs.job_state import JobState
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.state.job_state import JobState
 from perfd.model import (
     Event,
     EventKind,

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from perfd.aggregator.audit import AuditLog, Refusal
+from perfd.aggregator.jobs.job_state import JobState, RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import OperationSteps
 from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.job_state import JobState, RecordSource
 from perfd.model import CollectiveTimes, RankPlacement, StepSource, TimingSource, TrainingStep
 
 SECOND_NS = 10**9

@@ -4,9 +4,9 @@ import pytest
 from aggregator.support import START_S, aggregator, fleet, source, step, values
 
 from perfd.aggregator.audit import AuditLog, Refusal
+from perfd.aggregator.jobs.job_names import JobNames
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.job_names import JobNames
 from perfd.clock import VirtualClock
 from perfd.config import HistoryConfig
 from perfd.model import (

@@ -7,7 +7,7 @@ from aggregator.support import step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.state.step_tables import PhaseRows, Placed, StepRows
+from perfd.aggregator.jobs.step_tables import PhaseRows, Placed, StepRows
 from perfd.model import PhaseTime, StepPhases
 
 

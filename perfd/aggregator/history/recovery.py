@@ -6,7 +6,8 @@ from collections.abc import Collection
 
 from perfd.aggregator.failures import Part
 from perfd.aggregator.history.history_reader import HistoryReader, StoredJob
-from perfd.aggregator.state import AggregatorState, RecordSource
+from perfd.aggregator.jobs import RecordSource
+from perfd.aggregator.state import AggregatorState
 from perfd.model import GpuInfo, RankPlacement, ServerInfo
 
 _PHASE_BLOCKS = 1_000

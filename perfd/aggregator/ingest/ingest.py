@@ -18,8 +18,9 @@ from perfd.aggregator.history import (
     size_of,
 )
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential
+from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import Limits
-from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable, RecordSource
+from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable
 from perfd.clock import Clock
 from perfd.errors import PerfdError, RefusedError, WireError
 from perfd.model import Batch, Goodbye, Hello, Welcome

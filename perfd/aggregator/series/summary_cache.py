@@ -7,7 +7,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfd.aggregator.state import Fleet, JobState, job_data
+from perfd.aggregator.jobs import JobState
+from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.steps import StepTimeChange, step_time_change

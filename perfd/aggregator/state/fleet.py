@@ -11,13 +11,13 @@ from typing import Any
 
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.failures import Failures, Part
+from perfd.aggregator.jobs.job_names import JobNames
+from perfd.aggregator.jobs.job_ownership import JobOwnership
+from perfd.aggregator.jobs.job_state import JobState, RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.limits.bounded_records import bounded
+from perfd.aggregator.nodes.node_state import NodeState
 from perfd.aggregator.operations import HOST_COLUMNS
-from perfd.aggregator.state.bounded_records import bounded
-from perfd.aggregator.state.job_names import JobNames
-from perfd.aggregator.state.job_ownership import JobOwnership
-from perfd.aggregator.state.job_state import JobState, RecordSource
-from perfd.aggregator.state.node_state import NodeState
 from perfd.errors import RefusedError
 from perfd.model import (
     CaptureCancel,

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 
 from perfd.aggregator.failures import Part
-from perfd.aggregator.state import AgentState, AggregatorState, JobState
+from perfd.aggregator.jobs import JobState
+from perfd.aggregator.state import AgentState, AggregatorState
 from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.diagnosis import job_json as summary_of_job

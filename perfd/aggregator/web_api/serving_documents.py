@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfd.aggregator.state import AggregatorState, NodeState
+from perfd.aggregator.nodes import NodeState
+from perfd.aggregator.state import AggregatorState
 from perfd.model import Scope, ServerColumn
 
 _LATENCIES = {

@@ -9,7 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from perfd.aggregator.jobs.job_lifetime import JobEnd, Lifetime
+from perfd.aggregator.jobs.job_ownership import JobOwnership
+from perfd.aggregator.jobs.step_tables import PhaseRows, StepRows
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.limits.bounded_records import bounded
+from perfd.aggregator.limits.plausible_values import plausible_description
 from perfd.aggregator.operations import (
     CollectiveRows,
     HostWaitReadings,
@@ -17,11 +22,6 @@ from perfd.aggregator.operations import (
     OperationSteps,
     ProgressRows,
 )
-from perfd.aggregator.state.bounded_records import bounded
-from perfd.aggregator.state.job_lifetime import JobEnd, Lifetime
-from perfd.aggregator.state.job_ownership import JobOwnership
-from perfd.aggregator.state.plausible_values import plausible_description
-from perfd.aggregator.state.step_tables import PhaseRows, StepRows
 from perfd.analysis.data.job_data import Captured
 from perfd.errors import RefusedError
 from perfd.model import (

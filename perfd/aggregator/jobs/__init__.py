@@ -1,0 +1,6 @@
+"""The state of one job: its names, owners, attempts, steps, and when it ended."""
+
+from perfd.aggregator.jobs.job_lifetime import JobEnd
+from perfd.aggregator.jobs.job_state import JobState, RecordSource
+
+__all__ = ["JobEnd", "JobState", "RecordSource"]
