@@ -18,10 +18,12 @@ class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     name: str
     match: list[str]
+    called: list[str] = []
     flops: dict[str, float]
     memory_bytes: float | None = None
     memory_bytes_per_s: float | None = None
     nvlink_bytes_per_s: float | None = None
+    pcie_bytes_per_s: float | None = None
     peak_clock_hz: float | None = None
     source: str
     date: str
@@ -39,20 +41,21 @@ def load_peaks(override: Path | None = None) -> PeakTable:
     Raises `ConfigError` with the file and the path in it when a file is wrong.
     """
     text = files("perfd").joinpath("data", _NAME).read_text(encoding="utf-8")
+    own = load(override, _File).gpus if override is not None else []
     rows = parse(text, _File, name=_NAME).gpus
-    if override is not None:
-        rows = load(override, _File).gpus + rows
-    return PeakTable(gpus=tuple(_peak(row) for row in rows))
+    return PeakTable(gpus=tuple(map(_peak, rows)), own=tuple(map(_peak, own)))
 
 
 def _peak(row: _Row) -> GpuPeak:
     return GpuPeak(
         name=row.name,
         match=tuple(row.match),
+        called=tuple(row.called),
         flops={precision.lower(): flops for precision, flops in row.flops.items()},
         memory_bytes=row.memory_bytes,
         memory_bytes_per_s=row.memory_bytes_per_s,
         nvlink_bytes_per_s=row.nvlink_bytes_per_s,
+        pcie_bytes_per_s=row.pcie_bytes_per_s,
         peak_clock_hz=row.peak_clock_hz,
         source=row.source,
         date=row.date,

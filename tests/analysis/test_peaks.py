@@ -75,7 +75,51 @@ def test_every_row_names_its_source_and_date():
 def test_every_row_can_be_reached():
     table = load_peaks()
     for row in table.gpus:
-        assert any(find_gpu(table, pattern) is row for pattern in row.match), row.name
+        assert any(find_gpu(table, f"{pattern} X1") is row for pattern in row.match), row.name
+
+
+def test_every_row_is_found_by_its_own_name_however_it_is_written():
+    table = load_peaks()
+    for row in table.gpus:
+        for name in (row.name, *row.called):
+            for spelling in (
+                name,
+                name.upper(),
+                name.replace(" ", "-"),
+                name.replace(" ", ""),
+                f"NVIDIA {name}",
+            ):
+                assert find_gpu(table, spelling) is row, spelling
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes_per_s"),
+    [("A100 SXM 80 GB", 2039), ("A100", 2039), ("GH200 144G", 4900), ("V100 SXM2 32 GB", 900)],
+)
+def test_what_people_write_gives_the_bandwidth_of_that_board(name: str, gigabytes_per_s: float):
+    row = find_gpu(load_peaks(), name)
+    assert row is not None
+    assert row.memory_bytes_per_s == pytest.approx(gigabytes_per_s * 1e9)
+
+
+def test_the_sxm_board_of_a_v100_is_faster_than_the_card():
+    assert find_peak(load_peaks(), "V100 SXM2 32 GB", "fp16") == pytest.approx(125e12)
+    assert find_peak(load_peaks(), "V100 PCIe 32 GB", "fp16") == pytest.approx(112e12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tflops"),
+    [("TPU v4", 275), ("TPU v5 lite", 197), ("TPU v5p", 459), ("TPU v5", 459), ("TPU v6 lite", 918)],
+)
+def test_a_tpu_is_known_by_what_jax_calls_its_kind(kind: str, tflops: float):
+    assert find_peak(load_peaks(), kind, "bf16") == pytest.approx(tflops * 1e12)
+
+
+def test_whole_numbers_of_a_byte_have_a_peak_where_tensor_cores_do_them():
+    table = load_peaks()
+    assert find_peak(table, "NVIDIA A100-SXM4-80GB", "int8") == pytest.approx(624e12)
+    assert find_peak(table, "NVIDIA H100 80GB HBM3", "int8") == pytest.approx(1978.9e12)
+    assert find_peak(table, "NVIDIA A100-SXM4-80GB", "fp8") is None
 
 
 def test_rows_of_an_operator_win_over_the_built_in_ones(tmp_path: Path):

@@ -49,7 +49,7 @@ def test_the_ridge_decides_without_a_time(sizes, expected):
     [
         (0.9, RooflineVerdict.COMPUTE, True),
         (0.7, RooflineVerdict.COMPUTE, False),
-        (0.3, RooflineVerdict.LATENCY, False),
+        (0.3, RooflineVerdict.COMPUTE, False),
     ],
 )
 def test_a_measured_time_tells_how_far_from_the_roof_it_is(share, expected, at_limit):
@@ -60,6 +60,15 @@ def test_a_measured_time_tells_how_far_from_the_roof_it_is(share, expected, at_l
     assert found.verdict is expected
     assert found.attainable_ratio == pytest.approx(share)
     assert found.at_limit is at_limit
+
+
+def test_a_product_too_small_to_fill_the_gpu_is_bound_by_latency_and_a_large_one_is_not():
+    tiny, large = matmul(64, 64, 64, "bf16"), matmul(8192, 8192, 8192, "bf16")
+
+    assert place(tiny, _GPU, time_s=5e-6).verdict is RooflineVerdict.LATENCY
+    found = place(large, _GPU, time_s=2.0)
+    assert found.verdict is RooflineVerdict.COMPUTE
+    assert found.attainable_ratio == pytest.approx(0.55, abs=0.01)
 
 
 @given(flops=st.floats(1, 1e18), traffic=st.floats(1, 1e15), time=st.floats(1e-9, 1e6))
@@ -282,7 +291,7 @@ def test_the_picture_is_one_file_that_needs_nothing_else(tmp_path, capsys):
     assert main(["roofline", "--matmul", "4096x4096x1024", "--time", "6e-5", "-o", str(path)]) == 0
     text = path.read_text(encoding="utf-8")
     ((_, _, told),) = _points(text)
-    assert told == "matmul 4096 x 4096 x 1024 bf16: latency bound, 57.9% of the peak"
+    assert told == "matmul 4096 x 4096 x 1024 bf16: compute bound, 57.9% of the peak"
     assert "prefers-color-scheme: dark" in text
     assert not re.search(r"(?:href|src|url|@import)", text)
 

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+_VENDORS = frozenset({"nvidia", "amd", "tesla", "instinct", "geforce", "google"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuPeak:
@@ -15,10 +17,14 @@ class GpuPeak:
     match: Sequence[str]
     """Parts of NVML's name, each on word boundaries, so that `A10` is not in `A100`; case is ignored."""
     flops: Mapping[str, float]
-    """Dense operations a second, without sparsity, by precision: bf16, fp16, fp8, fp4, tf32, fp32."""
+    """Dense operations a second, without sparsity, by precision: bf16, fp16, fp8, fp4, int8, tf32, fp32."""
+    called: Sequence[str] = ()
+    """What else people call it, as a whole: `A100` is the board of 80 GB."""
     memory_bytes: float | None = None
     memory_bytes_per_s: float | None = None
     nvlink_bytes_per_s: float | None = None
+    """Sum of both directions."""
+    pcie_bytes_per_s: float | None = None
     """Sum of both directions."""
     peak_clock_hz: float | None = None
     """The SM clock at which `flops` holds; a GPU that boosts higher can pass its own peak."""
@@ -32,11 +38,21 @@ class PeakTable:
     """Rows in the order in which they are tried: the first that matches wins."""
 
     gpus: Sequence[GpuPeak] = field(default_factory=tuple)
+    """The rows that ship."""
+    own: Sequence[GpuPeak] = ()
+    """An operator's, which win over those."""
 
 
-def find_gpu(table: PeakTable, nvml_name: str) -> GpuPeak | None:
-    """The row of a GPU, or None when the table does not know it."""
-    return next((row for row in table.gpus if any(_names(part, nvml_name) for part in row.match)), None)
+def find_gpu(table: PeakTable, name: str) -> GpuPeak | None:
+    """The row of a GPU by NVML's name, the row's own, or another that it is called by; None if unknown."""
+    plain = _plain(name)
+    for rows in (table.own, table.gpus):
+        called = (row for row in rows if plain in {_plain(one) for one in (row.name, *row.called)})
+        matched = (row for row in rows if any(_names(part, name) for part in row.match))
+        found = next(called, None) or next(matched, None)
+        if found is not None:
+            return found
+    return None
 
 
 def find_peak(table: PeakTable, nvml_name: str, precision: str | None) -> float | None:
@@ -48,3 +64,9 @@ def find_peak(table: PeakTable, nvml_name: str, precision: str | None) -> float 
 def _names(part: str, nvml_name: str) -> bool:
     boundaries = rf"(?<![A-Za-z0-9]){re.escape(part)}(?![A-Za-z0-9])"
     return re.search(boundaries, nvml_name, re.IGNORECASE) is not None
+
+
+def _plain(name: str) -> str:
+    """A name without what people write in different ways: case, spaces, hyphens, and the vendor."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    return "".join(word for word in words if word not in _VENDORS)

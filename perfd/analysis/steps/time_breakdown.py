@@ -206,14 +206,16 @@ def memory(job: JobData, peaks: PeakTable) -> Memory:
         fullest = np.fmax.reduce(used, axis=0).astype(float)
         ratio = np.fmax.reduce(fullest / _capacities(job, peaks), initial=np.nan)
         if np.isfinite(ratio):
-            return Memory(max_used_ratio=float(ratio), source="nvml")
+            # What a table says may be less than there is.
+            return Memory(max_used_ratio=min(1.0, float(ratio)), source="nvml")
     sizes = set(_sizes(job, peaks).values())
     reports = [value for report in job.memory if (value := _reserved(report)) is not None]
     # Reports do not say on which GPU a rank is, so the GPUs must be alike.
     size = sizes.pop() if len(sizes) == 1 else None
     if size is None or not reports:
         return Memory()
-    return Memory(max_used_ratio=known(max(reports) / size), source="allocator, of its rank alone")
+    ratio = known(min(1.0, max(reports) / size))
+    return Memory(max_used_ratio=ratio, source="allocator, of its rank alone")
 
 
 def goodput_ratio(job: JobData, steady: SteadySteps, median_s: float | None) -> float | None:

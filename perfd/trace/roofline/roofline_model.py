@@ -17,6 +17,9 @@ from perfd.errors import PerfdError
 AT_LIMIT_RATIO = 0.80
 LATENCY_RATIO = 0.60
 """Nsight Compute's own bounds: above 80% a unit is at its limit, below 60% of both neither limits."""
+SHORT_S = 10e-6
+"""What needs no longer than this at best is over before the GPU is full: launching a kernel alone takes some
+microseconds."""
 
 
 class RooflineVerdict(StrEnum):
@@ -83,9 +86,9 @@ def place(work: OperationWork, gpu: GpuPeak, time_s: float | None = None) -> Pla
     )
     peak_ratio = work.flops / time_s / peak if time_s else None
     bandwidth_ratio = work.traffic_bytes / time_s / bandwidth if time_s else None
-    measured = None
-    if peak_ratio is not None and bandwidth_ratio is not None:
-        measured = verdict_of(peak_ratio, bandwidth_ratio)
+    attainable_ratio = minimum / time_s if time_s else None
+    # A time alone does not separate idle units from badly used ones, unless there is too little work for any.
+    short = attainable_ratio is not None and attainable_ratio < LATENCY_RATIO and minimum < SHORT_S
     return Placement(
         work=work,
         gpu=gpu.name,
@@ -99,9 +102,9 @@ def place(work: OperationWork, gpu: GpuPeak, time_s: float | None = None) -> Pla
         time_s=time_s,
         peak_ratio=peak_ratio,
         bandwidth_ratio=bandwidth_ratio,
-        attainable_ratio=minimum / time_s if time_s else None,
-        verdict=measured or side,
-        at_limit=None if time_s is None else minimum / time_s >= AT_LIMIT_RATIO,
+        attainable_ratio=attainable_ratio,
+        verdict=RooflineVerdict.LATENCY if short else side,
+        at_limit=None if attainable_ratio is None else attainable_ratio >= AT_LIMIT_RATIO,
     )
 
 
