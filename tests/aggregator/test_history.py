@@ -23,6 +23,7 @@ from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import agent_row, job_rows, rows
 from perfd.aggregator.history.recovery import restore
 from perfd.aggregator.limits import Limits
+from perfd.aggregator.state.agent_registry import AgentState
 from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.clock import SystemClock
 from perfd.config import HistoryConfig, UplinkConfig
@@ -63,7 +64,7 @@ def keep(history, made, *records, now_s=0.0, node="n0", agent="a"):
     names = {(item.job, item.attempt) for item in durable if item.job}
     statements = [row for name, attempt in names for row in job_rows(name, attempt, START_S, START_S + now_s)]
     statements += [row for item in durable for row in rows(item, START_S + now_s)]
-    write(history, *statements, agent_row(agent, node, 7, START_S + now_s))
+    write(history, *statements, agent_row(AgentState(agent_id=agent, node=node), 7, START_S + now_s))
 
 
 def step_rows(number):
@@ -283,7 +284,8 @@ def test_a_row_that_no_table_takes_costs_only_its_own_group(path):
     history = HistoryStore(path)
     block = threading.Event()
     history.submit([], block.wait)
-    for statement in (step_rows(1), [agent_row("a", "n", 1 << 70, 0.0)], step_rows(2)):
+    unstorable = agent_row(AgentState(agent_id="a", node="n"), 1 << 70, 0.0)
+    for statement in (step_rows(1), [unstorable], step_rows(2)):
         history.submit(statement)
     block.set()
     write(history)

@@ -15,7 +15,7 @@ from perfd.agent.uplink.uplink import Uplink
 from perfd.aggregator.ingest.agent_credential import ANYBODY, credential_of_certificate
 from perfd.aggregator.limits import Limits
 from perfd.clock import SystemClock
-from perfd.config import AgentIdentityConfig, UplinkConfig
+from perfd.config import AgentIdentityConfig, HistoryConfig, UplinkConfig
 from perfd.errors import ConfigError
 from perfd.model import Batch
 from perfd.net import split_address
@@ -112,6 +112,23 @@ def test_the_next_life_of_a_spool_goes_on_and_a_copy_of_the_old_one_does_not():
             with FakeAgent(running.grpc_address, node="n1", agent_id="A", epochs=("e3", "e1")) as copy:
                 assert copy.hello().renew_identity
             assert second.send(step(2), sequence=2) == 2
+
+
+def test_an_agents_spool_is_known_after_a_restart_of_the_aggregator(tmp_path):
+    history = HistoryConfig(path=str(tmp_path / "h.sqlite"))
+    with aggregator(history=history) as running:
+        with FakeAgent(running.grpc_address, agent_id="A", epochs=("e1", "")) as agent:
+            agent.hello()
+            agent.send(step(1))
+        with FakeAgent(running.grpc_address, agent_id="A", epochs=("e2", "e1")) as agent:
+            agent.hello()
+    with aggregator(history=history) as running:
+        for epochs in (("", ""), ("e3", ""), ("e3", "e1")):
+            with FakeAgent(running.grpc_address, node="n9", agent_id="A", epochs=epochs) as thief:
+                assert thief.hello().renew_identity
+        assert refused(running, "agent_identity") == 3
+        with FakeAgent(running.grpc_address, agent_id="A", epochs=("e2", "e2")) as agent:
+            assert agent.hello().last_sequence == 1
 
 
 def test_two_machines_that_start_from_one_disk_image_both_keep_their_data(tmp_path):

@@ -174,7 +174,7 @@ def test_an_alertmanager_hears_of_the_same_alert_again_and_of_its_end(clock, con
 
 def test_a_file_of_an_older_perfd_is_taken_over(clock, config):
     old = sqlite3.connect(_path(config))
-    old.executescript(SCHEMA.replace(", body BLOB,\n  PRIMARY", ",\n  PRIMARY"))
+    old.executescript(SCHEMA.replace(", body BLOB,\n  PRIMARY", ",\n  PRIMARY").replace(_EPOCH, ""))
     old.execute("DROP TABLE engine")
     old.execute("INSERT INTO alerts VALUES ('llm', 'Old', '{}', 'firing', 1, 1.0, 1.0)")
     old.execute("PRAGMA user_version = 1")
@@ -197,6 +197,9 @@ def test_a_state_that_cannot_be_read_costs_the_state_and_not_the_start(clock, co
     with aggregator(clock, **config) as running:
         assert states(running) == {"Slow": "firing"}
     assert "cannot be read and is left out" in caplog.text
+
+
+_EPOCH = ", epoch TEXT NOT NULL DEFAULT ''"
 
 
 def _path(config):

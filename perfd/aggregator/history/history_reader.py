@@ -74,13 +74,13 @@ class HistoryReader:
         """Set a damaged file aside; returns whether there is a sound one now."""
         return False
 
-    def agents(self) -> list[tuple[str, str, int, float]]:
-        """Every agent's id, node, highest stored sequence, and when it last sent."""
+    def agents(self) -> list[tuple[str, str, int, float, str]]:
+        """Every agent's id, node, highest stored sequence, when it last sent, and the hash of its epoch."""
 
-        def agent(row: tuple[Any, ...]) -> tuple[str, str, int, float]:
-            return msgspec.convert(row, tuple[str, str, int, float])
+        def agent(row: tuple[Any, ...]) -> tuple[str, str, int, float, str]:
+            return msgspec.convert(row, tuple[str, str, int, float, str])
 
-        query = "SELECT agent_id, node, last_sequence, received_unix_s FROM agents"
+        query = "SELECT agent_id, node, last_sequence, received_unix_s, epoch FROM agents"
         return self._at_start(lambda reader: self._sound(reader.execute(query), agent))
 
     def node_facts(self) -> list[tuple[str, GpuInfo | RankPlacement | ServerInfo]]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from perfd.aggregator.state import Durable
+from perfd.aggregator.state import AgentState, Durable
 from perfd.model import (
     Alert,
     Event,
@@ -26,12 +26,13 @@ from perfd.rules.rule_model import EngineState
 
 _K = TypeVar("_K", int, str)
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 """`PRAGMA user_version` of the file. A later version adds tables and columns, and migrates."""
 
 MIGRATIONS = {
     1: "ALTER TABLE alerts ADD COLUMN body BLOB",
     2: "CREATE TABLE IF NOT EXISTS retention (id INTEGER PRIMARY KEY CHECK (id = 1), unix_s REAL NOT NULL)",
+    3: "ALTER TABLE agents ADD COLUMN epoch TEXT NOT NULL DEFAULT ''",
 }
 """From each version to the next."""
 
@@ -63,7 +64,7 @@ CREATE TABLE IF NOT EXISTS node_facts (
   body TEXT NOT NULL, PRIMARY KEY (node, kind, key)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS agents (
   agent_id TEXT PRIMARY KEY, node TEXT NOT NULL, last_sequence INTEGER NOT NULL,
-  received_unix_s REAL NOT NULL) WITHOUT ROWID;
+  received_unix_s REAL NOT NULL, epoch TEXT NOT NULL DEFAULT '') WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS captures (
   capture_id TEXT PRIMARY KEY, requested_unix_s REAL NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS events_by_job ON events (job, attempt, time_unix_s);
@@ -92,8 +93,9 @@ _PHASES = "INSERT OR REPLACE INTO phases VALUES (?, ?, ?, ?, ?)"
 _EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?)"
 _FACT = "INSERT OR REPLACE INTO node_facts VALUES (?, ?, ?, ?, ?)"
 _AGENT = (
-    "INSERT INTO agents VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET node = excluded.node, "
-    "last_sequence = max(last_sequence, excluded.last_sequence), received_unix_s = excluded.received_unix_s"
+    "INSERT INTO agents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET node = excluded.node, "
+    "last_sequence = max(last_sequence, excluded.last_sequence), received_unix_s = excluded.received_unix_s, "
+    "epoch = excluded.epoch"
 )
 _AGENT_LEFT = "DELETE FROM agents WHERE agent_id = ?"
 _ALERT = "INSERT OR REPLACE INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
@@ -144,9 +146,9 @@ def rows(durable: Durable, now_unix_s: float) -> Iterator[Statement]:
         yield _FACT, (durable.node, "origin", job, now_unix_s, _json(record))
 
 
-def agent_row(agent_id: str, node: str, last_sequence: int, now_unix_s: float) -> Statement:
-    """How far an agent's batches are stored."""
-    return _AGENT, (agent_id, node, last_sequence, now_unix_s)
+def agent_row(agent: AgentState, sequence: int, now_unix_s: float) -> Statement:
+    """How far an agent's batches are stored, and which spool it has."""
+    return _AGENT, (agent.agent_id, agent.node, sequence, now_unix_s, agent.epoch)
 
 
 def agent_left_row(agent_id: str) -> Statement:

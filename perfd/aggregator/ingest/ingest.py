@@ -81,6 +81,7 @@ class Ingest:
                     "An agent's first sequence is too far ahead of the newest one that is stored.",
                     actor=hello.node,
                 )
+            known_epoch = known.epoch if known is not None else ""
             greeting = state.agents.greet(
                 hello,
                 stream,
@@ -101,6 +102,10 @@ class Ingest:
                 return None, Welcome(last_sequence=0, sent_unix_ns=unix_ns, renew_identity=True)
             state.counters.lost_batches += greeting.lost
             agent = greeting.agent
+            if known_epoch != agent.epoch and known_epoch and self._history is not None:
+                # Otherwise a spool that was opened again would be a stranger to the next aggregator.
+                # The epoch of a new agent is stored with its first batch.
+                self._history.submit([agent_row(agent, agent.stored_sequence, unix_ns / 1e9)])
         if greeting.warning:
             log.warning(greeting.warning, extra={"node": hello.node, "shown_as": greeting.agent.node})
         return agent, Welcome(
@@ -154,7 +159,7 @@ class Ingest:
                 durable = take(batch.records[first : first + _SLICE_RECORDS], source)
                 state.counters.ingest_s += self._clock.monotonic_s() - sliced_s
                 statements += self._statements(agent, durable, unix_ns / 1e9)
-        statements.append(agent_row(agent.agent_id, agent.node, batch.sequence, unix_ns / 1e9))
+        statements.append(agent_row(agent, batch.sequence, unix_ns / 1e9))
         self._keep(agent, batch.sequence, statements, stored)
 
     def unkept(self, agent: AgentState) -> bool:
@@ -241,7 +246,7 @@ class Ingest:
             state.failures.note(Part.RECORD, error, node=agent.node)
         if sequence is not None and verdict is not BatchVerdict.REPEAT:
             now_unix_s = self._clock.unix_ns() / 1e9
-            self._keep(agent, sequence, [agent_row(agent.agent_id, agent.node, sequence, now_unix_s)], stored)
+            self._keep(agent, sequence, [agent_row(agent, sequence, now_unix_s)], stored)
 
     def refuse(self, sentence: str, *, actor: str) -> RefusedError:
         """Note that a peer without a credential was turned away; returns what to raise."""

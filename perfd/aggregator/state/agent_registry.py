@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import deque
 from collections.abc import Iterator
@@ -54,8 +55,8 @@ class AgentState:
     """The name in its credential; empty without one."""
     namespace: str | None = None
     """The namespace that its credential limits it to; None: any."""
-    epoch: str = field(default="", repr=False)
-    """The secret of its spool's present life; empty as long as it is not known."""
+    epoch: str = ""
+    """A hash of the secret of its spool's present life; empty as long as it is not known."""
     perfd_version: str = ""
     last_sequence: int = 0
     """The newest batch that was taken."""
@@ -171,9 +172,11 @@ class AgentRegistry:
         """The agent that speaks for a node now, or None."""
         return next((a for a in self._agents.values() if a.node == node and a.stream is not None), None)
 
-    def restore(self, agent_id: str, node: str, last_sequence: int, received_s: float) -> None:
+    def restore(
+        self, agent_id: str, node: str, last_sequence: int, received_s: float, epoch: str = ""
+    ) -> None:
         """Know an agent from history, to recognize its repeats."""
-        agent = AgentState(agent_id=agent_id, node=node, received_s=received_s)
+        agent = AgentState(agent_id=agent_id, node=node, received_s=received_s, epoch=epoch)
         agent.skip_to(last_sequence)
         self._agents[agent_id] = agent
 
@@ -207,7 +210,7 @@ class AgentRegistry:
             lost = hello.first_sequence - 1 - agent.kept_sequence
             agent.skip_to(hello.first_sequence - 1)
         agent.stream = stream
-        agent.epoch = hello.spool_epoch or agent.epoch
+        agent.epoch = _hashed(hello.spool_epoch) or agent.epoch
         agent.principal, agent.namespace = principal, namespace
         agent.left = agent.refused = False
         agent.perfd_version = hello.perfd_version
@@ -252,5 +255,10 @@ def _is_same(agent: AgentState, hello: Hello, principal: str) -> bool:
     if agent.epoch:
         # An agent that was downgraded has no epoch; its credential is enough while no other stream is open.
         downgraded = not hello.spool_epoch and bool(principal) and agent.stream is None
-        return agent.epoch in {hello.spool_epoch, hello.previous_epoch} or downgraded
+        return agent.epoch in {_hashed(hello.spool_epoch), _hashed(hello.previous_epoch)} or downgraded
     return not principal or bool(agent.principal) or agent.node.partition("~")[0] == hello.node
+
+
+def _hashed(epoch: str) -> str:
+    """What is kept of an epoch, so that who reads the history cannot pretend to be an agent."""
+    return hashlib.sha256(epoch.encode()).hexdigest() if epoch else ""
