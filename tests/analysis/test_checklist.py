@@ -146,6 +146,7 @@ def test_tensor_groups_over_nodes_come_before_poor_computation():
     assert found.bottleneck.gain_ratio == pytest.approx(0.3)
     assert "crosses nodes of 8 GPUs: keep it inside a node" in found.bottleneck.advice
     assert check(job(0.28, tp=16, dp=1), "tensor_in_node").value == "16 ranks on 2 nodes"
+    assert check(job(0.28), "tensor_in_node").value == "1 rank on 1 node"
     assert found.checklist.conclusion == "MFU is 28.0%: tensor in node is 16 ranks on 2 nodes, limit 1 node."
 
 

@@ -94,4 +94,4 @@ def test_a_sharded_optimizer_is_not_advised_to_be_sharded_and_the_gain_is_in_ste
     assert first.kind is Kind.OPTIMIZER
     assert "is sharded already" in first.advice
     assert "Megatron" not in first.advice
-    assert first.advice.endswith("At most: 1000.0 ms to 800.0 ms per step.")
+    assert first.advice.endswith("At best 800.0 ms per step instead of 1000.0 ms.")

@@ -184,7 +184,7 @@ def test_of_a_late_pipeline_nobody_is_named_when_nothing_tells_them_apart():
     found = finding(result, Kind.STRAGGLER)
     assert ranks_of(found) == []
     assert found.confidence == 0.4
-    assert "Nothing tells which of them is the slow one." in found.evidence
+    assert "perfd cannot tell which of them is slow." in found.evidence
 
 
 def test_timers_settle_which_rank_of_a_late_pipeline_is_slow():

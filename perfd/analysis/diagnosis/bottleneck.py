@@ -77,9 +77,9 @@ def _expected(finding: Finding, facts: JobEvidence) -> str:
     step_s, mfu, gain = facts.step_time.median, facts.efficiency.mfu_ratio, finding.gain_ratio
     if not (step_s and gain and gain < 1 and finding.advice) or finding.kind in {Kind.HANG, Kind.UNKNOWN}:
         return ""
-    without = f"{duration(step_s)} to {duration(step_s * (1 - gain))}"
-    gained = f", MFU {percent(mfu)} to {percent(mfu / (1 - gain))}" if mfu else ""
-    return f" At most: {without} per step{gained}."
+    without = f"{duration(step_s * (1 - gain))} per step instead of {duration(step_s)}"
+    gained = f", MFU {percent(mfu / (1 - gain))} instead of {percent(mfu)}" if mfu else ""
+    return f" At best {without}{gained}."
 
 
 def _with_change(finding: Finding, facts: JobEvidence) -> Finding:

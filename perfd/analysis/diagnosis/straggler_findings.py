@@ -105,7 +105,7 @@ def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
     who = f"Rank {shown} is late too, but it waits" if one else f"Ranks {shown} are late too, but they wait"
     return [
         f"{who} meanwhile.",
-        f"Rank {slow.rank} is at work {slow.slowdown_ratio:.2f} times as long as its peers.",
+        f"Rank {slow.rank} works {slow.slowdown_ratio:.2f} times as long as its peers.",
     ]
 
 
@@ -150,7 +150,7 @@ def _together(facts: JobEvidence, arrivals: Late) -> Finding:
         evidence=[
             f"Ranks {shown} are late together ({facts.nccl.source}).",
             f"As fast as their peers, they would save {percent(arrivals.gain_ratio)} of the step.",
-            "Nothing tells which of them is the slow one.",
+            "perfd cannot tell which of them is slow.",
         ],
         advice=advice.late_ranks(arrivals.together),
         gain_ratio=arrivals.gain_ratio,
@@ -190,8 +190,8 @@ def _by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
         )
     if not idle and one_rank_loads_slowly(facts.data):
         evidence.append(
-            f"One rank spends {percent(facts.data.share_ratio or 0)} of a step in {facts.data.source}"
-            " while its tensor cores are busy: this is GPU work, not data loading."
+            f"One rank spends {percent(facts.data.share_ratio or 0)} of a step on data loading"
+            f" ({facts.data.source}), but its tensor cores are busy: this is GPU work."
         )
     return Finding(
         kind=Kind.DATA_LOADING if slow_input else Kind.STRAGGLER,

@@ -149,7 +149,8 @@ def _tensor(facts: JobEvidence) -> Check:
     value = None
     if groups is not None:
         nodes = "1 node" if groups.nodes == 1 else f"{groups.nodes} nodes"
-        value = f"{groups.size} ranks on {nodes}"
+        ranks = "1 rank" if groups.size == 1 else f"{groups.size} ranks"
+        value = f"{ranks} on {nodes}"
     return _check(
         "tensor_in_node",
         "Is each tensor-parallel group in one node?",
