@@ -1,4 +1,6 @@
-"""Faults of known cost in real Megatron-LM, FSDP2 and DDP jobs on 4 GPUs, switched on and off within a job.
+"""Faults of known cost in real jobs on 4 or 2 GPUs, switched on and off within a job.
+
+The jobs are Megatron-LM, plain loops with FSDP2 and DDP, transformers, and Lightning:
 
     python -m benchmarks.gpu.phase_runs --out FOLDER --megatron FOLDER [--only tp2dp2 ...] [--limit-s 540]
     python -m benchmarks.gpu.phase_runs --out FOLDER --dry-run --torchrun PATH [--only ddp]
@@ -64,7 +66,11 @@ class Job:
     megatron: tuple[str, ...] = ()
     """Arguments of pretrain_gpt.py; empty for a plain loop."""
     loop: tuple[str, ...] = ()
-    """Arguments of `loop_job.py`."""
+    """Arguments of `script`."""
+    script: str = "loop_job.py"
+    own_launcher: bool = False
+    """The script starts its other ranks, in place of torchrun."""
+    gpus: int = 4
 
 
 def _megatron(layers: int, batch: int, *layout: str) -> tuple[str, ...]:
@@ -152,6 +158,76 @@ JOBS: Mapping[str, Job] = {
             Fault(kind="loader", size=0.3),
         ),
     ),
+    "dp2": Job(
+        gpus=2,
+        megatron=_megatron(12, 32),
+        faults=(
+            Fault(kind="loader", size=0.4),
+            Fault(kind="gpu", size=0.15, ranks=(1,)),
+            Fault(kind="host", size=0.3, ranks=(0,)),
+            Fault(kind="stall", size=0.6, ranks=(1,), steps=_STALL_STEPS),
+        ),
+    ),
+    "tp2": Job(
+        gpus=2,
+        megatron=_megatron(12, 8, *_TP2),
+        faults=(
+            Fault(kind="gpu", size=0.5, ranks=(1,)),
+            Fault(kind="loader", size=0.3),
+            Fault(kind="host", size=0.3, ranks=(0,)),
+        ),
+    ),
+    "pp2": Job(
+        gpus=2,
+        megatron=_megatron(12, 16, *_PP2),
+        faults=(
+            Fault(kind="gpu", size=0.25, ranks=(0,)),
+            Fault(kind="loader", size=0.3),
+            Fault(kind="host", size=0.4, ranks=(1,)),
+        ),
+    ),
+    "ddp2": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "8", "--print-every", "10"),
+        faults=(
+            Fault(kind="loader", size=1.4),
+            Fault(kind="gpu", size=0.15, ranks=(1,)),
+            Fault(kind="host", size=1.3, ranks=(0,)),
+            Fault(kind="stall", size=0.6, ranks=(0,), steps=_STALL_STEPS),
+        ),
+    ),
+    "fsdp2x2": Job(
+        gpus=2,
+        loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "8"),
+        faults=(
+            Fault(kind="gpu", size=0.25, ranks=(0,)),
+            Fault(kind="loader", size=1.4),
+            Fault(kind="gpu", size=0.12, ranks=(1,)),
+            Fault(kind="host", size=1.3, ranks=(1,)),
+        ),
+    ),
+    "trainer2": Job(
+        gpus=2,
+        script="trainer_job.py",
+        loop=("--micro-batch", "4"),
+        faults=(
+            Fault(kind="gpu", size=0.25, ranks=(1,)),
+            Fault(kind="loader", size=0.5),
+            Fault(kind="host", size=0.5, ranks=(0,)),
+            Fault(kind="stall", size=0.6, ranks=(1,), steps=_STALL_STEPS),
+        ),
+    ),
+    "lightning2": Job(
+        gpus=2,
+        script="lightning_job.py",
+        own_launcher=True,
+        loop=("--micro-batch", "4"),
+        faults=(
+            Fault(kind="loader", size=0.5),
+            Fault(kind="gpu", size=0.25, ranks=(0,)),
+            Fault(kind="host", size=0.5, ranks=(1,)),
+        ),
+    ),
 }  # fmt: skip
 
 
@@ -161,8 +237,8 @@ class Options:
 
     out: Path
     megatron: Path | None
-    gpus: int
     torchrun: str
+    python: str
     dry_run: bool
     pack: Path | None
 
@@ -174,15 +250,18 @@ def command_of(name: str, job: Job, folder: Path, options: Options) -> list[str]
     truth = folder / "truth"
     truth.mkdir()
     common = ["--plan", str(folder / "plan.json"), "--truth", str(truth)]
-    launcher = [options.torchrun, "--nproc-per-node", str(options.gpus)]
+    launcher = [options.torchrun, "--nproc-per-node", str(job.gpus)]
     if job.loop:
         small = _SMALL_LOOP if options.dry_run else ()
-        return [*launcher, str(HERE / "loop_job.py"), *common, *job.loop, *small]
+        script = [str(HERE / job.script), *common, *job.loop, *small]
+        if job.own_launcher:
+            return [options.python, *script, "--devices", str(job.gpus)]
+        return [*launcher, *script]
     if options.megatron is None:
         raise ValueError(f"{name} needs --megatron")
     arguments = (*MEGATRON_MODEL, *job.megatron, "--train-iters", str(plan[-1].last_step))
-    script = [str(HERE / "megatron_job.py"), *common, "--megatron", str(options.megatron), "--"]
-    return [*launcher, *script, *arguments]
+    megatron = [str(HERE / "megatron_job.py"), *common, "--megatron", str(options.megatron), "--"]
+    return [*launcher, *megatron, *arguments]
 
 
 def run_job(name: str, job: Job, options: Options, limit_s: float) -> int:
@@ -253,18 +332,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--megatron", type=Path, help="a checkout of Megatron-LM")
     parser.add_argument("--only", nargs="+", choices=JOBS, metavar="JOB", help=", ".join(JOBS))
-    parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--limit-s", type=float, default=3600.0, help="no job starts in the last 60 s of it")
     parser.add_argument("--job-limit-s", type=float, default=150.0)
     parser.add_argument("--pack", type=Path, metavar="DIR")
     parser.add_argument("--torchrun", default="torchrun", help="the program")
+    parser.add_argument("--python", default="python3", help="that of the jobs")
     parser.add_argument("--dry-run", action="store_true", help="loops for CPUs")
     args = parser.parse_args(arguments)
     options = Options(
         out=args.out.resolve(),
         megatron=args.megatron and args.megatron.resolve(),
-        gpus=args.gpus,
         torchrun=args.torchrun,
+        python=args.python,
         dry_run=args.dry_run,
         pack=args.pack,
     )

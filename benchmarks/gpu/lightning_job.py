@@ -1,0 +1,104 @@
+"""A Lightning `Trainer` with DDP by Lightning's own launcher, with faults switched on and off by step.
+
+    python benchmarks/gpu/lightning_job.py --plan plan.json --truth FOLDER --devices 2
+
+The plan is that of `phases.py`; what was done is written as `phase_injector.py` says. The job knows nothing
+of perfd and prints Lightning's progress bar. Without a GPU it runs on CPUs with gloo, to try it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import lightning
+import torch
+from loop_job import Tokens
+from phase_injector import PhaseInjector
+from phases import load
+from torch.utils.data import DataLoader
+from train import Part, loss_against
+
+
+class Model(lightning.LightningModule):
+    """The small GPT of `train.py`."""
+
+    def __init__(self, layers: int, hidden: int) -> None:
+        super().__init__()
+        self.part = Part(layers, hidden, first=True, last=True)
+
+    def training_step(self, tokens: torch.Tensor, batch_index: int) -> torch.Tensor:
+        del batch_index
+        loss = loss_against(tokens[:, 1:], self.part(tokens[:, :-1]))
+        self.log("loss", loss, prog_bar=True)
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters(), lr=1e-4)
+
+
+class Injection(lightning.Callback):
+    """Reports each step and micro-batch to the injector."""
+
+    def __init__(self, plan: Path, truth: Path, accumulate: int) -> None:
+        self._plan, self._truth, self._accumulate = plan, truth, accumulate
+        self._injector: PhaseInjector | None = None
+
+    def setup(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        del pl_module, stage
+        self._injector = PhaseInjector(
+            self._plan, self._truth, trainer.global_rank, micro_batches=self._accumulate
+        )
+        self._injector.slow_loaders()
+
+    def on_train_batch_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        del trainer, pl_module, batch
+        assert self._injector is not None
+        if batch_idx % self._accumulate == 0:
+            self._injector.begin_step()
+        self._injector.begin_micro_batch()
+
+    def teardown(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str) -> None:
+        del trainer, pl_module, stage
+        if self._injector is not None:
+            self._injector.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--truth", type=Path, required=True)
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--sequence", type=int, default=2048)
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--accumulate", type=int, default=2)
+    args = parser.parse_args()
+    cuda = torch.cuda.is_available()
+    steps = load(args.plan)[-1].last_step
+    data = Tokens(args.sequence, steps * args.accumulate * args.micro_batch * args.devices)
+    trainer = lightning.Trainer(
+        max_steps=steps,
+        accelerator="gpu" if cuda else "cpu",
+        devices=args.devices,
+        strategy="ddp",
+        precision="bf16-mixed" if cuda else "32-true",
+        accumulate_grad_batches=args.accumulate,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        callbacks=[Injection(args.plan, args.truth, args.accumulate)],
+    )
+    trainer.fit(
+        Model(args.layers, args.hidden),
+        DataLoader(data, batch_size=args.micro_batch, num_workers=2, pin_memory=cuda),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""A transformers `Trainer` on random tokens, with faults switched on and off by step.
+
+    torchrun --nproc-per-node 2 benchmarks/gpu/trainer_job.py --plan plan.json --truth FOLDER
+
+The plan is that of `phases.py`; what was done is written as `phase_injector.py` says. The job knows nothing
+of perfd and prints what `Trainer` prints: a progress bar, and every five steps a dictionary with the loss.
+Without a GPU it runs on CPUs with gloo, to try it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+from phase_injector import PhaseInjector
+from phases import load
+from torch import nn
+from train import VOCABULARY
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+
+class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Random token sequences with their labels."""
+
+    def __init__(self, sequence: int, count: int) -> None:
+        self._sequence, self._count = sequence, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        tokens = torch.randint(VOCABULARY, (self._sequence,), generator=generator)
+        return {"input_ids": tokens, "labels": tokens}
+
+
+class Steps(TrainerCallback):
+    """Reports each step to the injector."""
+
+    def __init__(self, injector: PhaseInjector) -> None:
+        self._injector = injector
+
+    def on_step_begin(self, *args: object, **options: object) -> None:
+        del args, options
+        self._injector.begin_step()
+
+
+class FaultyTrainer(Trainer):
+    """Reports each micro-batch to the injector, and trains as `Trainer` does."""
+
+    injector: PhaseInjector
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        self.injector.begin_micro_batch()
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--truth", type=Path, required=True)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--sequence", type=int, default=2048)
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--accumulate", type=int, default=2)
+    args = parser.parse_args()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    steps = load(args.plan)[-1].last_step
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=args.hidden,
+        intermediate_size=4 * args.hidden,
+        num_hidden_layers=args.layers,
+        num_attention_heads=max(1, args.hidden // 128),
+        max_position_embeddings=args.sequence,
+    )
+    options = TrainingArguments(
+        output_dir=str(args.truth / "trainer"),
+        max_steps=steps,
+        per_device_train_batch_size=args.micro_batch,
+        gradient_accumulation_steps=args.accumulate,
+        bf16=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+        logging_steps=5,
+        save_strategy="no",
+        report_to=[],
+        dataloader_num_workers=2,
+        include_num_input_tokens_seen="all",
+        ddp_find_unused_parameters=False,
+    )
+    injector = PhaseInjector(args.plan, args.truth, rank, micro_batches=args.accumulate)
+    injector.slow_loaders()
+    trainer = FaultyTrainer(
+        model=LlamaForCausalLM(config),
+        args=options,
+        train_dataset=Sequences(args.sequence, steps * args.accumulate * args.micro_batch * world_size),
+        callbacks=[Steps(injector)],
+    )
+    trainer.injector = injector
+    try:
+        trainer.train()
+    finally:
+        injector.close()
+    trainer.accelerator.end_training()
+    if not torch.cuda.is_available():
+        # With gloo of PyTorch 2.13 the interpreter hangs at its end.
+        sys.stdout.flush()
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
