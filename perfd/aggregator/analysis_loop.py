@@ -305,7 +305,7 @@ class AnalysisLoop:
     def _store_summary(self, name: str) -> None:
         with self._state.lock:
             job = self._state.fleet.jobs.get(name)
-            attempt = job.attempt if job else 1
+            attempt = job.attempts.number if job else 1
         self._history.summary(lambda: self._whole(name), attempt)
 
 

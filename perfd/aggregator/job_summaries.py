@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfd.aggregator.failures import Part
-from perfd.aggregator.jobs import JobState
 from perfd.aggregator.series import Derived, LiveFacts, SummaryCache
 from perfd.aggregator.state import AggregatorState
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary
@@ -60,16 +59,15 @@ class JobSummaries:
         change = self._cache.step_time_change(job)
         with self._state.lock:
             state = self._state.fleet.jobs[job]
-            lines, unrecognized = _log_lines(state)
             return LiveFacts(
-                attempt=state.attempt,
+                attempt=state.attempts.number,
                 exported=state.exported,
                 end=state.lifetime.end,
                 nodes=len(state.nodes),
                 ranks=found.summary.parallel.world_size,
                 log_silent_s=state.log_silent_s(now_s),
-                log_lines=lines,
-                unrecognized_lines=unrecognized,
+                log_lines=state.logs.lines,
+                unrecognized_lines=state.logs.unrecognized_lines,
                 step_time_change=change,
                 alerts=firing,
             )
@@ -92,10 +90,3 @@ def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:
     return AnalysisSettings(
         convention=convention, peaks=peaks, network_bytes_per_s=config.network_bytes_per_s
     )
-
-
-def _log_lines(job: JobState) -> tuple[int | None, int | None]:
-    if not job.logs:
-        return None, None
-    progress = [log.progress for log in job.logs.values()]
-    return sum(one.lines for one in progress), sum(one.unrecognized_lines for one in progress)

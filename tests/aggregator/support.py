@@ -4,7 +4,7 @@ import contextlib
 import math
 
 from perfd.aggregator import Aggregator
-from perfd.aggregator.jobs.job_state import RecordSource
+from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.fleet import Fleet
 from perfd.clock import VirtualClock

@@ -173,7 +173,7 @@ def test_large_messages_are_taken_in_order_with_small_ones(running, agent):
         acknowledged = agent.send(step(first + 399))
     while acknowledged < agent.sequence:
         acknowledged = agent.hear().sequence
-    assert running.state.fleet.jobs["llm"].attempt == 1
+    assert running.state.fleet.jobs["llm"].attempts.number == 1
     assert running.state.fleet.jobs["llm"].steps.table().step.tolist() == list(range(1, 4_001))
     assert [line["step"] for line in running.steps("llm", 0, 9_999)] == list(range(1, 4_001))
 

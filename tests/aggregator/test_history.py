@@ -98,7 +98,7 @@ def test_a_restart_finds_jobs_as_they_were(path):
         assert getattr(after, column).tolist() == pytest.approx(getattr(before, column).tolist(), nan_ok=True)
     assert job.description == described
     assert job.phases.table().by_rank_s["f"][0, 1] == 2.0
-    assert job.started_unix_s == START_S
+    assert job.attempts.started_unix_s == START_S
     assert state.fleet.nodes["n0"].gpu_infos[3].name == "H200"
     assert state.fleet.nodes["n0"].server_infos["h:1"] == server
     assert ("llm", 0) in state.fleet.nodes["n0"].placements
@@ -112,9 +112,9 @@ def test_after_a_restart_the_next_line_goes_on_and_a_lower_one_is_a_new_attempt(
     going_on, going_back = restored(path), restored(path)
     going_on.fleet.apply([step(4)], source())
     going_back.fleet.apply([step(1, step_time_s=7.0)], source())
-    assert going_on.fleet.jobs["llm"].attempt == 1
+    assert going_on.fleet.jobs["llm"].attempts.number == 1
     assert going_on.fleet.jobs["llm"].steps.table().step.tolist() == [1, 2, 3, 4]
-    assert going_back.fleet.jobs["llm"].attempt == 2
+    assert going_back.fleet.jobs["llm"].attempts.number == 2
 
 
 def test_only_the_newest_attempt_comes_back(path):
@@ -123,7 +123,7 @@ def test_only_the_newest_attempt_comes_back(path):
     keep(history, made, step(1, step_time_s=5.0))
     history.close()
     job = restored(path).fleet.jobs["llm"]
-    assert job.attempt == 2
+    assert job.attempts.number == 2
     assert job.steps.table().step_time_s.tolist() == [5.0]
     assert [event.kind for event in job.events] == [EventKind.RESTARTED]
 
@@ -462,7 +462,7 @@ def test_what_was_not_stored_is_still_in_the_spool_and_stored_when_there_is_room
             spool.close()
         running.tick()
         assert values(running.page())["perfd_lost_batches_total"] == 0
-        assert running.state.fleet.jobs["llm"].attempt == 1
+        assert running.state.fleet.jobs["llm"].attempts.number == 1
         assert [line["step"] for line in running.steps("llm", 0, 1000)] == list(range(1, 101))
 
 

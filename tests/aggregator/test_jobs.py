@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from aggregator.support import source, step
 
-from perfd.aggregator.jobs.job_state import JobState
+from perfd.aggregator.jobs import JobState
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.model import (
     Event,
@@ -44,7 +44,7 @@ def test_a_job_that_goes_back_to_a_checkpoint_drops_what_it_repeats(job):
     assert events == [None] * 5
     assert event.kind is EventKind.RESTARTED
     assert event.values["lost_steps"] == 3.0
-    assert job.attempt == 2
+    assert job.attempts.number == 2
     assert job.steps.table().step.tolist() == [1, 2, 3]
     assert job.steps.table().step_time_s.tolist() == [1.0, 1.0, 9.0]
 
@@ -52,7 +52,7 @@ def test_a_job_that_goes_back_to_a_checkpoint_drops_what_it_repeats(job):
 def test_a_second_agent_that_reads_the_same_log_later_is_no_restart(job):
     tell(job, 1, 2, 3, agent="a")
     assert tell(job, 1, 2, 3, agent="b") == [None] * 3
-    assert job.attempt == 1
+    assert job.attempts.number == 1
 
 
 def test_a_restart_that_two_agents_see_is_one_restart(job):
@@ -61,7 +61,7 @@ def test_a_restart_that_two_agents_see_is_one_restart(job):
     events = tell(job, 1, agent="a", step_time_s=2.0) + tell(job, 2, agent="a", step_time_s=2.0)
     events += tell(job, 1, agent="b", step_time_s=2.0) + tell(job, 2, agent="b", step_time_s=2.0)
     assert sum(event is not None for event in events) == 1
-    assert job.attempt == 2
+    assert job.attempts.number == 2
     assert job.steps.table().step.tolist() == [1, 2]
 
 
@@ -70,14 +70,14 @@ def test_a_restart_that_another_agent_tells_of_later_and_slightly_differently_is
         tell(job, 1, 2, 3, agent=agent)
     tell(job, 1, 2, 3, agent="a", step_time_s=2.0)
     tell(job, 1, 2, 3, agent="b", step_time_s=2.1)
-    assert job.attempt == 2
+    assert job.attempts.number == 2
     assert job.steps.table().step_time_s.tolist() == [2.0, 2.0, 2.0]
 
 
 def test_a_line_that_is_read_again_is_no_restart(job):
     tell(job, 1, 2, 3, loss=0.5)
     assert tell(job, 1, loss=0.5) == [None]
-    assert job.attempt == 1
+    assert job.attempts.number == 1
 
 
 def test_lines_of_a_late_batch_are_no_restart(job):
@@ -93,7 +93,7 @@ def test_what_a_job_says_later_wins_where_it_says_something(job):
     assert told.parallel == layout(world_size=8, tp=2, pp=4)
     assert (told.precision, told.train_steps) == ("bf16", 100)
     assert told.arguments == {"a": "1", "b": "2"}
-    assert job.attempt == 1
+    assert job.attempts.number == 1
 
 
 def test_another_layout_is_another_start_that_keeps_nothing_of_the_old_one(job):
@@ -101,7 +101,7 @@ def test_another_layout_is_another_start_that_keeps_nothing_of_the_old_one(job):
     tell(job, 1, 2)
     event = describe(job, parallel=layout(tp=4))
     assert event.kind is EventKind.RESTARTED
-    assert job.attempt == 2
+    assert job.attempts.number == 2
     assert len(job.steps) == 0
     assert job.description.precision is None
 
@@ -113,7 +113,7 @@ def test_a_restart_after_a_change_of_layout_is_noticed(job):
     tell(job, 1, 2, 3)
     (event,) = tell(job, 1, step_time_s=7.0)
     assert event.kind is EventKind.RESTARTED
-    assert job.attempt == 3
+    assert job.attempts.number == 3
 
 
 def test_more_about_the_same_model_is_no_other_start(job):
@@ -135,7 +135,7 @@ def test_the_end_of_a_job_is_what_it_said_and_a_new_start_takes_it_back(job):
     job.event(Event(kind=EventKind.JOB_ENDED, time_unix_ns=5 * 10**9, message=""))
     assert job.ended
     job.event(Event(kind=EventKind.JOB_STARTED, time_unix_ns=9 * 10**9, message=""))
-    assert (job.ended, job.started_unix_s) == (False, 9.0)
+    assert (job.ended, job.attempts.started_unix_s) == (False, 9.0)
 
 
 def progress(stream="log", last_s=None, lines=1):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from perfd.aggregator.audit import AuditLog, Refusal
-from perfd.aggregator.jobs.job_state import JobState, RecordSource
+from perfd.aggregator.jobs import JobState, RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import OperationSteps
 from perfd.aggregator.state.fleet import Fleet

@@ -43,7 +43,7 @@ class Jobs:
         return self.fleet.jobs[job].steps.table().step.tolist()
 
     def attempt(self, job="llm"):
-        return self.fleet.jobs[job].attempt
+        return self.fleet.jobs[job].attempts.number
 
     def refused(self, reason=Refusal.JOB_OWNER):
         return self.audit.counts().get(reason, 0)
@@ -84,7 +84,7 @@ def test_a_description_of_a_stranger_with_another_layout_is_refused_and_counted(
 def test_a_stranger_neither_ends_nor_starts_a_job(jobs, kind):
     jobs.say("n9", Event(kind=kind, time_unix_ns=0, message="", job="llm"))
     assert not jobs.fleet.jobs["llm"].ended
-    assert jobs.fleet.jobs["llm"].run_began_unix_s == START_S
+    assert jobs.fleet.jobs["llm"].attempts.began_unix_s == START_S
     assert jobs.refused() == 1
 
 

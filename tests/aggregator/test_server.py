@@ -78,7 +78,7 @@ def test_gaps_are_counted_and_a_late_batch_still_counts(running):
         agent.send(step(3), sequence=3)
         agent.send(step(3), sequence=3)
     assert steps(running) == [1, 3, 5]
-    assert running.state.fleet.jobs["llm"].attempt == 1
+    assert running.state.fleet.jobs["llm"].attempts.number == 1
     assert counted(running, "perfd_lost_batches_total") == 3
     assert counted(running, "perfd_late_batches_total") == 1
     assert counted(running, "perfd_repeated_batches_total") == 1

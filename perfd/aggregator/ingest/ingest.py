@@ -270,7 +270,7 @@ class Ingest:
         statements: list[Statement] = []
         for name, attempt in {(item.job, item.attempt): None for item in durable if item.job}:
             job = jobs.get(name)
-            statements += job_rows(name, attempt, job.started_unix_s if job else None, now_unix_s)
+            statements += job_rows(name, attempt, job.attempts.started_unix_s if job else None, now_unix_s)
         for item in durable:
             with self._state.failures.contained(Part.HISTORY, node=item.node):
                 statements += rows(item, now_unix_s)

@@ -1,6 +1,7 @@
 """The state of one job: its names, owners, attempts, steps, and when it ended."""
 
 from perfd.aggregator.jobs.job_lifetime import JobEnd
-from perfd.aggregator.jobs.job_state import JobState, RecordSource
+from perfd.aggregator.jobs.job_state import JobState
+from perfd.aggregator.jobs.record_source import RecordSource
 
 __all__ = ["JobEnd", "JobState", "RecordSource"]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import cast
 
+from perfd.aggregator.jobs.description_merge import is_same_start, merged_description
+from perfd.aggregator.jobs.job_attempts import JobAttempts
 from perfd.aggregator.jobs.job_lifetime import JobEnd, Lifetime
+from perfd.aggregator.jobs.job_logs import JobLogs
 from perfd.aggregator.jobs.job_ownership import JobOwnership
+from perfd.aggregator.jobs.record_source import RecordSource
 from perfd.aggregator.jobs.step_tables import PhaseRows, StepRows
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.bounded_records import bounded
@@ -33,45 +34,10 @@ from perfd.model import (
     JobOutcome,
     LogProgress,
     MemoryReport,
-    ParallelLayout,
     StepPhases,
     StepSource,
     TrainingStep,
 )
-
-_MODEL_SIZES = ("layers", "hidden_size", "attention_heads")
-_QUIET_S = 60.0
-_SAME_STEP_S = 120.0
-"""Logs of two ranks have the same step at times that differ by less, however far their clocks are off."""
-_SAME_PROCESS_S = 2.0
-"""A process's start is known to a second: the node's boot time is."""
-_GROUPS = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogState:
-    """How far one log was read, and how old its newest line was when that was said."""
-
-    progress: LogProgress
-    silent_s: float | None
-    received_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordSource:
-    """Where a record came from and when: the agent's own clock for labels, ours for decisions."""
-
-    agent_id: str
-    node: str
-    sent_unix_s: float
-    now_s: float
-    """Monotonic, ours."""
-    late: bool = False
-    """The batch filled a gap, so its records are older than what came before."""
-    namespace: str | None = None
-    """The one that the agent's credential limits it to; None: any."""
-    member: bool = True
-    """Whether the node is of the job that the record is about."""
 
 
 class JobState:
@@ -86,7 +52,7 @@ class JobState:
     ) -> None:
         self.name = name
         self.version = 0
-        self.attempt = 1
+        self.attempts = JobAttempts(limits.ranks_per_job)
         self.description: JobDescription | None = None
         self.steps = StepRows(limits.steps_per_job)
         self._operation_steps = OperationSteps()
@@ -98,28 +64,20 @@ class JobState:
         self.progress = ProgressRows(limits, counters)
         self.memory: dict[int | None, MemoryReport] = {}
         self.events: deque[Event] = deque(maxlen=limits.events_per_job)
-        self.logs: dict[tuple[str, str], LogState] = {}
+        self.logs = JobLogs(limits.streams_per_job)
         self.nodes: dict[str, float] = {}
         """Nodes that report the job, with the monotonic time they last did."""
         self.received_s = 0.0
         self.captured: Captured | None = None
         """By the newest capture that shows where time goes."""
-        self.started_unix_s: float | None = None
         self.lifetime = Lifetime(limits.nodes_per_job)
         self.ownership = ownership or JobOwnership()
         self.first_owner = ""
         """Whose job slot it takes: a namespace, or the node that reported it first."""
         self.exported = True
         """Whether it has series; those of a job leave some time after its end."""
-        self._restarted_unix_s: float | None = None
-        self._begins_unix_s: float | None = None
-        """When a start began that has shown no step yet."""
         self._limits = limits
         self._counters = counters
-        self._last_step_of: dict[str, int] = {}
-        self._attempt_of: dict[str, int] = {}
-        self._stepped_s = -math.inf
-        self._rank_started: dict[int, float] = {}
 
     @property
     def ended(self) -> bool:
@@ -143,12 +101,6 @@ class JobState:
         """How many ranks the job says it has."""
         return self.description.parallel.world_size if self.description else None
 
-    @property
-    def run_began_unix_s(self) -> float | None:
-        """When it started or restarted last."""
-        known = [began for began in (self.started_unix_s, self._restarted_unix_s) if began is not None]
-        return max(known, default=None)
-
     def touch(self, source: RecordSource) -> None:
         """Note that a node reported the job."""
         if source.node not in self.nodes and len(self.nodes) >= self._limits.nodes_per_job:
@@ -158,8 +110,8 @@ class JobState:
         self.received_s = max(self.received_s, source.now_s)
         if source.agent_id:
             self.lifetime.speaks(source.agent_id)
-        if self.started_unix_s is None:
-            self.started_unix_s = source.sent_unix_s
+        if self.attempts.started_unix_s is None:
+            self.attempts.started_unix_s = source.sent_unix_s
 
     def describe(self, description: JobDescription, source: RecordSource) -> Event | None:
         """Merge what the job says of itself; returns an event when that shows another start.
@@ -172,7 +124,7 @@ class JobState:
         if (description.parallel.world_size or 0) > self._limits.ranks_per_job:
             self._counters.rejected["ranks_per_job"] += 1
             return None
-        same = self.description is None or _same_run(self.description, description)
+        same = self.description is None or is_same_start(self.description, description)
         if not same and not source.member:
             raise RefusedError("A node that is none of the job's described it with another layout or model.")
         self.version += 1
@@ -181,7 +133,7 @@ class JobState:
             self.description = description
             return None
         if same:
-            merged = _merged(self.description, description)
+            merged = merged_description(self.description, description)
             self.description = cast(
                 "JobDescription | None", bounded(merged, self._limits, self._counters.rejected)
             )
@@ -193,8 +145,7 @@ class JobState:
         self.phases = self._new_phases(self._limits)
         self._forget_communication()
         self.memory.clear()
-        self._last_step_of.clear()
-        self._attempt_of.clear()
+        self.attempts.forget_logs()
         return self._restarted(source, "The job started again with another layout or model.")
 
     def step(self, line: TrainingStep, source: RecordSource) -> Event | None:
@@ -213,9 +164,7 @@ class JobState:
         if not source.late:
             if not self.steps.same_line(line):
                 event = self._new_line(line, source)
-            self._last_step_of[source.agent_id] = line.step
-            self._attempt_of.setdefault(source.agent_id, self.attempt)
-            self._stepped_s = source.now_s
+            self.attempts.line(line, source)
             self.ownership.reports(source.node)
         self.steps.put(line, source.sent_unix_s)
         return event
@@ -254,10 +203,7 @@ class JobState:
         self.version += 1
         self.events.append(event)
         time_unix_s = event.time_unix_ns / 1e9
-        if event.kind is EventKind.RESTARTED:
-            self._restarted_unix_s = time_unix_s
-        if event.kind is EventKind.JOB_STARTED:
-            self.started_unix_s = time_unix_s
+        self.attempts.event(event)
         if event.kind in {EventKind.JOB_STARTED, EventKind.RESTARTED}:
             self.lifetime.starts(time_unix_s)
         elif event.kind is EventKind.NCCL_TIMES_WRONG:
@@ -269,10 +215,8 @@ class JobState:
         """Note that an agent said goodbye: its view of a log shows no silence any more."""
         if not self.lifetime.leaves(agent_id, time_unix_s, now_s):
             return
-        self._last_step_of.pop(agent_id, None)
-        for key, log in self.logs.items():
-            if key[0] == agent_id:
-                self.logs[key] = dataclasses.replace(log, silent_s=None)
+        self.attempts.leave(agent_id)
+        self.logs.leave(agent_id)
 
     def settle(self, now_s: float) -> Event | None:
         """Conclude what time brings; returns the end that follows from who is gone."""
@@ -295,18 +239,11 @@ class JobState:
     def begins_anew(self, since_unix_s: float) -> None:
         """Take in that scheduler or launcher started the job again; its first step then begins an attempt."""
         if self.steps.last_step is not None:
-            self._begins_unix_s = since_unix_s
+            self.attempts.begins_anew(since_unix_s)
 
     def rank_started(self, rank: int, started_unix_s: float) -> None:
         """Note when a rank's process started; another process after the newest step is another start."""
-        before_unix_s = self._rank_started.get(rank)
-        if before_unix_s is not None and started_unix_s <= before_unix_s + _SAME_PROCESS_S:
-            return
-        if rank < self._limits.ranks_per_job:
-            self._rank_started[rank] = started_unix_s
-        newest_unix_s = self.steps.last_unix_s
-        if before_unix_s is not None and newest_unix_s is not None and started_unix_s > newest_unix_s:
-            self.begins_anew(started_unix_s)
+        self.attempts.rank_started(rank, started_unix_s, self.steps.last_unix_s)
 
     def take_captured(self, captured: Captured | None) -> None:
         """Note the evidence of the newest capture."""
@@ -316,49 +253,30 @@ class JobState:
 
     def log_progress(self, progress: LogProgress, source: RecordSource) -> None:
         """Note how far a log was read."""
-        key = (source.agent_id, progress.stream)
-        if key not in self.logs and len(self.logs) >= self._limits.streams_per_job:
+        if not self.logs.put(progress, source):
             self._counters.rejected["streams_per_job"] += 1
-            return
-        last = progress.last_line_unix_ns
-        # Both times are the agent's, so its clock's offset is not in the difference.
-        silent_s = None if last is None else max(0.0, source.sent_unix_s - last / 1e9)
-        self.logs[key] = LogState(progress=progress, silent_s=silent_s, received_s=source.now_s)
 
     def log_silent_s(self, now_s: float) -> float | None:
         """How long no log of the job has had a new line; None if no agent can see a log."""
         if self.ended or self.lifetime.deserted:
             return None
-        ages = [
-            log.silent_s + max(0.0, now_s - log.received_s)
-            for log in self.logs.values()
-            if log.silent_s is not None
-        ]
-        return min(ages, default=None)
+        return self.logs.silent_s(now_s)
 
     def restore(
         self, *, attempt: int, started_unix_s: float | None, description: JobDescription | None
     ) -> None:
         """Go on with the attempt that history knows."""
-        self.attempt = attempt
-        self.started_unix_s = started_unix_s
+        self.attempts.number = attempt
+        self.attempts.started_unix_s = started_unix_s
         self.description = None if description is None else plausible_description(description)
         self.version += 1
 
     def _new_line(self, line: TrainingStep, source: RecordSource) -> Event | None:
         printed_unix_s = source.sent_unix_s if line.time_unix_ns is None else line.time_unix_ns / 1e9
         end = self.lifetime.end
-        begins = self._begins_unix_s is not None and printed_unix_s >= self._begins_unix_s
-        if begins and source.member:
-            return self._first_step(line, source)
-        if self._went_back(line, printed_unix_s, source):
-            if not source.member:
-                raise RefusedError(
-                    "A node that is none of the job's reported an earlier step than its newest."
-                )
-            event = self._go_back(line, source)
-            if event is not None:
-                return event
+        shown = self.attempts.start_shown_by(line, printed_unix_s, source, self.steps, self.ended_unix_s)
+        if shown is not None:
+            return self._start_from(line, source, shown)
         if (
             self.lifetime.steps_on(printed_unix_s)
             and end is not None
@@ -368,56 +286,8 @@ class JobState:
             return self._restarted(source, f"Step {line.step} came after the job's end.", line=line)
         return None
 
-    def _went_back(self, line: TrainingStep, printed_unix_s: float, source: RecordSource) -> bool:
-        last_of_agent = self._last_step_of.get(source.agent_id)
-        if last_of_agent is not None:
-            return line.step < last_of_agent
-        if line.step > (self.steps.last_step or 0):
-            return False
-        # A further agent may lag behind the others. It reads another start of the job when these have left,
-        # when the job had ended, or when they are silent and its start or its lines are newer than theirs.
-        if not self._last_step_of:
-            return True
-        if self.ended_unix_s is not None:
-            return printed_unix_s > self.ended_unix_s
-        silent_s = source.now_s - self._stepped_s
-        return silent_s > _QUIET_S and (self._began_again() or self._printed_anew(line, printed_unix_s))
-
-    def _began_again(self) -> bool:
-        """Whether the job started after its newest step was printed."""
-        newest_unix_s, began_unix_s = self.steps.last_unix_s, self.run_began_unix_s
-        return newest_unix_s is not None and began_unix_s is not None and began_unix_s > newest_unix_s
-
-    def _printed_anew(self, line: TrainingStep, printed_unix_s: float) -> bool:
-        """Whether a line was printed long after that of the same step, and after the newest one."""
-        newest_unix_s = self.steps.last_unix_s
-        if newest_unix_s is None:
-            return False
-        earlier_unix_s = self.steps.unix_s(line.step) or newest_unix_s
-        return printed_unix_s > newest_unix_s and printed_unix_s - earlier_unix_s > _SAME_STEP_S
-
-    def _go_back(self, line: TrainingStep, source: RecordSource) -> Event | None:
-        """Begin a new attempt, unless another agent's log has already shown it."""
-        seen = self._attempt_of.get(source.agent_id, self.attempt)
-        self._attempt_of[source.agent_id] = min(seen, self.attempt) + 1
-        newest = self.steps.last_step
-        if seen < self.attempt or newest is None or newest < line.step:
-            return None
-        self._forget_communication()
-        lines = self.steps.cut_from(line.step)
-        self.phases.cut_from(line.step)
-        return self._restarted(
-            source,
-            f"Step {line.step} came after step {newest}: the job went back to a checkpoint.",
-            line=line,
-            values={"lost_steps": float(newest - line.step + 1), "lost_lines": float(lines)},
-        )
-
-    def _first_step(self, line: TrainingStep, source: RecordSource) -> Event:
-        """Begin the attempt that scheduler or launcher reported."""
-        self._begins_unix_s = None
-        self._last_step_of.clear()
-        self._attempt_of.clear()
+    def _start_from(self, line: TrainingStep, source: RecordSource, message: str) -> Event:
+        """Begin an attempt with a line, and drop the steps that it computes again."""
         self._forget_communication()
         newest = self.steps.last_step
         lines = self.steps.cut_from(line.step)
@@ -425,7 +295,7 @@ class JobState:
         lost = 0 if newest is None else max(0, newest - line.step + 1)
         return self._restarted(
             source,
-            f"The job started again, from step {line.step}; {lost} steps are computed again.",
+            message,
             line=line,
             values={"lost_steps": float(lost), "lost_lines": float(lines)},
         )
@@ -445,8 +315,6 @@ class JobState:
         line: TrainingStep | None = None,
         values: Mapping[str, float] | None = None,
     ) -> Event:
-        self.attempt += 1
-        self._begins_unix_s = None
         self.lifetime.revive()
         sent_unix_ns = round(source.sent_unix_s * 1e9)
         event = Event(
@@ -458,40 +326,10 @@ class JobState:
             values=values or {},
         )
         self.events.append(event)
-        self._restarted_unix_s = event.time_unix_ns / 1e9
+        self.attempts.next(event.time_unix_ns / 1e9)
         return event
 
     def _new_phases(self, limits: Limits) -> PhaseRows:
         return PhaseRows(
             names=limits.phases_per_job, ranks=limits.ranks_per_job, cells=limits.phase_cells_per_job
         )
-
-
-def _same_run(old: JobDescription, new: JobDescription) -> bool:
-    pairs = [(getattr(old.parallel, name), getattr(new.parallel, name)) for name in _GROUPS]
-    if old.model and new.model:
-        # Later lines may add to the same model; the first has these three.
-        pairs += [(getattr(old.model, name), getattr(new.model, name)) for name in _MODEL_SIZES]
-    return all(before is None or after is None or before == after for before, after in pairs)
-
-
-def _merged(old: JobDescription, new: JobDescription) -> JobDescription:
-    changes = {
-        field.name: value
-        for field in dataclasses.fields(JobDescription)
-        if (value := getattr(new, field.name)) is not None
-    }
-    changes["parallel"] = _merged_layout(old.parallel, new.parallel)
-    changes["arguments"] = {**old.arguments, **new.arguments}
-    return dataclasses.replace(old, **changes)
-
-
-def _merged_layout(old: ParallelLayout, new: ParallelLayout) -> ParallelLayout:
-    return dataclasses.replace(
-        old,
-        **{
-            field.name: value
-            for field in dataclasses.fields(ParallelLayout)
-            if (value := getattr(new, field.name)) is not None
-        },
-    )

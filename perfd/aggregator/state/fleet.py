@@ -11,9 +11,9 @@ from typing import Any
 
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.failures import Failures, Part
+from perfd.aggregator.jobs import JobState, RecordSource
 from perfd.aggregator.jobs.job_names import JobNames
 from perfd.aggregator.jobs.job_ownership import JobOwnership
-from perfd.aggregator.jobs.job_state import JobState, RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.bounded_records import bounded
 from perfd.aggregator.nodes.node_state import NodeState
@@ -161,7 +161,11 @@ class Fleet:
                 node, time_unix_s = next(iter(job.nodes), ""), event.time_unix_ns / 1e9
                 durable.append(
                     Durable(
-                        node=node, job=job.name, attempt=job.attempt, record=event, time_unix_s=time_unix_s
+                        node=node,
+                        job=job.name,
+                        attempt=job.attempts.number,
+                        record=event,
+                        time_unix_s=time_unix_s,
                     )
                 )
         return durable
@@ -448,7 +452,7 @@ def _durable(record: Record, source: RecordSource, job: JobState | None = None) 
     return Durable(
         node=source.node,
         job=job.name if job else "",
-        attempt=job.attempt if job else 0,
+        attempt=job.attempts.number if job else 0,
         record=record,
         time_unix_s=source.sent_unix_s,
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.aggregator.jobs.job_state import JobState
+from perfd.aggregator.jobs import JobState
 from perfd.aggregator.nodes.nic_bandwidth import ports_bytes_per_s
 from perfd.aggregator.nodes.node_state import NodeState
 from perfd.aggregator.state.fleet import Fleet
@@ -81,8 +81,8 @@ def job_data(
         progress=job.progress.newest(),
         captured=job.captured and _with_step_time(job.captured, every_step),
         log_silent_s=job.log_silent_s(now_s),
-        started_unix_s=job.started_unix_s,
-        run_began_unix_s=job.run_began_unix_s,
+        started_unix_s=job.attempts.started_unix_s,
+        run_began_unix_s=job.attempts.began_unix_s,
         ended_unix_s=job.ended_unix_s,
     )
 

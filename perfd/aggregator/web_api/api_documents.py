@@ -34,9 +34,9 @@ def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None)
     table = job.steps
     entry["steps"] = {"count": len(table), "last": table.last_step}
     entry |= {
-        "attempt": job.attempt,
+        "attempt": job.attempts.number,
         "ended": job.ended,
-        "started_unix_s": job.started_unix_s,
+        "started_unix_s": job.attempts.started_unix_s,
         "ended_unix_s": job.ended_unix_s,
         "outcome": _outcome(job),
         "exit_code": job.lifetime.end.exit_code if job.lifetime.end else None,

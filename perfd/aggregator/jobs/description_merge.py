@@ -1,0 +1,42 @@
+"""What a job says of itself, put together from several descriptions of one start."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from perfd.model import JobDescription, ParallelLayout
+
+_MODEL_SIZES = ("layers", "hidden_size", "attention_heads")
+_GROUPS = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp")
+
+
+def is_same_start(old: JobDescription, new: JobDescription) -> bool:
+    """Whether two descriptions agree on layout and model, so that they can be of one start of the job."""
+    pairs = [(getattr(old.parallel, name), getattr(new.parallel, name)) for name in _GROUPS]
+    if old.model and new.model:
+        # Later lines may add to the same model; the first has these three.
+        pairs += [(getattr(old.model, name), getattr(new.model, name)) for name in _MODEL_SIZES]
+    return all(before is None or after is None or before == after for before, after in pairs)
+
+
+def merged_description(old: JobDescription, new: JobDescription) -> JobDescription:
+    """The old description with everything that the new one knows."""
+    changes = {
+        field.name: value
+        for field in dataclasses.fields(JobDescription)
+        if (value := getattr(new, field.name)) is not None
+    }
+    changes["parallel"] = _merged_layout(old.parallel, new.parallel)
+    changes["arguments"] = {**old.arguments, **new.arguments}
+    return dataclasses.replace(old, **changes)
+
+
+def _merged_layout(old: ParallelLayout, new: ParallelLayout) -> ParallelLayout:
+    return dataclasses.replace(
+        old,
+        **{
+            field.name: value
+            for field in dataclasses.fields(ParallelLayout)
+            if (value := getattr(new, field.name)) is not None
+        },
+    )

@@ -1,0 +1,145 @@
+"""Which attempt of a job runs: when its log, its processes or their launcher show that it started again."""
+
+from __future__ import annotations
+
+import math
+
+from perfd.aggregator.jobs.record_source import RecordSource
+from perfd.aggregator.jobs.step_tables import StepRows
+from perfd.errors import RefusedError
+from perfd.model import Event, EventKind, TrainingStep
+
+_QUIET_S = 60.0
+_SAME_STEP_S = 120.0
+"""Logs of two ranks have the same step at times that differ by less, however far their clocks are off."""
+_SAME_PROCESS_S = 2.0
+"""A process's start is known to a second: the node's boot time is."""
+
+
+class JobAttempts:
+    """Counts the attempts of one job, from 1. Decides from the lines of all agents that read its logs."""
+
+    def __init__(self, ranks: int) -> None:
+        """Starts of up to `ranks` processes are remembered."""
+        self.number = 1
+        self.started_unix_s: float | None = None
+        self._restarted_unix_s: float | None = None
+        self._begins_unix_s: float | None = None
+        """When a start began that has shown no step yet."""
+        self._last_step_of: dict[str, int] = {}
+        self._attempt_of: dict[str, int] = {}
+        self._stepped_s = -math.inf
+        self._ranks = ranks
+        self._rank_started: dict[int, float] = {}
+
+    @property
+    def began_unix_s(self) -> float | None:
+        """When the job started or restarted last."""
+        known = [began for began in (self.started_unix_s, self._restarted_unix_s) if began is not None]
+        return max(known, default=None)
+
+    def event(self, event: Event) -> None:
+        """Note a start or restart that an agent reported."""
+        if event.kind is EventKind.RESTARTED:
+            self._restarted_unix_s = event.time_unix_ns / 1e9
+        elif event.kind is EventKind.JOB_STARTED:
+            self.started_unix_s = event.time_unix_ns / 1e9
+
+    def begins_anew(self, since_unix_s: float) -> None:
+        """Note that scheduler or launcher started the job again; its first step then begins an attempt."""
+        self._begins_unix_s = since_unix_s
+
+    def rank_started(self, rank: int, started_unix_s: float, newest_step_unix_s: float | None) -> None:
+        """Note when a rank's process started; another process after the newest step is another start."""
+        before_unix_s = self._rank_started.get(rank)
+        if before_unix_s is not None and started_unix_s <= before_unix_s + _SAME_PROCESS_S:
+            return
+        if rank < self._ranks:
+            self._rank_started[rank] = started_unix_s
+        if (
+            before_unix_s is not None
+            and newest_step_unix_s is not None
+            and started_unix_s > newest_step_unix_s
+        ):
+            self.begins_anew(started_unix_s)
+
+    def start_shown_by(
+        self,
+        line: TrainingStep,
+        printed_unix_s: float,
+        source: RecordSource,
+        steps: StepRows,
+        ended_unix_s: float | None,
+    ) -> str | None:
+        """The sentence that says why a new line is the first of another attempt; None when it is not.
+
+        Raises `RefusedError` if a node that is none of the job's reports an earlier step.
+        """
+        begins = self._begins_unix_s is not None and printed_unix_s >= self._begins_unix_s
+        newest = steps.last_step
+        if begins and source.member:
+            self.forget_logs()
+            lost = 0 if newest is None else max(0, newest - line.step + 1)
+            return f"The job started again, from step {line.step}; {lost} steps are computed again."
+        if not self._went_back(line, printed_unix_s, source, steps, ended_unix_s):
+            return None
+        if not source.member:
+            raise RefusedError("A node that is none of the job's reported an earlier step than its newest.")
+        seen = self._attempt_of.get(source.agent_id, self.number)
+        self._attempt_of[source.agent_id] = min(seen, self.number) + 1
+        if seen < self.number or newest is None or newest < line.step:
+            # Another agent's log has already shown it.
+            return None
+        return f"Step {line.step} came after step {newest}: the job went back to a checkpoint."
+
+    def line(self, line: TrainingStep, source: RecordSource) -> None:
+        """Note how far an agent's log is, after `start_shown_by` was asked."""
+        self._last_step_of[source.agent_id] = line.step
+        self._attempt_of.setdefault(source.agent_id, self.number)
+        self._stepped_s = source.now_s
+
+    def next(self, time_unix_s: float) -> None:
+        """Begin another attempt."""
+        self.number += 1
+        self._begins_unix_s = None
+        self._restarted_unix_s = time_unix_s
+
+    def leave(self, agent_id: str) -> None:
+        """An agent left: another one that reads the log begins anywhere."""
+        self._last_step_of.pop(agent_id, None)
+
+    def forget_logs(self) -> None:
+        """Forget how far each agent's log is."""
+        self._last_step_of.clear()
+        self._attempt_of.clear()
+
+    def _went_back(
+        self,
+        line: TrainingStep,
+        printed_unix_s: float,
+        source: RecordSource,
+        steps: StepRows,
+        ended_unix_s: float | None,
+    ) -> bool:
+        last_of_agent = self._last_step_of.get(source.agent_id)
+        if last_of_agent is not None:
+            return line.step < last_of_agent
+        if line.step > (steps.last_step or 0):
+            return False
+        # A further agent may lag behind the others. It reads another start of the job when these have left,
+        # when the job had ended, or when they are silent and its start or its lines are newer than theirs.
+        if not self._last_step_of:
+            return True
+        if ended_unix_s is not None:
+            return printed_unix_s > ended_unix_s
+        newest_unix_s = steps.last_unix_s
+        if source.now_s - self._stepped_s <= _QUIET_S or newest_unix_s is None:
+            return False
+        began_again = self.began_unix_s is not None and self.began_unix_s > newest_unix_s
+        return began_again or _printed_anew(line, printed_unix_s, steps, newest_unix_s)
+
+
+def _printed_anew(line: TrainingStep, printed_unix_s: float, steps: StepRows, newest_unix_s: float) -> bool:
+    """Whether a line was printed long after that of the same step, and after the newest one."""
+    earlier_unix_s = steps.unix_s(line.step) or newest_unix_s
+    return printed_unix_s > newest_unix_s and printed_unix_s - earlier_unix_s > _SAME_STEP_S
