@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfd.aggregator.limits import Limits
-from perfd.aggregator.nodes.node_state import NodeState
+from perfd.aggregator.state.node_state import NodeState
 from perfd.capture.policy.coordinator import CaptureCoordinator
 from perfd.clock import VirtualClock
 from perfd.config import HistoryConfig, TlsConfig

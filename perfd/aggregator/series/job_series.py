@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.aggregator.jobs import JobEnd
-from perfd.aggregator.nodes import NodeState
 from perfd.aggregator.series.metric_names import MetricNames
+from perfd.aggregator.state import NodeState
 from perfd.analysis.communication import Communication
 from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.diagnosis import JobSummary

@@ -11,8 +11,7 @@ from perfd import __version__
 from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.failures import Failures
 from perfd.aggregator.history import HistoryStore
-from perfd.aggregator.nodes import NodeState
-from perfd.aggregator.state import AgentState, AggregatorState
+from perfd.aggregator.state import AgentState, AggregatorState, NodeState
 from perfd.aggregator.web_api import Webhook
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.exporters.exporter_runner import ExporterStatus

@@ -4,5 +4,6 @@ from perfd.aggregator.state.agent_registry import AgentState, BatchVerdict
 from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.fleet import Durable, Fleet
 from perfd.aggregator.state.job_snapshot import job_data
+from perfd.aggregator.state.node_state import NodeState
 
-__all__ = ["AgentState", "AggregatorState", "BatchVerdict", "Durable", "Fleet", "job_data"]
+__all__ = ["AgentState", "AggregatorState", "BatchVerdict", "Durable", "Fleet", "NodeState", "job_data"]

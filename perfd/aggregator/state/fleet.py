@@ -16,8 +16,8 @@ from perfd.aggregator.jobs.job_names import JobNames
 from perfd.aggregator.jobs.job_ownership import JobOwnership
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.bounded_records import bounded
-from perfd.aggregator.nodes.node_state import NodeState
 from perfd.aggregator.operations import HOST_COLUMNS
+from perfd.aggregator.state.node_state import NodeState
 from perfd.errors import RefusedError
 from perfd.model import (
     CaptureCancel,

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.aggregator.jobs import JobState
-from perfd.aggregator.nodes.nic_bandwidth import ports_bytes_per_s
-from perfd.aggregator.nodes.node_state import NodeState
 from perfd.aggregator.state.fleet import Fleet
+from perfd.aggregator.state.nic_bandwidth import ports_bytes_per_s
+from perfd.aggregator.state.node_state import NodeState
 from perfd.analysis.data.job_data import Captured, Floats, GpuKey, GpuTable, JobData, StepTable
 from perfd.analysis.data.robust_stats import known, median
 from perfd.model import Alert, GpuColumn, RankPlacement

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfd.aggregator.nodes import NodeState
-from perfd.aggregator.state import AggregatorState
+from perfd.aggregator.state import AggregatorState, NodeState
 from perfd.model import Scope, ServerColumn
 
 _LATENCIES = {

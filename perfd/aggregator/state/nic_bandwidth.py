@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.aggregator.nodes.node_state import NodeState
+from perfd.aggregator.state.node_state import NodeState
 from perfd.model import NicColumn, Scope
 
 _COLUMNS = (NicColumn.LINK_UP, NicColumn.SPEED)
