@@ -173,7 +173,7 @@ def _look(at_s: float, start_unix_s: float, summary: JobSummary) -> Look:
         at_s=at_s,
         unix_s=start_unix_s + at_s,
         step=summary.steps.last,
-        steady_steps=summary.steps.steady_count,
+        steady_steps=summary.steps.steady_steps_count,
         kind=headline.kind.value,
         culprits=tuple(map(str, headline.culprits)),
         gain_ratio=headline.gain_ratio,

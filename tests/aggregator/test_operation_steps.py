@@ -104,6 +104,28 @@ def test_steps_are_counted_and_timed(step, name):
         assert row.step_time_s == pytest.approx(0.25, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("step", "certain"),
+    [(DDP, True), (FSDP, False), ([*FSDP, *NORM], True), ([*FSDP, *FSDP, *NORM], True)],
+    ids=["ddp", "fsdp", "fsdp with the norm", "fsdp with micro-batches and the norm"],
+)
+def test_what_tells_steps_is_known_and_whether_they_may_be_micro_batches(step, certain):
+    rank, steps = Rank(step, 0.25), OperationSteps()
+    assert steps.pace is None
+    told = {}
+    for second in range(30):
+        for times in rank.second(second):
+            told[times.communicator, times.operation] = times.sequences[-1]
+            steps.put(times)
+    pace = steps.pace
+    assert pace is not None
+    assert pace.certain is certain
+    same = [entry for entry in step if entry[:2] == (pace.communicator, pace.operation)]
+    assert pace.per_step == len(same)
+    newest = told[pace.communicator, pace.operation]
+    assert newest - 4 / 0.25 * pace.per_step <= pace.row_end_sequence <= newest
+
+
 def test_what_the_job_did_before_it_trained_does_not_matter():
     found = rows(Rank(DDP, 0.25, before=[1800 * MB, 4, 4, 4]), 30)
     assert found[-1].step_time_s == pytest.approx(0.25, rel=0.05)

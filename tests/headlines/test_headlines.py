@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.headlines.__main__ import main, recordings
-from benchmarks.headlines.looks import Look, Watched
+from benchmarks.headlines.looks import Look, Watched, must_be_named, watch
 from benchmarks.headlines.truth import Truth, truth_of
 from perfd.recording import bundled, bundled_names
 
@@ -73,3 +75,17 @@ def test_a_slow_rank_is_named_at_every_look_that_names_one(capsys: pytest.Captur
     code = main(["dp4_slow2"])
     assert code == 0
     assert "straggler: rank 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(name: str) -> None:
+    recording = Path("benchmarks/gpu/recorded_phases") / name / "recording"
+    watched = watch(recording, name, truth_of(recording))
+    due = [one for one in watched.of_phases if must_be_named(one.phase)]
+    assert len(due) == 3
+    for one in due:
+        assert one.named_after_s is not None
+        assert one.named_after_s <= 5.0
+        assert one.gain_error is not None
+        assert one.gain_error <= 0.08
+    assert not watched.false_blame

@@ -23,7 +23,7 @@ from perfd.aggregator.operations import (
     OperationSteps,
     ProgressRows,
 )
-from perfd.analysis.data.job_data import Captured
+from perfd.analysis.data.job_data import Captured, OperationPace
 from perfd.errors import RefusedError
 from perfd.model import (
     CollectiveProgress,
@@ -95,6 +95,11 @@ class JobState:
         if not len(self.steps):
             return None
         return StepSource.NCCL if self._steps_by_operations else StepSource.LOG
+
+    @property
+    def operation_pace(self) -> OperationPace | None:
+        """Which operations show its steps; None where a log does, or nothing."""
+        return self._operation_steps.pace if self._steps_by_operations else None
 
     @property
     def world_size(self) -> int | None:

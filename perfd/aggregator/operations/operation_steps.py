@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from perfd.analysis.data.job_data import OperationPace
 from perfd.analysis.operations.repeat_period import repeat_period
 from perfd.model import CollectiveTimes, TrainingStep
 
@@ -23,6 +24,8 @@ _LEAST_BYTES_RATIO = 0.001
 _ROW_S = 3.0
 """A row covers at least this long: windows of operations end in the middle of a step, which costs each row up
 to half a step's accuracy."""
+_LOOK_S = 1.0
+"""Between looks for what repeats, before it is known."""
 _SHARDED = ("AllGather", "ReduceScatter")
 """FSDP and ZeRO repeat these in each micro-batch; what is reduced once per step separates steps."""
 _SCALAR_BYTES = 4096
@@ -41,6 +44,7 @@ _SILENT_NS = 30 * 10**9
 class _Stream:
     """One rank's operations of one kind on one communicator."""
 
+    communicator: str
     operation: str
     newest_sequence: int
     sizes: deque[int] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
@@ -49,8 +53,12 @@ class _Stream:
     seen_s: float = 0.0
     total_bytes: float = 0.0
     newest_unix_ns: int = 0
+    before: tuple[int, int] | None = None
+    """When the report before the newest one ended, and how many had been seen by then."""
 
     def put(self, times: CollectiveTimes) -> None:
+        if self.newest_unix_ns:
+            self.before = self.newest_unix_ns, self.seen
         hole = times.sequences[0] != self.newest_sequence + 1 or len(times.sequences) != times.count
         if hole and len(set(self._large())) > 1:
             # The order of what is held is not that of the job any more.
@@ -95,12 +103,25 @@ class _Cycle:
 
 
 @dataclass(frozen=True, slots=True)
+class _Pace:
+    """A stream that shows steps."""
+
+    stream: _Stream
+    per_step: float
+    certain: bool
+
+
+@dataclass(frozen=True, slots=True)
 class _Mark:
     """Where the newest row ended."""
 
     stream: _Stream
     per_step: float
+    """Operations of the stream."""
+    certain: bool
+    """Whether a step is surely not a micro-batch."""
     seen: int
+    sequence: int
     time_unix_ns: int
     step: float
 
@@ -119,6 +140,20 @@ class OperationSteps:
         self._mark: _Mark | None = None
         self._looked_unix_ns = 0
 
+    @property
+    def pace(self) -> OperationPace | None:
+        """What shows steps, and where the newest row ended; None before the first."""
+        mark = self._mark
+        if mark is None:
+            return None
+        return OperationPace(
+            communicator=mark.stream.communicator,
+            operation=mark.stream.operation,
+            per_step=mark.per_step,
+            row_end_sequence=mark.sequence,
+            certain=mark.certain,
+        )
+
     def put(self, times: CollectiveTimes) -> TrainingStep | None:
         """Add what a rank did; returns a row of steps, with nothing but times, when one is complete."""
         if self._rank is None:
@@ -130,7 +165,7 @@ class OperationSteps:
         if stream is None:
             if len(self._streams) >= _MOST_STREAMS:
                 return None
-            stream = self._streams[key] = _Stream(times.operation, times.sequences[0] - 1)
+            stream = self._streams[key] = _Stream(*key, times.sequences[0] - 1)
         stream.put(times)
         return self._row(times, stream)
 
@@ -140,53 +175,53 @@ class OperationSteps:
             return self._next_row(times, mark)
         if mark is not None and times.end_unix_ns - mark.time_unix_ns < _SILENT_NS:
             return None
-        if times.end_unix_ns - self._looked_unix_ns < _ROW_S * 1e9:
+        if times.end_unix_ns - self._looked_unix_ns < _LOOK_S * 1e9:
             return None
         self._looked_unix_ns = times.end_unix_ns
         paced = self._pace(times.end_unix_ns)
-        if paced is not None:
-            leading, per_step = paced
-            step = leading.seen / per_step + (mark.step if mark is not None else 0.0)
-            self._mark = _Mark(leading, per_step, leading.seen, leading.newest_unix_ns, step)
-        return None
+        if paced is None:
+            return None
+        counted = paced.stream.seen / paced.per_step
+        self._mark = _marked(paced, counted + (mark.step if mark is not None else 0.0))
+        return None if mark is not None else self._first_row(times, self._mark)
+
+    def _first_row(self, times: CollectiveTimes, mark: _Mark) -> TrainingStep | None:
+        """That of the newest report, since the first is not counted: the next one is the job's pace then."""
+        if mark.stream.before is None:
+            return None
+        began_ns, seen = mark.stream.before
+        return _as_row(times.job, mark, mark.step - (mark.seen - seen) / mark.per_step, began_ns)
 
     def _next_row(self, times: CollectiveTimes, mark: _Mark) -> TrainingStep | None:
         stream, now_ns = mark.stream, times.end_unix_ns
         step = mark.step + (stream.seen - mark.seen) / mark.per_step
-        took_s = (now_ns - mark.time_unix_ns) / 1e9
-        if took_s < _ROW_S or int(step) == int(mark.step):
+        if now_ns - mark.time_unix_ns < _ROW_S * 1e9 or int(step) == int(mark.step):
             return None
         paced = self._pace(now_ns)
-        if paced is None or paced[0] is not stream:
+        if paced is None or paced.stream is not stream:
             # What repeats has changed; steps go on once it is known what does now.
-            self._mark = None if paced is None else _Mark(*paced, paced[0].seen, now_ns, step)
+            self._mark = None if paced is None else _marked(paced, step)
             return None
-        self._mark = _Mark(stream, paced[1], stream.seen, now_ns, step)
-        return TrainingStep(
-            job=times.job,
-            step=int(step),
-            time_unix_ns=now_ns,
-            step_time_s=took_s / (step - mark.step),
-            steps_covered=int(step) - int(mark.step),
-        )
+        self._mark = _marked(paced, step)
+        return _as_row(times.job, self._mark, mark.step, mark.time_unix_ns)
 
-    def _pace(self, now_unix_ns: int) -> tuple[_Stream, float] | None:
+    def _pace(self, now_unix_ns: int) -> _Pace | None:
         """The stream that shows steps, and how many of its operations a step has."""
         streams = [one for one in self._streams.values() if now_unix_ns - one.newest_unix_ns < _SILENT_NS]
         cycles = [(stream, cycle) for stream in streams if (cycle := stream.repeat())]
         if not cycles:
             return None
-        stream, cycle = max(cycles, key=lambda one: one[1].size_bytes)
+        current = self._mark.stream if self._mark else None
+        stream, cycle = max(cycles, key=lambda one: (one[1].size_bytes, one[0] is current))
         if stream.total_bytes < _LEAST_BYTES_RATIO * sum(one.total_bytes for one in streams):
             # What moves the job's data has not repeated often enough yet.
             return None
-        micro_batches = self._micro_batches(stream, cycle)
-        return None if micro_batches is None else (stream, cycle.operations * micro_batches)
-
-    def _micro_batches(self, stream: _Stream, cycle: _Cycle) -> int | None:
-        """How many repeats a step has; None while that is not clear."""
         if stream.operation not in _SHARDED:
-            return 1
+            return _Pace(stream, cycle.operations, certain=True)
+        return self._sharded_pace(stream, cycle)
+
+    def _sharded_pace(self, stream: _Stream, cycle: _Cycle) -> _Pace | None:
+        """How many repeats a step has; None while that is not clear."""
         ratios = [
             (stream.per_s / cycle.operations / other.per_s, other.seen)
             for other in self._streams.values()
@@ -194,8 +229,37 @@ class OperationSteps:
         ]
         slower = [(ratio, count) for ratio, count in ratios if ratio > _SLOWER]
         if not slower:
-            return 1
-        return max((round(ratio) for ratio, count in slower if _is_whole(ratio, count)), default=None)
+            once = any(ratio > 1 / _SLOWER for ratio, _ in ratios)
+            return _Pace(stream, cycle.operations, certain=once)
+        whole = [round(ratio) for ratio, count in slower if _is_whole(ratio, count)]
+        return _Pace(stream, cycle.operations * max(whole), certain=True) if whole else None
+
+
+def _marked(pace: _Pace, step: float) -> _Mark:
+    """A row ends with the stream's newest report, at this step."""
+    stream = pace.stream
+    return _Mark(
+        stream=stream,
+        per_step=pace.per_step,
+        certain=pace.certain,
+        seen=stream.seen,
+        sequence=stream.newest_sequence,
+        time_unix_ns=stream.newest_unix_ns,
+        step=step,
+    )
+
+
+def _as_row(job: str, mark: _Mark, since_step: float, since_unix_ns: int) -> TrainingStep | None:
+    covered = int(mark.step) - int(since_step)
+    if covered <= 0:
+        return None
+    return TrainingStep(
+        job=job,
+        step=int(mark.step),
+        time_unix_ns=mark.time_unix_ns,
+        step_time_s=(mark.time_unix_ns - since_unix_ns) / 1e9 / (mark.step - since_step),
+        steps_covered=covered,
+    )
 
 
 def _are_scalars(sizes: Sequence[int] | deque[int]) -> bool:

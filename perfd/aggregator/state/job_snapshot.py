@@ -65,6 +65,7 @@ def job_data(
         description=job.description,
         steps=steps,
         step_source=job.step_source,
+        operation_pace=job.operation_pace,
         phases=job.phases.table(
             first_step=first_step, ranks=min(job.world_size or 0, fleet.limits.ranks_per_job)
         ),

@@ -21,6 +21,7 @@ from perfd.analysis.collectives.by_group import (
 )
 from perfd.analysis.collectives.by_rank import NcclRank, RankShares, RankTally
 from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
+from perfd.analysis.collectives.steps_by_waits import StepsOfOperations, in_steps
 from perfd.analysis.collectives.waits_by_step import waits_by_step
 from perfd.analysis.counterfactual import (
     PeriodicStalls,
@@ -32,7 +33,6 @@ from perfd.analysis.counterfactual import (
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable, StepTable
 from perfd.analysis.layout import LinkSpeeds, group_name, places, role_name
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
-from perfd.analysis.operations.operation_rate import each_step_s, paced
 from perfd.analysis.operations.rank_index import RankIndex, roster
 from perfd.model import ParallelLayout, TimingSource
 
@@ -124,15 +124,16 @@ def nccl(
     times = _fresh(NcclTimeTable.of(job.nccl))
     stacks = stacked(job.collectives, parallel)
     known = roster(times, stacks, parallel)
-    placed = [paced(known.placed(stack), job.steps, step_s) for stack in stacks]
+    of_steps = in_steps([known.placed(stack) for stack in stacks], job, step_s)
+    placed = of_steps.stacks
     tally = RankTally.of(placed, known.stages, known.roles, parallel)
     unseen = _unseen(placed, known)
     recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
     timed = np.isfinite(recorded)
-    shares = tally.shares(known.telling, (recorded, lately), known.in_doubt, step_s, each_step_s(job.steps))
+    shares = tally.shares(known.telling, (recorded, lately), known.in_doubt, step_s, of_steps.each_s)
     where = places(job, known.ranks, speeds or LinkSpeeds(inside_bytes_per_s={}, network_bytes_per_s={}))
     measures = [measures_of(stack, where) for stack in placed]
-    slow_rank, stalling = _by_steps(placed, known, job.steps, step_s, parallel)
+    slow_rank, stalling = _by_steps(of_steps, known, job.steps, step_s, parallel)
     share, wait = _of_all(shares) if times else (None, None)
     return NcclSummary(
         share_ratio=share,
@@ -154,21 +155,21 @@ def nccl(
 
 
 def _by_steps(
-    placed: Sequence[CommunicatorBatch],
+    of_steps: StepsOfOperations,
     known: RankIndex,
     steps: StepTable,
     step_s: float | None,
     parallel: ParallelLayout,
 ) -> tuple[SlowRank | None, StallingRank | None]:
     """Who became slow by its own past, of ranks without peers, and who stalls at regular distances."""
+    placed, each_s = of_steps.stacks, of_steps.each_s
     if step_s is None or len(known.missing) or sum(len(one.ranks) for one in placed) > _MOST_COMMUNICATORS:
         return None, None
-    each_s = each_step_s(steps)
     _, alike = np.unique(known.roles, return_counts=True)
     alone, stalled = alike.max(initial=0) == 1, len(stalled_steps(each_s)) > 0
     if not (alone or stalled):
         return None, None
-    waits_s = waits_by_step(placed, len(known.ranks), steps, step_s, _NEWEST_STEPS)
+    waits_s = waits_by_step(placed, len(known.ranks), steps, step_s, _NEWEST_STEPS, done=of_steps.done)
     slow = slow_since(each_s, waits_s) if alone else None
     stalls = periodic_stalls(each_s, waits_s)
     return (

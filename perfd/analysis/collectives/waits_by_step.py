@@ -16,13 +16,23 @@ _RESUMED = 3.0
 
 
 def waits_by_step(
-    stacks: Sequence[CommunicatorBatch], world: int, steps: StepTable, step_s: float, newest: int
+    stacks: Sequence[CommunicatorBatch],
+    world: int,
+    steps: StepTable,
+    step_s: float,
+    newest: int,
+    *,
+    done: float | None = None,
 ) -> Floats:
-    """(steps, world), the newest step last: the sum of its waits in seconds; NaN where they are not held."""
+    """(steps, world), the newest step last: the sum of its waits in seconds; NaN where they are not held.
+
+    `done` is how many steps there were since the first operation, where that is known better than by `steps`.
+    """
     total, known = np.zeros((newest, world)), np.zeros(world, dtype=np.int64) + newest
-    rates = [_per_step(stack, steps, step_s) for stack in stacks]
+    of_log = max(int(steps.step[-1]), 1) if len(steps) else 1
+    rates = [_per_step(stack, done or of_log, step_s) for stack in stacks]
     ratios = np.concatenate([counted / paced for counted, paced in rates] or [np.ones(1)])
-    resumed = not 1 / _RESUMED <= float(np.nanmedian(ratios)) <= _RESUMED
+    resumed = done is None and not 1 / _RESUMED <= float(np.nanmedian(ratios)) <= _RESUMED
     for stack, (counted, paced) in zip(stacks, rates, strict=True):
         for row, length in enumerate(stack.collectives.lengths.tolist()):
             per_step = float((paced if resumed else counted)[row])
@@ -41,9 +51,8 @@ def waits_by_step(
     return total
 
 
-def _per_step(stack: CommunicatorBatch, steps: StepTable, step_s: float) -> tuple[Floats, Floats]:
+def _per_step(stack: CommunicatorBatch, done: float, step_s: float) -> tuple[Floats, Floats]:
     """(c,) twice: how many operations are of one step, counted since the job's start, and by their pace."""
     told, at = stack.collectives, np.arange(len(stack.ranks))
     last = told.sequence[at, np.maximum(told.lengths - 1, 0)]
-    done = max(int(steps.step[-1]), 1) if len(steps) else 1
     return (last + 1) / done, told.operations_per_s * step_s

@@ -241,6 +241,20 @@ class NcclTimeTable(Sequence[NcclTime]):
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationPace:
+    """Which operations of a rank tell steps, in a job whose log shows none."""
+
+    communicator: str
+    operation: str
+    per_step: float
+    """So many of them are a step."""
+    row_end_sequence: int
+    """The newest one within the newest row of the step table."""
+    certain: bool
+    """False where a step may be a micro-batch: sharded parameters repeat the same in each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostWaitTable:
     """What ranks' hosts wait for, by rank: medians over about the newest half minute; NaN is unknown."""
@@ -295,6 +309,8 @@ class JobData:
     """It may be of an earlier run of that name."""
     step_source: StepSource | None = None
     """None without steps."""
+    operation_pace: OperationPace | None = None
+    """None where a log shows the steps."""
     log_silent_s: float | None = None
     started_unix_s: float | None = None
     run_began_unix_s: float | None = None

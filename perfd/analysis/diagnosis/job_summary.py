@@ -55,6 +55,8 @@ class StepsSummary:
     """Progress lines of the log, or rows by NCCL's operations; `first` and `last` are step numbers."""
 
     source: StepSource | None = None
+    micro_batches: bool = False
+    """Whether what counts as a step here may be one of several micro-batches: operations do not tell."""
     count: int
     steady_count: int
     steady_steps_count: int = 0
@@ -187,6 +189,7 @@ def _steps(job: JobData, steady: SteadySteps) -> StepsSummary:
     count = len(job.steps)
     return StepsSummary(
         source=job.step_source,
+        micro_batches=job.operation_pace is not None and not job.operation_pace.certain,
         count=count,
         steady_count=len(steady.rows),
         steady_steps_count=int(job.steps.steps_covered[steady.rows].sum()),

@@ -42,7 +42,10 @@ def _steps(summary: JobSummary) -> str:
     if not steps.count:
         return "none seen"
     rows = "rows by NCCL operations" if steps.source is StepSource.NCCL else "lines"
-    return f"{steps.count} {rows}, steps {steps.first} to {steps.last}; {steps.steady_count} of them steady"
+    counted = "steps or micro-batches" if steps.micro_batches else "steps"
+    return (
+        f"{steps.count} {rows}, {counted} {steps.first} to {steps.last}; {steps.steady_count} of them steady"
+    )
 
 
 def _step_time(summary: JobSummary) -> str | None:

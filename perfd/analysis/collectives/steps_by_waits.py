@@ -1,0 +1,132 @@
+"""How long each step took in a job whose log shows none, the newest included.
+
+Rows by NCCL's operations cover seconds, since agents report each second how many operations there were. What
+operations waited is known one by one: a step in which most ranks wait longer is longer by as much, since they
+begin the next one together. So a row's time is spread over its steps by their waits, and steps after the
+newest row take as long as those before, but for theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfd.analysis.data.job_data import Floats, Ints, JobData, OperationPace, StepTable
+from perfd.analysis.data.robust_stats import median
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.operation_rate import each_step_s, paced
+
+_ROWS = 3
+"""A row's own time is that of the middle one of so many: each ends in the middle of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsOfOperations:
+    """Operations at the pace of a job's steps, and these steps."""
+
+    stacks: Sequence[CommunicatorBatch]
+    each_s: Floats
+    """How long each step took, the newest last."""
+    done: float | None = None
+    """Steps since the first operation, where operations tell them."""
+
+
+def in_steps(stacks: Sequence[CommunicatorBatch], job: JobData, step_s: float | None) -> StepsOfOperations:
+    """By the log's steps, or by the operations that tell them; `step_s` is how long one usually takes."""
+    pace = job.operation_pace
+    found = None if pace is None or step_s is None else _pacing(stacks, pace)
+    if pace is None or step_s is None or found is None:
+        return StepsOfOperations([paced(one, job.steps, step_s) for one in stacks], each_step_s(job.steps))
+    stack, row = found
+    factor = pace.per_step / (float(stack.collectives.operations_per_s[row]) * step_s)
+    return StepsOfOperations(
+        stacks=[_at_pace(one, factor) for one in stacks],
+        each_s=steps_by_waits(stacks, pace, job.steps),
+        done=_done(stack, row, pace),
+    )
+
+
+def _at_pace(stack: CommunicatorBatch, factor: float) -> CommunicatorBatch:
+    told = stack.collectives
+    return replace(stack, collectives=replace(told, operations_per_s=factor * told.operations_per_s))
+
+
+def steps_by_waits(stacks: Sequence[CommunicatorBatch], pace: OperationPace, steps: StepTable) -> Floats:
+    """One entry a step, in seconds, the newest last; those of the rows where no waits are known."""
+    of_rows = each_step_s(steps)
+    found = _pacing(stacks, pace)
+    if found is None or not len(of_rows):
+        return of_rows
+    waited_s = _waited(stacks, pace, _done(*found, pace))
+    ahead = max(0, int((_newest(*found) - pace.row_end_sequence) / pace.per_step))
+    lasted = np.concatenate((of_rows, np.full(ahead, np.nan)))
+    known = min(len(lasted), len(waited_s))
+    waited = np.concatenate((np.full(len(lasted) - known, np.nan), waited_s[len(waited_s) - known :]))
+    rows = np.repeat(np.arange(len(steps)), steps.steps_covered)[-len(of_rows) :]
+    own_s = _without_waits(of_rows, waited[: len(of_rows)], rows)
+    own_s = np.concatenate((own_s, np.full(ahead, own_s[-1])))
+    return np.where(np.isfinite(waited), own_s + waited, np.where(np.isfinite(lasted), lasted, own_s))
+
+
+def _pacing(stacks: Sequence[CommunicatorBatch], pace: OperationPace) -> tuple[CommunicatorBatch, int] | None:
+    """The stack and row of the operations that tell steps."""
+    for stack, row in _on_communicator(stacks, pace.communicator):
+        told = stack.collectives
+        if told.operation == pace.operation and told.lengths[row] and told.operations_per_s[row] > 0:
+            return stack, row
+    return None
+
+
+def _newest(stack: CommunicatorBatch, row: int) -> int:
+    return int(stack.collectives.sequence[row, stack.collectives.lengths[row] - 1])
+
+
+def _done(stack: CommunicatorBatch, row: int, pace: OperationPace) -> float:
+    return (_newest(stack, row) + 1) / pace.per_step
+
+
+def _waited(stacks: Sequence[CommunicatorBatch], pace: OperationPace, done: float) -> Floats:
+    """The longest wait of each step's operations on that communicator, of its middle rank, newest last."""
+    found = [_waited_in(*one, done) for one in _on_communicator(stacks, pace.communicator)]
+    longest = np.full(max(map(len, found), default=0), np.nan)
+    for waited in found:
+        np.fmax(longest[: len(waited)], waited, out=longest[: len(waited)])
+    return longest[::-1]
+
+
+def _on_communicator(
+    stacks: Sequence[CommunicatorBatch], communicator: str
+) -> Iterator[tuple[CommunicatorBatch, int]]:
+    for stack in stacks:
+        if communicator in stack.collectives.communicators:
+            yield stack, list(stack.collectives.communicators).index(communicator)
+
+
+def _waited_in(stack: CommunicatorBatch, row: int, done: float) -> Floats:
+    """The newest step first; empty for operations that are not in every step."""
+    length = int(stack.collectives.lengths[row])
+    per_step = round((_newest(stack, row) + 1) / done) if length else 0
+    if per_step < 1:
+        return np.zeros(0)
+    numbers = stack.collectives.sequence[row, :length]
+    ago = (numbers[-1] - numbers) // per_step
+    matched = stack.parts.last_arriver[row, :length] >= 0
+    longest = np.full((int(ago.max()) + 1, stack.ranks.shape[1]), np.nan)
+    np.fmax.at(longest, ago[matched], stack.parts.wait_s[row, :length][matched])
+    return np.asarray(median(longest, axis=1))
+
+
+def _without_waits(lasted_s: Floats, waited_s: Floats, rows: Ints) -> Floats:
+    """What steps of each row take besides the longest wait, by the row's neighbors, too."""
+    numbers = np.unique(rows)
+    own = np.array([_mean(lasted_s[rows == row]) - _mean(waited_s[rows == row]) for row in numbers])
+    near = [own[max(0, at - _ROWS // 2) : at + _ROWS // 2 + 1] for at in range(len(own))]
+    near[-1] = own[-_ROWS:]
+    return np.asarray([float(np.nanmedian(one)) for one in near])[np.searchsorted(numbers, rows)]
+
+
+def _mean(values: Floats) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else 0.0

@@ -1,0 +1,84 @@
+"""Steps one by one in a job whose log shows none: rows of seconds, and what each operation waited."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from analysis.jobs import job_data, step_table
+
+from perfd.analysis.collectives.steps_by_waits import in_steps
+from perfd.analysis.data.job_data import CollectiveTable, Floats, JobData, OperationPace
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
+from perfd.model import ParallelLayout
+
+PER_STEP, OWN_S = 5, 0.2
+
+
+def stacks(waits_s: Floats, operations: str = "AllReduce") -> list[CommunicatorBatch]:
+    """Rank 0 of four is `waits_s` late for the first operation of each step."""
+    durations = np.full((len(waits_s) * PER_STEP, 4), 0.001)
+    durations[::PER_STEP, 1:] += waits_s[:, None]
+    table = CollectiveTable(
+        communicator="ab",
+        operation=operations,
+        ranks=range(4),
+        sequence=np.arange(len(durations)),
+        durations_s=durations,
+        size_bytes=np.full(len(durations), 1e6),
+        kernel_ratio=np.full(4, 0.1),
+        operations_per_s=3.0,
+        counted_s=30.0,
+    )
+    return stacked([table], ParallelLayout())
+
+
+def job(waits_s: Floats, rows_of: int, behind: int, communicator: str = "ab") -> JobData:
+    """Rows of so many steps each; the newest steps are `behind` them."""
+    told = waits_s[: len(waits_s) - behind].reshape(-1, rows_of)
+    covered = np.full(len(told), rows_of)
+    pace = OperationPace(
+        communicator=communicator,
+        operation="AllReduce",
+        per_step=float(PER_STEP),
+        row_end_sequence=(len(waits_s) - behind) * PER_STEP - 1,
+        certain=True,
+    )
+    table = step_table(list(OWN_S + told.mean(axis=1)), steps_covered=covered)
+    return job_data(table, operation_pace=pace)
+
+
+def test_a_rows_time_is_spread_over_its_steps_and_goes_on_after_it():
+    waits = np.zeros(40)
+    waits[[12, 17, 22, 27, 32, 37]] = 0.6
+    found = in_steps(stacks(waits), job(waits, 10, behind=10), OWN_S)
+    assert found.each_s == pytest.approx(OWN_S + waits)
+    assert found.done == pytest.approx(40)
+
+
+def test_so_many_operations_are_of_a_step_as_repeat():
+    waits = np.zeros(40)
+    one = in_steps(stacks(waits), job(waits, 10, behind=0), OWN_S).stacks[0]
+    assert float(one.collectives.operations_per_s[0]) * OWN_S == pytest.approx(PER_STEP)
+
+
+def test_a_row_that_ends_in_the_middle_of_a_step_counts_by_its_neighbors():
+    waits = np.zeros(50)
+    data = job(waits, 10, behind=0)
+    data.steps.step_time_s[2] *= 1.1
+    assert in_steps(stacks(waits), data, OWN_S).each_s == pytest.approx(np.full(50, OWN_S))
+
+
+def test_without_the_operations_rows_are_all_that_is_known():
+    waits = np.linspace(0.0, 0.1, 40)
+    data = job(waits, 10, behind=0, communicator="cd")
+    found = in_steps(stacks(waits), data, OWN_S)
+    assert found.each_s == pytest.approx(np.repeat(data.steps.step_time_s, 10))
+    assert found.done is None
+
+
+def test_an_operation_that_a_rank_has_not_told_of_says_nothing():
+    waits = np.full(40, 0.1)
+    batches = stacks(waits)
+    batches[0].parts.last_arriver[0, -PER_STEP:] = -1
+    found = in_steps(batches, job(waits, 10, behind=0), OWN_S)
+    assert found.each_s == pytest.approx(np.full(40, OWN_S + 0.1))
