@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from perfd.hook.marks import HostMark, Mark, cuda_of_torch, event_of, nvtx_of, seconds
+from perfd.hook.process_rank import ProcessRank, process_rank
 from perfd.hook.sender import Sender
 
 FORMAT = 1
@@ -19,7 +20,6 @@ _RECONNECT_INTERVAL_S = 1.0
 _MAX_PENDING_STEPS = 16
 """Steps whose events the GPU has not reached; further ones are dropped, which bounds the cost. Chosen."""
 _DATA = "data_loading"
-_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 _T = TypeVar("_T")
 
@@ -40,7 +40,7 @@ class StepTimer:
 
     With `report_steps`, steps and the `layout` (sizes of `tp`, `pp`, `dp`, `cp`, `ep`) are reported as from a
     log: for jobs without a log that perfd can read. The first `warmup_steps` are not reported. The other
-    defaults come from the launcher's environment variables.
+    defaults come from the process group of torch or JAX, otherwise from the launcher's environment variables.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class StepTimer:
         self._head = {
             "v": FORMAT,
             "job": job,
-            "rank": _number(_RANK_VARIABLES) or 0 if rank is None else rank,
-            "world_size": _number(("WORLD_SIZE", "SLURM_NTASKS")) if world_size is None else world_size,
             "layout": dict(layout or {}),
             "report_steps": report_steps,
         }
+        self._told = ProcessRank(rank, world_size)
+        self._known: ProcessRank | None = None
         self._cuda = cuda = cuda_of_torch()
         self._new_mark: Callable[[], Mark] = new_mark or (event_of(cuda) if cuda else HostMark)
         self._head["clock"] = "cuda" if cuda or new_mark else "host"
@@ -162,7 +162,15 @@ class StepTimer:
             self._spare += [step.start, *(mark for _, *marks in step.phases for mark in marks)]
 
     def _message(self, step: _Step, next_start: Mark) -> dict[str, object]:
-        return {**self._head, **_times(step, next_start), "dropped": self.dropped_steps}
+        if self._known is None:
+            # Not earlier: a loop may create its timer before its process group.
+            found = process_rank(os.environ)
+            self._known = ProcessRank(
+                rank=(found.rank or 0) if self._told.rank is None else self._told.rank,
+                world_size=found.world_size if self._told.world_size is None else self._told.world_size,
+            )
+        where = self._known._asdict()
+        return {**self._head, **where, **_times(step, next_start), "dropped": self.dropped_steps}
 
     def _mark(self) -> Mark:
         return self._spare.pop() if self._spare else self._new_mark()
@@ -190,8 +198,3 @@ def _times(step: _Step, next_start: Mark) -> dict[str, object]:
         "step_s": seconds(step.start, next_start),
         "phases": phases,
     }
-
-
-def _number(names: Iterable[str]) -> int | None:
-    found = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in found if text.isdecimal()), None)

@@ -365,3 +365,17 @@ def test_the_module_does_not_import_torch_before_something_is_timed():
     code = "import perfd.hook, perfd_collectors.hook, sys; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_process_group_that_is_made_after_the_timer_names_its_rank(
+    agent: Agent, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
+        monkeypatch.delenv(name, raising=False)
+    timer = timer_of(agent.path, gpu, rank=None, world_size=None)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+
+    steps(timer, gpu, 2)
+
+    assert [(one["rank"], one["world_size"]) for one in agent.heard()] == [(1, None)]
+    timer.close()
