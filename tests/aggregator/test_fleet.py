@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire.records import RECORDS, of, tables
 
+from perfd.aggregator.state.gpu_owners import gpu_owners
 from perfd.aggregator.state.job_snapshot import job_data
 from perfd.model import (
     Batch,
@@ -26,7 +27,7 @@ from perfd.wire.convert import decode_agent_message, encode_message
 
 
 def owners(made, node="n0"):
-    return made.owners(made.nodes[node])
+    return gpu_owners(made.nodes[node], made.jobs)
 
 
 def ended(job="llm"):

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.aggregator.jobs import JobEnd
+from perfd.aggregator.jobs import JobEnd, JobRegistry
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.state import NodeState
+from perfd.aggregator.state.gpu_owners import exported_gpu_owners
 from perfd.analysis.communication import Communication
 from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.diagnosis import JobSummary
@@ -141,13 +142,13 @@ def node_block(
     blocks: Blocks,
     names: MetricNames,
     node: NodeState,
-    owners: Callable[[NodeState], Mapping[str, tuple[str, int | None]]],
+    jobs: JobRegistry,
     values: Mapping[Scope, Floats],
 ) -> tuple[tuple[str, ...], Block]:
     """The raw series of one node, with the name of the block. `values` is entities by metrics by scope."""
 
     def keys() -> Sequence[SeriesKey]:
-        return list(_raw_keys(names, node, owners(node)))
+        return list(_raw_keys(names, node, exported_gpu_owners(node, jobs)))
 
     name = ("node", node.name, str(node.version))
     flat = [values[scope].ravel() for scope in node.readings]

@@ -98,7 +98,7 @@ class SeriesFrames:
                         scope: readings.fresh(now_s, stale_after_s)
                         for scope, readings in node.readings.items()
                     }
-                    name, block = node_block(self._blocks, self._names, node, fleet.exported_owners, fresh)
+                    name, block = node_block(self._blocks, self._names, node, fleet.jobs, fresh)
                     blocks[name] = block
         return blocks
 

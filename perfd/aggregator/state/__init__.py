@@ -2,7 +2,8 @@
 
 from perfd.aggregator.state.agent_registry import AgentState, BatchVerdict
 from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.fleet import Durable, Fleet
+from perfd.aggregator.state.durable_records import Durable
+from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_snapshot import job_data
 from perfd.aggregator.state.node_state import NodeState
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.state.fleet import Fleet
+from perfd.aggregator.state.gpu_owners import gpu_owners
 from perfd.aggregator.state.nic_bandwidth import ports_bytes_per_s
 from perfd.aggregator.state.node_state import NodeState
 from perfd.analysis.data.job_data import Captured, Floats, GpuKey, GpuTable, JobData, StepTable
@@ -139,7 +140,9 @@ def _parts(
         history = node.gpu_history
         if not history.layout.entities.known:
             continue
-        serving = {gpu: rank for gpu, (owner, rank) in fleet.owners(node).items() if owner == job.name}
+        serving = {
+            gpu: rank for gpu, (owner, rank) in gpu_owners(node, fleet.jobs).items() if owner == job.name
+        }
         chosen = [index for index, gpu in enumerate(history.layout.entities.known) if gpu in serving]
         if not chosen:
             continue

@@ -1,0 +1,41 @@
+"""Which job each GPU of a node serves."""
+
+from __future__ import annotations
+
+from perfd.aggregator.jobs import JobRegistry
+from perfd.aggregator.state.node_state import NodeState
+
+GpuOwners = dict[str, tuple[str, int | None]]
+"""For each GPU of a node that serves a job: the job, and the rank if it is known."""
+
+
+def gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
+    """The owners by placements.
+
+    GPUs without one belong to the node's only job, unless all ranks of that job have theirs: the others may
+    run work that perfd does not see.
+    """
+    owners: GpuOwners = {
+        str(placement.gpu): (job, rank)
+        for (job, rank), placement in node.placements.items()
+        if placement.gpu is not None
+    }
+    only = jobs.only_on(node.name)
+    if only is not None and not _all_placed(only, node, jobs):
+        for gpu in node.gpu_history.layout.entities.known:
+            owners.setdefault(gpu, (only, None))
+    return owners
+
+
+def exported_gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
+    """Of these, the jobs that have series."""
+    return {gpu: owner for gpu, owner in gpu_owners(node, jobs).items() if jobs[owner[0]].exported}
+
+
+def _all_placed(name: str, node: NodeState, jobs: JobRegistry) -> bool:
+    """Whether all ranks of a job are on this node, and on which of its GPUs is known."""
+    placed = [one for (job, _), one in node.placements.items() if job == name and one.gpu is not None]
+    job = jobs.get(name)
+    worlds = [*(one.world_size for one in placed), job.world_size if job is not None else None]
+    world = next((world for world in worlds if world), None)
+    return world is not None and len(placed) >= world
