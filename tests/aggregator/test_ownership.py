@@ -121,6 +121,44 @@ def test_a_node_with_a_rank_of_its_own_is_of_the_job(jobs):
     assert jobs.fleet.jobs["llm"].ended
 
 
+@pytest.mark.parametrize(
+    ("origin", "joins"),
+    [
+        (None, False),
+        (JobOrigin(job="llm", owner="uid:1"), True),
+        (JobOrigin(job="llm", cluster="a"), True),
+        (JobOrigin(job="llm", owner="uid:2"), False),
+    ],
+)
+@pytest.mark.parametrize("by", ["rank", "description"])
+def test_a_node_joins_a_job_with_an_owner_only_after_it_reported_the_same_one(origin, joins, by):
+    jobs = Jobs()
+    jobs.say("n0", JobOrigin(job="llm", owner="uid:1"), held(0, world_size=4))
+    if origin is not None:
+        jobs.say("n1", origin)
+    jobs.say("n1", held(1, world_size=4) if by == "rank" else described(4))
+    jobs.say("n1", ended())
+    assert jobs.fleet.jobs["llm"].ended is joins
+    assert (("llm", 1) in jobs.fleet.nodes["n1"].placements) is (joins and by == "rank")
+
+
+def test_a_rank_beyond_the_world_size_makes_no_node_join(jobs):
+    jobs.say("n0", held(0, world_size=2), held(1, world_size=2))
+    jobs.say("n9", held(2, world_size=3), held(7), ended())
+    assert not jobs.fleet.jobs["llm"].ended
+    assert jobs.refused() == 3
+    jobs.say("n0", held(0, world_size=4))
+    jobs.say("n1", held(2, world_size=4), ended())
+    assert jobs.fleet.jobs["llm"].ended
+
+
+def test_a_rank_of_a_job_of_which_nobody_was_heard_is_taken_over():
+    jobs = Jobs()
+    jobs.say("n0", JobOrigin(job="llm", owner="uid:1"), held(0))
+    jobs.say("n1", held(0), ended(), wait_s=75.1)
+    assert jobs.fleet.jobs["llm"].ended
+
+
 @pytest.mark.parametrize(("wait_s", "taken"), [(60.0, False), (60.1, True)])
 def test_a_job_of_which_nobody_was_heard_is_taken_over(jobs, wait_s, taken):
     jobs.say("n9", ended(), wait_s=wait_s)

@@ -19,7 +19,9 @@ class JobOwnership:
 
     Where the scheduler's nodes are known, these are of the job and no others. Otherwise these are: the first
     node that reports it, the first with its steps or its description, and each with a rank that no other node
-    has. When all of them are silent, the next node that reports it is.
+    has; if the job's cluster, namespace or user is known, the last two must have reported the same before.
+    A rank beyond the job's world size does not count. When all nodes of the job are silent, the next one to
+    report it is a node of the job.
     """
 
     def __init__(self, any_job: Collection[str] = ()) -> None:
@@ -27,6 +29,9 @@ class JobOwnership:
         self._any_job = any_job
         self._members: dict[str, None] = {}
         self._reporter: str | None = None
+        self._agreeing: set[str] = set()
+        """Nodes that are not of the job, and report the same origin of it."""
+        self._world_size: int | None = None
         self._holders: dict[int, tuple[str, float]] = {}
 
     def claims(self, origin: JobOrigin, node: str) -> None:
@@ -93,21 +98,39 @@ class JobOwnership:
             self.origin = replace(self.origin, nodes=())
         self._members.clear()
         self._holders.clear()
+        self._agreeing.clear()
+        self._world_size = None
+
+    def agrees(self, node: str) -> None:
+        """A node that is not of the job reported the same origin; a rank of its own then makes it join."""
+        self._agreeing.add(node)
 
     def reports(self, node: str) -> None:
         """A node has the job's steps or its description; the first one that has is of the job."""
-        if self._reporter is None:
+        if self._reporter is None and self._may_join(node):
             self._reporter = node
             self._members[node] = None
 
-    def places(self, node: str, rank: int, now_s: float) -> bool:
+    def places(self, node: str, rank: int, now_s: float, world_size: int | None = None) -> bool:
         """Whether a rank may be on a node now: no other one has reported it for a while."""
         holder, held_s = self._holders.get(rank, (node, now_s))
         if holder != node and now_s - held_s <= HELD_S:
             return False
+        own = self.admits(node)
+        beyond = self._world_size is not None and rank >= self._world_size
+        if not own and (beyond or not self._may_join(node)):
+            return False
+        if own or self._world_size is None:
+            self._world_size = world_size or self._world_size
         self._holders[rank] = node, now_s
         self._members[node] = None
         return True
+
+    def _may_join(self, node: str) -> bool:
+        """Whether a node can be of the job: nobody is, whose it is is unknown, or the node says the same."""
+        origin = self.origin
+        owned = origin is not None and any((origin.cluster, origin.namespace, origin.owner))
+        return not self._members or not owned or node in self._agreeing or self.admits(node)
 
     def holder(self, rank: int) -> str | None:
         """The node that has a rank, or had it last."""

@@ -205,7 +205,8 @@ class Fleet:
         if job is None:
             return []
         if not as_member(job, source).member:
-            raise RefusedError("A node that is none of the job's said whose it is.")
+            job.ownership.agrees(source.node)
+            return []
         before = job.ownership.origin
         if job.ownership.begins_anew(origin) and not source.late:
             job.begins_anew(source.sent_unix_s)
@@ -217,6 +218,7 @@ class Fleet:
         self.jobs.names.restore(origin.job, node, name)
         if name in self.jobs:
             self.jobs[name].ownership.claims(origin, node)
+            self.jobs[name].ownership.agrees(node)
 
     def _apply(self, record: Record, node: NodeState, source: RecordSource) -> list[Durable]:
         if isinstance(record, SampleTable):
@@ -266,8 +268,9 @@ class Fleet:
         if job is None:
             return []
         before = job.ownership.holder(placement.rank)
-        if not job.ownership.places(source.node, placement.rank, source.now_s):
-            raise RefusedError("A node reported a rank that runs on another one.")
+        source = as_member(job, source)
+        if not job.ownership.places(source.node, placement.rank, source.now_s, placement.world_size):
+            raise RefusedError("A node claimed a rank that another node has, or a rank of a job not its own.")
         if before not in {None, source.node} and before in self.nodes:
             self.nodes[before].forget_rank(job.name, placement.rank)
         if not source.late:
