@@ -34,7 +34,7 @@ _shtab_perfd_report_option_strings=(-h --help --job --output -o --since --json -
 _shtab_perfd_rules_check_option_strings=(-h --help --config --json)
 _shtab_perfd_rules_test_option_strings=(-h --help --json)
 _shtab_perfd_rules_option_strings=(-h --help)
-_shtab_perfd_doctor_option_strings=(-h --help --config --json)
+_shtab_perfd_doctor_option_strings=(-h --help --config --aggregator-config --json)
 _shtab_perfd_version_option_strings=(-h --help --json)
 _shtab_perfd_option_strings=(-h --help --version)
 
@@ -86,6 +86,7 @@ _shtab_perfd_rules_check_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_rules_check___config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_rules_test_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_doctor___config_COMPGEN=_shtab_compgen_files
+_shtab_perfd_doctor___aggregator_config_COMPGEN=_shtab_compgen_files
 
 _shtab_perfd_agent___log_level_choices=(debug info warning error)
 _shtab_perfd_aggregator___log_level_choices=(debug info warning error)

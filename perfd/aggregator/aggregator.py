@@ -41,7 +41,7 @@ from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.metrics.exposition import MetricsPage, metrics_page
 from perfd.metrics.series import SeriesFrame
 from perfd.model import Alert, CaptureCancel, CaptureRequest
-from perfd.net import AccessControl, HttpServer, ServerTls
+from perfd.net import AccessControl, HttpServer, ServerTls, is_loopback, split_address
 from perfd.web.live_updates import Live
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Aggregator:
     ) -> None:
         if not config.round_interval_s >= _SHORTEST_ROUND_S:
             raise ConfigError(f"round_interval_s: it must be at least {_SHORTEST_ROUND_S}.")
+        _require_tls(config)
         self._config = config
         self._clock = clock or SystemClock()
         self._manual = manual
@@ -397,3 +398,14 @@ class Aggregator:
     def _close_history(self, within_s: float) -> None:
         if self._history is not None:
             self._history.close(within_s)
+
+
+def _require_tls(config: AggregatorConfig) -> None:
+    """Raises `ConfigError` if tokens and pages would cross the network in plain text by accident."""
+    if config.http_listen is None or config.http_tls is not None or config.allow_plaintext:
+        return
+    if not is_loopback(split_address(config.http_listen)[0]):
+        raise ConfigError(
+            f"http_listen: {config.http_listen} can be reached from other machines, and without TLS pages "
+            "and tokens are sent in plain text. Configure `http_tls`, or set `allow_plaintext: true`."
+        )

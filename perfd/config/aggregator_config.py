@@ -96,6 +96,8 @@ class AggregatorConfig(Strict, frozen=True):
     """gRPC, for agents."""
     tls: TlsConfig | None = None
     allow_plaintext: bool = False
+    """Required for `listen` without `tls` and for `http_listen` without `http_tls` on an address other than
+    loopback."""
     agent_identity: AgentIdentityConfig = AgentIdentityConfig()
     audit_file: str | None = None
     """A file for captures and refusals, a JSON object per line; null: they are only logged and counted."""

@@ -245,6 +245,24 @@ def check_aggregator(facts: NodeFacts) -> CheckResult:
     )
 
 
+def check_history(facts: NodeFacts) -> CheckResult:
+    """What survives a kill of the aggregator."""
+    history, title = facts.history, "history"
+    if history is None:
+        what = "not checked without --aggregator-config; perfd run keeps its own"
+        return CheckResult(check="history", level=Level.OK, title=title, what=what)
+    if history.directory is None:
+        return CheckResult(
+            check="history",
+            level=Level.WARN,
+            title=title,
+            what="off: a kill or restart of the aggregator loses all steps, phases, events, alerts, captures "
+            "and summaries so far, because agents delete what it has acknowledged",
+            fix="Set history.path in the aggregator's configuration; then it acknowledges after the commit.",
+        )
+    return _directory("history", title, history.directory, history.max_bytes, "history.path")
+
+
 def check_promtool(facts: NodeFacts) -> CheckResult:
     """Whether promtool is available to check rules files, too."""
     what = str(facts.promtool) if facts.promtool else "not found; perfd rules check and test do not need it"
@@ -269,6 +287,7 @@ CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
     check_quota,
     check_clock,
     check_aggregator,
+    check_history,
     check_promtool,
 )
 """In the order of the report."""

@@ -80,6 +80,15 @@ class AggregatorFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryFacts:
+    """Where the aggregator that is configured on this machine keeps its history."""
+
+    directory: DirectoryFacts | None
+    """None: history is off."""
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SocketFacts:
     """The socket that libkineto polls."""
 
@@ -129,4 +138,6 @@ class NodeFacts:
     """None when Kineto captures are disabled."""
     py_spy: PySpyFacts
     aggregator: AggregatorFacts
+    history: HistoryFacts | None
+    """None without the aggregator's configuration."""
     promtool: Path | None

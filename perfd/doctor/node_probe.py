@@ -15,13 +15,14 @@ import pynvml
 from perfd import __version__
 from perfd.capture.node import free_bytes, pids, size_bytes
 from perfd.capture.nsys import Installation, NsysCli, find_libdw, find_nsys, importer_problem, parse_version
-from perfd.config import AgentConfig
+from perfd.config import AgentConfig, AggregatorConfig, HistoryConfig
 from perfd.doctor.capture_probe import probe_kineto_socket, probe_py_spy
 from perfd.doctor.clock_sync import read_clock
 from perfd.doctor.node_facts import (
     AggregatorFacts,
     DirectoryFacts,
     GpuFacts,
+    HistoryFacts,
     NodeFacts,
     NsysFacts,
     NvmlFacts,
@@ -48,6 +49,7 @@ def probe(
     configured: bool,
     environment: Mapping[str, str],
     root: Path = Path("/"),
+    aggregator: AggregatorConfig | None = None,
 ) -> NodeFacts:
     """All facts for the checks. `configured`: an operator wrote the configuration."""
     captures = Path(config.capture.output_directory or spool / "captures")
@@ -74,8 +76,15 @@ def probe(
         kineto_socket=probe_kineto_socket(config.capture.kineto, Path(config.proc)),
         py_spy=probe_py_spy(config.capture, environment, Path(config.proc)),
         aggregator=probe_aggregator(config.uplink.address, configured=configured),
+        history=None if aggregator is None else probe_history(aggregator.history),
         promtool=Path(promtool) if promtool else None,
     )
+
+
+def probe_history(config: HistoryConfig) -> HistoryFacts:
+    """Whether the directory of the history file can be written."""
+    directory = probe_directory(Path(config.path).absolute().parent) if config.path else None
+    return HistoryFacts(directory=directory, max_bytes=config.max_bytes)
 
 
 def probe_nvml() -> NvmlFacts:

@@ -8,8 +8,10 @@ import pytest
 from aggregator.support import START_S, aggregator, place, step
 from exporters.support import until
 
+from perfd.aggregator.aggregator import Aggregator
 from perfd.cli import main
 from perfd.cli.aggregator_client import authorization_of
+from perfd.config import AggregatorConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import CaptureTool
 from tests.support.fake_agent import FakeAgent
@@ -48,7 +50,7 @@ def ask(server, path, *, method="POST", body=b'{"job": "none"}', **headers):
 
 @pytest.mark.parametrize("path", CHANGING)
 def test_without_a_token_nobody_changes_anything_where_others_can_reach_it(path):
-    with aggregator(http_listen=EVERYWHERE) as server:
+    with aggregator(http_listen=EVERYWHERE, allow_plaintext=True) as server:
         status, document = ask(server, path)
         assert status == 403
         assert "http_token_file" in document["error"]
@@ -58,7 +60,7 @@ def test_without_a_token_nobody_changes_anything_where_others_can_reach_it(path)
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", EVERYWHERE])
 @pytest.mark.parametrize("path", CHANGING)
 def test_with_a_token_only_who_shows_it_changes_something(token, listen, path):
-    with aggregator(http_listen=listen, http_token_file=str(token)) as server:
+    with aggregator(http_listen=listen, allow_plaintext=True, http_token_file=str(token)) as server:
         for wrong in (None, "Bearer", "Bearer sword", "Basic swordfish", "Bearer sw\u00f6rdfish"):
             assert ask(server, path, Authorization=wrong)[0] == 401
         status, document = ask(server, path, Authorization=f"Bearer {TOKEN}", Host="perfd.example:9460")
@@ -162,3 +164,12 @@ def test_a_request_without_a_host_changes_nothing():
     ):
         client.sendall("\r\n".join(lines).encode())
         assert b" 403 " in client.recv(100)
+
+
+def test_pages_and_tokens_in_plain_text_beyond_loopback_are_refused_unless_allowed():
+    with pytest.raises(
+        ConfigError, match=r"http_listen: 0\.0\.0\.0:0 can be reached.*http_tls.*allow_plaintext"
+    ):
+        Aggregator(AggregatorConfig(listen="127.0.0.1:0", http_listen=EVERYWHERE))
+    with aggregator(http_listen=EVERYWHERE, allow_plaintext=True) as running:
+        assert running.http_address is not None

@@ -69,7 +69,7 @@ def talk(address, data):
 )
 @pytest.mark.parametrize("path", ["/api/v1/jobs", "/metrics", "/"])
 def test_a_page_that_names_itself_like_this_server_reads_nothing(listen, host, status, path):
-    with aggregator(http_listen=listen, http_hosts=["perfd.mine.example"]) as running:
+    with aggregator(http_listen=listen, allow_plaintext=True, http_hosts=["perfd.mine.example"]) as running:
         address = running.http_address.replace("0.0.0.0", "127.0.0.1")
         assert ask(address, path, headers={"Host": host})[0] == status
 

@@ -13,6 +13,7 @@ from perfd.doctor.checks import (
     check_captures,
     check_clock,
     check_gpm,
+    check_history,
     check_importer,
     check_kineto,
     check_nsys,
@@ -30,6 +31,7 @@ from perfd.doctor.node_facts import (
     ClockFacts,
     DirectoryFacts,
     GpuFacts,
+    HistoryFacts,
     NodeFacts,
     NsysFacts,
     NvmlFacts,
@@ -71,6 +73,7 @@ HEALTHY = NodeFacts(
     kineto_socket=SocketFacts(place="@dynolog", taken=False),
     py_spy=PySpyFacts(path=Path("/usr/bin/py-spy"), ptrace_scope=1, may_trace=True),
     aggregator=AggregatorFacts(address="head:9461", configured=True),
+    history=None,
     promtool=None,
 )
 
@@ -195,15 +198,33 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
         ),
         (
             check_aggregator,
+            check_history,
             {"aggregator": AggregatorFacts(address="head:1", configured=True, error="refused")},
             Level.FAIL,
             "head:1 cannot be reached: refused",
         ),
         (
             check_aggregator,
+            check_history,
             {"aggregator": AggregatorFacts(address="head:1", configured=False, error="refused")},
             Level.OK,
             "none at head:1; perfd run starts its own",
+        ),
+        (
+            check_history,
+            {"history": HistoryFacts(directory=None, max_bytes=1)},
+            Level.WARN,
+            "a kill or restart of the aggregator loses all steps",
+        ),
+        (
+            check_history,
+            {
+                "history": HistoryFacts(
+                    directory=DirectoryFacts(path=Path("/h"), free_bytes=5, problem="Read-only"), max_bytes=1
+                )
+            },
+            Level.FAIL,
+            "/h cannot be written: Read-only",
         ),
     ],
 )

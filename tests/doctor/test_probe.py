@@ -209,3 +209,17 @@ def test_the_verb_prints_its_schema_and_fails_only_for_what_cannot_work(tmp_path
     assert (levels["nsys"], levels["aggregator"], levels["spool"]) == ("fail", "fail", "ok")
     main(["doctor"])
     assert "ok   versions: perfd" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("history", "words"),
+    [
+        ("{}", "off: a kill or restart of the aggregator loses all steps"),
+        ("{path: DIRECTORY/h.sqlite, max_bytes: 1}", "DIRECTORY, "),
+    ],
+)
+def test_the_aggregators_configuration_shows_what_survives_a_kill(tmp_path, capsys, history, words):
+    config = tmp_path / "aggregator.yaml"
+    config.write_text(f"history: {history}\n".replace("DIRECTORY", str(tmp_path)))
+    main(["doctor", "--aggregator-config", str(config)])
+    assert f"history: {words}".replace("DIRECTORY", str(tmp_path)) in capsys.readouterr().out

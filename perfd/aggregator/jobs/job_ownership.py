@@ -102,7 +102,7 @@ class JobOwnership:
         self._world_size = None
 
     def agrees(self, node: str) -> None:
-        """A node that is not of the job reported the same origin; a rank of its own then makes it join."""
+        """A node that is not of the job reported the same origin; a separate rank then makes it join."""
         self._agreeing.add(node)
 
     def reports(self, node: str) -> None:
@@ -127,7 +127,7 @@ class JobOwnership:
         return True
 
     def _may_join(self, node: str) -> bool:
-        """Whether a node can be of the job: nobody is, whose it is is unknown, or the node says the same."""
+        """Whether a node can be of the job: the first one, and, if its owner is known, any that agrees."""
         origin = self.origin
         owned = origin is not None and any((origin.cluster, origin.namespace, origin.owner))
         return not self._members or not owned or node in self._agreeing or self.admits(node)

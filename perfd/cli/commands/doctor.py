@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from perfd.cli.commands.agent import state_directory
-from perfd.config import AgentConfig, load
+from perfd.config import AgentConfig, AggregatorConfig, load
 from perfd.doctor import SCHEMA, CheckResult, Level, diagnose, probe, to_json, worst
 
 _EPILOG = """\
@@ -27,6 +27,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="the agent's configuration, to judge by it"
     )
+    parser.add_argument(
+        "--aggregator-config",
+        type=Path,
+        metavar="FILE",
+        help="the aggregator's configuration, to check its history on this machine",
+    )
     parser.add_argument("--json", action="store_true", help=f"print JSON, schema {SCHEMA}")
 
 
@@ -35,7 +41,14 @@ def run(args: argparse.Namespace) -> int:
     config = load(args.config, AgentConfig) if args.config else AgentConfig()
     node = config.node or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     spool = Path(config.spool.directory) if config.spool.directory else state_directory(os.environ) / node
-    facts = probe(config, spool=spool, configured=args.config is not None, environment=os.environ)
+    aggregator = load(args.aggregator_config, AggregatorConfig) if args.aggregator_config else None
+    facts = probe(
+        config,
+        spool=spool,
+        configured=args.config is not None,
+        environment=os.environ,
+        aggregator=aggregator,
+    )
     findings = diagnose(facts)
     if args.json:
         print(json.dumps(to_json(findings)))
