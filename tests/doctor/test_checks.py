@@ -198,14 +198,12 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
         ),
         (
             check_aggregator,
-            check_history,
             {"aggregator": AggregatorFacts(address="head:1", configured=True, error="refused")},
             Level.FAIL,
             "head:1 cannot be reached: refused",
         ),
         (
             check_aggregator,
-            check_history,
             {"aggregator": AggregatorFacts(address="head:1", configured=False, error="refused")},
             Level.OK,
             "none at head:1; perfd run starts its own",
