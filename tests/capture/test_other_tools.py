@@ -178,6 +178,51 @@ def test_a_plan_for_a_range_says_that_it_is_pushed(capsys):
     assert "--nvtx-include train@forward/" in capsys.readouterr().out
 
 
+def _planned(capsys, *options: str) -> str:
+    assert main(["capture", "plan", "--ncu", *options, "--", "python", "t.py"]) == 0
+    return capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_range_is_profiled_whole_and_a_kernel_once_unless_a_count_is_given(capsys):
+    assert "--launch-count" not in _planned(capsys, "--nvtx", "forward")
+    assert "--launch-count 1 " in _planned(capsys, "--kernel", "gemm")
+    assert "--launch-count 7 " in _planned(capsys, "--nvtx", "forward", "--count", "7")
+
+
+def test_a_plan_takes_ranges_of_both_kinds_sections_replay_and_the_profiler_api(capsys):
+    assert "--nvtx-include forward/ " in _planned(capsys, "--nvtx", "forward")
+    assert "--nvtx-include forward " in _planned(capsys, "--nvtx", "forward", "--start-end")
+    some = _planned(capsys, "--kernel", "x", "--section", "SpeedOfLight", "--section", "Occupancy")
+    assert "--section SpeedOfLight --section Occupancy" in some
+    assert "--set full" not in some
+    assert "--replay-mode application" in _planned(capsys, "--kernel", "x", "--replay-mode", "application")
+    assert "--profile-from-start off" in _planned(capsys, "--profiler-api")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["vllm", "serve", "m", "--tensor-parallel-size", "2"],
+        ["python", "-m", "sglang.launch_server", "--tp=8"],
+        ["python", "-m", "sglang.launch_server", "--dp-size", "4"],
+    ],
+)
+def test_a_server_that_starts_several_ranks_is_refused_by_its_flag(command, capsys):
+    assert main(["capture", "plan", "--ncu", "--kernel", "gemm", "--", *command]) == 2
+    assert "starts several ranks" in capsys.readouterr().err
+    one = [
+        word.replace("=8", "=1") if "=" in word else {"2": "1", "4": "1"}.get(word, word) for word in command
+    ]
+    assert main(["capture", "plan", "--ncu", "--kernel", "gemm", "--", *one]) == 0
+
+
+def test_a_section_is_a_word(capsys):
+    assert (
+        main(["capture", "plan", "--ncu", "--kernel", "x", "--section", "a b", "--", "python", "t.py"]) == 2
+    )
+    assert "--list-sections" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -199,4 +244,4 @@ def test_a_launcher_among_the_arguments_of_the_script_is_none(capsys):
 
 def test_a_plan_without_a_kernel_or_range_is_refused(capsys):
     assert main(["capture", "plan", "--ncu", "--", "python", "t.py"]) == 2
-    assert "--kernel REGEX or --nvtx RANGE" in capsys.readouterr().err
+    assert "--kernel REGEX, --nvtx RANGE or --profiler-api" in capsys.readouterr().err

@@ -56,7 +56,9 @@ def test_a_report_gives_each_kernel_of_each_range(tmp_path):
     assert (gemm.verdict, gemm.at_limit, tiny.verdict) == (RooflineVerdict.COMPUTE, True, None)
 
 
-metrics = st.dictionaries(st.sampled_from(list(GEMM)), st.floats(0, 1e6), min_size=1)
+metrics = st.dictionaries(st.sampled_from(list(GEMM)), st.floats(0, 1e6)).map(
+    lambda values: {"gpu__time_duration.sum": 5.0} | values
+)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b<int>"]), metrics), min_size=1, max_size=4))

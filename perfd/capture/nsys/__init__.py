@@ -1,12 +1,13 @@
 """Captures with Nsight Systems."""
 
-from perfd.capture.nsys.ncu_plan import NcuPlan, plan
+from perfd.capture.nsys.ncu_plan import REPLAY_MODES, NcuPlan, plan
 from perfd.capture.nsys.nsys_cli import NsysCli, importer_problem
 from perfd.capture.nsys.nsys_installation import Installation, find_libdw, find_nsys, parse_version
 from perfd.capture.nsys.nsys_launch import Launch, plan_launch
 from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
 
 __all__ = [
+    "REPLAY_MODES",
     "Installation",
     "Launch",
     "NcuPlan",

@@ -21,6 +21,17 @@ _LAUNCHERS = frozenset(
     }
 )  # fmt: skip
 """Launchers, which start ranks themselves, regardless of the environment, all of them under ncu."""
+_PARALLEL_FLAGS = frozenset(
+    {
+        "--tp", "--tp-size", "--tensor-parallel-size", "-tp", "--pp", "--pp-size", "--pipeline-parallel-size",
+        "-pp", "--dp", "--dp-size", "--data-parallel-size", "-dp", "--ep-size", "--nproc-per-node",
+        "--nproc_per_node",
+    }
+)  # fmt: skip
+"""Flags with which inference servers start several ranks themselves."""
+REPLAY_MODES = ("kernel", "application", "range", "app-range")
+_MOST_DIGITS = 7
+_SECTION = re.compile(r"\w{1,80}")
 _RANGE = re.compile(r"[^,/\[\]@]+(?:@[^,/\[\]@]+)?")
 
 
@@ -34,8 +45,17 @@ class NcuPlan:
     """A regular expression of kernel names."""
     nvtx_range: str | None = None
     """`DOMAIN@RANGE` or `RANGE`, a range that is pushed and popped."""
+    start_end: bool = False
+    """The range is one that is started and ended (`nvtx.start_range`), not pushed and popped."""
+    sections: Sequence[str] = ()
+    """Only these sections (`SpeedOfLight`, `MemoryWorkloadAnalysis`), in place of all."""
+    replay_mode: str | None = None
+    """One of `REPLAY_MODES`; None is Nsight Compute's own choice, kernel."""
+    profiler_api: bool = False
+    """Only what runs between `cudaProfilerStart` and `cudaProfilerStop`."""
     skip: int = 0
-    count: int = 1
+    count: int | None = None
+    """None for one kernel, or all of a range."""
     output: str = "perfd-ncu"
     shared_gpu: bool = False
     """Others use the GPU, so its clocks must stay as they are."""
@@ -52,11 +72,19 @@ def plan(wanted: NcuPlan) -> str:
             f"{launchers[0]} starts several ranks: give the command of one rank, for example"
             " -- python train.py."
         )
-    if wanted.kernel is None and wanted.nvtx_range is None:
-        raise CaptureError("Set what to profile: --kernel REGEX or --nvtx RANGE.")
+    if (flag := _parallel_flag(wanted.command)) is not None:
+        raise CaptureError(
+            f"{flag} starts several ranks: give the command of one rank, with {flag.split()[0]} 1."
+        )
+    if wanted.kernel is None and wanted.nvtx_range is None and not wanted.profiler_api:
+        raise CaptureError("Set what to profile: --kernel REGEX, --nvtx RANGE or --profiler-api.")
     if wanted.nvtx_range is not None and not _RANGE.fullmatch(wanted.nvtx_range):
         raise CaptureError(f"{wanted.nvtx_range!r} is not a range; write RANGE or DOMAIN@RANGE.")
-    if wanted.skip < 0 or wanted.count < 1:
+    if wanted.replay_mode is not None and wanted.replay_mode not in REPLAY_MODES:
+        raise CaptureError(f"{wanted.replay_mode!r} is not one of {', '.join(REPLAY_MODES)}.")
+    if not all(_SECTION.fullmatch(section) for section in wanted.sections):
+        raise CaptureError("A section is a word, such as SpeedOfLight; `ncu --list-sections` has all.")
+    if wanted.skip < 0 or (wanted.count is not None and wanted.count < 1):
         raise CaptureError("--skip is at least 0 and --count at least 1.")
     notes = (
         "#!/bin/sh",
@@ -68,14 +96,31 @@ def plan(wanted: NcuPlan) -> str:
     return "\n".join((*notes, shlex.join(["env", *words]))) + "\n"
 
 
+def _parallel_flag(command: Sequence[str]) -> str | None:
+    """The flag and its value by which a command starts more than one rank."""
+    for flag, value in zip(command, [*command[1:], ""], strict=True):
+        name, equals, inline = flag.partition("=")
+        number = inline if equals else value
+        if name in _PARALLEL_FLAGS and number.isdecimal() and len(number) < _MOST_DIGITS and int(number) > 1:
+            return f"{name} {number}"
+    return None
+
+
 def _options(wanted: NcuPlan) -> list[str]:
-    options = ["--target-processes", "all", "--set", "full", "--import-source", "yes"]
+    options = ["--target-processes", "all"]
+    options += [word for section in wanted.sections for word in ("--section", section)] or ["--set", "full"]
+    options += ["--import-source", "yes"]
     if wanted.kernel is not None:
         options += ["--kernel-name", f"regex:{wanted.kernel}"]
     if wanted.nvtx_range is not None:
         # The slash marks a pushed range.
-        options += ["--nvtx", "--nvtx-include", f"{wanted.nvtx_range}/"]
+        options += ["--nvtx", "--nvtx-include", wanted.nvtx_range + ("" if wanted.start_end else "/")]
+    if wanted.profiler_api:
+        options += ["--profile-from-start", "off"]
+    if wanted.replay_mode is not None:
+        options += ["--replay-mode", wanted.replay_mode]
     if wanted.shared_gpu:
         options += ["--clock-control", "none"]
-    options += ["--launch-skip", str(wanted.skip), "--launch-count", str(wanted.count)]
-    return [*options, "--export", wanted.output]
+    whole = wanted.kernel is None and wanted.count is None
+    count = [] if whole else ["--launch-count", str(wanted.count or 1)]
+    return [*options, "--launch-skip", str(wanted.skip), *count, "--export", wanted.output]

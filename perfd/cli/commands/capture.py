@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfd.capture.capture_routes import PATH
-from perfd.capture.nsys import NcuPlan
+from perfd.capture.nsys import REPLAY_MODES, NcuPlan
 from perfd.capture.nsys import plan as plan_ncu
 from perfd.capture.redact import redacted_copy
 from perfd.cli import capture_slurm
@@ -84,7 +84,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--skip", type=whole_from_zero, default=0, help="leave out the first so many (%(default)s)"
     )
-    plan.add_argument("--count", type=positive_whole, default=1, help="profile so many (%(default)s)")
+    plan.add_argument(
+        "--count", type=positive_whole, help="profile so many (default: 1 with --kernel, otherwise the range)"
+    )
+    plan.add_argument(
+        "--start-end", action="store_true", help="--nvtx is started and ended, not pushed and popped"
+    )
+    plan.add_argument(
+        "--section",
+        metavar="SECTION",
+        action="append",
+        default=[],
+        help="only this section, for example SpeedOfLight; repeatable (default: all)",
+    )
+    plan.add_argument("--replay-mode", choices=REPLAY_MODES, help="how ncu repeats work (default: kernel)")
+    plan.add_argument(
+        "--profiler-api",
+        action="store_true",
+        help="only between cudaProfilerStart and cudaProfilerStop (`--profile-from-start off`)",
+    )
     plan.add_argument("--output", default="perfd-ncu", help="name of the report (%(default)s)")
     plan.add_argument("--shared-gpu", action="store_true", help="do not lock clocks: the GPU is shared")
     plan.add_argument(
@@ -196,6 +214,10 @@ def _plan(args: argparse.Namespace) -> int:
         nvtx_range=args.nvtx,
         skip=args.skip,
         count=args.count,
+        start_end=args.start_end,
+        sections=args.section,
+        replay_mode=args.replay_mode,
+        profiler_api=args.profiler_api,
         output=args.output,
         shared_gpu=args.shared_gpu,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,17 @@ from perfd.gpu_peaks import load_peaks
 from perfd.report.render.report_writer import write_report
 from perfd.report.report_text import kernel_name
 from perfd.report.sources.roofline_report import report_of_kernels, report_of_placement
-from perfd.trace.roofline import KernelMetrics, OperationWork, Placement, matmul, place, read_line, read_ncu
+from perfd.trace.roofline import (
+    UNIT_NAMES,
+    KernelMetrics,
+    OperationWork,
+    Placement,
+    judge,
+    matmul,
+    place,
+    read_line,
+    read_ncu,
+)
 
 _SIZES = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x(\d{1,9})x(\d{1,9})")
 _EPILOG = """\
@@ -31,11 +41,14 @@ With --json it prints one object: {"schema": "perfd.roofline/1", "operation": {"
 "flops", "traffic_bytes", "precision", "notes"}, "gpu", "peak_flops_per_s", "memory_bytes_per_s",
 "intensity_flops_per_byte", "ridge_flops_per_byte", "attainable_flops_per_s", "minimum_s", "side",
 "time_s", "peak_ratio", "bandwidth_ratio", "attainable_ratio", "verdict", "at_limit"}}; with --ncu
-"kernels", a list of what Nsight Compute measured of each, with its "verdict" and "at_limit", in
-place of "operation". What is not known is null.
+"kernels", a list of what Nsight Compute measured of each, with its "verdict", "limits" (units at
+their limit, else the busiest: tensor, compute, dram, l2, l1), "at_limit", "roofline" (points by
+level of memory), "summary", "evidence" and "advice", in place of "operation". What is not known is null.
 Exit codes: 0 the verdict was printed; 2 it cannot be given, with the reason.
 """
-_COLUMNS = ("kernel", "time", "compute", "memory", "DRAM", "tensor", "occup.", "verdict", "stalls")
+_COLUMNS = ("kernel", "time", "compute", "tensor", "DRAM", "L2", "L1", "occup.", "verdict")
+_EXPLAINED = 5
+"""Kernels that are explained in the terminal, the longest; a report has all."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--ncu",
         metavar="FILE",
         type=Path,
-        help="Nsight Compute's report (.ncu-rep), or its `--csv --page raw` or `--page details`",
+        help="Nsight Compute's report (.ncu-rep), or its `--csv` of any page and any `--metrics`",
     )
     parser.add_argument("--dtype", default="bf16", help="of --matmul (default: bf16)")
     parser.add_argument("--gpu", default="H200", help="as NVML names it, or a part of that (default: H200)")
@@ -72,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ncu:
         kernels = read_ncu(args.ncu)
         document: dict[str, Any] = {"kernels": [_kernel_json(kernel) for kernel in kernels]}
-        shown: list[Table | Text] = [_kernels(kernels)]
+        shown: list[Table | Text] = [_kernels(kernels), *_explanations(kernels)]
         report = report_of_kernels(kernels, args.ncu.name)
     else:
         work = read_line(args.hlo) if args.hlo is not None else _matmul(args.matmul, args.dtype)
@@ -113,7 +126,20 @@ def _gpu(name: str, override: Path | None) -> GpuPeak:
 def _kernel_json(kernel: KernelMetrics) -> Mapping[str, Any]:
     plain = asdict(kernel)
     plain["stalls"] = [{"reason": reason, "warps": value} for reason, value in kernel.stalls]
-    return plain | {"verdict": kernel.verdict, "at_limit": kernel.at_limit}
+    plain["stall_ratios"] = [{"reason": reason, "ratio": value} for reason, value in kernel.stall_ratios]
+    judgment = judge(kernel)
+    return plain | {
+        "verdict": kernel.verdict,
+        "limits": kernel.limits,
+        "at_limit": kernel.at_limit,
+        "roofline": {
+            level: {"intensity_flops_per_byte": intensity, "flops_per_s": speed}
+            for level, (intensity, speed) in kernel.roofline_points.items()
+        },
+        "summary": judgment.summary,
+        "evidence": [reason.evidence for reason in judgment.reasons],
+        "advice": judgment.advices,
+    }
 
 
 def _verdict(found: Placement) -> Text:
@@ -154,18 +180,38 @@ def _placement(found: Placement) -> Table:
 def _kernels(kernels: list[KernelMetrics]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for at, name in enumerate(_COLUMNS):
-        table.add_column(name, justify="left" if at in {0, 7, 8} else "right")
+        table.add_column(name, justify="left" if at in {0, len(_COLUMNS) - 1} else "right")
     for kernel in kernels:
-        verdict = kernel.verdict.value.replace("_", " ") if kernel.verdict else UNKNOWN
         table.add_row(
             Text(kernel_name(kernel.name, 34)),
             duration(kernel.duration_s),
-            percent(kernel.compute_ratio),
-            percent(kernel.memory_ratio),
-            percent(kernel.dram_ratio),
-            percent(kernel.tensor_ratio),
-            percent(kernel.occupancy_ratio),
-            verdict + (", at its limit" if kernel.at_limit else ""),
-            ", ".join(f"{reason} {value:.1f}" for reason, value in kernel.stalls[:2]),
+            *map(percent, (kernel.compute_ratio, kernel.tensor_ratio, kernel.dram_ratio)),
+            *map(percent, (kernel.l2_ratio, kernel.l1_ratio, kernel.occupancy_ratio)),
+            _short_verdict(kernel),
         )
     return table
+
+
+def _short_verdict(kernel: KernelMetrics) -> str:
+    if kernel.verdict is None:
+        return UNKNOWN
+    words = kernel.verdict.value.replace("_", " ")
+    units = ", ".join(UNIT_NAMES[unit] for unit in kernel.limits)
+    return f"{words}: {units}{', at limit' if kernel.at_limit else ''}" if units else words
+
+
+def _explanations(kernels: list[KernelMetrics]) -> Iterator[Text]:
+    """The longest kernels, each name once."""
+    by_time = sorted(kernels, key=lambda kernel: -(kernel.duration_s or 0.0))
+    longest = {kernel.name: kernel for kernel in reversed(by_time)}
+    for kernel in sorted(longest.values(), key=lambda one: -(one.duration_s or 0.0))[:_EXPLAINED]:
+        judgment = judge(kernel)
+        text = Text(
+            f"{kernel_name(kernel.name, 60)}: {judgment.summary[:1].lower()}{judgment.summary[1:]}",
+            style="bold",
+        )
+        for reason in judgment.reasons:
+            text.append(f"\n  {reason.evidence}", style="not bold default")
+        for advice in judgment.advices:
+            text.append(f"\n  -> {advice[:1].upper()}{advice[1:]}.", style="not bold green")
+        yield text

@@ -7,13 +7,22 @@ the arithmetic units busy for c and the memory for m of the time has c / m of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent
 from perfd.report.report_model import Point, Report, ReportFinding, ReportMetric, ReportTable, Roofline
 from perfd.report.report_text import kernel_name, title
 from perfd.trace.diagnosis import MEASURED, MODELLED
-from perfd.trace.roofline import AT_LIMIT_RATIO, LATENCY_RATIO, KernelMetrics, Placement, RooflineVerdict
+from perfd.trace.roofline import (
+    AT_LIMIT_RATIO,
+    LATENCY_RATIO,
+    UNIT_NAMES,
+    KernelMetrics,
+    Placement,
+    RooflineVerdict,
+    judge,
+)
 
 _NAME_WIDTH = 60
 _ADVICE = {
@@ -82,22 +91,52 @@ def report_of_kernels(kernels: Sequence[KernelMetrics], source: str) -> Report:
         if kernel.verdict and kernel.compute_ratio and kernel.memory_ratio
     ]
     longest = max(kernels, key=lambda kernel: kernel.duration_s or 0.0)
-    verdict = f": {title(longest.verdict.value).lower()}" if longest.verdict else ""
+    total_s = sum(kernel.duration_s or 0.0 for kernel in kernels)
+    verdicts = Counter(kernel.verdict for kernel in kernels if kernel.verdict)
+    counted = ", ".join(
+        f"{count} {verdict.value.replace('_', ' ')}" for verdict, count in verdicts.most_common()
+    )
+    summary = judge(longest).summary
+    name = kernel_name(longest.name, _NAME_WIDTH)
     return Report(
         title=f"{len(kernels)} kernel{'s' if len(kernels) > 1 else ''} measured by Nsight Compute",
         subtitle=source,
-        headline=f"The longest is {kernel_name(longest.name, _NAME_WIDTH)}{verdict}.",
-        summary=[THRESHOLDS],
-        metrics=[],
+        headline=f"The longest is {name}: {summary[:1].lower()}{summary[1:]}.",
+        summary=[*([f"Of {len(kernels)} kernels: {counted}."] if counted else []), THRESHOLDS],
+        metrics=list(_kernel_metrics(longest, total_s, source)),
         findings=[
-            _finding(
-                kernel.verdict, _evidence(kernel), MEASURED, culprits=kernel_name(kernel.name, _NAME_WIDTH)
+            ReportFinding(
+                title=judgment.summary,
+                evidence=[reason.evidence for reason in judgment.reasons],
+                advice=judgment.advice,
+                gain_ratio=None,
+                confidence=MEASURED,
+                culprits=kernel_name(kernel.name, _NAME_WIDTH),
             )
-            for kernel in kernels
+            for kernel in sorted(kernels, key=lambda kernel: -(kernel.duration_s or 0.0))
             if kernel.verdict
+            for judgment in (judge(kernel),)
         ],
         figures=[_picture(points, f"{source}; shares of the peaks of compute and memory")] if points else [],
-        tables=[_table(kernels, source)],
+        tables=[_table(kernels, source), _details_table(kernels, source)],
+    )
+
+
+def _kernel_metrics(longest: KernelMetrics, total_s: float, source: str) -> Iterator[ReportMetric]:
+    of_longest = f"{source}; of the longest kernel"
+    rows = (
+        ("All kernels", duration(total_s or None), f"{source}; sum of their times"),
+        ("The longest takes", duration(longest.duration_s), of_longest),
+        *((f"Busy: {UNIT_NAMES[unit]}", percent(ratio), of_longest) for unit, ratio in longest.units.items()),
+        ("Occupancy", percent(longest.occupancy_ratio), of_longest),
+        ("DRAM traffic", data_size(longest.dram_bytes), of_longest),
+        ("DRAM bandwidth", bandwidth(longest.dram_bytes_per_s), of_longest),
+        ("Arithmetic", flops(longest.flops), f"{of_longest}, counted instructions"),
+    )
+    return (
+        ReportMetric(name=name, value=value, source=origin)
+        for name, value, origin in rows
+        if value != UNKNOWN
     )
 
 
@@ -136,16 +175,6 @@ def _why(found: Placement) -> str:
     )
 
 
-def _evidence(kernel: KernelMetrics) -> list[str]:
-    limit = ", at its limit" if kernel.at_limit else ""
-    shares = f"Compute {percent(kernel.compute_ratio)}, memory {percent(kernel.memory_ratio)} of their peaks"
-    evidence = [f"{shares}{limit}."]
-    if kernel.stalls:
-        told = ", ".join(f"{reason} {value:.1f}" for reason, value in kernel.stalls[:3])
-        evidence.append(f"Warps wait for: {told} (warps stalled for each issued instruction).")
-    return evidence
-
-
 def _finding(
     verdict: RooflineVerdict,
     evidence: list[str],
@@ -169,25 +198,45 @@ def _table(kernels: Sequence[KernelMetrics], source: str) -> ReportTable:
     return ReportTable(
         title="Kernels",
         source=f"{source}; Nsight Compute's own metrics",
-        columns=("kernel", "verdict", "time", "compute", "memory", "DRAM", "tensor", "occupancy"),
+        columns=("kernel", "verdict", "time", "compute", "tensor", "DRAM", "L2", "L1", "occupancy"),
         rows=[
             (
                 kernel_name(kernel.name, _NAME_WIDTH),
-                title(kernel.verdict.value) if kernel.verdict else UNKNOWN,
+                judge(kernel).summary if kernel.verdict else UNKNOWN,
                 duration(kernel.duration_s),
-                *map(
-                    percent,
-                    (
-                        kernel.compute_ratio,
-                        kernel.memory_ratio,
-                        kernel.dram_ratio,
-                        kernel.tensor_ratio,
-                        kernel.occupancy_ratio,
-                    ),
-                ),
+                *map(percent, (kernel.compute_ratio, kernel.tensor_ratio, kernel.dram_ratio)),
+                *map(percent, (kernel.l2_ratio, kernel.l1_ratio, kernel.occupancy_ratio)),
             )
             for kernel in kernels
         ],
         text_columns=2,
         shares=[(kernel.duration_s or 0.0) / longest_s for kernel in kernels] if longest_s else (),
+    )
+
+
+def _details_table(kernels: Sequence[KernelMetrics], source: str) -> ReportTable:
+    def number(value: float | None, digits: int = 0) -> str:
+        return UNKNOWN if value is None else f"{value:,.{digits}f}"
+
+    return ReportTable(
+        title="Launch, caches and traffic",
+        source=f"{source}; Nsight Compute's own metrics",
+        columns=(
+            *("kernel", "grid", "block", "waves", "registers", "spills", "L1 hits", "L2 hits", "DRAM bytes"),
+            *("bandwidth", "IPC", "clock"),
+        ),
+        rows=[
+            (
+                kernel_name(kernel.name, _NAME_WIDTH),
+                *map(number, (kernel.grid_blocks, kernel.block_threads)),
+                number(kernel.waves, 2),
+                *map(number, (kernel.registers_per_thread, kernel.spill_requests)),
+                *map(percent, (kernel.l1_hit_ratio, kernel.l2_hit_ratio)),
+                data_size(kernel.dram_bytes),
+                bandwidth(kernel.dram_bytes_per_s),
+                number(kernel.ipc, 2),
+                UNKNOWN if kernel.sm_clock_hz is None else f"{kernel.sm_clock_hz / 1e9:.2f} GHz",
+            )
+            for kernel in kernels
+        ],
     )

@@ -1,7 +1,8 @@
 """Operations under the roofline of a GPU, from shapes, HLO lines or Nsight Compute."""
 
 from perfd.trace.roofline.hlo_line import read_line
-from perfd.trace.roofline.ncu_csv import KernelMetrics
+from perfd.trace.roofline.kernel_judgment import UNIT_NAMES, KernelJudgment, judge
+from perfd.trace.roofline.kernel_metrics import KernelMetrics
 from perfd.trace.roofline.ncu_report import read_ncu
 from perfd.trace.roofline.roofline_model import (
     AT_LIMIT_RATIO,
@@ -16,10 +17,13 @@ from perfd.trace.roofline.roofline_model import (
 __all__ = [
     "AT_LIMIT_RATIO",
     "LATENCY_RATIO",
+    "UNIT_NAMES",
+    "KernelJudgment",
     "KernelMetrics",
     "OperationWork",
     "Placement",
     "RooflineVerdict",
+    "judge",
     "matmul",
     "place",
     "read_line",

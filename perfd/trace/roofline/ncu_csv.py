@@ -1,133 +1,125 @@
-"""What Nsight Compute measured of kernels, and how its CSV is read: `raw`, a row a kernel, and `details`.
+"""Reads Nsight Compute's CSV of any page: a row per kernel (`raw`) or per metric (`details`, `--metrics`).
 
 (Source: "Nsight Compute CLI", CSV output. Rows of `details` are shorter than the header, programs' own
-output and `==PROF==` lines can stand before it, and units are only sometimes base units.)
+output and `==PROF==` lines can stand before it and between, and units are only sometimes base units.)
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from perfd.errors import TraceError
-from perfd.trace.roofline.roofline_model import AT_LIMIT_RATIO, RooflineVerdict, verdict_of
+from perfd.trace.roofline.kernel_metrics import KernelMetrics
+from perfd.trace.roofline.ncu_names import field_of_label, kernel_of
+from perfd.trace.roofline.ncu_rules import read_rule
 
-_STALL = "smsp__average_warps_issue_stalled_"
-_STALL_END = "_per_issue_active.ratio"
-_RAW = {
-    "compute_ratio": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
-    "memory_ratio": ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",),
-    "dram_ratio": (
-        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
-        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
-    ),
-    "occupancy_ratio": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
-    "tensor_ratio": (
-        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
-        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
-    ),
-    "duration_s": ("gpu__time_duration.sum",),
-    "waves": ("launch__waves_per_multiprocessor",),
-}
-_DETAILS = {
-    ("GPU Speed Of Light Throughput", "Compute (SM) Throughput"): "compute_ratio",
-    ("GPU Speed Of Light Throughput", "Compute (SM) [%]"): "compute_ratio",
-    ("GPU Speed Of Light Throughput", "Memory Throughput"): "memory_ratio",
-    ("GPU Speed Of Light Throughput", "Memory [%]"): "memory_ratio",
-    ("GPU Speed Of Light Throughput", "DRAM Throughput"): "dram_ratio",
-    ("GPU Speed Of Light Throughput", "Duration"): "duration_s",
-    ("Occupancy", "Achieved Occupancy"): "occupancy_ratio",
-    ("Launch Statistics", "Waves Per SM"): "waves",
-}
-_UNITS = {
-    "%": 0.01, "ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3,
-    "s": 1.0, "second": 1.0,
-}  # fmt: skip
+_PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_TIMES = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "": 1.0}
+_TIME = re.compile(r"([num]|µ)?s(?:ec|econd)?s?$")
+_SCALED = re.compile(r"([kmgt])?(?:byte|b|hz|cycle|inst|sector|request|wavefront)s?\b")
+_MIN_KERNEL_CELLS = 5
+_FIELDS = tuple(field.name for field in fields(KernelMetrics) if field.name != "name")
+_COMMA_DECIMAL = re.compile(r"\d,\d{1,2}$|\d\.\d{3},\d")
+_POINT_DECIMAL = re.compile(r"\d\.\d{1,2}$|\d,\d{3}\.\d")
+_SPACES = str.maketrans("", "", " \u00a0\u202f'\u2019")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelMetrics:
-    """One profiled kernel. None for what the report does not hold."""
+@dataclass(frozen=True, slots=True)
+class _Numbers:
+    """How numbers of one file are written."""
 
-    name: str
-    duration_s: float | None = None
-    compute_ratio: float | None = None
-    """Of the peak of the busiest unit of the SM."""
-    memory_ratio: float | None = None
-    """Of the peak of the busiest part of the memory system."""
-    dram_ratio: float | None = None
-    occupancy_ratio: float | None = None
-    tensor_ratio: float | None = None
-    waves: float | None = None
-    stalls: Sequence[tuple[str, float]] = ()
-    """Reasons, in warps stalled for each issued instruction, the worst first."""
+    comma: bool
+    """Whether a comma stands before the fraction, as in German; otherwise between thousands."""
 
-    @property
-    def verdict(self) -> RooflineVerdict | None:
-        """What limits it, by the documented thresholds; None without both throughputs."""
-        if self.compute_ratio is None or self.memory_ratio is None:
+    @classmethod
+    def of(cls, cells: Iterable[str]) -> _Numbers:
+        commas = points = 0
+        for cell in cells:
+            commas += _COMMA_DECIMAL.search(cell) is not None
+            points += _POINT_DECIMAL.search(cell) is not None
+        return cls(commas > points)
+
+    def read(self, text: str | None, unit: str) -> float | None:
+        """A number in base units."""
+        if not text:
             return None
-        return verdict_of(self.compute_ratio, self.memory_ratio)
-
-    @property
-    def at_limit(self) -> bool | None:
-        """Whether the unit that limits it has nothing left to give."""
-        if self.compute_ratio is None or self.memory_ratio is None:
+        plain = text.translate(_SPACES)
+        plain = plain.replace(".", "").replace(",", ".") if self.comma else plain.replace(",", "")
+        try:
+            return in_base_units(float(plain), unit)
+        except ValueError:
             return None
-        return max(self.compute_ratio, self.memory_ratio) >= AT_LIMIT_RATIO
 
 
 def read_csv(path: Path) -> list[KernelMetrics]:
     """The kernels of a CSV, in the order in which they ran.
 
-    Raises `TraceError`, naming the file, when it is no such CSV or holds no kernel.
+    Raises `TraceError`, naming the file, when it is not such a CSV, has no kernel, or nothing is understood.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as file:
-            kernels = _kernels(path, csv.reader(_lines(file), strict=True))
+        with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+            kernels, names = _kernels(path, _rows(file))
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
     except csv.Error as error:
         raise TraceError(f"{path}: not a CSV of Nsight Compute: {error}.") from error
     if not kernels:
         raise TraceError(f"{path}: the report holds no kernel.")
+    require_known(path, kernels, names)
     return kernels
 
 
-def kernel_of(name: str, metrics: Iterable[str], value: Callable[[str], float | None]) -> KernelMetrics:
-    """A kernel from what Nsight Compute calls its metrics; `value` gives one of them in base units."""
-    values: dict[str, Any] = {
-        field: found
-        for field, names in _RAW.items()
-        if (found := next(filter(_is_known, map(value, names)), None)) is not None
-    }
-    reasons = [metric for metric in metrics if metric.startswith(_STALL) and metric.endswith(_STALL_END)]
-    stalls = [
-        (metric.removeprefix(_STALL).removesuffix(_STALL_END).replace("_", " "), warps)
-        for metric in reasons
-        if (warps := value(metric)) is not None
-    ]
-    stalls = sorted((stall for stall in stalls if stall[0] != "selected"), key=lambda stall: -stall[1])
-    return KernelMetrics(name=name, stalls=tuple(stalls), **values)
+def require_known(path: Path, kernels: Sequence[KernelMetrics], names: Iterable[str]) -> None:
+    """Raise `TraceError` if nothing is known of any kernel, with some of the names that the file has."""
+    if any(getattr(kernel, field) not in (None, ()) for kernel in kernels for field in _FIELDS):
+        return
+    seen = ", ".join(sorted({name for name in names if name})[:4])
+    has = f"; it has {seen}" if seen else ""
+    raise TraceError(
+        f"{path}: none of its metrics is one that perfd reads{has}. Profile with `--set full`, or with"
+        " `--metrics gpu__time_duration.sum,sm__throughput.avg.pct_of_peak_sustained_elapsed,"
+        "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed`."
+    )
 
 
 def base_unit(metric: str) -> str:
-    """The unit of one of these metrics where all are in base units."""
-    if metric in _RAW["duration_s"]:
+    """The unit of a raw metric where all are in base units."""
+    if "time_duration" in metric:
         return "ns"
-    return "%" if ".pct_of_peak_" in metric else ""
+    return "%" if ".pct" in metric or metric.endswith("_pct") else ""
 
 
 def in_base_units(value: float, unit: str) -> float | None:
-    """A metric's value in seconds or as a ratio; None if it is not a number."""
-    return value * _UNITS.get(unit, 1.0) if math.isfinite(value) else None
+    """A metric's value in seconds, bytes, hertz or as a ratio; None if it is not a number."""
+    if not math.isfinite(value):
+        return None
+    plain = unit.strip().lower()
+    if plain == "%":
+        return value * 0.01
+    if found := _TIME.match(plain):
+        return value * _TIMES[found[1] or ""]
+    if found := _SCALED.match(plain):
+        return value * _PREFIXES[found[1] or ""]
+    return value
 
 
-def _kernels(path: Path, rows: Iterator[list[str]]) -> list[KernelMetrics]:
+def _rows(file: Iterable[str]) -> Iterator[list[str]]:
+    """Cells, without what the profiler and the program printed."""
+    lines = (line for line in file if not line.startswith("=="))
+    for line in lines:
+        if line.lstrip("\ufeff").startswith(('"ID"', "ID")):
+            delimiter = ";" if line.count(";") > line.count(",") else ","
+            yield from csv.reader([line], delimiter=delimiter, strict=True)
+            yield from csv.reader(lines, delimiter=delimiter, strict=True)
+
+
+def _kernels(path: Path, rows: Iterator[list[str]]) -> tuple[list[KernelMetrics], Sequence[str]]:
     header = next((row for row in rows if "ID" in row[:1] and "Kernel Name" in row), None)
     if header is None:
         raise TraceError(
@@ -135,47 +127,70 @@ def _kernels(path: Path, rows: Iterator[list[str]]) -> list[KernelMetrics]:
             " `ncu --import REPORT --csv --page raw --print-units base`."
         )
     if "Metric Name" in header:
-        return _details(header, rows)
+        return _by_metric(header, rows)
     units, table = next(rows, []), list(rows)
+    if not _is_units(units):
+        units, table = [], [units, *table]
+    table = [row for row in table if row and row[0].strip().isdigit()]
     if any(len(row) < len(header) for row in table):
         raise TraceError(f"{path}: the CSV is cut: a row has fewer values than the header has names.")
-    return [
-        _raw(dict(zip(header, row, strict=False)), dict(zip(header, units, strict=False))) for row in table
-    ]
+    numbers = _Numbers.of(cell for row in table for cell in row[_MIN_KERNEL_CELLS:])
+    unit_of = dict(zip(header, units, strict=False))
+    return [_raw(dict(zip(header, row, strict=False)), unit_of, numbers) for row in table], header[11:]
 
 
-def _lines(file: Iterable[str]) -> Iterator[str]:
-    """The CSV without what the profiler and the program printed before it."""
-    return (line for line in file if not line.startswith("=="))
+def _is_units(row: Sequence[str]) -> bool:
+    return not (row and row[0].strip().isdigit())
 
 
-def _raw(row: Mapping[str, str], units: Mapping[str, str]) -> KernelMetrics:
-    return kernel_of(row.get("Kernel Name", ""), row, lambda name: _value(row.get(name), units.get(name, "")))
+def _raw(row: Mapping[str, str], units: Mapping[str, str], numbers: _Numbers) -> KernelMetrics:
+    def value(name: str) -> float | None:
+        unit = units.get(name)
+        return numbers.read(row.get(name), base_unit(name) if unit is None else unit)
+
+    return kernel_of(row.get("Kernel Name", ""), row, value)
 
 
-def _details(header: Sequence[str], rows: Iterable[list[str]]) -> list[KernelMetrics]:
+def _by_metric(header: Sequence[str], rows: Iterable[list[str]]) -> tuple[list[KernelMetrics], Sequence[str]]:
     names: dict[str, str] = {}
-    values: dict[str, dict[str, Any]] = {}
+    cells_of: dict[str, list[dict[str, str]]] = {}
     for cells in rows:
         row = dict(zip(header, cells, strict=False))
         key = row.get("ID", "")
-        names.setdefault(key, row.get("Kernel Name", ""))
-        field = _DETAILS.get((row.get("Section Name", ""), row.get("Metric Name", "")))
-        value = _value(row.get("Metric Value"), row.get("Metric Unit", ""))
-        if field and value is not None:
-            values.setdefault(key, {})[field] = value
-    return [KernelMetrics(name=name, **values.get(key, {})) for key, name in names.items() if key]
+        if key.strip().isdigit():
+            names.setdefault(key, row.get("Kernel Name", ""))
+            cells_of.setdefault(key, []).append(row)
+    metrics = [row for of_kernel in cells_of.values() for row in of_kernel if row.get("Metric Name")]
+    numbers = _Numbers.of(row.get("Metric Value", "") for row in metrics)
+    kernels = [_kernel(names[key], of_kernel, numbers) for key, of_kernel in cells_of.items()]
+    return kernels, [row["Metric Name"] for row in metrics]
 
 
-def _value(text: str | None, unit: str) -> float | None:
-    """A number in base units; thousands are separated by commas on some pages."""
-    if not text:
-        return None
-    try:
-        return in_base_units(float(text.replace(",", "")), unit)
-    except ValueError:
-        return None
-
-
-def _is_known(value: float | None) -> bool:
-    return value is not None
+def _kernel(name: str, rows: Iterable[Mapping[str, str]], numbers: _Numbers) -> KernelMetrics:
+    raw: dict[str, float] = {}
+    labeled: dict[str, Any] = {}
+    ruled: dict[str, Any] = {}
+    stalls: list[tuple[str, float]] = []
+    for row in rows:
+        label, unit = row.get("Metric Name", ""), row.get("Metric Unit", "")
+        value = numbers.read(row.get("Metric Value"), unit)
+        if label and value is not None:
+            if (field := field_of_label(label, unit)) is not None:
+                labeled.setdefault(field, value)
+            else:
+                raw[label] = value
+        for field, found in read_rule(row.get("Rule Description") or "").items():
+            if isinstance(found, tuple):
+                stalls.append(found)
+            else:
+                ruled.setdefault(field, found)
+    kernel = kernel_of(name, raw, raw.get)
+    values = {field: getattr(kernel, field) for field in _FIELDS}
+    bandwidth = labeled.pop("dram_bytes_per_s", None)
+    for field, value in {**ruled, **labeled}.items():
+        if values[field] is None:
+            values[field] = value
+    if values["dram_bytes"] is None and bandwidth and values["duration_s"]:
+        values["dram_bytes"] = bandwidth * values["duration_s"]
+    values["stalls"] = values["stalls"] or tuple(sorted(stalls, key=lambda stall: -stall[1]))
+    return KernelMetrics(name=name, **values)

@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from perfd.errors import TraceError
-from perfd.trace.roofline.ncu_csv import KernelMetrics, base_unit, in_base_units, kernel_of, read_csv
+from perfd.trace.roofline.kernel_metrics import KernelMetrics
+from perfd.trace.roofline.ncu_csv import base_unit, in_base_units, read_csv, require_known
+from perfd.trace.roofline.ncu_names import kernel_of
 
 _MAGIC = b"NVR\0"
 """How such a report begins."""
@@ -74,6 +76,7 @@ def read_ncu(path: Path) -> list[KernelMetrics]:
         raise TraceError(f"{path}: Nsight Compute's reader cannot read the report: {error}.") from error
     if not kernels:
         raise TraceError(f"{path}: the report holds no kernel, or it is cut.")
+    require_known(path, kernels, ())
     return kernels
 
 

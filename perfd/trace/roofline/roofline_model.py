@@ -108,13 +108,6 @@ def place(work: OperationWork, gpu: GpuPeak, time_s: float | None = None) -> Pla
     )
 
 
-def verdict_of(compute_ratio: float, memory_ratio: float) -> RooflineVerdict:
-    """What limits a kernel that keeps its units so busy."""
-    if max(compute_ratio, memory_ratio) < LATENCY_RATIO:
-        return RooflineVerdict.LATENCY
-    return RooflineVerdict.COMPUTE if compute_ratio >= memory_ratio else RooflineVerdict.MEMORY
-
-
 def matmul(m: int, n: int, k: int, dtype: str, *, batch: int = 1) -> OperationWork:
     """A product of an m x k and a k x n matrix, as often as the batch is large.
 
