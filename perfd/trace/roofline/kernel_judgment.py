@@ -17,7 +17,7 @@ UNIT_NAMES = {
 }  # fmt: skip
 _LITTLE_OCCUPANCY_RATIO = 0.30
 _STALL_SHARE_RATIO = 0.30
-"""Nsight Compute's rule CPIStall looks at reasons from so much of the time between two instructions."""
+"""Nsight Compute's rule CPIStall looks at reasons from this share of the time between two instructions."""
 _LITTLE_STALL, _MUCH_STALL = 0.1, 2.0
 """Warps stalled per issued instruction: less is nothing, and more than so many is worth a change."""
 _FEW_BLOCKS_RATIO = 0.80

@@ -152,9 +152,7 @@ _LABELS: Mapping[str, str] = {
 """The names of the details page, in lower case."""
 _BANDWIDTH = {"memory throughput", "dram throughput"}
 """Names that the details page has for shares and, in another section, for bytes per second."""
-_STALL = re.compile(
-    r"smsp__\w*?(?:warps?|warp_latency)_issue_stalled_(\w+?)(_not_issued)?(?:_(per_\w+))?(\.\w+)?$"
-)
+_STALL = re.compile(r"smsp__(?:average_)?(?:warps?|warp_latency)_issue_stalled_(\w{1,60})\.(ratio|pct)$")
 _OPERATIONS = re.compile(r"smsp?__sass_thread_inst_executed_op_([fhd])(add|mul|fma)_pred_on\.sum$")
 _TENSOR_OPERATIONS = re.compile(r"sm__ops_path_tensor_src_\w+\.sum$")
 
@@ -205,7 +203,7 @@ def _flops(names: Iterable[str], value: Value) -> float | None:
     tensor = [
         number for name in names if _TENSOR_OPERATIONS.match(name) and (number := value(name)) is not None
     ]
-    # One kind of instruction alone is no count of a kernel's operations.
+    # One kind of instruction alone does not count a kernel's operations.
     return sum(counted) + sum(tensor) if tensor or len(counted) > 1 else None
 
 
@@ -217,16 +215,14 @@ def _stalls(names: Iterable[str], value: Value) -> tuple[_Stalls, _Stalls]:
     of_time: dict[str, float] = {}
     for name in names:
         found = _STALL.match(name)
-        if not found or found[2] or found[1] == "selected":
+        reason = found[1].partition("_per_")[0] if found else "selected"
+        if not found or reason == "selected" or reason.endswith("_not_issued"):
             continue
         number = value(name)
         if number is None:
             continue
-        reason = found[1].replace("_", " ")
-        if found[4] == ".pct":
-            of_time[reason] = number
-        elif found[4] == ".ratio":
-            per_issue.setdefault(reason, number)
+        kind = of_time if found[2] == "pct" else per_issue
+        kind.setdefault(reason.replace("_", " "), number)
     return _worst_first(per_issue), _worst_first(of_time)
 
 
