@@ -36,6 +36,8 @@ FOUND = [
     ("training_log", b"iteration" + b" " * 60_000 + b"\n"),
     ("hlo", b"%d = f32[" + b"1" * 5000 + b"] dot(f32[8] %a)"),
     ("hlo", b"%d = f32[8,8] dot(f32[8,8] %a, f32[8,8] %b), lhs_contracting_dims={" + b"1" * 5000 + b"}"),
+    ("hlo", b"%d = f32[8,8]{1,\x1d0} dot(f32[8,8] %a, f32[8,8] %b), lhs_contracting_dims={1}"),
+    ("hlo", "%d = f32[8]{²} dot(f32[8] %a)".encode()),
     ("flight_recorder", b'{"entries": ["\xd9\xcb"]}'),
     ("flight_recorder", b'{"entries": ' + b"[" * 100_000),
     ("inspector", b'{"coll_perf": ' + b"[" * 60_000 + b"}\n"),

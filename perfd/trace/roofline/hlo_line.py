@@ -15,7 +15,7 @@ from perfd.errors import PerfdError
 from perfd.trace.model.hlo_names import hlo_class
 from perfd.trace.roofline.roofline_model import OperationWork, bytes_of, matmul_precision, vector_precision
 
-_SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+(?:[a-z]\w*)?)?)\[([\d,]*)\](?:\{([^}]*)\})?")
+_SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+(?:[a-z]\w*)?)?)\[([\d,]*)\](?:\{([^}]{0,200})\})?")
 _LINE = re.compile(r"^\s*(?:ROOT\s+)?%?(?P<name>[\w.\-]+)\s*=\s*(?P<rest>.+)$", re.DOTALL)
 _CALL = re.compile(r"(?:^|[\s)}\]])(?P<operation>[a-z][a-z0-9\-]*)\((?P<operands>.*)$", re.DOTALL)
 _MAX_ELEMENTS = 10**15
@@ -94,7 +94,7 @@ def shapes(text: str) -> list[ArrayShape]:
             raise PerfdError(f"No array is as large as {match[0][:60]}.")
         layout, _, tiling = (match[3] or "").partition(":")
         tile = _TILE.search(tiling)
-        order = tuple(int(number) for number in layout.split(",") if number.strip().isdigit())
+        order = tuple(int(number) for number in map(str.strip, layout.split(",")) if number.isdecimal())
         if order and sorted(order) != list(range(len(sizes))):
             raise PerfdError(
                 f"The layout {{{layout}}} does not fit the {len(sizes)} dimensions of {match[0]}."
