@@ -133,8 +133,8 @@ def test_small_messages_are_latency_and_no_slow_link():
     assert kind.latency_s == pytest.approx(10.2e-6)
     assert result.nccl.slow_groups == ()
     assert bandwidth_words(kind) == (
-        "AllReduce over all ranks moves 0.256 MB at a time, which is too little for bandwidth to count: it"
-        " takes 30 us, and NCCL reckons with a latency of 10 us."
+        "AllReduce over all ranks moves 0.256 MB at a time, too little for bandwidth to matter: it takes"
+        " 30 µs, and NCCL assumes a latency of 10 µs."
     )
     found = next(one for one in result.findings if one.kind is Kind.COMMUNICATION)
     assert bandwidth_words(kind) in found.evidence

@@ -29,9 +29,9 @@ def bandwidth_words(kind: NcclKind) -> str:
     name = f"{kind.operation} {groups}{_method(kind.method)}"
     if kind.latency_bound and kind.size_bytes is not None and kind.transfer_s is not None:
         return (
-            f"{name} moves {_size(kind.size_bytes)} at a time, which is too little for bandwidth to count: it"
-            f" takes {1e6 * kind.transfer_s:.0f} us, and NCCL reckons with a latency of"
-            f" {1e6 * (kind.latency_s or 0.0):.0f} us."
+            f"{name} moves {_size(kind.size_bytes)} at a time, too little for bandwidth to matter: it takes"
+            f" {1e6 * kind.transfer_s:.0f} µs, and NCCL assumes a latency of"
+            f" {1e6 * (kind.latency_s or 0.0):.0f} µs."
         )
     if kind.bus_bytes_per_s is None:
         return f"What {name} reaches is not known."

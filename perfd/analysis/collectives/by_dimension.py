@@ -63,7 +63,7 @@ class DimensionTally:
         """What is known of each dimension, the largest first; `busy` is each rank's share of time in kernels.
 
         Where that is NaN, since the times of some communicators are unknown, a dimension counts if
-        communicators of all ranks have times. A collective has a kernel of its own, and collectives of two
+        communicators of all ranks have times. Each collective has its own kernel, and collectives of two
         dimensions may run at one time, so each counts. Sends and receives that are posted together are in one
         kernel: they take what collectives leave of the time with any kernel, and at least what the longest
         pair of ranks takes.

@@ -48,7 +48,7 @@ class NcclGroup:
     latency_bound: bool | None = None
     """Whether messages of that size are too small for this bandwidth: latency is most of what they need."""
     latency_s: float | None = None
-    """What an operation takes however small it is, as NCCL reckons."""
+    """What an operation takes however small it is, as NCCL assumes."""
     last_rank: int | None
     """The rank that the others waited for most."""
     last_ratio: float | None
@@ -77,7 +77,7 @@ class NcclKind:
     latency_bound: bool | None = None
     latency_s: float | None = None
     method: Method | None = None
-    """How NCCL does the largest of them; None when it is not told."""
+    """How NCCL does the largest of them; None if unreported."""
 
 
 def kinds_of(stacks: Sequence[CommunicatorBatch], measures: Sequence[Measures]) -> tuple[NcclKind, ...]:

@@ -49,7 +49,7 @@ class NcclRank:
     persistence_ratio: float | None = None
     """The share of these blocks in which they lose at least half of what is worth a name."""
     slowdown_ratio: float | None = None
-    """The time that it does not lose by others, by that of its peers: 1.2 is 20% slower, at least."""
+    """Its time without waits for others, over that of its peers: 1.2 is at least 20% slower."""
     excess_ratio: float | None = None
     """The share of a step that it waits less than its peers, in operations of any kind."""
 
@@ -74,10 +74,10 @@ class RankShares:
         return self.columns[1]
 
     def records(self, ranks: Ints) -> tuple[NcclRank, ...]:
-        """One entry a rank, of very many those at either end; `ranks` are their numbers, by place."""
+        """One entry per rank, of very many only those at either end; `ranks` are their numbers, by place."""
         chosen = np.arange(len(self.places))
         if len(chosen) > _MOST_RANKS:
-            # A page of 16,384 ranks helps nobody: those at either end are what it is about.
+            # A page of 16,384 ranks helps no user: those at either end matter.
             costly = highest(np.nan_to_num(self.columns[2]), _MOST_RANKS // 2)
             waiting = highest(np.nan_to_num(self.wait), _MOST_RANKS // 2)
             chosen = np.union1d(costly, waiting)
@@ -188,8 +188,8 @@ class RankTally:
         late = _Late.of(lateness)
         told = (_gains(losses, window, late.caused, step_time_s), late.error, late.last, late.persistence)
         gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in told)
-        # Nobody waits for longer than it is in kernels; what is lost is of now, as far as it has changed, and
-        # by the usual step, which may be shorter than those of now.
+        # No rank waits for longer than it is in kernels. The loss is current if it has changed, and relative
+        # to the usual step, which may be shorter than the current ones.
         longer, waited = _longer(step_time_s, step_s), np.nan_to_num(late.lost[ranks])
         most = np.nan_to_num(np.fmax(busy, lately), nan=1.0) * longer
         known = np.isfinite(gain)
@@ -198,7 +198,7 @@ class RankTally:
         return RankShares(ranks, (busy, wait, gain, error, last, persistence, slowdown, excess))
 
     def _lateness(self, losses: LateRankLosses, step_s: float | None) -> tuple[AnalysisWindow, Lateness]:
-        """Of as much time as it takes to see somebody who is late."""
+        """Over as much time as it takes to see a late rank."""
         if _stands_out(losses.caused(RECENT)):
             return RECENT, losses.lateness(RECENT)
         if step_s is not None and possible(losses.caused(NEWEST)):
@@ -240,10 +240,10 @@ class _Late:
     error: Floats
     """The standard error of `caused`."""
     last: Floats
-    """Its share of what they wait for anybody."""
+    """Its share of all that they wait."""
     persistence: Floats
     lost: Floats
-    """What each rank itself loses by others."""
+    """What others cost each rank."""
 
     @classmethod
     def of(cls, late: Lateness) -> _Late:
@@ -277,7 +277,7 @@ def _gains(losses: LateRankLosses, window: AnalysisWindow, caused: Floats, step_
 
 
 def _longer(step_time_s: Floats, step_s: float | None) -> float:
-    """How many times as long as the usual step those of now are, at least once."""
+    """Current steps over the usual step, at least 1."""
     newest = step_time_s[-_NEWEST:]
     if step_s is None or not np.isfinite(newest).any():
         return 1.0

@@ -1,4 +1,4 @@
-"""A rank that has just become slow: told from chance in fewer steps the more it stands out."""
+"""A rank that has just become slow: the more it stands out, the fewer steps it takes to rule out chance."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.operations.step_segmentation import AnalysisWindow
 
 _FEWEST, _FEW = 4, 10
-"""Steps since the onset, of which it is first told."""
+"""Steps since the onset after which it is first reported."""
 EARLIER = AnalysisWindow(each=40)
 """All that are looked at."""
 NEWEST = AnalysisWindow(each=40, told=_FEWEST + 1)
-"""Of the last one nobody may have told yet."""
+"""The last one may be unreported yet."""
 _LEAST = 0.05
 """Of the time, lost in each of them: by less one is late by turns, as GPUs warm up and cool."""
 _CHANCE_PER_S = 2e-6
 """Of each number of newest steps, if nothing has changed. Seven numbers are tried at each step, so that is
-one false alarm in 20 hours at most, however long a step is, before `_LEAST` is asked for, too."""
+one false alarm in 20 hours at most, however long a step is, before `_LEAST` is applied as well."""
 _CHANCE_LATER_PER_S = 1e-9
-"""The same of each larger number, which goes on telling it until blocks of recent steps do."""
+"""The same for each larger number, by which it stays reported until blocks of recent steps show it."""
 
 
 def possible(newest: CausedLosses) -> bool:
@@ -34,7 +34,7 @@ def possible(newest: CausedLosses) -> bool:
 
 
 def onset(by_step: Lateness, peers: Ints, step_s: float) -> Lateness | None:
-    """The newest steps alone, if one rank is late in all of them as nobody was before; else None.
+    """The newest steps alone, if one rank is late in all of them as none was before; else None.
 
     If nothing had changed, steps could have come in any order, and so could the ranks of a group in each.
     Then the chance that the newest k of n steps are among the k + j in which most is lost is C(k + j, k) /

@@ -7,7 +7,7 @@ behind for every bucket: the same lag is waited for dozens of times, and compute
 step has lost at least its longest wait, and at most their sum. On two H200 a lag of half a percent made 25
 waits of a step add up to 14% of it, and one of ten percent to half of it.
 
-Steps are put into blocks so that somebody who is always late is told from many who are late in turn.
+Steps are put into blocks to distinguish a rank that is always late from many that are late in turn.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class CausedLosses:
     """By rank and block, the newest block last, as shares of time; NaN is unknown."""
 
     at_least: Floats
-    """(world, blocks): what its peers lose by each rank, as far as they do not wait for another one, too, and
-    more than they lose by each other."""
+    """(world, blocks): what each rank costs its peers, without what they wait for another one as well, beyond
+    what they cost each other."""
 
     def caused(self) -> Floats:
         """The median over blocks of what the peers lose at least: a pause or two do not count."""
@@ -77,9 +77,9 @@ class Lateness(CausedLosses):
 class LateRankLosses:
     """What is lost in the newest operations of all communicators, as much of them as one looks at.
 
-    These are groups of peers, and pairs that send and receive, whose waiting counts but is nobody's fault.
-    Over several communicators of a rank, what is needed at once adds up; of the rest the one that shows most
-    counts, because the same lag is seen in all of them.
+    These are groups of peers, and pairs that send and receive, whose waiting counts without blame.
+    Over several communicators of a rank, operations that are needed at once add up; of the others the one
+    that shows most counts, because all of them show the same lag.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LateRankLosses:
         """Of each stack those communicators that are flagged; `step_s` is how long a step takes.
 
         `judged` join peers, or are pairs; `inside` join ranks with different work, whose waiting for each
-        other is nobody's fault.
+        other blames no rank.
         """
         self._sources = [_Source.of(stack, flags, world, step_s) for stack, flags in judged]
         self._sources += [
@@ -113,7 +113,7 @@ class LateRankLosses:
     def gains(self, window: AnalysisWindow, places: Ints, step_time_s: Floats) -> Floats:
         """(k,): the share of a step that the job would gain if each of these ranks were as its peers.
 
-        `step_time_s` has one entry a step, the newest last; without any the usual time of a step holds.
+        `step_time_s` has one entry per step, the newest last; without any the usual time of a step holds.
         """
         at_once, beside = np.zeros(len(places)), np.zeros(len(places))
         for source, shape in self._of_peers(window):
@@ -146,7 +146,7 @@ class LateRankLosses:
                 yield from ((source, shape) for shape in source.rhythm.shapes(window))
 
     def _columns(self, window: AnalysisWindow, columns: int) -> Floats:
-        """(columns, blocks, world): the first so many of `Lateness`."""
+        """(columns, blocks, world): the first columns of `Lateness`."""
         shapes = [
             (source, shape)
             for source in self._sources
@@ -160,7 +160,7 @@ class LateRankLosses:
         beside = np.full(at_once.shape, np.nan)
         known: Bools = np.zeros(at_once.shape[1:], dtype=np.bool_)
         for source, shape in shapes:
-            # Of pairs more blocks may be known, in which nobody can be late.
+            # Of pairs more blocks may be known, in which no rank can be late.
             part = source.part(shape.newest(blocks), columns)
             told, newest = slice(-len(part.values), None), slice(-part.values.shape[1], None)
             if source.of_peers:
@@ -225,7 +225,7 @@ class _Source:
     """As in `_Part`, of all communicators of the stack."""
     step_s: float | None
     of_peers: bool
-    """Whether somebody's lateness is to blame for the waiting."""
+    """Whether a late rank causes the waiting."""
 
     @classmethod
     def of(

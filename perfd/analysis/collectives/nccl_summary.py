@@ -43,7 +43,7 @@ _NEWEST_STEPS = 40
 _MOST_COMMUNICATORS = 2_048
 """In larger jobs steps are not looked at one by one."""
 _SILENT_S = 30.0
-"""A rank whose newest reading is so much older than the others' says nothing of now."""
+"""A rank whose newest reading is this much older than the others' does not count as current."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class StallingRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclSummary:
-    """NCCL's view of a job's communication; empty and None where nobody records it."""
+    """NCCL's view of a job's communication; empty and None if not recorded."""
 
     share_ratio: float | None = None
     """Time with an NCCL kernel on the GPU, waiting and hidden parts included; the mean over ranks."""
@@ -99,9 +99,9 @@ class NcclSummary:
     stalling: StallingRank | None = None
     """A rank that stalls at regular distances."""
     missing_ranks: Sequence[int] = ()
-    """Ranks of the job that say nothing although others do: then nobody of their stage can be blamed."""
+    """Ranks that report nothing although others do: then no rank of their stage can be blamed."""
     untimed_ranks: Sequence[int] = ()
-    """Ranks that tell no times on the GPU although others do: then shares of time are unknown."""
+    """Ranks that report no times on the GPU although others do: then shares of time are unknown."""
     lost_operations: int | None = None
     """Operations that were not seen, of all ranks: with some lost, the shares are lower bounds."""
     source: str | None = None
@@ -114,9 +114,9 @@ def nccl(
     step_s: float | None = None,
     speeds: LinkSpeeds | None = None,
 ) -> NcclSummary:
-    """What the newest operations of all communicators tell.
+    """What the newest operations of all communicators show.
 
-    `step_s` is how long a step takes; without it the sizes of operations must tell which are of one step.
+    `step_s` is how long a step takes; without it the sizes of operations show which are of one step.
     `speeds` is what joins GPUs, where it is known: what a group should reach.
     """
     if not job.nccl and not job.collectives:
@@ -231,7 +231,7 @@ def _busy(times: NcclTimeTable, known: RankIndex) -> tuple[Floats, Floats]:
 
 
 def _unseen(placed: Sequence[CommunicatorBatch], known: RankIndex) -> Floats:
-    """Share of time in kernels of each of them of which NCCL's own stamps tell nothing."""
+    """Share of time in kernels of each of them that NCCL's own stamps leave out."""
     unseen = np.zeros(len(known.ranks))
     for stack in placed:
         if stack.unseen_ratio.any():

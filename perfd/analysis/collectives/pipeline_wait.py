@@ -17,7 +17,7 @@ SOURCE_WAITING = "nccl plugin: waiting in sends and receives"
 def with_waiting(
     measured: Pipeline, parallel: ParallelLayout, kernels: NcclSummary, step_s: float | None
 ) -> Pipeline:
-    """What timers measured, or else the stall by waiting, where nobody is late: behind a slow rank all wait.
+    """What timers measured, or else the stall by waiting, if no rank is late: behind a slow rank all wait.
 
     Shares by waiting are of the whole step, not only of the schedule: what comes after it counts as a
     stage's own time.

@@ -1,4 +1,4 @@
-"""Groups whose transfers take far longer than they could: a link's fault, which is no rank's.
+"""Groups whose transfers take far longer than they could: the fault of a link, not of a rank.
 
 A transfer is what is left of an operation when all waiting is taken off, so a slow rank cannot make it
 longer; a slow link, a path around the fast one, or other traffic on it can. What a transfer could take is

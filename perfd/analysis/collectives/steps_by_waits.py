@@ -30,11 +30,11 @@ class StepsOfOperations:
     each_s: Floats
     """How long each step took, the newest last."""
     done: float | None = None
-    """Steps since the first operation, where operations tell them."""
+    """Steps since the first operation, if operations show them."""
 
 
 def in_steps(stacks: Sequence[CommunicatorBatch], job: JobData, step_s: float | None) -> StepsOfOperations:
-    """By the log's steps, or by the operations that tell them; `step_s` is how long one usually takes."""
+    """By the log's steps, or by the operations that show them; `step_s` is how long one usually takes."""
     pace = job.operation_pace
     found = None if pace is None or step_s is None else _pacing(stacks, pace)
     if pace is None or step_s is None or found is None:
@@ -54,7 +54,7 @@ def _at_pace(stack: CommunicatorBatch, factor: float) -> CommunicatorBatch:
 
 
 def steps_by_waits(stacks: Sequence[CommunicatorBatch], pace: OperationPace, steps: StepTable) -> Floats:
-    """One entry a step, in seconds, the newest last; those of the rows where no waits are known."""
+    """One entry per step, in seconds, the newest last; those of the rows where no waits are known."""
     of_rows = each_step_s(steps)
     found = _pacing(stacks, pace)
     if found is None or not len(of_rows):
@@ -71,7 +71,7 @@ def steps_by_waits(stacks: Sequence[CommunicatorBatch], pace: OperationPace, ste
 
 
 def _pacing(stacks: Sequence[CommunicatorBatch], pace: OperationPace) -> tuple[CommunicatorBatch, int] | None:
-    """The stack and row of the operations that tell steps."""
+    """The stack and row of the operations that show steps."""
     for stack, row in _on_communicator(stacks, pace.communicator):
         told = stack.collectives
         if told.operation == pace.operation and told.lengths[row] and told.operations_per_s[row] > 0:

@@ -21,7 +21,7 @@ def losses_by_step(
     """(columns, steps, c, g): the first `columns` columns of `late_rank_cost.Lateness`.
 
     `last` is the last rank of each operation, and `wait_s` (..., g) what each waited for it; zeros where
-    nobody knows.
+    it is unknown.
     """
     groups, steps, operations, ranks = wait_s.shape
     of_others = _of_next(wait_s)
@@ -32,7 +32,7 @@ def losses_by_step(
         least = _longest(last, of_others, ranks)
         least *= steps_per_s(shape, operations, step_s)[:, None]
     by_step = np.empty((columns, steps, groups, ranks))
-    # Where all are late in turn, nobody is.
+    # Where all are late in turn, none is to blame.
     np.subtract(_of_all(least), least, out=by_step[0])
     by_step[0] /= max(1, ranks - 1)
     np.subtract(least, by_step[0], out=by_step[0])
@@ -42,7 +42,7 @@ def losses_by_step(
 
 
 def waits_by_step(wait_s: Floats, shape: StepShape, step_s: float | None) -> Floats:
-    """(steps, c, g): what each rank itself loses by others."""
+    """(steps, c, g): what others cost each rank."""
     # Operation by operation, since numpy's own loop over a short axis costs more than the sums.
     by_operation = wait_s.transpose(2, 1, 0, 3)
     lost = by_operation[0].copy()

@@ -10,7 +10,7 @@ from perfd.analysis.data.job_data import Floats, StepTable
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 
 _LEAST_PER_STEP = 0.7
-"""Of rarer operations nobody knows in which step they are."""
+"""Rarer operations cannot be assigned to a step."""
 _RESUMED = 3.0
 """Times that operations since the start differ from their pace where the log's steps began before them."""
 

@@ -22,7 +22,7 @@ from perfd.analysis.data.robust_stats import mean, median
 _FEW_RATIO = 0.1
 """So many members of a group may be slow together."""
 _FEWEST_BLOCKS = 5
-"""From so many on the highest and the lowest are left out: a single pause is no fault."""
+"""From this many on, the highest and the lowest are left out: a single pause is not a fault."""
 
 
 def gains_by_step(waits_s: Floats, members: Ints) -> Floats:

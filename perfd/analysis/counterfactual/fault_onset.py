@@ -38,7 +38,7 @@ def steps_since(late: Bools) -> int | None:
 def change_ratio(step_time_s: Floats, newest: int) -> float | None:
     """The share of a step by which the newest so many last longer than those before; None where unknown.
 
-    `step_time_s` has one entry a step, the newest last. It is negative where steps became shorter.
+    `step_time_s` has one entry per step, the newest last. It is negative where steps became shorter.
     """
     before, since = step_time_s[:-newest], step_time_s[len(step_time_s) - newest :]
     before = before[-_MOST_BEFORE:]

@@ -1,4 +1,4 @@
-"""A rank that became slow, told by its own past: for jobs in which no other rank has the same work.
+"""A rank that became slow compared with its own past: for jobs in which no other rank has the same work.
 
 When steps become longer because of one rank, all others wait so much longer, in whatever operations they
 have with it or with each other, and it alone does not. What the job would gain is what was measured: the
@@ -20,7 +20,7 @@ _FEWEST_BEFORE, _MOST_BEFORE = 6, 8
 _LEAST_RATIO = 0.08
 """By which steps must be longer: by less they scatter."""
 _SIGMAS = 3.0
-"""And by so many of their robust standard deviations before."""
+"""And by this many of their robust standard deviations before."""
 _NOT_IT, _IT = 0.5, 0.25
 """Of what steps are longer, what others wait longer at least, and the slow one at most."""
 
@@ -43,7 +43,7 @@ class SlowSince:
 
 
 def slow_since(step_time_s: Floats, waits_s: Floats) -> SlowSince | None:
-    """The rank, if all steps since are longer than all but a few before and nobody else stopped waiting.
+    """The rank, if all steps since are longer than all but a few before and no other rank stopped waiting.
 
     `step_time_s` (steps,) and `waits_s` (steps, ranks) have the newest last, NaN where unknown; of different
     lengths only what both have is looked at.

@@ -1,4 +1,4 @@
-"""A rank that stalls now and then, at regular distances: told after its third stall.
+"""A rank that stalls at regular intervals: reported after its third stall.
 
 The steps that it stalls in are longer than the usual one, all other ranks wait so much longer in them, and it
 does not. By chance one rank would hardly be the one three times, and at equal distances. Garbage collection,
@@ -73,7 +73,7 @@ def periodic_stalls(step_time_s: Floats, waits_s: Floats) -> PeriodicStalls | No
     usual_wait_s = median(waited, axis=0)
     waited_more_s = waited - usual_wait_s
     culprits = [_culprit(waited_more_s, int(step), newest[step] - usual_s) for step in ago]
-    # Operations are told of a little later than a line of the log.
+    # Operations arrive a little later than a line of the log.
     known = culprits[1:] if culprits[0] is None else culprits
     place = known[0]
     if place is None or len(set(known)) != 1:

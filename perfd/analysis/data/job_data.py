@@ -119,7 +119,7 @@ class CollectiveTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How NCCL does an operation, in its own words; empty and None where nobody tells."""
+    """How NCCL does an operation, in its own words; empty and None if unreported."""
 
     algorithm: str = ""
     protocol: str = ""
@@ -146,7 +146,7 @@ class CollectiveStack:
     size_bytes: Floats
     """(c, n)"""
     gpu_starts_ns: Ints | None = None
-    """(c, n, g), by the clock of each rank's GPU, negative where unknown; None or empty when nobody asks."""
+    """(c, n, g), by the clock of each rank's GPU, negative where unknown; None or empty if not needed."""
     kernel_ratio: Floats
     """(c, g)"""
     operations_per_s: Floats
@@ -154,11 +154,11 @@ class CollectiveStack:
     best_s_per_byte: Floats
     best_size_bytes: Floats
     counted_s: Floats | None = None
-    """(c,); None when nobody tells."""
+    """(c,); None if unreported."""
     timings: Sequence[TimingSource]
     sources: Sequence[str]
     methods: Sequence[Method] | None = None
-    """Of the largest of the newest operations; None when nobody tells of any communicator."""
+    """Of the largest of the newest operations; None if unreported for all communicators."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +167,7 @@ class NcclTime:
 
     rank: int
     busy_s: float
-    """NaN when the rank's NCCL tells no time on the GPU."""
+    """NaN if the rank's NCCL reports no time on the GPU."""
     span_s: float
     lost_operations: int
     operations: int | None = None
@@ -243,12 +243,12 @@ class NcclTimeTable(Sequence[NcclTime]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationPace:
-    """Which operations of a rank tell steps, in a job whose log shows none."""
+    """Which operations of a rank show steps, in a job whose log shows none."""
 
     communicator: str
     operation: str
     per_step: float
-    """So many of them are a step."""
+    """This many of them are a step."""
     row_end_sequence: int
     """The newest one within the newest row of the step table."""
     certain: bool

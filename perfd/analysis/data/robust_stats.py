@@ -109,7 +109,7 @@ def median_of(values: Floats) -> float | None:
 
 
 def percentile_of(values: Floats, percent: float) -> float | None:
-    """A percentile of one column (linear between neighbours), or None when nothing is known."""
+    """A percentile of one column (linear between neighbors), or None when nothing is known."""
     finite = values[np.isfinite(values)]
     return float(np.percentile(finite, percent)) if len(finite) else None
 

@@ -1,4 +1,4 @@
-"""How fast the links of a job's groups are, as far as the layout and the hardware tell."""
+"""How fast the links of a job's groups are, by layout and hardware."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def node_link_bytes_per_s(infos: Mapping[str, Sequence[GpuInfo]], peaks: PeakTab
 
 
 def speeds(job: JobData, peaks: PeakTable, network_bytes_per_s: float | None) -> LinkSpeeds:
-    """What joins the GPUs of a job; `network_bytes_per_s` is what somebody told of a GPU's share, if so."""
+    """What joins the GPUs of a job; `network_bytes_per_s` is a GPU's share if an operator configured it."""
     inside = node_link_bytes_per_s(job.gpu_infos, peaks)
     if network_bytes_per_s is not None:
         nodes = {key.node for key in job.gpu.gpus} | set(job.placements)

@@ -43,7 +43,7 @@ def group_name(ranks: Sequence[int], parallel: ParallelLayout, operation: str = 
 def group_names(ranks: Ints, parallel: ParallelLayout, operation: str = "") -> Names:
     """The same for c communicators of g ranks each, (c, g). `operation` settles what members leave open.
 
-    Of `SendRecv` they are pairs out of a group, such as neighbouring stages of a pipeline.
+    Of `SendRecv` they are pairs out of a group, such as neighboring stages of a pipeline.
     """
     communicators, members = ranks.shape
     names: Names = np.full(communicators, None, dtype=object)

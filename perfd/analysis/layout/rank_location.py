@@ -1,4 +1,4 @@
-"""Where ranks are, and how fast they reach each other from there, as far as the hardware tells."""
+"""Where ranks are, and how fast they reach each other from there, by the hardware."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LinkSpeeds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLocations:
-    """One entry a rank; NaN is unknown."""
+    """One entry per rank; NaN is unknown."""
 
     node: Ints
     """The number of its node, -1 where it is unknown."""

@@ -12,7 +12,7 @@ from perfd.analysis.data.job_data import Ints
 from perfd.model import ParallelLayout
 
 ALONE = -1
-"""The role of a rank of which nobody knows what it does."""
+"""The role of a rank whose work is unknown."""
 
 
 def roles_of(ranks: Ints, stages: Ints, parallel: ParallelLayout) -> Ints:

@@ -17,7 +17,7 @@ class TensorGroups:
     size: int
     """Ranks per group."""
     nodes: int
-    """That the group over most nodes lies on."""
+    """Nodes of the group that spans most of them."""
     gpus_per_node: int | None
     """Of the job, on the node with most; None where no GPU is seen."""
 

@@ -22,8 +22,8 @@ _HOP_S = 0.6e-6
 _HOP_OF_MANY_S = 1.8 * _HOP_S
 """Inside a node, in groups of several nodes."""
 _RING_NETWORK_S, _TREE_NETWORK_S = 2.7e-6, 5.0e-6
-"""What NCCL itself reckons with for its fastest protocol over NVLink (2.28.7, `ncclTopoTuneModel` in
-src/graph/tuning.cc): a base, and so much for each hop. The base includes launching the kernel."""
+"""What NCCL itself assumes for its fastest protocol over NVLink (2.28.7, `ncclTopoTuneModel` in
+src/graph/tuning.cc): a base, and a part for each hop. The base includes launching the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

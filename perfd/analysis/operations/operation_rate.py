@@ -1,9 +1,9 @@
 """How often operations are, in the time that a step takes now.
 
 Operations are counted over half a minute and more, and a step's usual time is that of the newest fifty. When
-a job slows down both follow late, and not alike: the one by the other would tell a step of eight operations
-for one of six. How many there are in a step does not change, and follows from operations and steps that were
-counted over the same time.
+a job slows down both follow late, and not alike: one divided by the other would take a step of eight
+operations for one of six. How many there are in a step does not change, and follows from operations and steps
+that were counted over the same time.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ def mean_step_s(steps: StepTable, newest_s: Floats) -> Floats:
     first = np.minimum(np.searchsorted(ends, ends[-1] - newest_s), len(ends) - 1)
     done = np.cumsum(steps.steps_covered)
     count, lines = done[-1] - done[first], len(ends) - 1 - first
-    # A log that begins later than that tells of another time.
+    # A log that begins later than that is about another time.
     whole = (lines >= _FEWEST_LINES) & ((first > 0) | (2 * (ends[-1] - ends[0]) >= newest_s))
     return np.where(whole, (ends[-1] - ends[first]) / np.maximum(count, 1), np.nan)

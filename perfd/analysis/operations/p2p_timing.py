@@ -1,11 +1,11 @@
-"""How long a receiver waits when NCCL does not tell: by when its sender began.
+"""How long a receiver waits if NCCL does not report it: by when its sender began.
 
 A send and a receive that are posted together run in one kernel, as a pipeline's 1F1B schedule does it in all
 but its first and last micro-batches. NCCL's kernel notes its end when the sending half is done, and a send is
 done as soon as its data is in a buffer, so that the receive seems to end long before anything came (thread 0
 of `ncclKernelMain` and `RunWorkBatch<ncclFuncSendRecv>` in src/device, NCCL 2.28.9; seen on H200s). A receive
 cannot end before its sender began; only the clocks of two GPUs do not agree. But some receives are alone in
-their kernel, and one of these that waited ends when its send ends: they tell how far the clocks are apart.
+their kernel, and one of these that waited ends when its send ends: they show how far the clocks are apart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEIGHBOURS = 5
 
 
 def knows_receivers(pairs: CollectiveStack) -> bool:
-    """Whether it is told when operations began: without, receives are lower bounds."""
+    """Whether it is known when operations began: without, receives are lower bounds."""
     return pairs.gpu_starts_ns is not None and bool((pairs.gpu_starts_ns >= 0).any())
 
 
@@ -77,7 +77,7 @@ def _until_sent(durations_s: Floats, starts_ns: Ints, known: Bools, marks: Bools
     began_ns = starts_ns[..., _RECEIVER]
     ends_ns = starts_ns + np.where(known[..., None], durations_s * 1e9, 0.0).astype(np.int64)
     apart_ns = _apart(ends_ns[..., _RECEIVER] - ends_ns[..., _SENDER], marks)
-    # A sender whose receiver waits does so for nobody: it takes as long as they usually take.
+    # A sender whose receiver waits does not wait itself: it takes as long as senders usually take.
     usual_s = median(np.where(known, send_s, np.nan), axis=1)[:, None]
     came_ns = starts_ns[..., _SENDER] + apart_ns + np.fmin(send_s, usual_s) * 1e9
     # The operations of a communicator follow each other on a GPU.

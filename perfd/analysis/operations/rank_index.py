@@ -1,7 +1,7 @@
-"""Which ranks of a job are told of, and what is known of them before their times are looked at.
+"""Which ranks of a job report, and what is known of them before their times are looked at.
 
 Ranks are numbered by whoever runs the job, and not always from 0 or without gaps. So arrays are by place in
-the order of those that are told of: a rank of any number costs as much as rank 0.
+the order of those that report: a rank of any number costs as much as rank 0.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def roster(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch], parallel: 
 
 
 def _ranks(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch]) -> Ints:
-    """All that are told of, in order."""
+    """All that report, in order."""
     ranks = np.sort(times.rank)
     highest = max((int(stack.ranks.max()) for stack in stacks), default=-1)
     if highest < len(ranks) and _without_gaps(ranks):
@@ -88,7 +88,7 @@ def _stages(
 ) -> Ints:
     """The stage of each rank, -1 where it is unknown.
 
-    A job whose layout nobody tells has one stage if all its operations are seen and none is a send or
+    A job of unknown layout has one stage if all its operations are seen and none is a send or
     receive: without them there is no pipeline.
     """
     stages = stage_of_ranks(ranks, parallel)

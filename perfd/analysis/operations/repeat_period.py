@@ -9,7 +9,7 @@ FEWEST_REPEATS = 3
 """What is there twice may be chance; three times in a row, over most of what is known, hardly is."""
 _FEWEST_RATIO = 0.5
 """The repeats cover at least this part of the known operations, so that a run of equal sizes inside one step
-is no step."""
+is not taken for one."""
 
 
 @dataclass(frozen=True, slots=True)

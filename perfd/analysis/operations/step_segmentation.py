@@ -1,4 +1,4 @@
-"""How the operations of communicators are laid out in steps, as far as their pace and sizes tell."""
+"""How the operations of communicators are laid out in steps, by their rates and sizes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AnalysisWindow:
     """How much of the newest operations is looked at: so much time, or so many steps."""
 
     newest_s: float = 0.0
-    """In at least as many steps, and as many blocks, as it takes to tell lateness from chance."""
+    """In at least as many steps, and as many blocks, as it takes to rule out chance."""
     each: int | None = None
     """So many steps at most, and each is a block."""
     told: int | None = None
@@ -81,7 +81,7 @@ class StepPeriod:
     keep: Ints
     """One in so many is in the table."""
     periods: Ints
-    """After how many in the table the sizes repeat, 0 if they do not or if nobody asks."""
+    """After how many in the table the sizes repeat, 0 if they do not or if it is not needed."""
     at_once: Bools
     """Whether they are needed at once."""
     fewest: int
@@ -92,7 +92,7 @@ class StepPeriod:
     def of(
         cls, stack: CommunicatorBatch, judged: Bools, needed_at_once: Bools, step_s: float | None
     ) -> StepPeriod:
-        """Of those of a stack that are `judged`, as far as enough operations of them are known."""
+        """Of those of a stack that are `judged` and of which enough operations are known."""
         of_all, fewest = stack.collectives, fewest_blocks(stack.ranks.shape[1])
         rows = np.flatnonzero(judged & (of_all.lengths >= fewest))
         paces = _paces(of_all, rows)
@@ -117,8 +117,7 @@ class StepPeriod:
     def shapes(self, window: AnalysisWindow) -> list[StepShape]:
         """What is looked at of them, by shape.
 
-        Left out are those of which too few steps are known to tell lateness from chance, and those of which
-        nobody knows what a step is.
+        Left out are those with too few known steps to rule out chance, and those whose steps are unknown.
         """
         if not len(self.rows):
             return []
@@ -194,7 +193,7 @@ def _paces(collectives: CollectiveStack, rows: Ints) -> Floats:
 
 
 def _pace(collectives: CollectiveStack, row: int) -> float:
-    """By the time in kernels, when nobody counted."""
+    """By the time in kernels, if operations were not counted."""
     usual_s = float(mean(collectives.durations_s[row, : collectives.lengths[row]].ravel()))
     return float(np.mean(collectives.kernel_ratio[row])) / usual_s if usual_s > 0 else 0.0
 

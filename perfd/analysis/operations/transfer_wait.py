@@ -1,7 +1,7 @@
-"""Who waits for whom: the transfer and the waiting inside NCCL's kernels, told apart without clocks.
+"""Which rank waits for which: transfer and waiting inside NCCL's kernels, separated without clocks.
 
 A collective ends on all its ranks at about the same instant, and a rank's kernel runs from its own
-arrival to that end. So the shortest duration is that of the rank that came last and waited for nobody,
+arrival to that end. So the shortest duration is that of the rank that came last and did not wait,
 which makes it the transfer, and what the others took longer is their waiting for that rank. Only
 durations and the matching of operations by (communicator, operation, sequence number) are needed, no
 agreement of clocks. (The rule is Mycroft's and Greyhound's; it holds for all-reduce, reduce-scatter,
@@ -73,9 +73,9 @@ class Blames:
 def split(durations_s: Floats) -> WaitSplit:
     """Transfer, waiting and last arriver of each operation.
 
-    `durations_s` is (n, g), one row an operation and one column a rank of the communicator; NaN where a rank
-    did not report. More dimensions in front are more operations. A row with a missing rank says nothing: the
-    missing one may have been the last.
+    `durations_s` is (n, g), one row per operation and one column per rank of the communicator; NaN where a
+    rank did not report. More dimensions in front are more operations. A row with a missing rank says nothing:
+    the missing one may have been the last.
     """
     if not durations_s.shape[-1]:
         nobody = np.full(durations_s.shape[:-1], np.nan)
@@ -97,7 +97,7 @@ def _shortest(durations_s: Floats) -> tuple[Floats, Ints]:
     column = np.zeros(least.shape, dtype=np.int8)
     for index in range(1, ranks):
         own = durations_s[..., index]
-        # Arithmetic on small integers is several times as fast as writing where a mask says so.
+        # Arithmetic on small integers is several times as fast as writing through a mask.
         np.maximum(column, (own < least) * np.int8(index), out=column)
         np.minimum(least, own, out=least)
     return least, column.astype(np.int64)

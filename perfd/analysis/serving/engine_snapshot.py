@@ -39,7 +39,7 @@ class Snapshot:
     version: str | None = None
     model: str | None = None
     roles: Sequence[str] = ()
-    """`unified`, `prefill`, `decode`, as far as the server says."""
+    """`unified`, `prefill`, `decode`, if the server reports it."""
     replicas: Sequence[ReplicaLoad] = ()
     running_requests: float | None = None
     queued_requests: float | None = None

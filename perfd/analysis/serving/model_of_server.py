@@ -32,7 +32,7 @@ class ServedModel:
 
     shape: ModelShape
     weight_bits: float
-    """Of the layers' matrices; quantisation leaves embedding and head alone."""
+    """Of the layers' matrices; quantization leaves embedding and head alone."""
     head_bits: float
     kv_bits: float
     precision: str

@@ -52,7 +52,7 @@ def from_arguments(arguments: Mapping[str, Any], version: str | None = None) -> 
 def layout_of(
     info: ServerSetup, *, tp: int | None = None, pp: int | None = None, dp: int | None = None
 ) -> ServingLayout | None:
-    """A server's layout with the sizes that somebody gave; None when nobody says how many GPUs share it."""
+    """A server's layout with the sizes that are given; None if its number of GPUs is unknown."""
     if info.layout is None and tp is None:
         return None
     said = info.layout or ServingLayout()

@@ -159,9 +159,8 @@ def _few_requests(measured: ServerRates, comparison: TheoryComparison | None) ->
         confidence=0.6,
         evidence=(
             (
-                f"{comparison.step.batch:.0f} sequences a replica decode at once and none wait; reading the "
-                f"weights "
-                f"would serve about {critical:.0f} at little more cost."
+                f"{comparison.step.batch:.0f} sequences per replica decode at once and none wait; reading"
+                f" the weights would serve about {critical:.0f} at little more cost."
             ),
         ),
         advice=advice_for(Kind.FEW_REQUESTS, measured.now.engine),
@@ -237,7 +236,7 @@ def _replica_imbalance(measured: ServerRates, _comparison: TheoryComparison | No
         return None
     average = sum(loads.values()) / len(loads)
     busiest = max(loads, key=lambda name: loads[name])
-    # Two requests on two replicas are no imbalance worth a finding.
+    # Two requests on two replicas are not an imbalance worth a finding.
     if average < 2 or loads[busiest] < (1 + THRESHOLDS.serving_imbalance_ratio) * average:
         return None
     return Finding(

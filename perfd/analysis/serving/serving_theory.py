@@ -5,7 +5,7 @@ A decode step of a batch reads all weights once and the KV cache of each sequenc
 for transformer inference: Pope et al. 2022, arXiv:2211.05102, section 2). Prefill computes.
 
 Left out on purpose, since the result is a floor: activations, latency of kernels and of small
-all-reduces (5 to 15 us each on NVLink), sampling and the scheduler.
+all-reduces (5 to 15 µs each on NVLink), sampling and the scheduler.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Theory:
 
     @property
     def critical_batch(self) -> float:
-        """Tokens a step at which computing takes as long as reading the weights; below it they are free."""
+        """Tokens per step at which computing takes as long as reading the weights; below it they are free."""
         reading = self._weights_per_gpu_bytes(None) / self.bandwidth_bytes_per_s
         computing = decode_flops(self.model.shape, 0) / self.layout.tp / self.flops_per_s
         return reading / computing

@@ -36,7 +36,7 @@ class TheoryComparison:
 
 
 def compare(measured: ServerRates, theory: Theory) -> TheoryComparison:
-    """Put a server beside theory."""
+    """Compare a server with theory."""
     prompt = measured.mean_prompt_tokens or _TYPICAL_PROMPT_TOKENS
     step = _step(measured, theory)
     tpot, ttft = measured.tpot.p50, measured.latencies.get(Latency.TTFT)
@@ -65,7 +65,7 @@ def compare(measured: ServerRates, theory: Theory) -> TheoryComparison:
 
 
 def context_tokens(measured: ServerRates) -> float | None:
-    """Mean tokens in the cache of a running request, or None when nothing tells it."""
+    """Mean tokens in the cache of a running request, or None if unknown."""
     now = measured.now
     if not now.running_requests:
         return None

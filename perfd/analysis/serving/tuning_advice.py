@@ -47,7 +47,7 @@ _SGLANG: Mapping[Kind, str] = {
         "give the server's processes cores of their own, and stream less often (--stream-interval)."
     ),
     Kind.QUEUEING: (
-        "Admit more at once (--max-running-requests, as far as the KV cache reaches), or add replicas."
+        "Admit more at once (--max-running-requests, up to what the KV cache holds), or add replicas."
     ),
     Kind.REPLICA_IMBALANCE: (
         "Balance by load (--load-balance-method total_tokens, before 0.5.9 minimum_tokens; or the router's "
@@ -83,7 +83,7 @@ _VLLM: Mapping[Kind, str] = {
         "The scheduler's CPU work is exposed: use --async-scheduling, and give the server's processes cores "
         "of their own."
     ),
-    Kind.QUEUEING: ("Admit more at once (--max-num-seqs, as far as the KV cache reaches), or add replicas."),
+    Kind.QUEUEING: ("Admit more at once (--max-num-seqs, up to what the KV cache holds), or add replicas."),
     Kind.REPLICA_IMBALANCE: (
         "Balance by load: let one API server distribute (--data-parallel-size), or route by requests in "
         "flight."

@@ -41,7 +41,7 @@ class GpuActivity:
 
     @property
     def kernel_metric(self) -> GpuColumn:
-        """The metric that says how long any kernel ran: GPM's, else NVML's coarser utilisation.
+        """The metric that shows how long any kernel ran: GPM's, else NVML's coarser utilization.
 
         GPM's is read at a slow pace because it is dear, so that of a short job it may have one sample,
         and that may be of its start.
@@ -80,7 +80,7 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
     GPM activities are means since the sample before, so a mean of samples is the
     mean over time. When steps are shorter than the sampling interval, a step
     has one sample at most and the median over steps is one over samples. When the
-    log tells no times of steps, each sample in which the job trains stands for itself.
+    log has no times of steps, each sample in which the job trains stands for itself.
     """
     timed = bool(np.isfinite(steps.step_time_s).any())
     if timed:
@@ -102,7 +102,7 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
 
 
 def _samples_in_steps(times: Floats, steps: StepTable, rows: Ints) -> tuple[Ints, Ints]:
-    """The samples that lie in a steady step, and where in them each step begins."""
+    """The samples inside a steady step, and where in them each step begins."""
     ends = steps.time_unix_s[rows]
     starts = ends - steps.step_time_s[rows] * steps.steps_covered[rows]
     timed = np.isfinite(starts)
@@ -120,7 +120,7 @@ def _samples_in_steps(times: Floats, steps: StepTable, rows: Ints) -> tuple[Ints
 
 
 def _spread(rows: Ints) -> Ints:
-    """At most so many of them, evenly."""
+    """At most this many of them, evenly."""
     return rows[:: len(rows) // _MOST_STEPS + 1]
 
 

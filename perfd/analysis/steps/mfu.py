@@ -77,7 +77,7 @@ def efficiency(
     peaks: PeakTable,
     precision: str | None = None,
 ) -> Efficiency:
-    """Derive throughput and utilisation; `precision` overrides the job's own choice of the peak."""
+    """Derive throughput and utilization; `precision` overrides the job's own choice of the peak."""
     description = job.description
     shape = description.model if description else None
     world = world_size(job)
@@ -134,7 +134,7 @@ def _info_of(key: GpuKey, infos: Mapping[tuple[str, str], GpuInfo]) -> GpuInfo |
 
 
 def mean_over_gpus(activity: GpuActivity, metric: GpuColumn) -> float:
-    """The mean over GPUs of their medians over steps, NaN when no GPU tells."""
+    """The mean over GPUs of their medians over steps, NaN if no GPU reports any."""
     values = activity.of_gpus(metric)
     finite = values[np.isfinite(values)]
     return float(finite.mean()) if len(finite) else np.nan

@@ -16,11 +16,11 @@ from perfd.analysis.data.job_data import Floats, Ints, PhaseTable, StepTable
 from perfd.analysis.data.robust_stats import median
 
 WINDOW = "forward-backward"
-"""The whole pipeline schedule; since Megatron core 0.7 it holds the gradients' finalisation too."""
+"""The whole pipeline schedule; since Megatron core 0.7 it holds the gradients' finalization too."""
 FORWARD = ("forward-compute", "forward", "fwd")
 BACKWARD = ("backward-compute", "backward", "bwd")
 _WITHOUT_WAITING = ("forward-compute", "backward-compute")
-"""Megatron-LM times compute apart from the collectives of data parallelism. Around a loop of one's own the
+"""Megatron-LM times compute apart from the collectives of data parallelism. Around other training loops the
 backward phase ends when the gradients are reduced, and forward may begin with gathering parameters."""
 OPTIMIZER = ("optimizer", "step")
 DATA = ("batch-generator", "data-iterator", "data_loading")
@@ -70,7 +70,7 @@ POINT_TO_POINT = (
     "forward-backward-send-forward-backward-recv",
 )
 """Transfers between stages, inside `forward-backward`. Most of their time is waiting for the peer,
-which is the pipeline's stall, so they are no part of the communication share."""
+which is the pipeline's stall, so they do not count as communication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class Timers:
 
 
 def usual(columns: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Columns that are known in at least half of the steps: a timer that runs now and then is no phase."""
+    """Columns that are known in at least half of the steps: a timer that runs now and then is not a phase."""
     return {name: values for name, values in columns.items() if 2 * np.isfinite(values).sum() >= len(values)}
 
 

@@ -24,7 +24,7 @@ SOURCE_EXTREMES = "timers: minimum and maximum over ranks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage of the pipeline, or one whose number the log does not tell."""
+    """One stage of the pipeline, or one whose number is not in the log."""
 
     stage: int | None
     """None when only minima and maxima over ranks are known: they come without a rank."""
@@ -85,7 +85,7 @@ def pipeline(
 ) -> Pipeline:
     """Derive theory and the measured stall from level-2 timers of steady steps.
 
-    `slow_ranks` do not stand for their stage: a slow machine is no imbalance of the model.
+    `slow_ranks` do not stand for their stage: a slow machine is not an imbalance of the model.
     """
     if description is None:
         return Pipeline()
@@ -149,7 +149,7 @@ def _window_excess(busy: _Busy, window: Floats, parallel: ParallelLayout) -> flo
 
 
 def _window_s(timers: Timers, description: JobDescription) -> Floats | None:
-    """The schedule's time without the finalisation of gradients, which newer versions time inside it."""
+    """The schedule's time without the finalization of gradients, which newer versions time inside it."""
     window = timers.max_s(WINDOW)
     if window is None or not _holds_finalisation(description.framework_version):
         return window
@@ -162,7 +162,7 @@ def _window_s(timers: Timers, description: JobDescription) -> Floats | None:
 
 
 def _holds_finalisation(version: str | None) -> bool:
-    """Megatron core 0.7 moved gradient finalisation into `forward-backward`; 2.x and 3.x came before core."""
+    """Megatron core 0.7 moved gradient finalization into `forward-backward`; 2.x and 3.x came before core."""
     found = re.search(r"(\d+)\.(\d+)", version or "")
     return found is None or (0, 7) <= (int(found[1]), int(found[2])) < (2, 0)
 

@@ -52,7 +52,7 @@ class SteadySteps:
 
 
 def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = None) -> SteadySteps:
-    """Choose the steady lines of a job; with `window`, the newest so many of them."""
+    """Choose the steady lines of a job; with `window`, this many of the newest."""
     reasons: dict[ExclusionReason, Bools] = {
         ExclusionReason.NO_TIME: ~(steps.step_time_s > 0),
         ExclusionReason.FIRST: _first_lines(steps, events),

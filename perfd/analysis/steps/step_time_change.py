@@ -23,7 +23,7 @@ _NEWEST = 50
 _NEWEST_SHARE = 4
 """In a young job only the newest quarter is not part of it: a few early lines would not show the scatter."""
 _QUIET_PERIODS = 2
-"""A stall that has not come again for so many of its periods is over."""
+"""A stall that has not come again for this many of its periods is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

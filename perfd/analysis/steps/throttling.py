@@ -47,7 +47,7 @@ def held_clocks(job: JobData, activity: GpuActivity) -> tuple[HeldClock, ...]:
     ):
         for reason, (bit, counter) in limits.items():
             time_ratios = _time_ratios(job, activity, bit, counter)
-            # An unknown clock excuses nobody from a hard limit, but says nothing of a power cap.
+            # An unknown clock does not rule out a hard limit, but shows nothing of a power cap.
             slow = clock_ratios <= most if limits is _POWER_CAP else ~(clock_ratios > most)
             found = np.flatnonzero((time_ratios >= THRESHOLDS.throttling_time_ratio) & slow)
             held += [_held(job, index, reason, time_ratios, clock_ratios) for index in found.tolist()]

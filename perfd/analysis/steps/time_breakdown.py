@@ -15,7 +15,7 @@ from perfd.model import GpuColumn, MemoryReport, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
 _SYNCHRONISED = frozenset({"batch-generator", "data-iterator"})
-"""Megatron's: the batch is copied behind what the GPU still has to do, and timers synchronise the device."""
+"""Megatron's: the batch is copied behind what the GPU still has to do, and timers synchronize the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

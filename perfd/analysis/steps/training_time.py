@@ -28,7 +28,7 @@ _MOST_GPUS = 64
 
 
 def training_samples(gpu: GpuTable) -> Ints:
-    """The rows of `gpu` in which the job trains, in order; none where they are too few to tell.
+    """The rows of `gpu` in which the job trains, in order; none where they are too few.
 
     The first and the last row of each stretch may be of something else in part, so they do not count.
     """
@@ -47,7 +47,7 @@ def training_samples(gpu: GpuTable) -> Ints:
 
 
 def _active(metrics: Mapping[GpuColumn, NDArray[np.floating]]) -> Bools | None:
-    """At which instants the GPUs are about as active as the job makes them; None where nothing tells."""
+    """At which instants the GPUs are about as active as the job makes them; None if unknown."""
     columns = [metrics[name] for name in _ACTIVITY if name in metrics and metrics[name].size]
     if not columns:
         return None

@@ -24,7 +24,7 @@ class HostContention:
     ranks: Sequence[int]
     """Those that do, the one that waits longest first."""
     of_all: bool
-    """Whether so many of the job's ranks do that none is named."""
+    """Whether too many of the job's ranks do to name one."""
     value: float
     """Of the first: a share of time, or page faults per second."""
     others: float | None

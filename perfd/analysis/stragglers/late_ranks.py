@@ -27,7 +27,7 @@ class Late:
     """Ranks that are late for the collectives of their peers."""
 
     rank: NcclRank | None
-    """The slow one; None when nothing tells which of them it is."""
+    """The slow one; None if it is unknown which of them it is."""
     together: Sequence[int]
     """All that are late, with it."""
     gain_ratio: float

@@ -2,7 +2,7 @@
 
 Only peers are compared: ranks of one role, which have the same work.
 A rank is named when it differs in size, in persistence and beyond the scatter
-of its own steps; where a peer is missing, nobody is named.
+of its own steps; where a peer is missing, no rank is named.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def stragglers_by_timers(
 ) -> tuple[Straggler, ...]:
     """Ranks whose compute is 10% over the median of their peers and costs them 5% of the step.
 
-    Where phases may hold waiting, of two ranks nobody is named: the longer phase may be the waiting one's.
+    Where phases may hold waiting, of two ranks none is named: the longer phase may be the waiting one's.
     """
     phases = timers.computing_by_rank_s()
     if phases is None:
@@ -95,7 +95,7 @@ def stragglers_by_timers(
 
 
 def _waited_for(forward: Floats, backward: Floats) -> Floats:
-    """How long the others wait for each peer in backward, as far as its own forward is longer than theirs."""
+    """How long the others wait for each peer in backward; no more than its forward is longer than theirs."""
     longer, shorter = forward - _others(forward), _others(backward) - backward
     return np.maximum(np.minimum(longer, shorter), 0.0)
 
@@ -213,7 +213,7 @@ def _idle(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Straggler]:
 
 
 def _of_peers(activity: GpuActivity, metric: GpuColumn, peers: Ints) -> Floats | None:
-    """Steps by peers, or None when one of them is missing: then nobody can be named."""
+    """Steps by peers, or None if one of them is missing: then no rank can be named."""
     values = activity.metrics.get(metric)
     if values is None:
         return None

@@ -18,7 +18,7 @@ from perfd.thresholds import THRESHOLDS
 _NEWEST = 200
 """Lines that are looked at."""
 _SHORTEST_STEPS = 3
-"""Of a shorter period, as of micro-batches or layouts that alternate, the longer steps are no stalls."""
+"""With a shorter period, as of micro-batches or layouts that alternate, the longer steps are not stalls."""
 _SIGMAS = 4.0
 _REGULAR_RATIO = 0.8
 """Of the intervals, how many must be the period, or a multiple where a stall was hidden."""

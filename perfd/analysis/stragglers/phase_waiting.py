@@ -15,7 +15,7 @@ _FEWEST_STEPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingPair:
-    """Two ranks, one of which waits for the other: nothing tells which."""
+    """Two ranks, one of which waits for the other; which one is unknown."""
 
     longer_forward: int
     longer_backward: int

@@ -1,4 +1,4 @@
-"""How much slower than its peers each rank is, by the best source that tells of all of them."""
+"""How much slower than its peers each rank is, by the best source that covers all of them."""
 
 from __future__ import annotations
 
