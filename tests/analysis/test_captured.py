@@ -93,7 +93,7 @@ def test_a_capture_of_another_state_of_the_job_is_left_out_and_the_evidence_says
 
     assert result.capture is not None
     assert (result.capture.used, result.capture.reason) == (False, reason)
-    said = f"The newest analysed capture, c1, is not used: {reason}."
+    said = f"The newest analyzed capture, c1, is not used: {reason}."
     assert finding(result, Kind.HOST_BOUND).evidence[-1] == said
     assert said in "".join(findings_in_words([result]))
     assert Kind.LAUNCH_BOUND not in kinds(result)
@@ -177,7 +177,7 @@ def test_idle_that_the_capture_does_not_show_stays_the_hosts_and_is_said_to_be_u
     no_calls = finding(judged(captured(unexplained_idle_ratio=0.3), gpu=IDLE), Kind.HOST_BOUND)
 
     assert without.evidence[-1].startswith("The host kept GPUs idle in 1.0% of a step only when traced")
-    assert "no host call tells why (capture c1, 4 min ago)" in no_calls.evidence[-1]
+    assert "no host call explains it (capture c1, 4 min ago)" in no_calls.evidence[-1]
 
 
 # Communication.

@@ -233,7 +233,7 @@ def test_timers_tell_what_is_exposed_of_data_parallelism_beside_other_dimensions
     assert alone.communication.exposed_ratio is None
     seen = by_group(beside)
     assert (seen["dp"].share_ratio, seen["dp"].exposed_ratio) == pytest.approx((0.18, 0.06))
-    assert (seen["tp"].exposed_ratio, seen["tp"].missing) == (None, "no capture was analysed")
+    assert (seen["tp"].exposed_ratio, seen["tp"].missing) == (None, "no capture was analyzed")
 
 
 def test_no_more_is_exposed_than_there_is():
@@ -356,13 +356,13 @@ def test_a_dimension_that_took_another_share_then_says_so():
 def test_without_a_capture_it_is_said_what_is_missing():
     result = judged(**IN_KERNELS)
 
-    assert {one.missing for one in result.communication.dimensions} == {"no capture was analysed"}
+    assert {one.missing for one in result.communication.dimensions} == {"no capture was analyzed"}
     said = (
         "How much is exposed is not known of tp (25.0% of a step), dp (18.0% of a step): no capture was"
         " analysed."
     )
     assert said in finding(result, Kind.COMMUNICATION).evidence
-    assert "tp 25.0%, dp 18.0%; exposed unknown (no capture was analysed)" in in_words([result])
+    assert "tp 25.0%, dp 18.0%; exposed unknown (no capture was analyzed)" in in_words([result])
 
 
 def test_a_job_that_started_again_in_another_layout_since_the_capture_gets_nothing_from_it():
@@ -379,7 +379,7 @@ def test_groups_of_a_capture_that_fit_no_dimension_of_the_layout_calibrate_none(
     result = judged(shown(group((0, 3), 0.45, 0.45, name="EMBEDDING_GROUP")), **IN_KERNELS)
 
     assert {one.missing for one in result.communication.dimensions} == {
-        "capture c1 does not tell it of these groups"
+        "capture c1 does not show it for these groups"
     }
     assert [one.group for one in result.communication.dimensions] == ["tp", "dp"]
 
@@ -457,7 +457,7 @@ def test_of_what_little_a_dimension_takes_nothing_is_said():
 
     evidence = finding(judged(**little), Kind.COMMUNICATION).evidence
 
-    assert "How much is exposed is not known of tp (30.0% of a step): no capture was analysed." in evidence
+    assert "How much is exposed is not known of tp (30.0% of a step): no capture was analyzed." in evidence
 
 
 def test_why_a_capture_is_not_used_is_said_once():

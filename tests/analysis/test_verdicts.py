@@ -184,7 +184,7 @@ def test_of_a_late_pipeline_nobody_is_named_when_nothing_tells_them_apart():
     found = finding(result, Kind.STRAGGLER)
     assert ranks_of(found) == []
     assert found.confidence == 0.4
-    assert "perfd cannot tell which of them is slow." in found.evidence
+    assert "Which of them is slow is unknown." in found.evidence
 
 
 def test_timers_settle_which_rank_of_a_late_pipeline_is_slow():
@@ -220,7 +220,7 @@ def test_where_a_rank_is_missing_nobody_of_its_stage_is_blamed_and_the_missing_o
     missing = finding(result, Kind.MISSING_TELEMETRY)
     assert missing.culprits == ()
     assert "from rank 3" in missing.evidence[0]
-    assert "nobody of their stage" in missing.evidence[0]
+    assert "no rank of their stage" in missing.evidence[0]
 
 
 def test_a_finding_that_rests_on_a_part_of_the_operations_says_so():
@@ -257,7 +257,7 @@ def test_gpus_that_nobody_reads_are_told():
     result = summarise(job_data(STEPS, description=DP4, gpu=gpu), AnalysisSettings())
 
     missing = finding(result, Kind.MISSING_TELEMETRY)
-    assert "Nobody reads the GPUs of rank 3" in missing.evidence[0]
+    assert "No agent reads the GPUs of rank 3" in missing.evidence[0]
     assert missing.advice.startswith("Run an agent on every node")
     assert "NCCL, 2.27" not in missing.advice
 
@@ -303,8 +303,8 @@ def test_that_nobody_tells_times_on_the_gpu_is_said_once_there_are_operations(op
     assert (missing is not None) is told
     if missing is not None:
         assert "".join(missing.evidence) == (
-            "No rank tells times on the GPU (nccl plugin), so shares of time are unknown: NCCL has them since"
-            " 2.27, and perfd asks for them unless its `gpu_time` is off."
+            "No rank reports times on the GPU (nccl plugin), so shares of time are unknown: NCCL has them"
+            " since 2.27, and perfd requests them unless its `gpu_time` is off."
         )
         assert missing.advice.startswith("Use one NCCL version, 2.27 or newer")
 
@@ -364,11 +364,11 @@ def test_a_flight_recorder_names_the_rank_that_did_not_enter_the_collective():
 def test_a_rank_that_left_no_dump_is_the_one_that_could_not_unless_another_one_is_behind():
     stopped = hang(silent(progress=[progress(r, 5) for r in (0, 1, 3)]))
     assert stopped.culprits == (2,)
-    assert "rank 2 told nothing of it" in stopped.evidence[1]
+    assert "rank 2 reported nothing of it" in stopped.evidence[1]
 
     cut = hang(silent(progress=[progress(0, 5), progress(1, 4), progress(3, 5)]))
     assert cut.culprits == (1,)
-    assert "rank 1 did not enter it, rank 2 told nothing of it" in cut.evidence[1]
+    assert "rank 1 did not enter it, rank 2 reported nothing of it" in cut.evidence[1]
 
 
 def test_a_rank_whose_dump_cannot_be_read_is_accused_of_nothing():

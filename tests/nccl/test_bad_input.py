@@ -279,7 +279,7 @@ def test_an_nccl_that_tells_no_time_on_the_gpu_leaves_the_share_open(cluster: Cl
     assert summary.nccl.missing_ranks == ()
     assert summary.nccl.untimed_ranks == (1,)
     (missing,) = (one for one in summary.findings if one.kind is Kind.MISSING_TELEMETRY)
-    assert missing.evidence[0].startswith("Rank 1 told no times on the GPU although others did")
+    assert missing.evidence[0].startswith("Rank 1 reported no times on the GPU although others did")
     assert blamed(summary) == [LATE]
 
 

@@ -19,13 +19,13 @@ _LITTLE = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimension:
-    """One parallel dimension's communication, as shares of a step; a ratio is None where nobody tells it."""
+    """One parallel dimension's communication, as shares of a step; a ratio is None if unknown."""
 
     group: str | None
     """`dp`, `tp`, `pp`, `cp`, `ep`, or `world` for all ranks; a group that fits none of them has the name
     that traces give it, and None where they are not asked."""
     share_ratio: float
-    """Time in NCCL's kernels, the mean over ranks, where the plugin tells; else in its timers, the longest
+    """Time in NCCL's kernels, the mean over ranks, if the plugin reports it; else in its timers, the longest
     rank's; else as the newest capture showed it. Two dimensions may take the same time."""
     transfer_ratio: float | None = None
     wait_ratio: float | None = None
@@ -51,9 +51,9 @@ class Dimension:
 def timed_dimensions(
     shares: Mapping[str, float], p2p_ratio: float | None, description: JobDescription | None
 ) -> tuple[Dimension, ...]:
-    """What timers tell: of data parallelism by its timers' shares, of a pipeline by its sends and receives.
+    """What timers show: of data parallelism by its timers' shares, of a pipeline by its sends and receives.
 
-    Timers of a part of a dimension, as of the gradients of norms, tell nothing of the dimension.
+    Timers of a part of a dimension, as of the gradients of norms, show nothing of the dimension.
     """
     found = []
     gradients = {name: ratio for name, ratio in shares.items() if name in DATA_PARALLEL}
@@ -71,7 +71,7 @@ def timed_dimensions(
 def timers_tell_all(description: JobDescription | None) -> bool:
     """Whether what timers show of data parallelism is all of it that is exposed.
 
-    Megatron-LM's timers synchronise the device at both ends. Parameters that are gathered beside the forward
+    Megatron-LM's timers synchronize the device at both ends. Parameters that are gathered beside the forward
     pass are waited for inside its timer, and so are DeepSpeed's buckets in the backward pass.
     """
     if description is None or not _is_megatron(description):
@@ -82,7 +82,7 @@ def timers_tell_all(description: JobDescription | None) -> bool:
 def seen_dimensions(
     timed: Sequence[Dimension], kernels: Sequence[NcclDimension], description: JobDescription | None
 ) -> tuple[Dimension, ...]:
-    """The same by NCCL's kernels, with what timers, or the schedule, tell of their exposed part.
+    """The same by NCCL's kernels, with what timers, or the schedule, show of their exposed part.
 
     In Megatron-LM's schedule without interleaving each send and receive is waited for before anything else
     is computed (`validate_args` takes `overlap_p2p_comm` back, and `_communicate` in
@@ -116,7 +116,7 @@ def captured_dimensions(
     *,
     complete: bool,
 ) -> tuple[Dimension, ...]:
-    """The same with what a capture showed to be exposed where nothing else tells, or why that is unknown.
+    """The same with the exposed part of a capture where nothing else shows it, or why that is unknown.
 
     `complete` says that no dimension is missing in what was seen; else those of the capture are added.
     """
@@ -124,7 +124,7 @@ def captured_dimensions(
         why = (
             f"capture {capture.capture} is not used: {capture.reason}"
             if capture
-            else "no capture was analysed"
+            else "no capture was analyzed"
         )
         found = [one if one.exposed_ratio is not None else replace(one, missing=why) for one in seen]
         return _largest_first(found)
@@ -147,7 +147,7 @@ def known_in_all(dimensions: Sequence[Dimension], share_ratio: float) -> tuple[D
 def costliest(dimensions: Iterable[Dimension]) -> Dimension | None:
     """The one that costs the most of a step; None where one of which that is unknown may cost more.
 
-    Of a pipeline whose waiting is not told from its transfers nothing is said: that is its stall.
+    A pipeline whose waiting and transfers are not known apart is left out: that is its stall.
     """
     told = [one for one in dimensions if one.group != "pp" or one.transfer_ratio is not None]
     most = max(told, key=_lost_at_most, default=None)
@@ -168,7 +168,7 @@ def _exposed(seen: Dimension, ratio: float, source: str | None) -> Dimension:
 
 
 def _is_alone(description: JobDescription | None) -> bool:
-    """Whether gradients of a rank are reduced with nobody."""
+    """Whether gradients of a rank are reduced with no other rank."""
     parallel = description.parallel if description else ParallelLayout()
     return parallel.dp == 1 and (parallel.cp or 1) == 1
 
@@ -186,7 +186,7 @@ def _calibrated(seen: Dimension, then: Dimension | None, capture: CaptureEvidenc
     if seen.exposed_ratio is not None:
         return seen
     if then is None or then.exposed_ratio is None or then.share_ratio <= 0:
-        return replace(seen, missing=f"capture {capture.capture} does not tell it of these groups")
+        return replace(seen, missing=f"capture {capture.capture} does not show it for these groups")
     if seen.source != KERNELS:
         # Timers that do not show all of it say nothing of how much there is now.
         return then
@@ -225,7 +225,7 @@ def _dimension_of(row: GroupShares, parallel: ParallelLayout) -> str | None:
     found = dimension_name(group_name(row.ranks, parallel, operation), parallel, operation)
     only_pipeline = (parallel.pp or 1) > 1 and (parallel.cp or 1) == (parallel.ep or 1) == 1
     if plain == "sendrecv" and only_pipeline and found in {None, WORLD}:
-        # Over a group of all ranks, or one that fits no dimension, nobody else sends.
+        # Over a group of all ranks, or one that fits no dimension, no other rank sends.
         return "pp"
     if plain == "barrier" and found == dimension_name(WORLD, parallel):
         return WORLD

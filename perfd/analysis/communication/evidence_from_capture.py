@@ -28,7 +28,7 @@ class CaptureEvidence:
     step_time_s: float | None = None
     """How long steps took meanwhile: by the log, else by the traces."""
     added_ratio: float = 0.0
-    """How much longer than now, which may be the profiler's doing; by the step of now."""
+    """How much longer than now, which may be the profiler's doing; relative to the current step."""
     shares: TraceShares
 
     @property
@@ -82,7 +82,7 @@ def not_used(capture: CaptureEvidence | None) -> tuple[str, ...]:
     """A sentence on why the evidence of a capture is left out; nothing when it is used, or there is none."""
     if capture is None or capture.used:
         return ()
-    return (f"The newest analysed capture, {capture.capture}, is not used: {capture.reason}.",)
+    return (f"The newest analyzed capture, {capture.capture}, is not used: {capture.reason}.",)
 
 
 def _why_not(

@@ -25,29 +25,29 @@ from perfd.analysis.steps import COMMUNICATION, POINT_TO_POINT, Timers, share, u
 from perfd.model import JobDescription, ParallelLayout
 
 _TIMERS = "timers"
-"""What begins the source of a share that they tell."""
+"""How the source of a share that they show begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
-    """Shares of the step that collectives take; None where no timer tells."""
+    """Shares of the step that collectives take; None if no timer shows them."""
 
     share_ratio: float | None = None
-    """Time in NCCL's kernels, the mean over ranks, where the plugin tells; else time in the collectives
+    """Time in NCCL's kernels, the mean over ranks, if the plugin reports it; else time in the collectives
     that the log times, the longest rank's, which is a lower bound of all communication; else the newest
     capture's."""
     transfer_ratio: float | None = None
-    """The part of it that moves data; only the plugin tells, or a capture."""
+    """The part of it that moves data; only by the plugin or a capture."""
     wait_ratio: float | None = None
-    """The part of it that waits for other ranks; only the plugin tells, or a capture."""
+    """The part of it that waits for other ranks; only by the plugin or a capture."""
     exposed_ratio: float | None = None
     """The part with no computation beside it: by timers when tensor, context and expert groups are of one,
-    or by its dimensions where these tell without a capture; else as the newest capture showed it."""
+    or by its dimensions if these show it without a capture; else as the newest capture showed it."""
     exposed_source: str | None = None
     overlap_ratio: float | None = None
     """Of communication, what was not exposed in that capture; None where that is not needed."""
     dimensions: Sequence[Dimension] = ()
-    """By parallel dimension, the largest first. Of a share by timers a pipeline's is no part."""
+    """By parallel dimension, the largest first. A share by timers does not include a pipeline's."""
     source: str | None = None
     least_ratio: float | None = None
     """By timers, the rank's with the least time in them: as it waits least, most of that moves data."""
@@ -85,7 +85,7 @@ def communication(
 ) -> Communication:
     """Derive the communication of steady steps; `link_bytes_per_s` is one direction of a rank's slowest link.
 
-    A timer inside another that is counted is left out. Timers synchronise the
+    A timer inside another that is counted is left out. Timers synchronize the
     device at both ends, so what they show is exposed by construction; a
     collective that overlaps with computation shows its tail only.
     """
@@ -123,7 +123,7 @@ def communication(
 def with_kernels(
     timed: Communication, kernels: NcclSummary, description: JobDescription | None
 ) -> Communication:
-    """What the log's timers tell, with the shares that NCCL's kernels were seen to take."""
+    """What the log's timers show, with the shares that NCCL's kernels were seen to take."""
     dimensions = seen_dimensions(timed.dimensions, kernels.dimensions, description)
     if kernels.share_ratio is None:
         seen = {one.group for one in dimensions}
@@ -146,9 +146,9 @@ def with_kernels(
 def with_capture(
     seen: Communication, kernels: NcclSummary, capture: CaptureEvidence | None, parallel: ParallelLayout
 ) -> Communication:
-    """The same, with what a capture showed to be exposed where nothing else tells.
+    """The same, with the exposed part of a capture where nothing else shows it.
 
-    The share of NCCL's kernels is of now: the exposed part of it is taken to be as large as in the capture.
+    The share of NCCL's kernels is current: the exposed part of it is taken to be as large as in the capture.
     Without it the capture's own shares stand.
     """
     complete = kernels.share_ratio is not None
@@ -241,9 +241,9 @@ def _no_inner_groups(parallel: ParallelLayout) -> bool:
 def _exposed_in_kernels(
     timed: Communication, dimensions: Sequence[Dimension], share_ratio: float
 ) -> tuple[float | None, str | None]:
-    """What is exposed of the time in kernels, and who tells it.
+    """The exposed part of the time in kernels, and its source.
 
-    Timers of gradients tell nothing of a pipeline's kernels, which are in that time as well.
+    Timers of gradients show nothing of a pipeline's kernels, which are in that time as well.
     """
     summed = _summed(dimensions, share_ratio)
     if summed is not None:
@@ -254,7 +254,7 @@ def _exposed_in_kernels(
 
 
 def _summed(dimensions: Sequence[Dimension], share_ratio: float) -> tuple[float, str] | None:
-    """What is exposed of all dimensions, and who tells it; None where it is not known of more than little."""
+    """The exposed part of all dimensions, and its source; None unless known of nearly all."""
     known = known_in_all(dimensions, share_ratio)
     if not known:
         return None
@@ -280,7 +280,7 @@ def _p2p_ratio(timers: Timers, step_time_s: Floats) -> float | None:
     present = usual({name: values for name, values in columns.items() if values is not None})
     by_rank = [ranks for name in present if (ranks := timers.by_rank_s(name)) is not None]
     if by_rank:
-        # A stage has only some of the rows: an absent one is no transfer, all absent is unknown.
+        # A stage has only some of the rows: an absent one means zero, all absent means unknown.
         some = np.isfinite(by_rank).any(axis=0)
         waited = np.where(some, np.nansum(by_rank, axis=0), np.nan)
         return share(np.fmax.reduce(waited, axis=1), step_time_s)

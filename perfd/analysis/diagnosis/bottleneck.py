@@ -28,7 +28,7 @@ from perfd.thresholds import THRESHOLDS
 _Judge = Callable[[JobEvidence], Finding | None]
 
 _OF_COUNTERS = (Kind.HANG, Kind.MISSING_TELEMETRY)
-"""They rest on counts of all operations, seen or not, or tell of those that were not themselves."""
+"""They rest on counts of all operations, seen or not, or are about those that were not seen."""
 
 
 def find_bottlenecks(facts: JobEvidence) -> list[Finding]:

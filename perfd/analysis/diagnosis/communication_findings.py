@@ -64,7 +64,7 @@ def judge_communication(facts: JobEvidence) -> Finding | None:
 
 
 def _lost(communication: Communication) -> float | None:
-    """What of a step it costs: waiting is the fault of somebody, and what is hidden costs nothing."""
+    """What it costs of a step: waiting is another rank's fault, and what is hidden costs nothing."""
     moves, exposed = communication.transfer_ratio, communication.exposed_ratio
     told = [communication.share_ratio if moves is None else moves, exposed]
     if moves is not None and communication.share_ratio is not None:
@@ -75,7 +75,7 @@ def _lost(communication: Communication) -> float | None:
 
 
 def _waiting(communication: Communication, lost: float) -> float | None:
-    """How much of what is lost waits for other ranks; None where nothing tells."""
+    """How much of what is lost waits for other ranks; None if unknown."""
     if communication.transfer_ratio is not None:
         return max(0.0, lost - communication.transfer_ratio)
     least = communication.least_ratio
@@ -98,13 +98,13 @@ def _by_dimension(facts: JobEvidence) -> list[str]:
         names = ", ".join(
             f"{one.group or 'others'} ({percent(one.share_ratio)} of a step)" for one in unknown
         )
-        why = "; ".join(dict.fromkeys(one.missing or "nothing tells it" for one in unknown))
+        why = "; ".join(dict.fromkeys(one.missing or "no source shows it" for one in unknown))
         evidence.append(f"How much is exposed is not known of {names}: {why}.")
     return evidence
 
 
 def _busy_kernels(facts: JobEvidence, busy: float) -> Finding:
-    """That NCCL is busy is no answer: without the other ranks' times it may be waiting for one of them."""
+    """A busy NCCL alone proves nothing: without the other ranks' times it may be waiting for one of them."""
     missing = facts.nccl.missing_ranks
     why = (
         f"no timings came from {rank_names(missing)}"
@@ -186,7 +186,7 @@ def _of_gradients(facts: JobEvidence, lost: float) -> str:
 
 
 def _of_tensor_groups(facts: JobEvidence) -> list[str]:
-    """What to do when tensor parallelism takes the time, as far as no dimension is known to cost most."""
+    """What to do when tensor parallelism takes the time and no dimension is known to cost most."""
     busiest = max(facts.nccl.kinds, key=lambda kind: kind.kernel_ratio or 0.0, default=None)
     if busiest is not None and busiest.group == "tp":
         return [f"Most of it is {busiest.operation} of tensor groups: {advice.LESS_TENSOR}."]

@@ -14,8 +14,8 @@ from perfd.model import GpuColumn, StepSource
 from perfd.thresholds import THRESHOLDS
 
 _NO_NCCL = (
-    "No operation of NCCL was seen, which would tell transfer and waiting: perfd's plugin (perfd run sets it)"
-    " needs NCCL 2.23 or newer, and room in /dev/shm (perfd doctor)."
+    "perfd saw no NCCL operation, so transfer and waiting are unknown: its plugin (perfd run sets it) needs"
+    " NCCL 2.23 or newer, and room in /dev/shm (perfd doctor)."
 )
 _ANY_GPU = "a GPU of this job"
 
@@ -39,7 +39,7 @@ def judge_compute(facts: JobEvidence) -> Finding:
         )
     if mfu is not None and mfu >= THRESHOLDS.mfu_good_ratio:
         return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence)
-    # Without an MFU, only a capture tells that what runs is compute, and which.
+    # Without an MFU, only a capture shows that what runs is compute, and which.
     captured = facts.capture is not None and facts.capture.used
     if computing is None or computing < THRESHOLDS.compute_ratio or (mfu is None and not captured):
         return _unknown(facts, evidence, computing)
@@ -96,7 +96,7 @@ def _unknown(facts: JobEvidence, evidence: list[str], computing: float | None) -
     if mfu is not None and mfu >= THRESHOLDS.mfu_low_ratio:
         missing += " An MFU of 30 to 40% is most often communication."
     evidence = [*evidence, *_waiting_pair(facts), missing, *_unseen_nccl(facts), *not_used(facts.capture)]
-    # What ranks would tell that say nothing comes before what no rank tells.
+    # What silent ranks would report comes before what no rank reports.
     silent = judge_missing(facts)
     return Finding(
         kind=Kind.UNKNOWN,
@@ -107,7 +107,7 @@ def _unknown(facts: JobEvidence, evidence: list[str], computing: float | None) -
 
 
 def _unseen(facts: JobEvidence, computing: float | None) -> tuple[str, str]:
-    """What no rank told, and how to have it told."""
+    """What no rank reported, and how to get it."""
     timed = facts.breakdown.forward_ratio is not None and facts.breakdown.backward_ratio is not None
     if computing is None:
         gpu, todo = (
@@ -120,7 +120,7 @@ def _unseen(facts: JobEvidence, computing: float | None) -> tuple[str, str]:
         return f"How well it computes is unknown: perfd did not see {_ANY_GPU}.", advice.NO_GPU
     if computing >= THRESHOLDS.compute_ratio:
         told = facts.efficiency.model_flops_per_s_per_gpu is not None
-        reason = "the peak of its GPUs is not known" if told else "nothing tells the model's FLOP/s"
+        reason = "the peak of its GPUs is not known" if told else "the model's FLOP/s are not known"
         todo = advice.CAPTURE if timed else f"{advice.PHASE_TIMERS} {advice.CAPTURE}"
         return f"How well it computes is unknown: {reason}.", todo
     if timed:
@@ -129,7 +129,7 @@ def _unseen(facts: JobEvidence, computing: float | None) -> tuple[str, str]:
             f"{advice.MORE_TIMERS} {advice.CAPTURE}",
         )
     return (
-        "Without timers of forward and backward nothing tells where the rest of the step goes.",
+        "Without timers of forward and backward it is unknown where the rest of the step goes.",
         advice.PHASE_TIMERS,
     )
 
@@ -192,7 +192,7 @@ def _compute_evidence(facts: JobEvidence) -> list[str]:
     if efficiency.mfu_ratio is not None:
         evidence.append(
             f"MFU is {percent(efficiency.mfu_ratio)} by the convention {efficiency.flops_convention}, of"
-            f" {(efficiency.peak_flops_per_s or 0) / 1e12:.0f} TFLOP/s a GPU."
+            f" {(efficiency.peak_flops_per_s or 0) / 1e12:.0f} TFLOP/s per GPU."
         )
     if share.forward_ratio is not None and share.backward_ratio is not None:
         total = share.forward_ratio + share.backward_ratio

@@ -96,9 +96,9 @@ def _slow_gpu(data: DataLoading) -> Finding:
 def _open(data: DataLoading, cause: _Cause) -> Finding:
     undecided = cause is _Cause.UNDECIDED
     missing = (
-        "GPUs were seen in too few steps to tell."
+        "GPUs were seen in too few steps to decide."
         if undecided
-        else "nothing tells what the GPU of that rank does meanwhile."
+        else "what the GPU of that rank does meanwhile is unknown."
     )
     return Finding(
         kind=Kind.UNKNOWN,

@@ -50,9 +50,9 @@ from perfd.analysis.stragglers import (
 from perfd.model import EventKind, ParallelLayout
 
 _LINES = 5
-"""Of progress: when so many tell no time of a step, later ones will not."""
+"""Progress lines: if this many have no time of a step, later ones will not."""
 _OPERATIONS = 100
-"""Of a rank: by then NCCL has told the time of some."""
+"""Of a rank: by then NCCL has reported the time of some."""
 
 
 def facts_of(
@@ -132,7 +132,7 @@ def _since(changed: ComputeChange | None, job: JobData, steady: SteadySteps) -> 
 
 
 def _slowest(joined: LinkSpeeds, settings: AnalysisSettings) -> float | None:
-    """A GPU's share of the network, where it is least; what was told also holds where no node is known."""
+    """A GPU's share of the network, where it is least; a configured one also holds where no node is known."""
     return settings.network_bytes_per_s or min(joined.network_bytes_per_s.values(), default=None)
 
 
@@ -167,7 +167,7 @@ def _transport_remarks(job: JobData) -> tuple[str, ...]:
 
 
 def _breakdown(timers: Timers, step_time_s: Floats) -> StepBreakdown:
-    """Of phases that hold waiting all ranks take as long: that is no sign that they are equal."""
+    """In phases that hold waiting all ranks take as long: that does not show that they are equal."""
     found = breakdown(timers, step_time_s)
     return replace(found, spread_ratio=None) if timers.hold_waiting else found
 

@@ -1,4 +1,4 @@
-"""Ranks that do not move, and ranks that say nothing."""
+"""Ranks that hang, and ranks that report nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHOWN = 8
 
 
 def judge_hang(facts: JobEvidence) -> Finding | None:
-    """A job that stands still, with the rank that did not come where something tells; None if it moves."""
+    """A job that hangs, with the rank that did not come if known; None if it moves."""
     hang = facts.hang
     if hang is None:
         return None
@@ -26,12 +26,12 @@ def judge_hang(facts: JobEvidence) -> Finding | None:
 
 
 def judge_missing(facts: JobEvidence) -> Finding | None:
-    """Ranks that say nothing while others do, who are no culprits: what depends on all is not judged."""
+    """Ranks that report nothing while others do. They are not culprits: what depends on all is not judged."""
     evidence = []
     if facts.nccl.missing_ranks:
         evidence.append(
             f"No NCCL timings came from {rank_names(facts.nccl.missing_ranks)} ({facts.nccl.source}), so"
-            " nobody of their stage is named for waiting in collectives."
+            " no rank of their stage is named for waiting in collectives."
         )
     if facts.nccl.lost_operations and (evidence or facts.nccl.wait_ratio is None):
         # Some lost of many change nothing: the rest is matched all the same.
@@ -41,13 +41,13 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
         )
     if facts.nccl.untimed_ranks:
         evidence.append(
-            f"{rank_names(facts.nccl.untimed_ranks).capitalize()} told no times on the GPU although others"
-            f" did ({facts.nccl.source}), so shares of time are unknown, and they are compared with nobody."
+            f"{rank_names(facts.nccl.untimed_ranks).capitalize()} reported no times on the GPU although"
+            f" others did ({facts.nccl.source}), so shares of time are unknown, and they are not compared."
         )
     if facts.untimed and not facts.wrong_times:
         evidence.append(
-            f"No rank tells times on the GPU ({facts.nccl.source}), so shares of time are unknown: NCCL has"
-            " them since 2.27, and perfd asks for them unless its `gpu_time` is off."
+            f"No rank reports times on the GPU ({facts.nccl.source}), so shares of time are unknown: NCCL has"
+            " them since 2.27, and perfd requests them unless its `gpu_time` is off."
         )
     evidence += [f"{rank_names(ranks).capitalize()}: {said}" for said, ranks in facts.wrong_times.items()]
     if facts.wrong_times and facts.communication.dimensions:
@@ -57,8 +57,8 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
         evidence.append(f"Communication is known of {known} of a step; of the rest it is unknown.")
     if facts.silent_gpu_ranks:
         evidence.append(
-            f"Nobody reads the GPUs of {rank_names(facts.silent_gpu_ranks)} (NVML), so nobody is named by the"
-            " activity of GPUs."
+            f"No agent reads the GPUs of {rank_names(facts.silent_gpu_ranks)} (NVML), so no rank is named by"
+            " the activity of GPUs."
         )
     if not evidence:
         return None

@@ -22,10 +22,10 @@ _SLOT_BYTES_PER_S = 55e9
 
 
 def judge_host(facts: JobEvidence, *, slow_ranks: Collection[int | str] = ()) -> Finding | None:
-    """GPUs without a kernel, or time in no timer; None when both are small.
+    """GPUs without a kernel, or time outside timers; None when both are small.
 
-    Why the GPUs have nothing to run, only a capture tells: the host launches late, or waits for them.
-    That the GPUs of `slow_ranks` idle is said of them already, and no reason to speak of all.
+    Only a capture shows why the GPUs have nothing to run: the host launches late, or waits for them.
+    Idle GPUs of `slow_ranks` are in another finding, and do not count here.
     """
     evidence, lost = _seen_idle(facts, slow_ranks)
     shown = shown_idle(facts.capture)
@@ -75,13 +75,13 @@ def _seen_idle(facts: JobEvidence, slow_ranks: Collection[int | str]) -> tuple[l
     if outside is not None and outside >= THRESHOLDS.unaccounted_ratio:
         lost = max(lost, outside)
         evidence.append(
-            f"{percent(outside)} of a step is in no timer: barriers, logging and other host work."
+            f"{percent(outside)} of a step is outside timers: barriers, logging and other host work."
         )
     return evidence, lost
 
 
 def _active_ratio(facts: JobEvidence, slow_ranks: Collection[int | str]) -> float:
-    """How much of the time the GPUs of all other ranks run a kernel, NaN when none tells."""
+    """How much of the time the GPUs of all other ranks run a kernel, NaN if unknown."""
     by_gpu = facts.activity.of_gpus(facts.activity.kernel_metric)
     others = np.array([key.rank not in slow_ranks for key in facts.activity.gpus], dtype=np.bool_)
     counted = by_gpu[np.isfinite(by_gpu) & others]
@@ -172,7 +172,7 @@ def _shown_copies(capture: CaptureEvidence | None) -> float | None:
 
 
 def _unhidden_copies(facts: JobEvidence, bytes_per_s: float) -> float:
-    """At most so much of a step; 0 where there is too little to say."""
+    """At most this much of a step; 0 if too little is known."""
     in_the_slot = bytes_per_s / _SLOT_BYTES_PER_S
     working = mean_over_gpus(facts.activity, GpuColumn.SM_ACTIVE)
     if not np.isfinite(working):

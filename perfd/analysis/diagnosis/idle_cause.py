@@ -51,7 +51,7 @@ def not_shown(capture: CaptureEvidence | None) -> tuple[str, ...]:
         return not_used(capture)
     if capture.shares.unexplained_idle_ratio >= THRESHOLDS.launch_idle_ratio:
         unexplained = percent(capture.of_now(capture.shares.unexplained_idle_ratio))
-        return (f"When traced it was {unexplained}; no host call tells why ({capture.source}).",)
+        return (f"When traced it was {unexplained}; no host call explains it ({capture.source}).",)
     idle = capture.launch_ratio() + capture.of_now(capture.shares.synchronization_ratio)
     return (f"The host kept GPUs idle in {percent(idle)} of a step only when traced ({capture.source}).",)
 

@@ -86,13 +86,13 @@ class JobEvidence:
     capture: CaptureEvidence | None = None
     """What the newest capture showed, which need not be of the job as it is now."""
     silent_gpu_ranks: Sequence[int] = ()
-    """Ranks whose GPU nobody reads, although those of others are read."""
+    """Ranks whose GPU no agent reads, although those of others are read."""
     transport_remarks: Sequence[str] = ()
     """What NCCL's own log says of slow transports."""
     untimed: bool = False
-    """Whether NCCL counts operations on its ranks, and tells of none how long it was on the GPU."""
+    """Whether NCCL counts operations on its ranks, and reports of none how long it was on the GPU."""
     wrong_times: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """By what was said of them, ranks of which NCCL tells times that cannot be."""
+    """By what was said of them, ranks for which NCCL reports times that cannot be."""
     nodes: int = 0
     """Nodes that the job's GPUs are read on."""
     nccl_may_use_pcie: bool = False

@@ -56,7 +56,7 @@ class StepsSummary:
 
     source: StepSource | None = None
     micro_batches: bool = False
-    """Whether what counts as a step here may be one of several micro-batches: operations do not tell."""
+    """Whether what counts as a step here may be one of several micro-batches: operations do not show it."""
     count: int
     steady_count: int
     steady_steps_count: int = 0
@@ -103,7 +103,7 @@ class JobSummary:
     """Of each rank by its peers."""
     gpus: Sequence[GpuSummary] = ()
     capture: CaptureEvidence | None = None
-    """What the newest capture that was analysed showed, and whether that is evidence of now."""
+    """What the newest analyzed capture showed, and whether that still holds."""
     findings: Sequence[Finding]
     """What limits the job, the bottleneck first; never empty."""
     checklist: Checklist = field(default_factory=Checklist)

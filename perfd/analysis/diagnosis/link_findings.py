@@ -50,7 +50,7 @@ def judge_tensor_groups(facts: JobEvidence) -> Finding | None:
         told = (seen.lost_ratio, seen.transfer_ratio)
         measured = next((ratio for ratio in told if ratio is not None), seen.share_ratio)
     evidence = [
-        f"Tensor groups of {groups.size} ranks lie on {groups.nodes} nodes (layout and placement of ranks)."
+        f"Tensor groups of {groups.size} ranks span {groups.nodes} nodes (layout and placement of ranks)."
     ]
     if measured is not None:
         if measured < THRESHOLDS.slow_link_cost_ratio:

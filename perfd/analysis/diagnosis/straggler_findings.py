@@ -150,7 +150,7 @@ def _together(facts: JobEvidence, arrivals: Late) -> Finding:
         evidence=[
             f"Ranks {shown} are late together ({facts.nccl.source}).",
             f"As fast as their peers, they would save {percent(arrivals.gain_ratio)} of the step.",
-            "perfd cannot tell which of them is slow.",
+            "Which of them is slow is unknown.",
         ],
         advice=advice.late_ranks(arrivals.together),
         gain_ratio=arrivals.gain_ratio,

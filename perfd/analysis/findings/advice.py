@@ -53,13 +53,13 @@ SYNCHRONIZATION = (
     " blocking copies."
 )
 HOST_BOUND = (
-    "Take an Nsight Systems capture: it tells late launches from synchronization. CUDA graphs help against"
-    " the first [[larger_launches]]; keep Python's garbage collector out of the step [[garbage]]."
+    "Take an Nsight Systems capture: it separates late launches from synchronization. CUDA graphs help"
+    " against the first [[larger_launches]]; keep Python's garbage collector out of the step [[garbage]]."
 )
 RECORD_THE_HOST = "Record the host too (CPU activity, or the CUDA API): only that explains idle GPUs."
 COPIES = (
     "Keep on the GPU what each step copies (offloaded optimizer or activations, input enlarged on the"
-    " host), copy from pinned memory, and overlap copies with computation on a stream of their own."
+    " host), copy from pinned memory, and overlap copies with computation on a separate stream."
 )
 PAGEABLE_COPIES = "Pin host memory (pin_memory=True) and copy with non_blocking=True."
 SLOW_INPUT = (

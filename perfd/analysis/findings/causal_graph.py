@@ -21,7 +21,7 @@ class SymptomPart(Enum):
     WAITING = auto()
     """What waits for other ranks, and the job's design does not require."""
     KNOWN_WAITING = auto()
-    """The same if it was told apart: of a cause that keeps all ranks, nothing else says that one waits."""
+    """The same if waiting is measured: a cause that delays all ranks needs that to explain waiting."""
     MOVING = auto()
     """The rest."""
     SAME_RANK = auto()
@@ -29,8 +29,8 @@ class SymptomPart(Enum):
 
 
 _FAULT_WEIGHT = 5.0
-"""What is broken comes before up to so many times as large a loss by design: one action ends it, and a job
-that is half bubble by design still has to hear of a rank that costs a tenth of it."""
+"""What is broken comes before a loss by design up to this many times as large: one action ends it, and a job
+that is half bubble by design still needs to know of a rank that costs a tenth of it."""
 _IDLE = (Kind.HOST_BOUND, Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION)
 _STALLS = (Kind.PIPELINE_BUBBLE, Kind.PIPELINE_IMBALANCE)
 _WAITS: Mapping[Kind, SymptomPart] = dict.fromkeys((Kind.COMMUNICATION, *_STALLS), SymptomPart.WAITING)

@@ -28,7 +28,7 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """A symptom that a finding explains: it is no problem of its own."""
+    """A symptom that a finding explains: it is not a separate problem."""
 
     kind: Kind
     culprits: Sequence[Culprit] = ()
@@ -40,7 +40,7 @@ class Effect:
 
     @property
     def summary(self) -> str:
-        """`host: 33.5% of 40.0%; 6.5% more is unexplained`, as far as it is known."""
+        """`host: 33.5% of 40.0%; 6.5% more is unexplained`, with what is known."""
         names = ", ".join(map(str, self.culprits))
         name = f"{self.kind.short_name} ({names})" if names else self.kind.short_name
         if self.gain_ratio is None or self.explained_ratio is None:
@@ -75,7 +75,7 @@ class Finding:
     """How much of `gain_ratio` waits for other ranks beyond what the job's design requires, so that another
     finding may explain it; None when all of it may be that."""
     ranks: Sequence[int] = ()
-    """Ranks that it concerns where its culprits are no ranks; empty for all."""
+    """Ranks that it concerns if its culprits are not ranks; empty for all."""
     effects: Sequence[Effect] = ()
     """Symptoms of the same job that this one explains, the largest first."""
 

@@ -22,7 +22,7 @@ class OptionsOf(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Software:
-    """What runs a job, as far as it is known."""
+    """What runs a job, if known."""
 
     framework: OptionsOf | None = None
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -38,9 +38,9 @@ _NAMES: Mapping[str, OptionsOf] = {
     "jax": OptionsOf.JAX,
     "maxtext": OptionsOf.JAX,
 }
-"""By the beginning of a log's framework. One that is not here has options of its own: none is named."""
+"""By the beginning of a log's framework. One that is not here has other options: none is named."""
 _LOOPS = frozenset({"", "perfd.hook"})
-"""A loop of one's own, which uses PyTorch's FSDP or DDP."""
+"""A custom loop, which uses PyTorch's FSDP or DDP."""
 _SHARDED = frozenset({"ReduceScatter", "AllGather"})
 
 _LOADER = "DataLoader(num_workers=, prefetch_factor=, persistent_workers=True)"

@@ -1,9 +1,9 @@
-"""A job that stands still: how that looks from outside, and which rank did not come.
+"""A job that hangs: how that looks from outside, and which rank did not come.
 
 A log is silent while a job saves a checkpoint, too, and all ranks wait for the one that writes. So silence
 counts from where it is longer than any earlier pause of this job, and far longer after the log has said that
 a checkpoint begins, or the first time that it evaluates; and something else must show that the ranks wait:
-counters of NCCL operations that stand, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's
+counters of NCCL operations that stop, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's
 flight recorder. Of a job that ended with an error the same is asked of the time after its newest step:
 watchdogs end jobs that hang, and so do people.
 """
@@ -33,11 +33,11 @@ _NO_TENSOR = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hang:
-    """A job that stands still, and who did not come."""
+    """A job that hangs, and which ranks did not come."""
 
     silent_s: float
     culprits: Sequence[int]
-    """Ranks that the others wait for; empty when nothing tells."""
+    """Ranks that the others wait for; empty if unknown."""
     evidence: Sequence[str]
     sources: int
     """How many independent sources show it."""
@@ -55,7 +55,7 @@ class _Clue:
 
 
 def hang(job: JobData) -> Hang | None:
-    """A job that stands still, or did so until an error ended it, by at least two sources; None if not."""
+    """A job that hangs, or hung until an error ended it, by at least two sources; None if not."""
     silent_s = _silent_s(job) if job.ended_unix_s is None else _still_before_its_end_s(job)
     patient_s = longest_pause_s(
         job.steps, least_s=THRESHOLDS.hang_one_rank_silence_s if len(job.steps) else THRESHOLDS.hang_silence_s
@@ -65,7 +65,7 @@ def hang(job: JobData) -> Hang | None:
     parallel = job.description.parallel if job.description else ParallelLayout()
     counters = _by_counters(job.nccl, parallel, silent_s)
     if counters is not None and job.ended_unix_s is not None and not counters.culprits:
-        # After the last step nobody needs NCCL, and what fails then is another thing.
+        # After the last step no rank needs NCCL, and what fails then is another thing.
         counters = None
     unreadable = {event.rank for event in job.events if event.kind is EventKind.DUMP_UNREADABLE}
     looks = (_by_progress(job.progress, unreadable), counters, _by_gpus(job.gpu, silent_s))
@@ -96,17 +96,17 @@ def _said(job: JobData, silent_s: float) -> str:
 
 
 def _exit_code(job: JobData) -> int | None:
-    """Of who ran the job: that its processes are gone, or that the trainer was done, is told without one."""
+    """As a launcher reported it: an end by missing processes, or by the trainer's own line, has none."""
     ends = (event for event in job.events if event.kind is EventKind.JOB_ENDED)
     codes = [event.values["exit_code"] for event in ends if "exit_code" in event.values]
     return int(codes[-1]) if codes and math.isfinite(codes[-1]) else None
 
 
 def _still_before_its_end_s(job: JobData) -> float | None:
-    """How long it made no step; None for a job that ended well, or of which nobody knows how it ended.
+    """How long it made no step; None for a job that ended well, or whose end is unknown.
 
-    The log is no measure of it: who ends a job says so. A trainer that says that it is done has ended,
-    whatever comes after it.
+    The log does not measure it: what ends a job also writes to the log. A trainer that reports that it is
+    done has ended, whatever comes after it.
     """
     if not _exit_code(job) or not len(job.steps):
         return None
@@ -128,7 +128,7 @@ def longest_pause_s(steps: StepTable, *, least_s: float = THRESHOLDS.hang_silenc
 
 
 def _excused_s(job: JobData) -> float:
-    """How long the log may be silent when the newest that it told of is no step, but makes steps wait."""
+    """How long the log may be silent if its newest line is not a step but makes steps wait."""
     newest_s = float(job.steps.time_unix_s[-1]) if len(job.steps) else 0.0
     since = [e for e in job.events if e.kind in _OCCASIONS and e.time_unix_ns / 1e9 >= newest_s]
     if not since:
@@ -137,7 +137,7 @@ def _excused_s(job: JobData) -> float:
     if newest.kind is EventKind.EVALUATION:
         before = any(e.kind is EventKind.EVALUATION and e.time_unix_ns / 1e9 < newest_s for e in job.events)
         return 0.0 if before else THRESHOLDS.hang_first_evaluation_s
-    # Where a log tells of the beginning, its other line tells of the end, after which steps go on.
+    # A log with a line for the beginning has the other for the end, after which steps go on.
     saved = newest.kind is EventKind.CHECKPOINT
     told = saved and any(event.kind is EventKind.CHECKPOINT_STARTED for event in job.events)
     return 0.0 if told else THRESHOLDS.hang_checkpoint_s
@@ -176,8 +176,8 @@ def _by_progress(
             continue
         newest = max(stuck, key=lambda entry: entry.enqueued or 0)
         behind = {entry.rank for entry in known if (entry.enqueued or 0) < (newest.enqueued or 0)}
-        # A rank that left no dump could not, if nobody else is behind: it is stopped, or its node is gone.
-        # Where somebody is, the dump may as well have been cut when the job was ended.
+        # If no other rank is behind, one without a dump could not write it: it is stopped, or its node is
+        # gone. Otherwise the dump may as well have been cut when the job was ended.
         silent = set(newest.members) - {entry.rank for entry in entries}
         untold, unread = silent.difference(unreadable), silent.intersection(unreadable)
         name = newest.communicator_name or newest.communicator
@@ -197,7 +197,7 @@ def _who(behind: Collection[int], untold: Collection[int], unread: Collection[in
         f"{rank_names(sorted(ranks))} {what}"
         for ranks, what in (
             (behind, "did not enter it"),
-            (untold, "told nothing of it"),
+            (untold, "reported nothing of it"),
             (unread, "left a dump that cannot be read"),
         )
         if ranks
@@ -257,7 +257,7 @@ def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:
         f"{np.count_nonzero(spinning)} of {len(running)} GPUs do nothing but run a kernel that computes"
         " nothing, which is waiting in NCCL (NVML)"
     )
-    # Many idle GPUs tell of another kind of stop.
+    # Many idle GPUs point to another kind of stop.
     if not names_of or len(names_of) > max(1, len(running) // 4):
         return _Clue(f"{sentence}.", ())
     ranks = ", ".join(map(str, names_of))

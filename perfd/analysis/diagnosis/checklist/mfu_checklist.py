@@ -59,7 +59,7 @@ _PATHS: dict[MfuTier | None, tuple[str, ...]] = {
 
 
 def checklist(facts: JobEvidence) -> Checklist:
-    """Every question with its answer as far as the job shows it, in the order of the guide."""
+    """Every question with its answer if the job shows it, in the order of the guide."""
     path = _PATHS[facts.efficiency.mfu_tier]
     asked = [
         _mfu(facts),
