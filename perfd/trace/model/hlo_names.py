@@ -43,5 +43,6 @@ def hlo_class(*names: str | None) -> str:
         plain = name.lstrip("%").replace("_", "-").removeprefix("wrapped-")
         for label, pattern in _CLASSES:
             if pattern.search(plain):
-                return label
+                # A fusion that transposes or slices computes its result: it does not copy.
+                return "elementwise" if label == "copy" and "fusion" in plain else label
     return "other"

@@ -16,21 +16,70 @@ _COMMUNICATION = re.compile(
     re.IGNORECASE,
 )
 # The first that matches counts, so the more specific words come first. Of names in lower case: to search so
-# takes half of the time that it takes to ignore case, and names of templates are long.
+# takes half of the time that it takes to ignore case, and names of templates are long. FlashInfer has norms,
+# FBGEMM has embeddings, CUTLASS has attention: what a kernel does comes before where it is from.
 _CLASSES = tuple(
     (label, re.compile(words))
     for label, words in (
-        ("copy", r"^mem(?:cpy|set)\b|^memory (?:copy|set)"),
+        ("copy", r"^mem(?:cpy|set)\b|^memory (?:copy|set)|rocclr_(?:copy|fill)buffer"),
         ("graph", r"^cuda graph"),
-        ("attention", r"flash|fmha|attention|attn"),
-        ("matmul", r"gemm|nvjet|cutlass|wgmma|matmul|cublas|xmma|s16816|gmma|dot_general|cijk_"),
-        ("convolution", r"conv(?!ert)|winograd"),
+        (
+            "copy",
+            (
+                r"reshape_and_cache|append_?paged_?kv|copy_blocks|kv_?indices|nchwtonhwc|nhwctonchw|tensortransform"
+                r"|concat_and_cache"
+            ),
+        ),
+        (
+            "embedding",
+            r"split_embedding|embedding_(?:bag|forward|backward|dense)|permute_\w{0,40}(?:sparse|pooled|embed|data)",
+        ),
+        (
+            "normalization",
+            r"rms_?norm|layer_?norm|group_?norm|batch_?norm|flashinfer::norm|bn_(?:fw|bw|finalize)|gammabeta",
+        ),
+        (
+            "elementwise",
+            (
+                r"act_and_mul|silu_and_mul|gelu_and_mul|rotary|fused_rope|applyrot|token_group_quant|scaled_fp8_quant"
+                r"|doactivation|cast_transpose|quantize_?(?:kernel|fp8)"
+            ),
+        ),
+        (
+            "convolution",
+            (
+                r"implicitgemmconv|implicit_gemm|implicit_convolve|grouped_conv|igemm_(?:fwd|bwd|wrw)"
+                r"|scudnn|[dw]grad_(?:engine|alg)|(?<!flash_)[fd]prop|[dw]grad_optimized|_dgrad|_wgrad|conv_?[123]d|winograd"
+            ),
+        ),
+        (
+            "attention",
+            (
+                r"flash_?(?:attn|fwd|bwd|fprop|bprop|attention)|flash::|fmha|attention|attn|sdpa|sage_|mmha|mla_"
+                r"|batch(?:decode|prefill)with|single(?:decode|prefill)with|_fwd_(?:grouped_)?kernel_stage|mla::"
+            ),
+        ),
+        ("sampling", r"sampling|topk_?topp|min_?p_"),
+        (
+            "matmul",
+            (
+                r"(?<!fb)gemm|gemv|nvjet|wgmma|matmul|cublas|xmma|s16816|s1688|gmma|dot_general|cijk_|fused_moe_kernel"
+                r"|\bbmm_|marlin|triton_tem_\w{0,80}mm|\btriton_b?mm|splitkreduce|cutlass"
+            ),
+        ),
+        ("convolution", r"conv(?!ert)|cudnn::cnn"),
         ("normalization", r"norm"),
-        ("softmax", r"softmax"),
+        ("softmax", r"softmax|cross_entropy"),
         ("optimizer", r"multi_tensor_apply|adam|sgd|optimizer"),
-        ("reduction", r"reduce|triton_red|triton_per|argmax|sum_kernel|cumsum|scan|sort"),
-        ("embedding", r"embedding|gather|index_?select|scatter"),
-        ("elementwise", r"elementwise|triton_poi|pointwise|dropout|cast|copy|fill|swiglu|gelu"),
+        (
+            "reduction",
+            r"reduce|triton_red|triton_per|argmax|sum_kernel|cumsum|scan|sort|pool(?:ing)?_|max_pool|avg_pool|topk",
+        ),
+        ("embedding", r"embedding|gather|index_?select|scatter|indexing_backward"),
+        (
+            "elementwise",
+            r"elementwise|triton_poi|pointwise|dropout|cast|copy|fill|swiglu|gelu|silu|upsample|quant",
+        ),
     )
 )
 _TENSOR_CORES = re.compile(
@@ -46,12 +95,12 @@ _CAPTURE_END = re.compile(r"StreamEndCapture")
 _COLLECTIVES = tuple(
     (label, re.compile(words, re.IGNORECASE))
     for label, words in (
-        ("reducescatter", r"reduce_?scatter"),
-        ("allgather", r"all_?gather"),
-        ("alltoall", r"all_?to_?all|deep_ep::"),
-        ("allreduce", r"all_?reduce|cross_device_reduce|(?:one|two)_shot_"),
+        ("reducescatter", r"reduce[-_]?scatter"),
+        ("allgather", r"all[-_]?gather"),
+        ("alltoall", r"all[-_]?to[-_]?all|deep_ep::"),
+        ("allreduce", r"all[-_]?reduce|cross_device_reduce|(?:one|two)_shot_"),
         ("broadcast", r"broadcast"),
-        ("sendrecv", r"send|recv"),
+        ("sendrecv", r"send|recv|collective-permute"),
         ("reduce", r"reduce"),
     )
 )
