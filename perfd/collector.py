@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -20,8 +20,11 @@ __all__ = [
     "CollectorSpec",
     "Column",
     "ColumnKind",
+    "CommunicatingRanks",
+    "NumberedRank",
     "OnUnavailable",
     "Options",
+    "PciAddress",
     "RecordedStream",
     "Settings",
 ]
@@ -86,6 +89,38 @@ class JobUsers:
         return self._users.get(job)
 
 
+class PciAddress(NamedTuple):
+    """Where a GPU is on its node; sorts as NVML numbers GPUs."""
+
+    domain: int
+    bus: int
+    device: int
+
+
+class NumberedRank(NamedTuple):
+    """A rank of a process, as its communicators number it."""
+
+    rank: int
+    world_size: int | None
+    device: PciAddress | None
+    """Its GPU; None if unknown."""
+
+
+class CommunicatingRanks:
+    """The ranks of each process that communicates, as its communicators number them; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._ranks: Mapping[int, Sequence[NumberedRank]] = {}
+
+    def replace(self, ranks: Mapping[int, Sequence[NumberedRank]]) -> None:
+        """By PID, in our namespace; these are all that are known now."""
+        self._ranks = dict(ranks)
+
+    def by_process(self) -> Mapping[int, Sequence[NumberedRank]]:
+        """By PID, in our namespace; a process has several where it drives several GPUs."""
+        return self._ranks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the agent passes to a collector, besides the operator's options."""
@@ -101,6 +136,8 @@ class Settings:
     """Set before the last call of `collect`, which must return everything pending."""
     job_users: JobUsers = field(default_factory=JobUsers, compare=False)
     """Shared by all collectors of an agent; `ranks` fills it."""
+    communicating_ranks: CommunicatingRanks = field(default_factory=CommunicatingRanks, compare=False)
+    """Shared by all collectors of an agent; `nccl` fills it."""
     run: str | None = None
     """Id of the `perfd run` whose processes are read; None for all of the node."""
 

@@ -63,6 +63,8 @@ struct perfd_header {
   _Atomic uint64_t stale;    /* Callbacks for an operation that was abandoned before. */
 };
 
+#define PERFD_DEVICE_KNOWN (1ULL << 63)
+
 struct perfd_communicator {
   uint64_t id;      /* NCCL's commId or commHash; 0 before interface 4. */
   int32_t rank;     /* -1 before interface 4. */
@@ -70,8 +72,8 @@ struct perfd_communicator {
   int32_t nodes;
   _Atomic uint32_t state; /* 0 never used, 1 live, 2 finalized. */
   uint64_t created_monotonic_ns;
-  char name[24]; /* The user's name for it, truncated; empty when there is none. */
-  uint64_t pad;
+  char name[24];   /* The user's name for it, truncated; empty when there is none. */
+  uint64_t device; /* PCI address of its GPU: PERFD_DEVICE_KNOWN | domain << 16 | bus << 8 | device; 0 if unknown. */
 };
 
 struct perfd_ring_header {

@@ -1,5 +1,6 @@
 #include "segment.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -200,9 +201,27 @@ static uint16_t free_entry(struct perfd_header *segment) {
   return oldest;
 }
 
+/* The PCI address of CUDA's device in this thread: NCCL sets it to that of the communicator before it calls `init`.
+ * libcuda is the process's own; the plugin does not link it. */
+static uint64_t current_device(void) {
+  enum { PCI_BUS = 33, PCI_DEVICE = 34, PCI_DOMAIN = 50 }; /* CUdevice_attribute */
+  void *cuda = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+  if (!cuda) return 0;
+  int (*device_of_context)(int *) = (int (*)(int *))dlsym(cuda, "cuCtxGetDevice");
+  int (*attribute_of)(int *, int, int) = (int (*)(int *, int, int))dlsym(cuda, "cuDeviceGetAttribute");
+  int device, domain, bus, number;
+  bool known = device_of_context && attribute_of && device_of_context(&device) == 0 &&
+               attribute_of(&domain, PCI_DOMAIN, device) == 0 && attribute_of(&bus, PCI_BUS, device) == 0 &&
+               attribute_of(&number, PCI_DEVICE, device) == 0;
+  dlclose(cuda);
+  return known ? PERFD_DEVICE_KNOWN | (uint64_t)(uint32_t)domain << 16 | (uint64_t)(bus & 0xFF) << 8 | (number & 0xFF)
+               : 0;
+}
+
 uint16_t segment_add_communicator(uint64_t id, const char *name, int nodes, int ranks, int rank) {
   struct perfd_header *segment = segment_header();
   if (!segment) return PERFD_NO_COMMUNICATOR;
+  uint64_t device = current_device();
   pthread_mutex_lock(&table_lock);
   uint16_t index = free_entry(segment);
   if (index != PERFD_NO_COMMUNICATOR) {
@@ -211,6 +230,7 @@ uint16_t segment_add_communicator(uint64_t id, const char *name, int nodes, int 
     entry->rank = rank;
     entry->ranks = ranks;
     entry->nodes = nodes;
+    entry->device = device;
     entry->created_monotonic_ns = monotonic_ns();
     memset(entry->name, 0, sizeof entry->name);
     if (name) strncpy(entry->name, name, sizeof entry->name - 1);

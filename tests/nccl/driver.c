@@ -404,6 +404,24 @@ static void run_bursts(int count) {
   }
 }
 
+/* One process with many GPUs: a communicator of all, then pairs of neighbors, COUNT all-reduces on each. */
+static void use_devices(int count) {
+  int gpus = atoi(getenv("DRIVER_GPUS"));
+  bool whole = !getenv("DRIVER_PAIRS_ONLY");
+  for (int gpu = 0; gpu < 2 * gpus; gpu++) {
+    bool pair = gpu >= gpus;
+    int member = gpu % gpus;
+    if (!pair && !whole) continue;
+    void *context = pair ? init(200 + member / 2, 2, member % 2) : init(100, gpus, member);
+    for (int i = 0; i < count; i++) {
+      struct task task = {.handle = start_coll(context, NULL, i, 1 << 20, 1), .channels = 1};
+      task.gpu_start = 1000000ULL * (i + 1), task.gpu_stop = task.gpu_start + 1000 * (1 + member);
+      stop(task.handle);
+      run_kernel(context, &task);
+    }
+  }
+}
+
 static int finished;
 
 /* From here on the kernel ends this thread at any system call but its exit. The clock is read without one
@@ -482,6 +500,7 @@ int main(int argc, char **argv) {
   else if (!strcmp(scenario, "reload")) reload(argv[1], count);
   else if (!strcmp(scenario, "switch")) switch_events(count);
   else if (!strcmp(scenario, "bursts")) run_bursts(count);
+  else if (!strcmp(scenario, "devices")) use_devices(count);
   else if (!strcmp(scenario, "graph")) replay_graph(count);
   else if (!strcmp(scenario, "watch")) watch_callbacks(count);
   else if (!strcmp(scenario, "time")) time_callbacks(count);

@@ -15,9 +15,11 @@ from perfd.model import Event, EventKind, RankColumn, Record, SampleTable, Scope
 from perfd_collectors.nccl.debug_log import DebugFiles
 from perfd_collectors.nccl.flight_recorder import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector import InspectorDirectory, RecordedInspector
+from perfd_collectors.nccl.job_ranks import JobRanks
 from perfd_collectors.nccl.sampling import check_sampling, in_sample
 from perfd_collectors.nccl.scan_budget import ScanBudget
 from perfd_collectors.nccl.segments import (
+    NO_RANKS,
     FileLocks,
     RecordingMode,
     Segment,
@@ -120,6 +122,7 @@ class NcclCollector:
         self._processes: dict[Path, SegmentReader] = {}
         self._progress = _read_bookmark(settings.bookmark.text)
         """By file name: segments that an earlier agent read and this one has not opened yet."""
+        self._ranks = JobRanks(settings.proc)
         self._other_jobs: set[Path] = set()
         """Segments of other jobs on this node, which are not read."""
         self._scan_budget = ScanBudget(_MAX_FILES_PER_COLLECT)
@@ -211,6 +214,7 @@ class NcclCollector:
         else:
             now_unix_ns, progress = self._settings.clock.unix_ns(), self._progress.pop(path.name, None)
             self._processes[path] = SegmentReader(segment, now_unix_ns, progress)
+            self._ranks.add(path, pid)
             return
         segment.close()
 
@@ -226,10 +230,12 @@ class NcclCollector:
     def _report(self) -> list[Record]:
         job, now_unix_ns = self._settings.job, self._settings.clock.unix_ns()
         max_operations_per_s = self._options.max_operations_per_s
+        ranks = self._ranks.number(self._processes)
+        self._settings.communicating_ranks.replace(self._ranks.by_process())
         records = [
             record
-            for process in self._processes.values()
-            for record in process.report(job, now_unix_ns, max_operations_per_s)
+            for path, process in self._processes.items()
+            for record in process.report(job, now_unix_ns, max_operations_per_s, ranks.get(path, NO_RANKS))
         ]
         progress = {path.name: process.progress() for path, process in self._processes.items()}
         self._settings.bookmark.text = msgspec.json.encode(self._progress | progress).decode()

@@ -2,10 +2,12 @@
 
 from perfd_collectors.nccl.segments.operations import (
     FUNCTIONS,
+    NO_RANKS,
     UNTIMED_KERNEL_NS,
     Communicator,
     Operation,
     OperationTiming,
+    ProcessRanks,
 )
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
 from perfd_collectors.nccl.segments.segment_files import find_segments, remove_left_over, segment_names
@@ -21,12 +23,14 @@ from perfd_collectors.nccl.segments.window_reduction import (
 
 __all__ = [
     "FUNCTIONS",
+    "NO_RANKS",
     "UNTIMED_KERNEL_NS",
     "Communicator",
     "FileLocks",
     "Operation",
     "OperationTiming",
     "OperationWindow",
+    "ProcessRanks",
     "RecordingMode",
     "Segment",
     "SegmentProgress",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
+
+from perfd.collector import PciAddress
 
 FUNCTIONS = (
     "Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce", "SendRecv",
@@ -119,6 +122,23 @@ class Communicator:
     nodes: int | None
     live: bool
     name: str
+    device: PciAddress | None = None
+    """The GPU of its rank; None without CUDA's driver in the process, or with an older plugin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRanks:
+    """The ranks of one process."""
+
+    world_size: int | None
+    devices: Mapping[int, PciAddress | None]
+    """The GPU of each rank; None if unknown."""
+    communicators: Mapping[int, int]
+    """The rank of each communicator, by the index in the process's table."""
+
+
+NO_RANKS = ProcessRanks(world_size=None, devices={}, communicators={})
+"""Of a process whose ranks are unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

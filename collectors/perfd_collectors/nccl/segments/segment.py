@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from enum import IntFlag
 from pathlib import Path
 
+from perfd.collector import PciAddress
 from perfd.errors import NothingHere, Unavailable
 from perfd_collectors.nccl.segments.operations import (
     Communicator,
@@ -33,8 +34,9 @@ _FLOCK = struct.Struct("@hhqqi4x")
 """The kernel's `struct flock`: type, whence, start, length, pid."""
 _COUNTERS = struct.Struct("<IIQQQQQ")
 _COUNTERS_OFFSET = 256
-_COMMUNICATOR = struct.Struct("<QiiiIQ24s8x")
+_COMMUNICATOR = struct.Struct("<QiiiIQ24sQ")
 _RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBBB33x")
+_DEVICE_KNOWN = 1 << 63
 _RINGS_OFFSET = _HEADER_BYTES + _COMMUNICATORS * _COMMUNICATOR.size
 
 _MAX_RINGS = 8
@@ -109,7 +111,7 @@ class Segment:
     def communicators(self) -> Iterator[Communicator]:
         """Every communicator that the process created and that is still in the table."""
         table = _whole(self._bytes(_HEADER_BYTES, _COMMUNICATORS * _COMMUNICATOR.size), _COMMUNICATOR)
-        for index, (identity, rank, ranks, nodes, state, _, name) in enumerate(
+        for index, (identity, rank, ranks, nodes, state, _, name, device) in enumerate(
             _COMMUNICATOR.iter_unpack(table)
         ):
             if state == 0:
@@ -122,6 +124,7 @@ class Segment:
                 nodes=_or_none(nodes),
                 live=state == 1,
                 name=name.split(b"\0", 1)[0].decode(errors="replace"),
+                device=_pci_address(device),
             )
 
     def counters(self) -> ProcessCounters:
@@ -239,6 +242,12 @@ class Segment:
 
 def _whole(data: bytes, kind: struct.Struct) -> bytes:
     return data[: len(data) - len(data) % kind.size]
+
+
+def _pci_address(word: int) -> PciAddress | None:
+    if not word & _DEVICE_KNOWN:
+        return None
+    return PciAddress(domain=word >> 16 & 0xFFFF_FFFF, bus=word >> 8 & 0xFF, device=word & 0xFF)
 
 
 def _or_none(number: int) -> int | None:

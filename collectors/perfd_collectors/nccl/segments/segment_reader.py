@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.sampling import BusyTime
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, Communicator, Operation, SegmentReading
+from perfd_collectors.nccl.segments.operations import (
+    FUNCTIONS,
+    Communicator,
+    Operation,
+    ProcessInfo,
+    ProcessRanks,
+    SegmentReading,
+)
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
 from perfd_collectors.nccl.segments.timing_checks import check_times, without_time
 from perfd_collectors.nccl.segments.window_reduction import (
@@ -25,6 +32,13 @@ _NEWEST_INTERFACE = 6
 """That of NCCL 2.29 and newer: an older one is not NCCL 2.32."""
 
 
+class RankTotals(msgspec.Struct):
+    """What is counted of one rank of the process."""
+
+    operations: int = 0
+    busy: BusyTime = msgspec.field(default_factory=BusyTime)
+
+
 class SegmentProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Up to where a segment was reported, and its counters then: where the next agent resumes."""
 
@@ -32,7 +46,7 @@ class SegmentProgress(msgspec.Struct, frozen=True, kw_only=True):
     reported_unix_ns: int
     lost: int
     untimed: int
-    busy: BusyTime
+    ranks: dict[int, RankTotals]
 
 
 class SegmentReader:
@@ -48,12 +62,12 @@ class SegmentReader:
         """Live communicators whose GPU times are those of other operations."""
         self._partly_timed = False
         """Whether there was one since the last report: then the total time in kernels is unknown."""
+        self._ranks: dict[int, RankTotals] = {}
         if progress is None:
             self._lost = self._untimed = 0
-            self._busy = BusyTime(segment.counters().started)
         else:
             segment.resume(progress.positions)
-            self._lost, self._untimed, self._busy = progress.lost, progress.untimed, progress.busy
+            self._lost, self._untimed, self._ranks = progress.lost, progress.untimed, dict(progress.ranks)
         first = self.read()
         self._reported_unix_ns = min(now_unix_ns, self._begun_unix_ns(first, progress, now_unix_ns))
 
@@ -64,30 +78,59 @@ class SegmentReader:
         self._lost += reading.lost
         return reading
 
-    def report(self, job: str, now_unix_ns: int, max_operations_per_s: int) -> list[Record]:
-        """Records of the operations since the last report; empty for a process that is not a rank."""
-        rank = self._segment.process.rank
+    def report(
+        self, job: str, now_unix_ns: int, max_operations_per_s: int, ranks: ProcessRanks
+    ) -> list[Record]:
+        """Records of the operations since the last report, by the ranks of the process."""
         start_unix_ns, self._reported_unix_ns = self._reported_unix_ns, now_unix_ns
         operations, self._pending = self._pending, []
         communicators = {one.index: one for one in self._segment.communicators()}
         newly_mistimed, operations = self._check_times(operations)
         self._partly_timed = bool(self._mistimed)
         self._mistimed &= {one.index for one in communicators.values() if one.live}
-        started = self._segment.counters().started
-        self._busy.add(busy_ns(operations), started, recording=self._recording)
         self._untimed += sum(one.timed and one.duration_ns is None for one in operations)
-        if rank is None:
-            return []
-        window = OperationWindow(job=job, rank=rank, start_unix_ns=start_unix_ns, end_unix_ns=now_unix_ns)
         keep = keep_one_in(len(operations), now_unix_ns - start_unix_ns, max_operations_per_s)
-        return [
-            *reduce_operations(operations, communicators, window, keep_one_in=keep),
-            self._totals(window),
-            *(
+        by_rank: dict[int, list[Operation]] = {rank: [] for rank in ranks.devices}
+        for one in operations:
+            if (rank := ranks.communicators.get(one.communicator)) is not None:
+                by_rank[rank].append(one)
+        self._count(by_rank)
+        records: list[Record] = []
+        for rank, own in by_rank.items():
+            window = OperationWindow(job=job, rank=rank, start_unix_ns=start_unix_ns, end_unix_ns=now_unix_ns)
+            records += reduce_operations(own, communicators, window, keep_one_in=keep)
+            records.append(self._totals(window, len(by_rank)))
+            records += (
                 self._mistimed_event(window, functions, communicators.get(index))
                 for index, functions in newly_mistimed.items()
-            ),
-        ]
+                if ranks.communicators.get(index) == rank
+            )
+        return records
+
+    @property
+    def process(self) -> ProcessInfo:
+        """The process that writes the segment."""
+        return self._segment.process
+
+    def communicators(self) -> tuple[Communicator, ...]:
+        """The process's communicators, live and finalized."""
+        return tuple(self._segment.communicators())
+
+    def _count(self, by_rank: Mapping[int, Sequence[Operation]]) -> None:
+        """Share what was started since the last time among the ranks, by the records of each."""
+        started = self._segment.counters().started
+        new = max(0, started - sum(one.operations for one in self._ranks.values()))
+        recorded = sum(map(len, by_rank.values()))
+        left = new
+        for place, (rank, own) in enumerate(by_rank.items()):
+            share = left if place == len(by_rank) - 1 else new * len(own) // max(1, recorded)
+            left -= share
+            if rank not in self._ranks:
+                # Of the operations before, only those that were still in the ring buffers are known.
+                self._ranks[rank] = RankTotals(busy=BusyTime(begun=max(0, share - len(own))))
+            totals = self._ranks[rank]
+            totals.operations += share
+            totals.busy.add(busy_ns(own), totals.operations, recording=self._recording)
 
     def _check_times(self, operations: Sequence[Operation]) -> tuple[dict[int, set[int]], list[Operation]]:
         """Functions of newly mistimed communicators, and the operations without wrong times."""
@@ -117,7 +160,7 @@ class SegmentReader:
             reported_unix_ns=self._reported_unix_ns,
             lost=self._lost,
             untimed=self._untimed,
-            busy=self._busy,
+            ranks=self._ranks,
         )
 
     def close(self) -> None:
@@ -138,19 +181,21 @@ class SegmentReader:
             return now_unix_ns
         return max(reported_unix_ns, process.unix_ns + oldest_ns - process.monotonic_ns)
 
-    def _totals(self, window: OperationWindow) -> SampleTable:
+    def _totals(self, window: OperationWindow, ranks: int) -> SampleTable:
+        """The counters of one rank; what was lost is known only of the process, and divided by its ranks."""
         counters = self._segment.counters()
+        totals = self._ranks[window.rank]
         whole = self._segment.process.profiler_version >= 4 and not self._partly_timed
-        busy_s = self._busy.total_s if whole else None
+        busy_s = totals.busy.total_s if whole else None
         return SampleTable(
             scope=Scope.RANK,
             times_unix_ns=[window.end_unix_ns],
             entities=[f"{window.job}/{window.rank}"],
             columns={
                 "nccl_busy_s": [math.nan if busy_s is None else busy_s],
-                "nccl_operations": [float(counters.started)],
-                "nccl_lost_operations": [float(counters.dropped + self._lost)],
-                "nccl_untimed_operations": [float(counters.incomplete + self._untimed)],
+                "nccl_operations": [float(totals.operations)],
+                "nccl_lost_operations": [(counters.dropped + self._lost) / ranks],
+                "nccl_untimed_operations": [(counters.incomplete + self._untimed) / ranks],
             },
         )
 
