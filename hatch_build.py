@@ -38,7 +38,8 @@ class NcclPluginHook(BuildHookInterface):
         if shutil.which("make") is None:
             sources = [str(Path(self.root, "collectors", "nccl_plugin", name)) for name in SOURCES]
             command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared"]
-            command += ["-fvisibility=hidden", "-Wl,-z,nodelete", "-o", str(library), *sources, "-lpthread", "-ldl"]
+            command += ["-fvisibility=hidden", "-Wl,-z,nodelete", "-o", str(library), *sources]
+            command += ["-lpthread", "-ldl"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
             self.app.display_warning(f"perfd is installed without its NCCL plugin: {result.stderr}")
