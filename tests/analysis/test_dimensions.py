@@ -359,7 +359,7 @@ def test_without_a_capture_it_is_said_what_is_missing():
     assert {one.missing for one in result.communication.dimensions} == {"no capture was analyzed"}
     said = (
         "How much is exposed is not known of tp (25.0% of a step), dp (18.0% of a step): no capture was"
-        " analysed."
+        " analyzed."
     )
     assert said in finding(result, Kind.COMMUNICATION).evidence
     assert "tp 25.0%, dp 18.0%; exposed unknown (no capture was analyzed)" in in_words([result])

@@ -132,7 +132,7 @@ def test_a_total_by_timers_says_which_dimensions_it_does_not_count(summary):
 
 
 def test_dimensions_that_communicate_at_once_are_told_with_what_they_take_together(summary):
-    why = {"missing": "no capture was analysed"}
+    why = {"missing": "no capture was analyzed"}
     seen = Communication(
         share_ratio=0.3,
         source="nccl plugin",
@@ -143,7 +143,7 @@ def test_dimensions_that_communicate_at_once_are_told_with_what_they_take_togeth
 
     assert told["communication"] == ["30.0% (nccl plugin)"]
     assert told["by dimension"] == [
-        "pp 20.0%, dp 18.0%; exposed unknown (no capture was analysed)",
+        "pp 20.0%, dp 18.0%; exposed unknown (no capture was analyzed)",
         "together 30.0%: they overlap",
     ]
 
@@ -151,13 +151,13 @@ def test_dimensions_that_communicate_at_once_are_told_with_what_they_take_togeth
 def test_of_each_dimension_it_is_told_why_its_exposed_part_is_unknown(summary):
     dimensions = [
         kernels("dp", 0.2, exposed_ratio=0.1, exposed_source="timers"),
-        kernels("tp", 0.1, missing="no capture was analysed"),
+        kernels("tp", 0.1, missing="no capture was analyzed"),
     ]
     seen = Communication(share_ratio=0.3, source="nccl plugin", dimensions=dimensions)
 
     assert numbers(summary, communication=seen)["by dimension"] == [
         "dp 20.0%, exposed 10.0% (timers)",
-        "tp 10.0%, exposed unknown (no capture was analysed)",
+        "tp 10.0%, exposed unknown (no capture was analyzed)",
     ]
 
 

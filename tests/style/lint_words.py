@@ -2,8 +2,7 @@
 
     python -m tests.style.lint_words [PATH...]
 
-Without paths: documentation, rules, the page, and the strings, docstrings and comments of the code, but not
-what words.yaml lists as not clean yet. Prints `FILE:LINE: WORD -> what to write`, exits 1 if there is any.
+Without paths: documentation, rules, the page, and the strings, docstrings and comments of the code. Prints `FILE:LINE: WORD -> what to write`, exits 1 if there is any.
 """
 
 from __future__ import annotations
@@ -63,7 +62,6 @@ class WordList:
 
     rules: Sequence[WordRule]
     allowed: Sequence[AllowedText] = ()
-    not_yet: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,6 @@ def load_words() -> WordList:
     return WordList(
         rules=[WordRule(_pattern(one["pattern"]), one["use"]) for one in content["rules"]],
         allowed=[AllowedText(one["path"], _pattern(one["pattern"])) for one in content["allow"]],
-        not_yet=content["not_yet"],
     )
 
 
@@ -184,8 +181,7 @@ def main(arguments: Sequence[str]) -> int:
         checked = any(fnmatch(path, glob) for glob in CHECKED) and not path.endswith(
             ("_pb2.py", "_pb2_grpc.py")
         )
-        later = not arguments and path.startswith(tuple(words.not_yet))
-        if checked and not later:
+        if checked:
             found += refused_words(path, (ROOT / path).read_text(encoding="utf-8"), words)
     sys.stdout.writelines(f"{one.path}:{one.line}: {one.word!r} -> {one.use}\n" for one in found)
     if found:

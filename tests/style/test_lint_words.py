@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.style.lint_words import ROOT, AllowedText, WordList, WordRule, load_words, refused_words
+from tests.style.lint_words import AllowedText, WordList, WordRule, load_words, refused_words
 
 TELL = WordList(rules=[WordRule(re.compile(r"\btold\b"), "reported")])
 
@@ -71,9 +70,3 @@ def test_an_exception_is_for_one_text_in_one_file() -> None:
     assert lines("docs/a.md", "NCCL told us.", words) == []
     assert lines("docs/a.md", "We told NCCL.", words) == [1]
     assert lines("docs/b.md", "NCCL told us.", words) == [1]
-
-
-def test_folders_that_are_not_clean_yet_exist() -> None:
-    gone = [path for path in load_words().not_yet if not Path(ROOT / path).exists()]
-
-    assert gone == []

@@ -205,7 +205,7 @@ def test_each_dimension_of_communication_is_shown_with_what_of_it_is_exposed(
 def test_a_reason_that_all_dimensions_share_is_said_once(tab: Tab, stand_in: StandIn) -> None:
     data = {
         "group": "dp", "share_ratio": 0.3, "source": "nccl plugin", "exposed_ratio": None,
-        "missing": "no capture was analysed",
+        "missing": "no capture was analyzed",
     }  # fmt: skip
     communication = {
         "share_ratio": 0.5,
@@ -215,7 +215,7 @@ def test_a_reason_that_all_dimensions_share_is_said_once(tab: Tab, stand_in: Sta
     stand_in.answers["jobs"] = {"jobs": [job_entry("llama", communication=communication)]}
     tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#dimensions')")
 
-    assert tab.text("main").count("no capture was analysed") == 1
+    assert tab.text("main").count("no capture was analyzed") == 1
 
 
 def test_without_timers_nothing_is_put_down_to_waiting_for_stages(tab: Tab, stand_in: StandIn) -> None:
