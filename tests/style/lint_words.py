@@ -2,7 +2,8 @@
 
     python -m tests.style.lint_words [PATH...]
 
-Without paths: documentation, rules, the page, and the strings, docstrings and comments of the code. Prints `FILE:LINE: WORD -> what to write`, exits 1 if there is any.
+Without paths: documentation, rules, the page, and the strings, docstrings and comments of the code. Prints
+`FILE:LINE: WORD -> what to write`, exits 1 if there is any.
 """
 
 from __future__ import annotations
