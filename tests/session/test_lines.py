@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,8 +28,16 @@ def test_no_byte_is_lost_or_changed_and_each_stream_keeps_its_order(chunks):
         printed = b"".join(chunk for s, chunk in chunks if s == stream)
         alone = merged(*[c for c in chunks if c[0] == stream])
         assert alone == printed
-        lines = iter(both.split(b"\n"))
-        assert all(line in lines for line in printed.split(b"\n") if line)
+        lines = iter(re.split(rb"[\r\n]", both))
+        assert all(line in lines for line in re.split(rb"[\r\n]", printed) if line)
+
+
+def test_a_progress_bar_is_passed_on_before_its_line_ends():
+    merger = LineMerger()
+
+    assert merger.add(1, b"\r 4/90 [00:01<") == b"\r"
+    assert merger.add(2, b"loss 1\n") == b"loss 1\n"
+    assert merger.add(1, b"00:30]\r 5/90") == b" 4/90 [00:01<00:30]\r"
 
 
 def test_a_line_without_end_is_left_out_and_the_next_one_is_not():

@@ -81,7 +81,8 @@ def test_a_log_read_from_its_middle_never_invents_a_step(name: str, data: st.Dat
 
     steps = [record for record in job.out.take(0) if isinstance(record, TrainingStep)]
 
-    if not name.startswith("hf-trainer"):  # Its lines do not say their step.
+    if not name.startswith(("hf-trainer", "lightning-tqdm")):
+        # Not lines without a step, nor bars that are drawn twice.
         assert said(steps) <= WHOLE[name]
 
 
@@ -117,8 +118,8 @@ def test_garbage_anywhere_never_invents_a_value(name: str, junk: bytes, data: st
 
 
 def _counts_steps(name: str, record: Record) -> bool:
-    """A lost line of the Trainer shifts the numbers of those that come after, for they are counted."""
-    return name.startswith("hf-trainer") and getattr(record, "step", None) is not None
+    """A lost line gives its place to the next one: a dict to that of the bar, a bar to one with its step."""
+    return name.startswith(("hf-trainer", "lightning-tqdm")) and getattr(record, "step", None) is not None
 
 
 def _without_a_neighbour(name: str, log: bytes, at: int) -> set[tuple[object, ...]]:

@@ -51,7 +51,8 @@ def test_deepspeed() -> None:
 def test_hugging_face() -> None:
     understanding = sample("hf-trainer*")
 
-    assert [step.losses["loss"] for step in understanding.steps] == [1.2345, 1.234]
+    # Neither line says its step, and there is no progress bar.
+    assert understanding.steps == []
     assert understanding.events[-1].values["train_samples_per_second"] == 12.3
 
 

@@ -39,6 +39,8 @@ class LogLine:
     """When a container runtime received it: the only printed time with a zone."""
     complete: bool = True
     """Whether its end was read; of an incomplete line only terminated fields count."""
+    after_clear: bool = False
+    """Whether a progress bar was cleared since it was drawn last, to print something."""
 
     @property
     def damaged(self) -> bool:
@@ -111,7 +113,7 @@ class LineBuffer:
         self._held_bytes = len(data)
 
 
-def read_line(raw: bytes, *, complete: bool = True) -> LogLine:
+def read_line(raw: bytes, *, complete: bool = True, after_clear: bool = False) -> LogLine:
     """The line without colors and launchers' prefixes."""
     text = raw.decode("utf-8", errors="replace")
     if "\x1b" in text:
@@ -137,7 +139,7 @@ def read_line(raw: bytes, *, complete: bool = True) -> LogLine:
         if match is None:
             break
         text = text[match.end() :]
-    return LogLine(text=text, rank=rank, unix_ns=unix_ns, complete=complete)
+    return LogLine(text=text, rank=rank, unix_ns=unix_ns, complete=complete, after_clear=after_clear)
 
 
 def _unwrap_json(text: str) -> tuple[str, int | None] | None:

@@ -14,9 +14,13 @@ from perfd_collectors.training_log.formats import (
     DeepSpeedParser,
     FailureParser,
     HuggingFaceParser,
+    JsonLineParser,
+    MaxTextParser,
     NanotronParser,
     NcclLineParser,
     NemoParser,
+    ProgressBarParser,
+    StepLineParser,
     TorchtitanParser,
     VerlParser,
 )
@@ -30,19 +34,29 @@ log = logging.getLogger(__name__)
 
 FORMATS: Mapping[str, Callable[[LogContext], FormatParser]] = {
     "nemo": NemoParser,
+    "progress-bar": ProgressBarParser,
     "nanotron": NanotronParser,
     "megatron": MegatronParser,
     "torchtitan": TorchtitanParser,
     "verl": VerlParser,
     "hf-trainer": HuggingFaceParser,
     "deepspeed": DeepSpeedParser,
+    "maxtext": MaxTextParser,
+    "json-lines": JsonLineParser,
+    "step-lines": StepLineParser,
 }
 """By name, as in the option `framework`. A line goes to the first parser that accepts it."""
+
+_COMPANIONS: Mapping[str, Sequence[str]] = {"hf-trainer": ("progress-bar",)}
+"""Formats without which another one is not complete."""
 
 MAX_EXAMPLES = 20
 """Unrecognized lines kept as examples for the user."""
 _MAX_EXAMPLE_CHARS = 300
 """Longer examples are cut."""
+_CLEARED = b"      \n"
+"""How a line ends that clears a progress bar."""
+_BAR = b"%|"
 _LIKE_PROGRESS = re.compile(
     r"\d {0,20}(?:/|of) {0,20}\d|\|[^|]*\d|step\W{0,3}\d|loss\W{1,3}\d", re.IGNORECASE
 )
@@ -64,7 +78,7 @@ class LogParser:
     def __init__(self, job: LogContext, *, framework: str | None = None) -> None:
         if framework is not None and framework not in FORMATS:
             raise ConfigError(f"Unknown log format {framework!r}; known are: {', '.join(FORMATS)}.")
-        chosen = [framework] if framework is not None else list(FORMATS)
+        chosen = [*_COMPANIONS.get(framework, ()), framework] if framework is not None else list(FORMATS)
         self._job = job
         self._formats: list[FormatParser] = [FORMATS[name](job) for name in chosen]
         self._formats += [FailureParser(job), NcclLineParser(job)]
@@ -72,6 +86,8 @@ class LogParser:
             keyword for parser in self._formats for keyword in parser.keywords
         )
         self._buffer = LineBuffer()
+        self._cleared = False
+        """Whether a progress bar was cleared, and not drawn again yet."""
         self._recognized_lines = 0
         self._nonblank_lines = 0
         self.lines = 0
@@ -139,6 +155,7 @@ class LogParser:
         if start >= end:
             return
         self.lines += block.count(b"\n", start, end)
+        self._cleared |= block.find(_CLEARED, start, end) >= 0
         passed = block[start:end].lstrip(b"\n") if block.startswith(b"\n", start) else block[start:end]
         while b"\n\n" in passed:
             passed = passed.replace(b"\n\n", b"\n")
@@ -148,11 +165,13 @@ class LogParser:
         """Pass a line to the parsers; without a keyword, only to those inside a block."""
         self.lines += 1
         if not raw.strip():
+            self._cleared |= raw.endswith(_CLEARED[:-1])
             return
         self._nonblank_lines += 1
         if len(raw) > MAX_LINE_BYTES:
             return
-        line = read_line(raw, complete=complete)
+        line = read_line(raw, complete=complete, after_clear=self._cleared)
+        self._cleared &= _BAR not in raw
         try:
             recognized = any(
                 (has_keyword or parser.in_block) and parser.parse(line) for parser in self._formats

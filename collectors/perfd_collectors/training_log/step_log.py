@@ -19,10 +19,17 @@ _SAME_LINE_NS = 120 * 10**9
 class ProgressSource(IntEnum):
     """Which library prints a progress line. Trainers build on each other; the highest one is used."""
 
-    DEEPSPEED = 1
+    UNTIMED_LOOP = 1
+    """A loop's own line, without a time."""
+    PROGRESS_BAR = 2
+    LOOP = 3
+    """A loop's own line, with a time or a rate."""
+    DEEPSPEED = 4
     """The engine of many trainers: its lines count until the trainer's own appear."""
-    HUGGING_FACE = 2
-    TRAINER = 3
+    HUGGING_FACE = 5
+    TRAINER = 6
+    OWN_PATTERN = 7
+    """What the user said how to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +147,15 @@ class StepLog:
         if self._family is not None and family < self._family:
             return
         if family != self._family:
+            last, from_loop = self.last_step, self._family is not None and self._family <= ProgressSource.LOOP
             self._family = family
             self._run.reset_at = None
             self._seen.clear()
+            if from_loop and last is not None and step.step <= last:
+                # The other source was here first: counted again, it would look like a restart.
+                self._run.reset_at = step.step
+                self._seen[last] = None
+                return
         if self._is_repeat(step.step, printed_ns):
             return
         last = self.last_step
@@ -154,6 +167,11 @@ class StepLog:
         self._remember(step.step, printed_ns)
         self._out.step(replace(step, steps_covered=coverage.steps, warmup=coverage.warmup), printed_ns)
         self._matcher.line(_Current(step.step, coverage.scale))
+
+    def amend(self, step: TrainingStep) -> None:
+        """Add what another source says of the newest step; later it would look like a restart."""
+        if step.step == self.last_step:
+            self._out.step(replace(step, step_time_s=None), None)
 
     def phases(self, phases: Mapping[str, PhaseTime]) -> None:
         """Add a block of timers; it is assigned to its progress line."""

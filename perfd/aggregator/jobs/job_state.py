@@ -162,6 +162,9 @@ class JobState:
             raise RefusedError("A node that is none of the job's reported steps that its log does not show.")
         self.version += 1
         if self._steps_by_operations:
+            if line.step_time_s is None:
+                # Operations show the time, too.
+                return None
             # The log knows better.
             self.steps = StepRows(self._limits.steps_per_job)
             self._steps_by_operations = False

@@ -39,8 +39,8 @@ _NAMES: Mapping[str, OptionsOf] = {
     "maxtext": OptionsOf.JAX,
 }
 """By the beginning of a log's framework. One that is not here has other options: none is named."""
-_LOOPS = frozenset({"", "perfd.hook"})
-"""A custom loop, which uses PyTorch's FSDP or DDP."""
+_LOOPS = frozenset({"", "perfd.hook", "training-loop", "nanogpt", "nanochat", "litgpt", "torchtune"})
+"""Custom loops, which use PyTorch's FSDP or DDP."""
 _SHARDED = frozenset({"ReduceScatter", "AllGather"})
 
 _LOADER = "DataLoader(num_workers=, prefetch_factor=, persistent_workers=True)"

@@ -11,6 +11,7 @@ class LineMerger:
 
     Chunks end anywhere. Simply concatenated, the end of one stream's line could run
     into the middle of another's and form a line that the job never printed.
+    A carriage return ends a line, too: a progress bar may print nothing else for hours.
     """
 
     def __init__(self) -> None:
@@ -19,17 +20,17 @@ class LineMerger:
 
     def add(self, stream: int, chunk: bytes) -> bytes:
         """The lines that `chunk` completes, including line ends."""
-        head, line_end, tail = chunk.rpartition(b"\n")
-        if not line_end:
+        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r")) + 1
+        if not end:
             self._keep(stream, chunk)
             return b""
+        whole = chunk[:end]
         if stream in self._overlong:
             self._overlong.discard(stream)
-            head = head.partition(b"\n")[2] if b"\n" in head else b""
-            whole = head + line_end if head else b""
+            whole = whole[_first_end(whole) :]
         else:
-            whole = bytes(self._partial.pop(stream, b"")) + head + line_end
-        self._keep(stream, tail)
+            whole = bytes(self._partial.pop(stream, b"")) + whole
+        self._keep(stream, chunk[end:])
         return whole
 
     def rest(self) -> bytes:
@@ -46,3 +47,8 @@ class LineMerger:
         if len(partial) > MAX_LINE_BYTES:
             del self._partial[stream]
             self._overlong.add(stream)
+
+
+def _first_end(lines: bytes) -> int:
+    """Where the first line is over."""
+    return min(at for sign in (b"\n", b"\r") if (at := lines.find(sign) + 1))

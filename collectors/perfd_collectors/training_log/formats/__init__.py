@@ -1,11 +1,15 @@
-"""One parser per training framework's log format."""
+"""One parser per family of log formats."""
 
 from perfd_collectors.training_log.formats.deepspeed import DeepSpeedParser
 from perfd_collectors.training_log.formats.failures import FailureParser
 from perfd_collectors.training_log.formats.huggingface import HuggingFaceParser
+from perfd_collectors.training_log.formats.json_lines import JsonLineParser
+from perfd_collectors.training_log.formats.maxtext import MaxTextParser
 from perfd_collectors.training_log.formats.nanotron import NanotronParser
 from perfd_collectors.training_log.formats.nccl_lines import NcclLineParser
 from perfd_collectors.training_log.formats.nemo import NemoParser
+from perfd_collectors.training_log.formats.progress_bar import ProgressBarParser
+from perfd_collectors.training_log.formats.step_lines import StepLineParser
 from perfd_collectors.training_log.formats.torchtitan import TorchtitanParser
 from perfd_collectors.training_log.formats.verl import VerlParser
 
@@ -13,9 +17,13 @@ __all__ = [
     "DeepSpeedParser",
     "FailureParser",
     "HuggingFaceParser",
+    "JsonLineParser",
+    "MaxTextParser",
     "NanotronParser",
     "NcclLineParser",
     "NemoParser",
+    "ProgressBarParser",
+    "StepLineParser",
     "TorchtitanParser",
     "VerlParser",
 ]

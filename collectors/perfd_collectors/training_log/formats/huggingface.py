@@ -1,39 +1,61 @@
-"""Hugging Face transformers' Trainer, which prints a Python dict per logging step."""
+"""Hugging Face transformers' Trainer and trainers on it (TRL, Axolotl, LLaMA-Factory, ms-swift).
+
+They print a Python dict per logging step; since transformers 5 its numbers are strings.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from perfd.model import EventKind, TrainingStep
+from perfd_collectors.training_log.bar_log import DENSE_STEPS, DrawnStep
 from perfd_collectors.training_log.format_parser import LogContext
 from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.number_text import grouped, number
 from perfd_collectors.training_log.step_log import ProgressSource
 
 _DICT = re.compile(r"\{('(loss|eval_\w+|train_runtime)': [^{}]*)\}", re.ASCII)
-_PAIR = re.compile(r"'([\w/.-]+)': '?([^',]+)'?(?=,|$)", re.ASCII)
+_PAIR = re.compile(r"'([\w/.()-]+)': '?([^',]+)'?(?=,|$)", re.ASCII)
 _BAR = re.compile(r"%\|[^|]{0,1000}\| {1,40}(\d{1,15})/(\d{1,15}) \[", re.ASCII)
+_OF = re.compile(r"(\d{1,15})/\d{1,15}", re.ASCII)
 _SIZES = re.compile(
-    r"\b(Total optimization steps|Total train batch size \([^()]*\)|Instantaneous batch size per device|"
-    r"Number of trainable parameters) += +([\d,]+)\s*$",
+    r"\b(Num Epochs|Total optimization steps|Total train batch size \([^()]*\)|"
+    r"Instantaneous batch size per device|Number of trainable parameters) += +([\d,]+)\s*$",
     re.ASCII,
 )
 _SAVED = re.compile(r"Saving model checkpoint to \S*checkpoint-(\d{1,15})\s*$", re.ASCII)
 _RUNNING = "***** Running training *****"
+_TOKENS_SEEN = ("num_input_tokens_seen", "num_tokens")
+_RESOLUTIONS = 50
+"""A time between two lines counts when it is so many times what their last digits resolve: 2%."""
+_EPOCH_ERROR = 0.25
+_MAX_STEPS_PER_EPOCH = 2000
+"""With more, an epoch of four digits after the point is not one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """What the previous dict said."""
+
+    step: int
+    runtime_s: float | None
+    tokens: float | None
 
 
 class HuggingFaceParser:
     """One log of a Trainer.
 
-    The dict has no step number. The progress bar beside it has; without a bar the
-    step is the number of dicts, times the logging interval if known.
+    Most dicts have no step number. The progress bar that is drawn again after a
+    dict has it, also from another log of the job; with the sizes at the start the
+    epoch shows it, too. A dict whose step nothing shows does not count as a step.
     """
 
     keywords: Sequence[bytes] = (
         b"{'",
-        b"%|",
         b"***** Running training",
+        b"Num Epochs = ",
         b"Total optimization steps",
         b"batch size ",
         b"Number of trainable parameters",
@@ -43,40 +65,24 @@ class HuggingFaceParser:
     def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
-        self._count = 0
-        self._last_bar: tuple[int, int] | None = None
+        self._bars = job.bars
+        self._epochs: int | None = None
         self._total: int | None = None
+        self._before: _Clock | None = None
 
     in_block = False
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete line."""
-        if not line.complete:
-            return False
-        bar = self._bar(line.text)
-        return self._dict(line.text) or self._about(line.text) or bar
+        return line.complete and (self._dict(line.text) or self._about(line.text))
 
     def settle(self) -> None:
-        """Nothing is pending."""
+        """Give lines after a bar that is never drawn again the bar's step."""
+        self._bars.settle()
 
     def finish(self) -> None:
-        """Nothing is pending."""
-
-    def _bar(self, text: str) -> bool:
-        bar = None
-        for bar in _BAR.finditer(text):
-            self._last_bar = int(bar[1]), int(bar[2])
-        return bar is not None
-
-    def _step_of_bar(self) -> int | None:
-        """The step of the training bar; evaluation has a separate bar with another total."""
-        if self._last_bar is None:
-            return None
-        step, total = self._last_bar
-        if self._total is None:
-            # The bar at the time of the first loss is the training bar.
-            self._total = total
-        return step if total == self._total else None
+        """As `settle`."""
+        self._bars.settle()
 
     def _dict(self, text: str) -> bool:
         match = _DICT.search(text)
@@ -90,38 +96,95 @@ class HuggingFaceParser:
                 EventKind.JOB_ENDED, "Training is done.", step=self._steps.last_step, values=values
             )
         elif match[2] == "loss":
-            self._log(values)
+            self._place(pairs, values, text[: match.start()])
+            return True
         else:
             duration_s = values.get("eval_runtime")
             message = "Evaluation."
             step = self._steps.last_step
             self._out.event(EventKind.EVALUATION, message, step=step, duration_s=duration_s, values=values)
+        # These clear the bar, too.
+        self._bars.when_drawn(_nothing, self._bars.drawn)
         return True
 
-    def _log(self, values: dict[str, float]) -> None:
-        self._count += 1
-        interval = self._out.description.log_interval_steps or 1
-        step = self._step_of_bar() or self._count * interval
+    def _place(self, pairs: Mapping[str, str], values: dict[str, float], front: str) -> None:
+        """Find the step of a dict with a loss."""
+        clock = values.get("train_runtime")
+        resolution_s = _resolution(pairs.get("train_runtime", ""))
+        if said := _OF.fullmatch(pairs.get("global_step/max_steps", "")):
+            step = int(said[1])
+            if speed := _speed_of(values):
+                # ms-swift's speed, of six digits after the point, is a mean since the start.
+                clock, resolution_s = step / speed, step / speed**2 * 1e-6
+            self._log(DrawnStep(step, None), values, clock, resolution_s)
+            return
+        bar = next(reversed(list(_BAR.finditer(front))), None)
+        if bar is not None:
+            near = self._bars.drawn
+            time_s = near.step_time_s if near is not None and near.step == int(bar[1]) else None
+            self._log(DrawnStep(int(bar[1]), time_s), values, clock, resolution_s)
+            return
+        by_epoch = self._step_of_epoch(values)
+        if by_epoch is not None:
+            drawn = self._bars.drawn
+            self._log(DrawnStep(by_epoch, drawn.step_time_s if drawn else None), values, clock, resolution_s)
+            return
+        self._bars.when_drawn(lambda drawn: self._log(drawn, values, clock, resolution_s), self._bars.drawn)
+
+    def _step_of_epoch(self, values: Mapping[str, float]) -> int | None:
+        """The step by the epoch, where the sizes at the start make it exact enough to be one step."""
+        epoch = values.get("epoch")
+        if epoch is None or not self._epochs or not self._total:
+            return None
+        step = epoch * self._total / self._epochs
+        # Epochs are printed with two to four digits after the point.
+        exact = abs(step - round(step)) <= _EPOCH_ERROR and self._total / self._epochs <= _MAX_STEPS_PER_EPOCH
+        return round(step) if exact and step >= 1 else None
+
+    def _log(
+        self, drawn: DrawnStep, values: dict[str, float], runtime_s: float | None, resolution_s: float
+    ) -> None:
+        values = dict(values)
         loss = values.pop("loss", None)
-        self._steps.add(
-            TrainingStep(
-                job=self._out.job,
-                step=step,
-                losses={} if loss is None else {"loss": loss},
-                grad_norm=values.pop("grad_norm", None),
-                learning_rate=values.pop("learning_rate", None),
-                global_batch_size=self._out.description.parallel.global_batch_size,
-                extras=values,
-            ),
-            None,
-            family=ProgressSource.HUGGING_FACE,
+        seen = next((values[key] for key in _TOKENS_SEEN if key in values), None)
+        now = _Clock(drawn.step, runtime_s, seen)
+        before, self._before = self._before, now
+        apart = now.step - before.step if before is not None else now.step
+        self._bars.line_steps = max(0, apart)
+        time_s = values.pop("step_time", None)
+        tokens = None
+        if before is not None and before.step < drawn.step:
+            steps = drawn.step - before.step
+            if time_s is None and runtime_s is not None and before.runtime_s is not None:
+                passed_s = runtime_s - before.runtime_s
+                if passed_s >= _RESOLUTIONS * resolution_s > 0:
+                    time_s = passed_s / steps
+            if seen is not None and before.tokens is not None and seen > before.tokens:
+                tokens = (seen - before.tokens) / steps
+        time_s = time_s or drawn.step_time_s
+        line = TrainingStep(
+            job=self._out.job,
+            step=drawn.step,
+            step_time_s=time_s if time_s and time_s > 0 else None,
+            tokens_per_s=tokens / time_s if tokens and time_s and time_s > 0 else None,
+            consumed_tokens=int(seen) if seen is not None and seen == int(seen) else None,
+            losses={} if loss is None else {"loss": loss},
+            grad_norm=values.pop("grad_norm", None),
+            learning_rate=values.pop("learning_rate", None),
+            global_batch_size=self._out.description.parallel.global_batch_size,
+            extras=values,
         )
+        if apart <= DENSE_STEPS or self._bars.drawn is None:
+            self._steps.add(line, None, family=ProgressSource.HUGGING_FACE)
+        else:
+            self._steps.amend(line)
 
     def _about(self, text: str) -> bool:
         if _RUNNING in text:
             self._out.describe(framework="hf-trainer")
             self._steps.started()
-            self._count = 0
+            self._bars.restart()
+            self._before = self._epochs = self._total = None
             return True
         if match := _SAVED.search(text):
             message = f"Saving the checkpoint of step {match[1]}."
@@ -131,8 +194,10 @@ class HuggingFaceParser:
         size = grouped(match[2]) if match else None
         if match is None or size is None:
             return False
-        if match[1] == "Total optimization steps":
-            self._total = int(size)
+        if match[1] == "Num Epochs":
+            self._epochs = int(size)
+        elif match[1] == "Total optimization steps":
+            self._total = self._bars.total = int(size)
             self._out.describe(train_steps=self._total)
         elif match[1].startswith("Total train batch size"):
             self._out.describe_layout(global_batch_size=int(size))
@@ -141,3 +206,21 @@ class HuggingFaceParser:
         else:
             self._out.describe(parameters=size)
         return True
+
+
+def _nothing(_drawn: DrawnStep) -> None:
+    """A line without a loss needs no step, but the bar is drawn again after it."""
+
+
+def _resolution(text: str) -> float:
+    """The last digit of a printed time, in seconds: 0.01 of `12.31`, 10 of `1.23e+03`."""
+    if number(text) is None:
+        return 0.0
+    digits, _, power = text.strip().lower().partition("e")
+    return 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
+
+
+def _speed_of(values: Mapping[str, float]) -> float | None:
+    """Steps per second, as ms-swift prints them; None without."""
+    per_step = values.get("train_speed(s/it)")
+    return 1 / per_step if per_step else values.get("train_speed(iter/s)")

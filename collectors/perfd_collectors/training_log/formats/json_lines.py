@@ -1,0 +1,130 @@
+"""Steps as JSON objects or dicts, one per line: metric files of trainers, lines of OpenRLHF and slime."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from perfd.model import EventKind
+from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.number_text import number
+from perfd_collectors.training_log.step_fields import StepFields, add_step, fields_of
+
+_STEP_KEYS = (
+    *(
+        "step",
+        "global_step",
+        "current_steps",
+        "iteration",
+        "iter",
+        "_step",
+        "train/global_step",
+        "train/step",
+    ),
+    *("trainer/global_step", "train_step", "current_step"),
+)
+_DICT = re.compile(r"(?:\bGlobal step|\bstep|\bperf) ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
+_PAIR = re.compile(r"'([\w/.()@-]{1,80})': ([^',{}]{1,40})(?=, '|$)", re.ASCII)
+_MAX_KEYS = 2000
+
+
+class JsonLineParser:
+    """Objects that say their step, and a loss, a time or a rate (LLaMA-Factory's `trainer_log.jsonl`)."""
+
+    keywords: Sequence[bytes] = (b'{"', b": {'")
+
+    def __init__(self, job: LogContext) -> None:
+        self._out = job.out
+        self._steps = job.steps
+        self._elapsed: tuple[int, float] | None = None
+
+    in_block = False
+
+    def parse(self, line: LogLine) -> bool:
+        """Parse a complete, undamaged line."""
+        if not line.complete or line.damaged:
+            return False
+        text = line.text.strip()
+        return self._object(text) if text.startswith('{"') else self._dict(text)
+
+    def settle(self) -> None:
+        """Nothing is pending."""
+
+    def finish(self) -> None:
+        """Nothing is pending."""
+
+    def _object(self, text: str) -> bool:
+        try:
+            said = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        if not isinstance(said, dict) or len(said) > _MAX_KEYS:
+            return False
+        step = next((said[key] for key in _STEP_KEYS if type(said.get(key)) is int), None)
+        if step is None or not 0 <= step < 1 << 53:
+            return False
+        numbers = {key: value for key, text in said.items() if (value := _figure(text)) is not None}
+        found = fields_of(numbers.items())
+        if "current_steps" in said:
+            self._of_llama_factory(step, said, found)
+        return self._add(step, found)
+
+    def _dict(self, text: str) -> bool:
+        match = _DICT.search(text)
+        if match is None:
+            return False
+        numbers = {
+            key: value for key, figure in _PAIR.findall(match[2]) if (value := number(figure)) is not None
+        }
+        return self._add(int(match[1]), fields_of(numbers.items()))
+
+    def _add(self, step: int, found: StepFields) -> bool:
+        if found.evaluates and not found.losses:
+            self._out.event(EventKind.EVALUATION, "Evaluation.", step=step)
+            return True
+        if not found.losses and not found.timed:
+            return False
+        if not self._out.description.framework:
+            self._out.describe(framework="training-loop")
+        add_step(self._steps, self._out.job, step, found, None)
+        return True
+
+    def _of_llama_factory(self, step: int, said: Mapping[str, object], found: StepFields) -> None:
+        """Its file has the time since the start, in whole seconds."""
+        clock = said.get("elapsed_time")
+        elapsed_s = _clock_s(clock) if isinstance(clock, str) else None
+        if elapsed_s is None:
+            return
+        before, after = self._elapsed, (step, elapsed_s)
+        if before is None or before[0] >= step:
+            self._elapsed = after
+        elif elapsed_s - before[1] >= _SHORTEST_S:
+            found.values.setdefault("step_time_s", (elapsed_s - before[1]) / (step - before[0]))
+            self._elapsed = after
+
+
+_SHORTEST_S = 20
+"""Between two lines, so that whole seconds show a step's time within 5%."""
+
+
+def _clock_s(text: str) -> float | None:
+    """Seconds of `0:01:23` or `1 day, 0:01:23`."""
+    days, _, clock = text.rpartition(" day")
+    parts = clock.lstrip("s, ").split(":")
+    if len(parts) != 3 or not all(part.isdecimal() and len(part) <= 9 for part in parts):
+        return None
+    hours, minutes, seconds = map(int, parts)
+    count = int(days) if days.isdecimal() and len(days) <= 9 else 0
+    return float(((count * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _figure(value: object) -> float | None:
+    """A number, also one that was written as a string."""
+    if isinstance(value, str):
+        return number(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return number(repr(value))

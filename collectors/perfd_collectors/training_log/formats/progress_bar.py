@@ -1,0 +1,213 @@
+"""Progress bars of tqdm and rich around a training loop: any loop's, Lightning's, torchtune's, OpenRLHF's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from perfd_collectors.training_log.bar_log import DENSE_STEPS, DrawnStep
+from perfd_collectors.training_log.format_parser import LogContext, training_step
+from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.number_text import number, positive
+from perfd_collectors.training_log.step_log import ProgressSource
+
+_TQDM = re.compile(r"%\|[^|]{0,1000}\| {1,40}(\d{1,15})/(\d{1,15}) \[", re.ASCII)
+_SPEED = re.compile(
+    r"(\d{1,4}(?::\d\d){1,2})<[^,]{1,24}, {1,8}([\d.?]{1,20}) ?(s/)?(?:it|ba|batch|step|iter)(?:es|s)?(/s)?"
+    r"(?=,|$)",
+    re.ASCII,
+)
+_RICH = re.compile(r"\bEpoch (\d{1,9})/-?\d{1,9} ", re.ASCII)
+_RICH_SPEED = re.compile(
+    r"(\d{1,15})/(\d{1,15}) (\d{1,4}:\d\d:\d\d) \u2022 {1,40}(?:[\d:-]{7,12} {1,8})?([\d.]{1,20})it/s",
+    re.ASCII,
+)
+_RICH_BAR = " \u2501\u2578\u257a"
+_EPOCH = re.compile(r"\bepoch {0,4}[\[:=]? {0,4}(\d{1,9})\b", re.ASCII | re.IGNORECASE)
+_TORCHTUNE = re.compile(r"(?:^|\s)(\d{1,9})\|(\d{1,15})\|Loss: ([^\s:]{1,24}):$", re.ASCII)
+_OTHER_WORK = re.compile(
+    r"\b(?:download|token|map\b|filter|load|fetch|eval|val|test|predict|sanity|checkpoint|shard|process|pack|"
+    r"sav|upload|extract|convert|compil|captur|warm|generat|collat|group|cast|flatten|concat|shuffl|sort|"
+    r"read|writ|infer|rollout|sampl|scor|quanti|calibrat|merg|build|cach|encod|decod|mak|index|prefetch|"
+    r"copy|creat|init|prepar|comput|pars|import|export|verif|check|add)",
+    re.ASCII | re.IGNORECASE,
+)
+_TRAINING = re.compile(r"\b(?:train|epoch|step|iter|fine-?tun|optimi|fit|episode|pretrain)", re.IGNORECASE)
+_FASTEST_PER_S = 50.0
+_SHORTEST_S = 5
+"""A bar without a word about what it shows counts as training's when its steps are slow, and only after this
+time: bars over texts and files are faster, or shorter. Both chosen, not measured."""
+_MAX_DESCRIPTION_CHARS = 120
+_MAX_POSTFIX_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bar:
+    """A bar as it was drawn."""
+
+    about: str
+    """What is in front of it."""
+    step: int
+    total: int
+    elapsed_s: int
+    step_time_s: float | None
+    postfix: str
+    epoch: int | None = None
+    """As the bar counts them."""
+    global_step: int | None = None
+    """Where it says the step over all epochs, too."""
+
+
+class ProgressBarParser:
+    """The bars in one log. Only a training loop's count: downloads and evaluation have bars, too.
+
+    A bar per epoch begins again at 0; its step is counted over the epochs.
+    """
+
+    keywords: Sequence[bytes] = (b"%|", b"it/s")
+
+    def __init__(self, job: LogContext) -> None:
+        self._out = job.out
+        self._steps = job.steps
+        self._bars = job.bars
+        self._last: _Bar | None = None
+        self._epochs = 0
+        self._first_epoch: int | None = None
+
+    in_block = False
+
+    def parse(self, line: LogLine) -> bool:
+        """Parse the bars of a complete line; whatever else is on it is for others."""
+        if not line.complete or "\ufffd" in line.text:
+            return False
+        found = False
+        for bar in _bars_in(line.text):
+            found = True
+            if _is_training(bar) and self._is_the_bar(bar):
+                self._take(bar, cleared=line.after_clear)
+        return found and "{'" not in line.text
+
+    def settle(self) -> None:
+        """Nothing is pending."""
+
+    def finish(self) -> None:
+        """Nothing is pending."""
+
+    def _is_the_bar(self, bar: _Bar) -> bool:
+        """Whether it is the bar whose steps count: the first, or the next epoch's."""
+        if self._bars.total is None or _says_training(bar):
+            self._bars.total = bar.total
+        return bar.total == self._bars.total
+
+    def _take(self, bar: _Bar, *, cleared: bool) -> None:
+        last, self._last = self._last, bar
+        if last is not None and bar.step < last.step and bar.elapsed_s <= last.elapsed_s:
+            self._epochs += 1
+        if bar.step == 0:
+            return
+        step = self._step_of(bar)
+        # Its own rate needs a few steps behind it, and other bars say nothing without one.
+        self._bars.draw(DrawnStep(step, bar.step_time_s), cleared=cleared)
+        if not _says_training(bar) and not _is_slow_and_long(bar):
+            return
+        if (self._bars.line_steps or 0) in range(1, DENSE_STEPS + 1):
+            # The lines beside the bar say more.
+            return
+        if "v_num=" in bar.postfix:
+            self._out.describe(framework="lightning")
+        elif not self._out.description.framework:
+            self._out.describe(framework="training-loop")
+        if bar.epoch is None and self._epochs == 0:
+            self._out.describe(train_steps=self._out.description.train_steps or bar.total)
+        values = {} if bar.step_time_s is None else {"step_time_s": bar.step_time_s}
+        self._steps.add(
+            training_step(self._out.job, step, values, _losses(bar.postfix), {}),
+            None,
+            family=ProgressSource.PROGRESS_BAR,
+        )
+
+    def _step_of(self, bar: _Bar) -> int:
+        if bar.global_step is not None:
+            return bar.global_step
+        if bar.epoch is None:
+            return self._epochs * bar.total + bar.step
+        if self._first_epoch is None:
+            # Lightning counts epochs from 0; other loops begin with 0 or 1.
+            self._first_epoch = 0 if "v_num=" in bar.postfix else min(bar.epoch, 1)
+        return (bar.epoch - self._first_epoch) * bar.total + bar.step
+
+
+def _bars_in(text: str) -> Iterator[_Bar]:
+    end = 0
+    for match in _TQDM.finditer(text):
+        about = text[max(end, match.start() - _MAX_DESCRIPTION_CHARS) : match.start()].rstrip(" 0123456789")
+        end = text.find("]", match.end(), match.end() + _MAX_POSTFIX_CHARS)
+        speed = _SPEED.match(text, match.end(), end) if end >= 0 else None
+        end = max(end, match.end())
+        if speed is None or (speed[3] is None) is (speed[4] is None):
+            # Its unit is not one of steps, or it was not drawn whole.
+            continue
+        bar = _of_tqdm(about, match, speed, text[speed.end() : end])
+        if 0 <= bar.step <= bar.total and bar.total:
+            yield bar
+    rich = _RICH.search(text)
+    if rich is None:
+        return
+    rest = text[rich.end() :].lstrip(_RICH_BAR)
+    if speed := _RICH_SPEED.match(rest):
+        rate = positive(speed[4])
+        yield _Bar(
+            about="Epoch",
+            step=int(speed[1]),
+            total=int(speed[2]),
+            elapsed_s=_seconds(speed[3]),
+            step_time_s=None if rate is None else 1 / rate,
+            postfix=", v_num=",
+            epoch=int(rich[1]),
+        )
+
+
+def _of_tqdm(about: str, match: re.Match[str], speed: re.Match[str], postfix: str) -> _Bar:
+    rate = positive(speed[2])
+    epoch = _EPOCH.search(about)
+    tune = _TORCHTUNE.search(about)
+    return _Bar(
+        about="train" if tune else about,
+        step=int(match[1]),
+        total=int(match[2]),
+        elapsed_s=_seconds(speed[1]),
+        step_time_s=None if rate is None else rate if speed[3] else 1 / rate,
+        postfix=f", loss={tune[3]}" if tune else postfix,
+        epoch=int(epoch[1]) if epoch else None,
+        global_step=int(tune[2]) if tune else None,
+    )
+
+
+def _is_training(bar: _Bar) -> bool:
+    return not _OTHER_WORK.search(bar.about)
+
+
+def _says_training(bar: _Bar) -> bool:
+    return bool(_TRAINING.search(bar.about)) or "loss" in bar.postfix
+
+
+def _is_slow_and_long(bar: _Bar) -> bool:
+    slow = bar.step_time_s is not None and bar.step_time_s * _FASTEST_PER_S >= 1
+    return slow and bar.elapsed_s >= _SHORTEST_S and not bar.about.strip(" :")
+
+
+def _losses(postfix: str) -> dict[str, float]:
+    pairs = (piece.strip().partition("=") for piece in postfix.split(","))
+    return {
+        key: value
+        for key, _, text in pairs
+        if "loss" in key and key.isascii() and key.isprintable() and (value := number(text)) is not None
+    }
+
+
+def _seconds(clock: str) -> int:
+    total = 0
+    for part in clock.split(":"):
+        total = total * 60 + int(part)
+    return total

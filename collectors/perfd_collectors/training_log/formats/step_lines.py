@@ -1,0 +1,142 @@
+"""Lines of a loop's own that say their step: nanoGPT, nanochat, litgpt, torchtune, and many others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from perfd.model import EventKind
+from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.step_fields import StepFields, add_step
+from perfd_collectors.training_log.timestamps import last_timestamp_ns
+
+_STEP = re.compile(
+    r"(?<![\w/.-])(?:global[ _])?(step|iter|iteration)(?: ?[:=#] ?| )\[?(?: {0,8})([0-9]{1,15})"
+    r"(?: ?/ ?([0-9]{1,15}))?(?=[ :,|)\]]|$)",
+    re.IGNORECASE,
+)
+_ANCHOR_CHARS = 160
+"""The step is at the beginning of a line, after times and names of loggers."""
+_OTHER_LINE = re.compile(
+    r"\b(?:sav|load|resum|restor|checkpoint|eval|valid|val\b|test|best|skip|warm|predict|generat|sampl|from|after|"
+    r"every|until|max|rollout|epoch \d+ (?:done|finished))",
+    re.IGNORECASE,
+)
+_SEPARATOR = re.compile(r"\||;|, | - | — |\{|\}")
+_NUMBER = re.compile(
+    r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,5}|[0-9]{1,20})(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,3})?)"
+    r"([A-Za-z%][A-Za-z/]{0,11})?",
+    re.ASCII,
+)
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_/()%.-]{0,60}", re.ASCII)
+_UNITS = re.compile(
+    r"(?:ms|s|sec|secs|seconds|us|%|(?:ms|s|sec)/(?:step|it|iter|batch)|(?:it|its|iter|steps?)/s(?:ec)?|"
+    r"(?:tok|toks|tokens?|samples?|examples?|images|seq|sequences)/s(?:ec(?:ond)?)?)",
+    re.ASCII | re.IGNORECASE,
+)
+_NO_NUMBERS = frozenset({"nan", "inf", "infinity", "none", "null", "n/a"})
+_LOOPS = frozenset({"", "training-loop", "nanogpt", "nanochat", "litgpt", "torchtune", "lightning"})
+_MAX_NUMBER_CHARS = 48
+
+
+class StepLineParser:
+    """Lines with a step and a loss, a time or a rate, in any order and with any separators.
+
+    Only numbers with a known name or unit count. A line of an evaluation is an event.
+    """
+
+    keywords: Sequence[bytes] = (b"step", b"Step", b"iter ", b"Iter", b"iteration", b"STEP")
+
+    def __init__(self, job: LogContext) -> None:
+        self._out = job.out
+        self._steps = job.steps
+
+    in_block = False
+
+    def parse(self, line: LogLine) -> bool:
+        """Parse a complete, undamaged line."""
+        if not line.complete or line.damaged or "\t" in line.text:
+            return False
+        text = line.text
+        anchor = _anchor(text)
+        if self._out.description.framework not in _LOOPS:
+            # A trainer that perfd knows prints lines of its own.
+            return False
+        if anchor is None or _OTHER_LINE.search(text, 0, anchor.start()):
+            return False
+        found = StepFields()
+        for key, value, unit in _numbers(text[anchor.end() :]):
+            found.add(key, value, unit)
+        step, total = int(anchor[2]), anchor[3]
+        if found.evaluates:
+            self._out.event(EventKind.EVALUATION, "Evaluation.", step=step)
+            return True
+        if not found.losses and not found.timed:
+            return False
+        framework = _framework(text)
+        if framework == "litgpt":
+            _per_step(found, text, step)
+        if not self._out.description.framework or framework:
+            self._out.describe(framework=framework or "training-loop")
+        if total is not None:
+            self._out.describe(train_steps=int(total))
+        add_step(self._steps, self._out.job, step, found, last_timestamp_ns(text[: anchor.start()]))
+        return True
+
+    def settle(self) -> None:
+        """Nothing is pending."""
+
+    def finish(self) -> None:
+        """Nothing is pending."""
+
+
+def _anchor(text: str) -> re.Match[str] | None:
+    """Where a line says its step: `step` before `iter`, which may count micro-batches (litgpt)."""
+    found = list(_STEP.finditer(text, 0, _ANCHOR_CHARS))
+    steps = [match for match in found if match[1].lower() == "step"]
+    return next(iter(steps or found), None)
+
+
+def _numbers(text: str) -> Iterator[tuple[str, float, str]]:
+    """Each number with the words in front of it and its unit."""
+    for piece in _SEPARATOR.split(text):
+        key: list[str] = []
+        words = [
+            word for word in piece.replace("=", " ").replace(": ", " ").replace(":", " ").split(" ") if word
+        ]
+        index = 0
+        while index < len(words):
+            word = words[index].strip("'\"[](),")
+            index += 1
+            match = _NUMBER.fullmatch(word) if len(word) <= _MAX_NUMBER_CHARS else None
+            if match is None:
+                # What is not a number ends its pair, too.
+                key = [*key, word] if _WORD.fullmatch(word) and word.lower() not in _NO_NUMBERS else []
+                continue
+            unit = match[2] or ""
+            if not unit and index < len(words) and _UNITS.fullmatch(words[index].strip("(),")):
+                unit = words[index].strip("(),")
+                index += 1
+            yield " ".join(key), float(match[1].replace(",", "")), unit
+            key = []
+
+
+def _framework(text: str) -> str | None:
+    if "lrm:" in text and "tok/sec:" in text:
+        return "nanochat"
+    if ", mfu " in text and text.lstrip().startswith("iter "):
+        return "nanogpt"
+    if "| iter time:" in text:
+        return "litgpt"
+    if "tokens_per_second_per_gpu:" in text:
+        return "torchtune"
+    return None
+
+
+def _per_step(found: StepFields, text: str, step: int) -> None:
+    """Litgpt times a micro-batch: a step of several is as many times as long."""
+    micro = next((match for match in _STEP.finditer(text, 0, _ANCHOR_CHARS) if match[1] == "iter"), None)
+    time_s = found.values.pop("step_time_s", None)
+    if micro is not None and time_s is not None and step and int(micro[2]) % step == 0:
+        found.values["step_time_s"] = time_s * (int(micro[2]) // step)

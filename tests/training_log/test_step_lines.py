@@ -1,0 +1,102 @@
+"""Lines of a loop's own that say their step, as text and as JSON."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfd.model import Event, EventKind, TrainingStep
+from tests.training_log.logs import iteration, records_of
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "time_s"),
+    [
+        ("iter 10: loss 3.2000, time 120.11ms, mfu 45.10%", 10, 0.12011),
+        ("step 00010/21400 (0.05%) | loss: 10.8 | lrm: 1.00 | dt: 2540.00ms | tok/sec: 206,396", 10, 2.54),
+        ("Epoch 1 | iter 12 step 3 | loss train: 10.9, val: n/a | iter time: 380.00 ms (step)", 3, 1.52),
+        ("step 10 loss 3.2 182.6 ms/step 1,234 tok/s", 10, 0.1826),
+        ("[08:32:55] train INFO: global_step=10 loss=3.2 step_time=0.5", 10, 0.5),
+        ("Step: 10/100, Loss: 3.2, 2.5 it/s", 10, 0.4),
+        ('{"step": 10, "loss": 3.2, "step_time_s": 0.5}', 10, 0.5),
+        ("slime.py:12 - perf 10: {'perf/step_time': 101.5, 'perf/train_time': 60.25}", 10, 101.5),
+    ],
+)
+def test_a_line_with_a_step_and_a_time_is_a_step(line: str, step: int, time_s: float) -> None:
+    (found,) = records_of(f"{line}\n", TrainingStep)
+
+    assert (found.step, found.step_time_s) == (step, pytest.approx(time_s))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Saving checkpoint at step 20, loss 3.1",
+        "Resuming from step 20 with loss 3.1",
+        "warmup step 3 loss 3.1",
+        "max steps 1000, loss scale 65536",
+        "step 20 begins",
+        "loss 3.1 after 20 steps",
+        "footstep 12 loss 3.1",
+        "step 1.5 loss 3.1",
+        '{"step": true, "loss": 3.1}',
+        '{"epoch": 2, "loss": 3.1}',
+        '{"step": 20, "message": "loss 3.1"}',
+        "iteration 20: lossless 4.5 GB",
+    ],
+)
+def test_a_line_that_only_looks_like_a_step_is_none(line: str) -> None:
+    found = records_of(f"{line}\n", TrainingStep)
+
+    assert not any(step.step_time_s or "loss" in step.losses for step in found), found
+
+
+def test_an_evaluation_is_an_event() -> None:
+    log = "step 250: train loss 3.1, val loss 3.2\n"
+
+    assert records_of(log, TrainingStep) == []
+    assert [(event.kind, event.step) for event in records_of(log, Event)] == [(EventKind.EVALUATION, 250)]
+
+
+def test_what_is_not_a_number_gives_its_name_to_no_other() -> None:
+    (step,) = records_of("step 10 loss nan time 120.0ms\n", TrainingStep)
+
+    assert (step.losses, step.step_time_s) == ({}, 0.12)
+
+
+def test_lines_with_a_time_count_before_those_without() -> None:
+    log = "".join(f"step {n} loss 3.5\nstep {n} | loss 3.5 | 100.0 ms/step\n" for n in (10, 20, 30))
+
+    steps = records_of(log, TrainingStep)
+
+    assert [step.step for step in steps] == [10, 20, 30]
+    assert [step.step_time_s for step in steps][1:] == [0.1, 0.1]
+
+
+def test_lines_beside_those_of_a_known_trainer_do_not_count() -> None:
+    log = iteration(10) + "step 11 loss 3.5 100.0 ms/step\n" + iteration(20)
+
+    assert [step.step for step in records_of(log, TrainingStep)] == [10, 20]
+
+
+def test_llama_factory_times_its_steps_in_whole_seconds() -> None:
+    log = "".join(
+        f'{{"current_steps": {step}, "total_steps": 99, "loss": 1.5, "elapsed_time": "0:{clock}"}}\n'
+        for step, clock in ((10, "00:10"), (20, "00:20"), (30, "00:31"), (40, "00:41"), (50, "00:52"))
+    )
+
+    times = {step.step: step.step_time_s for step in records_of(log, TrainingStep)}
+
+    # From step 10 to 30 in 21 s, and on to 50 in 21 s: less would tell the time of no step.
+    assert {step: time_s for step, time_s in times.items() if time_s} == {30: 1.05, 50: 1.05}
+
+
+def test_maxtext_tells_rates_of_a_device_and_tokens_of_all() -> None:
+    log = (
+        "Num_devices: 4, shape (1, 4)\ncompleted step: 7, seconds: 0.250, TFLOP/s/device: 204.5, "
+        "Tokens/s/device: 32768.000, total_weights: 32768, loss: 10.625\n"
+    )
+
+    (step,) = records_of(log, TrainingStep)
+
+    assert (step.step, step.step_time_s, step.flops_per_s_per_gpu) == (7, 0.25, 204.5e12)
+    assert (step.tokens_per_s, step.losses) == (131072.0, {"loss": 10.625})
