@@ -46,17 +46,21 @@ class YamlSource:
             return yaml.compose(self.text, Loader=yaml.SafeLoader)
         except yaml.YAMLError as error:
             self._note_error(error)
+        except RecursionError:
+            self.refuse(None, "this is nested too deeply")
         return None
 
     def data(self, node: yaml.Node) -> Any:  # noqa: ANN401
         """The values of a node; None, and mistakes, for invalid values and repeated keys."""
-        self._note_repeated_keys(node, set())
         try:
+            self._note_repeated_keys(node, set())
             return yaml.constructor.SafeConstructor().construct_document(node)
         except yaml.YAMLError as error:
             self._note_error(error)
         except ValueError as error:
             self.refuse(node, f"this is not YAML: {error}")
+        except RecursionError:
+            self.refuse(node, "this is nested too deeply")
         return None
 
     def note(self, line: int, column: int, message: str) -> None:

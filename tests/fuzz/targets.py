@@ -27,12 +27,23 @@ from perfd.recording import open_recording
 from perfd.rules.files import load_rules
 from perfd.rules.problems import TextError
 from perfd.rules.promql.compiler import compile_query
+from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.session.recording.recorded_streams import installed_players, open_playback
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.roofline.hlo_line import read_line
 from perfd.trace.roofline.ncu_csv import read_csv
 from perfd.wire.convert import check, decode_agent_message
+from tests.fuzz.evaluation_targets import (
+    analyze_batch,
+    batch,
+    evaluation,
+    nsys_export,
+    queries,
+    read_nsys,
+    read_segment,
+    segment,
+)
 
 _TESTS = Path(__file__).parents[1]
 _ROOT = _TESTS.parent
@@ -179,6 +190,14 @@ def targets() -> dict[str, Target]:
         ),
         "recording": Target(_in_file("recording.json", _recording), [json.dumps(manifest).encode()]),
         "wire": Target(decode_agent_message, [_first_message(batches)]),
+        "nsys": Target(read_nsys, [nsys_export()]),
+        "segment": Target(read_segment, [segment()]),
+        "evaluation": Target(
+            evaluation(_samples("rules/*.yaml")),
+            queries(_samples("rules/*.yaml")),
+            (TextError, EvaluationError),
+        ),
+        "analysis": Target(analyze_batch, [batch(), _first_message(batches)]),
     }
 
 
