@@ -74,6 +74,9 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     host_page_faults_per_s: float
     host_remote_numa_ratio: float
     host_contention_cost_ratio: float
+    late_hosts_compute_ratio: float
+    late_hosts_idle_ratio: float
+    late_hosts_waiting_ratio: float
     tensor_wait_ratio: float
     periodic_stall_ratio: float
     periodic_stall_count: int

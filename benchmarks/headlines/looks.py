@@ -19,6 +19,8 @@ STEADY_STEPS = 10
 _STEADY_S = 10.0
 """The same after the first headline of a job that prints no steps."""
 _BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG})
+_OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENTION})
+"""What a headline may be while the loaders of all ranks are slow."""
 _LIVE_TICK_S = 1.0
 _LEAST_LOST = 0.1
 
@@ -63,7 +65,7 @@ class OfPhase:
 
     phase: Phase
     named_after_s: float | None
-    """From its begin to the first look that names its ranks and no other one."""
+    """From its begin to the first look that names its ranks and no other one, or the hosts of all ranks."""
     gain_error: float | None
     """By how much of a step the last such look missed what was measured."""
     gain_ratio: float | None
@@ -185,8 +187,8 @@ def _look(at_s: float, start_unix_s: float, summary: JobSummary) -> Look:
 
 
 def must_be_named(phase: Phase) -> bool:
-    """Whether a rank is to blame for a tenth of a step and more."""
-    return bool(phase.ranks) and (phase.lost_ratio or 0.0) >= _LEAST_LOST
+    """Whether a rank is to blame for a tenth of a step and more, or the hosts of all ranks."""
+    return phase.fault != "healthy" and (phase.lost_ratio or 0.0) >= _LEAST_LOST
 
 
 def _of_phase(
@@ -196,12 +198,11 @@ def _of_phase(
     inside = [look for look in looks if phase.begin_unix_s <= look.unix_s < phase.end_unix_s]
     until_unix_s = after[0].end_unix_s if after else phase.end_unix_s
     right = [
-        look
-        for look in looks
-        if phase.begin_unix_s <= look.unix_s < until_unix_s and phase.ranks and look.blamed == phase.ranks
+        look for look in looks if phase.begin_unix_s <= look.unix_s < until_unix_s and _names(look, phase)
     ]
     allowed = phase.ranks.union(*(one.ranks for one in before))
-    gains = [look.blamed_gain_ratio for look in right if look.blamed_gain_ratio is not None]
+    said = [look.blamed_gain_ratio if phase.ranks else look.gain_ratio for look in right]
+    gains = [gain for gain in said if gain is not None]
     gain = gains[-1] if gains else None
     missed = None if gain is None or phase.lost_ratio is None else abs(gain - phase.lost_ratio)
     return OfPhase(
@@ -211,6 +212,12 @@ def _of_phase(
         gain_ratio=gain,
         wrongly=frozenset().union(*(look.blamed for look in inside)) - allowed,
     )
+
+
+def _names(look: Look, phase: Phase) -> bool:
+    if phase.ranks:
+        return look.blamed == phase.ranks
+    return phase.fault == "loader" and look.kind in _OF_ALL_HOSTS and not look.blamed
 
 
 def _run(looks: Sequence[Look]) -> Run:

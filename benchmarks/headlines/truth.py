@@ -12,7 +12,7 @@ from typing import Any
 _TABLE = Path(__file__).with_name("truth.toml")
 _KINDS_OF_FAULT = {
     "none": ("none", "compute_bound", "memory_bound", "launch_bound", "host_bound", "communication"),
-    "slow_loaders": ("data_loading", "host_bound", "launch_bound"),
+    "slow_loaders": ("data_loading", "late_hosts", "host_bound", "launch_bound"),
     "heavy_last_stage": ("pipeline_imbalance", "pipeline_bubble"),
     "no_p2p": ("slow_link", "communication"),
 }

@@ -11,6 +11,8 @@ from benchmarks.headlines.looks import Look, Watched, must_be_named, watch
 from benchmarks.headlines.truth import Truth, truth_of
 from perfd.recording import bundled, bundled_names
 
+PHASES = Path(__file__).parents[2] / "benchmarks/gpu/recorded_phases"
+
 
 def _look(step: int, kind: str, *ranks: int) -> Look:
     return Look(
@@ -79,9 +81,9 @@ def test_a_slow_rank_is_named_at_every_look_that_names_one(capsys: pytest.Captur
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(name: str) -> None:
-    recording = Path("benchmarks/gpu/recorded_phases") / name / "recording"
+    recording = PHASES / name / "recording"
     watched = watch(recording, name, truth_of(recording))
-    due = [one for one in watched.of_phases if must_be_named(one.phase)]
+    due = [one for one in watched.of_phases if one.phase.ranks and must_be_named(one.phase)]
     assert len(due) == 3
     for one in due:
         assert one.named_after_s is not None
@@ -89,3 +91,18 @@ def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(name: str) -> 
         assert one.gain_error is not None
         assert one.gain_error <= 0.08
     assert not watched.false_blame
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dp4", "ep4", "pp2dp2", "pp4", "tp2pp2"])
+def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_nobody(name: str) -> None:
+    recording = PHASES / name / "recording"
+    watched = watch(recording, name, truth_of(recording))
+    (loader,) = [one for one in watched.of_phases if one.phase.fault == "loader"]
+    assert loader.named_after_s is not None
+    assert loader.named_after_s <= 5.0
+    assert loader.gain_error is not None
+    assert loader.gain_error < 0.04
+    assert not loader.wrongly
+    late = [look for look in watched.looks if look.kind == "late_hosts"]
+    assert all(look.unix_s >= loader.phase.begin_unix_s for look in late)

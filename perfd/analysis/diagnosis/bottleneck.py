@@ -14,7 +14,12 @@ from perfd.analysis.diagnosis.communication_findings import judge_communication
 from perfd.analysis.diagnosis.compute_findings import judge_compute
 from perfd.analysis.diagnosis.data_loading_findings import judge_data
 from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
-from perfd.analysis.diagnosis.host_delay_findings import judge_contention, judge_stalls, judge_tensor_launches
+from perfd.analysis.diagnosis.host_delay_findings import (
+    judge_contention,
+    judge_late_hosts,
+    judge_stalls,
+    judge_tensor_launches,
+)
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.imbalance_findings import judge_experts, judge_sequences
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
@@ -55,6 +60,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         judge_links,
         partial(judge_experts, straggler=straggler),
         partial(judge_contention, straggler=straggler),
+        partial(judge_late_hosts, straggler=straggler),
         judge_stalls,
         *(() if facts.too_few_steps else of_time),
         _judge_memory,

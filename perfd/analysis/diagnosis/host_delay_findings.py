@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from perfd.analysis.data.job_data import Bools, Ints
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import mean_over_gpus
@@ -50,6 +51,43 @@ def judge_contention(facts: JobEvidence, *, straggler: Finding | None) -> Findin
         evidence=[_sentence(one) for one in facts.contention] + _beside(first),
         advice=_REMEDIES[first.column],
         gain_ratio=gain,
+    )
+
+
+def judge_late_hosts(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
+    """Steps that became longer without more work for any GPU, where some idle for it; None with a straggler.
+
+    What GPUs do shows that hosts are late, and not what these do.
+    """
+    longer = facts.longer_steps
+    if straggler is not None or longer is None or not (longer.ranks >= 0).all():
+        return None
+    computing, running = longer.computing_ratio, longer.running_ratio
+    waiting = running >= THRESHOLDS.late_hosts_waiting_ratio
+    idle = running <= THRESHOLDS.late_hosts_idle_ratio
+    late = idle.any() if waiting.any() else running.mean() <= THRESHOLDS.late_hosts_idle_ratio
+    other_work = ~(np.abs(computing) <= THRESHOLDS.late_hosts_compute_ratio)
+    if not late or other_work.any() or np.isnan(running).any():
+        return None
+    now, before = duration(longer.since_s), duration(longer.before_s)
+    took = (
+        f"Steps take {now} since step {longer.since_step} and took {before} before, without more work for any"
+        " GPU (NVML: SMs are active for as long as before)."
+    )
+    who = (
+        f"In that time GPUs of {_ranks(longer.ranks, idle)} run no kernel, while those of"
+        f" {_ranks(longer.ranks, waiting)} wait in one of NCCL (NVML)."
+        if waiting.any()
+        else f"GPUs of all ranks run a kernel in only {percent(max(0.0, float(running.mean())))} of the added"
+        " time (NVML): their hosts are late together."
+    )
+    unknown = "Data loading does this, and so does any other work of hosts: nothing seen shows which."
+    return Finding(
+        kind=Kind.LATE_HOSTS,
+        confidence=0.6,
+        evidence=[took, who, *(_readers(facts, longer.ranks[idle]) if waiting.any() else ()), unknown],
+        advice=advice.LATE_HOSTS,
+        gain_ratio=longer.gain_ratio,
     )
 
 
@@ -103,6 +141,18 @@ def judge_tensor_launches(facts: JobEvidence, *, straggler: Finding | None) -> F
         advice=advice.LAUNCH_LESS,
         gain_ratio=idle + waits[0],
     )
+
+
+def _ranks(ranks: Ints, chosen: Bools) -> str:
+    return rank_names(sorted(ranks[chosen].tolist()))
+
+
+def _readers(facts: JobEvidence, idle: Ints) -> list[str]:
+    """Of tensor groups, where their first ranks idle: by design these read the data for all."""
+    size = facts.parallel.tp or 1
+    if size < 2 or (idle % size).any():
+        return []
+    return ["They are the first of their tensor groups, which read the data for them."]
 
 
 def _gain(facts: JobEvidence, first: HostContention, straggler: Finding | None) -> float | None:

@@ -16,6 +16,7 @@ from perfd.analysis.steps import (
     Efficiency,
     GpuActivity,
     HeldClock,
+    LongerSteps,
     Memory,
     Optimizer,
     Pipeline,
@@ -79,6 +80,7 @@ class JobEvidence:
     sequences: UnequalSequences | None = None
     experts: ExpertImbalance | None = None
     change: ComputeChange | None = None
+    longer_steps: LongerSteps | None = None
     stall: PeriodicStall | None = None
     contention: Sequence[HostContention] = ()
     """What ranks' hosts wait for, the worst first."""

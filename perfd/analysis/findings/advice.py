@@ -190,6 +190,11 @@ FREE_MEMORY = (
     " from storage again and again."
 )
 
+LATE_HOSTS = (
+    "Look what hosts do at the start of a step and of its micro-batches: workers of the DataLoader, storage,"
+    " tokenization, logging. A capture with CPU activity, or perfd.hook's phase around the next batch, shows"
+    " whether it is data loading."
+)
 PERIODIC_STALL = (
     "Look what happens then: Python's garbage collection (collect on all ranks in the same step [[garbage]],"
     " or gc.disable() and gc.collect() every N steps), logging, evaluation, a checkpoint, or a cron job; a"

@@ -41,15 +41,18 @@ EXPLAINS: Mapping[Kind, Mapping[Kind, SymptomPart]] = {
     Kind.SLOW_LINK: {Kind.COMMUNICATION: SymptomPart.MOVING},
     Kind.DATA_LOADING: {
         Kind.STRAGGLER: SymptomPart.SAME_RANK,
+        Kind.LATE_HOSTS: SymptomPart.WHOLE,
         **dict.fromkeys(_IDLE, SymptomPart.WHOLE),
         **_WAITS,
     },
     Kind.HOST_CONTENTION: {
         Kind.STRAGGLER: SymptomPart.SAME_RANK,
         Kind.DATA_LOADING: SymptomPart.WHOLE,
+        Kind.LATE_HOSTS: SymptomPart.WHOLE,
         **dict.fromkeys(_IDLE, SymptomPart.WHOLE),
         **_WAITS,
     },
+    Kind.LATE_HOSTS: {**dict.fromkeys(_IDLE, SymptomPart.WHOLE), **_WAITS},
     Kind.PERIODIC_STALL: {
         Kind.STRAGGLER: SymptomPart.SAME_RANK,
         **dict.fromkeys(_IDLE, SymptomPart.WHOLE),

@@ -47,6 +47,8 @@ class Kind(StrEnum):
     """Experts of some ranks get more tokens; their hardware is not at fault."""
     HOST_CONTENTION = "host_contention"
     """Hosts launch late because their threads wait for a CPU, a quota, storage or memory."""
+    LATE_HOSTS = "late_hosts"
+    """Steps became longer, and GPUs idle for it: data loading, or other work of the hosts."""
     PERIODIC_STALL = "periodic_stall"
     """Every so many steps, or seconds, a step takes longer."""
     HANG = "hang"
@@ -83,8 +85,8 @@ class Kind(StrEnum):
         return _WORDS[self][1]
 
 
-FAULTS = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.THROTTLING, Kind.SLOW_LINK})
-"""Something is broken, which comes before what the job's configuration costs."""
+FAULTS = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.THROTTLING, Kind.SLOW_LINK, Kind.LATE_HOSTS})
+"""Something is broken, or has become slower, which comes before what the job's configuration costs."""
 
 COMPUTATION = frozenset({Kind.NONE, Kind.COMPUTE_BOUND, Kind.MEMORY_BOUND})
 """What the GPUs do when nothing keeps them from computing."""
@@ -113,6 +115,7 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.SEQUENCE_IMBALANCE: ("sequence imbalance", "Sequences of unequal length limit this job"),
     Kind.EXPERT_IMBALANCE: ("expert imbalance", "Unequal load of experts limits this job"),
     Kind.HOST_CONTENTION: ("host contention", "Contention on the host limits this job"),
+    Kind.LATE_HOSTS: ("late hosts", "Late hosts limit this job: data loading, or other work of theirs"),
     Kind.PERIODIC_STALL: ("periodic stall", "A periodic stall limits this job"),
     Kind.HANG: ("hang", "This job hangs"),
     Kind.MISSING_TELEMETRY: ("missing telemetry", "Missing telemetry hides what limits this job"),

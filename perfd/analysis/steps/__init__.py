@@ -3,6 +3,7 @@
 from perfd.analysis.steps.activity_by_gpu import STEADY_STEPS, TRAINING_TIME, GpuActivity, gpu_activity
 from perfd.analysis.steps.compute_change import ComputeChange, compute_change
 from perfd.analysis.steps.flops_check import FlopsCheck
+from perfd.analysis.steps.longer_steps import LongerSteps, longer_steps
 from perfd.analysis.steps.mfu import Efficiency, MfuTier, efficiency, gpu_infos, mean_over_gpus, world_size
 from perfd.analysis.steps.phase_timers import (
     BACKWARD,
@@ -54,6 +55,7 @@ __all__ = [
     "FlopsCheck",
     "GpuActivity",
     "HeldClock",
+    "LongerSteps",
     "Memory",
     "MfuTier",
     "Optimizer",
@@ -73,6 +75,7 @@ __all__ = [
     "gpu_activity",
     "gpu_infos",
     "held_clocks",
+    "longer_steps",
     "mean_over_gpus",
     "memory",
     "optimizer",

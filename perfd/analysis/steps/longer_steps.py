@@ -1,0 +1,116 @@
+"""Steps that became longer while the job ran, and what its GPUs do in the added time.
+
+The multiprocessors of a GPU are active for so long in each step: their activity times the step's length is
+the work of a step. Where steps become longer and this does not, the GPU got no more to do: it idles, or it
+waits in a kernel of NCCL, which fills few multiprocessors. NVML's share of time with any kernel separates
+these two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from perfd.analysis.data.job_data import Floats, GpuTable, Ints, StepTable
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, mean
+from perfd.model import GpuColumn
+
+_FEWEST_SINCE, _MOST_SINCE = 6, 50
+"""Lines of the log since the change; later those before are another time."""
+_BEFORE = 8
+_LEAST_RATIO = 0.08
+"""By which steps must be longer: by less they scatter."""
+_SIGMAS = 3.0
+"""And by this many of their robust standard deviations before."""
+_MOSTLY = 0.85
+"""Of the lines since that are nearer to the new time of a step, and of those before to the old one."""
+_NEWEST = 2
+"""Lines that must all be: the change lasts."""
+_FEWEST_SAMPLES = 3
+"""Of each GPU since the change: NVML's share of time with a kernel is coarse."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LongerSteps:
+    """How much longer steps are since one of them, and what GPUs do then."""
+
+    since_step: int
+    before_s: float
+    """A step before, and since."""
+    since_s: float
+    ranks: Ints
+    """(g,): of each GPU; -1 where unknown."""
+    computing_ratio: Floats
+    """(g,): the share of the added time in which multiprocessors are active; near 1 for more work, near
+    0 for a GPU that idles, and a little more for one that waits in NCCL. NaN is unknown."""
+    running_ratio: Floats
+    """(g,): the share of the added time with any kernel on the GPU, those of NCCL included."""
+
+    @property
+    def gain_ratio(self) -> float:
+        """The share of a step that the job would gain if steps were as before."""
+        return 1 - self.before_s / self.since_s
+
+
+def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | None:
+    """The newest lasting change to longer steps, by the given rows of the log, and GPUs since then.
+
+    None without such a change, and where too few samples of GPUs lie before or after it.
+    """
+    times = steps.step_time_s[rows]
+    since = _lines_since(times)
+    metrics = [gpu.metrics.get(name) for name in (GpuColumn.SM_ACTIVE, GpuColumn.BUSY)]
+    if since is None or metrics[0] is None or metrics[1] is None:
+        return None
+    first, change = len(rows) - since - _BEFORE, len(rows) - since
+    before_s, since_s = float(np.median(times[first:change])), float(np.median(times[change:]))
+    began, changed, newest = (steps.time_unix_s[rows[at]] for at in (first, change - 1, -1))
+    sampled = (gpu.time_unix_s > began) & (gpu.time_unix_s <= newest)
+    counts = np.isfinite(metrics[0][sampled]).sum(axis=0)
+    # Each is a mean since the sample before it, so that only whole ones belong to one of both times.
+    interval_s = (newest - began) / max(1, int(counts.max(initial=0)))
+    earlier = sampled & (gpu.time_unix_s <= changed) & (gpu.time_unix_s - interval_s >= began)
+    later = sampled & (gpu.time_unix_s - interval_s >= changed)
+    if not earlier.any():
+        return None
+    longer_s = since_s - before_s
+    added = [
+        (mean(values[later], axis=0) * since_s - mean(values[earlier], axis=0) * before_s) / longer_s
+        for values in metrics
+        if values is not None
+    ]
+    seen = np.isfinite(metrics[0][later]).sum(axis=0) >= _FEWEST_SAMPLES
+    computing, running = (np.where(seen, ratio, np.nan) for ratio in added)
+    return LongerSteps(
+        since_step=int(steps.step[rows[change]]),
+        before_s=before_s,
+        since_s=since_s,
+        ranks=np.array([-1 if key.rank is None else key.rank for key in gpu.gpus], dtype=np.int64),
+        computing_ratio=computing,
+        running_ratio=running,
+    )
+
+
+def _lines_since(times: Floats) -> int | None:
+    """How many of the newest lines are longer than those before; None where they are not, or not all."""
+    if len(times) < _FEWEST_SINCE + _BEFORE:
+        return None
+    newest = times[-(_MOST_SINCE + _BEFORE) :]
+    before = sliding_window_view(newest, _BEFORE)[: 1 - _FEWEST_SINCE]
+    usual_s = np.median(before, axis=1)
+    scatter_s = MAD_TO_SIGMA * np.median(np.abs(before - usual_s[:, None]), axis=1)
+    # The earliest moment from which on it holds: a few lines later it does, too.
+    for first in range(len(before) - 1):
+        own, since = newest[first : first + _BEFORE], newest[first + _BEFORE :]
+        now_s = float(np.median(since))
+        middle_s = (usual_s[first] + now_s) / 2
+        if since[0] <= middle_s or now_s - usual_s[first] < max(
+            _LEAST_RATIO * now_s, _SIGMAS * scatter_s[first]
+        ):
+            continue
+        longer, shorter = since > middle_s, own < middle_s
+        if longer.mean() >= _MOSTLY and shorter.mean() >= _MOSTLY and longer[-_NEWEST:].all():
+            return len(since)
+    return None

@@ -1,0 +1,196 @@
+"""Steps that became longer without more work for any GPU: hosts are late, and nobody is blamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from analysis.jobs import description, job_data, phase_table, step_table
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, StepTable
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Culprit, Finding, Kind, ranked
+from perfd.analysis.steps import longer_steps
+from perfd.model import GpuColumn
+
+BEFORE_S, SINCE_S = 0.4, 0.6
+WORK_S = 0.34
+"""Of each GPU in each step, as its multiprocessors are active."""
+SAMPLES_PER_STEP = 2
+LONGER = [BEFORE_S] * 12 + [SINCE_S] * 8
+
+
+def gpus(
+    steps: StepTable,
+    *,
+    more_work_s: Sequence[float] = (0, 0, 0, 0),
+    idle: Sequence[bool] = (True, True, True, True),
+    shift_s: float = 0.0,
+) -> GpuTable:
+    """GPUs with as much work in each step, `more_work_s` in longer ones; those not `idle` wait in NCCL."""
+    fractions = (np.arange(SAMPLES_PER_STEP) + 1) / SAMPLES_PER_STEP
+    starts = steps.time_unix_s - steps.step_time_s
+    longer = steps.step_time_s > BEFORE_S
+    work_s = WORK_S + longer[:, None] * np.array(more_work_s, dtype=float)
+    active = work_s / steps.step_time_s[:, None]
+    running = np.where(np.array(idle), np.minimum(1.0, (work_s + 0.04) / steps.step_time_s[:, None]), 1.0)
+    return GpuTable(
+        time_unix_s=(starts[:, None] + fractions * steps.step_time_s[:, None]).ravel() + shift_s,
+        gpus=[GpuKey(node="node0", gpu=str(rank), rank=rank) for rank in range(len(idle))],
+        metrics={
+            GpuColumn.SM_ACTIVE: np.repeat(active, SAMPLES_PER_STEP, axis=0).astype(np.float32),
+            GpuColumn.BUSY: np.repeat(running, SAMPLES_PER_STEP, axis=0).astype(np.float32),
+        },
+    )
+
+
+def job(times_s: Sequence[float] = LONGER, *, tp: int = 1, **seen: object) -> JobData:
+    steps = step_table(times_s)
+    layout = description(world_size=4, dp=4 // tp, tp=tp)
+    return job_data(steps, description=layout, gpu=gpus(steps, **seen))  # type: ignore[arg-type]
+
+
+def summary(data: JobData) -> JobSummary:
+    return summarise(data, AnalysisSettings())
+
+
+def kinds(data: JobData) -> set[Kind]:
+    return {finding.kind for finding in summary(data).findings}
+
+
+def test_all_ranks_whose_gpus_idle_in_longer_steps_have_late_hosts_and_no_rank_is_blamed():
+    first = summary(job()).bottleneck
+
+    assert first.kind is Kind.LATE_HOSTS
+    assert first.culprits == ()
+    assert first.gain_ratio == pytest.approx(1 - BEFORE_S / SINCE_S)
+    took, who, unknown = first.evidence
+    assert took.startswith("Steps take 600.0 ms since step 13 and took 400.0 ms before, without more work")
+    assert who.startswith("GPUs of all ranks run a kernel in only 0.0% of the added time (NVML)")
+    assert unknown.endswith("nothing seen shows which.")
+    assert "perfd.hook" in first.advice
+
+
+def test_first_ranks_of_tensor_groups_that_idle_read_the_data_for_the_others():
+    first = summary(job(tp=2, idle=(True, False, True, False))).bottleneck
+
+    assert first.kind is Kind.LATE_HOSTS
+    who = (
+        "In that time GPUs of ranks 0, 2 run no kernel, while those of ranks 1, 3 wait in one of NCCL (NVML)."
+    )
+    assert who in first.evidence
+    assert any("first of their tensor groups" in sentence for sentence in first.evidence)
+
+
+def test_hosts_late_on_any_other_ranks_are_not_taken_for_readers_of_data():
+    first = summary(job(tp=2, idle=(True, True, False, False))).bottleneck
+
+    assert first.kind is Kind.LATE_HOSTS
+    assert not any("tensor groups" in sentence for sentence in first.evidence)
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"more_work_s": (0, 0, 0.2, 0)},
+        {"more_work_s": (0.2, 0.2, 0.2, 0.2)},
+        {"more_work_s": (0, 0, -0.2, 0)},
+        {"idle": (False, False, False, False)},
+    ],
+    ids=["one GPU computes longer", "all compute longer", "one computes less", "all wait in NCCL"],
+)
+def test_gpus_with_other_work_or_all_in_nccl_do_not_wait_for_hosts(seen: dict[str, tuple[float, ...]]):
+    assert Kind.LATE_HOSTS not in kinds(job(**seen))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "times_s",
+    [
+        [BEFORE_S, SINCE_S],
+        [BEFORE_S, SINCE_S] * 12,
+        [BEFORE_S] * 12 + [SINCE_S] * 8 + [BEFORE_S] * 3,
+        [BEFORE_S] * 4 + [SINCE_S] * 12,
+        [BEFORE_S] * 20 + [SINCE_S] * 2,
+        [BEFORE_S] * 12 + [BEFORE_S * 1.05] * 8,
+    ],
+    ids=["two steps", "alternating", "as before again", "too few before", "too few since", "little longer"],
+)
+def test_steps_without_a_lasting_change_say_nothing_of_hosts(times_s: list[float]):
+    assert Kind.LATE_HOSTS not in kinds(job(times_s))
+
+
+@pytest.mark.parametrize("shift_s", [-60.0, -2.4, 2.4, 60.0])
+def test_clocks_of_gpus_apart_from_that_of_the_log_say_nothing_of_hosts(shift_s: float):
+    assert Kind.LATE_HOSTS not in kinds(job(shift_s=shift_s))
+
+
+def test_a_gpu_that_nobody_reads_leaves_it_open():
+    data = job()
+    unread = {name: values.copy() for name, values in data.gpu.metrics.items()}
+    for values in unread.values():
+        values[:, 2] = np.nan
+
+    assert Kind.LATE_HOSTS not in kinds(replace(data, gpu=replace(data.gpu, metrics=unread)))
+    nameless = [GpuKey(node="node0", gpu=str(at)) for at in range(4)]
+    assert Kind.LATE_HOSTS not in kinds(replace(data, gpu=replace(data.gpu, gpus=nameless)))
+
+
+def test_a_timer_of_the_input_makes_it_data_loading():
+    data = job()
+    phases = phase_table(data.steps, {"batch-generator": (0.2, 0.2)})
+
+    first = summary(replace(data, phases=phases)).bottleneck
+
+    assert first.kind is Kind.DATA_LOADING
+    assert [effect.kind for effect in first.effects] == [Kind.LATE_HOSTS]
+
+
+def test_late_hosts_explain_idle_gpus_and_come_before_a_loss_by_design():
+    late = Finding(kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.2)
+    idle = Finding(kind=Kind.LAUNCH_BOUND, confidence=0.6, gain_ratio=0.3)
+    design = Finding(kind=Kind.PIPELINE_IMBALANCE, confidence=0.6, gain_ratio=0.3, waiting_ratio=0.0)
+
+    found = ranked([design, idle, late])
+
+    assert [finding.kind for finding in found] == [Kind.LATE_HOSTS, Kind.PIPELINE_IMBALANCE]
+    assert [effect.kind for effect in found[0].effects] == [Kind.LAUNCH_BOUND]
+
+
+def test_a_rank_that_the_others_wait_for_is_told_instead():
+    data = job()
+    slow = phase_table(
+        data.steps,
+        by_rank={"forward-compute": [0.1, 0.1, 0.2, 0.1], "backward-compute": [0.1, 0.1, 0.2, 0.1]},
+    )
+
+    found = summary(replace(data, phases=slow))
+
+    assert found.bottleneck.culprits == (Culprit(kind="rank", id=2),)
+    assert Kind.LATE_HOSTS not in {finding.kind for finding in found.findings}
+
+
+@given(
+    st.lists(st.sampled_from([0.1, 0.4, 0.6, float("nan"), float("inf"), 0.0]), max_size=40),
+    st.floats(width=32),
+)
+def test_garbage_of_steps_and_gpus_never_raises(times_s: list[float], value: float):
+    steps = replace(
+        step_table([0.4] * len(times_s), time_unix_s=1000 + np.arange(len(times_s)) * 0.5),
+        step_time_s=np.array(times_s, dtype=float),
+    )
+    table = GpuTable(
+        time_unix_s=1000 + np.arange(30.0),
+        gpus=[GpuKey(node="node0", gpu="0", rank=0)],
+        metrics={
+            name: np.full((30, 1), value, dtype=np.float32) for name in (GpuColumn.SM_ACTIVE, GpuColumn.BUSY)
+        },
+    )
+
+    with np.errstate(all="ignore"):
+        found = longer_steps(table, steps, np.arange(len(steps)))
+
+    assert found is None or found.since_s > found.before_s
