@@ -297,3 +297,12 @@ def test_a_rank_costs_little(real: ExitStack) -> None:
     for reading in range(60):
         reader.read(float(reading), scan=False)
     assert (time.thread_time() - begun_s) / 60 / 5.0 < 0.003
+
+
+def test_ranks_of_one_process_have_a_row_each(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    ranks = [RankPlacement(job="j", rank=rank, gpu=rank, pid=PID, started_unix_ns=1) for rank in (0, 1)]
+    host.waits.collect(ranks, {}, 100.0, 0)
+    table = host.waits.collect(ranks, {}, 101.0, 0)
+    assert table is not None
+    assert list(table.entities) == ["j/0", "j/1"]

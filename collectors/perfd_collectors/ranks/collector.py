@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from perfd.collector import Column, Options, Settings
+from perfd.collector import Column, NumberedRank, Options, PciAddress, Settings
 from perfd.errors import NothingHere, Unavailable
 from perfd.model import JobOrigin, RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import optional
-from perfd_collectors.ranks.environment import Launcher, RankIdentity, job_name
+from perfd_collectors.ranks.environment import Launcher, RankIdentity, identity, job_name
 from perfd_collectors.ranks.gpu_of_rank import Gpu, HeldMemory, gpu_expected, gpu_held
 from perfd_collectors.ranks.host_waits import HostWaits, local_cpus
 from perfd_collectors.ranks.placement import (
@@ -24,6 +25,7 @@ from perfd_collectors.ranks.placement import (
     placements,
 )
 from perfd_collectors.ranks.processes import Process, ProcessTable
+from perfd_collectors.ranks.unnamed_ranks import by_gpu, launching_rank, parse_pci_address
 
 REPEAT_EVERY_S = 30.0
 """How often placements are repeated, for aggregators that start after the agent. Chosen, not measured."""
@@ -92,6 +94,10 @@ class RanksCollector:
         self._origins: list[JobOrigin] = []
         self._repeat_due_s = -math.inf
         self._gpus: list[Gpu] = []
+        self._gpu_ranks: Mapping[int, Mapping[int, int | None]] = {}
+        """By process, the GPU of each rank that only NVML named at the last look."""
+        self._pci_addresses: Mapping[PciAddress, int] = {}
+        """The index of each GPU."""
         self._local_cpus: Mapping[int, frozenset[int]] = {}
         """By GPU."""
         self._nvml: Nvml | None = None
@@ -108,13 +114,14 @@ class RanksCollector:
 
     def collect(self) -> Sequence[Record]:
         now_ns, now_s = self._settings.clock.unix_ns(), self._settings.clock.monotonic_s()
+        if not self._pci_addresses:
+            self._read_pci_addresses()
         held = self._held()
         processes = self._processes.refresh(self._candidates(held))
         claimed = self._rank_processes(processes, held)
         ranks, self._users = of_one_user(claimed, self._job_of, self._users)
         self._settings.job_users.replace(self._users)
-        found = placements(ranks, self._job_of)
-        found = found or self._lone_rank(processes, held)
+        found = placements(ranks, self._job_of) or placements(self._by_gpu(processes, held), self._job_of)
         reported = changed(self._last, found)
         whose = origins(ranks, self._job_of)
         told = [origin for origin in whose if origin not in self._origins]
@@ -122,7 +129,7 @@ class RanksCollector:
         if now_s >= self._repeat_due_s:
             self._repeat_due_s = now_s + REPEAT_EVERY_S
             self._gpus = self._gpus if self._nvml is None else _gpus(self._nvml)
-            self._local_cpus = {gpu.index: self._cpus_near(gpu.index) for gpu in self._gpus}
+            self._read_pci_addresses()
             reported, told = found, whose
         events = job_events(self._last, found, now_ns)
         self._last = found
@@ -152,16 +159,24 @@ class RanksCollector:
                 held.setdefault(pid, []).append(entry)
         return held
 
-    def _cpus_near(self, gpu: int) -> frozenset[int]:
+    def _read_pci_addresses(self) -> None:
+        texts = {gpu.index: self._pci_address(gpu.index) for gpu in self._gpus}
+        self._local_cpus = {
+            gpu: local_cpus(self._settings.sys, text) if text else frozenset() for gpu, text in texts.items()
+        }
+        self._pci_addresses = {
+            address: gpu for gpu, text in texts.items() if (address := parse_pci_address(text)) is not None
+        }
+
+    def _pci_address(self, gpu: int) -> str:
         if self._nvml is None:
-            return frozenset()
+            return ""
         try:
-            pci = self._nvml.nvmlDeviceGetPciInfo(self._nvml.nvmlDeviceGetHandleByIndex(gpu))
+            return str(self._nvml.nvmlDeviceGetPciInfo(self._nvml.nvmlDeviceGetHandleByIndex(gpu)).busId)
         except NvmlError as error:
             if fault_of(error) is Fault.GONE:
                 raise unavailable(error) from error
-            return frozenset()
-        return local_cpus(self._settings.sys, str(pci.busId))
+            return ""
 
     def _held_on(self, gpu: int) -> list[HeldMemory]:
         if self._nvml is None:
@@ -179,24 +194,64 @@ class RanksCollector:
         if self._root_pid is not None:
             return self._processes.descendants(self._root_pid)
         # In a container, NVML lists no processes, or PIDs of another namespace; then all (few) are searched.
-        return sorted(held) or self._processes.pids()
+        return (
+            sorted({*held, *self._settings.communicating_ranks.by_process()})
+            if held
+            else self._processes.pids()
+        )
 
     def _rank_processes(
         self, processes: Mapping[int, Process], held: Mapping[int, Sequence[HeldMemory]]
     ) -> list[RankProcess]:
-        return [
-            RankProcess(
-                pid=pid,
-                ancestors=self._processes.ancestors(pid),
-                identity=process.identity,
-                gpu=self._gpu_of(process.identity, held.get(pid, ())),
-                holds_gpu=pid in held,
-                started_unix_ns=self._processes.started_unix_ns(process.start_ticks),
-                time_limit_unix_s=process.time_limit_unix_s,
-            )
-            for pid, process in processes.items()
-            if process.identity is not None and self._counts_as_rank(process.identity, holds_gpu=pid in held)
-        ]
+        numbered = self._settings.communicating_ranks.by_process()
+        found: list[RankProcess] = []
+        for pid, process in processes.items():
+            ranks = numbered.get(pid, ())
+            if ranks:
+                found.append(self._communicating(pid, process, ranks, held.get(pid, ())))
+            elif process.identity is not None:
+                gpu = self._gpu_of(process.identity, held.get(pid, ()))
+                found.append(self._rank_process(pid, process, process.identity, gpu, holds_gpu=pid in held))
+        found = [one for one in found if self._counts_as_rank(one.identity, holds_gpu=one.holds_gpu)]
+        first = launching_rank(found)
+        known = {one.pid for one in found}
+        if first is not None and first in processes and first not in known and self._root_pid is not None:
+            process = processes[first]
+            named = self._identity(process, rank=0, world_size=found[0].identity.world_size)
+            gpu = gpu_held(held.get(first, ()), None)
+            found.append(self._rank_process(first, process, named, gpu, holds_gpu=True))
+        return found
+
+    def _rank_process(
+        self, pid: int, process: Process, named: RankIdentity, gpu: int | None, *, holds_gpu: bool
+    ) -> RankProcess:
+        return RankProcess(
+            pid=pid,
+            ancestors=self._processes.ancestors(pid),
+            identity=named,
+            gpu=gpu,
+            holds_gpu=holds_gpu,
+            started_unix_ns=self._processes.started_unix_ns(process.start_ticks),
+            time_limit_unix_s=process.time_limit_unix_s,
+        )
+
+    def _communicating(
+        self, pid: int, process: Process, ranks: Sequence[NumberedRank], held: Sequence[HeldMemory]
+    ) -> RankProcess:
+        """A process whose communicators number its ranks: better than a task's variables of SLURM."""
+        known = process.identity
+        if len(ranks) == 1 and known is not None and known.rank == ranks[0].rank:
+            return self._rank_process(pid, process, known, self._gpu_of(known, held), holds_gpu=True)
+        named = self._identity(process, rank=ranks[0].rank, world_size=ranks[0].world_size)
+        gpus = {one.rank: self._pci_addresses.get(one.device) for one in ranks if one.device is not None}
+        if len(ranks) == 1:
+            own = gpu_held(held, gpus.get(ranks[0].rank))
+            gpus = {ranks[0].rank: gpus.get(ranks[0].rank, own)}
+        one = self._rank_process(pid, process, named, gpus.get(ranks[0].rank), holds_gpu=True)
+        return replace(one, gpus_of_ranks={each.rank: gpus.get(each.rank) for each in ranks})
+
+    def _identity(self, process: Process, *, rank: int, world_size: int | None) -> RankIdentity:
+        return identity(process.environ, process.cgroup, process.uid, rank=rank, world_size=world_size)
 
     def _counts_as_rank(self, identity: RankIdentity, *, holds_gpu: bool) -> bool:
         """Whether a process with rank variables is a rank.
@@ -218,25 +273,37 @@ class RanksCollector:
         expected = gpu_expected(identity, self._gpus, same_container=same_container)
         return gpu_held(held, expected) if held else expected
 
-    def _lone_rank(
+    def _by_gpu(
         self, processes: Mapping[int, Process], held: Mapping[int, Sequence[HeldMemory]]
-    ) -> list[RankPlacement]:
-        """A job of one process has no launcher that sets its rank: below `root_pid`, it is rank 0."""
-        holders = [pid for pid in processes if pid in held]
-        if self._root_pid is None or len(holders) != 1:
+    ) -> list[RankProcess]:
+        """Below `root_pid`, the processes that hold GPUs are ranks, if none is named.
+
+        Only if two looks agree: while a process starts, it may hold a little of each GPU.
+        """
+        before, self._gpu_ranks = self._gpu_ranks, {}
+        if self._root_pid is None:
             return []
-        pid = holders[0]
+        holders = {pid: held[pid] for pid in processes if pid in held}
+        parents = {pid: next(iter(self._processes.ancestors(pid)), None) for pid in holders}
+        self._gpu_ranks = by_gpu(holders, parents)
+        count = sum(map(len, self._gpu_ranks.values()))
+        if count > 1 and self._gpu_ranks != before:
+            return []
         return [
-            RankPlacement(
-                job=self._settings.job,
-                rank=0,
-                local_rank=0,
-                world_size=1,
-                gpu=gpu_held(held[pid], None),
-                pid=pid,
-                started_unix_ns=self._processes.started_unix_ns(processes[pid].start_ticks),
-                time_limit_unix_s=processes[pid].time_limit_unix_s,
+            replace(
+                self._rank_process(
+                    pid,
+                    processes[pid],
+                    replace(
+                        self._identity(processes[pid], rank=min(ranks), world_size=count),
+                        local_rank=min(ranks) if len(ranks) == 1 else None,
+                    ),
+                    ranks[min(ranks)],
+                    holds_gpu=True,
+                ),
+                gpus_of_ranks=ranks if len(ranks) > 1 else {},
             )
+            for pid, ranks in self._gpu_ranks.items()
         ]
 
     def _job_of(self, identity: RankIdentity) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from perfd.model import JobOrigin, job_origin
@@ -17,6 +17,7 @@ KEPT_VARIABLES = frozenset(
         "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
         "NVIDIA_VISIBLE_DEVICES", "POD_NAME", "HOSTNAME", "SLURM_JOB_END_TIME", "SLURM_CLUSTER_NAME",
         "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT", "SLURM_HET_SIZE",
+        "NODE_RANK", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
     }
 )  # fmt: skip
 """The variables that are read; others are dropped, because they may be secrets."""
@@ -34,7 +35,12 @@ class Launcher(StrEnum):
 
     TORCH = "torch"
     OPENMPI = "openmpi"
+    MPI = "mpi"
     SLURM = "slurm"
+    LOCAL = "local"
+    """Only LOCAL_RANK, as from Lightning's own launcher."""
+    NONE = "none"
+    """None: numbered by the process's communicators, or by its GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +49,7 @@ class RankIdentity:
 
     launcher: Launcher
     rank: int
-    world_size: int
+    world_size: int | None
     local_rank: int | None = None
     local_world_size: int | None = None
     job: str | None = None
@@ -74,7 +80,8 @@ def resolve_rank(
     """The rank in an environment; None when there is no valid one, or when its cgroup is of another job.
 
     The innermost launcher counts: under `srun torchrun`, Slurm's variables are those of
-    the node's task, torch's those of the rank; likewise under `srun mpirun`.
+    the node's task, torch's those of the rank; likewise under `srun mpirun`. LOCAL_RANK alone is the rank on
+    the job's first node.
     """
     if cgroup.slurm_job not in {None, environ.get("SLURM_JOB_ID", cgroup.slurm_job)}:
         return None
@@ -83,23 +90,40 @@ def resolve_rank(
         size = next((size for name in size_names if (size := _integer(environ, name))), None)
         if rank is None or size is None or not rank < size <= _MAX_RANKS:
             continue
+        if launcher is Launcher.LOCAL and _integer(environ, "NODE_RANK") != 0:
+            continue
         local_size = _integer(environ, local_size_name)
         local_rank = _integer(environ, local_rank_name)
-        return RankIdentity(
-            launcher=launcher,
-            rank=rank,
-            world_size=size,
+        return replace(
+            identity(environ, cgroup, uid, rank=rank, world_size=size, launcher=launcher),
             local_rank=local_rank if local_rank is None or local_rank < size else None,
             local_world_size=local_size if local_size is None or 0 < local_size <= size else None,
-            job=job_name(environ),
-            master_address=environ.get("MASTER_ADDR") or None,
-            pod_uid=cgroup.pod_uid,
-            pod_name=_pod_name(environ, cgroup),
-            container_id=cgroup.container_id,
-            uid=uid,
-            environ=environ,
         )
     return None
+
+
+def identity(
+    environ: Mapping[str, str],
+    cgroup: CgroupIdentity,
+    uid: int | None,
+    *,
+    rank: int,
+    world_size: int | None,
+    launcher: Launcher = Launcher.NONE,
+) -> RankIdentity:
+    """A rank that something else than the environment numbered, with job and pod by the environment."""
+    return RankIdentity(
+        launcher=launcher,
+        rank=rank,
+        world_size=world_size,
+        job=job_name(environ),
+        master_address=environ.get("MASTER_ADDR") or None,
+        pod_uid=cgroup.pod_uid,
+        pod_name=_pod_name(environ, cgroup),
+        container_id=cgroup.container_id,
+        uid=uid,
+        environ=environ,
+    )
 
 
 def job_name(environ: Mapping[str, str]) -> str | None:
@@ -145,5 +169,7 @@ _SOURCES = (
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
+    (Launcher.MPI, "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     (Launcher.SLURM, "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_LOCALID", ""),
+    (Launcher.LOCAL, "LOCAL_RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )

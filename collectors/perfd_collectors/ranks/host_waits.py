@@ -103,7 +103,10 @@ class HostWaits:
         """One row per rank that was read twice; None without any. `local_cpus` is by GPU index."""
         scan = self._readings % _SCAN_EVERY == 0
         self._readings += 1
-        keys = {_key(rank): rank for rank in ranks if rank.pid is not None}
+        keys: dict[tuple[int, int | None], list[RankPlacement]] = {}
+        for rank in ranks:
+            if rank.pid is not None:
+                keys.setdefault(_key(rank), []).append(rank)
         node = _NodeCpus(at_s=now_s, busy_s=parse_cpu_busy_s(read_bytes(self._proc / "stat") or b""))
         now = {key: times for key in keys if (times := self._reader(key).read(now_s, scan=scan)) is not None}
         self._readers = {key: reader for key, reader in self._readers.items() if key in now}
@@ -112,12 +115,13 @@ class HostWaits:
             states = self._states.setdefault(key, deque(maxlen=_STATES))
             states.append(any(thread.blocked for thread in times.threads.values()))
         rows = {
-            f"{keys[key].job}/{keys[key].rank}": {
-                **rates(self._before[key], times, local_cpus.get(_gpu(keys[key]), frozenset())),
+            f"{rank.job}/{rank.rank}": {
+                **rates(self._before[key], times, local_cpus.get(_gpu(rank), frozenset())),
                 RankColumn.OTHERS_CPU: self._others(key, now, node),
                 **self._io_by_state(key),
             }
             for key, times in now.items()
+            for rank in keys[key]
             if key in self._before and times.at_s > self._before[key].at_s
         }
         self._before, self._node = now, node

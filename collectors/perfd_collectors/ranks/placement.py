@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from perfd.model import Event, EventKind, JobOrigin, RankPlacement
 from perfd_collectors.ranks.environment import RankIdentity, origin_of
@@ -23,6 +23,8 @@ class RankProcess:
     identity: RankIdentity
     gpu: int | None
     holds_gpu: bool
+    gpus_of_ranks: Mapping[int, int | None] = field(default_factory=dict)
+    """The GPU of each rank of a process with several; empty for one with one, whose rank `identity` has."""
     started_unix_ns: int | None = None
     time_limit_unix_s: float | None = None
 
@@ -88,10 +90,10 @@ def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPl
     found = [
         RankPlacement(
             job=job_of(process.identity),
-            rank=process.identity.rank,
+            rank=rank,
             local_rank=process.identity.local_rank,
             world_size=process.identity.world_size,
-            gpu=process.gpu,
+            gpu=gpu,
             pid=process.pid,
             pod_uid=process.identity.pod_uid,
             pod_name=process.identity.pod_name,
@@ -99,6 +101,7 @@ def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPl
             time_limit_unix_s=process.time_limit_unix_s,
         )
         for process in rank_processes(processes)
+        for rank, gpu in (process.gpus_of_ranks or {process.identity.rank: process.gpu}).items()
     ]
     return sorted(found, key=lambda placement: (placement.job, placement.rank))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd_collectors.ranks.cgroup import CgroupIdentity, parse_cgroup
@@ -35,6 +35,10 @@ class Process:
     start_ticks: int
     identity: RankIdentity | None = None
     """The rank in its environment."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """The kept variables."""
+    cgroup: CgroupIdentity = field(default_factory=CgroupIdentity)
+    uid: int | None = None
     time_limit_unix_s: float | None = None
     """When the scheduler ends its job at the latest."""
     readable: bool = True
@@ -126,19 +130,22 @@ class ProcessTable:
 
     def _read(self, pid: int, stat: ProcessStat, *, reads: int) -> Process:
         folder = self._proc / str(pid)
-        identity, limit_unix_s, readable = None, None, True
+        environ: Mapping[str, str] = {}
+        readable = True
         try:
             environ = parse_environ((folder / "environ").read_bytes())
-            limit_unix_s = time_limit_unix_s(environ)
-            identity = resolve_rank(environ, self._cgroup(folder), parse_uid(_read(folder / "status") or b""))
         except (FileNotFoundError, ProcessLookupError):
             pass  # Ended meanwhile.
         except OSError:
             readable = False
+        cgroup, uid = self._cgroup(folder), parse_uid(_read(folder / "status") or b"")
         return Process(
             start_ticks=stat.start_ticks,
-            identity=identity,
-            time_limit_unix_s=limit_unix_s,
+            identity=resolve_rank(environ, cgroup, uid),
+            environ=environ,
+            cgroup=cgroup,
+            uid=uid,
+            time_limit_unix_s=time_limit_unix_s(environ),
             readable=readable,
             reads=reads,
         )
