@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfd.analysis.flops.peak_table import GpuPeak, PeakTable
+from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, PeakTable
 from perfd.config import load, parse
 
 _NAME = "gpu_peaks.yaml"

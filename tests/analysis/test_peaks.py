@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfd.analysis.flops.peak_table import find_gpu, find_peak
+from perfd.analysis.flops.gpu_peak_lookup import find_gpu, find_peak
 from perfd.errors import ConfigError
 from perfd.gpu_peaks import load_peaks
 

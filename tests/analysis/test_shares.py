@@ -9,7 +9,7 @@ import pytest
 from analysis.jobs import description, gpu_table, infos, job_data, phase_table, step_table
 
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
-from perfd.analysis.flops.peak_table import PeakTable
+from perfd.analysis.flops.gpu_peak_lookup import PeakTable
 from perfd.analysis.steps.phase_timers import Timers
 from perfd.analysis.steps.steady_steps import steady_rows
 from perfd.analysis.steps.time_breakdown import (

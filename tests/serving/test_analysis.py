@@ -14,7 +14,7 @@ from perfd_collectors.serving.server_scrape import FAMILIES, read_page
 from serving.pages import LLAMA_70B
 
 from perfd.analysis.findings import Kind
-from perfd.analysis.flops.peak_table import find_gpu
+from perfd.analysis.flops.gpu_peak_lookup import find_gpu
 from perfd.analysis.serving.engine_snapshot import Counter, Engine, ReplicaLoad, Snapshot
 from perfd.analysis.serving.histograms import Distribution, Histogram, increase, merged, quantile
 from perfd.analysis.serving.model_of_server import served_model

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.flops.peak_table import GpuPeak
+from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
 from perfd.cli import main
 from perfd.errors import PerfdError, TraceError
 from perfd.trace.roofline.hlo_line import read_line, shapes

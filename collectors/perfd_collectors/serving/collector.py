@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from perfd.analysis.flops.peak_table import find_gpu
+from perfd.analysis.flops.gpu_peak_lookup import find_gpu
 from perfd.analysis.serving import (
     Engine,
     ServerRates,

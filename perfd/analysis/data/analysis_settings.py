@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from perfd.analysis.flops.flops_conventions import FlopsConvention
-from perfd.analysis.flops.peak_table import PeakTable
+from perfd.analysis.flops.gpu_peak_lookup import PeakTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

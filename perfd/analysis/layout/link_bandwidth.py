@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from perfd.analysis.data.job_data import JobData
-from perfd.analysis.flops.peak_table import PeakTable, find_gpu
+from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_gpu
 from perfd.analysis.layout.rank_location import PORTS, LinkSpeeds
 from perfd.model import GpuInfo, ParallelLayout
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfd.analysis.flops.peak_table import GpuPeak
+from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
 from perfd.analysis.serving.model_of_server import ServedModel
 from perfd.model import ModelShape
 

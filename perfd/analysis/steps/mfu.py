@@ -15,7 +15,7 @@ from perfd.analysis.flops.flops_conventions import (
     job_recompute_flops_per_token,
     train_flops_per_token,
 )
-from perfd.analysis.flops.peak_table import GpuPeak, PeakTable, find_gpu
+from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, PeakTable, find_gpu
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
 from perfd.model import GpuColumn, GpuInfo, JobDescription, ModelShape, Recompute

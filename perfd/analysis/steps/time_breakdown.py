@@ -8,7 +8,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.data.robust_stats import known, median, median_of, percentile_of, sigma_of
-from perfd.analysis.flops.peak_table import PeakTable, find_gpu
+from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_gpu
 from perfd.analysis.steps.phase_timers import BACKWARD, DATA, FORWARD, OPTIMIZER, WINDOW, Timers, share
 from perfd.analysis.steps.steady_steps import SteadySteps
 from perfd.model import GpuColumn, MemoryReport, ParallelLayout

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from perfd.analysis.flops.peak_table import GpuPeak, find_gpu
+from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, find_gpu
 from perfd.cli.arguments import positive
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from perfd.analysis.flops.peak_table import find_gpu
+from perfd.analysis.flops.gpu_peak_lookup import find_gpu
 from perfd.analysis.serving import (
     Distribution,
     Latency,

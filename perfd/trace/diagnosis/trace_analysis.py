@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfd.analysis.flops.peak_table import PeakTable, find_peak
+from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_peak
 from perfd.trace.breakdown import (
     Collectives,
     KernelRow,

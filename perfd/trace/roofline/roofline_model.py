@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from perfd.analysis.flops.peak_table import GpuPeak
+from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
 from perfd.errors import PerfdError
 
 AT_LIMIT_RATIO = 0.80

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.format_parser import LogContext
-from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.line_prefixes import LogLine
 
 _TRACEBACK = "Traceback (most recent call last):"
 _WATCHDOG = re.compile(

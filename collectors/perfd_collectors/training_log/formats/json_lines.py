@@ -9,7 +9,7 @@ import msgspec
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.format_parser import LogContext
-from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import number
 from perfd_collectors.training_log.step_fields import StepFields, add_step, fields_of
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd_collectors.training_log.format_parser import LogContext, is_plain_key, training_step
-from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import number, positive
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from perfd.model import MemoryReport
 from perfd_collectors.training_log.format_parser import LogContext, fields, training_step
-from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import with_suffix
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.format_parser import LogContext
-from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.line_prefixes import LogLine
 
 
 class NcclLineParser:

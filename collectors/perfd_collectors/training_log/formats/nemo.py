@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.format_parser import LogContext, fields, is_plain_key, training_step
-from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import integer, number, positive
 
 _ANCHOR = re.compile(r"Training epoch \d+, iteration (\d{1,15})/(\d{1,15}) \|", re.ASCII)

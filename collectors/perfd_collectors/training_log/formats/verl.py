@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from perfd.model import MemoryReport, PhaseTime, TrainingStep
 from perfd_collectors.training_log.format_parser import LogContext, is_plain_key
-from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import number
 
 _ANCHOR = re.compile(r"(?:^|\s)step:(\d{1,15}) - (?=[\w/.-]+:)", re.ASCII)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from perfd.model import JobDescription, PhaseTime
 from perfd_collectors.training_log.format_parser import LogContext, training_step
-from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.megatron.megatron_description import MegatronDescription
 from perfd_collectors.training_log.megatron.megatron_events import MegatronEvents
 from perfd_collectors.training_log.megatron.megatron_iteration import ANCHOR, Iteration, iterations
