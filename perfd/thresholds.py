@@ -135,6 +135,9 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     serving_accept_tokens: float
     serving_long_prompt_ratio: float
     serving_long_prompt_steps: float
+    node_suspect_ratio: float
+    node_bad_ratio: float
+    node_incident_s: float
     exporter_queue_alert_count: float
     round_stale_alert_s: float
 

@@ -7,7 +7,7 @@
 
 _shtab_perfd_capture_subparsers=(list show start cancel plan redact)
 _shtab_perfd_rules_subparsers=(check test)
-_shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top capture analyze compare roofline report rules doctor version)
+_shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze compare roofline report rules doctor version)
 
 _shtab_perfd_run_option_strings=(-h --help --config --rules --job --http --out --record --no-nsys --kineto)
 _shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --job-end --once --json --log-level --log-json)
@@ -20,6 +20,7 @@ _shtab_perfd_bench_serving_option_strings=(-h --help --json --watch --run --time
 _shtab_perfd_diagnose_option_strings=(-h --help --aggregator --job --checklist --json)
 _shtab_perfd_status_option_strings=(-h --help --aggregator --json)
 _shtab_perfd_top_option_strings=(-h --help --aggregator --interval --once)
+_shtab_perfd_nodes_option_strings=(-h --help --aggregator --node --suspects --kind --incident --all --json)
 _shtab_perfd_capture_list_option_strings=(-h --help --aggregator --json --job)
 _shtab_perfd_capture_show_option_strings=(-h --help --aggregator --json --analyze)
 _shtab_perfd_capture_start_option_strings=(-h --help --aggregator --json --token-file --profile --ranks --steps --duration --id --wait)
@@ -94,7 +95,7 @@ _shtab_perfd_capture_plan___replay_mode_choices=(kernel application range app-ra
 _shtab_perfd_capture_pos_0_choices=(list show start cancel plan redact)
 _shtab_perfd_capture___tool_choices=(py_spy kineto nsys flight_recorder)
 _shtab_perfd_rules_pos_0_choices=(check test)
-_shtab_perfd_pos_0_choices=(run agent aggregator replay record parse serving bench-serving diagnose status top capture analyze compare roofline report rules doctor version)
+_shtab_perfd_pos_0_choices=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze compare roofline report rules doctor version)
 
 _shtab_perfd_run_pos_0_nargs=...
 _shtab_perfd_run__h_nargs=0
@@ -143,6 +144,11 @@ _shtab_perfd_status___json_nargs=0
 _shtab_perfd_top__h_nargs=0
 _shtab_perfd_top___help_nargs=0
 _shtab_perfd_top___once_nargs=0
+_shtab_perfd_nodes__h_nargs=0
+_shtab_perfd_nodes___help_nargs=0
+_shtab_perfd_nodes___suspects_nargs=0
+_shtab_perfd_nodes___all_nargs=0
+_shtab_perfd_nodes___json_nargs=0
 _shtab_perfd_capture_list__h_nargs=0
 _shtab_perfd_capture_list___help_nargs=0
 _shtab_perfd_capture_list___json_nargs=0

@@ -18,6 +18,7 @@ from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryStore, restore
 from perfd.aggregator.ingest import Ingest, IngestThread, TelemetryServer
 from perfd.aggregator.limits import Limits
+from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits, failed_captures, nodes_json
 from perfd.aggregator.series import SELF, PageRenderer, self_registry
 from perfd.aggregator.state import AggregatorState
 from perfd.aggregator.web_api import (
@@ -111,8 +112,15 @@ class Aggregator:
                 peaks_file=config.analysis.gpu_peaks_file,
             )
             self._exporters = ExporterRegistry(config.exporters, self._clock)
+            self._nodes = NodeMemory(
+                self._state,
+                self._history,
+                half_life_days=config.nodes.half_life_days,
+                drains=DrainRunner(drain_limits(config.nodes), audit) if config.nodes.drain else None,
+                failed_captures=lambda: failed_captures(self._captures.failed()),
+            )
             self._registry = self_registry(
-                self._state, self._history, self._captures, self._exporters, self._webhook
+                self._state, self._history, self._captures, self._exporters, self._webhook, nodes=self._nodes
             )
             self._rounds = AnalysisLoop(
                 config,
@@ -120,6 +128,7 @@ class Aggregator:
                 self._clock,
                 self._history,
                 self._captures,
+                nodes=self._nodes,
                 exporters=self._exporters,
                 registry=self._registry,
             )
@@ -280,6 +289,10 @@ class Aggregator:
         """A short row per job, and the numbers of agents and servers, of schema perfd.fleet/2."""
         live = {name: summary for name in self.jobs() if (summary := self._rounds.live(name)) is not None}
         return fleet_json(self._state, live, self._rounds.alerts(), self.servers(), self._clock.monotonic_s())
+
+    def nodes(self, *, blamed_only: bool = True, node: str | None = None) -> list[dict[str, Any]]:
+        """What nodes were blamed for, of schema perfd.nodes/1, the most suspect first."""
+        return nodes_json(self._nodes.standings(), self._nodes.drains(), blamed_only=blamed_only, node=node)
 
     def servers(self) -> list[dict[str, Any]]:
         """Serving engines with the alerts that fire about them, of schema perfd.servers/2."""

@@ -16,6 +16,7 @@ from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryRecorder, HistoryStore, rows
 from perfd.aggregator.job_summaries import JobSummaries
+from perfd.aggregator.nodes import NodeMemory
 from perfd.aggregator.round_builder import RoundBuilder
 from perfd.aggregator.series import Derived, LiveFacts, MetricNames, SeriesFrames
 from perfd.aggregator.state import AggregatorState
@@ -49,6 +50,7 @@ class AnalysisLoop:
         history: HistoryStore | None,
         captures: CaptureService,
         *,
+        nodes: NodeMemory,
         exporters: ExporterRegistry,
         registry: CollectorRegistry,
     ) -> None:
@@ -57,6 +59,7 @@ class AnalysisLoop:
         self._clock = clock
         self._history = HistoryRecorder(history, retention_days=config.history.retention_days)
         self._captures = captures
+        self._nodes = nodes
         self._exporters = exporters
         self._failures = state.failures
         self._rounds = RoundBuilder(state.failures)
@@ -125,6 +128,9 @@ class AnalysisLoop:
         forgotten = self._forget(now_s)
         self._take_captured()
         derived, facts = self._derive(now_s)
+        with self._failures.contained(Part.NODES):
+            summaries = {name: found.summary for name, found in derived.items()}
+            self._nodes.take(summaries, now_unix_s, now_s)
         frames = self._maker.make(now_unix_s, now_s, derived, facts)
         changes: Sequence[Alert] = ()
         with self._failures.contained(Part.RULES):
@@ -297,6 +303,7 @@ class AnalysisLoop:
         with self._lock:
             now_unix_s = self._now_unix_s
             with self._failures.contained(Part.HISTORY):
+                self._nodes.keep()
                 self._history.last_alerts((), lambda: self._alerts.state(now_unix_s), now_unix_s)
             for name in self.jobs():
                 with self._failures.contained(Part.HISTORY, job=name):

@@ -36,6 +36,8 @@ class Part(StrEnum):
     """A row of /api/v1/fleet."""
     NODE = "node"
     """The series of a node."""
+    NODES = "nodes"
+    """The memory of nodes."""
     RULES = "rules"
     RECORD = "record"
     """A record of an agent was dropped because it could not be applied."""

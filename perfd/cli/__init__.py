@@ -29,6 +29,7 @@ VERBS = {
     "diagnose": "diagnose what limits a job: evidence and advice",
     "status": "list the jobs of an aggregator once",
     "top": "watch the jobs of an aggregator",
+    "nodes": "show what nodes were blamed for over all jobs, and which are suspects",
     "capture": "list, show, start and cancel captures of an aggregator's jobs",
     "analyze": "analyze traces: what limits the job",
     "compare": "compare two runs; exit 1 on a regression",

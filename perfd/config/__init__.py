@@ -16,6 +16,8 @@ from perfd.config.aggregator_config import (
     CaptureProfile,
     HistoryConfig,
     KubernetesIdentityConfig,
+    NodeDrainConfig,
+    NodesConfig,
     RulesConfig,
     WebhookConfig,
 )
@@ -47,6 +49,8 @@ __all__ = [
     "JsonLinesConfig",
     "KinetoConfig",
     "KubernetesIdentityConfig",
+    "NodeDrainConfig",
+    "NodesConfig",
     "RemoteWriteConfig",
     "RulesConfig",
     "ServerConfig",

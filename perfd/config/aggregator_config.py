@@ -89,6 +89,24 @@ class AgentIdentityConfig(Strict, frozen=True):
     """Nodes that may report every job, for example one that reads the logs of others."""
 
 
+class NodeDrainConfig(Strict, frozen=True):
+    """Take suspects out of scheduling without asking."""
+
+    scheduler: Literal["slurm", "kubernetes"]
+    """`scontrol update ... State=DRAIN`, or `kubectl taint`, run as the aggregator's user."""
+    nodes_per_day: int = 1
+    """The most nodes in 24 hours, attempts that failed included."""
+
+
+class NodesConfig(Strict, frozen=True):
+    """What nodes were blamed for over all jobs (docs/nodes.md)."""
+
+    half_life_days: float = 14.0
+    """Time after which an incident counts half."""
+    drain: NodeDrainConfig | None = None
+    """null: perfd only advises."""
+
+
 class AggregatorConfig(Strict, frozen=True):
     """`perfd aggregator --config FILE`."""
 
@@ -132,5 +150,6 @@ class AggregatorConfig(Strict, frozen=True):
     """Analyze traces of finished captures, if readable on this machine."""
     webhook: WebhookConfig = WebhookConfig()
     exporters: ExportersConfig = ExportersConfig()
+    nodes: NodesConfig = NodesConfig()
     job_forgotten_after_s: float = 3600.0
     """A job that sent nothing for so long is removed from /metrics; history keeps it."""

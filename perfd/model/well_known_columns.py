@@ -48,6 +48,7 @@ class GpuColumn(WellKnownColumn):
     LIMITED_SW_POWER = "clocks_limited_sw_power_s", ColumnKind.COUNTER
     LIMITED_SW_THERMAL = "clocks_limited_sw_thermal_s", ColumnKind.COUNTER
     LIMITED_HW_THERMAL = "clocks_limited_hw_thermal_s", ColumnKind.COUNTER
+    ECC_UNCORRECTED = "ecc_uncorrected_errors", ColumnKind.COUNTER
     LIMITED_HW_POWER_BRAKE = "clocks_limited_hw_power_brake_s", ColumnKind.COUNTER
 
 
@@ -56,6 +57,7 @@ class NicColumn(WellKnownColumn):
 
     LINK_UP = "link_up"
     SPEED = "speed_bytes_per_s"
+    LINK_DOWNS = "link_downs", ColumnKind.COUNTER
 
 
 class RankColumn(WellKnownColumn):

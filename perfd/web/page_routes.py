@@ -57,7 +57,7 @@ def page_routes(known: Callable[[str], bool]) -> dict[str, Handler]:
             )
         return _file(request.rest, body)
 
-    return {"/": home, "/servers": home, "/agents": home, "/jobs/": job, "/static/": static}
+    return {"/": home, "/servers": home, "/agents": home, "/nodes": home, "/jobs/": job, "/static/": static}
 
 
 def _assets() -> dict[str, bytes]:

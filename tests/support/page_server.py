@@ -25,6 +25,7 @@ class StandIn:
             "captures": {"captures": []},
             "servers": {"servers": []},
             "agents": {"agents": []},
+            "nodes": {"nodes": []},
         }
         """By path below /api/v1; an object is encoded, a `Response` is sent as it is."""
         self.live = Live(viewers=viewers, heartbeat_s=0.1)
@@ -126,6 +127,29 @@ def job_entry(name: str, *, ranks: int = 8, slow: int | None = None, **changes: 
         **changes,
         "bottleneck": _in_words(changes.get("bottleneck", found)),
     }
+
+
+def node_entry(
+    name: str,
+    *,
+    job: str = "llama",
+    evidence: str = "Rank 3 is late.",
+    suspect: bool = False,
+    suspect_ratio: float | None = 0.5,
+) -> dict[str, Any]:
+    """A node of /api/v1/nodes."""
+    incident = {
+        "kind": "straggler", "gpu": "3", "job": job, "attempt": 1, "first_unix_s": 1e9, "last_unix_s": 1e9,
+        "seen_s": 60.0, "count": 0, "lost_gpu_h": 1.5, "evidence": evidence,
+    }  # fmt: skip
+    command = f"scontrol update NodeName={name} State=DRAIN Reason=x"
+    return {
+        "node": name, "kind": "NVIDIA H200", "scheduler": "slurm", "suspect": suspect,
+        "suspect_ratio": suspect_ratio, "lost_gpu_h": 1.5, "jobs": 2, "incidents": 2.0,
+        "expected_incidents": 0.1, "observed_gpu_h": 100.0, "peers": 7, "gpus": [], "incident_count": 2,
+        "incident_list": [incident, incident], "reason": "perfd: GPU 3: straggler x2 in 2 jobs",
+        "advice": [{"scheduler": "slurm", "command": command}] if suspect else [], "drain": None,
+    }  # fmt: skip
 
 
 def server_entry(name: str, **changes: Any) -> dict[str, Any]:

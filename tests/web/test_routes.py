@@ -64,7 +64,17 @@ def test_the_chart_library_is_served_as_its_authors_made_it(
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/servers", "/agents", "/jobs/llama", "/jobs/nothing", "/static/main.js", "/static/nothing"]
+    "path",
+    [
+        "/",
+        "/servers",
+        "/agents",
+        "/nodes",
+        "/jobs/llama",
+        "/jobs/nothing",
+        "/static/main.js",
+        "/static/nothing",
+    ],
 )
 def test_the_policy_allows_no_inline_script_and_no_other_host(server: HttpServer, path: str) -> None:
     _, headers, _ = get(server, path)

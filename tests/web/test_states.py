@@ -10,7 +10,7 @@ import pytest
 from perfd.net.http import Response
 from perfd.web.live_updates import Live
 from tests.support.chromium import Browser, Tab
-from tests.support.page_server import StandIn, fleet_row, job_entry, server_entry
+from tests.support.page_server import StandIn, fleet_row, job_entry, node_entry, server_entry
 
 pytestmark = pytest.mark.system
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}</td><script>alert(2)</script>"
@@ -34,6 +34,7 @@ def fleet_of(stand_in: StandIn, *jobs: dict[str, Any]) -> None:
         ("/", "No jobs yet"),
         ("/servers", "No serving engines yet"),
         ("/agents", "No agent yet"),
+        ("/nodes", "No node was blamed yet"),
         ("/jobs/llama", "There is no such job."),
         ("/jobs/llama/captures", "There is no such job."),
         ("/jobs/mistral/captures", "No captures of this job"),
@@ -310,13 +311,14 @@ def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
             ]
         },
         "agents": {"agents": [agent, {**agent, "node": "b"}]},
+        "nodes": {"nodes": [node_entry(HOSTILE, job=HOSTILE, evidence=HOSTILE, suspect=True)]},
         f"jobs/{path}/series": {
             "step": [1, 2, 3], "time_unix_s": [1, 2, 3], "step_time_s": [1, 1, 1], "mfu_ratio": [0.1] * 3,
             "step_time_max_s": [1, 1, 1], "steady": [True] * 3,
         },
     }  # fmt: skip
 
-    for view in ("/", f"/jobs/{path}", f"/jobs/{path}/captures", "/servers", "/agents"):
+    for view in ("/", f"/jobs/{path}", f"/jobs/{path}/captures", "/servers", "/agents", "/nodes"):
         tab.open(stand_in.url + view, "document.querySelector('main h1')")
         assert tab.count("img, main script, [onerror]") == 0, view
         assert HOSTILE in tab.text("main"), view
@@ -370,6 +372,17 @@ def test_of_1000_agents_those_that_are_away_come_first(tab: Tab, stand_in: Stand
     assert tab.text("#agents tbody tr").startswith("n777")
 
 
+def test_a_suspect_node_comes_first_with_the_command_to_copy(tab: Tab, stand_in: StandIn) -> None:
+    stand_in.answers["nodes"] = {
+        "nodes": [node_entry("n1", suspect_ratio=0.1), node_entry("n2", suspect=True, suspect_ratio=0.98)]
+    }
+    tab.open(f"{stand_in.url}/nodes", "document.querySelector('#nodes')")
+
+    assert tab.text("h1") == "1 suspect node"
+    assert tab.text("#nodes tbody tr").startswith("n2")
+    assert tab.text(".notice pre") == "scontrol update NodeName=n2 State=DRAIN Reason=x"
+
+
 def test_a_straggler_stands_out_among_1024_ranks(tab: Tab, stand_in: StandIn) -> None:
     stand_in.answers["jobs"] = {"jobs": [job_entry("llama", ranks=1024, slow=517)]}
     tab.open(
@@ -394,7 +407,7 @@ def test_a_straggler_stands_out_among_1024_ranks(tab: Tab, stand_in: StandIn) ->
     assert all(abs(place - 517.5 / 1024) < 0.005 for place in coloured)
 
 
-VIEWS = ("/", "/servers", "/agents", "/jobs/llama", "/jobs/llama/captures")
+VIEWS = ("/", "/servers", "/agents", "/nodes", "/jobs/llama", "/jobs/llama/captures")
 
 
 def everything(stand_in: StandIn) -> None:
@@ -440,6 +453,7 @@ def everything(stand_in: StandIn) -> None:
         "captures": {"captures": [capture]},
         "servers": {"servers": [server_entry("h:1", findings=[knob]), server_entry("h:2", up=False)]},
         "agents": {"agents": [agent, {**agent, "node": "n2", "connected": True}]},
+        "nodes": {"nodes": [node_entry("n1", suspect=True), node_entry("n2")]},
         "jobs/llama/series": {
             "step": [1, 2, 3], "time_unix_s": [1, 2, 3], "step_time_s": [9, 1, 1], "mfu_ratio": [0.1] * 3,
             "step_time_max_s": [9, 1, 1], "steady": [False, True, True],

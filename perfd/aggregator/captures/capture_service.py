@@ -21,7 +21,7 @@ from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import CaptureProfile
 from perfd.errors import RefusedError
-from perfd.model import Alert, CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureStatus
+from perfd.model import Alert, CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureState, CaptureStatus
 
 _MOST_AUDITED = 4096
 """Captures that are remembered so that the audit log has each beginning once."""
@@ -166,6 +166,19 @@ class CaptureService:
             capture = self._coordinator.on_cancel(capture_id, reason, self._now())
             self._carry_out()
         return capture
+
+    def failed(self) -> Sequence[tuple[Capture, str, str]]:
+        """Captures that failed on a node, with the node and why; once for a node."""
+        with self._lock:
+            return [
+                (capture, node, reason)
+                for capture in self._coordinator.remembered()
+                for node, reason in {
+                    who.node: who.reason
+                    for who in capture.participants
+                    if who.node and who.state is CaptureState.FAILED
+                }.items()
+            ]
 
     def list(self) -> list[dict[str, Any]]:
         """The captures that are remembered, oldest first, as entries of schema perfd.capture/1."""

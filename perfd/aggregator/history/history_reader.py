@@ -26,6 +26,7 @@ from perfd.model import (
     StepPhases,
     TrainingStep,
 )
+from perfd.nodes import Drain, Incident, NodeRecord
 from perfd.rules.rule_model import EngineState
 
 log = logging.getLogger(__name__)
@@ -146,6 +147,22 @@ class HistoryReader:
                 reader.execute(query, (limit,)), lambda row: msgspec.json.decode(row[0], type=kind)
             )
         )[::-1]
+
+    def node_ledger(self) -> tuple[list[NodeRecord], list[Incident]]:
+        """What is remembered of nodes."""
+        return self._node_memory("node", NodeRecord), self._node_memory("incident", Incident)
+
+    def node_drains(self) -> list[Drain]:
+        """The nodes that were taken out of scheduling, oldest first."""
+        return self._node_memory("drain", Drain)
+
+    def _node_memory(self, kind: str, of: type[_T]) -> list[_T]:
+        query = "SELECT body FROM node_memory WHERE kind = ? ORDER BY unix_s"
+        return self._at_start(
+            lambda reader: self._sound(
+                reader.execute(query, (kind,)), lambda row: msgspec.json.decode(row[0], type=of)
+            )
+        )
 
     def steps(self, job: str, *, first_step: int, limit: int) -> list[dict[str, Any]]:
         """Stored progress lines of the newest attempt that has the step, as the columns of the table."""

@@ -26,13 +26,17 @@ from perfd.rules.rule_model import EngineState
 
 _K = TypeVar("_K", int, str)
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """`PRAGMA user_version` of the file. A later version adds tables and columns, and migrates."""
 
 MIGRATIONS = {
     1: "ALTER TABLE alerts ADD COLUMN body BLOB",
     2: "CREATE TABLE IF NOT EXISTS retention (id INTEGER PRIMARY KEY CHECK (id = 1), unix_s REAL NOT NULL)",
     3: "ALTER TABLE agents ADD COLUMN epoch TEXT NOT NULL DEFAULT ''",
+    4: (
+        "CREATE TABLE IF NOT EXISTS node_memory (node TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, "
+        "unix_s REAL NOT NULL, body TEXT NOT NULL, PRIMARY KEY (node, kind, key)) WITHOUT ROWID"
+    ),
 }
 """From each version to the next."""
 
@@ -62,6 +66,9 @@ CREATE TABLE IF NOT EXISTS retention (
 CREATE TABLE IF NOT EXISTS node_facts (
   node TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, received_unix_s REAL NOT NULL,
   body TEXT NOT NULL, PRIMARY KEY (node, kind, key)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS node_memory (
+  node TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, unix_s REAL NOT NULL, body TEXT NOT NULL,
+  PRIMARY KEY (node, kind, key)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS agents (
   agent_id TEXT PRIMARY KEY, node TEXT NOT NULL, last_sequence INTEGER NOT NULL,
   received_unix_s REAL NOT NULL, epoch TEXT NOT NULL DEFAULT '') WITHOUT ROWID;
@@ -70,6 +77,9 @@ CREATE TABLE IF NOT EXISTS captures (
 CREATE INDEX IF NOT EXISTS events_by_job ON events (job, attempt, time_unix_s);
 """
 
+_NODE_MEMORY_S = 120 * 86_400
+"""How much longer than jobs it is kept."""
+
 EXPIRED = (
     "DELETE FROM steps WHERE (job, attempt) IN (SELECT job, attempt FROM jobs WHERE received_unix_s < ?1)",
     "DELETE FROM phases WHERE time_unix_s < ?1",
@@ -77,6 +87,8 @@ EXPIRED = (
     "DELETE FROM alerts WHERE changed_unix_s < ?1",
     "DELETE FROM captures WHERE requested_unix_s < ?1",
     "DELETE FROM node_facts WHERE received_unix_s < ?1",
+    # What nodes were blamed for fades by itself; its ledger forgets it.
+    f"DELETE FROM node_memory WHERE unix_s < ?1 - {_NODE_MEMORY_S}",  # noqa: S608  (a constant)
     "DELETE FROM agents WHERE received_unix_s < ?1",
     "DELETE FROM jobs WHERE received_unix_s < ?1",
 )
@@ -101,6 +113,7 @@ _AGENT_LEFT = "DELETE FROM agents WHERE agent_id = ?"
 _ALERT = "INSERT OR REPLACE INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _ENGINE = "INSERT OR REPLACE INTO engine VALUES (1, ?)"
 _CAPTURE = "INSERT OR REPLACE INTO captures VALUES (?, ?, ?)"
+_NODE_MEMORY = "INSERT OR REPLACE INTO node_memory VALUES (?, ?, ?, ?, ?)"
 _RETENTION = "INSERT OR REPLACE INTO retention VALUES (1, ?)"
 
 _STATEMENT_BYTES = 400
@@ -184,6 +197,11 @@ def engine_row(state: EngineState) -> Statement:
 def capture_row(capture_id: str, requested_unix_s: float, body: bytes) -> Statement:
     """A capture as it stands."""
     return _CAPTURE, (capture_id, requested_unix_s, body.decode())
+
+
+def node_memory_row(node: str, kind: str, key: str, unix_s: float, body: object) -> Statement:
+    """What is remembered of a node: the `node` itself, an `incident` or a `drain`."""
+    return _NODE_MEMORY, (node, kind, key, unix_s, _json(body))
 
 
 def retention_row(unix_s: float) -> Statement:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from perfd import __version__
 from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.failures import Failures
 from perfd.aggregator.history import HistoryStore
+from perfd.aggregator.nodes import NodeMemory
 from perfd.aggregator.state import AgentState, AggregatorState, NodeState
 from perfd.aggregator.web_api import Webhook
 from perfd.exporters.exporter_registry import ExporterRegistry
@@ -18,6 +20,7 @@ from perfd.exporters.exporter_runner import ExporterStatus
 from perfd.metrics.catalog import METRICS, Value, families
 from perfd.metrics.exposition import process_registry
 from perfd.model import Scope
+from perfd.nodes import DONE
 
 
 def self_registry(
@@ -26,6 +29,8 @@ def self_registry(
     captures: CaptureService,
     exporters: ExporterRegistry,
     webhook: Webhook,
+    *,
+    nodes: NodeMemory,
 ) -> CollectorRegistry:
     """What the aggregator exports of itself, collected at each scrape and in each round; thread-safe."""
 
@@ -40,6 +45,7 @@ def self_registry(
             *_history_values(history, unstored),
             *(value for status in exporters.status() for value in _exporter_values(status)),
             *_webhook_values(webhook),
+            *_node_memory_values(nodes),
         ]
 
     return process_registry(lambda: families(values(), METRICS.__getitem__))
@@ -174,6 +180,22 @@ def _exporter_values(status: ExporterStatus) -> list[Value]:
         ("perfd_exporter_lost_total", labels, status.lost),
         ("perfd_exporter_retries_total", labels, status.retries),
         ("perfd_exporter_pending", labels, status.pending),
+    ]
+
+
+def _node_memory_values(nodes: NodeMemory) -> list[Value]:
+    values: list[Value] = []
+    for one in nodes.standings():
+        if one.incidents:
+            labels = {"node": one.node}
+            # Only a node that more than one job blamed can be one.
+            values.append(("perfd_node_suspect_ratio", labels, one.suspect_ratio if one.jobs > 1 else None))
+            values.append(("perfd_node_incidents", labels, one.whole.incidents))
+            values.append(("perfd_node_lost_gpu_seconds", labels, one.lost_gpu_h * 3600))
+    ended = Counter("done" if one.outcome == DONE else "failed" for one in nodes.drains() if one.outcome)
+    return [
+        *values,
+        *(("perfd_node_drains", {"outcome": how}, count) for how, count in sorted(ended.items())),
     ]
 
 

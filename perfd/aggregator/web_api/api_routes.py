@@ -34,6 +34,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/alerts                  alerts of perfd's own engine; ?job=JOB
 /api/v1/servers                 serving engines
 /api/v1/agents                  agents and their nodes
+/api/v1/nodes                   what nodes were blamed for; ?node=NODE, ?all=1
 /api/v1/events                  server-sent events: one whenever there are newer numbers
 /api/v1/captures                captures (perfd.capture/1); POST starts one
 /api/v1/webhooks/alertmanager   takes Alertmanager's webhooks, which start captures
@@ -80,6 +81,9 @@ class ApiSource(Protocol):
     def agents(self) -> list[dict[str, Any]]:
         """Agents."""
 
+    def nodes(self, *, blamed_only: bool = True, node: str | None = None) -> list[dict[str, Any]]:
+        """Nodes of schema perfd.nodes/1, the most suspect first."""
+
     def captures(self) -> list[dict[str, Any]]:
         """Captures, oldest first."""
 
@@ -112,6 +116,7 @@ def routes(source: ApiSource, live: Live) -> dict[str, Handler]:
         "/api/v1/servers": lambda _: _json({"schema": "perfd.servers/2", "servers": source.servers()}),
         "/api/v1/events": live.connect,
         "/api/v1/agents": lambda _: _json({"schema": "perfd.agents/1", "agents": source.agents()}),
+        "/api/v1/nodes": lambda request: _nodes(source, request),
         **capture_routes(captures=source.captures, start=source.start_capture, cancel=source.cancel_capture),
         "/api/v1/healthz": lambda _: _text("ok\n"),
         "/api/v1/readyz": lambda _: _ready(source.unready()),
@@ -148,6 +153,11 @@ def _job(source: ApiSource, request: Request) -> Response:
 def _alerts(source: ApiSource, job: str | None) -> Response:
     alerts = [alert for alert in source.alerts() if job in {None, alert["job"]}]
     return _json({"schema": "perfd.alerts/1", "alerts": alerts})
+
+
+def _nodes(source: ApiSource, request: Request) -> Response:
+    nodes = source.nodes(blamed_only=request.query.get("all") != "1", node=request.query.get("node"))
+    return _json({"schema": "perfd.nodes/1", "nodes": nodes})
 
 
 def _summary(source: ApiSource, job: str, since: str | None) -> Response:

@@ -192,6 +192,10 @@ class CaptureCoordinator:
         self._changed.clear()
         return captures
 
+    def remembered(self) -> list[Capture]:
+        """The captures that are remembered, oldest first."""
+        return list(self._captures.values())
+
     def captures(self) -> list[dict[str, Any]]:
         """The history, oldest first, as the entries of schema perfd.capture/1."""
         return [to_json(capture) for capture in self._captures.values()]

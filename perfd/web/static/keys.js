@@ -13,6 +13,7 @@ export function listenToKeys(place) {
     ["k", "previous row or section", () => step(-1)],
     ["h", "all jobs", () => location.assign("/")],
     ["s", "serving engines", () => location.assign("/servers")],
+    ["n", "nodes", () => location.assign("/nodes")],
     ["a", "agents", () => location.assign("/agents")],
     ...(job ? [["o", "this job", () => location.assign(job)], ["c", "its captures", () => location.assign(`${job}/captures`)], ["r", "its report", () => location.assign(job.replace("/jobs/", "/reports/jobs/"))]] : []),
   ];

@@ -9,6 +9,7 @@ import { clock } from "./format.js";
 import { showJob } from "./job.js";
 import { listenToKeys } from "./keys.js";
 import { follow } from "./live.js";
+import { showNodes } from "./nodes.js";
 import { showServers } from "./servers.js";
 
 const main = document.getElementById("main");
@@ -18,7 +19,7 @@ let how = "polling";
 
 function placeOf(path) {
   const [, top, name, view] = path.split("/");
-  if (top === "servers" || top === "agents") return { view: top };
+  if (["servers", "agents", "nodes"].includes(top)) return { view: top };
   if (top !== "jobs" || !name) return { view: "fleet" };
   try {
     return { view: view === "captures" ? "captures" : "job", job: decodeURIComponent(name) };
@@ -30,7 +31,7 @@ function placeOf(path) {
 function drawPlace() {
   const link = (view, href, text) => el("a", { href, "aria-current": place.view === view ? "page" : null }, text);
   const where = document.getElementById("where");
-  where.append(link("fleet", "/", "Jobs"), link("servers", "/servers", "Serving"), link("agents", "/agents", "Agents"));
+  where.append(link("fleet", "/", "Jobs"), link("servers", "/servers", "Serving"), link("nodes", "/nodes", "Nodes"), link("agents", "/agents", "Agents"));
   if (!place.job) {
     document.title = `${where.querySelector("[aria-current]").textContent} – perfd`;
     return;
@@ -53,6 +54,10 @@ async function load() {
   if (place.view === "agents") {
     const { agents } = await get("agents");
     return () => showAgents(main, agents);
+  }
+  if (place.view === "nodes") {
+    const { nodes } = await get("nodes");
+    return () => showNodes(main, nodes);
   }
   if (place.view === "captures") {
     const { captures } = await get(`captures?job=${encodeURIComponent(place.job)}`);

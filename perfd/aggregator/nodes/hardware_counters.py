@@ -1,0 +1,85 @@
+"""Errors of hardware that are new since the last look, from the counters that agents send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.aggregator.state import NodeState
+from perfd.model import GpuColumn, NicColumn, Scope
+from perfd.nodes import IncidentKind
+
+PROGRAM_ERRORS = frozenset({"11", "13", "31", "43", "45", "121", "137", "154"})
+"""XIDs that programs cause, or that only go with others: those that rules/hardware.yaml leaves out."""
+_MEMORY_ERRORS = frozenset({"48", "63", "64", "92", "94", "95"})
+_COUNTERS = (
+    (Scope.GPU, GpuColumn.ECC_UNCORRECTED.value, IncidentKind.MEMORY_ERROR, "uncorrectable memory errors"),
+    (Scope.NIC, NicColumn.LINK_DOWNS.value, IncidentKind.LINK_DOWN, "times down"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewErrors:
+    """Errors of one kind of a GPU or port that were not there at the last look."""
+
+    kind: IncidentKind
+    count: int
+    gpu: str = ""
+    job: str = ""
+    evidence: str = ""
+
+
+class HardwareCounters:
+    """Compares the counters of each node with those of the last look."""
+
+    def __init__(self) -> None:
+        self._xids: dict[str, dict[tuple[str, str, str], int]] = {}
+        self._counters: dict[tuple[str, str, str], float] = {}
+
+    def new_errors(self, node: NodeState) -> Iterator[NewErrors]:
+        """What is new of a node since the last call. The first reading of a counter is the base."""
+        before = self._xids.get(node.name, {})
+        self._xids[node.name] = dict(node.hardware_errors)
+        for (job, gpu, code), count in node.hardware_errors.items():
+            # It counts anew after its agent left and came back.
+            known = before.get((job, gpu, code), 0)
+            new = count - known if count >= known else count
+            if new > 0 and code not in PROGRAM_ERRORS:
+                kind = IncidentKind.MEMORY_ERROR if code in _MEMORY_ERRORS else IncidentKind.HARDWARE_ERROR
+                what = f"XID {code}" if code else "GPU lost"
+                yield NewErrors(
+                    kind=kind, count=new, gpu=gpu, job=job, evidence=f"{what} (kernel log, NVML)."
+                )
+        for scope, column, kind, what in _COUNTERS:
+            yield from self._of_counter(node, scope, column, kind, what)
+
+    def keep(self, nodes: set[str]) -> None:
+        """Forget all nodes but these."""
+        self._xids = {node: known for node, known in self._xids.items() if node in nodes}
+        self._counters = {key: value for key, value in self._counters.items() if key[0] in nodes}
+
+    def _of_counter(
+        self, node: NodeState, scope: Scope, column: str, kind: IncidentKind, what: str
+    ) -> Iterator[NewErrors]:
+        readings = node.readings.get(scope)
+        if readings is None or column not in readings.layout.metrics.known:
+            return
+        values = readings.values
+        position = readings.layout.metrics.known.index(column)
+        if position >= values.shape[1]:
+            return
+        for entity, value in zip(readings.layout.entities.known, values[:, position], strict=False):
+            if not np.isfinite(value):
+                continue
+            key = (node.name, f"{column}/{scope}", entity)
+            before = self._counters.get(key)
+            self._counters[key] = float(value)
+            if before is not None and value > before:
+                gpu = entity if scope is Scope.GPU else ""
+                count = int(min(value - before, 1e9))
+                where = "" if gpu else f"{entity}: "
+                yield NewErrors(
+                    kind=kind, count=count, gpu=gpu, evidence=f"{where}{count} {what} ({column})."
+                )

@@ -1,0 +1,284 @@
+"""The memory of nodes: what each round blames them for, in the ledger and in history."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfd.aggregator.history import HistoryStore
+from perfd.aggregator.jobs import JobState
+from perfd.aggregator.nodes.drain_runner import DrainRunner
+from perfd.aggregator.nodes.hardware_counters import HardwareCounters
+from perfd.aggregator.nodes.node_rows import drain_row, incident_row, record_row
+from perfd.aggregator.state import AggregatorState, NodeState
+from perfd.aggregator.state.gpu_owners import gpu_owners
+from perfd.analysis.diagnosis import JobSummary
+from perfd.capture.policy.policy_events import Capture
+from perfd.errors import ConfigError
+from perfd.nodes import (
+    Drain,
+    Incident,
+    IncidentKind,
+    NodeLedger,
+    NodeStanding,
+    Scheduler,
+    blames_of,
+    standings,
+)
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 5.0
+_KEEP_EVERY_S = 60.0
+_LONGEST_LOOK_S = 60.0
+"""No more time than this is counted for one look, however long ago the last one was."""
+_SILENT_S = 30.0
+_FORGET_HALF_LIVES = 6.0
+_DAY_S = 86_400.0
+_MOST_DAYS = 3_660
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedCapture:
+    """A capture that failed on a node."""
+
+    capture_id: str
+    job: str
+    node: str
+    reason: str
+    unix_s: float
+
+
+def failed_captures(failed: Iterable[tuple[Capture, str, str]]) -> list[FailedCapture]:
+    """The same from captures, each with the node that it failed on and why."""
+    return [
+        FailedCapture(
+            capture_id=capture.capture_id,
+            job=capture.job,
+            node=node,
+            reason=reason,
+            unix_s=capture.ended_unix_s or capture.requested_unix_s,
+        )
+        for capture, node, reason in failed
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ActiveJob:
+    name: str
+    attempt: int
+    scheduler: Scheduler | None
+
+
+class NodeMemory:
+    """Remembers what nodes were blamed for; raises `ConfigError`.
+
+    `take` is called by the analysis loop, the rest by any thread.
+    """
+
+    def __init__(
+        self,
+        state: AggregatorState,
+        history: HistoryStore | None,
+        *,
+        half_life_days: float,
+        drains: DrainRunner | None = None,
+        failed_captures: Callable[[], Iterable[FailedCapture]] = tuple,
+    ) -> None:
+        if not 0 < half_life_days < _MOST_DAYS:
+            raise ConfigError(f"nodes.half_life_days: it must be more than 0 and below {_MOST_DAYS}.")
+        self._state = state
+        self._history = history
+        self._drains = drains
+        self._failed_captures = failed_captures
+        self._ledger = NodeLedger(half_life_days * _DAY_S)
+        self._hardware = HardwareCounters()
+        self._looked_s: float | None = None
+        self._kept_s = 0.0
+        self._last_steps: dict[str, int] = {}
+        self._progress_s: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._standings: Sequence[NodeStanding] = ()
+        if history is not None:
+            self._ledger.restore(*history.node_ledger())
+            if drains is not None:
+                drains.restore(history.node_drains())
+        self._known_failures = {(one.capture_id, one.node) for one in failed_captures()}
+
+    def standings(self) -> Sequence[NodeStanding]:
+        """Every known node as of the newest look, the most suspect first."""
+        with self._lock:
+            return self._standings
+
+    def drains(self) -> Sequence[Drain]:
+        """What was drained, oldest first."""
+        return self._drains.past() if self._drains is not None else ()
+
+    def take(self, summaries: Mapping[str, JobSummary], now_unix_s: float, now_s: float) -> None:
+        """Look at all nodes and at the newest summaries of jobs; returns at once when that is too early."""
+        if self._looked_s is not None and now_s - self._looked_s < _EVERY_S:
+            return
+        looked_s, self._looked_s = self._looked_s, now_s
+        passed_s = 0.0 if looked_s is None else min(_LONGEST_LOOK_S, now_s - looked_s)
+        with self._state.lock:
+            active = self._active(now_s)
+            self._look_at_nodes(active, passed_s, now_unix_s)
+            places = {job: self._places(job) for job in active}
+        for name, job in active.items():
+            if (summary := summaries.get(name)) is not None:
+                self._look_at_job(job, summary, places[name], now_unix_s, now_s)
+        gone = self._progress_s.keys() - active.keys()
+        for name in gone:
+            del self._progress_s[name]
+            self._last_steps.pop(name, None)
+        self._look_at_captures()
+        found = standings(self._ledger, now_unix_s)
+        with self._lock:
+            self._standings = found
+        if self._drains is not None:
+            self._drains.act([one for one in found if one.suspect], now_unix_s)
+        if now_s - self._kept_s >= _KEEP_EVERY_S:
+            self._ledger.expire(now_unix_s, _FORGET_HALF_LIVES * self._ledger.half_life_s)
+            self.keep()
+            self._kept_s = now_s
+
+    def keep(self) -> None:
+        """Write what changed to history."""
+        records, incidents = self._ledger.changes()
+        rows = [*map(record_row, records), *map(incident_row, incidents)]
+        if self._drains is not None:
+            rows += map(drain_row, self._drains.changes())
+        if self._history is not None and rows:
+            self._history.submit(rows)
+
+    def _active(self, now_s: float) -> dict[str, _ActiveJob]:
+        """The jobs that run now."""
+        return {
+            name: _ActiveJob(name=name, attempt=job.attempts.number, scheduler=_scheduler(job))
+            for name, job in self._state.fleet.jobs.items()
+            if not job.ended and now_s - job.received_s <= _SILENT_S
+        }
+
+    def _look_at_nodes(self, active: Mapping[str, _ActiveJob], passed_s: float, now_unix_s: float) -> None:
+        nodes = self._state.fleet.nodes
+        for node in nodes.values():
+            served = {
+                gpu: job
+                for gpu, (job, _) in gpu_owners(node, self._state.fleet.jobs).items()
+                if job in active
+            } or _ranks_without_gpu(node, active)
+            schedulers = [active[job].scheduler for job in served.values()]
+            self._ledger.describe(
+                node.name,
+                kind=next((info.name for info in node.gpu_infos.values()), ""),
+                scheduler=next((one for one in schedulers if one is not None), None),
+                uuids={
+                    str(info.index): info.uuid
+                    for info in node.gpu_infos.values()
+                    if info.uuid and not info.mig
+                },
+            )
+            self._ledger.observe(node.name, dict.fromkeys(served, passed_s), now_unix_s)
+            for errors in self._hardware.new_errors(node):
+                job = errors.job or served.get(errors.gpu, "")
+                self._ledger.note(
+                    Incident(
+                        node=node.name,
+                        gpu=errors.gpu,
+                        kind=errors.kind,
+                        job=job,
+                        attempt=active[job].attempt if job in active else 0,
+                        first_unix_s=now_unix_s,
+                        last_unix_s=now_unix_s,
+                        count=errors.count,
+                        evidence=errors.evidence,
+                    )
+                )
+        self._hardware.keep(set(nodes))
+
+    def _places(self, job: str) -> dict[int, tuple[str, str]]:
+        """Where each rank of a job is."""
+        return {
+            rank: (node.name, "" if placed.gpu is None else str(placed.gpu))
+            for node in self._state.fleet.nodes.values()
+            for (name, rank), placed in node.placements.items()
+            if name == job
+        }
+
+    def _look_at_job(
+        self,
+        job: _ActiveJob,
+        summary: JobSummary,
+        places: Mapping[int, tuple[str, str]],
+        now_unix_s: float,
+        now_s: float,
+    ) -> None:
+        seen = {gpu.rank: (gpu.node, gpu.gpu) for gpu in summary.gpus if gpu.rank is not None}
+        blames = blames_of(summary, {**seen, **places})
+        hangs = any(blame.kind is IncidentKind.HANG for blame in blames)
+        stepped = summary.steps.last is not None and self._last_steps.get(job.name) != summary.steps.last
+        passed_s = min(self._limit_s(summary), now_s - self._progress_s.setdefault(job.name, now_s))
+        if not stepped and not hangs:
+            # A checkpoint, an evaluation or a job that waits: what the last steps showed costs nothing now.
+            return
+        self._progress_s[job.name] = now_s
+        if summary.steps.last is not None:
+            self._last_steps[job.name] = summary.steps.last
+        for blame in blames:
+            self._ledger.note(
+                Incident(
+                    node=blame.node,
+                    gpu=blame.gpu,
+                    kind=blame.kind,
+                    job=job.name,
+                    attempt=job.attempt,
+                    first_unix_s=now_unix_s,
+                    last_unix_s=now_unix_s,
+                    weight=blame.weight,
+                    seen_s=passed_s,
+                    lost_gpu_s=blame.lost_gpus * passed_s,
+                    evidence=blame.evidence,
+                )
+            )
+
+    def _limit_s(self, summary: JobSummary) -> float:
+        return max(_LONGEST_LOOK_S, 3 * (summary.step_time_s.median or 0.0))
+
+    def _look_at_captures(self) -> None:
+        before, failures = self._known_failures, list(self._failed_captures())
+        self._known_failures = {(one.capture_id, one.node) for one in failures}
+        for one in failures:
+            if (one.capture_id, one.node) in before:
+                continue
+            self._ledger.note(
+                Incident(
+                    node=one.node,
+                    kind=IncidentKind.CAPTURE_FAILED,
+                    job=one.job,
+                    first_unix_s=one.unix_s,
+                    last_unix_s=one.unix_s,
+                    weight=IncidentKind.CAPTURE_FAILED.weight,
+                    count=1,
+                    evidence=one.reason,
+                )
+            )
+
+
+def _ranks_without_gpu(node: NodeState, active: Mapping[str, _ActiveJob]) -> dict[str, str]:
+    """By local rank, where no GPU is known: each rank has one."""
+    return {
+        f"rank {rank if placed.local_rank is None else placed.local_rank}": job
+        for (job, rank), placed in node.placements.items()
+        if job in active
+    }
+
+
+def _scheduler(job: JobState) -> Scheduler | None:
+    origin = job.ownership.origin
+    if origin is None:
+        return None
+    if origin.scheduler_restarts is not None or origin.nodes:
+        return Scheduler.SLURM
+    return Scheduler.KUBERNETES if origin.namespace else None
