@@ -23,6 +23,10 @@ FUSE_ELEMENT_WISE = (
     "Fuse element-wise kernels: a compiler [[larger_launches]], or fused norm, dropout and optimizer; matrix"
     " operations are the smaller part of the computation."
 )
+SEE_INTO_GRAPHS = (
+    "Capture with `nsys --cuda-graph-trace=node` to see the kernels inside graphs, or run without graphs,"
+    " before changing kernels."
+)
 LARGEST_KERNELS = "Analyze the largest kernels with ncu, and use FP8 if the model tolerates it."
 OPTIMIZER = (
     "Shard the optimizer over the data-parallel group [[shard_optimizer]], use a fused optimizer"

@@ -25,6 +25,7 @@ def report_of_trace(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Report:
         _breakdown_table(analysis),
         *_step_tables(first),
         _kernel_table(first),
+        *_sync_table(first),
     ]
     if any(analysis.collectives.by_rank.values()):
         tables.append(_collective_table(analysis))
@@ -282,6 +283,30 @@ def _kernel_table(rank: RankAnalysis) -> ReportTable:
         text_columns=3,
         shares=[min(1.0, row.total_s / rows[0].total_s) if rows[0].total_s else 0.0 for row in rows],
     )
+
+
+def _sync_table(rank: RankAnalysis) -> list[ReportTable]:
+    if not rank.syncs:
+        return []
+    return [
+        ReportTable(
+            title=f"Where the host of rank {rank.rank} waits for its GPU",
+            source=f"{Path(rank.timeline.trace.file).name}; calls that return when the GPU is done",
+            columns=("call", "range", "count", "per step", "host waits", "GPU idle"),
+            rows=[
+                (
+                    point.call,
+                    point.range_name[:_NAME_WIDTH] or UNKNOWN,
+                    str(point.count),
+                    UNKNOWN if point.per_step is None else f"{point.per_step:.3g}",
+                    duration(point.host_s),
+                    duration(point.idle_s),
+                )
+                for point in rank.syncs[:_KERNELS]
+            ],
+            text_columns=2,
+        )
+    ]
 
 
 def _collective_table(analysis: TraceAnalysis) -> ReportTable:

@@ -7,6 +7,7 @@ from perfd.trace.breakdown.loader_time import LoaderTime, loader_time
 from perfd.trace.breakdown.pipeline_stages import StageStall, spans_stages, stage_of, stage_stalls
 from perfd.trace.breakdown.range_table import PhaseRow, phase_rows
 from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
+from perfd.trace.breakdown.sync_points import SyncPoint, sync_points
 
 __all__ = [
     "CollectiveRow",
@@ -18,6 +19,7 @@ __all__ = [
     "RankBreakdown",
     "RankTimeline",
     "StageStall",
+    "SyncPoint",
     "busy_by_class",
     "collectives",
     "kernel_rows",
@@ -28,4 +30,5 @@ __all__ = [
     "spans_stages",
     "stage_of",
     "stage_stalls",
+    "sync_points",
 ]

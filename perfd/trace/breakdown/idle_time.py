@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.trace.model.intervals import Coverage, Ns
+from perfd.trace.model.intervals import Coverage, Flags, Ns
 from perfd.trace.model.operation_kinds import HostCallKind
 from perfd.trace.model.rank_trace import RankTrace
 
@@ -102,17 +102,23 @@ class IdleTimes:
 
 
 def _waiting(trace: RankTrace, launched_by: Ns) -> Coverage:
-    """When the host waited for the GPU: in calls for that, and in copies that were done at their return.
+    """When the host waited for the GPU."""
+    waits = waiting_calls(trace, launched_by)
+    return Coverage(trace.calls.start_ns[waits], trace.calls.end_ns[waits])
+
+
+def waiting_calls(trace: RankTrace, launched_by: Ns) -> Flags:
+    """Calls in which the host waited: those for that, and copies that were done at their return.
 
     `cudaMemcpyAsync` to pageable memory, as in `tensor.cpu()`, returns when it is done, so after all work
     before it. (CUDA Runtime API, "API synchronization behavior".)
     """
     calls = trace.calls
-    waits = calls.kind == HostCallKind.SYNCHRONIZE
+    waits: Flags = calls.kind == HostCallKind.SYNCHRONIZE
     at = launched_by[launched_by >= 0]
     done = trace.operations.end_ns[launched_by >= 0] <= calls.end_ns[at]
     waits[at[done & (calls.kind[at] == HostCallKind.COPY)]] = True
-    return Coverage(calls.start_ns[waits], calls.end_ns[waits])
+    return waits
 
 
 def _launch_ends(trace: RankTrace, at: Ns) -> Ns:

@@ -14,12 +14,14 @@ from perfd.trace.breakdown import (
     RankBreakdown,
     RankTimeline,
     StageStall,
+    SyncPoint,
     collectives,
     kernel_rows,
     launch_cost,
     phase_rows,
     stage_of,
     stage_stalls,
+    sync_points,
 )
 from perfd.trace.model.rank_trace import RankTrace
 
@@ -53,6 +55,7 @@ class RankAnalysis:
     kernels: Sequence[KernelRow]
     phases: Sequence[PhaseRow]
     launches: LaunchCost | None
+    syncs: Sequence[SyncPoint]
     overhead_s: float
     """How long the profiler held the process up, within the window."""
 
@@ -110,6 +113,7 @@ def _rank(rank: int, timeline: RankTimeline) -> RankAnalysis:
         kernels=kernel_rows(timeline),
         phases=phase_rows(timeline),
         launches=launch_cost(timeline),
+        syncs=sync_points(timeline),
         overhead_s=float(held) / 1e9,
     )
 

@@ -21,7 +21,7 @@ from perfd.analysis.findings import (
 )
 from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
-from perfd.trace.breakdown import KernelRow, busy_by_class
+from perfd.trace.breakdown import KernelRow, SyncPoint, busy_by_class
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
 from perfd.trace.diagnosis.loading_findings import judge_loading
 from perfd.trace.diagnosis.rank_beside_peers import PeerComparison, compare
@@ -31,6 +31,7 @@ from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
 
 _IDLE = frozenset({Kind.HOST_BOUND, Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION})
 _MOSTLY = 0.5
+_SYNC_POINTS = 3
 _UNKNOWN_SOFTWARE = Software()
 
 
@@ -81,7 +82,8 @@ def diagnose(
         _judge_memory,
     )
     classes = [found for judge in judges if (found := judge(analysis, part)) is not None]
-    of_ranks = (straggler, judge_loading(analysis), judge_pipeline(analysis))
+    loading = judge_loading(analysis)
+    of_ranks = (straggler, loading, judge_pipeline(analysis))
     computation = _judge_compute(analysis, part)
     roots = ranked([*classes, *(found for found in of_ranks if found is not None)])
     roots = [replace(found, advice=fitted(found.advice, software)) for found in roots]
@@ -89,6 +91,8 @@ def diagnose(
     leads = computation_leads(roots, computation)
     findings = [computation, *roots] if leads else [*roots, computation]
     bottleneck = _class(classes, computation, part)
+    if loading is not None and bottleneck.kind in _IDLE and _explains(loading, part):
+        bottleneck = next((one for one in roots if one.kind is loading.kind), loading)
     first = findings[0]
     return Diagnosis(
         bottleneck=bottleneck if bottleneck.kind is not first.kind else first,
@@ -97,6 +101,12 @@ def diagnose(
         shares=part,
         comparison=comparison,
     )
+
+
+def _explains(loading: Finding, part: TimeShares) -> bool:
+    """Whether most of the idle time is input."""
+    idle = part.launch + part.synchronization + part.unexplained_idle
+    return (loading.gain_ratio or 0.0) >= _MOSTLY * idle
 
 
 def _class(classes: Sequence[Finding], computation: Finding, part: TimeShares) -> Finding:
@@ -214,13 +224,23 @@ def _judge_synchronization(analysis: TraceAnalysis, part: TimeShares) -> Finding
         ),
         f"Worst is rank {worst.rank} with {duration(sync_idle_s(worst))}.",
     )
+    where = [_sync_words(point) for point in worst.syncs[:_SYNC_POINTS]]
+    placed = [f"Rank {worst.rank} waits in {'; '.join(where)}."] if where else []
     return Finding(
         kind=Kind.SYNCHRONIZATION,
         confidence=seen(MEASURED, analysis),
         culprits=[Culprit(kind="rank", id=worst.rank)] if several else [],
-        evidence=evidence if several else evidence[:1],
+        evidence=[*(evidence if several else evidence[:1]), *placed],
         advice=advice.SYNCHRONIZATION,
         gain_ratio=part.synchronization,
+    )
+
+
+def _sync_words(point: SyncPoint) -> str:
+    times = f"{point.count} times" if point.per_step is None else f"{point.per_step:.3g} per step"
+    where = f" in {point.range_name[:64]}" if point.range_name else " outside of named ranges"
+    return (
+        f"{point.call}{where}, {times}, {duration(point.host_s)} ({duration(point.idle_s)} with an idle GPU)"
     )
 
 
@@ -270,8 +290,15 @@ def _judge_compute(analysis: TraceAnalysis, part: TimeShares) -> Finding:
         evidence.append(
             f"MFU is {percent(analysis.model_use.mfu_ratio)} of the {analysis.model_use.precision} peak."
         )
+    opaque = classes.get("graph", 0.0)
+    if opaque >= THRESHOLDS.trace_opaque_ratio:
+        evidence.append(
+            f"{percent(opaque)} of it is CUDA graphs as a whole: the trace does not show what they run."
+        )
     matmul = classes.get("matmul", 0) + classes.get("attention", 0) + classes.get("convolution", 0)
     todo = advice.FUSE_ELEMENT_WISE if classes and matmul < _MOSTLY else advice.LARGEST_KERNELS
+    if opaque >= THRESHOLDS.trace_opaque_ratio:
+        todo = advice.SEE_INTO_GRAPHS
     return Finding(
         kind=Kind.COMPUTE_BOUND,
         confidence=seen(MEASURED, analysis),

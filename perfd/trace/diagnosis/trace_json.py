@@ -87,6 +87,7 @@ def _rank(rank: RankAnalysis, analysis: TraceAnalysis) -> dict[str, Any]:
         "collectives": [_collective(row) for row in analysis.collectives.by_rank.get(rank.rank, ())],
         "phases": [asdict(row) for row in rank.phases],
         "launches": asdict(rank.launches) if rank.launches else None,
+        "sync_points": [asdict(point) for point in rank.syncs],
         "notes": notes(rank),
     }
 

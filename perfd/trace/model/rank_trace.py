@@ -37,6 +37,8 @@ class HostCalls:
     kind: Codes
     correlation: Ns
     thread: Ns
+    name: Indices
+    """Index into the trace's `call_names`."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -102,6 +104,7 @@ class RankTrace:
     """Of the same length: the class of each name, as `matmul`."""
     operations: GpuOperations
     calls: HostCalls
+    call_names: Sequence[str] = ()
     steps: Sequence[TraceStep] = ()
     phases: Sequence[Phase] = ()
     collectives: Sequence[Collective] = ()
@@ -150,11 +153,17 @@ def calls_of(columns: Mapping[str, Ns]) -> HostCalls:
         kind=columns["kind"][order].astype(np.uint8),
         correlation=columns["correlation"][order],
         thread=columns["thread"][order],
+        name=columns["name"][order].astype(np.int32),
     )
 
 
 def no_calls() -> HostCalls:
     """What a trace without the host's side has."""
     return HostCalls(
-        start_ns=EMPTY, end_ns=EMPTY, kind=EMPTY.astype(np.uint8), correlation=EMPTY, thread=EMPTY
+        start_ns=EMPTY,
+        end_ns=EMPTY,
+        kind=EMPTY.astype(np.uint8),
+        correlation=EMPTY,
+        thread=EMPTY,
+        name=EMPTY.astype(np.int32),
     )

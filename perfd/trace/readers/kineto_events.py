@@ -39,6 +39,7 @@ class KinetoEvents:
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
+        self.call_names: dict[str, int] = {}
         self.host_operations = 0
         """How many operators of PyTorch the host ran."""
         self.collectives: list[tuple[int, Args]] = []
@@ -47,7 +48,7 @@ class KinetoEvents:
         self._operation_times = _Times()
         self._operations = _Columns("kind", "name", "stream", "correlation", "device")
         self._call_times = _Times()
-        self._calls = _Columns("kind", "correlation", "thread")
+        self._calls = _Columns("kind", "correlation", "thread", "name")
         self._overhead = _Times()
         self._spans = _Times()
         self._range_times = _Times()
@@ -136,7 +137,8 @@ class KinetoEvents:
         if kind is not HostCallKind.OTHER:
             self._call_times.append(event)
             correlation = _number(event.args.correlation) if event.args else -1
-            self._calls.append(kind, correlation, self._thread(event))
+            name = self.call_names.setdefault(event.name, len(self.call_names))
+            self._calls.append(kind, correlation, self._thread(event), name)
 
     def _add_range(self, event: ChromeEvent) -> None:
         self._range_times.append(event)

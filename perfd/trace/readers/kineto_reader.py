@@ -142,6 +142,7 @@ class _File:
                     classes=classes,
                     operations=operations,
                     calls=calls,
+                    call_names=list(self._events.call_names),
                     collectives=self._collectives(operations, mine[order], calls, groups),
                     groups=groups,
                     world_size=self._distributed.world_size,

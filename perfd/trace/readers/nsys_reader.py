@@ -88,6 +88,7 @@ def _traces(name: str, tables: Tables) -> list[RankTrace]:
                 classes=classes,
                 operations=operations,
                 calls=mine_calls,
+                call_names=tables.call_names,
                 steps=steps_among(named, NAMED_STEP),
                 phases=[phase for phase in named if not NAMED_STEP.fullmatch(phase.name)],
                 overhead=tables.overhead(process),

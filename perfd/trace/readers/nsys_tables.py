@@ -71,6 +71,8 @@ class Tables:
         self._tables = {table for (table,) in rows}
         if "StringIds" not in self._tables:
             raise TraceError(f"{name}: not an export of Nsight Systems: it has no table StringIds.")
+        self.call_names: list[str] = []
+        """Of the calls, once they were read."""
         self._strings: dict[int, str] = dict(connection.execute("SELECT id, value FROM StringIds"))
 
     def activity(self) -> Activity:
@@ -109,7 +111,7 @@ class Tables:
 
     def calls(self) -> dict[str, Ns]:
         """The host's calls that put work on a GPU or wait for one, and did not fail."""
-        columns = ("start_ns", "end_ns", "correlation", "thread", "kind", "process")
+        columns = ("start_ns", "end_ns", "correlation", "thread", "kind", "process", "name")
         if _RUNTIME not in self._tables:
             return {column: np.empty(0, dtype=np.int64) for column in columns}
         # Those of the driver and the runtime; to ask the table for its own takes another pass over it.
@@ -128,7 +130,8 @@ class Tables:
         used, index = np.unique(rows[:, 4], return_inverse=True)
         kind = np.array([kinds[int(key)] for key in used], dtype=np.int64)[index]
         process = rows[:, 3] >> _THREAD_BITS << _THREAD_BITS
-        found = (rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], kind, process)
+        self.call_names = [functions[int(key)] for key in used]
+        found = (rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], kind, process, index)
         return dict(zip(columns, found, strict=True))
 
     def phases(self) -> dict[int, list[Phase]]:
