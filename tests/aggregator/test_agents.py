@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.aggregator.limits import Limits
-from perfd.aggregator.state.agent_registry import AgentRegistry, AgentState, BatchVerdict
+from perfd.aggregator.state.agent_registry import AgentRegistry, AgentState
+from perfd.aggregator.state.batch_repeats import BatchVerdict
 from perfd.model import Hello
 
 

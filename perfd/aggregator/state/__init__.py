@@ -1,7 +1,8 @@
 """The state of all jobs, nodes and agents, filled from records and read by the analysis."""
 
-from perfd.aggregator.state.agent_registry import AgentState, BatchVerdict
+from perfd.aggregator.state.agent_registry import AgentState
 from perfd.aggregator.state.aggregator_state import AggregatorState
+from perfd.aggregator.state.batch_repeats import BatchVerdict
 from perfd.aggregator.state.durable_records import Durable
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_snapshot import job_data

@@ -7,24 +7,13 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 
 from perfd.aggregator.limits import Limits
+from perfd.aggregator.state.batch_repeats import BatchSequence
 from perfd.model import CaptureTool, Hello
 
 _CLOCK_SAMPLES = 32
 _DAY_S = 86_400.0
-
-
-class BatchVerdict(Enum):
-    """What to do with a batch."""
-
-    NEW = "new"
-    LATE = "late"
-    """Its sequence was counted as a gap before; it is stored all the same."""
-    AGAIN = "again"
-    """It was taken before, but history had no room for it."""
-    REPEAT = "repeat"
 
 
 @dataclass(slots=True)
@@ -45,7 +34,7 @@ class DayQuota:
 
 
 @dataclass(slots=True, kw_only=True)
-class AgentState:
+class AgentState(BatchSequence):
     """One agent, by the identity of its spool."""
 
     agent_id: str
@@ -58,16 +47,7 @@ class AgentState:
     epoch: str = ""
     """A hash of the secret of its spool's present life; empty as long as it is not known."""
     perfd_version: str = ""
-    last_sequence: int = 0
-    """The newest batch that was taken."""
-    kept_sequence: int = 0
-    """The newest one up to which history has taken all over; below `last_sequence` when it had no room."""
-    stored_sequence: int = 0
-    """The newest one up to which all is stored: what is acknowledged."""
-    refused: bool = False
-    """Since the newest Hello history had no room for a batch."""
     history: DayQuota = field(default_factory=DayQuota)
-    missing: dict[int, None] = field(default_factory=dict)
     stream: int | None = None
     """The number of the stream that speaks for the agent now; None when none is open."""
     left: bool = False
@@ -86,44 +66,6 @@ class AgentState:
     def clock_offset_s(self) -> float | None:
         """How far the agent's clock is ahead of ours, at least: the delay of the fastest batch is in it."""
         return max(self.ahead_s) if self.ahead_s else None
-
-    def take(self, sequence: int, limits: Limits) -> tuple[BatchVerdict, int]:
-        """Judge a batch by its number, and say how many before it are missing."""
-        if sequence > self.last_sequence:
-            self._keep(sequence)
-            first_missing, self.last_sequence = self.last_sequence + 1, sequence
-            lost = sequence - first_missing
-            for gap in range(max(first_missing, sequence - limits.missing_sequences), sequence):
-                self.missing[gap] = None
-            while len(self.missing) > limits.missing_sequences:
-                del self.missing[next(iter(self.missing))]
-            return BatchVerdict.NEW, lost
-        if sequence in self.missing:
-            del self.missing[sequence]
-            return BatchVerdict.LATE, 0
-        if sequence <= self.kept_sequence:
-            return BatchVerdict.REPEAT, 0
-        self._keep(sequence)
-        return BatchVerdict.AGAIN, 0
-
-    def refuse(self, sequence: int) -> None:
-        """Have the agent send this batch and all after it again, once it reconnects: history has no room."""
-        self.refused = True
-        self.kept_sequence = min(self.kept_sequence, sequence - 1)
-
-    def _keep(self, sequence: int) -> None:
-        if not self.refused:
-            self.kept_sequence = sequence
-
-    def skip_to(self, sequence: int) -> None:
-        """Expect none up to `sequence`: it is stored already, or will never come."""
-        self.last_sequence = max(self.last_sequence, sequence)
-        self.kept_sequence = max(self.kept_sequence, sequence)
-        self.stored_sequence = max(self.stored_sequence, sequence)
-
-    def jumps(self, sequence: int, limits: Limits) -> bool:
-        """Whether a batch's number is too far ahead to be the next one of this stream."""
-        return sequence - self.last_sequence > limits.sequence_jump + 1
 
     def saw_clock(self, sent_unix_ns: int, received_unix_ns: int) -> None:
         """Note when a message left by the agent's clock and arrived by ours."""
