@@ -4,8 +4,9 @@
 
 An aggregator in its own process, with its history on disk; agents' real spools and streams in this one, each
 sending progress lines of its own job. About every second one fault: the aggregator is killed, or stopped and
-continued, its disk is full for a while or at its start, a bit of its closed history flips, an agent is closed
-and opened. At the end, without faults, every acknowledged line is in the history, unless a bit flipped in it.
+continued, its disk is full for a while or at its start, a bit of its closed history flips, its clock or that
+of an agent steps by up to 40 days, an agent is closed and opened. At the end, without faults, every
+acknowledged line is in the history, unless a bit flipped in it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from perfd.model import Batch, TrainingStep
 from perfd.wire.convert import encode_message
 
 _START_WITHIN_S = 60.0
+_CLOCK_STEPS_S = (-40 * 86_400.0, -3600.0, -1.0, 0.0, 1.0, 3600.0, 40 * 86_400.0)
 _DRAIN_WITHIN_S = 120.0
 
 
@@ -52,6 +54,8 @@ class ChaosResult:
     damaged: bool
     """Whether history was damaged on purpose; what was in the damaged pages may be lost then."""
     resident_bytes: int
+    """Of the aggregator at the end, and the most it had before a kill."""
+    most_resident_bytes: int
 
 
 class _AggregatorProcess:
@@ -59,11 +63,13 @@ class _AggregatorProcess:
 
     def __init__(self, folder: Path) -> None:
         self.history = folder / "history.sqlite"
+        self.clock_offset = folder / "clock_offset"
         self._config = folder / "aggregator.yaml"
         self._log = folder / "aggregator.log"
         self.address = ""
         self._listen = "127.0.0.1:0"
         self.process: subprocess.Popen[str] | None = None
+        self.most_resident_bytes = 0
         self.start()
 
     def start(self, *, full: bool = False) -> None:
@@ -71,10 +77,16 @@ class _AggregatorProcess:
             f"listen: {self._listen}\nhttp_listen: null\nhistory: {{path: {self.history}}}\n",
             encoding="utf-8",
         )
-        command = [sys.executable, "-m", "perfd", "aggregator", "--log-json", "--config", str(self._config)]
+        command = [sys.executable, "-m", "benchmarks.stepped_clock", "aggregator", "--log-json"]
         with self._log.open("a", encoding="utf-8") as log:
             begin = log.tell()
-            self.process = subprocess.Popen(command, stderr=log, stdout=log, text=True)
+            self.process = subprocess.Popen(
+                [*command, "--config", str(self._config)],
+                stderr=log,
+                stdout=log,
+                text=True,
+                env={**os.environ, "PERFD_CLOCK_OFFSET_FILE": str(self.clock_offset)},
+            )
         if full:
             self.limit_files(0)
         deadline_s = time.monotonic() + _START_WITHIN_S
@@ -99,6 +111,8 @@ class _AggregatorProcess:
 
     def kill(self) -> None:
         if self.process is not None:
+            if self.process.poll() is None:
+                self.most_resident_bytes = max(self.most_resident_bytes, self.resident_bytes())
             self.process.kill()
             self.process.wait()
 
@@ -128,6 +142,7 @@ class _Agent:
     """The step of each sequence, by the identity of the spool."""
     acknowledged: dict[str, int] = field(default_factory=dict)
     number: int = 0
+    clock_offset_ns: int = 0
     dropped: int = 0
     spool: Spool = field(init=False)
     uplink: Uplink = field(init=False)
@@ -154,11 +169,10 @@ class _Agent:
 
     def send(self) -> None:
         self.number += 1
-        line = TrainingStep(job=self.job, step=self.number, time_unix_ns=time.time_ns(), step_time_s=1.0)
+        now_unix_ns = time.time_ns() + self.clock_offset_ns
+        line = TrainingStep(job=self.job, step=self.number, time_unix_ns=now_unix_ns, step_time_s=1.0)
         sequence = self.spool.append(
-            lambda number: encode_message(
-                Batch(sequence=number, sent_unix_ns=time.time_ns(), records=[line])
-            ),
+            lambda number: encode_message(Batch(sequence=number, sent_unix_ns=now_unix_ns, records=[line])),
             records=1,
         )
         self.steps[self.spool.agent_id, sequence] = self.number
@@ -176,7 +190,8 @@ def run(seconds: float, agents: int, seed: int, *, flips: bool = True) -> ChaosR
     """Faults for so long, then a quiet end; the same faults for the same seed, if not at the same moments."""
     chance = Random(seed)
     faults: Counter[str] = Counter()
-    kinds = ["kill", "stop", "fill", "agent", "restart_full", *(["flip"] if flips else [])]
+    kinds = ["kill", "stop", "fill", "agent", "restart_full", "clock", "agent_clock"]
+    kinds += ["flip"] if flips else []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         aggregator = _AggregatorProcess(folder)
@@ -207,7 +222,8 @@ def _send(fleet: list[_Agent], seconds: float) -> None:
     while time.monotonic() < until_s:
         for agent in fleet:
             agent.send()
-        time.sleep(0.02)
+        # As many lines per second whatever the number of agents.
+        time.sleep(0.004 * len(fleet))
 
 
 def _fault(kind: str, aggregator: _AggregatorProcess, fleet: list[_Agent], chance: Random) -> None:
@@ -221,6 +237,10 @@ def _fault(kind: str, aggregator: _AggregatorProcess, fleet: list[_Agent], chanc
         aggregator.limit_files(0)
         _send(fleet, chance.uniform(0.5, 2.0))
         aggregator.limit_files(resource.RLIM_INFINITY)
+    elif kind == "clock":
+        aggregator.clock_offset.write_text(str(chance.choice(_CLOCK_STEPS_S)), encoding="ascii")
+    elif kind == "agent_clock":
+        chance.choice(fleet).clock_offset_ns = round(chance.choice(_CLOCK_STEPS_S) * 1e9)
     elif kind == "agent":
         agent = chance.choice(fleet)
         agent.close()
@@ -261,6 +281,7 @@ def _end(aggregator: _AggregatorProcess, fleet: list[_Agent], faults: Counter[st
         lost=max(0, len(acknowledged - stored) - dropped),
         damaged=bool(faults["flip"]),
         resident_bytes=resident_bytes,
+        most_resident_bytes=aggregator.most_resident_bytes,
     )
 
 
@@ -276,7 +297,8 @@ def main() -> int:
     print(f"{sum(result.faults.values())} faults: {dict(result.faults)}")
     print(
         f"{result.sent:,} lines sent, {result.stored:,} stored, {result.dropped:,} dropped and counted, "
-        f"{result.lost:,} lost; the aggregator has {result.resident_bytes / 1e6:.0f} MB"
+        f"{result.lost:,} lost; the aggregator has {result.resident_bytes / 1e6:.0f} MB, "
+        f"{result.most_resident_bytes / 1e6:.0f} MB at most"
     )
     return 1 if result.lost and not result.damaged else 0
 
