@@ -118,6 +118,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     log_silent_alert_s: float
     log_silent_hang_s: float
     trace_lost_records_ratio: float
+    trace_link_ratio: float
     trace_opaque_ratio: float
     trace_tuning_ratio: float
     serving_tail_ratio: float

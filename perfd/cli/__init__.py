@@ -34,6 +34,7 @@ VERBS = {
     "analyze": "analyze traces: what limits the job",
     "compare": "compare two runs; exit 1 on a regression",
     "roofline": "place a GPU operation on the roofline, by its shape or by Nsight Compute",
+    "collective": "compute what a collective takes at least, and what a measured one reaches of that",
     "report": "write a report of a job or of traces as a page",
     "rules": "check rules files and run their unit tests",
     "doctor": "check prerequisites on this node and suggest fixes",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfd.formatting import UNKNOWN, data_size, duration, flops, flops_per_s, percent, rank_names
+from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent, rank_names
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
 from perfd.report.report_text import kernel_name
 from perfd.report.sources.timeline_lanes import timeline_of
@@ -315,10 +315,11 @@ def _collective_table(analysis: TraceAnalysis) -> ReportTable:
     rows = found[:_ROWS]
     return ReportTable(
         title="Communication: transfer and waiting",
-        source=f"{_source(analysis)}; the shortest duration of a matched operation is its transfer",
+        source=f"{_source(analysis)}; the shortest duration of a matched operation is its transfer;"
+        " least time of a ring, if NVLink joins the group",
         columns=(
             *("operation", "group", "rank", "count", "size", "total"),
-            *("exposed", "transfer", "waiting", "matched by"),
+            *("exposed", "transfer", "waiting", "matched by", "bus bandwidth", "least time"),
         ),
         rows=[
             (
@@ -332,8 +333,11 @@ def _collective_table(analysis: TraceAnalysis) -> ReportTable:
                 duration(row.transfer_s),
                 duration(row.wait_s),
                 row.matching.value,
+                bandwidth(least.bus_bytes_per_s if least else None),
+                duration(least.minimum_s if least else None),
             )
             for rank, row in rows
+            for least in (row.least_time_of(analysis.link_bytes_per_s),)
         ],
         text_columns=2,
         shares=[min(1.0, row.total_s / rows[0][1].total_s) if rows[0][1].total_s else 0.0 for _, row in rows],

@@ -17,6 +17,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from perfd.analysis.collectives.least_time import LeastTime, least_time
 from perfd.analysis.operations.transfer_wait import WaitBlame, blame, split
 from perfd.trace.breakdown.collective_instances import Instance, Key, instances
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
@@ -26,6 +27,13 @@ COMMON_END_NS = 50_000
 """The kernels of one collective end within 2 µs on the ranks of a node, except one in ten (H200, NVLink)."""
 _SHORTEST_IS_TRANSFER = frozenset({"allreduce", "reducescatter", "allgather", "alltoall", "barrier"})
 """A broadcast's or a reduce's root may finish early, so its shortest duration says nothing."""
+
+_NCCL_NAMES = {
+    "allreduce": "AllReduce",
+    "reducescatter": "ReduceScatter",
+    "allgather": "AllGather",
+    "alltoall": "AlltoAll",
+}
 
 
 class CollectiveMatching(StrEnum):
@@ -67,6 +75,15 @@ class CollectiveRow:
     """Over the matched ones; None when none could be matched."""
     matched_count: int
     matching: CollectiveMatching
+
+    def least_time_of(self, link_bytes_per_s: float | None) -> LeastTime | None:
+        """All of them at once, against links in one direction; None where a part is unknown."""
+        operation = _NCCL_NAMES.get(collective_operation(self.operation))
+        known = self.size_bytes and self.transfer_s and self.matched_count == self.count and not self.barrier
+        if not known or operation is None or link_bytes_per_s is None or len(self.group_ranks) < 2:
+            return None
+        size = float(self.size_bytes or 0)
+        return least_time(operation, size, len(self.group_ranks), link_bytes_per_s, self.transfer_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

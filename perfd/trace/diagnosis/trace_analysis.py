@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_peak
+from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_gpu, find_peak
 from perfd.trace.breakdown import (
     Collectives,
     KernelRow,
@@ -80,6 +80,8 @@ class TraceAnalysis:
     collectives: Collectives
     stages: Sequence[StageStall]
     model_use: ModelUse | None
+    link_bytes_per_s: float | None = None
+    """NVLink of the GPUs in one direction; None if they differ or the table does not have it."""
 
     @property
     def complete(self) -> list[RankAnalysis]:
@@ -97,7 +99,14 @@ def analyse(traces: Sequence[RankTrace], settings: TraceSettings | None = None) 
         collectives=found,
         stages=stage_stalls(timelines, found),
         model_use=_model_use(ranks, settings or TraceSettings()),
+        link_bytes_per_s=_link_bytes_per_s(ranks, settings or TraceSettings()),
     )
+
+
+def _link_bytes_per_s(ranks: Sequence[RankAnalysis], settings: TraceSettings) -> float | None:
+    names = {rank.timeline.trace.gpu or "" for rank in ranks}
+    row = find_gpu(settings.peaks, next(iter(names))) if len(names) == 1 else None
+    return row.nvlink_bytes_per_s / 2 if row and row.nvlink_bytes_per_s else None
 
 
 def _rank(rank: int, timeline: RankTimeline) -> RankAnalysis:

@@ -19,7 +19,7 @@ from perfd.analysis.findings import (
     fitted,
     ranked,
 )
-from perfd.formatting import duration, percent
+from perfd.formatting import bandwidth, data_size, duration, percent
 from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown import KernelRow, SyncPoint, busy_by_class
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
@@ -146,6 +146,7 @@ def _judge_communication(analysis: TraceAnalysis, part: TimeShares) -> Finding |
         )
         if waiting > 0.5:
             todo = advice.ARRIVES_LAST
+    evidence += _far_from_links(analysis)
     return Finding(
         kind=Kind.COMMUNICATION,
         confidence=seen(CONFIRMED if transfer + wait > 0 else MEASURED, analysis),
@@ -154,6 +155,27 @@ def _judge_communication(analysis: TraceAnalysis, part: TimeShares) -> Finding |
         gain_ratio=part.exposed_communication,
         waiting_ratio=None if waiting is None else waiting * part.exposed_communication,
     )
+
+
+def _far_from_links(analysis: TraceAnalysis) -> list[str]:
+    """The collective whose transfers lose most against the ring's least time, if that is much."""
+    rows = [row for rank in analysis.complete for row in analysis.collectives.by_rank.get(rank.rank, ())]
+    found = [
+        (row, least) for row in rows if (least := row.least_time_of(analysis.link_bytes_per_s)) is not None
+    ]
+    far = [(row, least) for row, least in found if (least.link_ratio or 1.0) < THRESHOLDS.trace_link_ratio]
+    if not far:
+        return []
+    row, least = max(far, key=lambda one: (one[1].time_s or 0.0) - one[1].minimum_s)
+    group = f" of {row.group}" if row.group else ""
+    size, rate = data_size(least.size_bytes / row.count), bandwidth(least.bus_bytes_per_s)
+    return [
+        (
+            f"{row.operation}{group} ({row.count} of {size} on average) transfers at {rate} bus bandwidth,"
+            f" {percent(least.link_ratio)} of NVLink: {duration(least.time_s)} where a ring needs"
+            f" {duration(least.minimum_s)}. Small messages, or links other than NVLink, explain that."
+        )
+    ]
 
 
 def _mostly_sends(analysis: TraceAnalysis) -> bool:

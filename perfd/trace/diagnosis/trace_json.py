@@ -84,7 +84,10 @@ def _rank(rank: RankAnalysis, analysis: TraceAnalysis) -> dict[str, Any]:
         "steps": [{"step": step.step, **breakdown_json(step)} for step in rank.steps],
         "kernels": [_kernel(row) for row in rank.kernels],
         "classes": busy_by_class(rank.kernels),
-        "collectives": [_collective(row) for row in analysis.collectives.by_rank.get(rank.rank, ())],
+        "collectives": [
+            _collective(row, analysis.link_bytes_per_s)
+            for row in analysis.collectives.by_rank.get(rank.rank, ())
+        ],
         "phases": [asdict(row) for row in rank.phases],
         "launches": asdict(rank.launches) if rank.launches else None,
         "sync_points": [asdict(point) for point in rank.syncs],
@@ -128,7 +131,8 @@ def _kernel(row: KernelRow) -> dict[str, Any]:
     }
 
 
-def _collective(row: CollectiveRow) -> dict[str, Any]:
+def _collective(row: CollectiveRow, link_bytes_per_s: float | None) -> dict[str, Any]:
+    least = row.least_time_of(link_bytes_per_s)
     return {
         "group": row.group,
         "operation": row.operation,
@@ -142,4 +146,7 @@ def _collective(row: CollectiveRow) -> dict[str, Any]:
         "matched_count": row.matched_count,
         "matching": row.matching.value,
         "group_ranks": list(row.group_ranks),
+        "bus_bytes_per_s": least.bus_bytes_per_s if least else None,
+        "algorithm_bytes_per_s": least.algorithm_bytes_per_s if least else None,
+        "minimum_s": least.minimum_s if least else None,
     }
