@@ -330,8 +330,13 @@ def test_unequal_stages_are_told_from_a_bubble_and_the_slowest_is_named():
         },
         job=pipeline_job(8, 64),
     )
-    assert summary.bottleneck.kind is Kind.PIPELINE_IMBALANCE
-    assert summary.bottleneck.culprits == (Culprit(kind="stage", id=7),)
+    first = summary.bottleneck
+    assert first.kind is Kind.PIPELINE_IMBALANCE
+    assert first.culprits == (Culprit(kind="stage", id=7),)
+    assert "Stage 7 is the last: it has the output layer and the loss besides its layers." in first.evidence
+    assert "the model is split unevenly, and no rank is at fault" in first.advice
+    # Even stages would compute 0.49 s of 1 s, not the last one's 0.84 s; the bubble stays.
+    assert first.gain_ratio == pytest.approx(0.84 - (7 * 0.45 + 0.84) / 8)
 
 
 def test_gpus_that_idle_before_the_first_step_are_no_finding():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.analysis.data.job_data import GpuKey
-from perfd.analysis.steps import STEADY_STEPS, GpuActivity
+from perfd.analysis.steps import STEADY_STEPS, GpuActivity, LongerSteps
 from perfd.analysis.stragglers import expert_imbalance
 from perfd.model import GpuColumn, ParallelLayout
 
@@ -52,6 +52,30 @@ def test_a_slow_gpu_with_the_same_work_is_no_imbalance_of_experts() -> None:
     slow = activity([0.28, 0.14, 0.14, 0.14], [0.9, 0.5, 0.5, 0.5], clock=[0.99e9, 1.98e9, 1.98e9, 1.98e9])
 
     assert expert_imbalance(slow, EXPERTS) is None
+
+
+@pytest.mark.parametrize(
+    ("added", "named"),
+    [([1.0, 0.0, 0.02, -0.02], False), ([1.0, -0.3, -0.3, -0.3], True), ([0.1, 0.0, 0.0, 0.0], True)],
+    ids=["the others lost no work", "tokens moved", "steps are longer for another reason"],
+)
+def test_work_that_one_rank_got_and_no_other_lost_is_not_of_its_experts(
+    added: list[float], named: bool
+) -> None:
+    """As in recording ep4 with products added on one rank: 1.03 there, -0.01 to 0.03 on the others."""
+    busy = activity([0.5, 0.1, 0.1, 0.1], [0.7, 0.3, 0.3, 0.3])
+    longer = LongerSteps(
+        since_step=17,
+        before_s=0.3,
+        since_s=0.6,
+        ranks=np.arange(4),
+        computing_ratio=np.array(added),
+        running_ratio=np.ones(4),
+    )
+
+    found = expert_imbalance(busy, EXPERTS, longer)
+
+    assert (found is not None and found.rank == 0) is named
 
 
 def test_without_expert_parallelism_or_a_whole_group_nothing_is_said() -> None:

@@ -75,6 +75,7 @@ def facts_of(
     capture = capture_evidence(job, of_steps.median)
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
     seen = with_kernels(communication(timers, times, description, link), kernels, description)
+    longer = longer_steps(job.gpu, job.steps, steady.unmarked)
     return JobEvidence(
         parallel=parallel,
         description=description,
@@ -107,9 +108,9 @@ def facts_of(
         busier_ratio=seen_busier_ratio(activity, parallel),
         held_clocks=held_clocks(job, activity),
         sequences=unequal_sequences(timers, times, parallel),
-        experts=expert_imbalance(activity, parallel),
+        experts=expert_imbalance(activity, parallel, longer),
         change=changed,
-        longer_steps=longer_steps(job.gpu, job.steps, steady.unmarked),
+        longer_steps=longer,
         stall=periodic_stall(job.steps, job.events, job.collectives, parallel),
         contention=host_contention(job.host_waits),
         hang=hang(job),

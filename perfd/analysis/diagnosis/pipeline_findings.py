@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from perfd.analysis.collectives import SOURCE_WAITING
+from perfd.analysis.data.robust_stats import mean
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.analysis.steps import SOURCE_BY_RANK, ComputeChange, Pipeline
+from perfd.analysis.steps import SOURCE_BY_RANK, ComputeChange, Pipeline, stage_of_ranks
 from perfd.formatting import percent
+from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
 
@@ -46,17 +50,22 @@ def judge_pipeline(facts: JobEvidence, *, left_ratio: float = 1.0) -> Finding | 
             " without communication."
         )
     changed = _changed_stage(facts) if unequal else None
+    culprits = _culprits(facts, changed) if unequal else ()
     if changed is not None:
         evidence.append(changed.sentence)
+    elif culprits:
+        evidence += _by_design(facts, int(culprits[0].id))
+    # An even split leaves the bubble of the schedule.
+    gain = imbalance if unequal else pipeline.stall_ratio
     window = (pipeline.window_s or 0) / facts.step_time.median if facts.step_time.median else 1.0
     return Finding(
         kind=Kind.PIPELINE_IMBALANCE if unequal else Kind.PIPELINE_BUBBLE,
         confidence=_confidence(pipeline),
-        culprits=_culprits(facts, changed) if unequal else (),
+        culprits=culprits,
         evidence=evidence,
         advice=_advice(changed) if unequal else _fill_the_pipeline(facts),
-        gain_ratio=pipeline.stall_ratio * window,
-        waiting_ratio=max(0.0, pipeline.stall_ratio - (theory or 0.0)) * window,
+        gain_ratio=gain * window,
+        waiting_ratio=min(gain, max(0.0, pipeline.stall_ratio - (theory or 0.0))) * window,
     )
 
 
@@ -98,6 +107,22 @@ def _changed_stage(facts: JobEvidence) -> ComputeChange | None:
 def _advice(changed: ComputeChange | None) -> str:
     """A split that was even until some step needs no other one."""
     return advice.BALANCE_STAGES if changed is None else advice.changed(changed.who, changed.since_step)
+
+
+def _by_design(facts: JobEvidence, stage: int) -> list[str]:
+    """That a stage has more work, if its GPUs show it, and what the last one has besides layers."""
+    found = []
+    gpus = facts.activity.gpus
+    ranks = np.array([-1 if gpu.rank is None else gpu.rank for gpu in gpus], dtype=np.int64)
+    stages, active = stage_of_ranks(ranks, facts.parallel), facts.activity.of_gpus(GpuColumn.SM_ACTIVE)
+    if stages is not None and len(gpus) and (ranks >= 0).all():
+        others = float(mean(active[stages != stage]))
+        more = float(mean(active[stages == stage])) / others if others > 0 else np.nan
+        if np.isfinite(more):
+            found.append(f"SMs of stage {stage} are active {more:.2f} times as long as the others' (GPM).")
+    if stage == (facts.parallel.pp or 0) - 1:
+        found.append(f"Stage {stage} is the last: it has the output layer and the loss besides its layers.")
+    return found
 
 
 def _slowest_stage(facts: JobEvidence) -> tuple[Culprit, ...]:

@@ -143,7 +143,10 @@ def tensor_groups_over_nodes(tensor: int, gpus_per_node: int | None) -> str:
 
 # Pipelines.
 
-BALANCE_STAGES = "Move layers away from the slowest stage [[balance_stages]]."
+BALANCE_STAGES = (
+    "Move layers away from the slowest stage [[balance_stages]]: the model is split unevenly, and no rank is"
+    " at fault."
+)
 FILL_PIPELINE = "Use more micro-batches per step, or interleave the schedule [[interleave]]."
 
 

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
-from perfd.analysis.steps import GpuActivity
+from perfd.analysis.steps import GpuActivity, LongerSteps
 from perfd.model import GpuColumn, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
 NCCL_SM_RATIO = 0.15
 """Of the multiprocessors, those that NCCL's kernels occupy: 16 to 24 channels of 132."""
+_MORE = 0.5
+"""Of the time by which steps became longer, what the rank computes more, if it is why they did."""
 _FEWEST_STEPS = 3
 """In which one rank has more work each time: by chance that is one of 64 of a group of four."""
 
@@ -49,8 +51,14 @@ class ExpertImbalance:
         return self.compute_ratio - self.mean_compute_ratio
 
 
-def expert_imbalance(activity: GpuActivity, parallel: ParallelLayout) -> ExpertImbalance | None:
-    """The rank of which that costs most; None without experts over ranks, or where work is alike."""
+def expert_imbalance(
+    activity: GpuActivity, parallel: ParallelLayout, longer: LongerSteps | None = None
+) -> ExpertImbalance | None:
+    """The rank of which that costs most; None without experts over ranks, or where work is alike.
+
+    None also where steps became `longer` by work of that rank which the others of its group did not lose:
+    the router gives away tokens, and makes none.
+    """
     names = (GpuColumn.TENSOR_ACTIVE, GpuColumn.SM_ACTIVE, GpuColumn.GRAPHICS_ACTIVE)
     tensor, sm, kernels = (activity.metrics.get(name) for name in names)
     if (parallel.ep or 1) < 2 or tensor is None or sm is None:
@@ -63,7 +71,16 @@ def expert_imbalance(activity: GpuActivity, parallel: ParallelLayout) -> ExpertI
         for columns in _groups(activity, parallel)
         if (one := _of_group(columns, activity, work, computing)) is not None
     ]
-    return max(found, key=lambda one: one.gain_ratio, default=None)
+    most = max(found, key=lambda one: one.gain_ratio, default=None)
+    return None if most is None or (longer is not None and _alone(most, longer)) else most
+
+
+def _alone(found: ExpertImbalance, longer: LongerSteps) -> bool:
+    """Whether that rank has more work since steps are longer, and its group not as much less."""
+    own = longer.ranks == found.rank
+    others = np.isin(longer.ranks, found.ranks) & ~own
+    more = float(longer.computing_ratio[own].sum())
+    return more >= _MORE and float(longer.computing_ratio[others].sum()) > -more / 2
 
 
 def _computing(sm: NDArray[np.floating], kernels: NDArray[np.floating] | None) -> Floats:
