@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from perfd.hook.flops import FlopsOfStep, flops_of_step
 from perfd.hook.marks import HostMark, Mark, cuda_of_torch, event_of, nvtx_of, seconds
 from perfd.hook.process_rank import ProcessRank, process_rank
 from perfd.hook.sender import Sender
@@ -33,6 +34,7 @@ class _Step:
     start: Mark
     data_s: float | None
     phases: list[tuple[str, Mark, Mark]] = field(default_factory=list)
+    amounts: dict[str, float] = field(default_factory=dict)
 
 
 class StepTimer:
@@ -41,6 +43,10 @@ class StepTimer:
     With `report_steps`, steps and the `layout` (sizes of `tp`, `pp`, `dp`, `cp`, `ep`) are reported as from a
     log: for jobs without a log that perfd can read. The first `warmup_steps` are not reported. The other
     defaults come from the process group of torch or JAX, otherwise from the launcher's environment variables.
+
+    `precision` is the data type of the job's matrix products (`bf16`, `fp16`, `fp8`, `fp32`): it selects the
+    peak of MFU. `count_flops` counts the FLOPs of one warm-up step with torch's counter and reports them with
+    each step; compiled regions are not counted.
     """
 
     def __init__(
@@ -53,6 +59,8 @@ class StepTimer:
         warmup_steps: int = 3,
         first_step: int = 1,
         report_steps: bool = False,
+        precision: str | None = None,
+        count_flops: bool = False,
         nvtx: bool = True,
         socket_path: str | None = None,
         new_mark: Callable[[], Mark] | None = None,
@@ -62,7 +70,11 @@ class StepTimer:
             "job": job,
             "layout": dict(layout or {}),
             "report_steps": report_steps,
+            "precision": precision,
         }
+        self._flops: float | None = None
+        self._flops_step = first_step + min(1, warmup_steps - 1) if count_flops and warmup_steps > 0 else None
+        self._counter: FlopsOfStep | None = None
         self._told = ProcessRank(rank, world_size)
         self._known: ProcessRank | None = None
         self._cuda = cuda = cuda_of_torch()
@@ -97,16 +109,56 @@ class StepTimer:
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Wrap one step. Its time is from its start to the start of the next one."""
-        self._number += 1
+        self.begin_step()
+        with self._range(f"step {self._number}"):
+            yield
+        self.end_step()
+
+    def begin_step(self, number: int | None = None, *, data_s: float | None = None) -> None:
+        """Begin a step where it cannot be wrapped, as in a callback; `end_step` ends it.
+
+        `number`: its number, if it is not the next one. `data_s`: how long the loop waited for its data.
+        """
+        self._number = self._number + 1 if number is None else number
+        if data_s is not None:
+            self._data_s = data_s
         if not self._active:
             self._reconnect()
         if self._active and not self._capturing():
             self._begin()
-        with self._range(f"step {self._number}"):
-            yield
+            if self._number == self._flops_step:
+                self._counter = flops_of_step()
+
+    def end_step(self) -> None:
+        """End the step that `begin_step` began."""
+        if self._counter is not None:
+            self._flops, self._counter = self._counter.end(), None
         if self._current is not None and not self._capturing():
             self._finished, self._current = self._current, None
             self._send_passed()
+
+    def pause(self) -> None:
+        """Note that no training follows the step that ended, but for example an evaluation."""
+        if self._finished is not None and not self._capturing():
+            mark = self._mark()
+            mark.record()
+            self._pending.append((self._finished, mark))
+            self._finished = None
+
+    def count(
+        self, *, samples: float | None = None, tokens: float | None = None, flops: float | None = None
+    ) -> None:
+        """Note what the current step, or the one that just ended, worked on.
+
+        `samples` and `tokens` are those of the whole job, `flops` those of this process's GPU. Repeated calls
+        add up.
+        """
+        step = self._current or self._finished
+        if step is None:
+            return
+        for name, amount in (("samples", samples), ("tokens", tokens), ("flops", flops)):
+            if amount is not None:
+                step.amounts[name] = step.amounts.get(name, 0.0) + amount
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -170,7 +222,9 @@ class StepTimer:
                 world_size=found.world_size if self._told.world_size is None else self._told.world_size,
             )
         where = self._known._asdict()
-        return {**self._head, **where, **_times(step, next_start), "dropped": self.dropped_steps}
+        flops = {} if self._flops is None else {"flops": self._flops}
+        times = _times(step, next_start)
+        return {**self._head, **where, **times, **flops, **step.amounts, "dropped": self.dropped_steps}
 
     def _mark(self) -> Mark:
         return self._spare.pop() if self._spare else self._new_mark()

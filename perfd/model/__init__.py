@@ -31,6 +31,7 @@ from perfd.model.job_origin import JobOrigin, job_origin
 from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo, ServerRole
 from perfd.model.samples import ColumnKind, SampleTable, Scope
 from perfd.model.training_steps import (
+    HOOK_MARK,
     LogProgress,
     MemoryReport,
     PhaseTime,
@@ -51,6 +52,7 @@ from perfd.model.wire_messages import (
 )
 
 __all__ = [
+    "HOOK_MARK",
     "Ack",
     "AgentMessage",
     "AggregatorMessage",

@@ -16,6 +16,10 @@ class StepSource(StrEnum):
     """Its operations repeat; without sharded gradients' own mark, a micro-batch counts as a step."""
 
 
+HOOK_MARK = "perfd.hook"
+"""The key in `TrainingStep.extras` that says that the job's own process reported the step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStep:
     """One progress line of a training log. Times and rates are means over `steps_covered`."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.hook import SPEC
 from perfd_collectors.hook.collector import HookOptions
-from perfd_collectors.hook.datagrams import parse_message, records_of
+from perfd_collectors.hook.datagrams import description_of, parse_message, records_of
 from perfd_collectors.hook.sender_auth import SenderAuth
 
 from perfd.clock import VirtualClock
@@ -244,3 +244,20 @@ def test_datagrams_of_another_user_are_dropped_and_counted(tmp_path):
     assert sorted(phases.phases["forward"].by_rank) == [0, 2]
     assert isinstance(counts, SampleTable)
     assert counts.columns == {"hook_unsound_messages": [1.0], "hook_foreign_messages": [1.0]}
+
+
+def test_amounts_of_a_step_are_rates_and_the_precision_describes_the_job():
+    parsed = parse_message(message(report_steps=True, samples=8, tokens=4096, flops=1e12, precision="bf16"))
+    assert parsed is not None
+
+    (step,) = (record for record in records_of([parsed], "train") if isinstance(record, TrainingStep))
+    description = description_of(parsed, "train")
+
+    assert (step.samples_per_s, step.tokens_per_s, step.flops_per_s_per_gpu) == (16.0, 8192.0, 2e12)
+    assert description is not None
+    assert (description.precision, description.logged_flops_convention) == ("bf16", "perfd.hook")
+
+
+@pytest.mark.parametrize("amount", [{"tokens": -1}, {"flops": 1e30}, {"samples": 0}, {"precision": "int3"}])
+def test_amounts_that_cannot_be_are_no_message(amount: dict[str, object]):
+    assert parse_message(message(**amount)) is None

@@ -379,3 +379,47 @@ def test_a_process_group_that_is_made_after_the_timer_names_its_rank(
 
     assert [(one["rank"], one["world_size"]) for one in agent.heard()] == [(1, None)]
     timer.close()
+
+
+def test_a_step_that_cannot_be_wrapped_begins_and_ends(agent, gpu):
+    timer = StepTimer(warmup_steps=0, socket_path=str(agent.path), new_mark=gpu.mark, nvtx=False)
+    for number in (7, 8):
+        timer.begin_step(number, data_s=0.5)
+        gpu.enqueued_ms += 100
+        timer.end_step()
+    timer.begin_step(9)
+
+    timer.close()
+
+    assert [(m["step"], m["step_s"], m["phases"]) for m in agent.heard()] == [
+        (7, 0.1, {"data_loading": 0.5}),
+        (8, 0.1, {"data_loading": 0.5}),
+    ]
+
+
+def test_what_follows_a_pause_is_no_part_of_the_step(agent, gpu):
+    timer = StepTimer(warmup_steps=0, socket_path=str(agent.path), new_mark=gpu.mark, nvtx=False)
+    with timer.step():
+        gpu.enqueued_ms += 100
+    timer.pause()
+    gpu.enqueued_ms += 5000  # An evaluation.
+    with timer.step():
+        pass
+    timer.close()
+
+    assert [m["step_s"] for m in agent.heard()] == [0.1]
+
+
+def test_amounts_of_a_step_add_up(agent, gpu):
+    timer = StepTimer(warmup_steps=0, socket_path=str(agent.path), new_mark=gpu.mark, nvtx=False)
+    with timer.step():
+        timer.count(samples=4, tokens=100)
+        timer.count(samples=4, flops=1e9)
+    with timer.step():
+        pass
+    timer.pause()
+    timer.close()
+
+    first, second = agent.heard()
+    assert (first["samples"], first["tokens"], first["flops"]) == (8, 100, 1e9)
+    assert "samples" not in second

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from perfd.hook import FORMAT
-from perfd.model import JobDescription, ParallelLayout, PhaseTime, Record, StepPhases, TrainingStep
+from perfd.model import HOOK_MARK, JobDescription, ParallelLayout, PhaseTime, Record, StepPhases, TrainingStep
 
 MAX_BYTES = 64 << 10
 """Largest datagram; a longer one is cut by the kernel and refused. Like the bounds below: chosen, so that
@@ -23,6 +23,9 @@ _MAX_STEP = 1 << 53
 """Larger step numbers are not exact in a double."""
 _MAX_RANK = 1 << 20
 """Ranks per job, and the size of each parallel dimension."""
+_MAX_AMOUNT = 1e24
+"""Samples, tokens and FLOPs of a step: a day of ten exaFLOP/s."""
+_PRECISIONS = frozenset({"bf16", "fp16", "fp32", "tf32", "fp8", "fp4"})
 _MAX_UNIX_NS = 1 << 62
 """Later times do not fit in 64 bits."""
 _MAX_DURATION_S = 86_400.0
@@ -51,6 +54,10 @@ class HookMessage(msgspec.Struct, frozen=True):
     world_size: int | None = None
     layout: _Layout = msgspec.field(default_factory=_Layout)
     report_steps: bool = False
+    precision: str | None = None
+    samples: float | None = None
+    tokens: float | None = None
+    flops: float | None = None
     clock: str = "cuda"
     dropped: int = 0
 
@@ -74,6 +81,11 @@ def parse_message(data: bytes) -> HookMessage | None:
         and len(message.phases) <= _MAX_PHASES
         and all(len(name) <= _MAX_NAME_CHARS and _is_time(time) for name, time in message.phases.items())
         and all(0 < size <= _MAX_RANK for size in sizes)
+        and all(
+            amount is None or 0 < amount < _MAX_AMOUNT
+            for amount in (message.samples, message.tokens, message.flops)
+        )
+        and (message.precision is None or message.precision in _PRECISIONS)
         and (message.job is None or 0 < len(message.job) <= _MAX_JOB_CHARS)
     )
     return message if sound else None
@@ -110,6 +122,8 @@ def description_of(message: HookMessage, default_job: str) -> JobDescription | N
     return JobDescription(
         job=message.job or default_job,
         framework="perfd.hook",
+        precision=message.precision,
+        logged_flops_convention=None if message.flops is None else "perfd.hook",
         parallel=ParallelLayout(
             world_size=message.world_size,
             tp=layout.tp,
@@ -127,8 +141,16 @@ def _step(message: HookMessage, job: str) -> TrainingStep:
         job=job,
         step=message.step,
         time_unix_ns=message.unix_ns + round(message.step_s * 1e9),
-        step_time_s=message.step_s,
+        step_time_s=message.step_s or None,
+        samples_per_s=_rate(message.samples, message.step_s),
+        tokens_per_s=_rate(message.tokens, message.step_s),
+        flops_per_s_per_gpu=_rate(message.flops, message.step_s),
+        extras={HOOK_MARK: 1.0},
     )
+
+
+def _rate(amount: float | None, step_s: float) -> float | None:
+    return amount / step_s if amount is not None and step_s > 0 else None
 
 
 def _is_time(seconds: float) -> bool:

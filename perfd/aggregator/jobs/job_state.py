@@ -26,6 +26,7 @@ from perfd.aggregator.operations import (
 from perfd.analysis.data.job_data import Captured, OperationPace
 from perfd.errors import RefusedError
 from perfd.model import (
+    HOOK_MARK,
     CollectiveProgress,
     CollectiveTimes,
     Event,
@@ -56,7 +57,7 @@ class JobState:
         self.description: JobDescription | None = None
         self.steps = StepRows(limits.steps_per_job)
         self._operation_steps = OperationSteps()
-        self._steps_by_operations = False
+        self._steps_by_operations = self._steps_by_hook = False
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
         self.host_waits = HostWaitReadings(limits, counters)
@@ -146,7 +147,7 @@ class JobState:
         self.description = description
         self.steps = StepRows(self._limits.steps_per_job)
         self._operation_steps = OperationSteps()
-        self._steps_by_operations = False
+        self._steps_by_operations = self._steps_by_hook = False
         self.phases = self._new_phases(self._limits)
         self._forget_communication()
         self.memory.clear()
@@ -168,6 +169,17 @@ class JobState:
             # The log knows better.
             self.steps = StepRows(self._limits.steps_per_job)
             self._steps_by_operations = False
+        if HOOK_MARK not in line.extras and self._steps_by_hook:
+            # The job's own process knows better; its log adds what that leaves out, such as the loss.
+            if self.steps.unix_s(line.step) is not None:
+                self.steps.put(line, source.sent_unix_s)
+            return None
+        if HOOK_MARK in line.extras and not self._steps_by_hook:
+            if not source.member and len(self.steps):
+                raise RefusedError("A node that is none of the job's reported steps of its process.")
+            self._steps_by_hook = True
+            self.steps = StepRows(self._limits.steps_per_job)
+            self.attempts.forget_logs()
         event = None
         if not source.late:
             if not self.steps.same_line(line):
@@ -213,6 +225,7 @@ class JobState:
         time_unix_s = event.time_unix_ns / 1e9
         self.attempts.event(event)
         if event.kind in {EventKind.JOB_STARTED, EventKind.RESTARTED}:
+            self._steps_by_hook = False
             self.lifetime.starts(time_unix_s)
         elif event.kind is EventKind.NCCL_TIMES_WRONG:
             self.collectives.doubt()

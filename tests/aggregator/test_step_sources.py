@@ -1,0 +1,53 @@
+"""Steps of one job from several sources: its own process, its log, its operations."""
+
+from aggregator.support import fleet, source, step
+
+from perfd.model import HOOK_MARK, Event, EventKind
+
+HOOK = {"extras": {HOOK_MARK: 1.0}}
+
+
+def table(made):
+    return made.jobs["llm"].steps.table()
+
+
+def test_a_line_of_the_log_adds_its_loss_to_the_step_that_the_process_reported():
+    made = fleet()
+    made.apply([step(n, step_time_s=0.5, **HOOK) for n in range(4, 30)], source())
+
+    stored = made.apply([step(10, step_time_s=9.0, loss=2.5)], source())
+
+    assert [kept.attempt for kept in stored] == [1]
+    rows = table(made)
+    assert rows.step.tolist() == list(range(4, 30))
+    assert rows.loss[6] == 2.5
+    assert set(rows.step_time_s) == {0.5}
+
+
+def test_steps_of_the_log_before_those_of_the_process_are_forgotten_and_none_comes_after():
+    made = fleet()
+    made.apply([step(n) for n in range(1, 9)], source())
+    made.apply([step(n, step_time_s=0.5, **HOOK) for n in range(4, 7)], source())
+    made.apply([step(n) for n in range(9, 12)], source())
+
+    assert table(made).step.tolist() == [4, 5, 6]
+
+
+def test_after_a_restart_the_log_counts_until_the_process_reports():
+    made = fleet()
+    made.apply([step(n, **HOOK) for n in range(4, 7)], source())
+    restarted = Event(kind=EventKind.RESTARTED, time_unix_ns=1, message="", job="llm")
+    made.apply([restarted, step(7)], source())
+
+    assert table(made).step.tolist()[-1] == 7
+
+
+def test_a_line_without_a_time_does_not_replace_steps_by_operations():
+    made = fleet()
+    made.apply([step(1)], source())
+    job = made.jobs["llm"]
+    job._steps_by_operations = True
+
+    made.apply([step(5, step_time_s=None, loss=2.5)], source())
+
+    assert table(made).step.tolist() == [1]
