@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
-import os
 import re
 import sqlite3
 import uuid
@@ -13,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.errors import SpoolError, reason_of
+from perfd.process_lock import HeldElsewhereError, ProcessLock
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +33,14 @@ class SpoolFile:
 
     path: str
     database: sqlite3.Connection
-    lock_fd: int | None
+    lock: ProcessLock | None
     in_memory: bool = False
 
     def close(self) -> None:
         """Close the file and release the lock; may be called twice."""
         self.database.close()
-        if self.lock_fd is not None:
-            os.close(self.lock_fd)
-            self.lock_fd = None
+        if self.lock is not None:
+            self.lock.close()
 
 
 def open_file(directory: Path) -> SpoolFile:
@@ -52,14 +50,15 @@ def open_file(directory: Path) -> SpoolFile:
     spool is in memory, so that an agent can still start and stream.
     """
     path = directory / FILE_NAME
-    lock_fd = None
+    lock = None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock_fd = _lock(directory)
-        return SpoolFile(path=str(path), database=_open_or_set_aside(path), lock_fd=lock_fd)
+        lock = _lock(directory)
+        return SpoolFile(path=str(path), database=_open_or_set_aside(path), lock=lock)
     except (OSError, sqlite3.Error) as error:
         if not _is_no_room(error):
-            _unlock(lock_fd)
+            if lock is not None:
+                lock.close()
             raise SpoolError(
                 f"The spool {path} cannot be opened: {reason_of(error)}. "
                 "Set spool.directory to a folder that this user can write."
@@ -68,37 +67,21 @@ def open_file(directory: Path) -> SpoolFile:
             "The spool's disk is full: batches stay in memory, and a restart loses them. Free disk space.",
             extra={"path": str(path), "reason": reason_of(error)},
         )
-        return SpoolFile(path=str(path), database=_connect(":memory:"), lock_fd=lock_fd, in_memory=True)
+        return SpoolFile(path=str(path), database=_connect(":memory:"), lock=lock, in_memory=True)
     except SpoolError:
-        _unlock(lock_fd)
+        if lock is not None:
+            lock.close()
         raise
 
 
-def _lock(directory: Path) -> int:
-    fd = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(directory: Path) -> ProcessLock:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
+        return ProcessLock(directory / _LOCK_NAME)
+    except HeldElsewhereError as error:
         raise SpoolError(
-            f"Another agent (process {holder}) uses the spool in {directory}: "
+            f"Another agent (process {error.holder}) uses the spool in {directory}: "
             "stop it, or give this one another spool.directory."
         ) from error
-    try:
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    except OSError as error:
-        # The lock works without the process id in it, which is for error messages.
-        if error.errno not in _NO_ROOM_ERRNOS:
-            os.close(fd)
-            raise
-    return fd
-
-
-def _unlock(fd: int | None) -> None:
-    if fd is not None:
-        os.close(fd)
 
 
 def _open_or_set_aside(path: Path) -> sqlite3.Connection:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import sqlite3
@@ -15,6 +14,7 @@ from typing import Any
 
 from perfd.aggregator.history.history_tables import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from perfd.errors import PerfdError, reason_of
+from perfd.process_lock import HeldElsewhereError, ProcessLock
 
 log = logging.getLogger(__name__)
 
@@ -48,14 +48,12 @@ class HistoryFile:
     """An open history file and the lock that keeps other aggregators out."""
 
     connection: sqlite3.Connection
-    lock_fd: int
+    lock: ProcessLock
 
     def close(self) -> None:
         """Close the file and give up the lock; legal twice."""
         self.connection.close()
-        if self.lock_fd >= 0:
-            os.close(self.lock_fd)
-            self.lock_fd = -1
+        self.lock.close()
 
 
 def open_history(path: Path, busy_timeout_s: float) -> HistoryFile:
@@ -64,16 +62,16 @@ def open_history(path: Path, busy_timeout_s: float) -> HistoryFile:
     Raises `HistoryLockedError` when another aggregator has it, else `OSError` or `sqlite3.Error`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock_fd = _lock(path)
+    lock = _lock(path)
     try:
         try:
-            return HistoryFile(_connect(path, busy_timeout_s), lock_fd)
+            return HistoryFile(_connect(path, busy_timeout_s), lock)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             if not is_damage(error):
                 raise
-        return HistoryFile(set_aside(path, busy_timeout_s), lock_fd)
+        return HistoryFile(set_aside(path, busy_timeout_s), lock)
     except BaseException:
-        os.close(lock_fd)
+        lock.close()
         raise
 
 
@@ -126,28 +124,21 @@ def _code(error: Exception) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _lock(path: Path) -> int:
-    fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def _lock(path: Path) -> ProcessLock:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(fd)
+        lock = ProcessLock(path.with_name(f"{path.name}.lock"), required=False)
+    except HeldElsewhereError as error:
         raise HistoryLockedError(
-            f"Another aggregator (process {holder}) uses the history file {path}: "
+            f"Another aggregator (process {error.holder}) uses the history file {path}: "
             "stop it, or give this one another history.path."
         ) from error
-    except OSError as error:
-        # Some network file systems have no locks; history is worth more than the guard.
+    if lock.missing is not None:
+        # History is worth more than the guard.
         log.warning(
             "The history file cannot be locked: never let two aggregators use it.",
-            extra={"path": str(path), "reason": reason_of(error)},
+            extra={"path": str(path), "reason": reason_of(lock.missing)},
         )
-    with contextlib.suppress(OSError):
-        # The number is for people.
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
+    return lock
 
 
 def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
