@@ -32,10 +32,6 @@ class NodeRecord:
     incidents: dict[str, Incident] = field(default_factory=dict)
     """By their keys."""
 
-    def observed(self, gpu: str, now_unix_s: float, half_life_s: float) -> float:
-        """GPU-seconds of one GPU, decayed to now."""
-        return decayed(self.observed_gpu_s.get(gpu, 0.0), now_unix_s - self.observed_unix_s, half_life_s)
-
     def present(self, incident: Incident) -> bool:
         """Whether it is about what is in the node now, and not about a GPU that was taken out."""
         if not incident.gpu_uuid or not self.uuids:
@@ -74,8 +70,9 @@ class NodeLedger:
         record = self.records.get(node)
         if record is None or not gpus:
             return
+        left = decayed(1.0, now_unix_s - record.observed_unix_s, self.half_life_s)
         for gpu in record.observed_gpu_s:
-            record.observed_gpu_s[gpu] = record.observed(gpu, now_unix_s, self.half_life_s)
+            record.observed_gpu_s[gpu] *= left
         for gpu, seconds in gpus.items():
             if gpu in record.observed_gpu_s or len(record.observed_gpu_s) < _MOST_GPUS:
                 record.observed_gpu_s[gpu] = record.observed_gpu_s.get(gpu, 0.0) + seconds

@@ -39,7 +39,7 @@ class Standing:
     expected: float | None = None
     """Incidents that its peers would have had in that time; None without peers."""
     suspect_ratio: float | None = None
-    """The probability that it is bad, 0 to 1; None without peers to compare with."""
+    """The probability that it is bad, 0 to 1; None if nothing blamed it, or it has no peers."""
     peers: int = 0
 
 
@@ -150,7 +150,8 @@ def _counted(record: NodeRecord) -> list[Incident]:
 def _table(
     record: NodeRecord, incidents: Sequence[Incident], ledger: NodeLedger, now_unix_s: float
 ) -> dict[str, tuple[float, float]]:
-    observed = {gpu: record.observed(gpu, now_unix_s, ledger.half_life_s) for gpu in record.observed_gpu_s}
+    left = decayed(1.0, now_unix_s - record.observed_unix_s, ledger.half_life_s)
+    observed = {gpu: seconds * left for gpu, seconds in record.observed_gpu_s.items()}
     table = {gpu: (0.0, seconds) for gpu, seconds in observed.items()}
     for gpu in {one.gpu for one in incidents if one.gpu}:
         own = [one for one in incidents if one.gpu == gpu]
@@ -214,7 +215,7 @@ def _against(total: _Sum, incidents: float, observed_gpu_s: float, *, gpu: str =
         observed_gpu_h=observed_gpu_s / _HOUR_S,
         expected=peer_incidents * observed_gpu_s / peer_s if compared else None,
         suspect_ratio=suspect_probability(incidents, observed_gpu_s, peer_incidents, peer_s)
-        if compared
+        if compared and incidents
         else None,
         peers=peers,
     )

@@ -77,7 +77,6 @@ def test_a_node_that_slows_job_after_job_becomes_a_suspect_and_its_busy_peers_do
     assert {one["job"] for one in bad["incident_list"]} == {f"slow{number}" for number in range(4)}
     assert bad["lost_gpu_h"] > 0
     assert "GPU 2: straggler x4 in 4 jobs" in bad["advice"][0]["command"]
-    assert max(nodes[f"n{number}"]["suspect_ratio"] for number in range(3)) < 0.01
     assert all(not nodes[f"n{number}"]["incident_list"] for number in range(3))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.aggregator.state import NodeState
+from perfd.analysis.data.job_data import Floats
 from perfd.model import GpuColumn, NicColumn, Scope
 from perfd.nodes import IncidentKind
 
@@ -36,7 +37,7 @@ class HardwareCounters:
 
     def __init__(self) -> None:
         self._xids: dict[str, dict[tuple[str, str, str], int]] = {}
-        self._counters: dict[tuple[str, str, str], float] = {}
+        self._counters: dict[tuple[str, str], Floats] = {}
 
     def new_errors(self, node: NodeState) -> Iterator[NewErrors]:
         """What is new of a node since the last call. The first reading of a counter is the base."""
@@ -66,20 +67,21 @@ class HardwareCounters:
         readings = node.readings.get(scope)
         if readings is None or column not in readings.layout.metrics.known:
             return
-        values = readings.values
         position = readings.layout.metrics.known.index(column)
-        if position >= values.shape[1]:
+        if position >= readings.values.shape[1]:
             return
-        for entity, value in zip(readings.layout.entities.known, values[:, position], strict=False):
-            if not np.isfinite(value):
+        before, values = self._counters.get((node.name, column)), readings.values[:, position].copy()
+        self._counters[node.name, column] = values
+        if before is None:
+            return
+        # NaN, what is not read yet, is greater than nothing.
+        known = len(before)
+        for row in np.flatnonzero(values[:known] > before):
+            entity, new = readings.layout.entities.known[row], values[row] - before[row]
+            if not np.isfinite(new):
                 continue
-            key = (node.name, f"{column}/{scope}", entity)
-            before = self._counters.get(key)
-            self._counters[key] = float(value)
-            if before is not None and value > before:
-                gpu = entity if scope is Scope.GPU else ""
-                count = int(min(value - before, 1e9))
-                where = "" if gpu else f"{entity}: "
-                yield NewErrors(
-                    kind=kind, count=count, gpu=gpu, evidence=f"{where}{count} {what} ({column})."
-                )
+            gpu = entity if scope is Scope.GPU else ""
+            count = int(min(new, 1e9))
+            where = "" if gpu else f"{entity}: "
+            told = f"{where}{count} {what} ({column})."
+            yield NewErrors(kind=kind, count=count, gpu=gpu, evidence=told)

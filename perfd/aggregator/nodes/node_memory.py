@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfd.aggregator.history import HistoryStore
@@ -125,7 +125,7 @@ class NodeMemory:
         with self._state.lock:
             active = self._active(now_s)
             self._look_at_nodes(active, passed_s, now_unix_s)
-            places = {job: self._places(job) for job in active}
+            places = self._places(active)
         for name, job in active.items():
             if (summary := summaries.get(name)) is not None:
                 self._look_at_job(job, summary, places[name], now_unix_s, now_s)
@@ -198,14 +198,14 @@ class NodeMemory:
                 )
         self._hardware.keep(set(nodes))
 
-    def _places(self, job: str) -> dict[int, tuple[str, str]]:
-        """Where each rank of a job is."""
-        return {
-            rank: (node.name, "" if placed.gpu is None else str(placed.gpu))
-            for node in self._state.fleet.nodes.values()
-            for (name, rank), placed in node.placements.items()
-            if name == job
-        }
+    def _places(self, active: Collection[str]) -> dict[str, dict[int, tuple[str, str]]]:
+        """Where each rank of each of these jobs is."""
+        places: dict[str, dict[int, tuple[str, str]]] = {job: {} for job in active}
+        for node in self._state.fleet.nodes.values():
+            for (job, rank), placed in node.placements.items():
+                if job in places:
+                    places[job][rank] = (node.name, "" if placed.gpu is None else str(placed.gpu))
+        return places
 
     def _look_at_job(
         self,
