@@ -38,6 +38,8 @@ from perfd.model import (
 )
 from perfd.plugins import collector_entry_points, load_collector
 from perfd.recording import bundled
+from perfd.rules.unit_tests.test_files import read_tests
+from perfd.rules.unit_tests.test_runner import run_tests
 from perfd.session.replay_session import ReplayOptions, replay
 from tests.support.fake_agent import FakeAgent
 from tests.support.prometheus import PrometheusServer, prometheus_server
@@ -373,3 +375,32 @@ def test_the_dashboards_are_of_grafanas_own_types(types: Path) -> None:
     # And the compiler would have said so:
     assert "TS2353" in compile_dashboard(types, {**load(FILES[0]), "titel": "x"})
     assert "TS2322" in compile_dashboard(types, {**load(FILES[0]), "refresh": 5})
+
+
+def test_an_alert_counts_once_whichever_engine_fires_it(tmp_path: Path) -> None:
+    series = [
+        'perfd_alerts_firing{job="a", alertname="PerfdStraggler"}',
+        'ALERTS{job="a", alertname="PerfdStraggler", alertstate="firing", rank="3"}',
+        'ALERTS{job="b", alertname="PerfdRankHangs", alertstate="firing", rank="1"}',
+        'ALERTS{job="b", alertname="PerfdRankHangs", alertstate="firing", rank="2"}',
+        'ALERTS{job="b", alertname="PerfdJobHangs", alertstate="pending"}',
+        'ALERTS{job="b", alertname="Mine", alertstate="firing"}',
+        'ALERTS{node="n", alertname="PerfdNodeSuspect", alertstate="firing"}',
+    ]
+    (shown,) = {one.expr for one in ASKED if (one.dashboard, one.panel) == ("fleet", "Alerts firing")} - {
+        one.expr for one in ASKED if one.expr.startswith("max")
+    }
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": one, "values": "1x4"} for one in series],
+        "promql_expr_test": [
+            {
+                "eval_time": "30s",
+                "expr": filled_in(shown, job=".*"),
+                "exp_samples": [{"labels": "{}", "value": 2}],
+            }
+        ],
+    }
+    path = tmp_path / "alerts.yaml"
+    path.write_text(json.dumps({"rule_files": [], "evaluation_interval": "15s", "tests": [test]}))
+    assert run_tests(read_tests(path)) == []

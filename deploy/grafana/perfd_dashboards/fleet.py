@@ -11,6 +11,7 @@ from perfd_dashboards.panels import (
     Column,
     board,
     choice,
+    firing,
     graph,
     number,
     page_link,
@@ -72,11 +73,11 @@ def _numbers(fleet: Dashboard) -> Dashboard:
         .with_panel(
             number(
                 "Alerts firing",
-                "sum(perfd_alerts_firing)",
+                f"sum({firing(_JOB)})",
                 unit=COUNT,
                 bad_from=1,
                 none="0",
-                help_text="Of perfd's own engine.",
+                help_text="About jobs, by perfd's own engine or Prometheus.",
             )
         )
         .with_panel(
@@ -107,7 +108,7 @@ def _jobs(fleet: Dashboard) -> Dashboard:
             title="Stall", expr=f'max by (job) (perfd_pipeline_stall_ratio{{{_JOB}, stage=""}})', unit=PERCENT
         ),
         Column(title="Goodput", expr=f"max by (job) (perfd_goodput_ratio{{{_JOB}}})", unit=PERCENT),
-        Column(title="Alerts", expr=f"sum by (job) (perfd_alerts_firing{{{_JOB}}})", unit=COUNT),
+        Column(title="Alerts", expr=f"sum by (job) ({firing(_JOB)})", unit=COUNT),
     )
     return fleet.with_row(Row("Jobs")).with_panel(
         rows(
@@ -150,10 +151,10 @@ def _graphs(fleet: Dashboard) -> Dashboard:
         .with_panel(
             graph(
                 "Alerts firing",
-                q(f"sum by (job, alertname) (perfd_alerts_firing{{{_JOB}}})", "{{job}}: {{alertname}}"),
+                q(firing(_JOB), "{{job}}: {{alertname}}"),
                 unit=COUNT,
                 stacked=True,
-                help_text="Of perfd's own engine.",
+                help_text="About jobs, by perfd's own engine or Prometheus.",
             )
         )
     )

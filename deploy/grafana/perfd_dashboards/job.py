@@ -17,6 +17,7 @@ from perfd_dashboards.panels import (
     bars,
     board,
     choice,
+    firing,
     graph,
     heat,
     number,
@@ -86,11 +87,11 @@ def _numbers(job: Dashboard) -> Dashboard:
         .with_panel(
             number(
                 "Alerts firing",
-                f"sum(perfd_alerts_firing{{{_JOB}}})",
+                f"sum({firing(_JOB)})",
                 unit=COUNT,
                 bad_from=1,
                 none="0",
-                help_text="Of perfd's own engine; they are marked in all graphs.",
+                help_text="By perfd's own engine or Prometheus; they are marked in all graphs.",
             )
         )
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfd_dashboards.panels import SOURCE
+from perfd_dashboards.panels import SOURCE, firing
 
 _JOB = 'job="$job"'
 _STATES = 'state!~"requested|armed|running"'
@@ -16,7 +16,7 @@ def marks() -> Sequence[Mapping[str, Any]]:
     return (
         _annotation(
             "Alerts",
-            _linked(f"perfd_alerts_firing{{{_JOB}}}", "/reports/jobs/"),
+            _linked(firing(_JOB), "/reports/jobs/"),
             title="{{alertname}}",
             tags="alertname",
             color="red",

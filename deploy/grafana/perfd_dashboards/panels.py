@@ -55,6 +55,16 @@ def q(expr: str, legend: str = "") -> Query:
     return Query(expr=expr, legend=legend)
 
 
+def firing(selector: str) -> str:
+    """Alerts that fire by job and name, of perfd's own engine or of the Prometheus that evaluates its rules.
+
+    Both have them where both evaluate; each counts once.
+    """
+    own = f"perfd_alerts_firing{{{selector}}}"
+    engine = f'ALERTS{{alertname=~"Perfd.+", alertstate="firing", job!="", {selector}}}'
+    return f"max by (job, alertname) ({own}) or max by (job, alertname) ({engine})"
+
+
 def graph(
     title: str,
     *queries: Query,
