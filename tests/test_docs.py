@@ -72,3 +72,28 @@ def test_every_verdict_says_in_its_page_when_it_is_given(page: str, words: Itera
     rows = [row for row in (ROOT / "docs" / page).read_text().splitlines() if row.startswith("| `")]
 
     assert {word.value for word in words if not any(f"`{word.value}`" in row for row in rows)} == set()
+
+
+def _walks() -> dict[str, tuple[int, list[str]]]:
+    """The walks of the architecture by name: the number of files in the headline, and the files."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    text = text[text.index("## Four values") : text.index("\n## ", text.index("## Four values") + 1)]
+    found = {}
+    for part in re.split(r"^(?=\*\*)", text, flags=re.MULTILINE)[1:]:
+        name, count = re.match(r"\*\*([^*]+)\*\*.*?(\d+) files", part, re.DOTALL).groups()  # type: ignore[union-attr]
+        cells = [row.split("|")[1] for row in part.splitlines() if row.startswith("| ")] or [part]
+        files = [path for cell in cells for path in re.findall(r"`([\w/]+\.py)`", cell)]
+        found[name] = int(count), files
+    return found
+
+
+@pytest.mark.parametrize("name", _walks())
+def test_a_walk_of_the_architecture_counts_files_that_exist(name: str) -> None:
+    walks = _walks()
+    count, files = walks[name]
+    there = [str(path) for path in ROOT.glob("perfd/**/*.py")]
+    there += [str(path) for path in (ROOT / "collectors").glob("perfd_collectors/**/*.py")]
+
+    assert [file for file in files if not any(path.endswith(f"/{file}") for path in there)] == []
+    through = len(walks["Transport"][1]) if name not in {"Transport", "An alert to a report"} else 0
+    assert len(files) + through == count
