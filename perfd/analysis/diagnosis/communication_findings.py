@@ -34,6 +34,7 @@ def judge_communication(facts: JobEvidence) -> Finding | None:
         evidence.append(
             f"Another {percent(communication.wait_ratio)} is waiting for other ranks in NCCL's kernels."
         )
+        evidence += _unknown_culprit(facts, communication.wait_ratio)
     if communication.overlap_ratio is not None:
         evidence.append(
             f"Computation and copies hid {percent(communication.overlap_ratio)} of communication, so about"
@@ -61,6 +62,16 @@ def judge_communication(facts: JobEvidence) -> Finding | None:
         gain_ratio=lost if not unseen or lost >= _CANNOT_HIDE else None,
         waiting_ratio=_waiting(communication, lost),
     )
+
+
+def _unknown_culprit(facts: JobEvidence, waiting: float) -> list[str]:
+    """That no rank can be compared, as where communicators are made anew in each step."""
+    ranks = facts.nccl.ranks
+    if waiting < THRESHOLDS.straggler_wait_ratio or not ranks or facts.nccl.missing_ranks:
+        return []
+    if any(rank.gain_ratio is not None for rank in ranks):
+        return []
+    return ["For which rank is unknown: no communicator of ranks with equal work has enough operations yet."]
 
 
 def _lost(communication: Communication) -> float | None:

@@ -1,0 +1,109 @@
+"""Jobs that are not as regular as one would like: a rank is named only where the operations show it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from analysis.jobs import description, job_data, step_table
+from analysis.test_lateness import BUCKETS, STEP_S, blamed, gradients, judged, lags
+
+from perfd.analysis.data.job_data import CollectiveTable, NcclTime
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Kind
+from perfd.model import Event, EventKind
+
+LATE = {1: 0.3}
+
+
+def summary(*tables: CollectiveTable, times_s: list[float], ranks: range = range(4), events=()) -> JobSummary:
+    busy = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in ranks]
+    job = description(world_size=4, dp=4)
+    data = job_data(step_table(times_s), description=job, collectives=tables, nccl=busy, events=events)
+    return summarise(data, AnalysisSettings())
+
+
+def said(found: JobSummary) -> str:
+    return " ".join(sentence for one in found.findings for sentence in one.evidence)
+
+
+def test_with_a_rank_missing_nobody_is_blamed_and_the_missing_one_is_said() -> None:
+    table = gradients(lags(40, 4, LATE))
+    unknown = replace(table, durations_s=np.where(np.arange(4) == 2, np.nan, table.durations_s))
+
+    found = summary(unknown, times_s=[STEP_S] * 100, ranks=range(2))
+
+    assert blamed(found) == []
+    assert Kind.MISSING_TELEMETRY in {one.kind for one in found.findings}
+    assert "ranks 2, 3" in said(found)
+
+
+def test_a_job_of_two_steps_is_too_short_for_a_verdict_and_hears_so() -> None:
+    found = summary(gradients(lags(2, 4, LATE), sequence=np.arange(2 * BUCKETS)), times_s=[STEP_S] * 2)
+
+    assert [one.kind for one in found.findings] == [Kind.UNKNOWN]
+    assert "too few to judge where the time goes" in said(found)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_of_different_lengths_blame_only_who_is_late_in_each(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    lengths = random.uniform(0.5, 2.0, 40)
+    in_turn, always = lags(40, 4, {}), lags(40, 4, LATE) * lengths[:, None]
+    in_turn[np.arange(40), random.integers(0, 4, 40)] = 0.3 * STEP_S * lengths
+    times_s = [STEP_S] * 60 + (STEP_S * lengths).tolist()
+
+    assert blamed(summary(gradients(in_turn), times_s=times_s)) == []
+    assert blamed(summary(gradients(always), times_s=times_s)) == [1]
+
+
+@pytest.mark.parametrize(("late", "named"), [({}, []), (LATE, [1])])
+def test_alternating_numbers_of_micro_batches_blame_only_who_is_late(
+    late: dict[int, float], named: list[int]
+) -> None:
+    """Every other step has twice the reductions and takes twice as long."""
+    single, double = lags(1, 4, late), np.repeat(lags(1, 4, late), 2, axis=0)
+    steps = np.concatenate([double if step % 2 else single for step in range(40)])
+
+    found = summary(gradients(steps), times_s=[STEP_S * (1 + step % 2) for step in range(100)])
+
+    assert blamed(found) == named
+    assert Kind.LATE_HOSTS not in {one.kind for one in found.findings}
+
+
+def test_communicators_that_are_made_anew_in_each_step_leave_open_who_is_late() -> None:
+    tables = [
+        gradients(lags(1, 4, LATE), communicator=f"{step:x}", sequence=np.arange(BUCKETS))
+        for step in range(40)
+    ]
+
+    found = summary(*tables, times_s=[STEP_S] * 100)
+
+    assert blamed(found) == []
+    assert (
+        "For which rank is unknown: no communicator of ranks with equal work has enough operations"
+        in said(found)
+    )
+
+
+def test_a_restart_in_the_middle_blames_nobody_for_what_was_before_it() -> None:
+    """Rank 1 was slow; after the restart the steps are as short as the others'."""
+    restarted = Event(
+        job="job", kind=EventKind.RESTARTED, time_unix_ns=int((1000 + 50 * 2 * STEP_S) * 1e9), message=""
+    )
+    times_s = [2 * STEP_S] * 50 + [0.5] + [STEP_S] * 40
+    after = gradients(lags(40, 4, {}), sequence=np.arange(40 * BUCKETS))
+
+    found = summary(after, times_s=times_s, events=[restarted])
+
+    assert blamed(found) == []
+    assert Kind.LATE_HOSTS not in {one.kind for one in found.findings}
+
+
+def test_what_a_look_right_after_a_restart_holds_is_too_little_to_blame_anybody() -> None:
+    """The first steps after it are slow on one rank, which loads its part of the checkpoint."""
+    after = gradients(lags(3, 4, {2: 0.5}), sequence=np.arange(3 * BUCKETS))
+
+    assert blamed(summary(after, times_s=[STEP_S] * 50 + [0.5] + [STEP_S] * 3)) == []
+    assert blamed(judged(after)) == []
