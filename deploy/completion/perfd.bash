@@ -7,7 +7,7 @@
 
 _shtab_perfd_capture_subparsers=(list show start cancel plan redact)
 _shtab_perfd_rules_subparsers=(check test)
-_shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze compare roofline collective report rules doctor version)
+_shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline collective report rules doctor version)
 
 _shtab_perfd_run_option_strings=(-h --help --config --rules --job --http --out --record --no-nsys --kineto)
 _shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --job-end --once --json --log-level --log-json)
@@ -29,6 +29,7 @@ _shtab_perfd_capture_plan_option_strings=(-h --help --ncu --kernel --nvtx --skip
 _shtab_perfd_capture_redact_option_strings=(-h --help)
 _shtab_perfd_capture_option_strings=(-h --help --slurm --tool --ranks --step --duration --output --config --json)
 _shtab_perfd_analyze_option_strings=(-h --help --json --report --model-flops-per-step --summary --gpus --precision --slow-rank --peaks --nsys)
+_shtab_perfd_open_option_strings=(-h --help --http)
 _shtab_perfd_compare_option_strings=(-h --help --max-regression --job --model-flops-per-step --json)
 _shtab_perfd_roofline_option_strings=(-h --help --matmul --hlo --ncu --dtype --gpu --time --peaks --output -o --json)
 _shtab_perfd_collective_option_strings=(-h --help --all-reduce --reduce-scatter --all-gather --all-to-all --broadcast --ranks --gpu --bandwidth --time --peaks --json)
@@ -97,7 +98,7 @@ _shtab_perfd_capture_plan___replay_mode_choices=(kernel application range app-ra
 _shtab_perfd_capture_pos_0_choices=(list show start cancel plan redact)
 _shtab_perfd_capture___tool_choices=(py_spy kineto nsys flight_recorder)
 _shtab_perfd_rules_pos_0_choices=(check test)
-_shtab_perfd_pos_0_choices=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze compare roofline collective report rules doctor version)
+_shtab_perfd_pos_0_choices=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline collective report rules doctor version)
 
 _shtab_perfd_run_pos_0_nargs=...
 _shtab_perfd_run__h_nargs=0
@@ -182,6 +183,8 @@ _shtab_perfd_analyze_pos_0_nargs=+
 _shtab_perfd_analyze__h_nargs=0
 _shtab_perfd_analyze___help_nargs=0
 _shtab_perfd_analyze___json_nargs=0
+_shtab_perfd_open__h_nargs=0
+_shtab_perfd_open___help_nargs=0
 _shtab_perfd_compare__h_nargs=0
 _shtab_perfd_compare___help_nargs=0
 _shtab_perfd_compare___json_nargs=0

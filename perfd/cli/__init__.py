@@ -32,6 +32,7 @@ VERBS = {
     "nodes": "show what nodes were blamed for over all jobs, and which are suspects",
     "capture": "list, show, start and cancel captures of an aggregator's jobs",
     "analyze": "analyze traces: what limits the job",
+    "open": "open the page of a job that is over",
     "compare": "compare two runs; exit 1 on a regression",
     "roofline": "place a GPU operation on the roofline, by its shape or by Nsight Compute",
     "collective": "compute what a collective takes at least, and what a measured one reaches of that",
@@ -41,7 +42,7 @@ VERBS = {
     "version": "print the version",
 }
 """Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
-_OWN_OUTPUT = ("run", "agent", "aggregator", "replay", "top", "version")
+_OWN_OUTPUT = ("run", "agent", "aggregator", "replay", "top", "open", "version")
 """Verbs that pass on what a job prints, draw on the screen, or print nothing of others."""
 _SPEAK_GRPC = ("agent", "aggregator", "replay")
 

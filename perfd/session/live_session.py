@@ -12,6 +12,7 @@ import msgspec
 from perfd.agent.agent import Agent
 from perfd.agent.collection import CollectorTask, create_tasks
 from perfd.aggregator.aggregator import Aggregator
+from perfd.aggregator.web_api import PAGE_FILE, save_run
 from perfd.clock import Clock
 from perfd.collector import Settings
 from perfd.config import (
@@ -216,9 +217,10 @@ class LiveSession:
         directory = Path(self._settings.results)
         try:
             save_results(directory, summaries, text)
+            save_run(self._aggregator, directory / PAGE_FILE, self._clock.unix_ns() / 1e9)
         except OSError as error:
             return f"{text}\nperfd: summary not saved: {error.strerror}."
-        told = f"perfd: summary saved in {directory}; perfd report and perfd compare take that folder."
+        told = f"perfd: summary saved in {directory}; perfd open, report and compare take that folder."
         return f"{text}\n{told}"
 
 

@@ -16,6 +16,7 @@ _TYPES: Mapping[str, str] = {
     ".svg": "image/svg+xml",
 }
 _DOCUMENT = "index.html"
+_ROOT = b'<html lang="en">'
 
 # Names, labels and reasons come from jobs. The page writes them as text only; this guards it twice.
 SECURITY_HEADERS: Mapping[str, str] = {
@@ -30,13 +31,16 @@ SECURITY_HEADERS: Mapping[str, str] = {
 }
 
 
-def page_routes(known: Callable[[str], bool]) -> dict[str, Handler]:
+def page_routes(known: Callable[[str], bool], saved_unix_s: float | None = None) -> dict[str, Handler]:
     """The page for `perfd.net.http.HttpServer`; `known` says whether there is a job of a name.
 
+    With `saved_unix_s` the page shows that it was saved then, and never looks for newer numbers.
     All files are read here, once, so a request can name only what was packaged.
     """
     assets = _assets()
     document = assets[_DOCUMENT]
+    if saved_unix_s is not None:
+        document = document.replace(_ROOT, b'%s data-saved="%d">' % (_ROOT[:-1], saved_unix_s), 1)
 
     def home(_: Request) -> Response:
         return _file(_DOCUMENT, document)

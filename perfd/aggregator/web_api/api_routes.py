@@ -100,10 +100,15 @@ class ApiSource(Protocol):
         """Why agents are not served or numbers are old, in a sentence; None if all is well."""
 
 
-def routes(source: ApiSource, live: Live) -> dict[str, Handler]:
-    """Everything that the aggregator serves, by path; `live` is notified when a round is over."""
+def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> dict[str, Handler]:
+    """Everything that the aggregator serves, by path; `live` is notified when a round is over.
+
+    `saved_unix_s` is when a run that is over was saved; None while it is live.
+    """
     return {
-        **page_routes(lambda job: job in source.jobs() or source.stored_summary(job) is not None),
+        **page_routes(
+            lambda job: job in source.jobs() or source.stored_summary(job) is not None, saved_unix_s
+        ),
         "/api/v1": lambda _: _text(_INDEX.format(version=__version__)),
         "/metrics": lambda request: _metrics(source, request),
         **report_routes(source),

@@ -3,15 +3,17 @@
 const POLL_MS = 5_000;
 const TRY_AGAIN_MS = 30_000;
 
-// `refresh` is never called twice at once, nor while the page is hidden; `changed` gets each new state, "live" or
-// "polling".
+// `refresh` is never called twice at once, nor while the page is hidden; `changed` gets each new state, "live",
+// "polling", or "saved" for a run that is over, which is drawn again only when the window changes.
 export async function follow(refresh, changed) {
+  const saved = document.documentElement.dataset.saved !== undefined;
   const waiting = new Set();
   const wake = () => {
     for (const done of waiting) done();
     waiting.clear();
   };
-  const stream = eventStream(wake, changed);
+  const stream = saved ? { look() {} } : eventStream(wake, changed);
+  if (saved) changed("saved");
   document.addEventListener("visibilitychange", () => {
     stream.look(document.visibilityState === "visible");
     wake();
@@ -23,7 +25,7 @@ export async function follow(refresh, changed) {
     // Rounds that end during a refresh cause one more refresh, not one each.
     const woken = new Promise((done) => waiting.add(done));
     if (document.visibilityState === "visible") await refresh();
-    await Promise.race([woken, new Promise((done) => setTimeout(done, POLL_MS))]);
+    await (saved ? woken : Promise.race([woken, new Promise((done) => setTimeout(done, POLL_MS))]));
   }
 }
 

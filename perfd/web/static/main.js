@@ -87,6 +87,10 @@ async function refresh() {
 function drawUpdated() {
   const updated = document.getElementById("updated");
   updated.dataset.how = how;
+  if (how === "saved") {
+    updated.textContent = `Saved ${new Date(document.documentElement.dataset.saved * 1000).toLocaleString()}`;
+    return;
+  }
   updated.textContent = `${how === "live" ? "Live" : "Every 5 s"}${shownAt ? ` · ${clock(shownAt)}` : ""}`;
 }
 

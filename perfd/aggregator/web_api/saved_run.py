@@ -1,0 +1,198 @@
+"""A run that is over: what the page and the API showed of it at its end, in one file."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Never
+
+import msgspec
+
+from perfd.aggregator.web_api.api_routes import ApiSource
+from perfd.analysis.diagnosis import JobSummary, to_json
+from perfd.capture.capture_routes import StartBody
+from perfd.errors import CaptureError, PerfdError
+
+PAGE_FILE = "page.json.gz"
+_SCHEMA = "perfd.page/1"
+_STEPS = 10_000
+_POINTS = 2_000
+_MAX_BYTES = 128 * 1024 * 1024
+"""Unpacked: 10,000 steps of 16,384 ranks stay far below it, and a file that claims more is not ours."""
+_OVER = "This run is over: {what}."
+
+
+class _Job(msgspec.Struct, kw_only=True):
+    overview: dict[str, Any]
+    summary: dict[str, Any]
+    steps: list[dict[str, Any]]
+    series: dict[str, list[Any]]
+
+
+class _Page(msgspec.Struct, kw_only=True):
+    schema: str
+    saved_unix_s: float
+    fleet: dict[str, Any]
+    jobs: dict[str, _Job]
+    servers: list[dict[str, Any]]
+    alerts: list[dict[str, Any]]
+    agents: list[dict[str, Any]]
+    nodes: list[dict[str, Any]]
+    """All of which something is known."""
+    captures: list[dict[str, Any]]
+
+
+def save_run(source: ApiSource, path: Path, saved_unix_s: float) -> None:
+    """Write what `source` serves now; raises `OSError` if the disk refuses it."""
+    names = source.jobs()
+    summaries = {name: to_json(source.summary(name))["jobs"][0] for name in names}
+    page = _Page(
+        schema=_SCHEMA,
+        saved_unix_s=saved_unix_s,
+        fleet=source.fleet(),
+        jobs={
+            name: _Job(
+                overview=source.overview(name)[0],
+                summary=summaries[name],
+                steps=source.steps(name, 0, _STEPS) or [],
+                series=source.series(name, _POINTS) or {},
+            )
+            for name in names
+        },
+        servers=source.servers(),
+        alerts=source.alerts(),
+        agents=source.agents(),
+        nodes=source.nodes(blamed_only=False),
+        captures=source.captures(),
+    )
+    path.write_bytes(gzip.compress(msgspec.json.encode(page), mtime=0))
+
+
+class SavedRun:
+    """Serves what `save_run` wrote, as an aggregator does (`ApiSource`).
+
+    Raises `PerfdError` if the folder has no page, or one that cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._page = _read(folder)
+
+    @property
+    def saved_unix_s(self) -> float:
+        """When it was saved."""
+        return self._page.saved_unix_s
+
+    def metrics(self, headers: Mapping[str, str]) -> Never:
+        """Nothing: `stale` answers first."""
+        del headers
+        raise PerfdError(_OVER.format(what="it has no metrics"))
+
+    def jobs(self) -> list[str]:
+        """Names of its jobs."""
+        return list(self._page.jobs)
+
+    def overview(self, job: str | None = None) -> list[dict[str, Any]]:
+        """One entry per job, or that of one job."""
+        return [one.overview for name, one in self._page.jobs.items() if job in {None, name}]
+
+    def fleet(self) -> dict[str, Any]:
+        """The keys of schema perfd.fleet/2."""
+        return self._page.fleet
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Serving engines."""
+        return self._page.servers
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """None in memory: they are stored."""
+        del job
+        return []
+
+    def summary_since(self, job: str, since_unix_s: float) -> None:
+        """None: the measurements themselves are not saved."""
+        del job, since_unix_s
+
+    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
+        """The summary of a job; None if the run has no such job."""
+        found = self._page.jobs.get(job)
+        return found.summary if found else None
+
+    def steps(self, job: str, first_step: int, limit: int) -> list[dict[str, Any]] | None:
+        """Progress lines of a job."""
+        found = self._page.jobs.get(job)
+        if found is None:
+            return None
+        return [line for line in found.steps if line.get("step", -1) >= first_step][:limit]
+
+    def series(self, job: str, points: int) -> dict[str, list[Any]] | None:
+        """Columns of schema perfd.series/1, at most so many points of them."""
+        found = self._page.jobs.get(job)
+        if found is None:
+            return None
+        longest = max(map(len, found.series.values()), default=0)
+        stride = max(1, math.ceil(longest / points))
+        # The newest point is always one of them.
+        return {name: values[::-1][::stride][::-1] for name, values in found.series.items()}
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts, newest first."""
+        return self._page.alerts
+
+    def agents(self) -> list[dict[str, Any]]:
+        """Agents."""
+        return self._page.agents
+
+    def nodes(self, *, blamed_only: bool = True, node: str | None = None) -> list[dict[str, Any]]:
+        """Nodes, the most suspect first."""
+        return [
+            one
+            for one in self._page.nodes
+            if (one["node"] == node if node is not None else one["incident_count"] or not blamed_only)
+        ]
+
+    def captures(self) -> list[dict[str, Any]]:
+        """Captures, oldest first."""
+        return self._page.captures
+
+    def start_capture(self, body: StartBody) -> Never:
+        """Raises `CaptureError`: there are no processes."""
+        del body
+        raise CaptureError(_OVER.format(what="it has no processes to capture"))
+
+    def cancel_capture(self, capture_id: str, reason: str) -> Never:
+        """Raises `CaptureError`: none is running."""
+        del capture_id, reason
+        raise CaptureError(_OVER.format(what="none of its captures is running"))
+
+    def stale(self) -> str:
+        """Why there are no metrics."""
+        return _OVER.format(what="its page and API are saved, its metrics are not")
+
+    def unready(self) -> None:
+        """It always serves."""
+
+
+def _read(folder: Path) -> _Page:
+    path = folder / PAGE_FILE
+    try:
+        with gzip.open(path, "rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise PerfdError(
+            f"{folder} has no saved page ({PAGE_FILE}). `perfd run` writes it at the end of a job; "
+            f"`perfd report {folder}` makes a report of a summary alone."
+        ) from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise PerfdError(f"{path} is damaged: {error}.") from error
+    if len(content) > _MAX_BYTES:
+        raise PerfdError(f"{path} is larger than {_MAX_BYTES >> 20} MiB when unpacked.")
+    try:
+        page = msgspec.json.decode(content, type=_Page)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PerfdError(f"{path} is not a saved page of perfd: {error}.") from error
+    if page.schema != _SCHEMA:
+        raise PerfdError(f"{path} has schema {page.schema!r}; this perfd reads {_SCHEMA}.")
+    return page
