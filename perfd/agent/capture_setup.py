@@ -145,6 +145,7 @@ def create_executor(
             placements=facts.placements,
             proc=proc,
             nonblocking=config.py_spy_nonblocking,
+            run=run,
         ),
         FlightRecorderTool(placements=facts.placements, clock=clock, proc=proc),
         ServerTool(CaptureTool.SGLANG, [_server(one) for one in config.sglang], clock=clock),

@@ -4,7 +4,9 @@ import json
 import os
 import shlex
 import subprocess
+import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +88,42 @@ def test_py_spy_is_the_configured_one_or_that_on_the_path_and_a_mistake_is_not_h
     assert find_py_spy(None, str(tmp_path / "bin")) == on_path
     assert find_py_spy(str(other), str(tmp_path / "bin")) == other
     assert find_py_spy(str(tmp_path / "none"), str(tmp_path / "bin")) is None
+
+
+def test_python_processes_of_a_run_are_dumped_though_none_is_a_known_rank(node, tmp_path):
+    py_spy = script(tmp_path / "py-spy", 'echo "[{\\"args\\": \\"$*\\"}]"')
+    waits = "import time; time.sleep(600)"
+    ours = str(tmp_path)
+    for command, run in (
+        ([sys.executable, "-c", waits], ours),
+        ([sys.executable, "-c", waits], "theirs"),
+        (["sleep", "600"], ours),
+    ):
+        environment = {**os.environ, "PERFD_RUN": run}
+        node.jobs.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
+    python = node.jobs[-3]
+    tool = PySpyTool(py_spy, placements=lambda job: (), run=ours)
+
+    deadline = time.monotonic() + 60
+    while tool.ready("llama", ()).reason and time.monotonic() < deadline:
+        time.sleep(0.05)  # Between fork and exec a process still has our environment.
+    assert [dict(target.processes) for target in tool.ready("llama", ()).targets] == [{python.pid: None}]
+    assert tool.ready("llama", (2,)).refused == {2: "No process of rank 2 is known on this node."}
+
+    node.executor(tools=[tool]).handle(request(tool=CaptureTool.PY_SPY))
+    (file,) = node.until_state(CaptureState.DONE).files
+    assert Path(file.path).name == f"process_{python.pid}.stacks.json"
+
+
+def test_a_process_of_several_ranks_is_dumped_once(node, rank, tmp_path):
+    pid = rank().pid
+    placements = [RankPlacement(job="llama", rank=one, pid=pid) for one in (1, 0)]
+    tool = PySpyTool(script(tmp_path / "py-spy", "exit 0"), placements=lambda job: placements)
+
+    assert [dict(target.processes) for target in tool.ready("llama", ()).targets] == [{pid: 0}]
+    asked = tool.ready("llama", (0, 1))
+    assert [dict(target.processes) for target in asked.targets] == [{pid: 0}]
+    assert asked.refused == {1: "Rank 1 is in the process of rank 0."}
 
 
 def test_without_py_spy_nothing_is_promised(node):

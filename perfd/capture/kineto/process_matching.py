@@ -36,8 +36,13 @@ def match(
     placed = {one.rank: one.pid for one in placements if one.pid is not None and runs(proc, one.pid)}
     chosen: dict[int, KinetoClient] = {}
     refused: dict[int, str] = {}
+    first: dict[int, int] = {}
     for rank in sorted(wanted or placed):
         pid = placed.get(rank)
+        if pid is not None and first.setdefault(pid, rank) != rank:
+            if wanted:
+                refused[rank] = f"Rank {rank} is in the process of rank {first[pid]}, whose trace has both."
+            continue
         if pid is None:
             refused[rank] = f"No process of rank {rank} is known on this node."
             continue

@@ -100,7 +100,12 @@ class NsysTool(Tool):
         if (importer := self._installation.importer) and (problem := importer_problem(importer)):
             return Readiness(reason=f"nsys would leave no report here: {problem}; run `perfd doctor`.")
         scan = scan_nsys_processes(self._proc)
-        placed = {p.pid: p.rank for p in self._placements(job) if p.pid is not None}
+        # A process of several ranks counts as its lowest one.
+        placed = {
+            p.pid: p.rank
+            for p in sorted(self._placements(job), key=lambda one: -one.rank)
+            if p.pid is not None
+        }
         candidates = [
             (session, target)
             for session in self._cli.sessions()

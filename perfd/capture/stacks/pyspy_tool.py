@@ -9,11 +9,24 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from perfd.capture.node import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool, runs
+from perfd.capture.node import (
+    RUN_VARIABLE,
+    Begun,
+    CaptureOutcome,
+    CapturePlan,
+    CaptureTarget,
+    Readiness,
+    Tool,
+    environment_of,
+    pids,
+    runs,
+)
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 
 _TIMEOUT_S = 30.0
+_MAX_PROCESSES = 32
+"""Dumped at once of processes without a known rank, such as data loaders. Chosen, not measured."""
 
 
 def find_py_spy(configured: str | None, search_path: str | None) -> Path | None:
@@ -40,11 +53,14 @@ class PySpyTool(Tool):
         placements: Callable[[str], Sequence[RankPlacement]],
         proc: Path = Path("/proc"),
         nonblocking: bool = True,
+        run: str | None = None,
     ) -> None:
+        """With `run`, processes of that `perfd run` are dumped even if none is known to be a rank."""
         self._py_spy = py_spy
         self._placements = placements
         self._proc = proc
         self._nonblocking = nonblocking
+        self._run_id = run
 
     @property
     def kind(self) -> CaptureTool:
@@ -56,7 +72,15 @@ class PySpyTool(Tool):
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
         if self._py_spy is None:
             return Readiness(reason="py-spy not found: install it (pip install py-spy).")
-        return placed_targets(self._placements(job), ranks, self._proc)
+        placed = placed_targets(self._placements(job), ranks, self._proc)
+        if ranks or placed.targets or self._run_id is None:
+            return placed
+        started = started_pythons(self._proc, self._run_id)
+        if not started:
+            return Readiness(reason="No Python process of this job runs on this node.")
+        return Readiness(
+            targets=[CaptureTarget(handle=f"pid:{pid}", processes={pid: None}) for pid in started]
+        )
 
     def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:  # noqa: ARG002  (all is done in `stop`)
         return Begun(length_s=0.0)
@@ -74,7 +98,7 @@ class PySpyTool(Tool):
 
     def _dump(self, target: CaptureTarget, plan: CapturePlan) -> CaptureOutcome:
         ((pid, rank),) = target.processes.items()
-        path = plan.directory / f"rank{rank}_{pid}.stacks.json"
+        path = plan.directory / f"{'process' if rank is None else f'rank{rank}'}_{pid}.stacks.json"
         options = ["--nonblocking"] if self._nonblocking else []
         try:
             output = self._run(["dump", "--pid", str(pid), "--json", *options])
@@ -108,17 +132,39 @@ class PySpyTool(Tool):
 
 
 def placed_targets(placements: Sequence[RankPlacement], ranks: Sequence[int], proc: Path) -> Readiness:
-    """One target for each wanted rank (none: every one) whose process runs here."""
+    """One target for each process of the wanted ranks (none: every one) that runs here.
+
+    A process of several ranks counts as its lowest one.
+    """
     placed = {p.rank: p.pid for p in placements if p.pid is not None and runs(proc, p.pid)}
     wanted = sorted(ranks or placed)
+    first: dict[int, int] = {}
+    for rank in wanted:
+        if rank in placed:
+            first.setdefault(placed[rank], rank)
+    shared = {
+        rank: first[pid] for rank in ranks if (pid := placed.get(rank)) is not None and first[pid] != rank
+    }
     return Readiness(
-        targets=[
-            CaptureTarget(handle=f"pid:{pid}", processes={pid: rank})
-            for rank in wanted
-            if (pid := placed.get(rank)) is not None
-        ],
+        targets=[CaptureTarget(handle=f"pid:{pid}", processes={pid: rank}) for pid, rank in first.items()],
         refused={
             rank: f"No process of rank {rank} is known on this node." for rank in wanted if rank not in placed
-        },
+        }
+        | {rank: f"Rank {rank} is in the process of rank {other}." for rank, other in shared.items()},
         reason="No process of this job is known on this node." if not placed else "",
     )
+
+
+def started_pythons(proc: Path, run: str) -> list[int]:
+    """The Python processes that a `perfd run` started, the oldest PIDs first."""
+    found = (pid for pid in pids(proc) if environment_of(proc, pid).get(RUN_VARIABLE) == run)
+    return sorted(pid for pid in found if _is_python(proc, pid) and runs(proc, pid))[:_MAX_PROCESSES]
+
+
+def _is_python(proc: Path, pid: int) -> bool:
+    """Whether a process runs an interpreter: its program may be a script that is named otherwise."""
+    try:
+        program = (proc / str(pid) / "exe").readlink().name
+    except OSError:
+        return False
+    return program.startswith("python")
