@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = EXIT_CODES
     add_aggregator(parser)
-    parser.add_argument("--node", metavar="NAME", help="only this node, with every incident")
+    parser.add_argument("--node", metavar="NAME", help="only this node, with its newest incidents")
     parser.add_argument("--suspects", action="store_true", help="only nodes that are worse than their peers")
     parser.add_argument("--kind", metavar="TEXT", help="only nodes whose GPUs have this in their name")
     parser.add_argument(
@@ -62,7 +62,11 @@ def _wanted(node: Mapping[str, Any], args: argparse.Namespace) -> bool:
 def _show(nodes: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> None:
     console = Terminal()
     if not nodes:
-        console.print("No such node: nothing blamed one." if not args.all else "No node yet.")
+        console.print(
+            "No such node: `perfd nodes --all` lists those that nothing blamed, too."
+            if not args.all
+            else "No node yet."
+        )
         return
     console.print(node_table(nodes))
     for node in nodes:
@@ -83,7 +87,7 @@ def node_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     for name in ("NODE", "GPUS"):
         table.add_column(name, overflow="fold")
-    for name in ("SUSPECT", "BLAMED", "PEERS", "GPU-HOURS", "LOST", "JOBS"):
+    for name in ("SUSPECT", "BLAMED", "EXPECTED", "GPU-HOURS", "LOST", "JOBS"):
         table.add_column(name, justify="right")
     table.add_column("FOR", overflow="fold")
     for node in nodes:
