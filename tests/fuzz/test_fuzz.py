@@ -44,6 +44,7 @@ FOUND = [
     ("trace", b'{"traceEvents": [{"ph": "X", "pid": 18446744073709551616, "tid": 1, "ts": 1, "dur": 1}]}'),
     ("rules", b"groups: [{name: g, rules: [{alert: A, expr: up, for: " + b"9" * 400 + b"d}]}]"),
     ("rules", b"groups: " + b"[" * 3000),
+    ("evaluation", b'label_replace(up, "a", "$' + b"9" * 5000 + b'", "job", "(.*)")'),
     ("recording", b'{"format": 1, "name": "\x9e"}'),
     ("recording", b'{"format": 1, "streams": [{"node": "n", "kind": "x", "path": "' + b"a" * 300 + b'"}]}'),
     ("serving_log", b"[2026-01-01|00:00:00|core] INFO TTFT: 1.2.3 ms (p50: 1..0 ms)"),

@@ -162,6 +162,8 @@ def _label(key: SeriesKey, name: str) -> str:
     return key.name if name == METRIC_NAME_LABEL else key.label(name)
 
 
+_MOST_REFERENCE_CHARS = 256
+"""No group has a longer name or number; Python converts no number of more than 4,300 digits."""
 _REFERENCE = re.compile(r"\$(?:\$|\{(\w+)\}|(\w+))", re.ASCII)
 
 
@@ -172,6 +174,8 @@ def _expand(template: str, match: re.Match[str]) -> str:
         if reference[0] == "$$":
             return "$"
         name = reference[1] or reference[2]
+        if len(name) > _MOST_REFERENCE_CHARS:
+            return ""
         try:
             return match[int(name) if name.isdigit() else name] or ""
         except IndexError:
