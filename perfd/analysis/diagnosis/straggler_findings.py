@@ -111,34 +111,42 @@ def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
 
 def _by_own_history(facts: JobEvidence, slow: SlowRank) -> Finding:
     before = duration(slow.before_s)
-    return Finding(
-        kind=Kind.STRAGGLER,
+    return _one_rank(
+        slow.rank,
         confidence=0.6,
-        culprits=(Culprit(kind="rank", id=slow.rank),),
         evidence=[
             f"Steps take {duration(slow.since_s)} since step {slow.since_step}, {before} before.",
             f"As fast as before, rank {slow.rank} would save {percent(slow.gain_ratio)} of the step.",
             f"All other ranks wait that much longer, and it does not ({facts.nccl.source}).",
             f"No other rank has its role ({slow.role}): it is compared with its own steps before.",
         ],
-        advice=advice.late_rank(slow.rank),
         gain_ratio=slow.gain_ratio,
     )
 
 
 def _by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:
     stalled, usual = duration(stalling.stalled_s), duration(stalling.usual_s)
-    return Finding(
-        kind=Kind.STRAGGLER,
+    return _one_rank(
+        stalling.rank,
         confidence=0.8,
-        culprits=(Culprit(kind="rank", id=stalling.rank),),
         evidence=[
             f"Every {stalling.period_steps} steps one takes {stalled} instead of {usual}.",
             f"Without the stalls the job would save {percent(stalling.gain_ratio)} of its time.",
             f"All other ranks wait in these, {stalling.stalls} times so far ({facts.nccl.source}).",
         ],
-        advice=advice.late_rank(stalling.rank),
         gain_ratio=stalling.gain_ratio,
+    )
+
+
+def _one_rank(rank: int, *, confidence: float, evidence: list[str], gain_ratio: float | None) -> Finding:
+    """That one rank is late, by what is known of it alone."""
+    return Finding(
+        kind=Kind.STRAGGLER,
+        confidence=confidence,
+        culprits=(Culprit(kind="rank", id=rank),),
+        evidence=evidence,
+        advice=advice.late_rank(rank),
+        gain_ratio=gain_ratio,
     )
 
 
