@@ -7,9 +7,9 @@ from pathlib import Path
 
 import perfd_collectors
 import pytest
+from perfd_collectors.training_log.formats.pattern_steps import growth
 
 import perfd
-from tests.support.pattern_steps import growth
 
 _LINEAR_UP_TO = 2.5
 """A text of twice the length takes twice the steps; four times as many are quadratic."""

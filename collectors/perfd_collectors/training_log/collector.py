@@ -10,6 +10,7 @@ from perfd.collector import CollectorSpec, OnUnavailable, Options, Settings
 from perfd.errors import ConfigError, Unavailable
 from perfd.model import LogProgress, Record
 from perfd_collectors.file_follower import Chunk, FileFollower
+from perfd_collectors.training_log.formats import compiled_pattern
 from perfd_collectors.training_log.log_parser import FORMATS, LogParser, new_job
 from perfd_collectors.training_log.log_sources import (
     InMemoryLog,
@@ -38,6 +39,8 @@ class TrainingLogOptions(Options, frozen=True):
     """Also read standard input."""
     framework: str | None = None
     """Parse only this framework's lines; default: those of all known ones."""
+    patterns: tuple[str, ...] = ()
+    """Regular expressions for custom lines, with the group `step` (docs/formats/training-logs.md)."""
     from_start: bool = True
     """Also read existing content: model and layout are at a log's start."""
     max_read_bytes: int = _MAX_READ_BYTES
@@ -53,11 +56,13 @@ class TrainingLogCollector:
         settings: Settings,
         *,
         framework: str | None = None,
+        patterns: Sequence[str] = (),
         max_read_bytes: int = _MAX_READ_BYTES,
     ) -> None:
         self._sources = sources
         self._clock = settings.clock
         self._framework = framework
+        self._patterns = [compiled_pattern(text) for text in patterns]
         self._max_read_bytes = max_read_bytes
         self._job = new_job(settings.job)
         self._parsers: dict[str, LogParser] = {}
@@ -89,7 +94,9 @@ class TrainingLogCollector:
     def _parse(self, chunk: Chunk, now_unix_ns: int) -> None:
         parser = self._parsers.get(chunk.stream)
         if parser is None:
-            parser = self._parsers[chunk.stream] = LogParser(self._job, framework=self._framework)
+            parser = self._parsers[chunk.stream] = LogParser(
+                self._job, framework=self._framework, patterns=self._patterns
+            )
         if chunk.begins_anew:
             parser.restart()
         if chunk.attached:
@@ -135,7 +142,11 @@ def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollec
             "No training log is configured: set paths, log_dir or stdin in collectors.training_log.options."
         )
     return TrainingLogCollector(
-        sources, settings, framework=options.framework, max_read_bytes=options.max_read_bytes
+        sources,
+        settings,
+        framework=options.framework,
+        patterns=options.patterns,
+        max_read_bytes=options.max_read_bytes,
     )
 
 
@@ -144,7 +155,11 @@ def spec_of_feed(feed: InMemoryLog) -> CollectorSpec:
 
     def create_from_feed(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollector:
         return TrainingLogCollector(
-            [feed], settings, framework=options.framework, max_read_bytes=options.max_read_bytes
+            [feed],
+            settings,
+            framework=options.framework,
+            patterns=options.patterns,
+            max_read_bytes=options.max_read_bytes,
         )
 
     return CollectorSpec(name=NAME, options=TrainingLogOptions, create=create_from_feed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,6 +18,7 @@ from perfd.model import (
     TrainingStep,
 )
 from perfd_collectors.nccl.debug_log import DebugLog
+from perfd_collectors.training_log.formats import compiled_pattern
 from perfd_collectors.training_log.log_parser import LogParser, new_job
 from perfd_collectors.training_log.timestamps import TimeZoneGuess
 
@@ -29,8 +30,9 @@ _READ_BYTES = 1 << 20
 class LogDocument:
     """Collects the records of a job's logs."""
 
-    def __init__(self, *, framework: str | None = None) -> None:
+    def __init__(self, *, framework: str | None = None, patterns: Sequence[str] = ()) -> None:
         self._framework = framework
+        self._patterns = [compiled_pattern(text) for text in patterns]
         # Only time differences matter here, so any zone works.
         self._job = new_job("", TimeZoneGuess(0))
         self.description: JobDescription | None = None
@@ -48,7 +50,7 @@ class LogDocument:
 
     def read(self, log: BinaryIO) -> None:
         """Read a complete log."""
-        parser = LogParser(self._job, framework=self._framework)
+        parser = LogParser(self._job, framework=self._framework, patterns=self._patterns)
         while data := log.read(_READ_BYTES):
             parser.feed(data)
             self._keep(self._job.out.take(0))

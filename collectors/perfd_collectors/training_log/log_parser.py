@@ -19,6 +19,7 @@ from perfd_collectors.training_log.formats import (
     NanotronParser,
     NcclLineParser,
     NemoParser,
+    OwnPatternParser,
     ProgressBarParser,
     StepLineParser,
     TorchtitanParser,
@@ -76,12 +77,15 @@ class LogParser:
     yields, too.
     """
 
-    def __init__(self, job: LogContext, *, framework: str | None = None) -> None:
+    def __init__(
+        self, job: LogContext, *, framework: str | None = None, patterns: Sequence[re.Pattern[str]] = ()
+    ) -> None:
         if framework is not None and framework not in FORMATS:
             raise ConfigError(f"Unknown log format {framework!r}; known are: {', '.join(FORMATS)}.")
         chosen = [*_COMPANIONS.get(framework, ()), framework] if framework is not None else list(FORMATS)
         self._job = job
-        self._formats: list[FormatParser] = [FORMATS[name](job) for name in chosen]
+        self._formats: list[FormatParser] = [OwnPatternParser(job, patterns)] if patterns else []
+        self._formats += [FORMATS[name](job) for name in chosen]
         self._formats += [FailureParser(job), NcclLineParser(job)]
         self._keywords = _shortest_keywords(
             keyword for parser in self._formats for keyword in parser.keywords

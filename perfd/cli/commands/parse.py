@@ -40,11 +40,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--framework", metavar="NAME", help="parse this format only (megatron, deepspeed, ...)"
     )
+    parser.add_argument(
+        "--pattern",
+        action="append",
+        default=[],
+        metavar="REGEX",
+        help=r"try an expression for custom lines, with groups such as (?P<step>\d{1,9}); may be repeated",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what was understood."""
-    understanding = LogDocument(framework=args.framework)
+    understanding = LogDocument(framework=args.framework, patterns=args.pattern)
     for name in args.logs:
         _read(name, understanding)
     if args.json:

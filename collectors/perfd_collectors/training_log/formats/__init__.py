@@ -8,6 +8,7 @@ from perfd_collectors.training_log.formats.maxtext import MaxTextParser
 from perfd_collectors.training_log.formats.nanotron import NanotronParser
 from perfd_collectors.training_log.formats.nccl_lines import NcclLineParser
 from perfd_collectors.training_log.formats.nemo import NemoParser
+from perfd_collectors.training_log.formats.own_patterns import OwnPatternParser, compiled_pattern
 from perfd_collectors.training_log.formats.progress_bar import ProgressBarParser
 from perfd_collectors.training_log.formats.step_lines import StepLineParser
 from perfd_collectors.training_log.formats.torchtitan import TorchtitanParser
@@ -22,8 +23,10 @@ __all__ = [
     "NanotronParser",
     "NcclLineParser",
     "NemoParser",
+    "OwnPatternParser",
     "ProgressBarParser",
     "StepLineParser",
     "TorchtitanParser",
     "VerlParser",
+    "compiled_pattern",
 ]

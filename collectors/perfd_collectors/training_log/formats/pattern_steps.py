@@ -1,5 +1,7 @@
 """How many steps a backtracking matcher takes for a pattern, counted and not timed."""
 
+# ruff: noqa: ANN401, PLR0911, SLF001  (the nodes of a parsed expression have no types)
+
 from __future__ import annotations
 
 import math
@@ -11,6 +13,8 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 _MOST_STEPS = 60_000
+_RECURSION = 100_000
+"""The count recurses once per character and item, of texts of at most a few hundred characters."""
 _UNBOUNDED_FROM = 64
 """A repeat of so many characters and more counts as unbounded."""
 _FILLERS = (
@@ -21,7 +25,7 @@ _FAILS = ("\x00", "")
 Continue = Callable[[int], bool]
 
 
-class TooManySteps(Exception):
+class TooManyStepsError(Exception):
     """The count was given up."""
 
 
@@ -31,15 +35,17 @@ class StepCounter:
     def __init__(self, pattern: str, flags: int) -> None:
         self._tree = parser.parse(pattern, flags)
         self._flags = self._tree.state.flags
+        self._groups: dict[int | None, str | None] = {}
         self.steps = 0
 
     def search(self, text: str, *, anywhere: bool) -> int:
         """The steps to look for the pattern at the start, or anywhere."""
-        self._text, self.steps, self._groups = text, 0, {}
+        self._text, self.steps = text, 0
+        self._groups.clear()
         starts = range(len(text) + 1) if anywhere else range(1)
         try:
             any(self._sequence(self._tree, 0, start, lambda _: True) for start in starts)
-        except TooManySteps:
+        except TooManyStepsError:
             self.steps = _MOST_STEPS
         return self.steps
 
@@ -55,7 +61,7 @@ class StepCounter:
     def _item(self, item: Any, at: int, go_on: Continue) -> bool:
         self.steps += 1
         if self.steps > _MOST_STEPS:
-            raise TooManySteps
+            raise TooManyStepsError
         op, argument = item
         if op in {c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN}:
             return at < len(self._text) and self._is(item, self._text[at]) and go_on(at + 1)
@@ -113,7 +119,7 @@ class StepCounter:
         for end in ends if lazy else reversed(ends):
             self.steps += 1
             if self.steps > _MOST_STEPS:
-                raise TooManySteps
+                raise TooManyStepsError
             if go_on(end):
                 return True
         return False
@@ -159,7 +165,15 @@ class StepCounter:
 
 def growth(pattern: re.Pattern[Any], *, anywhere: bool, size: int = 32) -> tuple[float, str]:
     """By what factor the steps grow at most when a text doubles, and the text; near 2 when linear."""
-    sys.setrecursionlimit(100_000)
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _RECURSION))
+    try:
+        return _growth(pattern, anywhere=anywhere, size=size)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def _growth(pattern: re.Pattern[Any], *, anywhere: bool, size: int) -> tuple[float, str]:
     source = pattern.pattern
     text = source.decode("latin-1") if isinstance(source, bytes) else source
     counter = StepCounter(text, pattern.flags & ~re.UNICODE & ~re.ASCII & ~re.DEBUG)
@@ -197,7 +211,7 @@ def _pumps(items: Any, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def _sample(items: Any) -> str:
-    """A short text that the items match, as far as that is easy to see."""
+    """A short text that the items match, roughly."""
     out = ""
     for op, argument in items:
         if op is c.LITERAL:
