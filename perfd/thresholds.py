@@ -101,6 +101,10 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     power_brake_alert_ratio: float
     power_cap_alert_ratio: float
     steady_steps_count: int
+    verdict_steady_steps_count: int
+    verdict_hold_steps_count: int
+    verdict_hold_s: float
+    verdict_margin_ratio: float
     step_regression_count: int
     efficiency_alert_steps_count: int
     alert_hold_ratio: float

@@ -93,6 +93,12 @@ def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(name: str) -> 
     assert not watched.false_blame
 
 
+def test_shares_that_cross_their_limits_for_a_moment_change_no_headline() -> None:
+    recording = PHASES / "ep4" / "recording"
+    # Four faults begin and end; one is told by its rank first, and by its experts later.
+    assert watch(recording, "ep4", truth_of(recording)).flips <= 9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dp4", "ep4", "pp2dp2", "pp4", "tp2pp2"])
 def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_nobody(name: str) -> None:

@@ -57,7 +57,7 @@ class JobState:
         self.description: JobDescription | None = None
         self.steps = StepRows(limits.steps_per_job)
         self._operation_steps = OperationSteps()
-        self._steps_by_operations = self._steps_by_hook = False
+        self._steps_by_operations = self._steps_by_hook = self._log_has_times = False
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
         self.host_waits = HostWaitReadings(limits, counters)
@@ -147,7 +147,7 @@ class JobState:
         self.description = description
         self.steps = StepRows(self._limits.steps_per_job)
         self._operation_steps = OperationSteps()
-        self._steps_by_operations = self._steps_by_hook = False
+        self._steps_by_operations = self._steps_by_hook = self._log_has_times = False
         self.phases = self._new_phases(self._limits)
         self._forget_communication()
         self.memory.clear()
@@ -169,6 +169,7 @@ class JobState:
             # The log knows better.
             self.steps = StepRows(self._limits.steps_per_job)
             self._steps_by_operations = False
+        self._log_has_times = self._log_has_times or _shows_pace(line)
         if HOOK_MARK not in line.extras and self._steps_by_hook:
             # The job's own process knows better; its log adds what that leaves out, such as the loss.
             if self.steps.unix_s(line.step) is not None:
@@ -198,10 +199,13 @@ class JobState:
         """Add what one rank reported of its collectives; where no log shows steps, they may."""
         self.version += 1
         self.collectives.put(times)
-        if self.step_source is StepSource.LOG or source.late or not source.member:
+        if (self.step_source is StepSource.LOG and self._log_has_times) or source.late or not source.member:
             return
         row = self._operation_steps.put(times)
         if row is not None:
+            if not self._steps_by_operations:
+                # Lines of the log without times show less than operations do.
+                self.steps = StepRows(self._limits.steps_per_job)
             self._steps_by_operations = True
             self.steps.put(row, source.sent_unix_s)
 
@@ -354,3 +358,8 @@ class JobState:
         return PhaseRows(
             names=limits.phases_per_job, ranks=limits.ranks_per_job, cells=limits.phase_cells_per_job
         )
+
+
+def _shows_pace(line: TrainingStep) -> bool:
+    rates = (line.step_time_s, line.tokens_per_s, line.samples_per_s, line.flops_per_s_per_gpu)
+    return any(rate is not None for rate in rates)

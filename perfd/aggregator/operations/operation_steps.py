@@ -138,6 +138,8 @@ class OperationSteps:
         self._rank: int | None = None
         self._streams: dict[tuple[str, str], _Stream] = {}
         self._mark: _Mark | None = None
+        self._first: TrainingStep | None = None
+        """A row that waits until the stream goes on: what repeats while a job starts ends soon."""
         self._looked_unix_ns = 0
 
     @property
@@ -183,20 +185,20 @@ class OperationSteps:
             return None
         counted = paced.stream.seen / paced.per_step
         self._mark = _marked(paced, counted + (mark.step if mark is not None else 0.0))
-        return None if mark is not None else self._first_row(times, self._mark)
-
-    def _first_row(self, times: CollectiveTimes, mark: _Mark) -> TrainingStep | None:
-        """That of the newest report, since the first is not counted: the next one is the job's pace then."""
-        if mark.stream.before is None:
-            return None
-        began_ns, seen = mark.stream.before
-        return _as_row(times.job, mark, mark.step - (mark.seen - seen) / mark.per_step, began_ns)
+        if mark is None and self._mark.stream.before is not None:
+            began_ns, seen = self._mark.stream.before
+            since_step = self._mark.step - (self._mark.seen - seen) / self._mark.per_step
+            self._first = _as_row(times.job, self._mark, since_step, began_ns)
+        return None
 
     def _next_row(self, times: CollectiveTimes, mark: _Mark) -> TrainingStep | None:
         stream, now_ns = mark.stream, times.end_unix_ns
         step = mark.step + (stream.seen - mark.seen) / mark.per_step
-        if now_ns - mark.time_unix_ns < _ROW_S * 1e9 or int(step) == int(mark.step):
+        if int(step) == int(mark.step):
             return None
+        if now_ns - mark.time_unix_ns < _ROW_S * 1e9:
+            first, self._first = self._first, None
+            return first
         paced = self._pace(now_ns)
         if paced is None or paced.stream is not stream:
             # What repeats has changed; steps go on once it is known what does now.

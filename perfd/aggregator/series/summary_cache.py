@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Moment, Verdict, steady_verdict
 from perfd.analysis.steps import StepTimeChange, step_time_change
-from perfd.model import Alert
+from perfd.model import Alert, StepSource
 
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
@@ -56,6 +57,7 @@ class SummaryCache:
         window = live.window_steps
         self._live = _Scope(live, None if window is None else _WINDOW_SLACK * window, {})
         self._whole = _Scope(whole, None, {})
+        self._verdicts: dict[str, Verdict] = {}
         self._changes: dict[str, tuple[tuple[int, int | None], StepTimeChange | None]] = {}
         """By job; the key is how many lines there are, and the newest step."""
         self._interval = (-math.inf, 0.0)
@@ -68,7 +70,12 @@ class SummaryCache:
         known = self._live.known.get(name)
         if known is not None and 0 <= now_s - known.made_s < self._shortest_interval_s(now_s):
             return known
-        return self._derive(self._live, name, now_unix_s, now_s)
+        derived = self._derive(self._live, name, now_unix_s, now_s)
+        if derived is None or derived is known:
+            return derived
+        steady = replace(derived, summary=self._steadied(derived.summary, now_unix_s))
+        self._live.known[name] = steady
+        return steady
 
     def whole(self, name: str, now_unix_s: float, now_s: float, alerts: Sequence[Alert]) -> Derived | None:
         """Numbers over the whole job; None when it is gone."""
@@ -97,11 +104,21 @@ class SummaryCache:
         self._changes[name] = key, change
         return change
 
+    def _steadied(self, summary: JobSummary, now_unix_s: float) -> JobSummary:
+        """The summary with the headline of the looks before, until another one has lasted."""
+        steps = summary.steps
+        newest = steps.last if steps.source is StepSource.LOG else None
+        moment = Moment(unix_s=now_unix_s, step=newest, steady_steps=steps.steady_steps_count)
+        prior = self._verdicts.get(summary.name, Verdict())
+        self._verdicts[summary.name], findings = steady_verdict(prior, summary.findings, moment)
+        return replace(summary, findings=findings)
+
     def forget(self, names: Sequence[str]) -> None:
         """Drop what is known of jobs that are gone."""
         for name in names:
             self._live.known.pop(name, None)
             self._whole.known.pop(name, None)
+            self._verdicts.pop(name, None)
             self._changes.pop(name, None)
 
     def _derive(

@@ -14,6 +14,7 @@ from perfd.analysis.findings.framework_options import (
     software_of,
     unset_options,
 )
+from perfd.analysis.findings.steady_verdict import Moment, Verdict, steady_verdict
 
 __all__ = [
     "FAULTS",
@@ -21,13 +22,16 @@ __all__ = [
     "Effect",
     "Finding",
     "Kind",
+    "Moment",
     "OptionsOf",
     "Software",
+    "Verdict",
     "computation_leads",
     "finding_json",
     "fitted",
     "is_set",
     "ranked",
     "software_of",
+    "steady_verdict",
     "unset_options",
 ]

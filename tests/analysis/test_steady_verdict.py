@@ -1,0 +1,144 @@
+"""The headline of a live job changes on evidence that lasts, and once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.analysis.findings import Culprit, Finding, Kind, Moment, Verdict, steady_verdict
+from perfd.thresholds import THRESHOLDS
+
+LAUNCH = Finding(kind=Kind.LAUNCH_BOUND, confidence=0.6, gain_ratio=0.15)
+HOST = Finding(kind=Kind.HOST_BOUND, confidence=0.4, gain_ratio=0.2)
+COSTLY = Finding(kind=Kind.COMMUNICATION, confidence=0.8, gain_ratio=0.5)
+THROTTLED = Finding(kind=Kind.THROTTLING, confidence=0.8, gain_ratio=0.5)
+UNKNOWN = Finding(kind=Kind.UNKNOWN, confidence=0.0)
+COMPUTE = Finding(kind=Kind.COMPUTE_BOUND, confidence=0.4)
+HANG = Finding(kind=Kind.HANG, confidence=0.9)
+HOLD_S = THRESHOLDS.verdict_hold_s
+HOLD_STEPS = THRESHOLDS.verdict_hold_steps_count
+
+
+def slow(rank: int) -> Finding:
+    culprits = (Culprit(kind="rank", id=rank),)
+    return Finding(kind=Kind.STRAGGLER, confidence=0.8, gain_ratio=0.2, culprits=culprits)
+
+
+def heads(
+    looks: Sequence[Finding | Sequence[Finding]],
+    *,
+    step_s: float = 0.1,
+    first_step: int = 100,
+    look_s: float = 1.0,
+) -> list[Finding]:
+    """What looks, one after the other, have as headline; without steps where a step takes no time."""
+    verdict, said = Verdict(), []
+    for number, look in enumerate(looks):
+        at_s = number * look_s
+        step = first_step + int(at_s / step_s) if step_s else None
+        now = Moment(unix_s=at_s, step=step, steady_steps=step or 100)
+        verdict, findings = steady_verdict(verdict, [look] if isinstance(look, Finding) else look, now)
+        said.append(findings[0])
+    return said
+
+
+def changes(said: Sequence[Finding]) -> int:
+    return sum((a.kind, a.culprits) != (b.kind, b.culprits) for a, b in itertools.pairwise(said))
+
+
+def test_what_crosses_a_threshold_for_a_few_looks_changes_nothing():
+    looks = [LAUNCH, LAUNCH, UNKNOWN, LAUNCH, HOST, HOST, LAUNCH, UNKNOWN]
+    assert set(heads(looks)) == {LAUNCH}
+    assert set(heads([UNKNOWN, HOST, UNKNOWN, UNKNOWN, HOST, UNKNOWN])) == {UNKNOWN}
+
+
+def test_other_evidence_that_lasts_is_one_change():
+    said = heads([LAUNCH] * 5 + [HOST] * 20)
+    assert changes(said) == 1
+    assert said.index(HOST) == 5 + HOLD_S
+
+
+def test_with_long_steps_it_lasts_for_some_steps():
+    said = heads([LAUNCH] * 5 + [HOST] * 60, step_s=4.0)
+    assert said.index(HOST) == pytest.approx(5 + 4 * HOLD_STEPS, abs=4)
+
+
+def test_without_steps_time_alone_decides():
+    assert heads([LAUNCH] * 5 + [HOST] * 20, step_s=0.0).index(HOST) == 5 + HOLD_S
+
+
+def test_others_in_turn_end_a_headline_that_is_not_found_any_more():
+    said = heads([LAUNCH] * 5 + [HOST, UNKNOWN] * 10)
+    assert said[5] is LAUNCH
+    assert said[-1] is not LAUNCH
+
+
+@pytest.mark.parametrize("fault", [slow(3), HANG], ids=["straggler", "hang"])
+def test_a_fault_is_said_at_once_and_the_headline_before_is_back_after_it(fault):
+    said = heads([LAUNCH] * 5 + [fault] * 4 + [UNKNOWN] * 2 + [LAUNCH] * 4)
+    assert said == [LAUNCH] * 5 + [fault] * 4 + [LAUNCH] * 6
+
+
+def test_a_cause_that_costs_far_more_is_said_at_once_and_a_clock_that_is_low_for_a_moment_is_not():
+    assert heads([LAUNCH, COSTLY, LAUNCH]) == [LAUNCH, COSTLY, COSTLY]
+    assert heads([LAUNCH, [COSTLY, replace(LAUNCH, gain_ratio=0.6)]])[1].kind is Kind.LAUNCH_BOUND
+    assert heads([LAUNCH, THROTTLED, LAUNCH]) == [LAUNCH] * 3
+    assert heads([LAUNCH] + [THROTTLED] * 10)[-1] is THROTTLED
+
+
+def test_the_first_verdict_after_few_steps_does_not_wait():
+    looks = [UNKNOWN] * 3 + [COMPUTE] * 3
+    assert heads(looks, first_step=7, step_s=1.0) == looks
+
+
+def test_who_is_not_found_to_be_at_fault_any_more_is_not_blamed():
+    experts = Finding(
+        kind=Kind.EXPERT_IMBALANCE, confidence=0.6, gain_ratio=0.4, culprits=(Culprit(kind="experts", id=2),)
+    )
+    assert heads([LAUNCH, experts, UNKNOWN]) == [LAUNCH, experts, UNKNOWN]
+
+
+def test_a_fault_in_between_does_not_make_an_old_headline_new():
+    said = heads([LAUNCH] + [UNKNOWN] * 5 + [slow(1)] * 5 + [UNKNOWN] * 2)
+    assert said[5] is LAUNCH
+    assert said[-1] is UNKNOWN
+
+
+def test_another_slow_rank_is_said_at_once():
+    assert heads([slow(1), slow(2), slow(1)]) == [slow(1), slow(2), slow(1)]
+
+
+def test_while_steps_are_few_and_after_a_restart_the_newest_look_counts():
+    assert heads([UNKNOWN, HOST, LAUNCH], first_step=1, step_s=1.0) == [UNKNOWN, HOST, LAUNCH]
+    held, _ = steady_verdict(Verdict(settled=LAUNCH), [HOST], Moment(unix_s=10.0, step=90, steady_steps=50))
+    assert held.settled is LAUNCH
+    again = Moment(unix_s=11.0, step=12, steady_steps=12)
+    assert steady_verdict(held, [HOST], again)[0].settled is HOST
+
+
+def test_a_held_headline_has_its_newest_figures_and_what_is_found_beside_it():
+    newer = Finding(kind=Kind.LAUNCH_BOUND, confidence=0.6, gain_ratio=0.1)
+    now = Moment(unix_s=0.0, step=100, steady_steps=100)
+    _, found = steady_verdict(Verdict(settled=LAUNCH), [HOST, newer], now)
+    assert list(found) == [newer, HOST]
+    _, found = steady_verdict(Verdict(settled=LAUNCH), [COMPUTE, HOST], now)
+    assert list(found) == [LAUNCH, HOST]
+
+
+@given(st.lists(st.sampled_from([LAUNCH, HOST, UNKNOWN, COMPUTE]), min_size=1, max_size=60))
+def test_causes_change_at_most_once_in_the_time_that_one_is_held(looks):
+    said = heads(looks)
+    assert changes(said) <= len(looks) / HOLD_S
+    assert all(finding in looks[: place + 1] for place, finding in enumerate(said))
+
+
+@given(st.lists(st.sampled_from([LAUNCH, HOST, UNKNOWN, slow(1)]), min_size=2, max_size=30))
+def test_more_frequent_looks_at_the_same_change_no_headline_that_seldom_ones_have_later(looks):
+    seldom = heads(looks, look_s=1.0)
+    often = heads([look for look in looks for _ in range(4)], look_s=0.25)
+    assert often[::4] == seldom
