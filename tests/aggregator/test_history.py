@@ -364,6 +364,7 @@ def test_a_damaged_file_is_set_aside_and_what_can_be_read_is_kept(path, damage, 
     history.close()
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), flips=st.sampled_from([1, 30]))
 def test_whatever_bits_flip_the_aggregator_starts_and_stores(tmp_path_factory, seed, flips):
