@@ -116,8 +116,19 @@ def test_gpus_with_other_work_or_all_in_nccl_do_not_wait_for_hosts(seen: dict[st
         [BEFORE_S] * 4 + [SINCE_S] * 12,
         [BEFORE_S] * 20 + [SINCE_S] * 2,
         [BEFORE_S] * 12 + [BEFORE_S * 1.05] * 8,
+        [BEFORE_S] * 12 + [SINCE_S] * 12 + [BEFORE_S] * 2,
+        [BEFORE_S, BEFORE_S, SINCE_S] * 6 + [SINCE_S] * 8,
     ],
-    ids=["two steps", "alternating", "as before again", "too few before", "too few since", "little longer"],
+    ids=[
+        "two steps",
+        "alternating",
+        "as before again",
+        "too few before",
+        "too few since",
+        "little longer",
+        "just over",
+        "now and then before",
+    ],
 )
 def test_steps_without_a_lasting_change_say_nothing_of_hosts(times_s: list[float]):
     assert Kind.LATE_HOSTS not in kinds(job(times_s))
