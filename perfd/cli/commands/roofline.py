@@ -16,6 +16,7 @@ from rich.text import Text
 
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, find_gpu
 from perfd.cli.arguments import positive
+from perfd.cli.roofline.module_roofline import ModuleRoofline, module_file
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent
@@ -43,7 +44,9 @@ With --json it prints one object: {"schema": "perfd.roofline/1", "operation": {"
 "time_s", "peak_ratio", "bandwidth_ratio", "attainable_ratio", "verdict", "at_limit"}}; with --ncu
 "kernels", a list of what Nsight Compute measured of each, with its "verdict", "limits" (units at
 their limit, else the busiest: tensor, compute, dram, l2, l1), "at_limit", "roofline" (points by
-level of memory), "summary", "evidence" and "advice", in place of "operation". What is not known is null.
+level of memory), "summary", "evidence" and "advice", in place of "operation";
+with a module of HLO "module": "name", "gpu", "compute_minimum_s", "communication_minimum_s",
+"flops", "traffic_bytes", "time_s", "attainable_ratio", "operations". What is not known is null.
 Exit codes: 0 the verdict was printed; 2 it cannot be given, with the reason.
 """
 _COLUMNS = ("kernel", "time", "compute", "tensor", "DRAM", "L2", "L1", "occup.", "verdict")
@@ -57,7 +60,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--matmul", metavar="[Bx]MxNxK", help="a matrix product, M x K times K x N, B of them")
-    what.add_argument("--hlo", metavar="LINE", help="a line of XLA's HLO, with the shapes of its operands")
+    what.add_argument(
+        "--hlo",
+        metavar="LINE|FILE",
+        help="a line of XLA's HLO with the shapes of its operands, or a file with an optimized module",
+    )
     what.add_argument(
         "--ncu",
         metavar="FILE",
@@ -87,13 +94,18 @@ def run(args: argparse.Namespace) -> int:
         document: dict[str, Any] = {"kernels": [_kernel_json(kernel) for kernel in kernels]}
         shown: list[Table | Text] = [_kernels(kernels), *_explanations(kernels)]
         report = report_of_kernels(kernels, args.ncu.name)
+    elif args.hlo is not None and (module := module_file(args.hlo)) is not None:
+        if args.output:
+            raise PerfdError("--output is for one operation or --ncu; --json has all operations of a module.")
+        found = ModuleRoofline(module, _gpu(args.gpu, args.peaks), args.time)
+        document, shown, report = found.document(), list(found.shown()), None
     else:
         work = read_line(args.hlo) if args.hlo is not None else _matmul(args.matmul, args.dtype)
         placement = place(work, _gpu(args.gpu, args.peaks), args.time)
         document = {"operation": asdict(placement)}
         shown = [_verdict(placement), _placement(placement)]
         report = report_of_placement(placement)
-    if args.output:
+    if args.output and report is not None:
         write_report(report, args.output)
     if args.json:
         print(msgspec.json.encode({"schema": "perfd.roofline/1", **document}).decode())

@@ -1,6 +1,9 @@
 """Operations under the roofline of a GPU, from shapes, HLO lines or Nsight Compute."""
 
+from perfd.trace.roofline.hlo_cost import HloCost
+from perfd.trace.roofline.hlo_cost import costs as hlo_costs
 from perfd.trace.roofline.hlo_line import read_line
+from perfd.trace.roofline.hlo_module import HloModule, read_module
 from perfd.trace.roofline.kernel_judgment import UNIT_NAMES, KernelJudgment, judge
 from perfd.trace.roofline.kernel_metrics import KernelMetrics
 from perfd.trace.roofline.ncu_report import read_ncu
@@ -18,14 +21,18 @@ __all__ = [
     "AT_LIMIT_RATIO",
     "LATENCY_RATIO",
     "UNIT_NAMES",
+    "HloCost",
+    "HloModule",
     "KernelJudgment",
     "KernelMetrics",
     "OperationWork",
     "Placement",
     "RooflineVerdict",
+    "hlo_costs",
     "judge",
     "matmul",
     "place",
     "read_line",
+    "read_module",
     "read_ncu",
 ]

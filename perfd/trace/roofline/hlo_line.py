@@ -20,6 +20,7 @@ _LINE = re.compile(r"^\s*(?:ROOT\s+)?%?(?P<name>[\w.\-]+)\s*=\s*(?P<rest>.+)$", 
 _CALL = re.compile(r"(?:^|[\s)}\]])(?P<operation>[a-z][a-z0-9\-]*)\((?P<operands>.*)$", re.DOTALL)
 _MAX_ELEMENTS = 10**15
 _MAX_DIGITS = 15
+_SPACE = re.compile(r"S\((\d{1,3})\)")
 _TILE = re.compile(r"T\(([\d,]+)\)")
 
 
@@ -33,6 +34,8 @@ class ArrayShape:
     """Dimensions from the fastest to the slowest."""
     tile: tuple[int, ...] = ()
     """How the fastest dimensions are tiled, the fastest last."""
+    memory_space: int = 0
+    """0 is the device's main memory, 1 memory on its chip, 5 the host's."""
 
     @property
     def elements(self) -> int:
@@ -72,8 +75,8 @@ def read_line(line: str) -> OperationWork:
         raise PerfdError(f"{operation} communicates: its limit is the link, not the roofline of a GPU.")
     return OperationWork(
         name=f"{found['name']} ({operation})",
-        flops=_flops(operation, outputs, inputs, attributes),
-        traffic_bytes=sum(shape.size_bytes for shape in (*outputs, *inputs)),
+        flops=flops_of(operation, outputs, inputs, attributes),
+        traffic_bytes=sum(shape.size_bytes for shape in (*outputs, *inputs) if not shape.memory_space),
         precision=(
             matmul_precision(inputs[0].dtype)
             if operation in _MATRIX_OPERATIONS
@@ -93,7 +96,7 @@ def shapes(text: str) -> list[ArrayShape]:
         if math.prod(sizes) > _MAX_ELEMENTS:
             raise PerfdError(f"No array is as large as {match[0][:60]}.")
         layout, _, tiling = (match[3] or "").partition(":")
-        tile = _TILE.search(tiling)
+        tile, space = _TILE.search(tiling), _SPACE.search(tiling)
         order = tuple(int(number) for number in map(str.strip, layout.split(",")) if number.isdecimal())
         if order and sorted(order) != list(range(len(sizes))):
             raise PerfdError(
@@ -105,6 +108,7 @@ def shapes(text: str) -> list[ArrayShape]:
                 sizes=sizes,
                 layout=order,
                 tile=tuple(max(1, int(number)) for number in tile[1].split(",") if number) if tile else (),
+                memory_space=int(space[1]) if space else 0,
             )
         )
     return found
@@ -123,7 +127,8 @@ def _split(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def _flops(operation: str, outputs: list[ArrayShape], inputs: list[ArrayShape], attributes: str) -> float:
+def flops_of(operation: str, outputs: list[ArrayShape], inputs: list[ArrayShape], attributes: str) -> float:
+    """Arithmetic of one operation; raises `PerfdError` if its line does not determine that."""
     elements = outputs[0].elements
     if operation == "dot":
         contracted = _dimensions("lhs_contracting_dims", attributes)

@@ -1,0 +1,1 @@
+"""What `perfd roofline` shows of more than one operation."""
