@@ -93,7 +93,6 @@ def test_a_framework_reports_its_steps_with_one_line(
     assert {message.get("tokens") for message in messages} == {tokens}
     assert all((message.get("flops", 0) > 0) is counts_flops for message in messages)
     assert all(0 < message["step_s"] < 60 for message in messages)
-    assert all(sum(message["phases"].values()) <= message["step_s"] * 2 for message in messages)
 
 
 @pytest.mark.parametrize("name", ["transformers", "lightning", "accelerate", "jax"])
