@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.collectives.least_time import OPERATIONS, least_time
+from perfd.analysis.operations.least_time import OPERATIONS, least_time
 from perfd.cli import main
 from perfd.errors import PerfdError
 

@@ -84,6 +84,7 @@ def test_a_job_passes_through_and_its_summary_is_printed_and_saved(tmp_path, con
     assert "20.0 ms (median)" in text
     assert sorted(path.name for path in results(tmp_path).iterdir()) == [
         "history",
+        "page.json.gz",
         "perfd.log",
         "summary.json",
         "summary.md",

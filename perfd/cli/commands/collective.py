@@ -12,8 +12,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from perfd.analysis.collectives.least_time import LeastTime, least_time
 from perfd.analysis.flops.gpu_peak_lookup import find_gpu
+from perfd.analysis.operations.least_time import LeastTime, least_time
 from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError

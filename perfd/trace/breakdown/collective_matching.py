@@ -17,7 +17,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from perfd.analysis.collectives.least_time import LeastTime, least_time
+from perfd.analysis.operations.least_time import LeastTime, least_time
 from perfd.analysis.operations.transfer_wait import WaitBlame, blame, split
 from perfd.trace.breakdown.collective_instances import Instance, Key, instances
 from perfd.trace.breakdown.rank_breakdown import RankTimeline

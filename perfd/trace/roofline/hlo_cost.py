@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from perfd.analysis.collectives.least_time import least_time
+from perfd.analysis.operations.least_time import least_time
 from perfd.errors import PerfdError
 from perfd.trace.roofline.hlo_line import ArrayShape, flops_of
 from perfd.trace.roofline.hlo_module import HloModule, Instruction
