@@ -100,7 +100,10 @@ def test_python_processes_of_a_run_are_dumped_though_none_is_a_known_rank(node, 
         (["sleep", "600"], ours),
     ):
         environment = {**os.environ, "PERFD_RUN": run}
-        node.jobs.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))
+        # A process group each, which the node ends.
+        node.jobs.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, start_new_session=True)
+        )
     python = node.jobs[-3]
     tool = PySpyTool(py_spy, placements=lambda job: (), run=ours)
 
