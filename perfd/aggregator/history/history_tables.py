@@ -96,7 +96,8 @@ EXPIRED = (
 
 _JOB = (
     "INSERT INTO jobs (job, attempt, started_unix_s, received_unix_s) VALUES (?, ?, ?, ?) "
-    "ON CONFLICT DO UPDATE SET received_unix_s = excluded.received_unix_s"
+    # A clock that is set back for a moment makes no job old.
+    "ON CONFLICT DO UPDATE SET received_unix_s = max(received_unix_s, excluded.received_unix_s)"
 )
 _DESCRIPTION = "UPDATE jobs SET description = ? WHERE job = ? AND attempt = ?"
 _SUMMARY = "UPDATE jobs SET summary = ? WHERE job = ? AND attempt = ?"
@@ -106,8 +107,8 @@ _EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?)"
 _FACT = "INSERT OR REPLACE INTO node_facts VALUES (?, ?, ?, ?, ?)"
 _AGENT = (
     "INSERT INTO agents VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET node = excluded.node, "
-    "last_sequence = max(last_sequence, excluded.last_sequence), received_unix_s = excluded.received_unix_s, "
-    "epoch = excluded.epoch"
+    "last_sequence = max(last_sequence, excluded.last_sequence), "
+    "received_unix_s = max(received_unix_s, excluded.received_unix_s), epoch = excluded.epoch"
 )
 _AGENT_LEFT = "DELETE FROM agents WHERE agent_id = ?"
 _ALERT = "INSERT OR REPLACE INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
