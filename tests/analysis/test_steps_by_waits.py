@@ -14,18 +14,18 @@ from perfd.model import ParallelLayout
 PER_STEP, OWN_S = 5, 0.2
 
 
-def stacks(waits_s: Floats, operations: str = "AllReduce") -> list[CommunicatorBatch]:
-    """Rank 0 of four is `waits_s` late for the first operation of each step."""
-    durations = np.full((len(waits_s) * PER_STEP, 4), 0.001)
+def stacks(waits_s: Floats, ranks: int = 4) -> list[CommunicatorBatch]:
+    """Rank 0 is `waits_s` late for the first operation of each step."""
+    durations = np.full((len(waits_s) * PER_STEP, ranks), 0.001)
     durations[::PER_STEP, 1:] += waits_s[:, None]
     table = CollectiveTable(
         communicator="ab",
-        operation=operations,
-        ranks=range(4),
+        operation="AllReduce",
+        ranks=range(ranks),
         sequence=np.arange(len(durations)),
         durations_s=durations,
         size_bytes=np.full(len(durations), 1e6),
-        kernel_ratio=np.full(4, 0.1),
+        kernel_ratio=np.full(ranks, 0.1),
         operations_per_s=3.0,
         counted_s=30.0,
     )
@@ -47,10 +47,11 @@ def job(waits_s: Floats, rows_of: int, behind: int, communicator: str = "ab") ->
     return job_data(table, operation_pace=pace)
 
 
-def test_a_rows_time_is_spread_over_its_steps_and_goes_on_after_it():
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_rows_time_is_spread_over_its_steps_and_goes_on_after_it(ranks):
     waits = np.zeros(40)
     waits[[12, 17, 22, 27, 32, 37]] = 0.6
-    found = in_steps(stacks(waits), job(waits, 10, behind=10), OWN_S)
+    found = in_steps(stacks(waits, ranks), job(waits, 10, behind=10), OWN_S)
     assert found.each_s == pytest.approx(OWN_S + waits)
     assert found.done == pytest.approx(40)
 
