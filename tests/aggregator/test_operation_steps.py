@@ -189,12 +189,22 @@ def test_a_log_that_shows_steps_takes_their_place():
             job.collective_times(times, source)
     assert job.step_source is StepSource.NCCL
     assert len(job.steps) > 3
+    job.step(TrainingStep(job="job", step=6, step_time_s=0.25), source)
     job.step(TrainingStep(job="job", step=7, step_time_s=0.25), source)
     assert (job.step_source, len(job.steps)) == (StepSource.LOG, 1)
     for second in range(30, 60):
         for times in rank.second(second):
             job.collective_times(times, source)
     assert len(job.steps) == 1
+
+
+def test_the_one_line_of_a_bar_at_the_end_does_not_take_their_place():
+    fleet, _ = job_with_steps_by_operations()
+    job = fleet.jobs["job"]
+    before = len(job.steps)
+    for node in ("a", "a"):
+        fleet.apply([TrainingStep(job="job", step=156, step_time_s=0.1)], source_of(node))
+    assert (job.step_source, len(job.steps)) == (StepSource.NCCL, before)
 
 
 def job_with_steps_by_operations() -> tuple[Fleet, AuditLog]:

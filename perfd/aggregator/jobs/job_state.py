@@ -58,6 +58,8 @@ class JobState:
         self.steps = StepRows(limits.steps_per_job)
         self._operation_steps = OperationSteps()
         self._steps_by_operations = self._steps_by_hook = self._log_has_times = False
+        self._timed_step: int | None = None
+        """Of the newest line with a time that came beside steps by operations."""
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
         self.host_waits = HostWaitReadings(limits, counters)
@@ -148,6 +150,7 @@ class JobState:
         self.steps = StepRows(self._limits.steps_per_job)
         self._operation_steps = OperationSteps()
         self._steps_by_operations = self._steps_by_hook = self._log_has_times = False
+        self._timed_step = None
         self.phases = self._new_phases(self._limits)
         self._forget_communication()
         self.memory.clear()
@@ -163,7 +166,7 @@ class JobState:
             raise RefusedError("A node that is none of the job's reported steps that its log does not show.")
         self.version += 1
         if self._steps_by_operations:
-            if line.step_time_s is None:
+            if not self._takes_over(line):
                 # Operations show the time, too.
                 return None
             # The log knows better.
@@ -189,6 +192,15 @@ class JobState:
             self.ownership.reports(source.node)
         self.steps.put(line, source.sent_unix_s)
         return event
+
+    def _takes_over(self, line: TrainingStep) -> bool:
+        """Whether lines show the pace better than operations do: one step alone may be a bar's last word."""
+        if HOOK_MARK in line.extras:
+            return True
+        if line.step_time_s is None:
+            return False
+        before, self._timed_step = self._timed_step, line.step
+        return before is not None and before != line.step
 
     def step_phases(self, block: StepPhases, _source: RecordSource) -> None:
         """Add a block of phase timers."""

@@ -120,7 +120,8 @@ def _unseen(facts: JobEvidence, computing: float | None) -> tuple[str, str]:
         return f"How well it computes is unknown: perfd did not see {_ANY_GPU}.", advice.NO_GPU
     if computing >= THRESHOLDS.compute_ratio:
         told = facts.efficiency.model_flops_per_s_per_gpu is not None
-        reason = "the peak of its GPUs is not known" if told else "the model's FLOP/s are not known"
+        peak = "the precision of its matrix products, or the peak of its GPUs, is not known"
+        reason = peak if told else "the model's FLOP/s are not known"
         todo = advice.CAPTURE if timed else f"{advice.PHASE_TIMERS} {advice.CAPTURE}"
         return f"How well it computes is unknown: {reason}.", todo
     if timed:

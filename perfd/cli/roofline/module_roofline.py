@@ -121,7 +121,7 @@ def module_file(text: str) -> HloModule | None:
 
     Raises `PerfdError` if the file cannot be read or is not a module.
     """
-    path = Path(text) if "\n" not in text and "=" not in text else None
+    path = Path(text) if text.strip() and "\n" not in text and "=" not in text else None
     if path is None:
         return None
     try:
