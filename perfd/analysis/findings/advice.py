@@ -198,7 +198,7 @@ FREE_MEMORY = (
 )
 
 LATE_HOSTS = (
-    "Look what hosts do at the start of a step and of its micro-batches: workers of the DataLoader, storage,"
+    "Check what hosts do at the start of a step and of its micro-batches: workers of the DataLoader, storage,"
     " tokenization, logging. A capture with CPU activity, or perfd.hook's phase around the next batch, shows"
     " whether it is data loading."
 )

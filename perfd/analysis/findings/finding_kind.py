@@ -115,7 +115,7 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.SEQUENCE_IMBALANCE: ("sequence imbalance", "Sequences of unequal length limit this job"),
     Kind.EXPERT_IMBALANCE: ("expert imbalance", "Unequal load of experts limits this job"),
     Kind.HOST_CONTENTION: ("host contention", "Contention on the host limits this job"),
-    Kind.LATE_HOSTS: ("late hosts", "Late hosts limit this job: data loading, or other work of theirs"),
+    Kind.LATE_HOSTS: ("late hosts", "Late hosts limit this job: data loading or other host work"),
     Kind.PERIODIC_STALL: ("periodic stall", "A periodic stall limits this job"),
     Kind.HANG: ("hang", "This job hangs"),
     Kind.MISSING_TELEMETRY: ("missing telemetry", "Missing telemetry hides what limits this job"),

@@ -1,7 +1,7 @@
 """The headline of a live job, which a look changes only once other evidence has lasted.
 
 Shares near a threshold cross it in one look and are back in the next; the headline follows only what costs
-far more. A finding that blames a rank has asked for several steps of its own: it is the headline as long as
+far more. A finding that blames a rank already needs several steps of evidence: it is the headline as long as
 it is found, and when it ends the one before it is back.
 """
 
