@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
-from perfd.agent.collection.collector_task import HEALTH_INTERVAL_S, CollectorTask
+from perfd.agent.collection.collector_task import HEALTH_INTERVAL_S, CollectorTask, Deliver
 from perfd.agent.collection.schedule import Schedule
 from perfd.clock import Clock
 from perfd.collector import OnUnavailable
 from perfd.errors import Unavailable
-from perfd.model import CollectorHealth, Record
-
-Deliver: TypeAlias = Callable[[Sequence[Record], Mapping[str, str]], None]
-"""Takes a collector's records, and its bookmark by its name if it has one."""
+from perfd.model import CollectorHealth
 
 _OPEN_TIMEOUT_S = 30.0
 _HANG_AFTER_S = 10.0
@@ -23,7 +19,7 @@ _HANG_AFTER_INTERVALS = 3
 
 
 class Runner:
-    """Calls each task at its interval and passes its records to `deliver`.
+    """Calls each task at its interval; the task hands its records to `deliver`.
 
     `start` gives each task a thread; a driver that owns the time calls `run_due`
     instead, and everything happens in its thread.
@@ -72,7 +68,7 @@ class Runner:
             schedule = self._schedules.setdefault(task, Schedule(interval_s=task.interval_s, start_s=now_s))
             if schedule.due(now_s):
                 task.miss(schedule.take(now_s))
-                self._collect(task, now_s)
+                task.deliver_due(self._deliver, now_s)
 
     def hanging(self, now_s: float) -> Sequence[CollectorHealth]:
         """Reports each collector that has been running for too long, every few seconds."""
@@ -103,20 +99,14 @@ class Runner:
             now_s = self._clock.monotonic_s()
             if schedule.due(now_s):
                 task.miss(schedule.take(now_s))
-                self._collect(task, now_s)
+                task.deliver_due(self._deliver, now_s)
             elif self._stop.wait(schedule.next_s - now_s):
                 # The last lines of a log are often the ones that matter.
-                self._collect(task, self._clock.monotonic_s())
+                task.deliver_due(self._deliver, self._clock.monotonic_s())
                 break
             if self._stop.is_set():
                 break
         task.close()
-
-    def _collect(self, task: CollectorTask, now_s: float) -> None:
-        records = task.run_once(now_s)
-        if records:
-            text = task.bookmark.text
-            self._deliver(records, {} if text is None else {task.name: text})
 
 
 class _Opening:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import msgspec
 
@@ -16,6 +17,9 @@ from perfd.model import CollectorHealth, Record
 from perfd.wire import convert
 
 log = logging.getLogger(__name__)
+
+Deliver: TypeAlias = Callable[[Sequence[Record], Mapping[str, str]], None]
+"""Takes a collector's records, and its bookmark by its name if it has one."""
 
 SHORTEST_INTERVAL_S = 0.1
 HEALTH_INTERVAL_S = 10.0
@@ -104,6 +108,12 @@ class CollectorTask:
         records, error = self._attempt(now_s)
         duration_s = self._settings.clock.monotonic_s() - started_s
         return [*records, *self._conclude(error, duration_s, now_s)]
+
+    def deliver_due(self, deliver: Deliver, now_s: float) -> None:
+        """Pass what `run_once` gives, and the read position after it, to `deliver`."""
+        if records := self.run_once(now_s):
+            text = self.bookmark.text
+            deliver(records, {} if text is None else {self.name: text})
 
     def announce_end(self) -> None:
         """Announce to the collector that its next call is the last; from any thread."""
