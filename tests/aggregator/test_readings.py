@@ -7,7 +7,8 @@ from aggregator.support import gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.state.node_samples import GpuHistory, Layout, NodeSamples, values_of
+from perfd.aggregator.state.node_samples import GpuHistory, NodeSamples, values_of
+from perfd.aggregator.state.table_layout import Layout
 from perfd.model import SampleTable, Scope
 
 

@@ -6,7 +6,8 @@ import dataclasses
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.plausible_values import plausible_gpu, plausible_layout, plausible_placement
-from perfd.aggregator.state.node_samples import GpuHistory, Layout, NodeSamples, values_of
+from perfd.aggregator.state.node_samples import GpuHistory, NodeSamples, values_of
+from perfd.aggregator.state.table_layout import Layout
 from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, SampleTable, Scope, ServerInfo
 
 
