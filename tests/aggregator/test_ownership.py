@@ -17,10 +17,7 @@ from perfd.model import (
     JobDescription,
     JobOrigin,
     ParallelLayout,
-    RankColumn,
     RankPlacement,
-    SampleTable,
-    Scope,
 )
 from perfd.model.job_origin import expand_hostlist, job_origin
 from tests.support.fake_agent import FakeAgent
@@ -247,14 +244,9 @@ def test_an_agent_hears_of_its_job_by_its_own_name():
 def test_rank_samples_go_to_the_job_that_their_node_means():
     names = JobNames()
     names.restore("llm", "n1", "b/llm")
-    table = SampleTable(
-        scope=Scope.RANK,
-        times_unix_ns=[0, 0],
-        entities=["llm/3", "x/1"],
-        columns={RankColumn.NCCL_BUSY: [1.0, 2.0]},
-    )
-    assert list(names.renamed(table, "n1").entities) == ["b/llm/3", "x/1"]
-    assert names.renamed(table, "n0") is table
+    entities = ["llm/3", "x/1"]
+    assert names.rank_entities(entities, "n1") == ["b/llm/3", "x/1"]
+    assert names.rank_entities(entities, "n0") is entities
 
 
 def test_two_jobs_of_one_name_are_still_two_after_a_restart_of_the_aggregator(tmp_path):

@@ -16,7 +16,7 @@ def readings(*tables, entities=8, metrics=8):
     made = NodeSamples(Layout(entities=entities, metrics=metrics))
     refused = 0
     for now_s, table in tables:
-        plan = made.layout.plan(table)
+        plan = made.layout.plan(table.entities, tuple(table.columns))
         made.update(plan, values_of(table), now_s)
         refused += plan.refused
     return made, refused
@@ -25,7 +25,9 @@ def readings(*tables, entities=8, metrics=8):
 def history(*tables, seconds=300.0, rows=1200):
     made = GpuHistory(Layout(entities=8, metrics=8), seconds=seconds, rows=rows)
     for table in tables:
-        made.append(made.layout.plan(table), table.times_unix_ns, values_of(table))
+        made.append(
+            made.layout.plan(table.entities, tuple(table.columns)), table.times_unix_ns, values_of(table)
+        )
     return made
 
 

@@ -31,7 +31,7 @@ def restore(
     for stored in jobs:
         _restore_job(state, stored, now_unix_s, now_s)
     for told_by, job, origin in history.origins():
-        state.fleet.restore_origin(told_by, job, origin)
+        state.fleet.members.restore_origin(told_by, job, origin)
     for name, fact in history.node_facts():
         with state.failures.contained(Part.HISTORY, node=name):
             _restore_fact(state, known, fact, _source(name, now_unix_s, now_s))
@@ -51,13 +51,13 @@ def _restore_fact(
         node.gpu_info(fact)
     elif isinstance(fact, ServerInfo):
         node.server_info(fact)
-    elif fact.job in known and state.fleet.job(fact.job, source) is not None:
+    elif fact.job in known and state.fleet.members.job(fact.job, source) is not None:
         node.place(fact)
 
 
 def _restore_job(state: AggregatorState, stored: StoredJob, now_unix_s: float, now_s: float) -> None:
     nodes = list(dict.fromkeys(node for node, _ in stored.events)) or [""]
-    job = state.fleet.job(stored.job, _source(nodes[0], now_unix_s, now_s))
+    job = state.fleet.members.job(stored.job, _source(nodes[0], now_unix_s, now_s))
     if job is None:
         return
     job.nodes.clear()

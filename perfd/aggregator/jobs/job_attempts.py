@@ -7,7 +7,7 @@ import math
 from perfd.aggregator.jobs.record_source import RecordSource
 from perfd.aggregator.jobs.step_tables import StepRows
 from perfd.errors import RefusedError
-from perfd.model import Event, EventKind, TrainingStep
+from perfd.model import Event, EventKind
 
 _QUIET_S = 60.0
 _SAME_STEP_S = 120.0
@@ -65,7 +65,7 @@ class JobAttempts:
 
     def start_shown_by(
         self,
-        line: TrainingStep,
+        step: int,
         printed_unix_s: float,
         source: RecordSource,
         steps: StepRows,
@@ -79,22 +79,22 @@ class JobAttempts:
         newest = steps.last_step
         if begins and source.member:
             self.forget_logs()
-            lost = 0 if newest is None else max(0, newest - line.step + 1)
-            return f"The job started again, from step {line.step}; {lost} steps are computed again."
-        if not self._went_back(line, printed_unix_s, source, steps, ended_unix_s):
+            lost = 0 if newest is None else max(0, newest - step + 1)
+            return f"The job started again, from step {step}; {lost} steps are computed again."
+        if not self._went_back(step, printed_unix_s, source, steps, ended_unix_s):
             return None
         if not source.member:
             raise RefusedError("A node that is none of the job's reported an earlier step than its newest.")
         seen = self._attempt_of.get(source.agent_id, self.number)
         self._attempt_of[source.agent_id] = min(seen, self.number) + 1
-        if seen < self.number or newest is None or newest < line.step:
+        if seen < self.number or newest is None or newest < step:
             # Another agent's log has already shown it.
             return None
-        return f"Step {line.step} came after step {newest}: the job went back to a checkpoint."
+        return f"Step {step} came after step {newest}: the job went back to a checkpoint."
 
-    def line(self, line: TrainingStep, source: RecordSource) -> None:
+    def line(self, step: int, source: RecordSource) -> None:
         """Note how far an agent's log is, after `start_shown_by` was asked."""
-        self._last_step_of[source.agent_id] = line.step
+        self._last_step_of[source.agent_id] = step
         self._attempt_of.setdefault(source.agent_id, self.number)
         self._stepped_s = source.now_s
 
@@ -115,7 +115,7 @@ class JobAttempts:
 
     def _went_back(
         self,
-        line: TrainingStep,
+        step: int,
         printed_unix_s: float,
         source: RecordSource,
         steps: StepRows,
@@ -123,8 +123,8 @@ class JobAttempts:
     ) -> bool:
         last_of_agent = self._last_step_of.get(source.agent_id)
         if last_of_agent is not None:
-            return line.step < last_of_agent
-        if line.step > (steps.last_step or 0):
+            return step < last_of_agent
+        if step > (steps.last_step or 0):
             return False
         # A further agent may lag behind the others. It reads another start of the job when these have left,
         # when the job had ended, or when they are silent and its start or its lines are newer than theirs.
@@ -136,10 +136,10 @@ class JobAttempts:
         if source.now_s - self._stepped_s <= _QUIET_S or newest_unix_s is None:
             return False
         began_again = self.began_unix_s is not None and self.began_unix_s > newest_unix_s
-        return began_again or _printed_anew(line, printed_unix_s, steps, newest_unix_s)
+        return began_again or _printed_anew(step, printed_unix_s, steps, newest_unix_s)
 
 
-def _printed_anew(line: TrainingStep, printed_unix_s: float, steps: StepRows, newest_unix_s: float) -> bool:
+def _printed_anew(step: int, printed_unix_s: float, steps: StepRows, newest_unix_s: float) -> bool:
     """Whether a line was printed long after that of the same step, and after the newest one."""
-    earlier_unix_s = steps.unix_s(line.step) or newest_unix_s
+    earlier_unix_s = steps.unix_s(step) or newest_unix_s
     return printed_unix_s > newest_unix_s and printed_unix_s - earlier_unix_s > _SAME_STEP_S

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from perfd.model import JobOrigin, Record, SampleTable, Scope
+from perfd.model import JobOrigin
 
 _MOST_NODES = 65_536
 """Names of nodes that are kept for jobs whose name another one had first; bounds memory."""
@@ -56,19 +54,13 @@ class JobNames:
         if key != name:
             self._keys.setdefault(node, {})[name] = key
 
-    def renamed(self, record: Record, node: str) -> Record:
-        """A record with the names of its jobs; origins keep theirs."""
+    def rank_entities(self, entities: Sequence[str], node: str) -> Sequence[str]:
+        """Entities `NAME/RANK` of a node with the jobs that it means by their names."""
         own = self._keys.get(node)
-        if not own or isinstance(record, JobOrigin):
-            return record
-        if isinstance(record, SampleTable):
-            return _with_names(record, own) if record.scope is Scope.RANK else record
-        name = getattr(record, "job", None)
-        if name not in own:
-            return record
-        changed: Any = record
-        renamed: Record = replace(changed, job=own[name])
-        return renamed
+        if not own:
+            return entities
+        parted = (entity.rpartition("/") for entity in entities)
+        return [f"{own.get(name, name)}{slash}{rank}" for name, slash, rank in parted]
 
     def forget(self, key: str) -> None:
         """The job is gone; what a node says of the name next is about the first job of it."""
@@ -86,11 +78,3 @@ def _candidates(origin: JobOrigin) -> Iterator[str]:
         yield qualified
     if origin.owner:
         yield f"{qualified}@{origin.owner}"
-
-
-def _with_names(table: SampleTable, own: Mapping[str, str]) -> SampleTable:
-    entities = []
-    for entity in table.entities:
-        name, slash, rank = entity.rpartition("/")
-        entities.append(f"{own.get(name, name)}{slash}{rank}")
-    return replace(table, entities=entities)

@@ -188,7 +188,7 @@ class JobState:
         if not source.late:
             if not self.steps.same_line(line):
                 event = self._new_line(line, source)
-            self.attempts.line(line, source)
+            self.attempts.line(line.step, source)
             self.ownership.reports(source.node)
         self.steps.put(line, source.sent_unix_s)
         return event
@@ -311,7 +311,7 @@ class JobState:
     def _new_line(self, line: TrainingStep, source: RecordSource) -> Event | None:
         printed_unix_s = source.sent_unix_s if line.time_unix_ns is None else line.time_unix_ns / 1e9
         end = self.lifetime.end
-        shown = self.attempts.start_shown_by(line, printed_unix_s, source, self.steps, self.ended_unix_s)
+        shown = self.attempts.start_shown_by(line.step, printed_unix_s, source, self.steps, self.ended_unix_s)
         if shown is not None:
             return self._start_from(line, source, shown)
         if (

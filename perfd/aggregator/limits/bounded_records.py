@@ -10,19 +10,14 @@ from functools import cache
 from typing import Any
 
 from perfd.aggregator.limits import Limits
-from perfd.model import Record, SampleTable
+from perfd.model import Record
 
 
 def bounded(record: Record, limits: Limits, rejected: Counter[str]) -> Record | None:
-    """The record with texts and mappings cut to the limits; None when its lists or columns are too long.
+    """The record with texts and mappings cut to the limits; None when its lists are too long.
 
     What is left out is counted in `rejected` by the name of the limit.
     """
-    if isinstance(record, SampleTable):
-        if len(record.columns) > limits.columns_per_table or len(record.entities) > limits.rows_per_table:
-            rejected["table_size"] += 1
-            return None
-        return record
     return typing.cast("Record | None", _bounded(record, limits, rejected))
 
 

@@ -149,12 +149,14 @@ class SummaryCache:
         counted_s, interval_s = self._interval
         if not 0 <= now_s - counted_s < _COUNTED_FOR_S:
             with self._lock:
-                gpus = sum(len(node.gpu_history.layout.entities) for node in self._fleet.nodes.values())
+                gpus = sum(
+                    len(node.readings.gpu_history.layout.entities) for node in self._fleet.nodes.values()
+                )
             interval_s = float(gpus // _GPUS_PER_SECOND)
             self._interval = (now_s, interval_s)
         return interval_s
 
     def _key(self, job: JobState) -> Key:
         nodes = [self._fleet.nodes[name] for name in job.nodes if name in self._fleet.nodes]
-        samples = 0 if job.ended else sum(node.samples for node in nodes)
+        samples = 0 if job.ended else sum(node.readings.gpu_tables for node in nodes)
         return (id(job), job.version, samples, sum(node.version for node in nodes))

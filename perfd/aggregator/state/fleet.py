@@ -13,7 +13,7 @@ from perfd.aggregator.jobs.rank_samples import put_rank_samples
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.bounded_records import bounded
 from perfd.aggregator.state.durable_records import Durable, durable_record
-from perfd.aggregator.state.gpu_owners import gpu_owners
+from perfd.aggregator.state.job_members import JobMembers
 from perfd.aggregator.state.node_state import NodeState
 from perfd.errors import RefusedError
 from perfd.model import (
@@ -23,7 +23,6 @@ from perfd.model import (
     CollectiveTimes,
     CollectorHealth,
     Event,
-    EventKind,
     GpuInfo,
     JobDescription,
     JobOrigin,
@@ -58,7 +57,6 @@ _JOB_RECORDS: dict[type, Callable[[JobState, Any, RecordSource], Event | None]] 
 }
 _MAX_STEP = 1 << 53
 """Larger ones are garbage, and no double holds them."""
-_DECISIVE = {EventKind.JOB_STARTED, EventKind.JOB_ENDED, EventKind.RESTARTED}
 _KEPT = (JobDescription, TrainingStep, StepPhases)
 
 
@@ -80,6 +78,7 @@ class Fleet:
         self.counters = counters
         self.nodes: dict[str, NodeState] = {}
         self.jobs = JobRegistry(limits, counters, self._audit, any_job, self._job_gone)
+        self.members = JobMembers(self.nodes, self.jobs)
 
     def apply(self, records: Iterable[Record], source: RecordSource) -> list[Durable]:
         """Take the records of one batch; returns what history has to keep, in order.
@@ -95,8 +94,10 @@ class Fleet:
         for record in records:
             self.counters.records += 1
             try:
-                if (kept := bounded(record, self.limits, self.counters.rejected)) is not None:
-                    durable += self._apply(self.jobs.names.renamed(kept, source.node), node, source)
+                if isinstance(record, SampleTable):
+                    self._take_table(record, node, source)
+                elif (admitted := self._admitted(record, source.node)) is not None:
+                    durable += self._apply(admitted, node, source)
             except RefusedError as refusal:
                 self._refuse(str(refusal), record, source)
             except Exception as error:  # noqa: BLE001  (whatever it is, the stream goes on)
@@ -107,9 +108,8 @@ class Fleet:
         """What history has to keep of a batch that was applied before, and that it had no room for then."""
         durable: list[Durable] = []
         for whole in records:
-            if (record := bounded(whole, self.limits, self.counters.rejected)) is None:
+            if isinstance(whole, SampleTable) or (record := self._admitted(whole, source.node)) is None:
                 continue
-            record = self.jobs.names.renamed(record, source.node)
             name = record.job if isinstance(record, (*_KEPT, RankPlacement, Event)) else None
             if isinstance(record, Event):
                 name = name or self.jobs.only_on(source.node)
@@ -137,7 +137,7 @@ class Fleet:
             event = job.settle(now_s)
             if job.exported != exported:
                 for name in job.nodes:
-                    self._owners_changed(name)
+                    self.members.owners_changed(name)
             if event is not None:
                 node, time_unix_s = next(iter(job.nodes), ""), event.time_unix_ns / 1e9
                 durable.append(
@@ -160,16 +160,6 @@ class Fleet:
                 return None
             node = self.nodes[name] = NodeState(name, self.limits, self.counters)
         return node
-
-    def job(self, name: str, source: RecordSource) -> JobState | None:
-        """The job that a source reports, made when it is new; None when there are too many."""
-        job = self.jobs.reported(name, source)
-        if job is None:
-            return None
-        if source.node not in job.nodes:
-            self._owners_changed(source.node)
-        job.touch(source)
-        return job
 
     def addressed(self, node: str, message: CaptureRequest | CaptureCancel) -> CaptureRequest | CaptureCancel:
         """A message with the job's name as the agent of a node has it."""
@@ -194,55 +184,47 @@ class Fleet:
         about = getattr(record, "job", None) or ""
         self._audit.refused(Refusal.JOB_OWNER, sentence, actor=source.node, about=about)
 
-    def _claim(self, origin: JobOrigin, source: RecordSource) -> list[Durable]:
-        """Know whose job it is; another owner's job of the same name gets a different name."""
-        if source.namespace is not None:
-            if origin.namespace not in {"", source.namespace}:
-                raise RefusedError("A node named another namespace than its credential does.")
-            origin = replace(origin, namespace=source.namespace)
-        name = self.jobs.name_of(origin, source)
-        job = None if name is None else self.job(name, source)
-        if job is None:
-            return []
-        if not as_member(job, source).member:
-            job.ownership.agrees(source.node)
-            return []
-        before = job.ownership.origin
-        if job.ownership.begins_anew(origin) and not source.late:
-            job.begins_anew(source.sent_unix_s)
-        job.ownership.claims(origin, source.node)
-        return [] if before == job.ownership.origin else [durable_record(origin, source, job)]
+    def _admitted(self, record: Record, node: str) -> Record | None:
+        """The record within the limits, with the job that the node means by its name; None if too long."""
+        admitted = bounded(record, self.limits, self.counters.rejected)
+        name = getattr(admitted, "job", None)
+        # An origin keeps its name: that is how jobs of one name are distinguished.
+        if admitted is None or name is None or isinstance(admitted, JobOrigin):
+            return admitted
+        key = self.jobs.names.key(name, node)
+        changed: Any = admitted
+        renamed: Record = admitted if key == name else replace(changed, job=key)
+        return renamed
 
-    def restore_origin(self, node: str, name: str, origin: JobOrigin) -> None:
-        """Know from history which job a node means, and whose it is."""
-        self.jobs.names.restore(origin.job, node, name)
-        if name in self.jobs:
-            self.jobs[name].ownership.claims(origin, node)
-            self.jobs[name].ownership.agrees(node)
+    def _take_table(self, table: SampleTable, node: NodeState, source: RecordSource) -> None:
+        limits = self.limits
+        if len(table.columns) > limits.columns_per_table or len(table.entities) > limits.rows_per_table:
+            self.counters.rejected["table_size"] += 1
+            return
+        if table.scope is Scope.RANK:
+            table = replace(table, entities=self.jobs.names.rank_entities(table.entities, node.name))
+        node.version += node.readings.take(table, source.now_s)
+        if table.scope is Scope.RANK:
+            put_rank_samples(table, self.jobs, source)
 
     def _apply(self, record: Record, node: NodeState, source: RecordSource) -> list[Durable]:
-        if isinstance(record, SampleTable):
-            node.sample(record, source.now_s)
-            if record.scope is Scope.RANK:
-                put_rank_samples(record, self.jobs, source)
-            return []
         if isinstance(record, _JobRecord):
             return self._apply_to_job(record, source)
         if isinstance(record, JobOrigin):
-            return self._claim(record, source)
+            return self.members.claim(record, source)
         return self._apply_to_node(record, node, source)
 
     def _apply_to_job(self, record: _JobRecord, source: RecordSource) -> list[Durable]:
         if isinstance(record, TrainingStep | StepPhases) and record.step > _MAX_STEP:
             self.counters.rejected["step_number"] += 1
             return []
-        job = self.job(record.job, source)
+        job = self.members.job(record.job, source)
         if job is None:
             return []
         event = _JOB_RECORDS[type(record)](job, record, as_member(job, source))
         durable = [] if event is None else [durable_record(event, source, job)]
         if event is not None:
-            self._forget_left_nodes(job)
+            self.members.forget_left_nodes(job)
         if isinstance(record, JobDescription):
             # What is known after the merge: history holds one description per attempt.
             durable.append(durable_record(job.description or record, source, job))
@@ -256,63 +238,9 @@ class Fleet:
         if isinstance(record, ServerInfo):
             return [durable_record(record, source)] if node.server_info(record) else []
         if isinstance(record, RankPlacement):
-            return self._place(record, node, source)
+            return self.members.place(record, node, source)
         if isinstance(record, Event):
-            return self._apply_event(record, node, source)
+            return self.members.event(record, node, source)
         if isinstance(record, CollectorHealth):
             node.collector_health(record)
         return []
-
-    def _place(self, placement: RankPlacement, node: NodeState, source: RecordSource) -> list[Durable]:
-        job = self.job(placement.job, source)
-        if job is None:
-            return []
-        before = job.ownership.holder(placement.rank)
-        source = as_member(job, source)
-        if not job.ownership.places(source.node, placement.rank, source.now_s, placement.world_size):
-            raise RefusedError("A node claimed a rank that another node has, or a rank of a job not its own.")
-        if before not in {None, source.node} and before in self.nodes:
-            self.nodes[before].forget_rank(job.name, placement.rank)
-        if not source.late:
-            started_ns = placement.started_unix_ns
-            job.lifetime.ranks_seen(source.agent_id, None if started_ns is None else started_ns / 1e9)
-            if started_ns is not None:
-                job.rank_started(placement.rank, started_ns / 1e9)
-        if not node.place(placement):
-            return []
-        job.version += 1
-        return [durable_record(placement, source, job)]
-
-    def _apply_event(self, event: Event, node: NodeState, source: RecordSource) -> list[Durable]:
-        job = self._job_of_event(event, node, source)
-        if job is not None and event.kind in _DECISIVE and not as_member(job, source).member:
-            raise RefusedError("A node that is none of the job's said that it started or ended.")
-        if event.kind is EventKind.HARDWARE_ERROR:
-            node.hardware_error(event, job.name if job else "")
-        if job is not None:
-            job.event(event)
-            if event.kind is EventKind.RANKS_GONE:
-                job.ownership.ranks_gone(source.node)
-                job.lifetime.ranks_gone(source.agent_id, event.time_unix_ns / 1e9, source.now_s)
-            if event.kind in {EventKind.JOB_STARTED, EventKind.JOB_ENDED}:
-                for name in job.nodes:
-                    self._owners_changed(name)
-        return [durable_record(event, source, job)]
-
-    def _job_of_event(self, event: Event, node: NodeState, source: RecordSource) -> JobState | None:
-        name = event.job
-        if name is None and event.gpu is not None:
-            name = gpu_owners(node, self.jobs).get(str(event.gpu), (None, None))[0]
-        if name is None:
-            name = self.jobs.only_on(node.name)
-        return None if name is None else self.job(name, source)
-
-    def _forget_left_nodes(self, job: JobState) -> None:
-        """A new start may be on other nodes: those whose agents left are none of its own."""
-        for name in [name for name in job.nodes if name in self.nodes and self.nodes[name].left]:
-            self.nodes[name].forget_job(job.name)
-            del job.nodes[name]
-
-    def _owners_changed(self, node: str) -> None:
-        if node in self.nodes:
-            self.nodes[node].version += 1

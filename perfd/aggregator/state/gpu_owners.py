@@ -22,7 +22,7 @@ def gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
     }
     only = jobs.only_on(node.name)
     if only is not None and not _all_placed(only, node, jobs):
-        for gpu in node.gpu_history.layout.entities.known:
+        for gpu in node.readings.gpu_history.layout.entities.known:
             owners.setdefault(gpu, (only, None))
     return owners
 

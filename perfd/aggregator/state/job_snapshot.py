@@ -137,7 +137,7 @@ def _parts(
     since_unix_s: float | None,
 ) -> Iterator[_Part]:
     for node in nodes:
-        history = node.gpu_history
+        history = node.readings.gpu_history
         if not history.layout.entities.known:
             continue
         serving = {

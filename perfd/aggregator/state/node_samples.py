@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.table_layout import Layout, TableLayout
 from perfd.analysis.data.job_data import Floats
-from perfd.model import SampleTable
+from perfd.model import SampleTable, Scope
 
 Floats32 = NDArray[np.float32]
 
@@ -20,6 +21,56 @@ _SAME_INSTANT_NS = 50_000_000
 def values_of(table: SampleTable) -> Floats:
     """A table's numbers as rows by columns."""
     return np.array(list(table.columns.values()), np.float64).reshape(len(table.columns), -1).T
+
+
+class NodeReadings(Mapping[Scope, "NodeSamples"]):
+    """The newest values of a node by scope, and a short history of those of its GPUs."""
+
+    def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._of_scope: dict[Scope, NodeSamples] = {}
+        self.gpu_history = GpuHistory(
+            self._new_layout(), seconds=limits.gpu_history_s, rows=limits.gpu_history_rows
+        )
+        self.gpu_tables = 0
+        """How many tables of its GPUs came: the history has changed when this has."""
+
+    def __getitem__(self, scope: Scope) -> NodeSamples:
+        return self._of_scope[scope]
+
+    def __iter__(self) -> Iterator[Scope]:
+        return iter(self._of_scope)
+
+    def __len__(self) -> int:
+        return len(self._of_scope)
+
+    def take(self, table: SampleTable, now_s: float) -> bool:
+        """Take a table that arrived at `now_s` (monotonic); returns whether it named something new."""
+        if not table.columns or not len(table.times_unix_ns):
+            return False
+        values = values_of(table)
+        self._counters.samples += values.size
+        samples = self._of_scope.get(table.scope)
+        if samples is None:
+            layout = self.gpu_history.layout if table.scope is Scope.GPU else self._new_layout()
+            samples = self._of_scope[table.scope] = NodeSamples(layout)
+        shape = samples.layout.shape
+        plan = samples.layout.plan(table.entities, tuple(table.columns))
+        samples.update(plan, values, now_s)
+        if table.scope is Scope.GPU:
+            self.gpu_history.append(plan, table.times_unix_ns, values)
+            self.gpu_tables += 1
+        if plan.refused:
+            self._counters.rejected["names_per_scope"] += plan.refused
+        return samples.layout.shape != shape
+
+    def _new_layout(self) -> Layout:
+        return Layout(
+            entities=self._limits.entities_per_scope,
+            metrics=self._limits.metrics_per_scope,
+            cells=self._limits.series_per_scope,
+        )
 
 
 class NodeSamples:

@@ -6,29 +6,23 @@ import dataclasses
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.plausible_values import plausible_gpu, plausible_layout, plausible_placement
-from perfd.aggregator.state.node_samples import GpuHistory, NodeSamples, values_of
-from perfd.aggregator.state.table_layout import Layout
-from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, SampleTable, Scope, ServerInfo
+from perfd.aggregator.state.node_samples import NodeReadings
+from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, ServerInfo
 
 
 class NodeState:
     """One node, by the name that is unique among live agents.
 
-    `version` counts up when its set of series may have changed: new readings, other
-    placements; `samples` counts its GPU samples.
+    `version` counts up when its set of series may have changed: new readings, other placements.
     """
 
     def __init__(self, name: str, limits: Limits, counters: AggregatorCounters) -> None:
         self.name = name
         self.version = 0
-        self.samples = 0
         self.received_s = 0.0
         self.left = False
         """Its agent said goodbye: nothing is known of it any more, and that is all right."""
-        self.readings: dict[Scope, NodeSamples] = {}
-        self.gpu_history = GpuHistory(
-            _new_layout(limits), seconds=limits.gpu_history_s, rows=limits.gpu_history_rows
-        )
+        self.readings = NodeReadings(limits, counters)
         self.gpu_infos: dict[int, GpuInfo] = {}
         self.server_infos: dict[str, ServerInfo] = {}
         """By the server's name; the one reported longest ago goes first."""
@@ -38,31 +32,6 @@ class NodeState:
         self.health: dict[str, CollectorHealth] = {}
         self._limits = limits
         self._counters = counters
-
-    def sample(self, table: SampleTable, now_s: float) -> None:
-        """Take a table of readings."""
-        if not table.columns or not len(table.times_unix_ns):
-            return
-        values = values_of(table)
-        self._counters.samples += values.size
-        readings = self.readings.get(table.scope)
-        if readings is None:
-            readings = self.readings[table.scope] = NodeSamples(self._layout(table.scope))
-        shape = readings.layout.shape
-        plan = readings.layout.plan(table)
-        readings.update(plan, values, now_s)
-        if readings.layout.shape != shape:
-            self.version += 1
-        if table.scope is Scope.GPU:
-            self.gpu_history.append(plan, table.times_unix_ns, values)
-            self.samples += 1
-        if plan.refused:
-            self._counters.rejected["names_per_scope"] += plan.refused
-
-    def _layout(self, scope: Scope) -> Layout:
-        if scope is Scope.GPU:
-            return self.gpu_history.layout
-        return _new_layout(self._limits)
 
     def gpu_info(self, info: GpuInfo) -> bool:
         """Know a GPU; returns whether that is news."""
@@ -167,9 +136,3 @@ class NodeState:
                 return
             self.version += 1
         self.health[health.collector] = health
-
-
-def _new_layout(limits: Limits) -> Layout:
-    return Layout(
-        entities=limits.entities_per_scope, metrics=limits.metrics_per_scope, cells=limits.series_per_scope
-    )

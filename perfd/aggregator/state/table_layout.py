@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.model import SampleTable
-
 _METRIC = re.compile(r"[a-z][a-z0-9_]{0,99}")
 """What can become the name of an exported series."""
 _ENTITY = re.compile(r".{0,256}", re.DOTALL)
@@ -69,9 +67,9 @@ class TableLayout:
     whole: bool
     """The table is one row of each entity there is, and each metric, in order."""
 
-    def fits(self, table: SampleTable) -> bool:
+    def fits(self, entities: Sequence[str], columns: Sequence[str]) -> bool:
         """Whether a table has the rows and columns of the one that the plan was made for."""
-        return self.entities == table.entities and self.columns == tuple(table.columns)
+        return self.entities == entities and self.columns == columns
 
 
 class Layout:
@@ -88,22 +86,22 @@ class Layout:
         """How many entities and metrics there are."""
         return len(self.entities), len(self.metrics)
 
-    def plan(self, table: SampleTable) -> TableLayout:
-        """Where a table's cells belong; tables are alike from one second to the next, and so are plans."""
-        if self._newest is None or not self._newest.fits(table):
-            self._newest = self._new_plan(table)
+    def plan(self, entities: Sequence[str], columns: Sequence[str]) -> TableLayout:
+        """Where a table's cells belong; tables are alike from one second to the next, and so are plans.
+
+        `entities` has one name for each row.
+        """
+        if self._newest is None or not self._newest.fits(entities, columns):
+            self._newest = self._new_plan(tuple(entities), tuple(columns))
         return self._newest
 
-    def _new_plan(self, table: SampleTable) -> TableLayout:
-        columns = tuple(table.columns)
-        rows, refused_entities = self.entities.positions(
-            table.entities, self._cells // max(1, len(self.metrics))
-        )
+    def _new_plan(self, entities: Sequence[str], columns: Sequence[str]) -> TableLayout:
+        rows, refused_entities = self.entities.positions(entities, self._cells // max(1, len(self.metrics)))
         places, refused_metrics = self.metrics.positions(columns, self._cells // max(1, len(self.entities)))
         waves = _waves(rows)
         everything = range(len(self.entities)), range(len(self.metrics))
         return TableLayout(
-            entities=tuple(table.entities),
+            entities=entities,
             columns=columns,
             waves=[
                 (np.fromiter(wave, np.intp, len(wave)), np.fromiter(wave.values(), np.intp, len(wave)))

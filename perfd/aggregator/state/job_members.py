@@ -1,0 +1,116 @@
+"""Which nodes and ranks are of which job, as origins, placements and events say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from perfd.aggregator.jobs import JobRegistry, JobState, RecordSource, as_member
+from perfd.aggregator.state.durable_records import Durable, durable_record
+from perfd.aggregator.state.gpu_owners import gpu_owners
+from perfd.aggregator.state.node_state import NodeState
+from perfd.errors import RefusedError
+from perfd.model import Event, EventKind, JobOrigin, RankPlacement
+
+_DECISIVE = {EventKind.JOB_STARTED, EventKind.JOB_ENDED, EventKind.RESTARTED}
+
+
+class JobMembers:
+    """Takes the records that say which nodes and ranks a job has. Raises `RefusedError` for a stranger's."""
+
+    def __init__(self, nodes: Mapping[str, NodeState], jobs: JobRegistry) -> None:
+        self._nodes = nodes
+        self._jobs = jobs
+
+    def job(self, name: str, source: RecordSource) -> JobState | None:
+        """The job that a source reports, made when it is new; None when there are too many."""
+        job = self._jobs.reported(name, source)
+        if job is None:
+            return None
+        if source.node not in job.nodes:
+            self.owners_changed(source.node)
+        job.touch(source)
+        return job
+
+    def claim(self, origin: JobOrigin, source: RecordSource) -> list[Durable]:
+        """Know whose job it is; another owner's job of the same name gets a different name."""
+        if source.namespace is not None:
+            if origin.namespace not in {"", source.namespace}:
+                raise RefusedError("A node named another namespace than its credential does.")
+            origin = replace(origin, namespace=source.namespace)
+        name = self._jobs.name_of(origin, source)
+        job = None if name is None else self.job(name, source)
+        if job is None:
+            return []
+        if not as_member(job, source).member:
+            job.ownership.agrees(source.node)
+            return []
+        before = job.ownership.origin
+        if job.ownership.begins_anew(origin) and not source.late:
+            job.begins_anew(source.sent_unix_s)
+        job.ownership.claims(origin, source.node)
+        return [] if before == job.ownership.origin else [durable_record(origin, source, job)]
+
+    def restore_origin(self, node: str, name: str, origin: JobOrigin) -> None:
+        """Know from history which job a node means, and whose it is."""
+        self._jobs.names.restore(origin.job, node, name)
+        if name in self._jobs:
+            self._jobs[name].ownership.claims(origin, node)
+            self._jobs[name].ownership.agrees(node)
+
+    def place(self, placement: RankPlacement, node: NodeState, source: RecordSource) -> list[Durable]:
+        """Know where a rank runs."""
+        job = self.job(placement.job, source)
+        if job is None:
+            return []
+        before = job.ownership.holder(placement.rank)
+        source = as_member(job, source)
+        if not job.ownership.places(source.node, placement.rank, source.now_s, placement.world_size):
+            raise RefusedError("A node claimed a rank that another node has, or a rank of a job not its own.")
+        if before not in {None, source.node} and before in self._nodes:
+            self._nodes[before].forget_rank(job.name, placement.rank)
+        if not source.late:
+            started_ns = placement.started_unix_ns
+            job.lifetime.ranks_seen(source.agent_id, None if started_ns is None else started_ns / 1e9)
+            if started_ns is not None:
+                job.rank_started(placement.rank, started_ns / 1e9)
+        if not node.place(placement):
+            return []
+        job.version += 1
+        return [durable_record(placement, source, job)]
+
+    def event(self, event: Event, node: NodeState, source: RecordSource) -> list[Durable]:
+        """Take what happened to a job or to hardware; an event without a job is of the node's only one."""
+        job = self._job_of_event(event, node, source)
+        if job is not None and event.kind in _DECISIVE and not as_member(job, source).member:
+            raise RefusedError("A node that is none of the job's said that it started or ended.")
+        if event.kind is EventKind.HARDWARE_ERROR:
+            node.hardware_error(event, job.name if job else "")
+        if job is not None:
+            job.event(event)
+            if event.kind is EventKind.RANKS_GONE:
+                job.ownership.ranks_gone(source.node)
+                job.lifetime.ranks_gone(source.agent_id, event.time_unix_ns / 1e9, source.now_s)
+            if event.kind in {EventKind.JOB_STARTED, EventKind.JOB_ENDED}:
+                for name in job.nodes:
+                    self.owners_changed(name)
+        return [durable_record(event, source, job)]
+
+    def forget_left_nodes(self, job: JobState) -> None:
+        """A new start may be on other nodes: those whose agents left are none of its own."""
+        for name in [name for name in job.nodes if name in self._nodes and self._nodes[name].left]:
+            self._nodes[name].forget_job(job.name)
+            del job.nodes[name]
+
+    def owners_changed(self, node: str) -> None:
+        """Note that the GPUs of a node serve another job, or none."""
+        if node in self._nodes:
+            self._nodes[node].version += 1
+
+    def _job_of_event(self, event: Event, node: NodeState, source: RecordSource) -> JobState | None:
+        name = event.job
+        if name is None and event.gpu is not None:
+            name = gpu_owners(node, self._jobs).get(str(event.gpu), (None, None))[0]
+        if name is None:
+            name = self._jobs.only_on(node.name)
+        return None if name is None else self.job(name, source)
