@@ -56,6 +56,13 @@ class CollectiveTimes:
     """For sends and receives, their start by the clock of the rank's GPU, which other GPUs do not share."""
     source: str = ""
     """The recorder, if not perfd's plugin: `inspector`. Others may record only a part."""
+    start_increments_us: Sequence[int] = ()
+    """When operations began on the GPU, by the node's clock: the first by how many microseconds after
+    `start_unix_ns`, each further one after the one before it. Empty where unknown; small numbers take few
+    bytes on the wire."""
+    queued_us: Sequence[int] = ()
+    """How many microseconds before that the host had enqueued each; empty where unknown. Negative by a
+    little where a kernel begins before its announcement by NCCL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,16 @@ import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
 from nccl.driver import DRIVER, FLAGS, NEEDS_GCC, SOURCES, VERSIONS, driving, go_on, only_segment, wait_for
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, OperationTiming
+from perfd_collectors.nccl.segments.operations import FUNCTIONS, OperationTiming, ProcessRanks
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
 from perfd_collectors.nccl.segments.segment_files import find_segments, remove_left_over
+from perfd_collectors.nccl.segments.segment_reader import SegmentReader
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
@@ -77,6 +79,27 @@ def test_gpu_times_span_the_first_start_to_the_last_stop_of_all_channels(
     assert [op.gpu_duration_ns for op in by_start] == [5000 + i for i in range(64)]
     assert {op.timing for op in operations} == {OperationTiming.GPU}
     assert all(op.channels_seen == op.channels for op in operations)
+
+
+def test_records_of_real_operations_tell_when_these_began_by_the_nodes_clock(
+    built: Path, tmp_path: Path
+) -> None:
+    with driving(built, tmp_path, 5, "one", 64) as process:
+        wait_for(process, "ready")
+        with only_segment(tmp_path) as segment:
+            now_unix_ns = time.time_ns()
+            reader = SegmentReader(segment, now_unix_ns, None)
+            (communicator,) = segment.communicators()
+            ranks = ProcessRanks(world_size=8, devices={3: None}, communicators={communicator.index: 3})
+            records = reader.report("j", now_unix_ns, 10**9, ranks)
+    all_times = [one for one in records if isinstance(one, CollectiveTimes)]
+
+    starts_us = sorted(start for times in all_times for start in accumulate(times.start_increments_us))
+    # The driver's GPU begins an operation each millisecond by its clock, and the last one ended just now.
+    assert [after - before for before, after in pairwise(starts_us)] == [1_000] * 63
+    last_unix_ns = all_times[0].start_unix_ns + 1_000 * starts_us[-1]
+    assert segment.process.unix_ns <= last_unix_ns <= now_unix_ns
+    assert all(len(times.queued_us) == len(times.sequences) for times in all_times)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from perfd_collectors.nccl.segments.gpu_clock import GpuClock, GpuClockReadings
 from perfd_collectors.nccl.segments.operations import (
     UNTIMED_KERNEL_NS,
     Communicator,
@@ -105,6 +108,49 @@ def test_sends_tell_when_they_began_by_the_gpus_clock_and_collectives_need_not()
 
     assert sent.gpu_starts_ns == [0, 200]
     assert (late.gpu_starts_ns, reduced.gpu_starts_ns) == ([], [])
+
+
+def test_with_the_gpus_clock_known_each_operation_tells_when_it_began_and_how_long_it_was_queued() -> None:
+    # The host enqueues at 5 ns of its clock; the GPU's clock is 3 s behind it.
+    clock = GpuClock(to_monotonic_ns=3 * 10**9, monotonic_to_unix_ns=10**18 - 3 * 10**9)
+    window = replace(WINDOW, start_unix_ns=10**18, clock=clock)
+    operations = [operation(i, start_ns=start) for i, start in enumerate((-2_000_000, 500_000, 900_000))]
+    shared = [operation(i, start_ns=start, group=7) for i, start in ((3, 7_000_000), (4, 6_000_000))]
+
+    (record,) = reduce_operations([*operations, *shared], {0: TENSOR}, window)
+
+    assert list(record.start_increments_us) == [-2_000, 2_500, 400, 5_100]
+    assert list(record.queued_us) == [2_997_999, 3_000_499, 3_000_899, 3_005_999]
+
+
+def test_of_dropped_operations_no_start_is_told_and_the_next_one_counts_from_the_one_before() -> None:
+    operations = [operation(i, start_ns=1_000_000 * i) for i in range(8)]
+
+    (record,) = reduce_operations(
+        operations, {0: TENSOR}, replace(WINDOW, clock=GpuClock(0, 1)), keep_one_in=4
+    )
+
+    assert list(record.sequences) == [0, 4]
+    assert list(record.start_increments_us) == [0, 4_000]
+
+
+def test_without_the_gpus_clock_no_start_is_told() -> None:
+    (record,) = reduce_operations([operation(0)], {0: TENSOR}, WINDOW)
+
+    assert (list(record.start_increments_us), list(record.queued_us)) == ([], [])
+
+
+def test_the_shortest_delay_of_the_newest_readings_is_the_distance_of_the_clocks() -> None:
+    readings = GpuClockReadings()
+    late = [operation(i, start_ns=-2_000 - delay) for i, delay in enumerate((500, 40, 900))]
+
+    assert readings.add([]) is None
+    # Each ends 1,000 ns after its start, and is seen to have ended at 7 ns of the host's clock.
+    assert readings.add(late) == 7 + 1_000 + 40
+    assert readings.add([operation(9, start_ns=-9_000), operation(10, incomplete=True)]) == 1_047
+    for number in range(8):
+        latest = readings.add([operation(number, start_ns=-5_000)])
+    assert latest == 7 + 4_000
 
 
 def test_an_all_gather_is_as_large_as_what_all_ranks_give() -> None:

@@ -19,6 +19,7 @@ from perfd.model import (
     CaptureState,
     CaptureStatus,
     CaptureTool,
+    CollectiveTimes,
     CollectorHealth,
     Event,
     EventKind,
@@ -42,6 +43,7 @@ from perfd.model import (
     ServerInfo,
     ServerRole,
     StepPhases,
+    TimingSource,
     TrainingStep,
     Welcome,
 )
@@ -213,6 +215,35 @@ ENDED = Event(
     outcome=JobOutcome.OUT_OF_MEMORY,
 )
 
+WITH_STARTS = CollectiveTimes(
+    job="llm",
+    rank=5,
+    communicator="ab",
+    communicator_rank=1,
+    communicator_size=4,
+    communicator_name="tp",
+    operation="Send",
+    peer=2,
+    timing=TimingSource.GPU,
+    start_unix_ns=1_700_000_009_000_000_000,
+    end_unix_ns=1_700_000_010_000_000_000,
+    count=4,
+    total_bytes=8192.0,
+    total_s=0.25,
+    min_s=0.0625,
+    max_s=0.125,
+    algorithm="RING",
+    protocol="SIMPLE",
+    channels=8,
+    sequences=(40, 42),
+    durations_ns=(62_500_000, 125_000_000),
+    sizes_bytes=(2048, 2048),
+    gpu_starts_ns=(1_000_000_000, 1_500_000_000),
+    source="inspector",
+    start_increments_us=(-1_500, 500_000),
+    queued_us=(80_000, -3),
+)
+
 MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "hello": Hello(
         agent_id="6f1c1a3e",
@@ -233,6 +264,9 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "batch_job_end": Batch(sequence=46, sent_unix_ns=1_700_000_010_000_000_000, records=(STARTED, ENDED)),
     "batch_time_limit": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(LIMITED,)),
     "batch_job_origin": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(ORIGIN,)),
+    "batch_operation_starts": Batch(
+        sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(WITH_STARTS,)
+    ),
     "hello_with_epochs": Hello(
         agent_id="6f1c1a3e",
         node="node-1",

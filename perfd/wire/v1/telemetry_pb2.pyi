@@ -587,7 +587,7 @@ class CollectorHealth(_message.Message):
     def __init__(self, collector: _Optional[str] = ..., time_unix_ns: _Optional[int] = ..., duration_s: _Optional[float] = ..., success: bool = ..., message: _Optional[str] = ...) -> None: ...
 
 class CollectiveTimes(_message.Message):
-    __slots__ = ("job", "rank", "communicator", "communicator_rank", "communicator_size", "communicator_name", "operation", "peer", "timing", "start_unix_ns", "end_unix_ns", "count", "total_bytes", "total_s", "min_s", "max_s", "algorithm", "protocol", "sequences", "durations_ns", "sizes_bytes", "source", "gpu_starts_ns", "channels")
+    __slots__ = ("job", "rank", "communicator", "communicator_rank", "communicator_size", "communicator_name", "operation", "peer", "timing", "start_unix_ns", "end_unix_ns", "count", "total_bytes", "total_s", "min_s", "max_s", "algorithm", "protocol", "sequences", "durations_ns", "sizes_bytes", "source", "gpu_starts_ns", "channels", "start_increments_us", "queued_us")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     COMMUNICATOR_FIELD_NUMBER: _ClassVar[int]
@@ -612,6 +612,8 @@ class CollectiveTimes(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     GPU_STARTS_NS_FIELD_NUMBER: _ClassVar[int]
     CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    START_INCREMENTS_US_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_US_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     communicator: str
@@ -636,7 +638,9 @@ class CollectiveTimes(_message.Message):
     source: str
     gpu_starts_ns: _containers.RepeatedScalarFieldContainer[int]
     channels: int
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., communicator: _Optional[str] = ..., communicator_rank: _Optional[int] = ..., communicator_size: _Optional[int] = ..., communicator_name: _Optional[str] = ..., operation: _Optional[str] = ..., peer: _Optional[int] = ..., timing: _Optional[_Union[TimingSource, str]] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., count: _Optional[int] = ..., total_bytes: _Optional[float] = ..., total_s: _Optional[float] = ..., min_s: _Optional[float] = ..., max_s: _Optional[float] = ..., algorithm: _Optional[str] = ..., protocol: _Optional[str] = ..., sequences: _Optional[_Iterable[int]] = ..., durations_ns: _Optional[_Iterable[int]] = ..., sizes_bytes: _Optional[_Iterable[int]] = ..., source: _Optional[str] = ..., gpu_starts_ns: _Optional[_Iterable[int]] = ..., channels: _Optional[int] = ...) -> None: ...
+    start_increments_us: _containers.RepeatedScalarFieldContainer[int]
+    queued_us: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., communicator: _Optional[str] = ..., communicator_rank: _Optional[int] = ..., communicator_size: _Optional[int] = ..., communicator_name: _Optional[str] = ..., operation: _Optional[str] = ..., peer: _Optional[int] = ..., timing: _Optional[_Union[TimingSource, str]] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., count: _Optional[int] = ..., total_bytes: _Optional[float] = ..., total_s: _Optional[float] = ..., min_s: _Optional[float] = ..., max_s: _Optional[float] = ..., algorithm: _Optional[str] = ..., protocol: _Optional[str] = ..., sequences: _Optional[_Iterable[int]] = ..., durations_ns: _Optional[_Iterable[int]] = ..., sizes_bytes: _Optional[_Iterable[int]] = ..., source: _Optional[str] = ..., gpu_starts_ns: _Optional[_Iterable[int]] = ..., channels: _Optional[int] = ..., start_increments_us: _Optional[_Iterable[int]] = ..., queued_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CollectiveProgress(_message.Message):
     __slots__ = ("job", "rank", "communicator", "communicator_name", "members", "operation", "enqueued", "started", "completed", "time_unix_ns", "source")

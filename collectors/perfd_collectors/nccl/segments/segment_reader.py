@@ -10,6 +10,7 @@ import msgspec
 
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.sampling import BusyTime
+from perfd_collectors.nccl.segments.gpu_clock import GpuClock, GpuClockReadings
 from perfd_collectors.nccl.segments.operations import (
     FUNCTIONS,
     Communicator,
@@ -63,6 +64,8 @@ class SegmentReader:
         self._partly_timed = False
         """Whether there was one since the last report: then the total time in kernels is unknown."""
         self._ranks: dict[int, RankTotals] = {}
+        self._clocks: dict[int, GpuClockReadings] = {}
+        """By rank."""
         if progress is None:
             self._lost = self._untimed = 0
         else:
@@ -97,7 +100,13 @@ class SegmentReader:
         self._count(by_rank)
         records: list[Record] = []
         for rank, own in by_rank.items():
-            window = OperationWindow(job=job, rank=rank, start_unix_ns=start_unix_ns, end_unix_ns=now_unix_ns)
+            window = OperationWindow(
+                job=job,
+                rank=rank,
+                start_unix_ns=start_unix_ns,
+                end_unix_ns=now_unix_ns,
+                clock=self._clock(rank, own),
+            )
             records += reduce_operations(own, communicators, window, keep_one_in=keep)
             records.append(self._totals(window, len(by_rank)))
             records += (
@@ -115,6 +124,13 @@ class SegmentReader:
     def communicators(self) -> tuple[Communicator, ...]:
         """The process's communicators, live and finalized."""
         return tuple(self._segment.communicators())
+
+    def _clock(self, rank: int, operations: Sequence[Operation]) -> GpuClock | None:
+        to_monotonic_ns = self._clocks.setdefault(rank, GpuClockReadings()).add(operations)
+        process = self._segment.process
+        if to_monotonic_ns is None:
+            return None
+        return GpuClock(to_monotonic_ns, process.unix_ns - process.monotonic_ns)
 
     def _count(self, by_rank: Mapping[int, Sequence[Operation]]) -> None:
         """Share what was started since the last time among the ranks, by the records of each."""

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfd.model import CollectiveTimes, TimingSource
+from perfd_collectors.nccl.segments.gpu_clock import GpuClock
 from perfd_collectors.nccl.segments.operations import (
     ALGORITHMS,
     DATATYPE_BYTES,
     FUNCTIONS,
     PROTOCOLS,
+    UNTIMED_KERNEL_NS,
     Communicator,
     Operation,
     OperationTiming,
@@ -29,6 +31,8 @@ class OperationWindow:
     rank: int
     start_unix_ns: int
     end_unix_ns: int
+    clock: GpuClock | None = None
+    """Of the rank's kernels; without it, it is unknown when operations began."""
 
 
 def reduce_operations(
@@ -113,7 +117,11 @@ def _record(
     window: OperationWindow,
     keep_one_in: int,
 ) -> CollectiveTimes:
-    durations = [_duration_ns(operations) for operations in kernels]
+    starts = [min([operation.gpu_start_ns for operation in operations]) for operations in kernels]
+    durations = [
+        max([operation.gpu_stop_ns for operation in operations]) + UNTIMED_KERNEL_NS - start
+        for operations, start in zip(kernels, starts, strict=True)
+    ]
     sizes = [_kernel_bytes(operations, communicator) for operations in kernels]
     known = [size for size in sizes if size is not None]
     all_known = len(known) == len(sizes)
@@ -121,6 +129,11 @@ def _record(
     kept = [i for i, numbers in enumerate(sequences) if any(number % keep_one_in == 0 for number in numbers)]
     first = kernels[0][0]
     largest = max((operations[0] for operations in kernels), key=lambda operation: operation.elements)
+    increments_us, queued_us = (
+        _on_node([starts[i] for i in kept], [kernels[i][0] for i in kept], window.start_unix_ns, window.clock)
+        if window.clock is not None
+        else ([], [])
+    )
     return CollectiveTimes(
         job=window.job,
         rank=window.rank,
@@ -147,16 +160,27 @@ def _record(
         gpu_starts_ns=[kernels[i][0].gpu_start_ns for i in kept]
         if peer is not None and _on_gpu(first)
         else [],
+        start_increments_us=increments_us,
+        queued_us=queued_us,
     )
+
+
+def _on_node(
+    starts_ns: Sequence[int], first: Sequence[Operation], since_unix_ns: int, clock: GpuClock
+) -> tuple[list[int], list[int]]:
+    """When kernels began by the node's clock, each after the one before, and how long they were queued."""
+    to_us = clock.to_monotonic_ns + clock.monotonic_to_unix_ns - since_unix_ns
+    starts_us = [(start + to_us) // 1000 for start in starts_ns]
+    before_us = [0, *starts_us[:-1]]
+    queued_us = [
+        (start + clock.to_monotonic_ns - operation.start_monotonic_ns) // 1000
+        for start, operation in zip(starts_ns, first, strict=True)
+    ]
+    return [after - before for before, after in zip(before_us, starts_us, strict=True)], queued_us
 
 
 def _on_gpu(operation: Operation) -> bool:
     return operation.timing == OperationTiming.GPU
-
-
-def _duration_ns(operations: Sequence[Operation]) -> int:
-    start = min(operation.gpu_start_ns for operation in operations)
-    return max(operation.kernel_end_ns for operation in operations) - start
 
 
 def _kernel_bytes(operations: Sequence[Operation], communicator: Communicator | None) -> int | None:
