@@ -79,10 +79,13 @@ class JobUsers:
 
     def __init__(self) -> None:
         self._users: Mapping[str, int] = {}
+        self.looked_for = False
+        """Whether any collector looks for them."""
 
     def replace(self, users: Mapping[str, int]) -> None:
         """These are all that are known now."""
         self._users = dict(users)
+        self.looked_for = True
 
     def uid(self, job: str) -> int | None:
         """The user of a job; None when no rank of it was found."""

@@ -151,6 +151,30 @@ def test_two_machines_that_start_from_one_disk_image_both_keep_their_data(tmp_pa
         assert steps(running, "n0") == steps(running, "n1") == [1, 2, 3, 4, 5]
 
 
+def test_two_copies_of_a_spool_that_nobody_knew_yet_both_keep_their_data(tmp_path):
+    Spool(tmp_path / "image", max_bytes=1 << 20, machine="image").close()
+    with aggregator() as running, ExitStack() as stack:
+        uplinks = []
+        for node in ("n0", "n1"):
+            shutil.copytree(tmp_path / "image", tmp_path / node)
+            spool = Spool(tmp_path / node, max_bytes=1 << 20, machine="image")
+            config = UplinkConfig(address=running.grpc_address, backoff_initial_s=0.01)
+            uplink = Uplink(config, node=node, spool=spool, clock=SystemClock(), on_request=print)
+            stack.callback(spool.close)
+            stack.callback(uplink.stop, 0.1)
+            uplink.start()
+            uplinks.append((node, spool, uplink))
+        # Both are connected and send in turn.
+        for number in range(1, 31):
+            for node, spool, uplink in uplinks:
+                line = step(number, job=node)
+                spool.append(lambda n, line=line: encode_message(batch(n, line)), records=1)
+                uplink.notify()
+        for node, spool, uplink in uplinks:
+            assert uplink.wait_acknowledged(spool.last_sequence, 30.0)
+            assert steps(running, node) == list(range(1, 31))
+
+
 def batch(sequence, record):
     return Batch(sequence=sequence, sent_unix_ns=0, records=(record,))
 

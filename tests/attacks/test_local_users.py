@@ -166,6 +166,21 @@ def test_steps_of_the_hook_are_believed_from_the_jobs_user_only(place, uid, acce
     hook.close()
 
 
+@pytest.mark.parametrize(("looked_for", "accepted"), [(False, False), (True, True)])
+def test_without_the_ranks_collector_the_hook_believes_only_root(place, looked_for, accepted):
+    settings = Settings(node="n", job="train", clock=VirtualClock())
+    if looked_for:
+        settings.job_users.replace({})
+    hook = HookCollector(HookOptions(socket=str(place / "hook.sock"), listen_s=0.0), settings)
+    content = {"v": 1, "rank": 0, "step": 7, "unix_ns": 1, "step_s": 1.0, "phases": {}, "world_size": 1}
+    code = "import socket, sys\nsocket.socket(1, 2).sendto(sys.argv[2].encode(), sys.argv[1])"
+    assert as_nobody(code, place / "hook.sock", json.dumps(content)).wait() == 0
+    hook.collect()
+    assert hook.unsound_messages == 0
+    assert (hook.foreign_messages == 0) is accepted
+    hook.close()
+
+
 RANK = """
 import os, sys, time
 home, secret = sys.argv[1:]

@@ -35,6 +35,7 @@ _MAX_LISTEN_S = 0.9
 """`collect` may block for at most a second."""
 _NOBODY_UID = 65_534
 """The kernel's overflow user id (/proc/sys/kernel/overflowuid), for unknown senders."""
+_ROOT_UID = 0
 _SENDER = struct.Struct("@iII")
 """The kernel's `struct ucred`: pid, uid, gid."""
 COLUMNS = (
@@ -123,8 +124,13 @@ class HookCollector:
         return messages
 
     def _accepts(self, job: str, uid: int) -> bool:
-        """Whether a user may send for a job: the one whose ranks are here, where that is known."""
+        """Whether a user may send for a job: the one whose ranks are here, where that is known.
+
+        Without the `ranks` collector nothing tells an agent of root whose job it is: only root is believed.
+        """
         user = self._job_users.uid(job)
+        if user is None and self._own_uid == _ROOT_UID and not self._job_users.looked_for:
+            user = _ROOT_UID
         if user is not None and uid not in {user, self._own_uid}:
             return False
         return self._senders.accept(job, uid, self._clock.monotonic_s())

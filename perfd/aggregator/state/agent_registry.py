@@ -189,11 +189,14 @@ class AgentRegistry:
 def _is_same(agent: AgentState, hello: Hello, principal: str) -> bool:
     """Whether a Hello with the identity of a known agent comes from that agent's spool.
 
-    It shows the epoch that the aggregator knows, as that of this life or as the one before. An agent that
-    history knows without one is taken at its word, unless its credential is for another node.
+    It shows the epoch that the aggregator knows, as that of this life or as the one before. Within one life
+    the node stays the same: otherwise two agents opened copies of a spool that no aggregator knew yet. An
+    agent that history knows without an epoch is taken at its word, unless its credential is for another node.
     """
     if agent.principal and agent.principal != principal:
         return False
+    if agent.epoch and agent.epoch == _hashed(hello.spool_epoch):
+        return hello.node in {agent.node, agent.node.rpartition("~")[0]}
     if agent.epoch:
         # An agent that was downgraded has no epoch; its credential is enough while no other stream is open.
         downgraded = not hello.spool_epoch and bool(principal) and agent.stream is None
