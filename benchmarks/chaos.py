@@ -1,11 +1,11 @@
 """Faults at random, from a seed: what was sent is stored or counted.
 
-    python -m benchmarks.chaos [--seconds 60] [--agents 5] [--seed 1] [--no-flips]
+    python -m benchmarks.chaos [--seconds 60] [--faults N] [--agents 5] [--seed 1] [--no-flips]
 
 An aggregator in its own process, with its history on disk; agents' real spools and streams in this one, each
-sending progress lines of its own job. About every second one fault: the aggregator is killed, or stopped and
-continued, its disk is full for a while or at its start, a bit of its closed history flips, its clock or that
-of an agent steps by up to 40 days, an agent is closed and opened. At the end, without faults, every
+sending progress lines of its own job. About every two seconds one fault: the aggregator is killed, stopped
+and continued, its disk is full for a while or at its start, a bit of its closed history flips, its clock or
+that of an agent steps by up to 40 days, an agent is closed and opened. At the end, without faults, every
 acknowledged line is in the history, unless a bit flipped in it.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import signal
@@ -35,9 +36,10 @@ from perfd.config import UplinkConfig
 from perfd.model import Batch, TrainingStep
 from perfd.wire.convert import encode_message
 
-_START_WITHIN_S = 60.0
+_START_WITHIN_S = 180.0
 _CLOCK_STEPS_S = (-40 * 86_400.0, -3600.0, -1.0, 0.0, 1.0, 3600.0, 40 * 86_400.0)
-_DRAIN_WITHIN_S = 120.0
+_DRAIN_WITHIN_S = 300.0
+_SHOWN_PARTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +55,8 @@ class ChaosResult:
     """Acknowledged, and neither stored nor counted."""
     damaged: bool
     """Whether history was damaged on purpose; what was in the damaged pages may be lost then."""
-    resident_bytes: int
-    """Of the aggregator at the end, and the most it had before a kill."""
-    most_resident_bytes: int
+    resident_bytes: list[int]
+    """Of the aggregator before each fault, and at the end."""
 
 
 class _AggregatorProcess:
@@ -69,7 +70,6 @@ class _AggregatorProcess:
         self.address = ""
         self._listen = "127.0.0.1:0"
         self.process: subprocess.Popen[str] | None = None
-        self.most_resident_bytes = 0
         self.start()
 
     def start(self, *, full: bool = False) -> None:
@@ -111,8 +111,6 @@ class _AggregatorProcess:
 
     def kill(self) -> None:
         if self.process is not None:
-            if self.process.poll() is None:
-                self.most_resident_bytes = max(self.most_resident_bytes, self.resident_bytes())
             self.process.kill()
             self.process.wait()
 
@@ -186,7 +184,9 @@ class _Agent:
         }
 
 
-def run(seconds: float, agents: int, seed: int, *, flips: bool = True) -> ChaosResult:
+def run(
+    seconds: float, agents: int, seed: int, *, flips: bool = True, most_faults: int | None = None
+) -> ChaosResult:
     """Faults for so long, then a quiet end; the same faults for the same seed, if not at the same moments."""
     chance = Random(seed)
     faults: Counter[str] = Counter()
@@ -200,16 +200,18 @@ def run(seconds: float, agents: int, seed: int, *, flips: bool = True) -> ChaosR
             agent.open()
         until_s = time.monotonic() + seconds
         left: list[str] = []
+        resident_bytes: list[int] = []
         try:
-            while time.monotonic() < until_s:
+            while time.monotonic() < until_s and (most_faults is None or faults.total() < most_faults):
                 _send(fleet, chance.uniform(0.3, 1.0))
                 if not left:
                     # Each kind in its turn, in another order each time.
                     left = chance.sample(kinds, len(kinds))
                 kind = left.pop()
+                resident_bytes.append(aggregator.resident_bytes())
                 _fault(kind, aggregator, fleet, chance)
                 faults[kind] += 1
-            return _end(aggregator, fleet, faults)
+            return _end(aggregator, fleet, faults, resident_bytes)
         finally:
             for agent in fleet:
                 with suppress(Exception):
@@ -262,12 +264,14 @@ def _flip(path: Path, chance: Random) -> None:
         path.write_bytes(data)
 
 
-def _end(aggregator: _AggregatorProcess, fleet: list[_Agent], faults: Counter[str]) -> ChaosResult:
+def _end(
+    aggregator: _AggregatorProcess, fleet: list[_Agent], faults: Counter[str], resident_bytes: list[int]
+) -> ChaosResult:
     aggregator.limit_files(resource.RLIM_INFINITY)
     for agent in fleet:
         agent.uplink.wait_acknowledged(agent.spool.last_sequence, _DRAIN_WITHIN_S)
         agent.close()
-    resident_bytes = aggregator.resident_bytes()
+    resident_bytes.append(aggregator.resident_bytes())
     aggregator.kill()
     with closing(sqlite3.connect(aggregator.history)) as history:
         stored = set(history.execute("SELECT job, step FROM steps"))
@@ -281,7 +285,6 @@ def _end(aggregator: _AggregatorProcess, fleet: list[_Agent], faults: Counter[st
         lost=max(0, len(acknowledged - stored) - dropped),
         damaged=bool(faults["flip"]),
         resident_bytes=resident_bytes,
-        most_resident_bytes=aggregator.most_resident_bytes,
     )
 
 
@@ -289,17 +292,21 @@ def main() -> int:
     """Print what became of the lines; returns 1 when one is lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--faults", type=int, help="end after so many, before the time is over")
     parser.add_argument("--agents", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-flips", action="store_true", help="damage no history: nothing may be lost")
     args = parser.parse_args()
-    result = run(args.seconds, args.agents, args.seed, flips=not args.no_flips)
+    result = run(args.seconds, args.agents, args.seed, flips=not args.no_flips, most_faults=args.faults)
     print(f"{sum(result.faults.values())} faults: {dict(result.faults)}")
     print(
         f"{result.sent:,} lines sent, {result.stored:,} stored, {result.dropped:,} dropped and counted, "
-        f"{result.lost:,} lost; the aggregator has {result.resident_bytes / 1e6:.0f} MB, "
-        f"{result.most_resident_bytes / 1e6:.0f} MB at most"
+        f"{result.lost:,} lost"
     )
+    sizes = result.resident_bytes
+    part = max(1, math.ceil(len(sizes) / _SHOWN_PARTS))
+    most = (max(sizes[begin : begin + part]) for begin in range(0, len(sizes), part))
+    print("MB of the aggregator, the most in each tenth:", ", ".join(f"{size / 1e6:.0f}" for size in most))
     return 1 if result.lost and not result.damaged else 0
 
 

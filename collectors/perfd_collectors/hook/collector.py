@@ -126,7 +126,7 @@ class HookCollector:
     def _accepts(self, job: str, uid: int) -> bool:
         """Whether a user may send for a job: the one whose ranks are here, where that is known.
 
-        Without the `ranks` collector nothing tells an agent of root whose job it is: only root is believed.
+        Without the `ranks` collector an agent of root cannot know whose job it is: only root is believed.
         """
         user = self._job_users.uid(job)
         if user is None and self._own_uid == _ROOT_UID and not self._job_users.looked_for:
