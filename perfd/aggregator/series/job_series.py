@@ -1,36 +1,21 @@
-"""Derived and raw numbers as series, with keys that stay the same objects while the series do."""
+"""The derived numbers of a job as series."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.aggregator.jobs import JobEnd, JobRegistry
-from perfd.aggregator.series.metric_names import MetricNames
-from perfd.aggregator.state import NodeState
-from perfd.aggregator.state.gpu_owners import exported_gpu_owners
+from perfd.aggregator.jobs import JobEnd
 from perfd.analysis.communication import Communication
 from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.steps import StepTimeChange
 from perfd.formatting import kind_of_source
 from perfd.metrics.catalog import Value
-from perfd.metrics.exposition import entity_labels
-from perfd.metrics.series import SeriesFrame, SeriesKey
-from perfd.model import Scope
 
 _MOST_SLOW_GROUPS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Some series that come and go together."""
-
-    keys: Sequence[SeriesKey]
-    values: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,76 +36,6 @@ class LiveFacts:
     end: JobEnd | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """The keys of some blocks in one list."""
-
-    parts: Sequence[Sequence[SeriesKey]]
-    keys: Sequence[SeriesKey]
-
-    def is_of(self, parts: Sequence[Sequence[SeriesKey]]) -> bool:
-        return len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
-
-
-class Blocks:
-    """Makes blocks and frames; an unchanged set of series gives the same `keys` object again."""
-
-    def __init__(self, *, label_chars: int = 256) -> None:
-        self._keys: dict[tuple[str, ...], tuple[SeriesKey, ...]] = {}
-        self._interned: dict[tuple[str, tuple[tuple[str, str], ...]], SeriesKey | None] = {}
-        self._label_chars = label_chars
-        self.refused = 0
-        """How many series are left out because the value of a label is too long."""
-        self._groups: dict[str, _Group] = {}
-
-    def block(self, name: tuple[str, ...], values: Iterable[Value]) -> Block:
-        """A block of the name from values in a stable order."""
-        keys, numbers = [], []
-        for metric, labels, value in values:
-            key = self._key(metric, labels)
-            if key is None:
-                continue
-            keys.append(key)
-            numbers.append(np.nan if value is None else value)
-        old = self._keys.get(name)
-        new = tuple(keys)
-        if old != new:
-            self._keys[name] = old = new
-        return Block(old, np.array(numbers, np.float64))
-
-    def cached(self, name: tuple[str, ...], values: Floats, keys: Callable[[], Sequence[SeriesKey]]) -> Block:
-        """A block whose keys are made only if its name is new: the name has all that they depend on."""
-        known = self._keys.get(name)
-        if known is None:
-            known = self._keys[name] = tuple(keys())
-        return Block(known, values)
-
-    def keep(self, names: Iterable[tuple[str, ...]]) -> None:
-        """Forget all blocks but these."""
-        kept = set(names)
-        for name in [name for name in self._keys if name not in kept]:
-            del self._keys[name]
-        if len(self._interned) > 4 * (1024 + sum(map(len, self._keys.values()))):
-            self._interned.clear()
-
-    def frame(self, group: str, time_unix_s: float, blocks: Sequence[Block]) -> SeriesFrame:
-        """The blocks of a group at one instant; the same blocks give the same `keys` object again."""
-        known = self._groups.get(group)
-        parts = [block.keys for block in blocks]
-        if known is None or not known.is_of(parts):
-            known = self._groups[group] = _Group(parts, [key for part in parts for key in part])
-        values = np.concatenate([block.values for block in blocks]) if blocks else np.zeros(0)
-        return SeriesFrame(time_unix_s, known.keys, values)
-
-    def _key(self, metric: str, labels: Mapping[str, str]) -> SeriesKey | None:
-        identity = (metric, tuple(labels.items()))
-        if identity not in self._interned:
-            fits = all(len(text) <= self._label_chars for text in labels.values())
-            self._interned[identity] = SeriesKey.of(metric, labels) if fits else None
-            self.refused += not fits
-        return self._interned[identity]
-
-
 def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Value]:
     """The derived series of one job."""
     job = {"job": data.name}
@@ -136,39 +51,6 @@ def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Val
     ]
     values += [("perfd_alerts_firing", {**job, "alertname": name}, 1.0) for name in facts.alerts]
     return values
-
-
-def node_block(
-    blocks: Blocks,
-    names: MetricNames,
-    node: NodeState,
-    jobs: JobRegistry,
-    values: Mapping[Scope, Floats],
-) -> tuple[tuple[str, ...], Block]:
-    """The raw series of one node, with the name of the block. `values` is entities by metrics by scope."""
-
-    def keys() -> Sequence[SeriesKey]:
-        return list(_raw_keys(names, node, exported_gpu_owners(node, jobs)))
-
-    name = ("node", node.name, str(node.version))
-    flat = [values[scope].ravel() for scope in node.readings]
-    return name, blocks.cached(name, np.concatenate(flat) if flat else np.zeros(0), keys)
-
-
-def _raw_keys(
-    names: MetricNames, node: NodeState, owners: Mapping[str, tuple[str, int | None]]
-) -> Iterable[SeriesKey]:
-    for scope, readings in node.readings.items():
-        exported = [names.exported(scope, column) for column in readings.layout.metrics.known]
-        for entity in readings.layout.entities.known:
-            labels = entity_labels(scope, entity, node.name)
-            if scope is Scope.GPU and entity in owners:
-                job, rank = owners[entity]
-                labels |= {"job": job, "rank": "" if rank is None else str(rank)}
-            # The labels are sorted once for an entity, not once for each of its metrics.
-            sorted_labels = SeriesKey.of("", labels).labels
-            for name in exported:
-                yield SeriesKey(name, sorted_labels)
 
 
 def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[Value]:

@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from prometheus_client import CollectorRegistry
 
 from perfd.aggregator.failures import Part
-from perfd.aggregator.series.job_series import Block, Blocks, LiveFacts, job_values, node_block
+from perfd.aggregator.series.job_series import LiveFacts, job_values
 from perfd.aggregator.series.metric_names import MetricNames
+from perfd.aggregator.series.node_series import node_block
 from perfd.aggregator.series.self_metrics import agent_values, node_values, server_values
+from perfd.aggregator.series.series_blocks import Block, Blocks
 from perfd.aggregator.series.summary_cache import Derived
 from perfd.aggregator.state import AggregatorState
 from perfd.metrics.catalog import Value
