@@ -258,7 +258,7 @@ class Aggregator:
 
     def frames(self) -> Mapping[str, SeriesFrame]:
         """All series of the newest round, by group."""
-        return self._rounds.frames
+        return self._rounds.series.newest
 
     def page(self) -> bytes:
         """The page for Prometheus: series as of the newest round, and the aggregator itself as it is now."""
@@ -269,7 +269,7 @@ class Aggregator:
         return metrics_page(self._registry, headers, self._rendered)
 
     def _rendered(self, openmetrics: bool) -> bytes:
-        frames = self._rounds.frames
+        frames = self._rounds.series.newest
         with self._render_lock:
             return b"".join(
                 self._renderer_of(group).render(frame, openmetrics=openmetrics)

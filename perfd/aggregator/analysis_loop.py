@@ -15,10 +15,10 @@ from perfd.aggregator.alerts import AlertEvaluation
 from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryRecorder, HistoryStore, rows
-from perfd.aggregator.job_summaries import JobSummaries
+from perfd.aggregator.job_summaries import Derived, JobSummaries, LiveFacts
 from perfd.aggregator.nodes import NodeMemory
 from perfd.aggregator.round_builder import RoundBuilder
-from perfd.aggregator.series import Derived, LiveFacts, MetricNames, SeriesFrames
+from perfd.aggregator.series import MetricNames, SeriesFrames
 from perfd.aggregator.state import AggregatorState
 from perfd.analysis.diagnosis import JobSummary
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
@@ -26,7 +26,6 @@ from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import AggregatorConfig
 from perfd.exporters.exporter_registry import ExporterRegistry
-from perfd.metrics.series import SeriesFrame
 from perfd.model import Alert, CaptureTool, alert_json
 from perfd.rules.files import unknown_profiles
 
@@ -72,24 +71,22 @@ class AnalysisLoop:
             fired = history.alerts(limit=_MOST_ALERTS)
             self._alerts.restore(history.engine_state(), fired, now_unix_s, clock.monotonic_s())
         self._names = MetricNames.installed()
-        self._maker = SeriesFrames(
-            state, self._names, registry, forgotten_after_s=config.job_forgotten_after_s
+        self.series = SeriesFrames(
+            state,
+            self._names,
+            registry,
+            self._alerts.store,
+            forgotten_after_s=config.job_forgotten_after_s,
         )
+        """Reading its newest frames needs no lock: a scrape must not wait for a round."""
         self._lock = threading.RLock()
         self._now_unix_s = clock.unix_ns() / 1e9
-        self._frames: Mapping[str, SeriesFrame] = {}
         self._finished_s = clock.monotonic_s()
 
     @property
     def names(self) -> MetricNames:
         """Names and descriptions of all series."""
         return self._names
-
-    @property
-    def frames(self) -> Mapping[str, SeriesFrame]:
-        """All series of the newest round by group, those of rules too; no name is in two groups."""
-        # Without the lock: a scrape must not wait for a round.
-        return self._frames
 
     @property
     def stale_s(self) -> float | None:
@@ -131,12 +128,11 @@ class AnalysisLoop:
         with self._failures.contained(Part.NODES):
             summaries = {name: found.summary for name, found in derived.items()}
             self._nodes.take(summaries, now_unix_s, now_s)
-        frames = self._maker.make(now_unix_s, now_s, derived, facts)
+        self.series.make(now_unix_s, now_s, derived, facts)
         changes: Sequence[Alert] = ()
         with self._failures.contained(Part.RULES):
-            changes = self._evaluate(frames, derived, now_unix_s, now_s)
-        recorded = self._alerts.recorded
-        self._frames = {**frames, "rules": recorded} if recorded is not None else frames
+            changes = self._evaluate(derived, now_unix_s, now_s)
+        self.series.publish(self._alerts.recorded)
         self._finished_s = self._clock.monotonic_s()
         with self._state.lock:
             self._state.counters.round_unix_s = now_unix_s
@@ -227,13 +223,12 @@ class AnalysisLoop:
 
     def _evaluate(
         self,
-        frames: Mapping[str, SeriesFrame],
         derived: Mapping[str, Derived],
         now_unix_s: float,
         now_s: float,
     ) -> Sequence[Alert]:
         started_s = time.perf_counter()
-        changes = self._alerts.evaluate(frames, now_unix_s, now_s, lambda job: _last_step(derived.get(job)))
+        changes = self._alerts.evaluate(now_unix_s, now_s, lambda job: _last_step(derived.get(job)))
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
         self._captures.on_alerts(
@@ -256,7 +251,7 @@ class AnalysisLoop:
             self._exporters.offer(
                 self._rounds.make(
                     self._now_unix_s,
-                    frames=self._frames,
+                    frames=self.series.newest,
                     derived=derived,
                     facts=facts,
                     active=self._alerts.active,

@@ -1,52 +1,134 @@
-"""Summaries of jobs, each made again only when something changed; what fails of one stays its own."""
+"""Derived numbers and summaries of jobs, made again only when something changed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfd.aggregator.failures import Part
-from perfd.aggregator.series import Derived, LiveFacts, SummaryCache
-from perfd.aggregator.state import AggregatorState
-from perfd.analysis.diagnosis import AnalysisSettings, JobSummary
+from perfd.aggregator.jobs import JobEnd, JobState
+from perfd.aggregator.state import AggregatorState, job_data
+from perfd.analysis.data.job_data import JobData
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.diagnosis.failed_analysis import failed_summary
+from perfd.analysis.findings import Moment, Verdict, steady_verdict
 from perfd.analysis.flops.flops_conventions import FlopsConvention
+from perfd.analysis.steps import StepTimeChange, step_time_change
 from perfd.clock import Clock
 from perfd.config import AnalysisConfig
 from perfd.errors import ConfigError
 from perfd.gpu_peaks import load_peaks
-from perfd.model import Alert
+from perfd.model import Alert, StepSource
+
+_WINDOW_SLACK = 4
+"""Of the lines in the window some are not steady: so many times the steady ones are looked at."""
+
+_GPUS_PER_SECOND = 2048
+"""With more GPUs than this in all, the numbers of a job are made every two seconds, and so on."""
+
+_COUNTED_FOR_S = 1.0
+
+Key = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What follows from one state of a job."""
+
+    key: Key
+    data: JobData
+    summary: JobSummary
+    made_s: float
+    """Monotonic time of the numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveFacts:
+    """What is known of a job now and is not in the arrays of the analysis."""
+
+    attempt: int
+    nodes: int
+    ranks: int | None
+    log_silent_s: float | None
+    log_lines: int | None
+    unrecognized_lines: int | None
+    step_time_change: StepTimeChange | None
+    alerts: Sequence[str] = ()
+    """Names of the alerts of the job that fire, sorted."""
+    exported: bool = True
+    """Whether its numbers are series."""
+    end: JobEnd | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """How much of a job is looked at, and what was derived from it last."""
+
+    settings: AnalysisSettings
+    rows: int | None
+    known: dict[str, Derived]
 
 
 class JobSummaries:
-    """Derives numbers on demand. Not thread-safe: the analysis loop holds its lock."""
+    """Derives the numbers of jobs on demand; what fails of one stays its own.
+
+    Not thread-safe: the analysis loop holds its lock.
+    """
 
     def __init__(self, config: AnalysisConfig, state: AggregatorState, clock: Clock) -> None:
         whole = analysis_settings(config)
         live = replace(whole, window_steps=config.window_steps)
-        self._cache = SummaryCache(state.fleet, state.lock, live, whole)
+        window = live.window_steps
+        self._live = _Scope(live, None if window is None else _WINDOW_SLACK * window, {})
+        self._whole = _Scope(whole, None, {})
         self._state = state
+        self._fleet = state.fleet
         self._failures = state.failures
         self._clock = clock
+        self._verdicts: dict[str, Verdict] = {}
+        self._changes: dict[str, tuple[tuple[int, int | None], StepTimeChange | None]] = {}
+        """By job; the key is how many lines there are, and the newest step."""
+        self._interval = (-math.inf, 0.0)
 
     def live(self, job: str, now_unix_s: float) -> Derived | None:
-        """Numbers over the newest steps; None when the job is gone or its analysis failed."""
+        """Numbers over the newest steps; None when the job is gone or its analysis failed.
+
+        They are as old as their cost asks for: a second with few GPUs, four with 8,000.
+        """
         with self._failures.contained(Part.ANALYSIS, job=job):
-            return self._cache.live(job, now_unix_s, self._clock.monotonic_s())
+            now_s = self._clock.monotonic_s()
+            known = self._live.known.get(job)
+            if known is not None and 0 <= now_s - known.made_s < self._shortest_interval_s(now_s):
+                return known
+            derived = self._derive(self._live, job, now_unix_s, now_s)
+            if derived is None or derived is known:
+                return derived
+            steady = replace(derived, summary=self._steadied(derived.summary, now_unix_s))
+            self._live.known[job] = steady
+            return steady
         return None
 
     def whole(self, job: str, now_unix_s: float, alerts: Sequence[Alert]) -> JobSummary | None:
         """The summary of the whole job; None when it is gone or its summary failed."""
         with self._failures.contained(Part.SUMMARY, job=job):
-            derived = self._cache.whole(job, now_unix_s, self._clock.monotonic_s(), alerts)
+            derived = self._derive(self._whole, job, now_unix_s, self._clock.monotonic_s(), alerts)
             return derived.summary if derived else None
         return None
 
     def since(self, job: str, now_unix_s: float, since_unix_s: float) -> JobSummary | None:
-        """The summary from a moment on, of what is in memory; None when there is none."""
+        """The summary from a moment on, of what is in memory, made anew each time; None if there is none."""
         with self._failures.contained(Part.SUMMARY, job=job):
-            return self._cache.since(job, now_unix_s, self._clock.monotonic_s(), since_unix_s)
+            now_s = self._clock.monotonic_s()
+            with self._state.lock:
+                known = self._fleet.jobs.get(job)
+                if known is None:
+                    return None
+                data = job_data(
+                    self._fleet, known, now_unix_s=now_unix_s, now_s=now_s, since_unix_s=since_unix_s
+                )
+            return summarise(data, self._whole.settings)
         return None
 
     def failed(self, job: str, part: Part) -> JobSummary | None:
@@ -56,9 +138,9 @@ class JobSummaries:
 
     def facts(self, job: str, found: Derived, firing: Sequence[str], now_s: float) -> LiveFacts:
         """What is known of a job besides its live numbers; `firing` are the names of its alerts."""
-        change = self._cache.step_time_change(job)
+        change = self.step_time_change(job)
         with self._state.lock:
-            state = self._state.fleet.jobs[job]
+            state = self._fleet.jobs[job]
             return LiveFacts(
                 attempt=state.attempts.number,
                 exported=state.exported,
@@ -72,9 +154,76 @@ class JobSummaries:
                 alerts=firing,
             )
 
+    def step_time_change(self, name: str) -> StepTimeChange | None:
+        """Whether the newest steps are longer than all before them; None with too few steps."""
+        with self._state.lock:
+            job = self._fleet.jobs.get(name)
+            if job is None:
+                return None
+            known, key = self._changes.get(name), (len(job.steps), job.steps.last_step)
+            if known is not None and known[0] == key:
+                return known[1]
+            steps, events = job.steps.table(), tuple(job.events)
+        change = step_time_change(steps, events)
+        self._changes[name] = key, change
+        return change
+
     def forget(self, jobs: Iterable[str]) -> None:
         """Drop what is known of jobs that are gone."""
-        self._cache.forget(list(jobs))
+        for name in jobs:
+            self._live.known.pop(name, None)
+            self._whole.known.pop(name, None)
+            self._verdicts.pop(name, None)
+            self._changes.pop(name, None)
+
+    def _steadied(self, summary: JobSummary, now_unix_s: float) -> JobSummary:
+        """The summary with the headline of the looks before, until another one has lasted."""
+        steps = summary.steps
+        newest = steps.last if steps.source is StepSource.LOG else None
+        moment = Moment(unix_s=now_unix_s, step=newest, steady_steps=steps.steady_steps_count)
+        prior = self._verdicts.get(summary.name, Verdict())
+        self._verdicts[summary.name], findings = steady_verdict(prior, summary.findings, moment)
+        return replace(summary, findings=findings)
+
+    def _derive(
+        self,
+        scope: _Scope,
+        name: str,
+        now_unix_s: float,
+        now_s: float,
+        alerts: Sequence[Alert] = (),
+    ) -> Derived | None:
+        with self._state.lock:
+            job = self._fleet.jobs.get(name)
+            if job is None:
+                return None
+            key = (*self._key(job), hash(tuple((a.name, a.state, a.captures) for a in alerts)))
+            old = scope.known.get(name)
+            if old is not None and old.key == key:
+                return old
+            data = job_data(
+                self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, alerts=alerts, window_steps=scope.rows
+            )
+        derived = Derived(key, data, summarise(data, scope.settings), now_s)
+        scope.known[name] = derived
+        return derived
+
+    def _shortest_interval_s(self, now_s: float) -> float:
+        # Of all jobs it is the same: counting the GPUs for each of 500 jobs anew would be most of a round.
+        counted_s, interval_s = self._interval
+        if not 0 <= now_s - counted_s < _COUNTED_FOR_S:
+            with self._state.lock:
+                gpus = sum(
+                    len(node.readings.gpu_history.layout.entities) for node in self._fleet.nodes.values()
+                )
+            interval_s = float(gpus // _GPUS_PER_SECOND)
+            self._interval = (now_s, interval_s)
+        return interval_s
+
+    def _key(self, job: JobState) -> Key:
+        nodes = [self._fleet.nodes[name] for name in job.nodes if name in self._fleet.nodes]
+        samples = 0 if job.ended else sum(node.readings.gpu_tables for node in nodes)
+        return (id(job), job.version, samples, sum(node.version for node in nodes))
 
 
 def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from perfd.aggregator.failures import Failures, Part
-from perfd.aggregator.series import Derived, LiveFacts
+from perfd.aggregator.job_summaries import Derived, LiveFacts
 from perfd.analysis.diagnosis import JobSummary
 from perfd.exporters.exporter import JobRound, Round
 from perfd.metrics.series import SeriesFrame

@@ -114,7 +114,7 @@ def two_jobs(clock, tmp_path):
 @pytest.fixture
 def broken_analysis(monkeypatch):
     broken = failing_for("bad", summarise, lambda data, _: data.name)
-    monkeypatch.setattr("perfd.aggregator.series.summary_cache.summarise", broken)
+    monkeypatch.setattr("perfd.aggregator.job_summaries.summarise", broken)
 
 
 def test_a_job_whose_analysis_fails_is_marked_and_all_others_go_on(two_jobs, broken_analysis, caplog):
@@ -136,7 +136,7 @@ def test_a_job_whose_analysis_fails_is_marked_and_all_others_go_on(two_jobs, bro
 def test_a_job_whose_analysis_works_again_is_no_longer_marked(two_jobs):
     with pytest.MonkeyPatch.context() as patch:
         broken = failing_for("bad", summarise, lambda data, _: data.name)
-        patch.setattr("perfd.aggregator.series.summary_cache.summarise", broken)
+        patch.setattr("perfd.aggregator.job_summaries.summarise", broken)
         two_jobs.tick()
     two_jobs.tick()
     page = values(two_jobs.page())
@@ -173,7 +173,7 @@ def test_the_interface_says_why_a_job_has_no_numbers(two_jobs, broken_analysis):
         ("perfd.aggregator.history.history_recorder.summary_row", lambda name, *_: name, "history"),
         ("perfd.aggregator.captures.capture_service.CaptureService.captured", lambda _, name: name, "traces"),
         (
-            "perfd.aggregator.series.summary_cache.SummaryCache.step_time_change",
+            "perfd.aggregator.job_summaries.JobSummaries.step_time_change",
             lambda _, name: name,
             "facts",
         ),
@@ -207,8 +207,8 @@ def test_a_job_that_is_forgotten_leaves_its_failure(two_jobs, clock, broken_anal
 
 
 def test_a_node_whose_series_cannot_be_made_leaves_those_of_others(clock, monkeypatch):
-    broken = failing_for("n1", series_frames.node_block, lambda _, __, node, *___: node.name)
-    monkeypatch.setattr("perfd.aggregator.series.series_frames.node_block", broken)
+    broken = failing_for("n1", series_frames.node_keys, lambda _, node, *__: node.name)
+    monkeypatch.setattr("perfd.aggregator.series.series_frames.node_keys", broken)
     with (
         aggregator(clock) as running,
         FakeAgent(running.grpc_address, agent_id="a", node="n1") as bad,

@@ -11,7 +11,8 @@ from analysis.jobs import description, phase_table
 from analysis.test_captured import NOW_UNIX_S, STEPS, captured, finding, job, kinds
 from analysis.test_nccl import table
 
-from perfd.aggregator.series.job_series import LiveFacts, job_values
+from perfd.aggregator.job_summaries import LiveFacts
+from perfd.aggregator.series.job_series import job_values
 from perfd.analysis.communication.dimensions import Dimension, costliest, known_in_all
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, from_json, summarise, to_json

@@ -6,7 +6,8 @@ import pytest
 from analysis.jobs import job_data, step_table
 from analysis.test_nccl import DP4, table
 
-from perfd.aggregator.series.job_series import LiveFacts, job_values
+from perfd.aggregator.job_summaries import LiveFacts
+from perfd.aggregator.series.job_series import job_values
 from perfd.analysis.data.job_data import NcclTime
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
 from perfd.metrics.catalog import METRICS

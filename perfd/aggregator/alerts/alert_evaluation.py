@@ -21,14 +21,15 @@ _Key: TypeAlias = tuple[tuple[tuple[str, str], ...], float | None]
 
 
 class AlertEvaluation:
-    """Runs the rules over frames. Not thread-safe: the tick calls it."""
+    """Runs the rules over the series of rounds. Not thread-safe: the tick calls it."""
 
     def __init__(self, config: RulesConfig) -> None:
         files = [*(builtin_rules() if config.builtin else []), *map(Path, config.files)]
         self.rules: RuleSet = load_rules(files)
         """What is evaluated."""
         self._engine = RuleEngine(self.rules)
-        self._store = self._engine.new_store()
+        self.store = self._engine.new_store()
+        """What the rules read; each round adds its frames."""
         self._interval_s = config.interval_s
         self._evaluated_unix_s: float | None = None
         self._remembered: dict[_Key, Alert] = {}
@@ -60,22 +61,19 @@ class AlertEvaluation:
 
     def evaluate(
         self,
-        frames: Mapping[str, SeriesFrame],
         now_unix_s: float,
         now_s: float,
         step_of: Callable[[str], int | None],
     ) -> Sequence[Alert]:
-        """Take the frames of an instant, by group, and evaluate the rules when they are due.
+        """Evaluate the rules over the store when they are due.
 
         Returns the alerts whose state changed, as they are now.
         """
-        for group, frame in frames.items():
-            self._store.append(frame, source=group)
         last = self._evaluated_unix_s
         if last is not None and 0 <= now_unix_s - last < self._interval_s - 1e-3:
             return ()
         self._evaluated_unix_s = now_unix_s
-        evaluation = self._engine.evaluate(self._store, now_unix_s, now_s)
+        evaluation = self._engine.evaluate(self.store, now_unix_s, now_s)
         self.recorded = evaluation.recorded
         self.active = evaluation.alerts
         self.firing = _firing_by_job(evaluation.alerts)

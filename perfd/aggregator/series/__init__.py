@@ -1,21 +1,16 @@
 """Turns the state into series and serves them as a Prometheus page."""
 
-from perfd.aggregator.series.job_series import LiveFacts
 from perfd.aggregator.series.malloc import keep_freed_memory
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.aggregator.series.self_metrics import self_registry
 from perfd.aggregator.series.series_frames import SELF, SeriesFrames
-from perfd.aggregator.series.summary_cache import Derived, SummaryCache
 
 __all__ = [
     "SELF",
-    "Derived",
-    "LiveFacts",
     "MetricNames",
     "PageRenderer",
     "SeriesFrames",
-    "SummaryCache",
     "keep_freed_memory",
     "self_registry",
 ]

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from perfd.aggregator.jobs import JobEnd
+from perfd.aggregator.job_summaries import LiveFacts
 from perfd.analysis.communication import Communication
 from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.diagnosis import JobSummary
-from perfd.analysis.steps import StepTimeChange
 from perfd.formatting import kind_of_source
 from perfd.metrics.catalog import Value
 
 _MOST_SLOW_GROUPS = 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveFacts:
-    """What is known of a job now and is not in the arrays of the analysis."""
-
-    attempt: int
-    nodes: int
-    ranks: int | None
-    log_silent_s: float | None
-    log_lines: int | None
-    unrecognized_lines: int | None
-    step_time_change: StepTimeChange | None
-    alerts: Sequence[str] = ()
-    """Names of the alerts of the job that fire, sorted."""
-    exported: bool = True
-    """Whether its numbers are series."""
-    end: JobEnd | None = None
 
 
 def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Value]:

@@ -1,42 +1,21 @@
-"""The readings of a node as series."""
+"""Which series the readings of a node are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Iterable
 
 from perfd.aggregator.jobs import JobRegistry
 from perfd.aggregator.series.metric_names import MetricNames
-from perfd.aggregator.series.series_blocks import Block, Blocks
 from perfd.aggregator.state import NodeState
 from perfd.aggregator.state.gpu_owners import exported_gpu_owners
-from perfd.analysis.data.job_data import Floats
 from perfd.metrics.exposition import entity_labels
 from perfd.metrics.series import SeriesKey
 from perfd.model import Scope
 
 
-def node_block(
-    blocks: Blocks,
-    names: MetricNames,
-    node: NodeState,
-    jobs: JobRegistry,
-    values: Mapping[Scope, Floats],
-) -> tuple[tuple[str, ...], Block]:
-    """The raw series of one node, with the name of the block. `values` is entities by metrics by scope."""
-
-    def keys() -> Sequence[SeriesKey]:
-        return list(_raw_keys(names, node, exported_gpu_owners(node, jobs)))
-
-    name = ("node", node.name, str(node.version))
-    flat = [values[scope].ravel() for scope in node.readings]
-    return name, blocks.cached(name, np.concatenate(flat) if flat else np.zeros(0), keys)
-
-
-def _raw_keys(
-    names: MetricNames, node: NodeState, owners: Mapping[str, tuple[str, int | None]]
-) -> Iterable[SeriesKey]:
+def node_keys(names: MetricNames, node: NodeState, jobs: JobRegistry) -> Iterable[SeriesKey]:
+    """The series of one node's readings: by scope, then by entity, then by metric."""
+    owners = exported_gpu_owners(node, jobs)
     for scope, readings in node.readings.items():
         exported = [names.exported(scope, column) for column in readings.layout.metrics.known]
         for entity in readings.layout.entities.known:

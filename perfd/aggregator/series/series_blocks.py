@@ -10,7 +10,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Floats
 from perfd.metrics.catalog import Value
-from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.metrics.series import SeriesKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Group:
 
 
 class Blocks:
-    """Makes blocks and frames; an unchanged set of series gives the same `keys` object again."""
+    """Makes blocks and keys; an unchanged set of series gives the same `keys` object again."""
 
     def __init__(self, *, label_chars: int = 256) -> None:
         self._keys: dict[tuple[str, ...], tuple[SeriesKey, ...]] = {}
@@ -58,12 +58,12 @@ class Blocks:
             self._keys[name] = old = new
         return Block(old, np.array(numbers, np.float64))
 
-    def cached(self, name: tuple[str, ...], values: Floats, keys: Callable[[], Sequence[SeriesKey]]) -> Block:
-        """A block whose keys are made only if its name is new: the name has all that they depend on."""
+    def keys(self, name: tuple[str, ...], make: Callable[[], Iterable[SeriesKey]]) -> Sequence[SeriesKey]:
+        """The keys of a block, made only if its name is new: the name has all that they depend on."""
         known = self._keys.get(name)
         if known is None:
-            known = self._keys[name] = tuple(keys())
-        return Block(known, values)
+            known = self._keys[name] = tuple(make())
+        return known
 
     def keep(self, names: Iterable[tuple[str, ...]]) -> None:
         """Forget all blocks but these."""
@@ -73,14 +73,12 @@ class Blocks:
         if len(self._interned) > 4 * (1024 + sum(map(len, self._keys.values()))):
             self._interned.clear()
 
-    def frame(self, group: str, time_unix_s: float, blocks: Sequence[Block]) -> SeriesFrame:
-        """The blocks of a group at one instant; the same blocks give the same `keys` object again."""
+    def joined(self, group: str, parts: Sequence[Sequence[SeriesKey]]) -> Sequence[SeriesKey]:
+        """The keys of the blocks of a group in one list, which is the same object for the same blocks."""
         known = self._groups.get(group)
-        parts = [block.keys for block in blocks]
         if known is None or not known.is_of(parts):
             known = self._groups[group] = _Group(parts, [key for part in parts for key in part])
-        values = np.concatenate([block.values for block in blocks]) if blocks else np.zeros(0)
-        return SeriesFrame(time_unix_s, known.keys, values)
+        return known.keys
 
     def _key(self, metric: str, labels: Mapping[str, str]) -> SeriesKey | None:
         identity = (metric, tuple(labels.items()))

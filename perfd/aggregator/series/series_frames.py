@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from perfd.aggregator.failures import Part
-from perfd.aggregator.series.job_series import LiveFacts, job_values
+from perfd.aggregator.job_summaries import Derived, LiveFacts
+from perfd.aggregator.series.job_series import job_values
 from perfd.aggregator.series.metric_names import MetricNames
-from perfd.aggregator.series.node_series import node_block
+from perfd.aggregator.series.node_series import node_keys
 from perfd.aggregator.series.self_metrics import agent_values, node_values, server_values
 from perfd.aggregator.series.series_blocks import Block, Blocks
-from perfd.aggregator.series.summary_cache import Derived
 from perfd.aggregator.state import AggregatorState
+from perfd.analysis.data.job_data import Floats
 from perfd.metrics.catalog import Value
 from perfd.metrics.series import SeriesFrame
+from perfd.rules.series_store import SeriesStore
 
 BlockName = tuple[str, ...]
 SELF = "self"
@@ -23,13 +27,17 @@ SELF = "self"
 
 
 class SeriesFrames:
-    """Makes the frames `jobs` (derived), `nodes` (raw), `agents` and `self`. One thread at a time."""
+    """Makes the frames `jobs` (derived), `nodes` (raw), `agents` and `self`. One thread at a time.
+
+    Each frame goes to the `store` that the rules read.
+    """
 
     def __init__(
         self,
         state: AggregatorState,
         names: MetricNames,
         registry: CollectorRegistry,
+        store: SeriesStore,
         *,
         forgotten_after_s: float,
     ) -> None:
@@ -37,6 +45,10 @@ class SeriesFrames:
         self._names = names
         self._registry = registry
         self._forgotten_after_s = forgotten_after_s
+        self._store = store
+        self._made: Mapping[str, SeriesFrame] = {}
+        self.newest: Mapping[str, SeriesFrame] = {}
+        """All series of the newest round by group, those of rules too; no name is in two groups."""
         self._blocks = Blocks(label_chars=state.fleet.limits.name_chars)
 
     def make(
@@ -45,18 +57,29 @@ class SeriesFrames:
         now_s: float,
         derived: Mapping[str, Derived],
         facts: Mapping[str, LiveFacts],
-    ) -> dict[str, SeriesFrame]:
-        """The frames of one instant; a job or node whose series cannot be made is left out."""
+    ) -> None:
+        """Make the frames of one instant, for the rules; the page shows them once they are published.
+
+        A job or node whose series cannot be made is left out.
+        """
         jobs, nodes = self._jobs(derived, facts), self._nodes(now_s)
         # The aggregator's own series come first: they count what is left out.
         groups = self._bounded(
             {SELF: self._self(), "agents": self._agents(now_s), "jobs": jobs, "nodes": nodes}
         )
         self._blocks.keep(name for blocks in groups.values() for name in blocks)
-        return {
-            group: self._blocks.frame(group, now_unix_s, list(blocks.values()))
-            for group, blocks in groups.items()
-        }
+        self._made = {group: self._frame(group, now_unix_s, blocks) for group, blocks in groups.items()}
+        with self._state.failures.contained(Part.RULES):
+            for group, frame in self._made.items():
+                self._store.append(frame, source=group)
+
+    def publish(self, recorded: SeriesFrame | None) -> None:
+        """Show what was made last, with what the rules recorded of it."""
+        self.newest = {**self._made, "rules": recorded} if recorded is not None else self._made
+
+    def _frame(self, group: str, now_unix_s: float, blocks: Mapping[BlockName, Block]) -> SeriesFrame:
+        keys = self._blocks.joined(group, [block.keys for block in blocks.values()])
+        return SeriesFrame(now_unix_s, keys, _joined([block.values for block in blocks.values()]))
 
     def _bounded(self, groups: Mapping[str, dict[BlockName, Block]]) -> dict[str, dict[BlockName, Block]]:
         """The groups without the blocks that are one too many, which are counted."""
@@ -96,12 +119,10 @@ class SeriesFrames:
                 if node.left:
                     continue
                 with self._state.failures.contained(Part.NODE, node=node.name):
-                    fresh = {
-                        scope: readings.fresh(now_s, stale_after_s)
-                        for scope, readings in node.readings.items()
-                    }
-                    name, block = node_block(self._blocks, self._names, node, fleet.jobs, fresh)
-                    blocks[name] = block
+                    name = ("node", node.name, str(node.version))
+                    keys = self._blocks.keys(name, partial(node_keys, self._names, node, fleet.jobs))
+                    fresh = [one.fresh(now_s, stale_after_s).ravel() for one in node.readings.values()]
+                    blocks[name] = Block(keys, _joined(fresh))
         return blocks
 
     def _agents(self, now_s: float) -> dict[BlockName, Block]:
@@ -125,3 +146,7 @@ class SeriesFrames:
             for sample in family.samples
         ]
         return {(SELF,): self._blocks.block((SELF,), values)}
+
+
+def _joined(arrays: Sequence[Floats]) -> Floats:
+    return np.concatenate(arrays) if arrays else np.zeros(0)
