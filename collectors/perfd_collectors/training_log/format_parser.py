@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from perfd.model import TrainingStep
 from perfd_collectors.nccl.debug_log import DebugLog
@@ -24,23 +24,29 @@ class LogContext:
     nccl: DebugLog = field(default_factory=DebugLog)
 
 
-class FormatParser(Protocol):
+class FormatParser(ABC):
     """Parses one family of lines. It is called with lines that contain one of its keywords, in order."""
 
     keywords: Sequence[bytes]
     """Lines without any of these are not passed to the parser, unless it is `in_block`."""
 
+    def __init__(self, job: LogContext) -> None:
+        self._out = job.out
+        self._steps = job.steps
+
     @property
     def in_block(self) -> bool:
         """Whether the parser is inside a block, so that it needs the next line regardless of keywords."""
+        return False
 
+    @abstractmethod
     def parse(self, line: LogLine) -> bool:
         """Parse a line; returns False when it is not of this format."""
 
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027  (most formats have no blocks)
         """Emit an open block, which is complete because no line came for a while."""
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027
         """Emit everything pending: the log has ended."""
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.format_parser import LogContext, is_plain_key
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, is_plain_key
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.megatron import one_line_timers
 from perfd_collectors.training_log.number_text import integer, number, positive, with_suffix
@@ -43,7 +43,7 @@ _PIPELINE_TIMERS = frozenset({"pipe_send_output", "pipe_recv_input"})
 _PIPELINE_MICRO_STEP = "batch_input"
 
 
-class DeepSpeedParser:
+class DeepSpeedParser(FormatParser):
     """One log of a DeepSpeed job."""
 
     keywords: Sequence[bytes] = (
@@ -57,8 +57,7 @@ class DeepSpeedParser:
     )
 
     def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
+        super().__init__(job)
         self._progress: tuple[int, int, float | None] | None = None
         self._phases: dict[str, float] = {}
         self._profiler_rows: dict[str, float] | None = None
@@ -84,9 +83,6 @@ class DeepSpeedParser:
             or self._profiler(text)
             or "comm op: " in text
         )
-
-    def settle(self) -> None:
-        """Nothing is pending."""
 
     def finish(self) -> None:
         """Emit the profiler's report if the log ends inside it."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.line_prefixes import LogLine
 
 _TRACEBACK = "Traceback (most recent call last):"
@@ -28,7 +28,7 @@ class _Traceback:
     lines: int = 0
 
 
-class FailureParser:
+class FailureParser(FormatParser):
     """Exceptions and NCCL warnings in a log. A traceback is reported by its last line."""
 
     keywords: Sequence[bytes] = (
@@ -39,8 +39,7 @@ class FailureParser:
     )
 
     def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
+        super().__init__(job)
         self._open: dict[int | None, _Traceback] = {}
 
     @property
@@ -59,9 +58,6 @@ class FailureParser:
                 self._open[line.rank] = _Traceback(text[text.index(_TRACEBACK) :])
             return True
         return self._in_traceback(text, line.rank) or self._message(text, line.rank)
-
-    def settle(self) -> None:
-        """Nothing is pending."""
 
     def finish(self) -> None:
         """Report tracebacks whose end is missing."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from perfd.model import EventKind, TrainingStep
 from perfd_collectors.training_log.bar_log import DENSE_STEPS, DrawnStep
-from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import grouped, number
 from perfd_collectors.training_log.step_log import ProgressSource
@@ -44,7 +44,7 @@ class _Clock:
     tokens: float | None
 
 
-class HuggingFaceParser:
+class HuggingFaceParser(FormatParser):
     """One log of a Trainer.
 
     Most dicts have no step number. The progress bar that is drawn again after a
@@ -63,14 +63,11 @@ class HuggingFaceParser:
     )
 
     def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
+        super().__init__(job)
         self._bars = job.bars
         self._epochs: int | None = None
         self._total: int | None = None
         self._before: _Clock | None = None
-
-    in_block = False
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete line."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import number
 from perfd_collectors.training_log.step_fields import StepFields, add_step, fields_of
@@ -31,17 +31,14 @@ _PAIR = re.compile(r"'([\w/.()@-]{1,80})': ([^',{}]{1,40})(?=, '|$)", re.ASCII)
 _MAX_KEYS = 2000
 
 
-class JsonLineParser:
+class JsonLineParser(FormatParser):
     """Objects that say their step, and a loss, a time or a rate (LLaMA-Factory's `trainer_log.jsonl`)."""
 
     keywords: Sequence[bytes] = (b'{"', b": {'")
 
     def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
+        super().__init__(job)
         self._elapsed: tuple[int, float] | None = None
-
-    in_block = False
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete, undamaged line."""
@@ -49,12 +46,6 @@ class JsonLineParser:
             return False
         text = line.text.strip()
         return self._object(text) if text.startswith('{"') else self._dict(text)
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def finish(self) -> None:
-        """Nothing is pending."""
 
     def _object(self, text: str) -> bool:
         try:

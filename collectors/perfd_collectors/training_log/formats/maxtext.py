@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd_collectors.training_log.format_parser import LogContext, is_plain_key, training_step
+from perfd_collectors.training_log.format_parser import FormatParser, is_plain_key, training_step
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import number, positive
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
@@ -14,16 +14,10 @@ _ANCHOR = re.compile(r"\bcompleted step: (\d{1,15}), (?=seconds: )", re.ASCII)
 _DEVICES = re.compile(r"\bNum_devices: (\d{1,9}), shape ", re.ASCII)
 
 
-class MaxTextParser:
+class MaxTextParser(FormatParser):
     """One log of a MaxText job. Steps are numbered from 0, as printed; rates are those of one device."""
 
     keywords: Sequence[bytes] = (b"completed step: ", b"Num_devices: ")
-
-    def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
-
-    in_block = False
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete, undamaged line."""
@@ -61,9 +55,3 @@ class MaxTextParser:
             last_timestamp_ns(line.text[: anchor.start()]),
         )
         return True
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def finish(self) -> None:
-        """Nothing is pending."""

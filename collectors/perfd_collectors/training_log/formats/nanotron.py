@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport
-from perfd_collectors.training_log.format_parser import LogContext, fields, training_step
+from perfd_collectors.training_log.format_parser import FormatParser, fields, training_step
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import with_suffix
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
@@ -27,16 +27,10 @@ _MUST_BE_POSITIVE = frozenset({"step_time_s", "tokens_per_s", "flops_per_s_per_g
 _MEMORY = {"cuda_memory_allocated": "allocated_bytes", "cuda_max_memory_reserved": "max_reserved_bytes"}
 
 
-class NanotronParser:
+class NanotronParser(FormatParser):
     """One log of a nanotron job."""
 
     keywords: Sequence[bytes] = (b"iteration: ",)
-
-    def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
-
-    in_block = False
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete line."""
@@ -70,9 +64,3 @@ class NanotronParser:
         if memory:
             self._out.add(MemoryReport(job=self._out.job, step=int(anchor[1]), rank=line.rank, **memory))
         return True
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def finish(self) -> None:
-        """Nothing is pending."""

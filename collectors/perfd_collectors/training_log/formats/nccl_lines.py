@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.line_prefixes import LogLine
 
 
-class NcclLineParser:
+class NcclLineParser(FormatParser):
     """Parses NCCL's lines of all ranks, in one or several logs. Warnings are parsed by `FailureParser`."""
 
     keywords: Sequence[bytes] = (b"NCCL INFO", b"NCCL version")
 
     def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
+        super().__init__(job)
         self._log = job.nccl
 
     @property
@@ -33,9 +32,3 @@ class NcclLineParser:
                 EventKind.NCCL_WARNING, remark.message, step=self._steps.last_step, rank=line.rank
             )
         return True
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def finish(self) -> None:
-        """Nothing is pending."""

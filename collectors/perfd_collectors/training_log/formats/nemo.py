@@ -6,7 +6,12 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.format_parser import LogContext, fields, is_plain_key, training_step
+from perfd_collectors.training_log.format_parser import (
+    FormatParser,
+    fields,
+    is_plain_key,
+    training_step,
+)
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import integer, number, positive
 
@@ -27,28 +32,16 @@ _FIELDS = {
 }
 
 
-class NemoParser:
+class NemoParser(FormatParser):
     """One log of a NeMo job. Steps are numbered from 0, as NeMo prints them."""
 
     keywords: Sequence[bytes] = (b"Training epoch ", b"reduced_train_loss=", b"nsys profiling ==")
-
-    def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
-
-    in_block = False
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete, undamaged line: in others the step may be missing."""
         if not line.complete or line.damaged:
             return False
         return self._line(line.text) or self._bar(line.text) or self._profiler(line.text)
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def finish(self) -> None:
-        """Nothing is pending."""
 
     def _line(self, text: str) -> bool:
         anchor = _ANCHOR.search(text)

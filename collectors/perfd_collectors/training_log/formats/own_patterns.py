@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.errors import ConfigError
-from perfd_collectors.training_log.format_parser import LogContext, training_step
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, training_step
 from perfd_collectors.training_log.formats.pattern_steps import growth
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import grouped, integer, number
@@ -65,17 +65,19 @@ def compiled_pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-class OwnPatternParser:
+class OwnPatternParser(FormatParser):
     """Lines that one of the user's patterns finds. They count before anything else that shows steps."""
 
     keywords: Sequence[bytes] = ()
-    in_block = True
-    """Any line may match."""
 
     def __init__(self, job: LogContext, patterns: Sequence[re.Pattern[str]]) -> None:
-        self._out = job.out
-        self._steps = job.steps
+        super().__init__(job)
         self._patterns = patterns
+
+    @property
+    def in_block(self) -> bool:
+        """Always: any line may match."""
+        return True
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete, undamaged line."""
@@ -100,12 +102,6 @@ class OwnPatternParser:
             family=ProgressSource.OWN_PATTERN,
         )
         return True
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def finish(self) -> None:
-        """Nothing is pending."""
 
 
 def _number(text: str | None, power: int) -> float | None:

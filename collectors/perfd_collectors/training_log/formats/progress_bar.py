@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfd_collectors.training_log.bar_log import DENSE_STEPS, DrawnStep
-from perfd_collectors.training_log.format_parser import LogContext, training_step
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, training_step
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import number, positive
 from perfd_collectors.training_log.step_log import ProgressSource
@@ -59,7 +59,7 @@ class _Bar:
     """Where it says the step over all epochs, too."""
 
 
-class ProgressBarParser:
+class ProgressBarParser(FormatParser):
     """The bars in one log. Only a training loop's count: downloads and evaluation have bars, too.
 
     A bar per epoch begins again at 0; its step is counted over the epochs.
@@ -68,14 +68,11 @@ class ProgressBarParser:
     keywords: Sequence[bytes] = (b"%|", b"it/s")
 
     def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
+        super().__init__(job)
         self._bars = job.bars
         self._last: _Bar | None = None
         self._epochs = 0
         self._first_epoch: int | None = None
-
-    in_block = False
 
     def parse(self, line: LogLine) -> bool:
         """Parse the bars of a complete line; whatever else is on it is for others."""
@@ -87,12 +84,6 @@ class ProgressBarParser:
             if _is_training(bar) and self._is_the_bar(bar):
                 self._take(bar, cleared=line.after_clear)
         return found and "{'" not in line.text
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def finish(self) -> None:
-        """Nothing is pending."""
 
     def _is_the_bar(self, bar: _Bar) -> bool:
         """Whether it is the bar whose steps count: the first, or the next epoch's."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.format_parser import FormatParser
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
@@ -40,19 +40,13 @@ _LOOPS = frozenset({"", "training-loop", "nanogpt", "nanochat", "litgpt", "torch
 _MAX_NUMBER_CHARS = 48
 
 
-class StepLineParser:
+class StepLineParser(FormatParser):
     """Lines with a step and a loss, a time or a rate, in any order and with any separators.
 
     Only numbers with a known name or unit count. A line of an evaluation is an event.
     """
 
     keywords: Sequence[bytes] = (b"step", b"Step", b"iter ", b"Iter", b"iteration", b"STEP")
-
-    def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
-
-    in_block = False
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete, undamaged line."""
@@ -83,12 +77,6 @@ class StepLineParser:
             self._out.describe(train_steps=int(total))
         add_step(self._steps, self._out.job, step, found, last_timestamp_ns(text[: anchor.start()]))
         return True
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def finish(self) -> None:
-        """Nothing is pending."""
 
 
 def _anchor(text: str) -> re.Match[str] | None:

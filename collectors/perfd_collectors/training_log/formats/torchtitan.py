@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, MemoryReport, TrainingStep
-from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import grouped, number, positive
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
@@ -39,7 +39,7 @@ _WORLD_DIMENSIONS = frozenset({"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp
 """Dimensions whose product is the world size; expert parallelism reuses their ranks."""
 
 
-class TorchtitanParser:
+class TorchtitanParser(FormatParser):
     """One log of a torchtitan job; all ranks that log print the same line."""
 
     keywords: Sequence[bytes] = (
@@ -54,25 +54,16 @@ class TorchtitanParser:
     )
 
     def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
+        super().__init__(job)
         self._sequence: int | None = None
         self._batch: int | None = None
         self._tokens: int | None = None
         self._micro_batches: int | None = None
         """Micro-batches per rank's batch in the pipeline."""
 
-    in_block = False
-
     def parse(self, line: LogLine) -> bool:
         """Parse a complete line."""
         return line.complete and (self._step(line) or self._validate(line.text) or self._about(line.text))
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def finish(self) -> None:
-        """Nothing is pending."""
 
     def _step(self, line: LogLine) -> bool:
         anchor = _STEP.search(line.text)

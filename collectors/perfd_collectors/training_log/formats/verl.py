@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.format_parser import LogContext, is_plain_key
+from perfd_collectors.training_log.format_parser import FormatParser, is_plain_key
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.number_text import number
 
@@ -16,16 +16,10 @@ _GIB = 1024.0**3
 _TIMING = "timing_s/"
 
 
-class VerlParser:
+class VerlParser(FormatParser):
     """One log of a verl job. A step is one round of generation and update; its parts are phases."""
 
     keywords: Sequence[bytes] = (b"step:",)
-
-    def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
-
-    in_block = False
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete line."""
@@ -41,12 +35,6 @@ class VerlParser:
         self._out.describe(framework="verl")
         self._add(int(anchor[1]), values)
         return True
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def finish(self) -> None:
-        """Nothing is pending."""
 
     def _add(self, step: int, values: dict[str, float]) -> None:
         losses = {key: value for key, value in values.items() if "loss" in key}

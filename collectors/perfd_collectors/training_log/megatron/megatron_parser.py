@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import JobDescription, PhaseTime
-from perfd_collectors.training_log.format_parser import LogContext, training_step
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, training_step
 from perfd_collectors.training_log.line_prefixes import LogLine
 from perfd_collectors.training_log.megatron.megatron_description import MegatronDescription
 from perfd_collectors.training_log.megatron.megatron_events import MegatronEvents
@@ -23,7 +23,7 @@ _ENDS_OF_A_BLOCK = ("validation loss at", "[after training is done]")
 _PARTS = ("forward", "backward", "optimizer")
 
 
-class MegatronParser:
+class MegatronParser(FormatParser):
     """One log of a Megatron job. Steps and description are shared with the job's other logs."""
 
     keywords: Sequence[bytes] = (
@@ -44,8 +44,7 @@ class MegatronParser:
     )
 
     def __init__(self, job: LogContext) -> None:
-        self._out = job.out
-        self._steps = job.steps
+        super().__init__(job)
         self._timers = TimerBlocks()
         self._description = MegatronDescription(job.out)
         self._events = MegatronEvents(job)
