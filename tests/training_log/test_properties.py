@@ -106,6 +106,25 @@ garbage = st.binary(min_size=1, max_size=20).map(
 )
 
 
+@pytest.mark.parametrize(
+    ("name", "at", "junk"),
+    [
+        ("nemo-1-progress-bar", 0, b"\x00"),
+        ("nemo-1-progress-bar", 1, b"\t"),
+        ("nemo-1-progress-bar", 87, b"\t"),
+        ("lightning-tqdm", 1615, b"\x00"),
+        ("lightning-tqdm", 1615, "\N{NO-BREAK SPACE}".encode()),
+    ],
+)
+def test_a_damaged_bar_invents_neither_steps_nor_their_number(name: str, at: int, junk: bytes) -> None:
+    log = LOGS[name]
+
+    damaged = parse_log(log[:at] + junk + log[at:])
+
+    found = [record for record in damaged if not _counts_steps(name, record)]
+    assert said(found) <= WHOLE[name] | _without_a_neighbour(name, log, at)
+
+
 @settings(max_examples=400, deadline=None)
 @given(name=names, junk=garbage, data=st.data())
 def test_garbage_anywhere_never_invents_a_value(name: str, junk: bytes, data: st.DataObject) -> None:

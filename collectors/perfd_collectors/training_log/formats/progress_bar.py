@@ -59,6 +59,10 @@ class _Bar:
     """Where it says the step over all epochs, too."""
 
 
+_NEMO = re.compile(r"\b(reduced_train_loss|consumed_samples)=")
+"""Only in bars of NeMo, whose parser knows that they begin at step 0: what it refuses is damaged."""
+
+
 class ProgressBarParser(FormatParser):
     """The bars in one log. Only a training loop's count: downloads and evaluation have bars, too.
 
@@ -76,12 +80,12 @@ class ProgressBarParser(FormatParser):
 
     def parse(self, line: LogLine) -> bool:
         """Parse the bars of a complete line; whatever else is on it is for others."""
-        if not line.complete or "\ufffd" in line.text:
+        if not line.complete or line.damaged:
             return False
         found = False
         for bar in _bars_in(line.text):
             found = True
-            if _is_training(bar) and self._is_the_bar(bar):
+            if _is_training(bar) and not _NEMO.search(bar.postfix) and self._is_the_bar(bar):
                 self._take(bar, cleared=line.after_clear)
         return found and "{'" not in line.text
 
@@ -105,11 +109,13 @@ class ProgressBarParser(FormatParser):
         if (self._bars.line_steps or 0) in range(1, DENSE_STEPS + 1):
             # The lines beside the bar say more.
             return
-        if "v_num=" in bar.postfix:
+        of_lightning = "v_num=" in bar.postfix
+        if of_lightning:
             self._out.describe(framework="lightning")
         elif not self._out.description.framework:
             self._out.describe(framework="training-loop")
-        if bar.epoch is None and self._epochs == 0:
+        # Lightning's bars are of one epoch, also where something printed hides which.
+        if bar.epoch is None and self._epochs == 0 and not of_lightning:
             self._out.describe(train_steps=self._out.description.train_steps or bar.total)
         values = {} if bar.step_time_s is None else {"step_time_s": bar.step_time_s}
         self._steps.add(
