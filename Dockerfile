@@ -2,7 +2,8 @@
 #   docker build -t perfd .
 # With W&B: --build-arg REQUIREMENTS=requirements-wandb.txt
 # The same sources, base and SOURCE_DATE_EPOCH give the same layers: docs/deploy-kubernetes.md says how to check that.
-ARG PYTHON=python:3.11-slim-bookworm
+# The digest is that of the index of all platforms, in which amd64 and arm64 are (docker-library/repo-info, 2026-08-25).
+ARG PYTHON=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b
 
 FROM ${PYTHON} AS build
 # The compiler is for the NCCL plugin; it stays in this stage.
@@ -17,17 +18,21 @@ COPY deploy/image/ deploy/image/
 ARG REQUIREMENTS=requirements.txt
 RUN python3 -m venv /opt/perfd && python3 -m venv /opt/build \
  && /opt/perfd/bin/python -m pip install --require-hashes -r deploy/image/$REQUIREMENTS \
- && /opt/build/bin/python -m pip install --require-hashes -r deploy/image/requirements-build.txt
+ && /opt/build/bin/python -m pip install --require-hashes -r deploy/image/requirements-build.txt \
+      -r deploy/image/requirements-sbom.txt
 COPY . .
 # A wheel without the plugin would be built too; an image without it is a mistake. Jobs copy it and the relay, which is
 # static because it runs in their images, from lib/.
-# Tests of libraries are of no use here. Code is compiled now: nobody can write it later.
+# Tests of libraries are of no use here. The list of what is installed is made before code is compiled, which nobody can
+# write later.
 RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/perfd/bin/python -m pip install --no-deps --no-index /wheels/*.whl \
  && gcc -std=c11 -D_GNU_SOURCE -O2 -static -s -o /opt/perfd/lib/perfd-relay deploy/image/relay/relay.c \
  && ln -s "$(ls /opt/perfd/lib/python3*/site-packages/perfd_collectors/nccl/libnccl-profiler-perfd.so)" /opt/perfd/lib/ \
  && /opt/perfd/bin/python -m pip uninstall -y pip setuptools \
  && find /opt/perfd/lib -depth -type d \( -name tests -o -name __pycache__ \) -exec rm -r {} + \
+ && /opt/build/bin/cyclonedx-py environment --output-reproducible --output-file /opt/perfd/lib/sbom.cdx.json \
+      --mc-type application --pyproject pyproject.toml /opt/perfd/bin/python \
  && install -m 0755 deploy/image/healthcheck /opt/perfd/bin/perfd-healthcheck \
  && /opt/perfd/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/perfd/lib
 

@@ -5,23 +5,28 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system fuzz check format bench dashboards docs site proto clean
+.PHONY: help demo test test-slow test-system fuzz check format bench dashboards docs site proto lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
 
+# All that is installed from a registry is pinned, with its hashes: deploy/lock.
+INSTALL := -m pip install --quiet --disable-pip-version-check
+LOCKED  := $(INSTALL) --require-hashes
+PERFD   := $(INSTALL) --no-deps --no-build-isolation --editable .
+
 # The environment is made again when the dependencies change.
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml deploy/image/requirements.txt deploy/image/requirements-build.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "perfd needs Python 3.11 or newer; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
-	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python $(LOCKED) -r deploy/image/requirements.txt -r deploy/image/requirements-build.txt
+	@$(BIN)/python $(PERFD)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	@$(BIN)/python -m pip install --quiet --editable . --group dev
+$(VENV)/.installed-dev: $(VENV)/.installed deploy/lock/development.txt
+	@$(BIN)/python $(LOCKED) -r deploy/lock/development.txt
 	@touch $@
 
 demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow rank through the whole system
@@ -58,6 +63,7 @@ check: $(VENV)/.installed-dev ## Lint, types, imports, wording, drift of generat
 	@$(BIN)/python -m perfd.cli.thresholds_reference --check
 	@$(BIN)/python deploy/kubernetes/make_schema.py --check
 	@$(BIN)/python deploy/kubernetes/make_readme.py --check
+	@$(BIN)/python deploy/lock/make_lock.py --check
 	@$(BIN)/python -m perfd.cli.cli_reference --check
 	@cd deploy/grafana && $(abspath $(BIN))/python -m perfd_dashboards --check
 
@@ -78,11 +84,14 @@ docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md, the thres
 	@$(BIN)/python deploy/kubernetes/make_readme.py
 	@$(BIN)/python -m perfd.cli.cli_reference
 
+lock: $(VENV)/.installed-dev ## Pin what is installed, with hashes, after a change in pyproject.toml (LOCK=--upgrade)
+	@$(BIN)/python deploy/lock/make_lock.py $(LOCK)
+
 dashboards: $(VENV)/.installed-dev ## Generate deploy/grafana/dashboards/
 	@cd deploy/grafana && $(abspath $(BIN))/python -m perfd_dashboards
 
 site: $(VENV)/.installed-dev ## Build the documentation into site/
-	@$(BIN)/python -m pip install --quiet --group docs
+	@$(BIN)/python $(LOCKED) -r deploy/lock/documentation.txt
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean: ## Remove the environment and caches

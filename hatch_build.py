@@ -38,6 +38,7 @@ class NcclPluginHook(BuildHookInterface):
         if shutil.which("make") is None:
             sources = [str(Path(self.root, "collectors", "nccl_plugin", name)) for name in SOURCES]
             command = [compiler, "-std=c11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared"]
+            command += [f"-ffile-prefix-map={Path(sources[0]).parent}=nccl_plugin"]
             command += ["-fvisibility=hidden", "-Wl,-z,nodelete", "-o", str(library), *sources]
             command += ["-lpthread", "-ldl"]
         result = subprocess.run(command, capture_output=True, text=True, check=False)

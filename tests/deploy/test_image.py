@@ -1,15 +1,20 @@
 """The image, built from the Dockerfile by buildah."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from deploy.kubernetes.images import ENVIRONMENT, ROOT, STORE, Image, build, buildah
+from packaging.utils import canonicalize_name
 
 pytestmark = [
     pytest.mark.system,
@@ -60,6 +65,23 @@ def test_it_is_small_and_has_neither_compiler_nor_pip(files: list[Path]) -> None
     assert sum(path.stat().st_size for path in files if path.is_file()) < MOST_BYTES
     assert not [path for path in files if path.name == "pip"]
     assert shutil.which("gcc", path=str(files[0].parents[1] / "usr" / "bin")) is None
+
+
+def test_it_lists_what_is_in_it(files: list[Path]) -> None:
+    """As CycloneDX, with licenses, without the base."""
+    (listed,) = [path for path in files if path.name == "sbom.cdx.json"]
+    text = listed.read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+    document = json.loads(text)
+    named = {canonicalize_name(one["name"]): one for one in document["components"]}
+    (place,) = files[0].glob("lib/python3*/site-packages")
+    installed = {canonicalize_name(one.name): one.version for one in distributions(path=[str(place)])}
+    assert {name: one["version"] for name, one in named.items()} == {
+        name: version for name, version in installed.items() if name != "perfd"
+    }
+    assert document["metadata"]["component"]["name"] == "perfd"
+    # Their packages do not say their license.
+    assert {name for name, one in named.items() if not one.get("licenses")} <= {"promql-parser", "protobuf"}
 
 
 def test_who_runs_in_it_cannot_change_perfd(files: list[Path]) -> None:

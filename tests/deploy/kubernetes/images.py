@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,10 @@ SOURCES = ("perfd", "collectors", "rules", "deploy/image")
 FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
 STORE = ("--root", "/var/lib/perfd-tests", "--runroot", "/run/perfd-tests", "--storage-driver", "overlay")
 """Images and containers of tests, apart from those of this machine; install.sh has the same."""
+(BASE,) = re.findall(
+    r"^ARG PYTHON=([^@\n]+)@sha256:[0-9a-f]{64}$", (ROOT / "Dockerfile").read_text(), re.MULTILINE
+)
+"""The name of the image's base, of which install.sh makes one without a registry; it has another digest."""
 ENVIRONMENT = {
     **os.environ,
     "CONTAINERS_CONF": str(HERE / "containers.conf"),
@@ -68,7 +73,8 @@ def build(sources: Path, tag: str) -> Image:
     files = ("/etc/ssl/certs/ca-certificates.crt", "/etc/resolv.conf", "/etc/hosts")
     volumes = [f"--volume={path}:{path}:ro" for path in files if Path(path).exists()]
     options = ("--format=docker", "--timestamp=0", "--pull-never", "--no-cache", "--quiet")
-    buildah("bud", *options, *volumes, "--tag", tag, str(sources))
+    base = f"--build-arg=PYTHON=localhost/{BASE}"
+    buildah("bud", *options, base, *volumes, "--tag", tag, str(sources))
     found = json.loads(buildah("inspect", "--type", "image", tag))
     return Image(
         tag=tag,

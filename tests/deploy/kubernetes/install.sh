@@ -16,8 +16,8 @@ if ! command -v helm >/dev/null; then
   install -m 0755 "$work/layer/helm/helm" /usr/local/bin/helm
 fi
 
-# The Dockerfile's base, by its name, from Debian's packages: tests pull no images.
-base=$(sed -n 's|^ARG PYTHON=|localhost/|p' ../../../Dockerfile)
+# The Dockerfile's base, by its name without its digest, from Debian's packages: tests pull no images.
+base=$(sed -n 's|^ARG PYTHON=\([^@]*\).*|localhost/\1|p' ../../../Dockerfile)
 if ! "${buildah[@]}" inspect --type image "$base" >/dev/null 2>&1; then
   debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
     bookworm "$work/root" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
