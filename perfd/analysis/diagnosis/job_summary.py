@@ -15,7 +15,7 @@ from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.checklist import Checklist, checklist
-from perfd.analysis.diagnosis.evidence_from_job import facts_of
+from perfd.analysis.diagnosis.job_analysis import facts_of
 from perfd.analysis.findings import Finding, finding_json
 from perfd.analysis.hang import ErrorSummary, troubles
 from perfd.analysis.steps import (
