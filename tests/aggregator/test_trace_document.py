@@ -12,7 +12,7 @@ import pytest
 
 from perfd.aggregator.captures.trace_document import TraceDocument
 from perfd.analysis.data.job_data import Captured, GpuTable, JobData, PhaseTable, StepTable
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.model import JobDescription, ParallelLayout, TraceShares
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.diagnosis.trace_findings import diagnose

@@ -12,7 +12,7 @@ from perfd.aggregator.limits import Limits
 from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.analysis.collectives.by_rank import NcclRank
 from perfd.analysis.collectives.nccl_summary import NcclSummary
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.capture.expected_end import Pace
 from perfd.capture.selection.rank_selection import JobView, select
 from perfd.model import CaptureTool, JobDescription, RankPlacement

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, phase_table, step_table
 
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Kind
 from perfd.gpu_peaks import load_peaks
 from perfd.model import ModelShape

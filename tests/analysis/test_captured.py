@@ -10,7 +10,7 @@ from analysis.jobs import description, gpu_table, infos, job_data, phase_table, 
 from analysis.test_nccl import table
 
 from perfd.analysis.data.job_data import Captured, JobData, NcclTime
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, from_json, summarise, to_json
 from perfd.analysis.findings import Finding, Kind
 from perfd.gpu_peaks import load_peaks
 from perfd.model import TraceShares

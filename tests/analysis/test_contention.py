@@ -12,8 +12,8 @@ from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import HostWaitReadings
 from perfd.analysis.data.job_data import HostWaitTable
 from perfd.analysis.diagnosis import AnalysisSettings
-from perfd.analysis.diagnosis.job_analysis import facts_of
 from perfd.analysis.diagnosis.host_delay_findings import judge_contention
+from perfd.analysis.diagnosis.job_analysis import facts_of
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, ranked
 from perfd.analysis.steps import gpu_activity, steady_rows

@@ -15,7 +15,7 @@ from perfd.aggregator.job_summaries import LiveFacts
 from perfd.aggregator.series.job_series import job_values
 from perfd.analysis.communication.dimensions import Dimension, costliest, known_in_all
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, from_json, summarise, to_json
 from perfd.analysis.findings import Kind
 from perfd.analysis.layout.process_groups import dimension_name, group_name
 from perfd.metrics.catalog import METRICS

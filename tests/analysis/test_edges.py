@@ -11,7 +11,7 @@ from analysis.test_bottleneck import H100, judge, pipeline_job
 from analysis.test_captured import captured, judged
 
 from perfd.analysis.collectives.by_rank import NcclRank
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings.finding_kind import Kind
 from perfd.analysis.stragglers.late_ranks import Late, late
 from perfd.gpu_peaks import load_peaks

@@ -9,7 +9,7 @@ import pytest
 from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, step_table
 
 from perfd.analysis.data.job_data import StepTable
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import Efficiency, MfuTier
 from perfd.gpu_peaks import load_peaks

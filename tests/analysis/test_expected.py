@@ -13,7 +13,7 @@ from analysis.test_nccl import table
 from perfd.analysis.collectives.bandwidth_text import bandwidth_words
 from perfd.analysis.collectives.nccl_summary import NcclKind
 from perfd.analysis.data.job_data import JobData, Method, NcclTime
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
 from perfd.analysis.layout.rank_location import PORTS, TOLD
 from perfd.gpu_peaks import load_peaks

@@ -7,7 +7,7 @@ import pytest
 from analysis.jobs import description, job_data, step_table
 
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
 from perfd.analysis.operations.step_segmentation import fewest_blocks
 

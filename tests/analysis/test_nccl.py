@@ -10,7 +10,7 @@ from analysis.jobs import description, job_data, phase_table, step_table
 
 from perfd.analysis.collectives.nccl_summary import group_name, nccl
 from perfd.analysis.data.job_data import CollectiveStack, CollectiveTable, Method, NcclTime, NcclTimeTable
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Kind
 from perfd.model import ParallelLayout, TimingSource
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.analysis.data.job_data import CollectiveStack, Floats, Ints, NcclTime
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Kind
 from perfd.analysis.operations.p2p_timing import receiver_durations_s
 from perfd.model import TimingSource

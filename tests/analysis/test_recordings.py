@@ -10,7 +10,7 @@ import pytest
 from analysis.jobs import recorded_job
 
 from perfd.analysis.data.job_data import GpuTable, JobData
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Kind
 from perfd.gpu_peaks import load_peaks
 

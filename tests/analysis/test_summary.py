@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.analysis.data.job_data import JobData, PhaseTable
-from perfd.analysis.diagnosis.job_summary import SCHEMA, AnalysisSettings, from_json, summarise, to_json
+from perfd.analysis.diagnosis import SCHEMA, AnalysisSettings, from_json, summarise, to_json
 from perfd.gpu_peaks import load_peaks
 from perfd.model import Alert, AlertState, ParallelLayout
 

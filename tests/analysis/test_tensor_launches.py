@@ -11,8 +11,8 @@ from analysis.jobs import job_data, step_table
 from perfd.analysis.communication import Communication, Dimension
 from perfd.analysis.data.job_data import GpuKey
 from perfd.analysis.diagnosis import AnalysisSettings
-from perfd.analysis.diagnosis.job_analysis import facts_of
 from perfd.analysis.diagnosis.host_delay_findings import judge_tensor_launches
+from perfd.analysis.diagnosis.job_analysis import facts_of
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, ranked
 from perfd.analysis.steps import STEADY_STEPS, GpuActivity, gpu_activity, steady_rows

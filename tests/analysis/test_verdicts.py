@@ -11,7 +11,7 @@ from analysis.test_nccl import DP4, summary, table
 
 from perfd.analysis.collectives.slow_links import Reference
 from perfd.analysis.data.job_data import CollectiveTable, GpuKey, GpuTable, NcclTime
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.hang.hang_detection import hang, longest_pause_s
 from perfd.gpu_peaks import load_peaks

@@ -5,7 +5,7 @@ from functools import cache
 
 from analysis.jobs import job_data, step_table
 
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.steps import Efficiency
 from perfd.exporters.exporter import JobRound
 

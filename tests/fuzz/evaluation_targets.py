@@ -18,7 +18,7 @@ from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.data.analysis_settings import AnalysisSettings
-from perfd.analysis.diagnosis.job_summary import summarise, to_json
+from perfd.analysis.diagnosis import summarise, to_json
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import (
     Batch,

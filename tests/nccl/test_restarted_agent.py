@@ -15,7 +15,7 @@ from agent import process as agent_process
 from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.findings import Kind
 from perfd.config import AggregatorConfig
 from perfd.model import CollectiveTimes, SampleTable, Scope

@@ -9,7 +9,7 @@ from analysis.test_nccl import DP4, table
 from perfd.aggregator.job_summaries import LiveFacts
 from perfd.aggregator.series.job_series import job_values
 from perfd.analysis.data.job_data import NcclTime
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.metrics.catalog import METRICS
 from perfd.model import JobDescription, ParallelLayout
 

@@ -8,7 +8,7 @@ import pytest
 from analysis.jobs import description, job_data, phase_table, step_table
 
 from perfd.analysis.data.job_data import NcclTime
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.cli import main
 from perfd.report.comparison.measures import measures_of_summary
 from perfd.report.comparison.run_comparison import ChangeVerdict, compare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.diagnosis import JobSummary
 from perfd.recording import bundled
 from perfd.session.replay_session import ReplayOptions, replay
 

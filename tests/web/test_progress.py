@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perfd.aggregator.web_api.step_chart import progress_columns
 from perfd.analysis.data.job_data import GpuTable, JobData, PhaseTable, StepTable
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.steps import Efficiency
 
 

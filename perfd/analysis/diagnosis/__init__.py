@@ -1,14 +1,14 @@
 """What limits a job: findings with evidence, confidence and advice, and the job summary."""
 
+from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.diagnosis.checklist import Check, Checklist, CheckState
+from perfd.analysis.diagnosis.job_analysis import summarise
 from perfd.analysis.diagnosis.job_summary import (
     SCHEMA,
-    AnalysisSettings,
     JobSummary,
     StepsSummary,
     from_json,
     job_json,
-    summarise,
     to_json,
 )
 

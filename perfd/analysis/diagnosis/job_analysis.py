@@ -1,4 +1,4 @@
-"""What a diagnosis and a summary rest on, derived from what a job reported."""
+"""Derives everything from what a job reported: the evidence, the findings, and the summary of both."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from perfd.analysis.collectives import nccl, with_waiting
 from perfd.analysis.communication import capture_evidence, communication, with_capture, with_kernels
 from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
+from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
+from perfd.analysis.diagnosis.checklist import checklist
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.diagnosis.job_summary import GpuSummary, JobSummary, StepsSummary
 from perfd.analysis.findings import software_of
-from perfd.analysis.hang import hang, message_of
+from perfd.analysis.hang import hang, message_of, troubles
 from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds, tensor_groups
 from perfd.analysis.steps import (
     ComputeChange,
@@ -26,12 +29,15 @@ from perfd.analysis.steps import (
     compute_change,
     data_loading,
     efficiency,
+    goodput_ratio,
+    gpu_activity,
     gpu_infos,
     held_clocks,
     longer_steps,
     memory,
     optimizer,
     pipeline,
+    steady_rows,
     step_time,
     world_size,
 )
@@ -48,7 +54,7 @@ from perfd.analysis.stragglers import (
     unequal_sequences,
     waiting_pair,
 )
-from perfd.model import EventKind, ParallelLayout
+from perfd.model import EventKind, GpuColumn, ParallelLayout
 
 _LINES = 5
 """Progress lines: if this many have no time of a step, later ones will not."""
@@ -56,10 +62,46 @@ _OPERATIONS = 100
 """Of a rank: by then NCCL has reported the time of some."""
 
 
+def summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
+    """Derive every number of a job at once. Pure: the same data give the same summary."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return _summarise(job, settings)
+
+
+def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
+    steady = steady_rows(job.steps, job.events, settings.window_steps)
+    activity = gpu_activity(job.gpu, job.steps, steady.rows)
+    facts = facts_of(job, settings, steady, activity)
+    findings = find_bottlenecks(facts)
+    return JobSummary(
+        name=job.name,
+        framework=job.description.framework if job.description else None,
+        parallel=facts.parallel,
+        steps=_steps(job, steady),
+        step_time_s=facts.step_time,
+        efficiency=facts.efficiency,
+        communication=facts.communication,
+        nccl=facts.nccl,
+        pipeline=facts.pipeline,
+        data=facts.data,
+        optimizer=facts.optimizer,
+        breakdown=facts.breakdown,
+        memory=facts.memory,
+        goodput_ratio=goodput_ratio(job, steady, facts.step_time.median),
+        slowdowns=facts.slowdowns,
+        gpus=_gpus(activity),
+        capture=facts.capture,
+        findings=tuple(findings),
+        checklist=checklist(facts),
+        troubles=troubles(job.events),
+        alerts=tuple(job.alerts),
+    )
+
+
 def facts_of(
     job: JobData, settings: AnalysisSettings, steady: SteadySteps, activity: GpuActivity
 ) -> JobEvidence:
-    """All of them, from the steady steps of a job and what its GPUs did in these."""
+    """The evidence, from the steady steps of a job and what its GPUs did in these."""
     description = job.description
     parallel = _with_world(description.parallel if description else ParallelLayout(), job)
     timers = Timers.of(job.phases, job.steps, steady.rows)
@@ -188,3 +230,37 @@ def _wrong_times(job: JobData) -> Mapping[str, Sequence[int]]:
         if event.kind is EventKind.NCCL_TIMES_WRONG and event.rank is not None:
             ranks.setdefault(message_of(event), set()).add(event.rank)
     return {message: sorted(found) for message, found in ranks.items()}
+
+
+def _steps(job: JobData, steady: SteadySteps) -> StepsSummary:
+    count = len(job.steps)
+    return StepsSummary(
+        source=job.step_source,
+        micro_batches=job.operation_pace is not None and not job.operation_pace.certain,
+        count=count,
+        steady_count=len(steady.rows),
+        steady_steps_count=int(job.steps.steps_covered[steady.rows].sum()),
+        first=int(job.steps.step[0]) if count else None,
+        last=int(job.steps.step[-1]) if count else None,
+        dropped={reason.value: tuple(steps) for reason, steps in steady.dropped.items()},
+    )
+
+
+def _gpus(activity: GpuActivity) -> tuple[GpuSummary, ...]:
+    names = (GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE, GpuColumn.DRAM_ACTIVE, GpuColumn.POWER)
+    columns = [
+        [value if value == value else None for value in activity.of_gpus(name).tolist()]  # noqa: PLR0124 - NaN
+        for name in names
+    ]
+    return tuple(
+        GpuSummary(
+            node=key.node,
+            gpu=key.gpu,
+            rank=key.rank,
+            sm_active_ratio=sm,
+            tensor_active_ratio=tensor,
+            dram_active_ratio=dram,
+            power_w=power,
+        )
+        for key, sm, tensor, dram, power in zip(activity.gpus, *columns, strict=True)
+    )
