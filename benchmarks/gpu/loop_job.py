@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from phase_injector import PhaseInjector
-from phases import load
+from phases import Phase, load, phase_at
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -24,17 +26,35 @@ from train import VOCABULARY, Part, join, loss_against
 
 
 class Tokens(Dataset[torch.Tensor]):
-    """Random token sequences without end."""
+    """Random token sequences without end; `slow` says what else a worker does for a sample."""
 
-    def __init__(self, sequence: int, count: int) -> None:
-        self._sequence, self._count = sequence, count
+    def __init__(self, sequence: int, count: int, slow: Callable[[int], None] | None = None) -> None:
+        self._sequence, self._count, self._slow = sequence, count, slow
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> torch.Tensor:
+        if self._slow is not None:
+            self._slow(index)
         generator = torch.Generator().manual_seed(index)
         return torch.randint(VOCABULARY, (self._sequence + 1,), generator=generator)
+
+
+class SlowSamples:
+    """Makes samples slow in the phases of a plan that have slow data; a step reads `per_step` of them."""
+
+    def __init__(self, plan: Sequence[Phase], per_step: int) -> None:
+        self._plan, self._per_step = plan, per_step
+
+    def __call__(self, index: int) -> None:
+        phase = phase_at(self._plan, 1 + index // self._per_step)
+        if phase is not None and phase.kind == "storage":
+            time.sleep(phase.size)
+        if phase is not None and phase.kind == "decoding":
+            until_s = time.thread_time() + phase.size
+            while time.thread_time() < until_s:
+                pass
 
 
 def wrapped(part: Part, wrap: str, device: torch.device) -> nn.Module:
@@ -52,8 +72,9 @@ def train(args: argparse.Namespace, device: torch.device, injector: PhaseInjecto
     part = part.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     model = wrapped(part, args.wrap, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
-    steps = load(args.plan)[-1].last_step
-    data = Tokens(args.sequence, steps * args.accumulate * args.micro_batch + 1)
+    plan = load(args.plan)
+    steps, per_step = plan[-1].last_step, args.accumulate * args.micro_batch
+    data = Tokens(args.sequence, steps * per_step + 1, SlowSamples(plan, per_step))
     loader = iter(
         DataLoader(data, batch_size=args.micro_batch, num_workers=2, pin_memory=device.type == "cuda")
     )

@@ -36,7 +36,8 @@ class PhaseInjector:
 
     def __init__(self, plan: Path, out: Path, rank: int, *, micro_batches: int) -> None:
         self._plan = load(plan)
-        self._first_fault_step = next(one.first_step for one in self._plan if one.kind != "healthy")
+        sized = (one.first_step for one in self._plan if one.kind not in {"healthy", "storage", "decoding"})
+        self._first_fault_step = next(sized, 0)
         self._rank, self._out, self._micro_batches = rank, out, micro_batches
         self._log = (out / f"truth-rank{rank}.jsonl").open("w")
         self._step = 0

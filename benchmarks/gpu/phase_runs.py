@@ -37,11 +37,12 @@ from pathlib import Path
 
 from benchmarks.gpu.fault_runs import compress
 from benchmarks.gpu.phase_truth import write_truth
-from benchmarks.gpu.phases import Fault, phases, save
+from benchmarks.gpu.phases import Fault, Phase, phases, save, slow_data
 
 HERE = Path(__file__).resolve().parent
 _POLL_S = 1.0
 _ENDING_S = 30.0
+_SLOW_STEPS, _STEPS_AFTER = 50, 26
 MEGATRON_MODEL = (
     "--hidden-size", "2048", "--num-attention-heads", "16", "--seq-length", "2048",
     "--max-position-embeddings", "2048", "--micro-batch-size", "2", "--lr", "1e-4", "--min-lr", "1e-5",
@@ -62,7 +63,7 @@ _SMALL_LOOP = ("--layers", "2", "--hidden", "64", "--sequence", "16", "--micro-b
 class Job:
     """One job: what it trains, and what goes wrong in it."""
 
-    faults: tuple[Fault, ...]
+    faults: tuple[Fault, ...] = ()
     megatron: tuple[str, ...] = ()
     """Arguments of pretrain_gpt.py; empty for a plain loop."""
     loop: tuple[str, ...] = ()
@@ -71,6 +72,15 @@ class Job:
     own_launcher: bool = False
     """The script starts its other ranks, in place of torchrun."""
     gpus: int = 4
+    slow_data: tuple[str, float] | None = None
+    """In place of faults: `storage` or `decoding`, and its seconds of each sample from the first step on."""
+
+    @property
+    def plan(self) -> list[Phase]:
+        """Its phases."""
+        if self.slow_data is None:
+            return phases(self.faults)
+        return slow_data(*self.slow_data, steps=_SLOW_STEPS, healthy_steps=_STEPS_AFTER)
 
 
 def _megatron(layers: int, batch: int, *layout: str) -> tuple[str, ...]:
@@ -228,6 +238,13 @@ JOBS: Mapping[str, Job] = {
             Fault(kind="host", size=0.5, ranks=(1,)),
         ),
     ),
+    # Two workers load each batch, so that a sample's time counts half.
+    "ddp2storage": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "8", "--print-every", "10"),
+        slow_data=("storage", 0.08),
+    ),
+    "fsdp2x2decoding": Job(gpus=2, loop=("--wrap", "fsdp2"), slow_data=("decoding", 0.08)),
 }  # fmt: skip
 
 
@@ -245,7 +262,7 @@ class Options:
 
 def command_of(name: str, job: Job, folder: Path, options: Options) -> list[str]:
     """The job's own command line, which `perfd run` starts. Writes its plan."""
-    plan = phases(job.faults)
+    plan = job.plan
     save(plan, folder / "plan.json")
     truth = folder / "truth"
     truth.mkdir()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-KINDS = ("healthy", "gpu", "host", "stall", "loader")
+KINDS = ("healthy", "gpu", "host", "stall", "loader", "storage", "decoding")
 STALL_PERIOD_STEPS = 5
 """A stalling rank stops at every fifth step."""
 
@@ -23,13 +23,14 @@ class Phase:
 
     kind: str
     """`gpu`: more matrix products in each micro-batch. `host`: a sleep in each micro-batch. `stall`: a sleep
-    of `size` seconds at every fifth step. `loader`: the next batch comes late."""
+    of `size` seconds at every fifth step. `loader`: the next batch comes late. `storage` and `decoding`:
+    the loader's workers wait, or compute, for `size` seconds for each sample, on all ranks."""
     first_step: int
     last_step: int
     ranks: tuple[int, ...] = ()
     """Empty for all ranks."""
     size: float = 0.0
-    """Added time as a fraction of the healthy step; seconds for `stall`."""
+    """Added time as a fraction of the healthy step; seconds for `stall`, `storage` and `decoding`."""
 
     def holds(self, rank: int) -> bool:
         """Whether this rank is one of those with the fault."""
@@ -70,6 +71,15 @@ def phases(
         last = found[-1].last_step
         found.append(Phase(kind="healthy", first_step=last + 1, last_step=last + length))
     return found
+
+
+def slow_data(kind: str, sample_s: float, *, steps: int, healthy_steps: int) -> list[Phase]:
+    """Data that comes too slowly from the first step on, then healthy steps to compare with."""
+    last = steps + healthy_steps
+    return [
+        Phase(kind=kind, first_step=1, last_step=steps, size=sample_s),
+        Phase(kind="healthy", first_step=steps + 1, last_step=last),
+    ]
 
 
 def save(plan: Sequence[Phase], path: Path) -> None:

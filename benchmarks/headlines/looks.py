@@ -21,6 +21,7 @@ _STEADY_S = 10.0
 _BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG})
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENTION})
 """What a headline may be while the loaders of all ranks are slow."""
+_SLOW_DATA = frozenset({"loader", "storage", "decoding"})
 _LIVE_TICK_S = 1.0
 _LEAST_LOST = 0.1
 
@@ -217,7 +218,7 @@ def _of_phase(
 def _names(look: Look, phase: Phase) -> bool:
     if phase.ranks:
         return look.blamed == phase.ranks
-    return phase.fault == "loader" and look.kind in _OF_ALL_HOSTS and not look.blamed
+    return phase.fault in _SLOW_DATA and look.kind in _OF_ALL_HOSTS and not look.blamed
 
 
 def _run(looks: Sequence[Look]) -> Run:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.gpu.phase_runs import JOBS
 from benchmarks.gpu.phase_truth import Steps, measure, write_truth
-from benchmarks.gpu.phases import Fault, Phase, faulty, load, phase_at, phases, save
+from benchmarks.gpu.phases import Fault, Phase, faulty, load, phase_at, phases, save, slow_data
 
 PLAN = phases([Fault(kind="gpu", size=0.2, ranks=(2,)), Fault(kind="loader", size=0.3)])
 
@@ -36,9 +36,9 @@ def test_each_fault_lies_between_healthy_steps():
     ]
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", [name for name, job in JOBS.items() if job.faults])
 def test_every_job_is_healthy_in_half_of_its_phases_and_more(name):
-    plan = phases(JOBS[name].faults)
+    plan = JOBS[name].plan
     assert len(list(faulty(plan))) < len(plan) / 2
     assert all(after.first_step == before.last_step + 1 for before, after in pairwise(plan))
 
@@ -106,3 +106,14 @@ def test_the_truth_is_made_of_what_each_rank_wrote(tmp_path):
     gpu, loader = document["phases"][1], document["phases"][3]
     assert (gpu["added_gpu_s"], gpu["lost_ratio"]) == pytest.approx((0.03, 0.2))
     assert (loader["added_host_s"], loader["lost_ratio"]) == pytest.approx((0.07, 0.5))
+
+
+def test_slow_data_is_there_from_the_first_step_and_measured_by_the_healthy_steps_after_it():
+    plan = slow_data("storage", 0.08, steps=50, healthy_steps=26)
+
+    assert [(one.kind, one.first_step, one.last_step) for one in plan] == [
+        ("storage", 1, 50),
+        ("healthy", 51, 76),
+    ]
+    found, _ = measure(plan, steps([0.4] * 50 + [0.2] * 26))
+    assert found.lost_ratio == pytest.approx(0.5)

@@ -1,0 +1,99 @@
+"""For how long the threads that launch a process's work were busy, and the workers that load its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from perfd.collector import Column, ColumnKind
+from perfd.model import Scope
+from perfd_collectors.host.small_files import names_in, read_bytes
+
+_AUTOGRAD = b"pt_autograd_"
+"""Names of the threads in which PyTorch runs the backward pass, while the main thread waits for it."""
+_WORKER = b"pt_data_worker"
+"""That of PyTorch's data loader workers, which are processes."""
+_SCAN_EVERY = 32
+"""Readings from one look at all threads to the next; in a process's first ones there are more."""
+_MOST_THREADS = 512
+_MOST_CHILDREN = 128
+
+_SOURCE = "/proc/PID/task/TID/schedstat"
+COLUMNS: Sequence[Column] = (
+    Column(
+        scope=Scope.RANK,
+        name="launch_threads_busy_s",
+        help="Time in which the rank's main thread or PyTorch's autograd threads ran or were ready to run.",
+        source=_SOURCE,
+        absent="Without perfd's NCCL plugin, or CONFIG_SCHED_INFO.",
+        kind=ColumnKind.COUNTER,
+    ),
+    Column(
+        scope=Scope.RANK,
+        name="loader_workers_busy_s",
+        help="Time in which the rank's PyTorch data loader workers ran or were ready to run, all together.",
+        source=f"{_SOURCE} of its child processes named pt_data_worker",
+        absent="Without perfd's NCCL plugin, CONFIG_SCHED_INFO, or such workers (PyTorch 2.6 names them).",
+        kind=ColumnKind.COUNTER,
+    ),
+    Column(
+        scope=Scope.RANK,
+        name="loader_workers",
+        help="PyTorch data loader workers of the rank.",
+        source="its child processes named pt_data_worker",
+        absent="Without perfd's NCCL plugin, or such workers.",
+    ),
+)
+
+
+class LaunchThreads:
+    """Reads one process again and again; what it returns are counters since the first reading."""
+
+    def __init__(self, proc: Path, pid: int) -> None:
+        self._proc = proc
+        self._tasks = proc / str(pid) / "task"
+        self._pid = pid
+        self._readings = 0
+        self._own: list[Path] = []
+        self._last: dict[Path, float] = {}
+        self._busy_s = {"launch_threads_busy_s": 0.0, "loader_workers_busy_s": 0.0}
+
+    def read(self) -> Mapping[str, float]:
+        """The columns that are known; none for a process that is gone."""
+        if self._readings % _SCAN_EVERY == 0 or self._readings & (self._readings - 1) == 0:
+            self._own = [self._tasks / str(self._pid), *self._named(_AUTOGRAD)]
+        self._readings += 1
+        workers = self._workers()
+        now = {task: busy for task in (*self._own, *workers) if (busy := _busy_s(task)) is not None}
+        if self._own[0] not in now:
+            return {}
+        self._count("launch_threads_busy_s", self._own, now)
+        self._count("loader_workers_busy_s", workers, now)
+        self._last = now
+        if not workers:
+            return {"launch_threads_busy_s": self._busy_s["launch_threads_busy_s"]}
+        return {**self._busy_s, "loader_workers": float(len(workers))}
+
+    def _count(self, column: str, tasks: Iterable[Path], now: Mapping[Path, float]) -> None:
+        """What they did since the last reading; a thread that is new, or whose id is, counts from now on."""
+        self._busy_s[column] += sum(
+            max(0.0, now[task] - self._last[task]) for task in tasks if task in now and task in self._last
+        )
+
+    def _named(self, name: bytes) -> list[Path]:
+        tasks = [self._tasks / task for task in names_in(self._tasks)[:_MOST_THREADS]]
+        return [task for task in tasks if (read_bytes(task / "comm") or b"").startswith(name)]
+
+    def _workers(self) -> list[Path]:
+        children = (read_bytes(self._tasks / str(self._pid) / "children") or b"").split()[:_MOST_CHILDREN]
+        pids = [child.decode() for child in children if child.isdigit()]
+        tasks = [self._proc / pid / "task" / pid for pid in pids]
+        return [task for task in tasks if (read_bytes(task / "comm") or b"").startswith(_WORKER)]
+
+
+def _busy_s(task: Path) -> float | None:
+    """Running, and ready to run."""
+    fields = (read_bytes(task / "schedstat") or b"").split()
+    if len(fields) < 2 or not (fields[0].isdigit() and fields[1].isdigit()):
+        return None
+    return (int(fields[0]) + int(fields[1])) / 1e9
