@@ -25,6 +25,8 @@ __all__ = [
     "OnUnavailable",
     "Options",
     "PciAddress",
+    "PodJob",
+    "PodJobs",
     "RecordedStream",
     "Settings",
 ]
@@ -92,6 +94,31 @@ class JobUsers:
         return self._users.get(job)
 
 
+class PodJob(NamedTuple):
+    """The job of a pod on this node."""
+
+    job: str
+    """Its name, as this agent reports it."""
+    namespace: str
+    own_agent: bool
+    """A sidecar in the pod reports it, so this agent does not."""
+
+
+class PodJobs:
+    """The job of each pod on this node; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._jobs: Mapping[str, PodJob] = {}
+
+    def replace(self, jobs: Mapping[str, PodJob]) -> None:
+        """By UID of the pod; these are all that are known now."""
+        self._jobs = dict(jobs)
+
+    def of(self, pod_uid: str | None) -> PodJob | None:
+        """The job of a pod; None when it is not known."""
+        return None if pod_uid is None else self._jobs.get(pod_uid)
+
+
 class PciAddress(NamedTuple):
     """Where a GPU is on its node; sorts as NVML numbers GPUs."""
 
@@ -141,6 +168,8 @@ class Settings:
     """Shared by all collectors of an agent; `ranks` fills it."""
     communicating_ranks: CommunicatingRanks = field(default_factory=CommunicatingRanks, compare=False)
     """Shared by all collectors of an agent; `nccl` fills it."""
+    pod_jobs: PodJobs = field(default_factory=PodJobs, compare=False)
+    """Shared by all collectors of an agent; `pods` fills it."""
     run: str | None = None
     """Id of the `perfd run` whose processes are read; None for all of the node."""
 

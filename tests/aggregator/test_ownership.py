@@ -351,3 +351,16 @@ def test_an_origin_is_what_the_operator_says_before_what_the_scheduler_says():
 
 def test_a_fleet_without_an_audit_log_counts_in_one_of_its_own():
     assert fleet().apply([step(1)], source())
+
+
+def test_a_name_with_its_namespace_is_that_of_the_same_job_elsewhere() -> None:
+    names = JobNames()
+    research = JobOrigin(job="pretrain", namespace="research")
+    known = {"pretrain": research}
+    # A node with pods of many namespaces says both.
+    qualified = JobOrigin(job="research/pretrain", namespace="research")
+    assert names.assign(qualified, "node0", known) == "pretrain"
+    assert names.key("research/pretrain", "node0") == "pretrain"
+    vision = JobOrigin(job="vision/pretrain", namespace="vision")
+    assert names.assign(vision, "node0", known) == "vision/pretrain"
+    assert names.key("vision/pretrain", "node0") == "vision/pretrain"

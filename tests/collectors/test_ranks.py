@@ -11,7 +11,7 @@ import pytest
 from perfd_collectors.ranks import SPEC, RanksCollector, RanksOptions, placements_from_recording
 
 from perfd.clock import VirtualClock
-from perfd.collector import CollectorSpec, Settings
+from perfd.collector import CollectorSpec, PodJob, Settings
 from perfd.errors import NothingHere, RecordingError, Unavailable
 from perfd.model import Event, EventKind, JobOrigin, RankPlacement, Record, SampleTable
 from perfd.testing.collector_contract import check_collector, check_replay, check_unavailable
@@ -193,6 +193,31 @@ def test_the_agent_of_one_job_of_slurm_leaves_the_others_on_its_node_to_theirs(t
     job.start(101, torch(1, SLURM_JOB_ID="78"), gpus=[1])
     job.start(102, torch(2, SLURM_JOB_ID="80", SLURM_ARRAY_JOB_ID="77", SLURM_ARRAY_TASK_ID="3"), gpus=[2])
     assert [record.pid for record in job.collect() if isinstance(record, RankPlacement)] == [100]
+
+
+def test_ranks_in_a_pod_are_of_the_pods_job_whatever_they_say(tmp_path: Path) -> None:
+    other = UID.replace("0f7ac4f5", "1f7ac4f5")
+    job = Job(tmp_path)
+    job.start(100, torch(0, 1, PERFD_NAMESPACE="vision"), gpus=[0], cgroup=POD)
+    job.start(101, torch(0, 1), gpus=[1], cgroup=POD.replace(UID, other))
+    job.settings.pod_jobs.replace(
+        {
+            UID: PodJob("research/pretrain", "research", own_agent=False),
+            other: PodJob("vision/pretrain", "vision", own_agent=False),
+        }
+    )
+    records = job.collect()
+    found = {(record.job, record.rank, record.gpu) for record in records if isinstance(record, RankPlacement)}
+    assert found == {("research/pretrain", 0, 0), ("vision/pretrain", 0, 1)}
+    whose = {record.job: record.namespace for record in records if isinstance(record, JobOrigin)}
+    assert whose == {"research/pretrain": "research", "vision/pretrain": "vision"}
+
+
+def test_ranks_of_a_pod_with_an_agent_of_its_own_are_left_to_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.start(100, torch(0, 1), gpus=[0], cgroup=POD)
+    job.settings.pod_jobs.replace({UID: PodJob("research/pretrain", "research", own_agent=True)})
+    assert placed(job.collect()) == {}
 
 
 @pytest.mark.parametrize("name", ["80", "77_3"])

@@ -55,6 +55,12 @@ VALUES: dict[str, dict[str, Any]] = {
         "agent.spoolHostPath": "/var/lib/perfd",
         "agent.priorityClassName": "system-node-critical",
     },
+    "steps from the logs of all pods": {
+        "agent.features.podLogs": True,
+        "agent.spoolHostPath": "/var/lib/perfd",
+        "agent.config": {"collectors": {"pods": {"options": {"namespaces": ["team-*"]}}}},
+    },
+    "ranks and steps of all pods": {"agent.features": {"ranks": True, "podLogs": True}},
     "without privileges, spool on the node": {"agent.spoolHostPath": "/var/lib/perfd"},
     "mutual TLS": {"tls": {"aggregatorSecret": "perfd-server", "agentSecret": "perfd-client", "mutual": True}}
     | TRAINING,
@@ -158,10 +164,13 @@ def test_perfd_takes_the_configuration_that_the_chart_writes(values: dict[str, A
 @every_values
 def test_containers_have_no_privilege_that_nobody_asked_for(values: dict[str, Any]) -> None:
     ranks = values.get("agent.features", {}).get("ranks", False)
-    added = {"agent": ["SYS_PTRACE", "DAC_READ_SEARCH"]} if ranks else {"own-spool": ["CHOWN"]}
+    pod_logs = values.get("agent.features", {}).get("podLogs", values.get("agent.features.podLogs", False))
+    added: dict[str, list[str]] = {"own-spool": ["CHOWN"]}
+    if ranks or pod_logs:
+        added = {"agent": ["SYS_PTRACE", "DAC_READ_SEARCH"] if ranks else []}
     for spec in pod_specs(render(values)):
         names = {container["name"] for container in containers(spec)}
-        assert spec["automountServiceAccountToken"] is False
+        assert spec["automountServiceAccountToken"] is (pod_logs and "agent" in names)
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert spec.get("hostPID", False) is (ranks and "agent" in names)
         for container in containers(spec):
@@ -176,8 +185,20 @@ def test_containers_have_no_privilege_that_nobody_asked_for(values: dict[str, An
             assert (user == 0) is (container["name"] in added or root_training)
 
 
-def test_nothing_of_the_chart_may_ask_the_api() -> None:
-    kinds = {document["kind"] for values in VALUES.values() for document in render(values)}
+def test_only_agents_that_read_pods_may_ask_the_api_and_only_for_pods() -> None:
+    documents = render({"agent.features.podLogs": True}, "--namespace=monitoring")
+    role = one(documents, "ClusterRole")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    binding = one(documents, "ClusterRoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"] == "perfd-agent-monitoring"
+    account = {"kind": "ServiceAccount", "name": "perfd", "namespace": "monitoring"}
+    assert binding["subjects"] == [account]
+    kinds = {
+        document["kind"]
+        for values in VALUES.values()
+        if "podLogs" not in json.dumps(values)
+        for document in render(values)
+    }
     assert not [kind for kind in kinds if "Role" in kind]
 
 

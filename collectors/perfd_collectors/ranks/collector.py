@@ -123,7 +123,7 @@ class RanksCollector:
         self._settings.job_users.replace(self._users)
         found = placements(ranks, self._job_of) or placements(self._by_gpu(processes, held), self._job_of)
         reported = changed(self._last, found)
-        whose = origins(ranks, self._job_of)
+        whose = self._whose(ranks)
         told = [origin for origin in whose if origin not in self._origins]
         self._origins = whose
         if now_s >= self._repeat_due_s:
@@ -220,7 +220,26 @@ class RanksCollector:
             named = self._identity(process, rank=0, world_size=found[0].identity.world_size)
             gpu = gpu_held(held.get(first, ()), None)
             found.append(self._rank_process(first, process, named, gpu, holds_gpu=True))
-        return found
+        return [one for process in found if (one := self._of_pod(process)) is not None]
+
+    def _of_pod(self, process: RankProcess) -> RankProcess | None:
+        """The process with its pod's job; None for one that an agent in the pod reports."""
+        pod = self._settings.pod_jobs.of(process.identity.pod_uid)
+        if pod is None:
+            return process
+        named = replace(process.identity, job=pod.job)
+        return None if pod.own_agent else replace(process, identity=named)
+
+    def _whose(self, ranks: Sequence[RankProcess]) -> list[JobOrigin]:
+        """Whose the jobs are; the namespace is that of the pod, whatever a process says."""
+        of_pods = [self._settings.pod_jobs.of(process.identity.pod_uid) for process in ranks]
+        namespaces = {pod.job: pod.namespace for pod in of_pods if pod is not None}
+        known = {origin.job: origin for origin in origins(ranks, self._job_of)}
+        known |= {job: JobOrigin(job=job) for job in namespaces.keys() - known.keys()}
+        return [
+            replace(origin, namespace=namespaces.get(job, origin.namespace))
+            for job, origin in sorted(known.items())
+        ]
 
     def _rank_process(
         self, pid: int, process: Process, named: RankIdentity, gpu: int | None, *, holds_gpu: bool

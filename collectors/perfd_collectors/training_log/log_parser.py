@@ -177,6 +177,7 @@ class LogParser:
             return
         line = read_line(raw, complete=complete, after_clear=self._cleared)
         self._cleared &= _BAR not in raw
+        self._job.out.received(line.unix_ns)
         try:
             recognized = any(
                 (has_keyword or parser.in_block) and parser.parse(line) for parser in self._formats

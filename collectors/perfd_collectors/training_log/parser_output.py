@@ -25,7 +25,8 @@ _BOUNDED = frozenset({EventKind.LOG_ERROR, EventKind.NCCL_WARNING, EventKind.RES
 _MAX_MESSAGE_CHARS = 500
 """Longer messages are cut."""
 
-Draft = tuple[int | None, Callable[[int], Record]]
+Draft = tuple[int | None, int | None, Callable[[int], Record]]
+"""The printed time, when the container runtime received the line, and the record of a time."""
 
 
 class ParserOutput:
@@ -40,6 +41,7 @@ class ParserOutput:
         self._job = job
         self._zone = zone or TimeZoneGuess()
         self._drafts: list[Draft] = []
+        self._received_ns: int | None = None
         self._described = self.description
         self._events: Counter[EventKind] = Counter()
 
@@ -47,6 +49,10 @@ class ParserOutput:
     def job(self) -> str:
         """Name of the logs' job."""
         return self._job
+
+    def received(self, unix_ns: int | None) -> None:
+        """Note when a container runtime received the line that is parsed next; None if none did."""
+        self._received_ns = unix_ns
 
     def describe(self, **fields: Any) -> None:  # noqa: ANN401  (checked by `replace`)
         """Add fields of the job's description; None is ignored."""
@@ -64,11 +70,11 @@ class ParserOutput:
 
     def step(self, step: TrainingStep, printed_ns: int | None) -> None:
         """Add a progress line; its time is set in `take`."""
-        self._drafts.append((printed_ns, lambda unix_ns: replace(step, time_unix_ns=unix_ns)))
+        self._add(printed_ns, lambda unix_ns: replace(step, time_unix_ns=unix_ns))
 
     def add(self, record: StepPhases | MemoryReport) -> None:
         """Add a record without a time."""
-        self._drafts.append((None, lambda _: record))
+        self._add(None, lambda _: record)
 
     def event(
         self,
@@ -101,19 +107,26 @@ class ParserOutput:
                 outcome=JobOutcome.COMPLETED if kind is EventKind.JOB_ENDED else None,
             )
 
-        self._drafts.append((printed_ns, build))
+        self._add(printed_ns, build)
 
     def take(self, read_unix_ns: int, newest_unix_ns: int | None = None) -> Sequence[Record]:
         """All records since the last call. `newest_unix_ns` is when the newest was printed, if known."""
-        newest = next((printed for printed, _ in reversed(self._drafts) if printed is not None), None)
+        newest = next((printed for printed, _, _ in reversed(self._drafts) if printed is not None), None)
         if newest is not None and newest_unix_ns is not None:
             self._zone.learn(newest, newest_unix_ns)
         records: list[Record] = []
         if self.description != self._described and self.description.framework:
             self._described = self.description
             records.append(self.description)
-        for printed_ns, build in self._drafts:
-            unix_ns = self._zone.unix_ns(printed_ns) if printed_ns is not None else None
+        for printed_ns, received_ns, build in self._drafts:
+            unix_ns = received_ns
+            if printed_ns is not None:
+                if received_ns is not None:
+                    self._zone.learn(printed_ns, received_ns)
+                unix_ns = self._zone.unix_ns(printed_ns) or received_ns
             records.append(build(read_unix_ns if unix_ns is None else unix_ns))
         self._drafts.clear()
         return records
+
+    def _add(self, printed_ns: int | None, build: Callable[[int], Record]) -> None:
+        self._drafts.append((printed_ns, self._received_ns, build))

@@ -13,8 +13,9 @@ _MOST_NODES = 65_536
 class JobNames:
     """Which job a node means by a name.
 
-    The first job of a name has that name alone. Another one, by its origin, is called
-    `CLUSTER/NAMESPACE/NAME`, with the parts that are known, else `NAME@OWNER`.
+    The first job of a name has that name alone, also where a node with pods of several namespaces says
+    `NAMESPACE/NAME`. Another one, by its origin, is called `CLUSTER/NAMESPACE/NAME`, with the parts that are
+    known, else `NAME@OWNER`.
     """
 
     def __init__(self) -> None:
@@ -72,9 +73,10 @@ class JobNames:
 
 
 def _candidates(origin: JobOrigin) -> Iterator[str]:
-    yield origin.job
-    qualified = "/".join(part for part in (origin.cluster, origin.namespace, origin.job) if part)
-    if qualified != origin.job:
+    name = origin.job.removeprefix(f"{origin.namespace}/") if origin.namespace else origin.job
+    yield name
+    qualified = "/".join(part for part in (origin.cluster, origin.namespace, name) if part)
+    if qualified != name:
         yield qualified
     if origin.owner:
         yield f"{qualified}@{origin.owner}"

@@ -38,12 +38,15 @@ livenessProbe:
   failureThreshold: 6
 {{- end -}}
 
-{{/* Reading other users' processes. Capabilities count for root only: Kubernetes has no ambient ones. */}}
-{{- define "perfd.ranksSecurityContext" -}}
+{{/* Reading root's logs of pods, and other users' processes. Capabilities count for root only: Kubernetes has no
+     ambient ones. */}}
+{{- define "perfd.rootSecurityContext" -}}
 runAsUser: 0
 allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
+  {{- if .Values.agent.features.ranks }}
   add: [SYS_PTRACE, DAC_READ_SEARCH]
+  {{- end }}
 {{- end -}}

@@ -1,0 +1,162 @@
+"""What perfd needs of what the API server says of a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from perfd.model import JobOutcome
+
+
+class _Owner(msgspec.Struct, rename="camel"):
+    kind: str = ""
+    name: str = ""
+    controller: bool = False
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: dict[str, str] = {}
+    owner_references: list[_Owner] = []
+    deletion_timestamp: str | None = None
+
+
+class _Terminated(msgspec.Struct, rename="camel"):
+    exit_code: int = 0
+    reason: str = ""
+    finished_at: str | None = None
+
+
+class _State(msgspec.Struct, rename="camel"):
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(msgspec.Struct, rename="camel"):
+    name: str = ""
+    state: _State = msgspec.field(default_factory=_State)
+
+
+class _Condition(msgspec.Struct, rename="camel"):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: list[_Condition] = []
+    container_statuses: list[_ContainerStatus] = []
+
+
+class ApiPod(msgspec.Struct, rename="camel"):
+    """A pod of the API; fields that are not named here are ignored."""
+
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    status: _Status = msgspec.field(default_factory=_Status)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodEnd:
+    """How a pod ended."""
+
+    outcome: JobOutcome
+    exit_code: int | None = None
+    time_unix_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodFacts:
+    """A pod: who it is, what it belongs to, and whether it still runs."""
+
+    namespace: str
+    name: str
+    uid: str
+    labels: Mapping[str, str]
+    owner_kind: str = ""
+    owner_name: str = ""
+    end: PodEnd | None = None
+
+
+def facts_of(pod: ApiPod) -> PodFacts:
+    """What perfd needs of a pod of the API."""
+    meta = pod.metadata
+    owner = next((one for one in meta.owner_references if one.controller), _Owner())
+    return PodFacts(
+        namespace=meta.namespace,
+        name=meta.name,
+        uid=meta.uid,
+        labels=meta.labels,
+        owner_kind=owner.kind,
+        owner_name=owner.name,
+        end=_end(pod),
+    )
+
+
+_DISRUPTIONS = {
+    "PreemptionByScheduler": JobOutcome.PREEMPTED,
+    "EvictionByEvictionAPI": JobOutcome.PREEMPTED,
+    "DeletionByTaintManager": JobOutcome.NODE_FAILURE,
+    "DeletionByPodGC": JobOutcome.NODE_FAILURE,
+    "TerminationByKubelet": JobOutcome.PREEMPTED,
+}
+"""By the reason of the condition DisruptionTarget (stable since Kubernetes 1.31)."""
+
+
+def _end(pod: ApiPod) -> PodEnd | None:
+    status = pod.status
+    if status.phase not in {"Succeeded", "Failed"}:
+        return None
+    ended = [one.state.terminated for one in status.container_statuses if one.state.terminated is not None]
+    worst = max(ended, key=lambda one: (one.reason == "OOMKilled", one.exit_code != 0), default=None)
+    times = [moment for one in ended if (moment := _unix_s(one.finished_at)) is not None]
+    return PodEnd(
+        outcome=_outcome(pod, worst),
+        exit_code=None if worst is None else worst.exit_code,
+        time_unix_s=max(times, default=None),
+    )
+
+
+def _outcome(pod: ApiPod, worst: _Terminated | None) -> JobOutcome:
+    status = pod.status
+    disruption = next(
+        (one.reason for one in status.conditions if (one.type, one.status) == ("DisruptionTarget", "True")),
+        None,
+    )
+    if status.phase == "Succeeded":
+        outcome = JobOutcome.COMPLETED
+    elif worst is not None and worst.reason == "OOMKilled":
+        outcome = JobOutcome.OUT_OF_MEMORY
+    elif status.reason == "Evicted":
+        # The kubelet evicts for the node's memory, disk, PIDs, or a limit of the pod's own storage.
+        outcome = JobOutcome.OUT_OF_MEMORY if "memory" in status.message else JobOutcome.FAILED
+    elif status.reason == "DeadlineExceeded":
+        outcome = JobOutcome.TIME_LIMIT
+    elif disruption is not None:
+        outcome = _DISRUPTIONS.get(disruption, JobOutcome.PREEMPTED)
+    elif pod.metadata.deletion_timestamp is not None:
+        outcome = JobOutcome.CANCELLED
+    else:
+        outcome = JobOutcome.UNKNOWN if worst is None else JobOutcome.of_exit_code(worst.exit_code)
+    return outcome
+
+
+def _unix_s(text: str | None) -> float | None:
+    try:
+        return None if text is None else datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def worst_end(ends: Sequence[PodEnd]) -> PodEnd:
+    """The end of a job of which these pods were on the node; raises `ValueError` without one."""
+    worst = max(ends, key=lambda end: (end.outcome.bad, end.outcome.weight))
+    times = [end.time_unix_s for end in ends if end.time_unix_s is not None]
+    return PodEnd(outcome=worst.outcome, exit_code=worst.exit_code, time_unix_s=max(times, default=None))

@@ -1,0 +1,123 @@
+"""Which job a pod is of, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from perfd_collectors.pods.job_of_pod import job_of, job_of_name
+from perfd_collectors.pods.pod_facts import ApiPod, PodEnd, PodFacts, facts_of, worst_end
+
+from perfd.model import JobOutcome
+
+
+def facts(status: dict[str, Any] | None = None, **metadata: Any) -> PodFacts:
+    document = {"metadata": {"name": "p-0", "uid": "u", **metadata}, "status": status or {}}
+    return facts_of(msgspec.json.decode(msgspec.json.encode(document), type=ApiPod))
+
+
+@pytest.mark.parametrize(
+    ("labels", "job"),
+    [
+        ({"batch.kubernetes.io/job-name": "pretrain"}, "pretrain"),
+        ({"job-name": "pretrain"}, "pretrain"),
+        (
+            {"jobset.sigs.k8s.io/jobset-name": "pretrain", "batch.kubernetes.io/job-name": "pretrain-node-0"},
+            "pretrain",
+        ),
+        ({"training.kubeflow.org/job-name": "pretrain"}, "pretrain"),
+        ({"leaderworkerset.sigs.k8s.io/name": "pretrain"}, "pretrain"),
+        ({"ray.io/cluster": "pretrain-x7k2p", "ray.io/originated-from-cr-name": "pretrain"}, "pretrain"),
+        ({"ray.io/cluster": "pretrain"}, "pretrain"),
+        ({"volcano.sh/job-name": "pretrain"}, "pretrain"),
+        ({"perfd/job": "mine", "batch.kubernetes.io/job-name": "pretrain"}, "mine"),
+    ],
+)
+def test_operators_name_the_job_by_labels(labels: dict[str, str], job: str) -> None:
+    assert job_of(facts(labels=labels)) == job
+
+
+@pytest.mark.parametrize(
+    ("kind", "owner", "job"),
+    [("ReplicaSet", "web-6d4cf56db6", "web"), ("StatefulSet", "web", "web"), ("", "", "p-0")],
+)
+def test_without_labels_the_owner_names_it(kind: str, owner: str, job: str) -> None:
+    references = [{"kind": kind, "name": owner, "controller": True}] if kind else []
+    assert job_of(facts(ownerReferences=references)) == job
+
+
+@pytest.mark.parametrize(
+    ("pod", "job"),
+    [
+        ("pretrain-x7k2p", "pretrain"),
+        ("pretrain-3-x7k2p", "pretrain"),
+        ("pretrain-worker-12", "pretrain"),
+        ("pretrain-master-0", "pretrain"),
+        ("pretrain-7b", "pretrain-7b"),
+        ("x7k2p", "x7k2p"),
+    ],
+)
+def test_without_the_api_server_the_pods_name_has_it(pod: str, job: str) -> None:
+    assert job_of_name(pod) == job
+
+
+def terminated(code: int, reason: str = "Error", at: str = "2026-05-01T10:00:00Z") -> dict[str, Any]:
+    state = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": at}}
+    return {"name": "train", "state": state}
+
+
+def disruption(reason: str) -> list[dict[str, str]]:
+    return [{"type": "DisruptionTarget", "status": "True", "reason": reason}]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        ({"phase": "Succeeded", "containerStatuses": [terminated(0, "Completed")]}, JobOutcome.COMPLETED),
+        ({"phase": "Failed", "containerStatuses": [terminated(1)]}, JobOutcome.FAILED),
+        ({"phase": "Failed", "containerStatuses": [terminated(139)]}, JobOutcome.SIGNAL),
+        ({"phase": "Failed", "containerStatuses": [terminated(137, "OOMKilled")]}, JobOutcome.OUT_OF_MEMORY),
+        ({"phase": "Failed", "reason": "DeadlineExceeded"}, JobOutcome.TIME_LIMIT),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."},
+            JobOutcome.OUT_OF_MEMORY,
+        ),
+        (
+            {"phase": "Failed", "reason": "Evicted", "message": "The node had condition: [DiskPressure]."},
+            JobOutcome.FAILED,
+        ),
+        (
+            {
+                "phase": "Failed",
+                "conditions": disruption("PreemptionByScheduler"),
+                "containerStatuses": [terminated(143)],
+            },
+            JobOutcome.PREEMPTED,
+        ),
+        ({"phase": "Failed", "conditions": disruption("DeletionByPodGC")}, JobOutcome.NODE_FAILURE),
+        ({"phase": "Failed"}, JobOutcome.UNKNOWN),
+    ],
+)
+def test_how_a_pod_ended(status: dict[str, Any], outcome: JobOutcome) -> None:
+    end = facts(status).end
+    assert end is not None
+    assert end.outcome is outcome
+
+
+def test_a_pod_that_is_deleted_was_cancelled() -> None:
+    status = {"phase": "Failed", "containerStatuses": [terminated(143)]}
+    end = facts(status, deletionTimestamp="2026-05-01T10:00:00Z").end
+    assert end == PodEnd(outcome=JobOutcome.CANCELLED, exit_code=143, time_unix_s=1777629600.0)
+
+
+@pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])
+def test_a_pod_that_runs_has_no_end(phase: str) -> None:
+    assert facts({"phase": phase, "containerStatuses": [terminated(1)]}).end is None
+
+
+def test_of_several_pods_the_worst_end_counts() -> None:
+    good = PodEnd(outcome=JobOutcome.COMPLETED, exit_code=0, time_unix_s=20.0)
+    bad = PodEnd(outcome=JobOutcome.FAILED, exit_code=3, time_unix_s=10.0)
+    stopped = PodEnd(outcome=JobOutcome.CANCELLED, exit_code=143, time_unix_s=15.0)
+    assert worst_end([good, stopped, bad]) == PodEnd(outcome=JobOutcome.FAILED, exit_code=3, time_unix_s=20.0)

@@ -1,0 +1,317 @@
+"""The collector: folders of logs and what the API server says in, records of jobs out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from perfd_collectors.pods import SPEC, PodsCollector, PodsOptions
+from perfd_collectors.pods.pod_facts import PodEnd, PodFacts
+from perfd_collectors.pods.pod_watch import ApiAccess, PodWatch
+from pods.node_logs import UIDS, ContainerFolder, pod
+from training_log.logs import dump, iteration
+
+from perfd.clock import VirtualClock
+from perfd.collector import PodJob, Settings
+from perfd.errors import ConfigError
+from perfd.model import Event, EventKind, JobOrigin, JobOutcome, LogProgress, Record, TrainingStep
+from perfd.plugins import load_collector
+from perfd.testing.collector_contract import check_collector, check_unavailable
+
+NOW_NS = 1_777_629_600 * 10**9  # 2026-05-01 10:00:00 UTC
+
+
+class KnownApi(PodWatch):
+    """What an API server has said."""
+
+    def __init__(self) -> None:
+        super().__init__(ApiAccess(host="127.0.0.1", port=1), "node0")
+        self.known: dict[str, PodFacts] = {}
+        self.deleted: set[str] = set()
+        self.trouble: str | None = None
+
+    def start(self) -> None:
+        """Nothing to watch."""
+
+    def says(
+        self, number: int, end: PodEnd | None = None, *, name: str = "pretrain-x7k2p", **labels: str
+    ) -> None:
+        named = labels or {"batch.kubernetes.io/job-name": "pretrain"}
+        self.known[UIDS[number]] = PodFacts(
+            namespace="research", name=name, uid=UIDS[number], labels=named, end=end
+        )
+
+    @property
+    def problem(self) -> str | None:
+        return self.trouble
+
+    def pods(self) -> Mapping[str, PodFacts]:
+        return self.known
+
+    def is_present(self, uid: str) -> bool:
+        return uid in self.known and uid not in self.deleted
+
+
+class Node:
+    """A node with pods and the collector that reads them."""
+
+    def __init__(self, root: Path, api: KnownApi | None, **options: object) -> None:
+        self.logs = root / "pods"
+        self.logs.mkdir()
+        self.api = api
+        self.clock = VirtualClock(NOW_NS)
+        self.settings = Settings(node="node0", job="default", clock=self.clock)
+        self.options = PodsOptions(directory=str(self.logs), **options)  # type: ignore[arg-type]
+        self.collector = PodsCollector(self.options, self.settings, api)
+
+    def container(self, number: int = 0, name: str = "pretrain-x7k2p", **more: str) -> ContainerFolder:
+        return ContainerFolder(
+            pod(self.logs, name, more.get("namespace", "research"), number) / more.get("called", "train")
+        )
+
+    def collect(self, times: int = 1) -> list[Record]:
+        found: list[Record] = []
+        for _ in range(times):
+            found += self.collector.collect()
+            self.clock.advance(1.0)
+        return found
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    node = Node(tmp_path, KnownApi())
+    yield node
+    node.collector.close()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Node]:
+    """A node whose agent may not ask the API server."""
+    node = Node(tmp_path, None)
+    yield node
+    node.collector.close()
+
+
+def steps(records: Sequence[Record]) -> list[tuple[str, int]]:
+    return [(record.job, record.step) for record in records if isinstance(record, TrainingStep)]
+
+
+def ends(records: Sequence[Record]) -> list[tuple[str, JobOutcome | None, float | None]]:
+    return [
+        (record.job or "", record.outcome, record.values.get("exit_code"))
+        for record in records
+        if isinstance(record, Event) and record.kind is EventKind.JOB_ENDED
+    ]
+
+
+def done(outcome: JobOutcome = JobOutcome.COMPLETED, code: int = 0, seconds: float = 30.0) -> PodEnd:
+    return PodEnd(outcome=outcome, exit_code=code, time_unix_s=NOW_NS / 1e9 + seconds)
+
+
+def test_the_specification_is_sound_and_installed(tmp_path: Path) -> None:
+    assert load_collector("pods") is SPEC
+    assert not SPEC.enabled
+    directory = tmp_path / "pods"
+    directory.mkdir()
+    ContainerFolder(pod(directory, "pretrain-x7k2p") / "train").prints(dump() + iteration(10))
+    settings = Settings(node="node0", job="default", clock=VirtualClock(NOW_NS))
+    records = check_collector(SPEC, settings, options=PodsOptions(directory=str(directory), api=False))
+    assert steps(records) == [("research/pretrain", 10)]
+
+
+def test_without_the_kubelets_folder_it_is_unavailable(tmp_path: Path) -> None:
+    settings = Settings(node="node0", job="default", clock=VirtualClock(NOW_NS))
+    check_unavailable(SPEC, settings, options=PodsOptions(directory=str(tmp_path / "none")))
+
+
+def test_a_framework_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    settings = Settings(node="node0", job="default", clock=VirtualClock(NOW_NS))
+    with pytest.raises(ConfigError, match=r"collectors\.pods\.options\.framework"):
+        SPEC.create(PodsOptions(directory=str(tmp_path), framework="none"), settings)
+
+
+def test_steps_of_an_unmodified_pod_are_those_of_its_job(node: Node) -> None:
+    assert node.api is not None
+    container = node.container()
+    node.api.says(0)
+    container.prints(dump() + iteration(10))
+    records = node.collect()
+    container.prints(iteration(20))
+    records += node.collect()
+    assert steps(records) == [("research/pretrain", 10), ("research/pretrain", 20)]
+    assert [one for one in records if isinstance(one, JobOrigin)] == [
+        JobOrigin(job="research/pretrain", namespace="research")
+    ]
+
+
+def test_a_step_has_the_time_at_which_the_runtime_received_it(node: Node) -> None:
+    assert node.api is not None
+    node.api.says(0)
+    # This loop prints no time; the lines are two seconds apart and old when they are read.
+    node.clock.advance(3600.0)
+    node.container().prints("step 1 loss 2.5 step_time 0.5\nstep 2 loss 2.4 step_time 0.5\n")
+    found = [record for record in node.collect(3) if isinstance(record, TrainingStep)]
+    assert [record.time_unix_ns for record in found] == [NOW_NS, NOW_NS + 2 * 10**9]
+
+
+def test_pods_that_train_nothing_are_no_jobs(node: Node) -> None:
+    assert node.api is not None
+    node.container().prints("GET / 200\nTraceback (most recent call last):\nRuntimeError: no\n")
+    node.api.says(0)
+    assert node.collect(3) == []
+
+
+def test_pods_of_one_job_are_one_job(node: Node) -> None:
+    assert node.api is not None
+    for number in range(2):
+        node.api.says(number)
+        node.container(number, f"pretrain-{number}-x7k2p").prints(iteration(10))
+    records = node.collect(2)
+    assert steps(records) == [("research/pretrain", 10)]
+    assert {one.stream for one in records if isinstance(one, LogProgress)} == {
+        "pretrain-0-x7k2p/train/stdout",
+        "pretrain-1-x7k2p/train/stdout",
+    }
+
+
+def test_jobs_of_one_name_in_two_namespaces_stay_two(alone: Node) -> None:
+    alone.container(0).prints(iteration(10))
+    alone.container(1, namespace="vision").prints(iteration(20))
+    assert sorted(steps(alone.collect(2))) == [("research/pretrain", 10), ("vision/pretrain", 20)]
+
+
+def test_the_api_server_is_waited_for_before_a_pods_name_is_used(node: Node) -> None:
+    assert node.api is not None
+    node.api.trouble = "pods is forbidden"
+    node.container().prints(iteration(10))
+    assert steps(node.collect(9)) == []
+    assert steps(node.collect(5)) == [("research/pretrain", 10)]
+    node.api.trouble = None
+    node.api.says(0, **{"perfd/job": "another"})
+    assert {job for job, _ in steps(node.collect(3))} <= {"research/pretrain"}
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (done(), ("research/pretrain", JobOutcome.COMPLETED, 0.0)),
+        (done(JobOutcome.FAILED, 3), ("research/pretrain", JobOutcome.FAILED, 3.0)),
+        (done(JobOutcome.OUT_OF_MEMORY, 137), ("research/pretrain", JobOutcome.OUT_OF_MEMORY, 137.0)),
+    ],
+)
+def test_the_end_of_its_pods_ends_a_job_after_its_last_line(node: Node, end: PodEnd, said: tuple) -> None:
+    assert node.api is not None
+    container = node.container()
+    node.api.says(0)
+    container.prints(iteration(10))
+    assert ends(node.collect(2)) == []
+    container.prints(iteration(20))
+    node.api.says(0, end)
+    records = node.collect(3)
+    assert ends(records) == [said]
+    kinds = [type(record) for record in records if isinstance(record, TrainingStep | Event)]
+    assert kinds == [TrainingStep, Event]
+    assert node.collect(3) == []
+
+
+def test_a_job_of_two_pods_ends_with_the_second(node: Node) -> None:
+    assert node.api is not None
+    for number in range(2):
+        node.api.says(number)
+        node.container(number, f"pretrain-{number}-x7k2p").prints(iteration(10))
+    node.collect(2)
+    node.api.says(0, done())
+    assert ends(node.collect(3)) == []
+    node.api.says(1, done(JobOutcome.FAILED, 1))
+    assert ends(node.collect(3)) == [("research/pretrain", JobOutcome.FAILED, 1.0)]
+
+
+def test_a_pod_that_was_deleted_was_cancelled(node: Node) -> None:
+    assert node.api is not None
+    node.container().prints(iteration(10))
+    node.api.says(0)
+    node.collect(2)
+    node.api.deleted.add(UIDS[0])
+    assert ends(node.collect(3)) == [("research/pretrain", JobOutcome.CANCELLED, None)]
+
+
+def test_without_the_api_server_a_job_ends_when_its_folder_is_gone(alone: Node) -> None:
+    container = alone.container()
+    container.prints(iteration(10))
+    alone.collect(2)
+    container.live.unlink()
+    container.folder.rmdir()
+    container.folder.parent.rmdir()
+    assert ends(alone.collect(3)) == [("research/pretrain", JobOutcome.UNKNOWN, None)]
+
+
+def test_what_ended_long_before_the_agent_started_is_no_news(node: Node) -> None:
+    assert node.api is not None
+    node.container().prints(iteration(10))
+    node.api.says(0, done(seconds=-3600.0))
+    assert node.collect(3) == []
+
+
+def test_what_ended_while_no_agent_ran_is_reported(node: Node) -> None:
+    assert node.api is not None
+    node.container().prints(iteration(10))
+    node.api.says(0, done(seconds=-60.0))
+    records = node.collect(3)
+    assert (steps(records), ends(records)) == (
+        [("research/pretrain", 10)],
+        [("research/pretrain", JobOutcome.COMPLETED, 0.0)],
+    )
+
+
+def test_a_container_that_is_started_again_begins_another_attempt(node: Node) -> None:
+    assert node.api is not None
+    container = node.container()
+    node.api.says(0)
+    container.prints(iteration(10) + iteration(20))
+    node.collect(2)
+    container.restarts()
+    container.prints(iteration(10, stamp="2025-05-01 10:10:00"))
+    records = node.collect(4)
+    assert steps(records) == [("research/pretrain", 10)]
+    assert EventKind.RESTARTED in {record.kind for record in records if isinstance(record, Event)}
+
+
+@pytest.mark.parametrize("how", ["container", "label"])
+def test_a_pod_with_an_agent_of_its_own_is_left_to_it(node: Node, how: str) -> None:
+    assert node.api is not None
+    container = node.container()
+    container.prints(iteration(10))
+    labels = {"batch.kubernetes.io/job-name": "pretrain"}
+    node.api.says(0, **labels | ({"perfd-agent": "sidecar"} if how == "label" else {}))
+    if how == "container":
+        (container.folder.parent / "perfd").mkdir()
+    assert node.collect(3) == []
+    assert node.settings.pod_jobs.of(UIDS[0]) == PodJob("research/pretrain", "research", own_agent=True)
+
+
+def test_ranks_can_ask_for_the_job_of_a_pod(alone: Node) -> None:
+    alone.container()
+    alone.collect()
+    assert alone.settings.pod_jobs.of(UIDS[0]) == PodJob("research/pretrain", "research", own_agent=False)
+    assert alone.settings.pod_jobs.of(UIDS[1]) is None
+    assert alone.settings.pod_jobs.of(None) is None
+
+
+def test_namespaces_can_be_chosen_and_left_out(tmp_path: Path) -> None:
+    node = Node(tmp_path, None, namespaces=("team-*",), exclude_namespaces=("team-b",))
+    for number, namespace in enumerate(["team-a", "team-b", "research"]):
+        node.container(number, namespace=namespace).prints(iteration(10))
+    found = node.collect(2)
+    node.collector.close()
+    assert steps(found) == [("team-a/pretrain", 10)]
+
+
+def test_a_chatty_pod_does_not_silence_another(tmp_path: Path) -> None:
+    node = Node(tmp_path, None, max_read_bytes=4096)
+    chatty = node.container(0, "chatty-x7k2p")
+    chatty.prints("nothing to see here\n" * 4000)
+    node.container(1).prints(iteration(10))
+    found = node.collect(4)
+    node.collector.close()
+    assert steps(found) == [("research/pretrain", 10)]
