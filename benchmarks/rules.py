@@ -64,7 +64,7 @@ def _keys(names: list[str], gpus: int) -> list[SeriesKey]:
     for name in names:
         if name.startswith("perfd_gpu_"):
             of_gpus = [{"node": f"node{gpu // 8}", "gpu": str(gpu % 8)} for gpu in range(gpus)]
-            keys.extend(SeriesKey.of(name, {**labels, "job": "run"}) for labels in of_gpus)
+            keys.extend(SeriesKey.of(name, {**labels, "perfd_job": "run"}) for labels in of_gpus)
         else:
             keys.append(SeriesKey.of(name, {"job": "run"}))
     return keys + [SeriesKey.of(f"unread_{key.name}", dict(key.labels)) for key in keys]

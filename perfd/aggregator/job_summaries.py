@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -48,6 +48,10 @@ class Derived:
 class LiveFacts:
     """What is known of a job now and is not in the arrays of the analysis."""
 
+    labels: Mapping[str, str]
+    """Those of all its series."""
+    title: str = ""
+    """What its user calls it."""
     attempt: int
     nodes: int
     ranks: int | None
@@ -141,7 +145,10 @@ class JobSummaries:
         change = self.step_time_change(job)
         with self._state.lock:
             state = self._fleet.jobs[job]
+            origin = state.ownership.origin
             return LiveFacts(
+                labels=state.labels,
+                title=origin.title if origin else "",
                 attempt=state.attempts.number,
                 exported=state.exported,
                 end=state.lifetime.end,

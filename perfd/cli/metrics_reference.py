@@ -16,6 +16,7 @@ from perfd.metrics.catalog import (
     AGENT_METRICS,
     AGENT_PAGE_METRICS,
     AGGREGATOR_METRICS,
+    JOB,
     JOB_METRICS,
     PROCESS_METRICS,
     MetricInfo,
@@ -34,8 +35,12 @@ Every metric that perfd exports. Unknown values are absent, never 0. Units are b
 from 0 to 1, and names follow Prometheus' conventions: the unit is the last word, and counters end in
 `_total`. Empty labels are omitted.
 
-perfd's label `job` is the training job. Prometheus sets a label of that name per target, and renames
-perfd's to `exported_job` unless the scrape has `honor_labels: true`, as in the shipped configuration.
+Where labels begin with "job's", these are `perfd_job`, `cluster`, `namespace`, `user`, `account` and
+`partition`. The first three identify a job: rules and dashboards join on them. `perfd_job` is the name
+that perfd shows everywhere; of two jobs with one name, the second is `CLUSTER/NAMESPACE/NAME`, or
+`NAME@OWNER`. The others are what scheduler and pod say, cut to 128 characters. Prometheus' own `job` and
+`instance` are those of the scrape; with `honor_labels: true`, as in the shipped configuration, `instance`
+of what a node reports is the node.
 """
 _SECTIONS = (
     (
@@ -67,7 +72,7 @@ def document() -> str:
         if columns:
             parts.append(
                 f"\n## Collector `{name}`\n\n"
-                "On the pages of agent and aggregator; the latter adds `job` and `rank`.\n\n"
+                "On the pages of agent and aggregator.\n\n"
                 f"{_table([raw_metric(column) for column in columns])}"
             )
     return "".join(parts)
@@ -81,13 +86,19 @@ def _rows(metrics: Sequence[MetricInfo]) -> Iterator[str]:
     yield "| metric | type | unit | labels | meaning | source | absent |"
     yield "|---|---|---|---|---|---|---|"
     for metric in metrics:
-        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        labels = _labels(metric.labels)
         cells = (metric.help, metric.source, metric.absent)
         meaning, source, absent = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
         yield (
             f"| `{metric.name}` | {metric.kind.value} | {metric.unit} | {labels} "
             f"| {meaning} | {source} | {absent} |"
         )
+
+
+def _labels(labels: Sequence[str]) -> str:
+    of_job = tuple(labels[: len(JOB)]) == tuple(JOB)
+    own = [f"`{label}`" for label in labels[len(JOB) if of_job else 0 :]]
+    return ", ".join(["job's", *own] if of_job else own)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

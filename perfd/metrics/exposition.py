@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCo
 from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from perfd.collector import ColumnKind
-from perfd.model import Scope
+from perfd.model import Scope, job_labels
 
 _UNIT_WORDS = {
     "w": "watts",
@@ -99,11 +99,11 @@ def exported_name(scope: Scope, column: str, kind: ColumnKind) -> str:
 
 
 def entity_labels(scope: Scope, entity: str, node: str) -> dict[str, str]:
-    """The labels for the GPU, device or rank of a sample, and its node."""
-    labels = {"node": node}
+    """The labels for the GPU, device or rank of a sample, and its node, which is its `instance` too."""
+    labels = {"node": node, "instance": node}
     if scope is Scope.RANK:
         job, _, rank = entity.rpartition("/")
-        labels |= {"job": job, "rank": rank}
+        labels |= {**job_labels(job), "rank": rank}
     elif scope in _ENTITY_LABELS:
         labels[_ENTITY_LABELS[scope]] = entity
     return labels

@@ -27,6 +27,7 @@ from perfd.model.job_description import (
     ParallelLayout,
     Recompute,
 )
+from perfd.model.job_labels import JOB_LABEL, JOB_LABELS, OWNER_LABELS, job_labels
 from perfd.model.job_origin import JobOrigin, job_origin
 from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo, ServerRole
 from perfd.model.samples import ColumnKind, SampleTable, Scope
@@ -53,6 +54,9 @@ from perfd.model.wire_messages import (
 
 __all__ = [
     "HOOK_MARK",
+    "JOB_LABEL",
+    "JOB_LABELS",
+    "OWNER_LABELS",
     "Ack",
     "AgentMessage",
     "AggregatorMessage",
@@ -105,5 +109,6 @@ __all__ = [
     "Welcome",
     "WellKnownColumn",
     "alert_json",
+    "job_labels",
     "job_origin",
 ]

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from perfd.model.job_labels import JOB_LABEL
+
 
 class AlertState(StrEnum):
     """Where an alert stands."""
@@ -47,7 +49,7 @@ class Alert:
     @property
     def job(self) -> str:
         """The job in its labels; empty without one."""
-        return self.labels.get("job", "")
+        return self.labels.get(JOB_LABEL, "")
 
     @property
     def server(self) -> str:

@@ -23,7 +23,14 @@ class JobOrigin:
     namespace: str = ""
     """The Kubernetes namespace."""
     owner: str = ""
-    """The user: `uid:1001`."""
+    """The user: `uid:1001`. Where the scheduler knows the user's name, it is in `user`."""
+    user: str = ""
+    account: str = ""
+    """The account or project that pays for it (SLURM_JOB_ACCOUNT)."""
+    partition: str = ""
+    """The scheduler's queue (SLURM_JOB_PARTITION)."""
+    title: str = ""
+    """What its user calls it, which need not be unique (SLURM_JOB_NAME)."""
     nodes: Sequence[str] = ()
     """The nodes that the scheduler gave to the job; empty when not known."""
     scheduler_restarts: int | None = None
@@ -53,6 +60,10 @@ def job_origin(job: str, environ: Mapping[str, str], *, owner: str = "") -> JobO
         cluster=environ.get("PERFD_CLUSTER") or environ.get("SLURM_CLUSTER_NAME") or "",
         namespace=environ.get("PERFD_NAMESPACE") or environ.get("POD_NAMESPACE") or "",
         owner=f"uid:{uid}" if uid.isdecimal() else owner,
+        user=environ.get("SLURM_JOB_USER", ""),
+        account=environ.get("SLURM_JOB_ACCOUNT", ""),
+        partition=environ.get("SLURM_JOB_PARTITION", ""),
+        title=environ.get("SLURM_JOB_NAME", "") if slurm else "",
         # Each component of a heterogeneous job has a list of its nodes only.
         nodes=() if environ.get("SLURM_HET_SIZE") else expand_hostlist(environ.get("SLURM_JOB_NODELIST", "")),
         # Slurm sets it from the first restart on.

@@ -33,8 +33,8 @@ def test_the_newest_value_of_each_gpu_is_exposed_with_its_labels() -> None:
     latest([gpu_table(100.0, 200.0, unix_ns=1)])
     latest([gpu_table(110.0, 210.0, unix_ns=2)])
     assert exposed(latest) == [
-        'perfd_gpu_power_watts{gpu="0",node="n1"} 110.0',
-        'perfd_gpu_power_watts{gpu="1",node="n1"} 210.0',
+        'perfd_gpu_power_watts{gpu="0",instance="n1",node="n1"} 110.0',
+        'perfd_gpu_power_watts{gpu="1",instance="n1",node="n1"} 210.0',
     ]
 
 
@@ -50,21 +50,21 @@ def test_of_several_rows_of_one_gpu_the_last_counts() -> None:
             )
         ]
     )
-    assert exposed(latest) == ['perfd_gpu_energy_joules_total{gpu="0",node="n1"} 30.0']
+    assert exposed(latest) == ['perfd_gpu_energy_joules_total{gpu="0",instance="n1",node="n1"} 30.0']
 
 
 def test_what_is_absent_is_left_out() -> None:
     latest = LatestSamples("n1", COLUMNS)
     latest([gpu_table(math.nan, 5.0)])
-    assert exposed(latest) == ['perfd_gpu_power_watts{gpu="1",node="n1"} 5.0']
+    assert exposed(latest) == ['perfd_gpu_power_watts{gpu="1",instance="n1",node="n1"} 5.0']
 
 
 def test_job_and_rank_are_labels_once_they_are_known() -> None:
     latest = LatestSamples("n1", COLUMNS)
     latest([RankPlacement(job="llm", rank=9, gpu=1), gpu_table(1.0, 2.0)])
     assert exposed(latest) == [
-        'perfd_gpu_power_watts{gpu="0",node="n1"} 1.0',
-        'perfd_gpu_power_watts{gpu="1",job="llm",node="n1",rank="9"} 2.0',
+        'perfd_gpu_power_watts{gpu="0",instance="n1",node="n1"} 1.0',
+        'perfd_gpu_power_watts{gpu="1",instance="n1",node="n1",perfd_job="llm",rank="9"} 2.0',
     ]
 
 
@@ -89,8 +89,8 @@ def test_a_column_that_two_tables_hold_is_exposed_once_per_gpu() -> None:
         ]
     )
     assert exposed(latest) == [
-        'perfd_gpu_power_watts{gpu="0",node="n1"} 2.0',
-        'perfd_gpu_energy_joules_total{gpu="0",node="n1"} 7.0',
+        'perfd_gpu_power_watts{gpu="0",instance="n1",node="n1"} 2.0',
+        'perfd_gpu_energy_joules_total{gpu="0",instance="n1",node="n1"} 7.0',
     ]
 
 
@@ -98,7 +98,9 @@ def test_a_wall_clock_that_steps_back_does_not_freeze_the_exposition() -> None:
     latest = LatestSamples("n1", COLUMNS)
     latest([gpu_table(1.0, unix_ns=9_000_000_000_000)])
     latest([gpu_table(2.0, unix_ns=5_000_000_000_000)])
-    assert exposed(latest, 5_000_000_000_000) == ['perfd_gpu_power_watts{gpu="0",node="n1"} 2.0']
+    assert exposed(latest, 5_000_000_000_000) == [
+        'perfd_gpu_power_watts{gpu="0",instance="n1",node="n1"} 2.0'
+    ]
 
 
 def test_a_collector_whose_columns_keep_changing_fills_no_memory() -> None:
@@ -112,4 +114,4 @@ def test_a_collector_whose_columns_keep_changing_fills_no_memory() -> None:
             ]
         )
     assert 1 <= len(exposed(latest)) <= 64
-    assert exposed(latest)[-1] == 'perfd_node_made_up_999{node="n1"} 1.0'
+    assert exposed(latest)[-1] == 'perfd_node_made_up_999{instance="n1",node="n1"} 1.0'

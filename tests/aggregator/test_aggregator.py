@@ -36,7 +36,7 @@ groups:
   - alert: Slow
     expr: perfd_step_time_last_seconds > 5
     labels: {capture: default, severity: warning}
-    annotations: {summary: "{{ $labels.job }} is slow"}
+    annotations: {summary: "{{ $labels.perfd_job }} is slow"}
 """
 
 
@@ -146,8 +146,8 @@ def test_a_regression_is_measured_against_what_came_before(clock):
         feed(agent, clock, running, range(1, 31), step_time_s=1.0)
         feed(agent, clock, running, range(31, 71), step_time_s=1.5)
         found = values(running.page())
-    assert found['perfd_step_time_baseline_seconds{job="llm"}'] == 1.0
-    assert found['perfd_step_time_regression_ratio{job="llm"}'] == pytest.approx(0.5)
+    assert found['perfd_step_time_baseline_seconds{perfd_job="llm"}'] == 1.0
+    assert found['perfd_step_time_regression_ratio{perfd_job="llm"}'] == pytest.approx(0.5)
 
 
 def test_a_job_that_is_forgotten_leaves_the_page_and_stays_in_history(clock, tmp_path):
@@ -184,7 +184,7 @@ def test_an_alert_is_recorded_with_the_step_that_it_began_at_and_starts_a_captur
         (alert,) = get(running, "/api/v1/alerts")["alerts"]
         assert (alert["state"], alert["first_step"], alert["captures"]) == ("firing", 3, [request.capture_id])
         running.tick()
-        assert values(running.page())['perfd_alerts_firing{alertname="Slow",job="llm"}'] == 1.0
+        assert values(running.page())['perfd_alerts_firing{alertname="Slow",perfd_job="llm"}'] == 1.0
         agent.say(
             CaptureStatus(
                 capture_id=request.capture_id,
@@ -202,15 +202,15 @@ def test_an_alert_is_recorded_with_the_step_that_it_began_at_and_starts_a_captur
             ("Slow", 3, "resolved", (request.capture_id,))
         ]
         page = values(running.page())
-        assert page['perfd_capture_ranks{job="llm",state="done"}'] == 1.0
-        assert page['perfd_captures{job="llm",state="done"}'] == 1.0
+        assert page['perfd_capture_ranks{perfd_job="llm",state="done"}'] == 1.0
+        assert page['perfd_captures{perfd_job="llm",state="done"}'] == 1.0
 
 
 def test_what_rules_record_is_on_the_page(clock, rules):
     with aggregator(clock, rules=rules) as running, FakeAgent(running.grpc_address) as agent:
         agent.hello()
         feed(agent, clock, running, range(1, 10), step_time_s=1.5)
-        assert values(running.page())['job:step_time:double{job="llm"}'] == 3.0
+        assert values(running.page())['job:step_time:double{perfd_job="llm"}'] == 3.0
 
 
 def test_an_alert_that_fires_during_a_capture_captures_after_it(clock, rules):
@@ -361,7 +361,7 @@ def test_the_end_of_a_job_is_on_its_page(clock):
             sent_unix_ns=clock.unix_ns(),
         )
         running.tick()
-        assert values(running.page())['perfd_job_ended{job="llm"}'] == 1.0
+        assert values(running.page())['perfd_job_ended{perfd_job="llm"}'] == 1.0
 
 
 def test_rules_that_cannot_be_loaded_are_an_error_at_once(tmp_path):

@@ -55,7 +55,7 @@ def test_one_agent_cannot_take_the_place_of_all_jobs(clock):
             good.hello()
             good.send(*(step(number) for number in range(1, 9)))
             page = page_of(running, clock)
-    assert page['perfd_step{job="llm"}'] == 8
+    assert page['perfd_step{perfd_job="llm"}'] == 8
     assert page["perfd_jobs"] == 65
     assert page['perfd_rejected_total{bound="jobs_per_node"}'] == 1000 - 64
 
@@ -116,7 +116,7 @@ def test_long_names_are_refused_and_counted(clock):
         longest = max(map(len, page))
     assert longest < 1000
     assert refused(page) == {"name_chars", "names_per_scope", "text_chars"}
-    assert page['perfd_job_ended{job="llm"}'] == 0
+    assert page['perfd_job_ended{perfd_job="llm"}'] == 0
 
 
 def test_a_job_without_a_name_is_refused(clock):

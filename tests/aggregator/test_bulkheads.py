@@ -123,10 +123,10 @@ def test_a_job_whose_analysis_fails_is_marked_and_all_others_go_on(two_jobs, bro
         two_jobs.tick()
         two_jobs.tick()
     page = values(two_jobs.page())
-    assert page['perfd_step{job="good"}'] == 2
+    assert page['perfd_step{perfd_job="good"}'] == 2
     assert page['perfd_failures_total{part="analysis"}'] == 2
     assert page["perfd_failed_ticks_total"] == 0
-    assert series_of(two_jobs, "bad") == {'perfd_job_failing{job="bad",part="analysis"}'}
+    assert series_of(two_jobs, "bad") == {'perfd_job_failing{part="analysis",perfd_job="bad"}'}
     (logged,) = caplog.records
     assert (logged.part, logged.job, logged.exc_info[0]) == ("analysis", "bad", ZeroDivisionError)
     assert [alert["job"] for alert in two_jobs.alerts()] == ["good"]
@@ -140,8 +140,8 @@ def test_a_job_whose_analysis_works_again_is_no_longer_marked(two_jobs):
         two_jobs.tick()
     two_jobs.tick()
     page = values(two_jobs.page())
-    assert page['perfd_step{job="bad"}'] == 2
-    assert 'perfd_job_failing{job="bad",part="analysis"}' not in page
+    assert page['perfd_step{perfd_job="bad"}'] == 2
+    assert 'perfd_job_failing{part="analysis",perfd_job="bad"}' not in page
     assert page['perfd_failures_total{part="analysis"}'] == 1
 
 
@@ -189,8 +189,8 @@ def test_what_else_fails_of_a_job_stops_no_other_job(two_jobs, clock, monkeypatc
     assert "good" in [job["name"] for job in two_jobs.fleet()["jobs"]]
     two_jobs.tick()
     page = values(two_jobs.page())
-    assert page['perfd_step{job="good"}'] == 2
-    assert page[f'perfd_job_failing{{job="bad",part="{part}"}}'] == 1
+    assert page['perfd_step{perfd_job="good"}'] == 2
+    assert page[f'perfd_job_failing{{part="{part}",perfd_job="bad"}}'] == 1
     assert page["perfd_failed_ticks_total"] == 0
     assert "good" in {capture["job"] for capture in two_jobs.captures()}
     two_jobs._history.close()
@@ -221,7 +221,7 @@ def test_a_node_whose_series_cannot_be_made_leaves_those_of_others(clock, monkey
         running.tick()
         page = values(running.page())
     assert [name for name in page if name.startswith("perfd_gpu_power")] == [
-        'perfd_gpu_power_watts{gpu="0",node="n2"}'
+        'perfd_gpu_power_watts{gpu="0",instance="n2",node="n2"}'
     ]
     assert page['perfd_failures_total{part="node"}'] >= 1
 
@@ -239,7 +239,7 @@ def test_a_stage_that_fails_for_all_jobs_stops_no_other_stage(two_jobs, monkeypa
     two_jobs.tick()
     two_jobs.tick()
     page = values(two_jobs.page())
-    assert page['perfd_step{job="good"}'] == 2
+    assert page['perfd_step{perfd_job="good"}'] == 2
     assert page[f'perfd_failures_total{{part="{part}"}}'] >= 1
 
 
@@ -324,7 +324,7 @@ def test_a_gpu_that_says_it_has_no_memory_is_one_of_unknown_memory(clock):
         running.tick()
         page = values(running.page())
         (evil,) = running.summary("evil")
-    assert page['perfd_step{job="good"}'] == page['perfd_step{job="evil"}'] == 1
+    assert page['perfd_step{perfd_job="good"}'] == page['perfd_step{perfd_job="evil"}'] == 1
     assert evil.memory.max_used_ratio == pytest.approx(1e9 / 150_754_820_096, rel=0.1)
     assert not any(name.startswith("perfd_failures_total") for name in page)
 

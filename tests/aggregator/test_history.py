@@ -436,7 +436,7 @@ def test_on_a_full_disk_the_aggregator_starts_and_stores_later(tmp_path, small_f
             agent.hello()
             assert agent.send(step(1)) == 0
             running.tick()
-            assert values(running.page())['perfd_step{job="llm"}'] == 1
+            assert values(running.page())['perfd_step{perfd_job="llm"}'] == 1
             assert values(running.page())["perfd_history_up"] == 0
             small_files(resource.RLIM_INFINITY)
             while agent.hear().sequence < 1:

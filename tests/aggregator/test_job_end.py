@@ -111,7 +111,7 @@ def test_a_job_whose_agent_said_goodbye_ends_with_an_unknown_outcome_and_no_aler
     job = fleet.status()
     assert (job["ended"], job["outcome"], job["exit_code"]) == (True, "unknown", None)
     assert job["ended_unix_s"] == left_s
-    assert fleet.page()['perfd_job_outcome_info{job="llm",outcome="unknown"}'] == 1
+    assert fleet.page()['perfd_job_outcome_info{outcome="unknown",perfd_job="llm"}'] == 1
     fleet.minutes(20)
     assert fleet.fired == {}
 
@@ -265,7 +265,7 @@ def test_a_requeued_job_is_live_again_and_counts_from_its_first_step(fleet):
         assert (job["ended"], job["outcome"], job["attempt"]) == (False, None, 2)
         assert job["steps"] == {"count": 2, "last": 2}
         assert job["nodes"] == ["n1"]
-        assert fleet.page()['perfd_step{job="llm"}'] == 2
+        assert fleet.page()['perfd_step{perfd_job="llm"}'] == 2
     assert fleet.fired == {}
 
 

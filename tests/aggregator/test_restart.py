@@ -29,7 +29,7 @@ groups:
   - alert: Slow
     expr: perfd_step_time_last_seconds > 5
     labels: {capture: default}
-    annotations: {summary: "{{ $labels.job }} is slow"}
+    annotations: {summary: "{{ $labels.perfd_job }} is slow"}
   - alert: SlowForLong
     expr: perfd_step_time_last_seconds > 5
     for: 100s

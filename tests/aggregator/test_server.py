@@ -215,8 +215,8 @@ def test_two_agents_of_one_node_name_are_shown_apart(running, caplog):
             agent.send(gpus(START_S, power_w=100.0))
         running.tick()
         found = values(running.page())
-    assert found['perfd_gpu_power_watts{gpu="0",node="node0"}'] == 100.0
-    assert found['perfd_gpu_power_watts{gpu="0",node="node0~second"}'] == 100.0
+    assert found['perfd_gpu_power_watts{gpu="0",instance="node0",node="node0"}'] == 100.0
+    assert found['perfd_gpu_power_watts{gpu="0",instance="node0~second",node="node0~second"}'] == 100.0
     assert sum("same node name" in record.message for record in caplog.records) == 1
 
 
@@ -241,10 +241,10 @@ def test_the_offset_of_a_nodes_clock_is_shown_and_not_believed():
         running.tick()
         found = values(running.page())
         assert found['perfd_agent_clock_offset_seconds{node="node0"}'] == 86_400.0
-        assert found['perfd_gpu_power_watts{gpu="0",node="node0"}'] == 100.0
+        assert found['perfd_gpu_power_watts{gpu="0",instance="node0",node="node0"}'] == 100.0
         clock.advance(60)
         running.tick()
-        assert 'perfd_gpu_power_watts{gpu="0",node="node0"}' not in values(running.page())
+        assert 'perfd_gpu_power_watts{gpu="0",instance="node0",node="node0"}' not in values(running.page())
         assert values(running.page())['perfd_agent_silent_seconds{node="node0"}'] == 60.0
 
 
@@ -265,8 +265,8 @@ def test_a_wall_clock_that_steps_back_changes_no_decision():
         agent.send(step(2), gpus(START_S, power_w=2.0))
         running.tick()
         found = values(running.page())
-    assert found['perfd_step{job="llm"}'] == 2.0
-    assert found['perfd_gpu_power_watts{gpu="0",job="llm",node="node0"}'] == 2.0
+    assert found['perfd_step{perfd_job="llm"}'] == 2.0
+    assert found['perfd_gpu_power_watts{gpu="0",instance="node0",node="node0",perfd_job="llm"}'] == 2.0
 
 
 def test_records_of_unknown_kinds_are_counted_and_the_rest_is_taken(running):

@@ -35,7 +35,7 @@ def running(token, **config):
 
 
 def alert(name="PerfdPipelineStall", *, status="firing", starts_at=FIRED, **labels):
-    labels = {"alertname": name, "job": "llm", "capture": "default", **labels}
+    labels = {"alertname": name, "perfd_job": "llm", "capture": "default", **labels}
     return {
         "status": status,
         "labels": {key: value for key, value in labels.items() if value is not None},
@@ -103,7 +103,7 @@ def test_each_alert_has_its_outcome_and_all_are_counted(token):
             webhook(
                 alert("Ended", status="resolved"),
                 alert("NoCapture", capture=None),
-                alert("Elsewhere", job="other"),
+                alert("Elsewhere", perfd_job="other"),
                 alert("Wrong", capture="no-such-profile"),
                 alert("Right"),
                 alert("Busy"),
@@ -171,18 +171,21 @@ def test_a_firing_is_remembered_over_a_restart(token, tmp_path):
 def test_an_alert_without_a_job_is_of_the_only_one_there_is(token):
     with running(token) as server:
         agent = begin(server)
-        assert outcomes(post(server, webhook(alert(job=None)))) == ["started"]
+        assert outcomes(post(server, webhook(alert(perfd_job=None)))) == ["started"]
         agent.send(step(1, job="second"))
-        answer = post(server, webhook(alert("Other", job=None)))
+        answer = post(server, webhook(alert("Other", perfd_job=None)))
         assert outcomes(answer) == ["unknown_job"]
         assert "not just one job" in answer[1]["alerts"][0]["reason"]
         agent.__exit__()
 
 
-def test_who_forgot_honor_labels_is_told(token):
+def test_the_job_of_the_scrape_is_not_the_one_an_alert_is_about(token):
     with running(token) as server:
-        answer = post(server, webhook(alert(job="perfd", exported_job="llm")))
-        assert "honor_labels" in answer[1]["alerts"][0]["reason"]
+        agent = begin(server)
+        agent.send(step(1, job="perfd"))
+        assert outcomes(post(server, webhook(alert(job="perfd")))) == ["started"]
+        assert [capture["job"] for capture in server.captures()] == ["llm"]
+        agent.__exit__()
 
 
 @pytest.mark.parametrize("headers", [{"Authorization": "Basic c3dvcmRmaXNo"}, {"Authorization": "swordfish"}])

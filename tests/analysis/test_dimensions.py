@@ -524,6 +524,7 @@ def test_what_little_is_known_of_one_dimension_does_not_hide_another_that_may_co
 def test_each_dimension_is_a_series_with_who_tells_it():
     data = job(shown(*HIDDEN_DATA), description=TP2DP2, **IN_KERNELS)
     facts = LiveFacts(
+        labels={"perfd_job": "job"},
         attempt=1,
         nodes=1,
         ranks=4,

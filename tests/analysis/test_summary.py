@@ -76,7 +76,7 @@ def full_job(count: int = 12) -> JobData:
         alerts=[
             Alert(
                 name="Slow",
-                labels={"job": "job"},
+                labels={"perfd_job": "job"},
                 first_step=4,
                 state=AlertState.FIRING,
                 active_at_unix_s=1.0,

@@ -249,7 +249,7 @@ def test_mistakes_in_profiles_are_all_named_with_their_path():
 def fired(fired_at_unix_s: float, *, name: str = "Slow") -> Alert:
     return Alert(
         name=name,
-        labels={"capture": "default", "job": "llama"},
+        labels={"capture": "default", "perfd_job": "llama"},
         state=AlertState.FIRING,
         fired_at_unix_s=fired_at_unix_s,
     )

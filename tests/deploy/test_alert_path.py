@@ -46,7 +46,7 @@ def stack(tmp_path_factory):
 def test_prometheus_scrapes_the_aggregator_and_keeps_its_labels(stack):
     [(labels, value)] = until(lambda: stack.query("perfd_pipeline_stall_ratio"))
     assert (labels["job"], value) == (JOB, pytest.approx(0.4556, abs=1e-3))
-    assert stack.query('up{job="perfd"}')[0][1] == 1
+    assert stack.query('up{perfd_job="perfd"}')[0][1] == 1
     assert stack.query('{exported_job!=""}') == []
     assert {labels["node"] for labels, _ in stack.query("perfd_agent_up")} == {"n1"}
 
@@ -92,7 +92,7 @@ def test_a_job_that_writes_its_own_target_file_is_found(stack):
     (stack.folder / "targets" / "4711.yaml").write_text(
         f"- targets: ['127.0.0.1:{stack.aggregator.port}']\n  labels: {{cluster: c1}}\n"
     )
-    found = until(lambda: stack.query(f'perfd_job_ended{{job="{JOB}",cluster="c1"}}'))
+    found = until(lambda: stack.query(f'perfd_job_ended{{perfd_job="{JOB}",cluster="c1"}}'))
     assert found[0][1] == 0
 
 

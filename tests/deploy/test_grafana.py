@@ -106,7 +106,7 @@ def exported() -> dict[str, set[str]]:
 def filled_in(expr: str, **values: str) -> str:
     """The expression as Grafana asks it."""
     expr = expr.replace("$__rate_interval", "1m").replace("${perfd}", "http://127.0.0.1:9460")
-    values = {"rank": ".*", **values}
+    values = {"rank": ".*", "cluster": ".*", "namespace": ".*", **values}
     return re.sub(r"\$\{?(\w+)(?::\w+)?\}?", lambda found: values[found[1]], expr)
 
 
@@ -138,7 +138,7 @@ def test_a_query_is_valid_and_names_only_metrics_of_the_catalog_and_their_labels
     expr = filled_in(query.expr, job="j", node="n", server="s")
     promql_parser.parse(expr)
     catalog = exported()
-    selectors = re.findall(r"(perfd_\w+)(?:\{([^}]*)\})?", expr)
+    selectors = re.findall(r"((?!perfd_job\b)perfd_\w+)(?:\{([^}]*)\})?", expr)
     assert selectors
     for name, matchers in selectors:
         assert name in catalog
@@ -150,7 +150,7 @@ def test_a_variable_is_a_label_of_a_metric_of_the_catalog(path: Path) -> None:
     queries = [one["query"] for one in load(path)["templating"]["list"] if one["type"] == "query"]
     assert queries
     for query in queries:
-        found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
+        found = re.fullmatch(r"label_values\((\w+)(?:\{[^}]*\})?, (\w+)\)", query)
         assert found
         assert found[2] in exported()[found[1]]
 
@@ -379,12 +379,12 @@ def test_the_dashboards_are_of_grafanas_own_types(types: Path) -> None:
 
 def test_an_alert_counts_once_whichever_engine_fires_it(tmp_path: Path) -> None:
     series = [
-        'perfd_alerts_firing{job="a", alertname="PerfdStraggler"}',
-        'ALERTS{job="a", alertname="PerfdStraggler", alertstate="firing", rank="3"}',
-        'ALERTS{job="b", alertname="PerfdRankHangs", alertstate="firing", rank="1"}',
-        'ALERTS{job="b", alertname="PerfdRankHangs", alertstate="firing", rank="2"}',
-        'ALERTS{job="b", alertname="PerfdJobHangs", alertstate="pending"}',
-        'ALERTS{job="b", alertname="Mine", alertstate="firing"}',
+        'perfd_alerts_firing{perfd_job="a", alertname="PerfdStraggler"}',
+        'ALERTS{perfd_job="a", alertname="PerfdStraggler", alertstate="firing", rank="3"}',
+        'ALERTS{perfd_job="b", alertname="PerfdRankHangs", alertstate="firing", rank="1"}',
+        'ALERTS{perfd_job="b", alertname="PerfdRankHangs", alertstate="firing", rank="2"}',
+        'ALERTS{perfd_job="b", alertname="PerfdJobHangs", alertstate="pending"}',
+        'ALERTS{perfd_job="b", alertname="Mine", alertstate="firing"}',
         'ALERTS{node="n", alertname="PerfdNodeSuspect", alertstate="firing"}',
     ]
     (shown,) = {one.expr for one in ASKED if (one.dashboard, one.panel) == ("fleet", "Alerts firing")} - {

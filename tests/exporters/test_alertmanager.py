@@ -111,17 +111,17 @@ def test_alerts_wait_for_an_alertmanager_that_is_away_and_carry_external_labels(
         given = context()
         config = AlertmanagerConfig(external_labels={"cluster": "c1"}, external_url="http://perfd.example/")
         exporter = AlertmanagerExporter(receiver.url, config, given)
-        firing = alert(job="llm a")
+        firing = alert(perfd_job="llm a")
         exporter.export(Round(time_unix_s=100.0, changes=[firing], firing=[firing]))
         assert given.tally.pending == 1
         receiver.answer = lambda _: Response(body=b"")
         receiver.requests.clear()
         given.clock.advance(5.0)
         exporter.export(Round(time_unix_s=105.0, firing=[firing]))
-        exporter.export(Round(time_unix_s=106.0, changes=[alert(job="llm a", resolved=106.0)]))
+        exporter.export(Round(time_unix_s=106.0, changes=[alert(perfd_job="llm a", resolved=106.0)]))
         exporter.close()
         [first], [second] = receiver.bodies
-    assert first["labels"] == {"alertname": "Slow", "cluster": "c1", "job": "llm a"}
+    assert first["labels"] == {"alertname": "Slow", "cluster": "c1", "perfd_job": "llm a"}
     assert first["generatorURL"] == "http://perfd.example/jobs/llm%20a"
     assert first["endsAt"] > second["endsAt"] == "1970-01-01T00:01:46.000+00:00"
     assert (given.tally.sent, given.tally.retries, given.tally.pending) == (2, 1, 0)

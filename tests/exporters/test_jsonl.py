@@ -51,7 +51,7 @@ def test_a_line_holds_steps_alerts_and_only_what_is_known(exporter, tmp_path):
     path = tmp_path / "new" / "rounds.jsonl"
     tested = exporter(path)
     job = job_round(7, attempt=2, mfu_ratio=0.4, tokens_per_s=float("nan"))
-    tested.export(Round(time_unix_s=3.0, jobs=[job], changes=[alert(job="llm", resolved=2.0)]))
+    tested.export(Round(time_unix_s=3.0, jobs=[job], changes=[alert(perfd_job="llm", resolved=2.0)]))
     [line] = lines(path)
     [found] = line["jobs"]
     assert (found["step"], found["attempt"], found["ended"]) == (7, 2, False)

@@ -101,7 +101,7 @@ def test_as_many_samples_are_stored_as_were_sent(tmp_path, kind):
         count = 'sum(count_over_time(perfd_gpu_power_watts{cluster="c1"}[1h]))'
         assert until(lambda: instant(server, count, end_s) == 5000)
         total = sum(range(500)) + 500 * 9
-        assert instant(server, 'sum(perfd_gpu_power_watts{job="a \\"job\\"\\n\\\\ö"})', end_s) == total
+        assert instant(server, 'sum(perfd_gpu_power_watts{perfd_job="a \\"job\\"\\n\\\\ö"})', end_s) == total
 
 
 def test_a_series_that_ended_is_gone_at_once_and_not_in_five_minutes(tmp_path, kind):

@@ -56,8 +56,8 @@ def test_tensorboard_reads_each_step_once_at_its_place(exporter, tmp_path):
 
 
 def test_an_alert_is_a_text_at_its_step(exporter, tmp_path):
-    others = (alert(job="other"), alert("X", job="llm", resolved=1.0))
-    exporter(tmp_path).export(at(1.0, job_round(7), changes=[alert(job="llm"), *others]))
+    others = (alert(perfd_job="other"), alert("X", perfd_job="llm", resolved=1.0))
+    exporter(tmp_path).export(at(1.0, job_round(7), changes=[alert(perfd_job="llm"), *others]))
     [event] = read(tmp_path / "llm" / "attempt-1").Tensors("perfd/alerts")
     assert event.step == 7
     assert event.tensor_proto.string_val[0] == b"**Slow**"

@@ -95,7 +95,7 @@ def test_rows_and_alerts_wait_in_order_while_wandb_is_away_and_none_is_lost():
         tested.export(round_)
         assert given.tally.pending == step + 1
     tested.export(
-        Round(time_unix_s=4.0, jobs=[job_round(3)], changes=[alert(job="llm", severity="critical")])
+        Round(time_unix_s=4.0, jobs=[job_round(3)], changes=[alert(perfd_job="llm", severity="critical")])
     )
     wandb.away = False
     given.clock.advance(100.0)
@@ -202,8 +202,10 @@ def test_an_alert_is_told_once_where_its_job_is():
     tested = exporter(wandb, context())
     tested.export(Round(time_unix_s=0.0, jobs=[job_round(1), job_round(1, name="other")]))
     both = [job_round(1), job_round(1, name="other")]
-    tested.export(Round(time_unix_s=1.0, jobs=both, changes=[alert("Mine", job="other"), alert("Nobodys")]))
-    tested.export(Round(time_unix_s=2.0, jobs=both, changes=[alert("Mine", job="other", resolved=2.0)]))
+    tested.export(
+        Round(time_unix_s=1.0, jobs=both, changes=[alert("Mine", perfd_job="other"), alert("Nobodys")])
+    )
+    tested.export(Round(time_unix_s=2.0, jobs=both, changes=[alert("Mine", perfd_job="other", resolved=2.0)]))
     told = [
         (job, message.title)
         for job, sent in wandb.sent.items()

@@ -14,6 +14,7 @@ from perfd.metrics.catalog import METRICS
 from perfd.model import JobDescription, ParallelLayout
 
 FACTS = LiveFacts(
+    labels={"perfd_job": "job"},
     attempt=1,
     nodes=1,
     ranks=4,
@@ -41,7 +42,7 @@ def test_ranks_groups_and_culprits_are_series():
     series = exported()
 
     def of(name: str, **labels: str) -> float:
-        return series[(name, *sorted({"job": "job", **labels}.items()))]
+        return series[(name, *sorted({"perfd_job": "job", **labels}.items()))]
 
     assert of("perfd_nccl_share_ratio") == pytest.approx(0.3)
     assert of("perfd_nccl_wait_ratio") + of("perfd_nccl_transfer_ratio") == pytest.approx(0.3)

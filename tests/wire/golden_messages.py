@@ -206,6 +206,7 @@ ORIGIN = JobOrigin(
     scheduler_restarts=1,
     launcher_restarts=2,
 )
+OWNED = JobOrigin(job="4711", user="ada", account="physics", partition="gpu", title="pretrain")
 ENDED = Event(
     kind=EventKind.JOB_ENDED,
     time_unix_ns=1_700_000_010_000_000_000,
@@ -263,6 +264,7 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     ),
     "batch_job_end": Batch(sequence=46, sent_unix_ns=1_700_000_010_000_000_000, records=(STARTED, ENDED)),
     "batch_time_limit": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(LIMITED,)),
+    "batch_job_owner": Batch(sequence=48, sent_unix_ns=1_700_000_010_000_000_000, records=(OWNED,)),
     "batch_job_origin": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(ORIGIN,)),
     "batch_operation_starts": Batch(
         sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(WITH_STARTS,)

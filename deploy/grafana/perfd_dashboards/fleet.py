@@ -5,8 +5,10 @@ from __future__ import annotations
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from perfd_dashboards.panels import (
+    BY_JOB,
     COUNT,
     PERCENT,
+    PLACE,
     SECONDS,
     Column,
     board,
@@ -15,17 +17,23 @@ from perfd_dashboards.panels import (
     graph,
     number,
     page_link,
+    place_choices,
     q,
     rows,
 )
 
-_JOB = 'job=~"$job"'
+_JOB = f'{PLACE}, perfd_job=~"$job"'
+
+
+_JOBS = f"perfd_job_ended{{{PLACE}}}"
 
 
 def dashboard() -> Dashboard:
     """The dashboard `perfd-fleet`."""
     fleet = board("fleet", "perfd: fleet", "Every job and node that an aggregator of perfd knows.")
-    fleet = fleet.with_variable(choice("job", "Job", "label_values(perfd_job_ended, job)", many=True))
+    for variable in place_choices("perfd_job_ended"):
+        fleet = fleet.with_variable(variable)
+    fleet = fleet.with_variable(choice("job", "Job", f"label_values({_JOBS}, perfd_job)", many=True))
     fleet = fleet.link(page_link("Page", "/"))
     for panel in (_numbers, _jobs, _graphs, _nodes):
         fleet = panel(fleet)
@@ -37,7 +45,7 @@ def _numbers(fleet: Dashboard) -> Dashboard:
         fleet.with_panel(
             number(
                 "Jobs that run",
-                "count(perfd_job_ended == 0)",
+                f"count(perfd_job_ended{{{_JOB}}} == 0)",
                 unit=COUNT,
                 none="0",
                 help_text="Jobs that have not ended.",
@@ -46,7 +54,7 @@ def _numbers(fleet: Dashboard) -> Dashboard:
         .with_panel(
             number(
                 "GPUs in jobs",
-                "sum(perfd_job_ranks and on (job) perfd_job_ended == 0)",
+                f"sum(perfd_job_ranks{{{_JOB}}} and on ({BY_JOB}) perfd_job_ended == 0)",
                 unit=COUNT,
                 none="0",
                 help_text="Ranks of these jobs.",
@@ -94,29 +102,34 @@ def _numbers(fleet: Dashboard) -> Dashboard:
 
 def _jobs(fleet: Dashboard) -> Dashboard:
     columns = (
-        Column(title="GPUs", expr=f"max by (job) (perfd_job_ranks{{{_JOB}}})", unit=COUNT),
-        Column(title="Step", expr=f"max by (job) (perfd_step{{{_JOB}}})", unit="none"),
-        Column(title="Step time", expr=f"max by (job) (perfd_step_time_seconds{{{_JOB}}})", unit=SECONDS),
-        Column(title="MFU", expr=f"max by (job) (perfd_mfu_ratio{{{_JOB}}})", unit=PERCENT),
-        Column(title="Tokens/s", expr=f"max by (job) (perfd_tokens_per_second{{{_JOB}}})", unit=COUNT),
+        Column(title="GPUs", expr=f"max by ({BY_JOB}) (perfd_job_ranks{{{_JOB}}})", unit=COUNT),
+        Column(title="Step", expr=f"max by ({BY_JOB}) (perfd_step{{{_JOB}}})", unit="none"),
+        Column(
+            title="Step time", expr=f"max by ({BY_JOB}) (perfd_step_time_seconds{{{_JOB}}})", unit=SECONDS
+        ),
+        Column(title="MFU", expr=f"max by ({BY_JOB}) (perfd_mfu_ratio{{{_JOB}}})", unit=PERCENT),
+        Column(title="Tokens/s", expr=f"max by ({BY_JOB}) (perfd_tokens_per_second{{{_JOB}}})", unit=COUNT),
         Column(
             title="Communication",
-            expr=f"max by (job) (perfd_communication_share_ratio{{{_JOB}}})",
+            expr=f"max by ({BY_JOB}) (perfd_communication_share_ratio{{{_JOB}}})",
             unit=PERCENT,
         ),
         Column(
-            title="Stall", expr=f'max by (job) (perfd_pipeline_stall_ratio{{{_JOB}, stage=""}})', unit=PERCENT
+            title="Stall",
+            expr=f'max by ({BY_JOB}) (perfd_pipeline_stall_ratio{{{_JOB}, stage=""}})',
+            unit=PERCENT,
         ),
-        Column(title="Goodput", expr=f"max by (job) (perfd_goodput_ratio{{{_JOB}}})", unit=PERCENT),
-        Column(title="Alerts", expr=f"sum by (job) ({firing(_JOB)})", unit=COUNT),
+        Column(title="Goodput", expr=f"max by ({BY_JOB}) (perfd_goodput_ratio{{{_JOB}}})", unit=PERCENT),
+        Column(title="Alerts", expr=f"sum by ({BY_JOB}) ({firing(_JOB)})", unit=COUNT),
     )
     return fleet.with_row(Row("Jobs")).with_panel(
         rows(
             "Jobs",
-            "job",
+            "Job",
+            "perfd_job",
             columns,
             help_text="The newest numbers of each job; its name leads to its dashboard.",
-            link="/d/perfd-job?var-job=${__value.raw:percentencode}&${__url_time_range}",
+            link="/d/perfd-job?var-job=${__value.raw:percentencode}&${cluster:queryparam}&${namespace:queryparam}&${__url_time_range}",
         )
     )
 
@@ -126,7 +139,7 @@ def _graphs(fleet: Dashboard) -> Dashboard:
         fleet.with_panel(
             graph(
                 "Lowest MFU",
-                q(f"bottomk(10, perfd_mfu_ratio{{{_JOB}}})", "{{job}}"),
+                q(f"bottomk(10, perfd_mfu_ratio{{{_JOB}}})", "{{perfd_job}}"),
                 unit=PERCENT,
                 help_text="Model FLOP/s over the dense peak of the GPUs, of ten jobs.",
             )
@@ -134,7 +147,7 @@ def _graphs(fleet: Dashboard) -> Dashboard:
         .with_panel(
             graph(
                 "Slower than before",
-                q(f"topk(10, perfd_step_time_regression_ratio{{{_JOB}}} > 0)", "{{job}}"),
+                q(f"topk(10, perfd_step_time_regression_ratio{{{_JOB}}} > 0)", "{{perfd_job}}"),
                 unit=PERCENT,
                 help_text="Step time over the job's own baseline, of the ten jobs that fell most.",
             )
@@ -142,7 +155,7 @@ def _graphs(fleet: Dashboard) -> Dashboard:
         .with_panel(
             graph(
                 "What costs time",
-                q(f"topk(10, perfd_finding_confidence_ratio{{{_JOB}}})", "{{job}}: {{kind}}"),
+                q(f"topk(10, perfd_finding_confidence_ratio{{{_JOB}}})", "{{perfd_job}}: {{kind}}"),
                 unit=PERCENT,
                 most=1.0,
                 help_text="Findings, and how sure they are.",
@@ -151,7 +164,7 @@ def _graphs(fleet: Dashboard) -> Dashboard:
         .with_panel(
             graph(
                 "Alerts firing",
-                q(firing(_JOB), "{{job}}: {{alertname}}"),
+                q(firing(_JOB), "{{perfd_job}}: {{alertname}}"),
                 unit=COUNT,
                 stacked=True,
                 help_text="About jobs, by perfd's own engine or Prometheus.",
@@ -171,6 +184,7 @@ def _nodes(fleet: Dashboard) -> Dashboard:
     return fleet.with_row(Row("Nodes")).with_panel(
         rows(
             "Nodes",
+            "Node",
             "node",
             columns,
             help_text="What the aggregator knows of each agent; the node's name leads to its dashboard.",

@@ -8,8 +8,11 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
 from perfd.analysis.steps import BACKWARD, FORWARD
 from perfd_dashboards.panels import (
+    BY_JOB,
     COUNT,
+    ONE_JOB,
     PERCENT,
+    PLACE,
     RATE,
     SECONDS,
     WIDTH,
@@ -22,12 +25,13 @@ from perfd_dashboards.panels import (
     heat,
     number,
     page_link,
+    place_choices,
     q,
     text,
 )
 
-_JOB = 'job="$job"'
-_RANKS = 'job="$job", rank=~"$rank"'
+_JOB = ONE_JOB
+_RANKS = f'{ONE_JOB}, rank=~"$rank"'
 
 
 def dashboard() -> Dashboard:
@@ -35,7 +39,10 @@ def dashboard() -> Dashboard:
     job = board(
         "job", "perfd: job", "How far a job is from what the hardware allows, and where the time goes."
     )
-    job = job.with_variable(choice("job", "Job", "label_values(perfd_job_ended, job)"))
+    for variable in place_choices("perfd_job_ended"):
+        job = job.with_variable(variable)
+    jobs = f"label_values(perfd_job_ended{{{PLACE}}}, perfd_job)"
+    job = job.with_variable(choice("job", "Job", jobs))
     job = job.with_variable(text("rank", "Ranks of heat maps", ".*"))
     job = job.link(page_link("Page", "/jobs/${job:percentencode}"))
     job = job.link(page_link("Report", "/reports/jobs/${job:percentencode}"))
@@ -142,7 +149,8 @@ def _speed(job: Dashboard) -> Dashboard:
 def _step(job: Dashboard) -> Dashboard:
     parts = _parts()
     told = " or ".join(f'label_replace({expr}, "part", "{name}", "", "")' for name, expr in parts.items())
-    rest = f"clamp_min(max by (job) (perfd_step_time_seconds{{{_JOB}}}) - on (job) sum by (job) ({told}), 0)"
+    step = f"max by ({BY_JOB}) (perfd_step_time_seconds{{{_JOB}}})"
+    rest = f"clamp_min({step} - on ({BY_JOB}) sum by ({BY_JOB}) ({told}), 0)"
     return job.with_row(Row("Where a step goes")).with_panel(
         graph(
             "A step",
@@ -160,23 +168,23 @@ def _step(job: Dashboard) -> Dashboard:
 
 
 def _parts() -> Mapping[str, str]:
-    step = f"max by (job) (perfd_step_time_seconds{{{_JOB}}})"
+    step = f"max by ({BY_JOB}) (perfd_step_time_seconds{{{_JOB}}})"
     # What compute hides costs nothing; where only the whole share is known, it is taken for exposed.
     communication = (
-        f"(max by (job) (perfd_communication_exposed_ratio{{{_JOB}}})"
-        f" or max by (job) (perfd_communication_share_ratio{{{_JOB}}}))"
+        f"(max by ({BY_JOB}) (perfd_communication_exposed_ratio{{{_JOB}}})"
+        f" or max by ({BY_JOB}) (perfd_communication_share_ratio{{{_JOB}}}))"
     )
-    optimizer = f"max by (job) (perfd_optimizer_share_ratio{{{_JOB}}})"
+    optimizer = f"max by ({BY_JOB}) (perfd_optimizer_share_ratio{{{_JOB}}})"
     return {
         "forward": _phase(FORWARD),
         "backward": _phase(BACKWARD),
-        "communication": f"{communication} * on (job) {step}",
-        "optimizer": f"{optimizer} * on (job) {step}",
+        "communication": f"{communication} * on ({BY_JOB}) {step}",
+        "optimizer": f"{optimizer} * on ({BY_JOB}) {step}",
     }
 
 
 def _phase(names: tuple[str, ...]) -> str:
-    return f'max by (job) (perfd_step_phase_seconds{{{_JOB}, stat="max", phase=~"{"|".join(names)}"}})'
+    return f'max by ({BY_JOB}) (perfd_step_phase_seconds{{{_JOB}, stat="max", phase=~"{"|".join(names)}"}})'
 
 
 def _communication(job: Dashboard) -> Dashboard:

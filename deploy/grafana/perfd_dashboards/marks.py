@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfd_dashboards.panels import SOURCE, firing
+from perfd_dashboards.panels import ONE_JOB, SOURCE, firing
 
-_JOB = 'job="$job"'
 _STATES = 'state!~"requested|armed|running"'
 
 
@@ -16,14 +15,14 @@ def marks() -> Sequence[Mapping[str, Any]]:
     return (
         _annotation(
             "Alerts",
-            _linked(firing(_JOB), "/reports/jobs/"),
+            _linked(firing(ONE_JOB), "/reports/jobs/"),
             title="{{alertname}}",
             tags="alertname",
             color="red",
         ),
         _annotation(
             "Captures",
-            _linked(_grown(f"perfd_capture_ranks{{{_JOB}, {_STATES}}}"), "/jobs/"),
+            _linked(_grown(f"perfd_capture_ranks{{{ONE_JOB}, {_STATES}}}"), "/jobs/"),
             title="Capture {{state}}",
             tags="state",
             color="blue",

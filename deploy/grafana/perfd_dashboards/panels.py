@@ -29,6 +29,11 @@ Panel: TypeAlias = timeseries.Panel | stat.Panel | table.Panel | heatmap.Panel |
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 PERCENT, SECONDS, BYTES, RATE, COUNT = "percentunit", "s", "bytes", "Bps", "short"
+BY_JOB = "cluster, namespace, perfd_job"
+"""The labels that identify a job."""
+PLACE = 'cluster=~"$cluster", namespace=~"$namespace"'
+"""What the variables of `place_choices` select."""
+ONE_JOB = f'{PLACE}, perfd_job="$job"'
 WIDTH = 24
 """Columns of a dashboard."""
 
@@ -61,8 +66,8 @@ def firing(selector: str) -> str:
     Both have them where both evaluate; each counts once.
     """
     own = f"perfd_alerts_firing{{{selector}}}"
-    engine = f'ALERTS{{alertname=~"Perfd.+", alertstate="firing", job!="", {selector}}}'
-    return f"max by (job, alertname) ({own}) or max by (job, alertname) ({engine})"
+    engine = f'ALERTS{{alertname=~"Perfd.+", alertstate="firing", perfd_job!="", {selector}}}'
+    return f"max by ({BY_JOB}, alertname) ({own}) or max by ({BY_JOB}, alertname) ({engine})"
 
 
 def graph(
@@ -191,15 +196,16 @@ class Column:
 def rows(
     title: str,
     key: str,
+    label: str,
     columns: Sequence[Column],
     *,
     help_text: str,
     link: str | None = None,
     height: int = 8,
 ) -> table.Panel:
-    """A line for each value of a label; `link` is where its cell leads."""
+    """A line for each value of a label, with a column of that name; `link` is where its cell leads."""
     panel = table.Panel().title(title).description(help_text).datasource(SOURCE).span(WIDTH).height(height)
-    names = {"Time": "", key: key.capitalize()}
+    names = {"Time": "", "cluster": "Cluster", "namespace": "Namespace", label: key}
     for place, column in enumerate(columns):
         ref_id = _ref_id(place)
         panel = panel.with_target(Query(expr=column.expr).build(ref_id, rows=True))
@@ -209,7 +215,7 @@ def rows(
         panel = panel.override_by_name(column.title, [DynamicConfigValue(id_val="unit", value=column.unit)])
     if link is not None:
         links = [{"title": "Open", "url": link}]
-        panel = panel.override_by_name(names[key], [DynamicConfigValue(id_val="links", value=links)])
+        panel = panel.override_by_name(key, [DynamicConfigValue(id_val="links", value=links)])
     shown = {name: new for name, new in names.items() if new}
     options = {"excludeByName": {"Time": True}, "renameByName": shown, "indexByName": {}}
     return panel.with_transformation(DataTransformerConfig(id_val="merge", options={})).with_transformation(
@@ -256,6 +262,14 @@ def choice(name: str, label: str, values: str, *, many: bool = False) -> dashboa
         everything = VariableOption(text="All", value="$__all", selected=True)
         variable = variable.multi(True).include_all(True).all_value(".*").current(everything)
     return variable
+
+
+def place_choices(series: str) -> Sequence[dashboards.QueryVariable]:
+    """Variables for the clusters and namespaces of a metric; all at first, also where there is no label."""
+    return (
+        choice("cluster", "Cluster", f"label_values({series}, cluster)", many=True),
+        choice("namespace", "Namespace", f"label_values({series}, namespace)", many=True),
+    )
 
 
 def text(name: str, label: str, default: str) -> dashboards.TextBoxVariable:

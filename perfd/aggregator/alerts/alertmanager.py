@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from perfd.errors import PerfdError
-from perfd.model import Alert, AlertState
+from perfd.model import JOB_LABEL, Alert, AlertState
 
 _VERSION = "4"
 _UNNAMED = "unnamed"
@@ -47,7 +47,7 @@ class Decision:
         """One entry of schema perfd.webhook/1; docs/api.md describes it."""
         return {
             "name": self.alert.name,
-            "job": self.alert.labels.get("job"),
+            "job": self.alert.job or None,
             "outcome": self.outcome.value,
             "capture": self.capture_id,
             "reason": self.reason,
@@ -96,9 +96,6 @@ def unknown_job(alert: Alert) -> str:
     """What to say of an alert of no job or server that is known."""
     if alert.server:
         return f"There is no server {alert.server}; /api/v1/servers lists them."
-    if alert.labels.get("exported_job"):
-        return "Its job is in `exported_job`: set `honor_labels: true` where Prometheus scrapes perfd."
-    job = alert.labels.get("job")
-    if job is None:
-        return "It has no label `job`, and there is not just one job."
-    return f"There is no job {job!r}; /api/v1/jobs lists them."
+    if not alert.job:
+        return f"It has no label `{JOB_LABEL}`, and there is not just one job."
+    return f"There is no job {alert.job!r}; /api/v1/jobs lists them."

@@ -49,6 +49,10 @@ class JobOwnership:
             cluster=known.cluster or origin.cluster,
             namespace=known.namespace or origin.namespace,
             owner=known.owner or origin.owner,
+            user=known.user or origin.user,
+            account=known.account or origin.account,
+            partition=known.partition or origin.partition,
+            title=known.title or origin.title,
             nodes=origin.nodes if requeued or not known.nodes else known.nodes,
             scheduler_restarts=_newest(known.scheduler_restarts, origin.scheduler_restarts),
             launcher_restarts=(

@@ -14,7 +14,7 @@ from perfd.aggregator.jobs.job_state import JobState
 from perfd.aggregator.jobs.record_source import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.errors import RefusedError
-from perfd.model import JobOrigin
+from perfd.model import JobOrigin, job_labels
 
 
 class JobRegistry(Mapping[str, JobState]):
@@ -45,6 +45,11 @@ class JobRegistry(Mapping[str, JobState]):
 
     def __len__(self) -> int:
         return len(self._jobs)
+
+    def labels(self, name: str) -> Mapping[str, str]:
+        """The labels of series about a job, which may be gone; none for the empty name."""
+        job = self._jobs.get(name)
+        return job.labels if job is not None else job_labels(name)
 
     def reported(self, name: str, source: RecordSource) -> JobState | None:
         """The job that a source reports, made when it is new; None when there are too many.

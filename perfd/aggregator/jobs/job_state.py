@@ -38,6 +38,7 @@ from perfd.model import (
     StepPhases,
     StepSource,
     TrainingStep,
+    job_labels,
 )
 
 
@@ -81,6 +82,11 @@ class JobState:
         """Whether it has series; those of a job leave some time after its end."""
         self._limits = limits
         self._counters = counters
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Those of all its series."""
+        return job_labels(self.name, self.ownership.origin)
 
     @property
     def ended(self) -> bool:

@@ -14,11 +14,12 @@ from perfd.formatting import kind_of_source
 from perfd.metrics.catalog import Value
 
 _MOST_SLOW_GROUPS = 16
+_MOST_TITLE_CHARS = 128
 
 
 def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Value]:
     """The derived series of one job."""
-    job = {"job": data.name}
+    job = facts.labels
     values = [
         *_identity(data, facts, job),
         *_steps(data, summary, facts, job),
@@ -35,6 +36,11 @@ def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Val
 
 def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[Value]:
     values: list[Value] = [
+        (
+            "perfd_job_title_info",
+            {**job, "title": facts.title[:_MOST_TITLE_CHARS]},
+            1.0 if facts.title else None,
+        ),
         ("perfd_job_ended", job, float(data.ended_unix_s is not None)),
         ("perfd_job_attempt", job, facts.attempt),
         ("perfd_job_nodes", job, facts.nodes),

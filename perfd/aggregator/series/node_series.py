@@ -22,7 +22,9 @@ def node_keys(names: MetricNames, node: NodeState, jobs: JobRegistry) -> Iterabl
             labels = entity_labels(scope, entity, node.name)
             if scope is Scope.GPU and entity in owners:
                 job, rank = owners[entity]
-                labels |= {"job": job, "rank": "" if rank is None else str(rank)}
+                labels |= {**jobs.labels(job), "rank": "" if rank is None else str(rank)}
+            elif scope is Scope.RANK:
+                labels |= jobs.labels(entity.rpartition("/")[0])
             # The labels are sorted once for an entity, not once for each of its metrics.
             sorted_labels = SeriesKey.of("", labels).labels
             for name in exported:

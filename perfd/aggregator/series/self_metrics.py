@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -12,6 +12,7 @@ from perfd import __version__
 from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.failures import Failures
 from perfd.aggregator.history import HistoryStore
+from perfd.aggregator.jobs import JobRegistry
 from perfd.aggregator.nodes import NodeMemory
 from perfd.aggregator.state import AgentState, AggregatorState, NodeState
 from perfd.aggregator.web_api import Webhook
@@ -35,13 +36,14 @@ def self_registry(
     """What the aggregator exports of itself, collected at each scrape and in each round; thread-safe."""
 
     def values() -> list[Value]:
+        outcomes = captures.outcomes()
         with state.lock:
             found = _state_values(state)
             unstored = sum(agent.stored_sequence < agent.last_sequence for agent in state.agents)
+            found += [*_failing_jobs(state), *_capture_values(outcomes, state.fleet.jobs)]
         return [
             *found,
             *_failure_values(state.failures),
-            *_capture_values(captures),
             *_history_values(history, unstored),
             *(value for status in exporters.status() for value in _exporter_values(status)),
             *_webhook_values(webhook),
@@ -72,11 +74,11 @@ def agent_values(agents: Sequence[AgentState], now_s: float, forgotten_after_s: 
     return values
 
 
-def node_values(node: NodeState) -> list[Value]:
+def node_values(node: NodeState, jobs: JobRegistry) -> list[Value]:
     """Events and collectors of one node."""
     values: list[Value] = []
     for (job, gpu, code), count in node.hardware_errors.items():
-        labels = {"job": job, "node": node.name, "gpu": gpu, "code": code}
+        labels = {**jobs.labels(job), "node": node.name, "instance": node.name, "gpu": gpu, "code": code}
         values.append(("perfd_hardware_errors_total", labels, count))
     for health in node.health.values():
         labels = {"node": node.name, "collector": health.collector}
@@ -110,11 +112,16 @@ def server_values(node: NodeState, now_s: float, stale_after_s: float) -> list[V
 
 def _failure_values(failures: Failures) -> list[Value]:
     return [
-        *(
-            ("perfd_failures_total", {"part": part.value}, count)
-            for part, count in sorted(failures.counts().items())
-        ),
-        *(("perfd_job_failing", {"job": job, "part": part.value}, 1.0) for job, part in failures.jobs()),
+        ("perfd_failures_total", {"part": part.value}, count)
+        for part, count in sorted(failures.counts().items())
+    ]
+
+
+def _failing_jobs(state: AggregatorState) -> list[Value]:
+    jobs = state.fleet.jobs
+    return [
+        ("perfd_job_failing", {**jobs.labels(job), "part": part.value}, 1.0)
+        for job, part in state.failures.jobs()
     ]
 
 
@@ -149,10 +156,10 @@ def _state_values(state: AggregatorState) -> list[Value]:
     ]
 
 
-def _capture_values(captures: CaptureService) -> list[Value]:
+def _capture_values(outcomes: Mapping[tuple[str, str, str], int], jobs: JobRegistry) -> list[Value]:
     return [
-        (name, {"job": job, "state": outcome}, count)
-        for (name, job, outcome), count in sorted(captures.outcomes().items())
+        (name, {**jobs.labels(job), "state": outcome}, count)
+        for (name, job, outcome), count in sorted(outcomes.items())
     ]
 
 

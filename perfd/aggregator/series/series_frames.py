@@ -133,7 +133,10 @@ class SeriesFrames:
                 if node.left:
                     continue
                 with self._state.failures.contained(Part.NODE, node=node.name):
-                    values += [*node_values(node), *server_values(node, now_s, stale_after_s)]
+                    values += [
+                        *node_values(node, self._state.fleet.jobs),
+                        *server_values(node, now_s, stale_after_s),
+                    ]
             values += [
                 *agent_values(list(self._state.agents), now_s, self._forgotten_after_s),
             ]

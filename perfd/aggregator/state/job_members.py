@@ -45,10 +45,13 @@ class JobMembers:
         if not as_member(job, source).member:
             job.ownership.agrees(source.node)
             return []
-        before = job.ownership.origin
+        before, labels = job.ownership.origin, job.labels
         if job.ownership.begins_anew(origin) and not source.late:
             job.begins_anew(source.sent_unix_s)
         job.ownership.claims(origin, source.node)
+        if job.labels != labels:
+            for node in job.nodes:
+                self.owners_changed(node)
         return [] if before == job.ownership.origin else [durable_record(origin, source, job)]
 
     def restore_origin(self, node: str, name: str, origin: JobOrigin) -> None:

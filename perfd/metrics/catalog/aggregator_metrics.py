@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.collector import ColumnKind
-from perfd.metrics.catalog.metric_info import MetricInfo, metric
+from perfd.metrics.catalog.metric_info import JOB, MetricInfo, metric
 
 _SELF = "aggregator"
 
@@ -141,7 +141,7 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
     metric(
         "perfd_job_failing",
         "1 while a part of the work on a job fails; other jobs are not affected.",
-        labels=("job", "part"),
+        labels=(*JOB, "part"),
         source=_SELF,
         absent="When nothing of the job fails.",
     ),

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 
 from perfd.collector import Column, ColumnKind
 from perfd.metrics.exposition import exported_name
-from perfd.model import Scope
+from perfd.model import JOB_LABELS, OWNER_LABELS, Scope
 
 _NEVER = "Never."
+JOB: Sequence[str] = (*JOB_LABELS, *OWNER_LABELS)
+"""The labels of every series about a job."""
+NODE: Sequence[str] = ("node", "instance")
+"""Those of every series about a part of a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,12 +32,12 @@ class MetricInfo:
 
 
 _RAW_LABELS: Mapping[Scope, Sequence[str]] = {
-    Scope.GPU: ("job", "rank", "node", "gpu"),
-    Scope.NODE: ("node",),
-    Scope.NIC: ("node", "device"),
-    Scope.DISK: ("node", "device"),
-    Scope.RANK: ("job", "rank", "node"),
-    Scope.SERVER: ("node", "server"),
+    Scope.GPU: (*JOB, "rank", *NODE, "gpu"),
+    Scope.NODE: NODE,
+    Scope.NIC: (*NODE, "device"),
+    Scope.DISK: (*NODE, "device"),
+    Scope.RANK: (*JOB, "rank", *NODE),
+    Scope.SERVER: (*NODE, "server"),
 }
 _UNIT_ENDINGS = (
     ("bytes_per_second", "bytes per second"),
