@@ -29,7 +29,14 @@ from perfd.model.job_description import (
 )
 from perfd.model.job_labels import JOB_LABEL, JOB_LABELS, OWNER_LABELS, job_labels
 from perfd.model.job_origin import JobOrigin, job_origin
-from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo, ServerRole
+from perfd.model.placement import (
+    GpuAllocation,
+    GpuAllocations,
+    GpuInfo,
+    RankPlacement,
+    ServerInfo,
+    ServerRole,
+)
 from perfd.model.samples import ColumnKind, SampleTable, Scope
 from perfd.model.training_steps import (
     HOOK_MARK,
@@ -77,6 +84,8 @@ __all__ = [
     "Event",
     "EventKind",
     "Goodbye",
+    "GpuAllocation",
+    "GpuAllocations",
     "GpuColumn",
     "GpuInfo",
     "GroupShares",

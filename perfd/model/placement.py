@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -18,6 +19,31 @@ class GpuInfo:
     memory_bytes: int | None = None
     max_sm_clock_hz: float | None = None
     mig: bool = False
+    gpu_instance: int | None = None
+    """Of a MIG slice."""
+
+    @property
+    def entity(self) -> str:
+        """The entity of its rows of scope `GPU`: `0`, or `0/3` for the slice with GPU instance 3."""
+        return str(self.index) if self.gpu_instance is None else f"{self.index}/{self.gpu_instance}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuAllocation:
+    """A GPU or MIG slice that the kubelet gave to a container."""
+
+    uuid: str
+    """As NVML and the kubelet's pod-resources API have it: `GPU-...`, `MIG-...`."""
+    namespace: str
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuAllocations:
+    """All GPUs of a node that containers have; replaces the record before, also when it is empty."""
+
+    devices: Sequence[GpuAllocation] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

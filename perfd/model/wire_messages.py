@@ -17,13 +17,14 @@ from perfd.model.collective_records import CollectiveProgress, CollectiveTimes
 from perfd.model.event_records import CollectorHealth, Event
 from perfd.model.job_description import JobDescription
 from perfd.model.job_origin import JobOrigin
-from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo
+from perfd.model.placement import GpuAllocations, GpuInfo, RankPlacement, ServerInfo
 from perfd.model.samples import SampleTable
 from perfd.model.training_steps import LogProgress, MemoryReport, StepPhases, TrainingStep
 
 Record: TypeAlias = (
     SampleTable
     | GpuInfo
+    | GpuAllocations
     | ServerInfo
     | RankPlacement
     | JobDescription

@@ -44,6 +44,7 @@ _MAX_COLUMNS = 4_096
 
 _RECORDS = {
     "gpu_info": Struct(model.GpuInfo, pb.GpuInfo),
+    "gpu_allocations": Struct(model.GpuAllocations, pb.GpuAllocations),
     "rank_placement": Struct(model.RankPlacement, pb.RankPlacement),
     "job_description": Struct(model.JobDescription, pb.JobDescription),
     "job_origin": Struct(model.JobOrigin, pb.JobOrigin),

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from perfd.model import JOB_LABELS, JobOrigin, RankPlacement, SampleTable, Scope, job_labels
+from perfd.model import (
+    JOB_LABELS,
+    GpuAllocation,
+    GpuAllocations,
+    GpuInfo,
+    JobOrigin,
+    RankPlacement,
+    SampleTable,
+    Scope,
+    job_labels,
+)
 from tests.aggregator.support import START_S, aggregator, gpus, step, values
 from tests.support.fake_agent import FakeAgent
 
@@ -94,6 +104,91 @@ def test_long_labels_are_cut_and_cost_no_series(running):
         ("cluster", "namespace", "user", "account", "partition"), 128
     )
     assert len(title["title"]) == 128
+
+
+def kubelet(*devices):
+    return GpuAllocations(
+        devices=[
+            GpuAllocation(uuid=uuid, namespace="team-a", pod=pod, container="main") for uuid, pod in devices
+        ]
+    )
+
+
+def on_gpus(*entities):
+    """Power of GPUs and MIG slices."""
+    return SampleTable(
+        scope=Scope.GPU,
+        times_unix_ns=[int(START_S * 1e9)] * len(entities),
+        entities=list(entities),
+        columns={"power_w": [100.0] * len(entities)},
+    )
+
+
+INFOS = (
+    GpuInfo(index=0, name="H200", uuid="GPU-0"),
+    GpuInfo(index=1, name="H200", uuid="GPU-1"),
+    GpuInfo(index=1, name="H200", uuid="MIG-5", mig=True, gpu_instance=5),
+)
+
+
+def pods_of(page):
+    """By GPU: the job's name, its rank, namespace, pod and container."""
+    keys = ("perfd_job", "rank", "namespace", "pod", "container")
+    return {
+        found["gpu"]: tuple(found.get(key) for key in keys)
+        for found in labels_of(page, "perfd_gpu_power_watts")
+    }
+
+
+def test_gpus_and_slices_carry_the_container_that_the_kubelet_gave_them_to(running):
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(*INFOS, on_gpus("0", "1", "1/5"), kubelet(("GPU-0", "a"), ("MIG-5", "b")))
+        running.tick()
+        assert pods_of(running.page()) == {
+            "0": (None, None, "team-a", "a", "main"),
+            "1": (None, None, None, None, None),
+            "1/5": (None, None, "team-a", "b", "main"),
+        }
+        agent.send(kubelet(("GPU-1", "c")))
+        running.tick()
+        assert {gpu: found[3] for gpu, found in pods_of(running.page()).items()} == {
+            "0": None, "1": "c", "1/5": None,
+        }  # fmt: skip
+
+
+def test_a_gpu_of_a_job_has_the_namespace_of_the_job_and_a_slice_is_of_its_pods_job(running):
+    placed = [
+        RankPlacement(job="llm", rank=0, gpu=0, pod_name="a"),
+        RankPlacement(job="mig", rank=3, pod_name="b"),
+    ]
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(*INFOS, on_gpus("0", "1", "1/5"), kubelet(("GPU-0", "a"), ("MIG-5", "b")))
+        agent.send(JobOrigin(job="mig", namespace="team-m"), *placed, step(1), step(1, job="mig"))
+        running.tick()
+        assert pods_of(running.page()) == {
+            "0": ("llm", "0", None, "a", "main"),
+            "1": (None, None, None, None, None),
+            "1/5": ("mig", "3", "team-m", "b", "main"),
+        }
+
+
+def test_a_rank_says_its_pod_where_no_kubelet_does(running):
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(on_gpus("0"), RankPlacement(job="llm", rank=0, gpu=0, pod_name="a"), step(1))
+        running.tick()
+        assert pods_of(running.page()) == {"0": ("llm", "0", None, "a", None)}
+
+
+def test_a_name_that_is_too_long_for_a_label_is_left_out_and_counted(running):
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(*INFOS, on_gpus("0", "1"), kubelet(("GPU-0", "x" * 10_000), ("GPU-1", "b")))
+        running.tick()
+        assert [found[3] for found in pods_of(running.page()).values()] == [None, "b"]
+        assert values(running.page())['perfd_rejected_total{bound="name_chars"}'] == 1
 
 
 def test_a_job_of_which_nothing_is_known_has_its_name_alone():

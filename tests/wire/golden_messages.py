@@ -24,6 +24,8 @@ from perfd.model import (
     Event,
     EventKind,
     Goodbye,
+    GpuAllocation,
+    GpuAllocations,
     GpuInfo,
     Hello,
     JobDescription,
@@ -206,6 +208,10 @@ ORIGIN = JobOrigin(
     scheduler_restarts=1,
     launcher_restarts=2,
 )
+ALLOCATIONS = GpuAllocations(
+    devices=(GpuAllocation(uuid="GPU-1", namespace="team-a", pod="train-0", container="main"),)
+)
+SLICE = GpuInfo(index=0, name="NVIDIA H200", uuid="MIG-1", mig=True, gpu_instance=3)
 OWNED = JobOrigin(job="4711", user="ada", account="physics", partition="gpu", title="pretrain")
 ENDED = Event(
     kind=EventKind.JOB_ENDED,
@@ -265,6 +271,9 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "batch_job_end": Batch(sequence=46, sent_unix_ns=1_700_000_010_000_000_000, records=(STARTED, ENDED)),
     "batch_time_limit": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(LIMITED,)),
     "batch_job_owner": Batch(sequence=48, sent_unix_ns=1_700_000_010_000_000_000, records=(OWNED,)),
+    "batch_gpu_allocations": Batch(
+        sequence=49, sent_unix_ns=1_700_000_010_000_000_000, records=(SLICE, ALLOCATIONS)
+    ),
     "batch_job_origin": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(ORIGIN,)),
     "batch_operation_starts": Batch(
         sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(WITH_STARTS,)

@@ -40,6 +40,7 @@ RECORDS: dict[type, type[Message]] = {
     model.CollectiveTimes: pb.CollectiveTimes,
     model.CollectiveProgress: pb.CollectiveProgress,
     model.ServerInfo: pb.ServerInfo,
+    model.GpuAllocations: pb.GpuAllocations,
     model.CaptureFilesRemoved: pb.CaptureFilesRemoved,
 }
 MESSAGES: dict[type, type[Message]] = {

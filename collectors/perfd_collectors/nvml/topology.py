@@ -58,6 +58,7 @@ def describe(nvml: Nvml, target: GpuTarget) -> GpuInfo:
         memory_bytes=None if memory is None else memory.total,
         max_sm_clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
         mig=target.mig,
+        gpu_instance=target.gpu_instance,
     )
 
 

@@ -95,6 +95,7 @@ class LatestSamples:
         placement = ranks.get(entity) if scope is Scope.GPU else None
         if placement is not None:
             labels |= {**job_labels(placement.job, origins.get(placement.job)), "rank": str(placement.rank)}
+            labels["pod"] = placement.pod_name or ""
         return labels
 
 

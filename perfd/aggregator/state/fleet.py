@@ -23,6 +23,7 @@ from perfd.model import (
     CollectiveTimes,
     CollectorHealth,
     Event,
+    GpuAllocations,
     GpuInfo,
     JobDescription,
     JobOrigin,
@@ -237,6 +238,9 @@ class Fleet:
             return [durable_record(record, source)] if node.gpu_info(record) else []
         if isinstance(record, ServerInfo):
             return [durable_record(record, source)] if node.server_info(record) else []
+        if isinstance(record, GpuAllocations):
+            node.allocated(record)
+            return []
         if isinstance(record, RankPlacement):
             return self.members.place(record, node, source)
         if isinstance(record, Event):

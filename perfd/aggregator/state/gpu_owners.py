@@ -5,6 +5,7 @@ from __future__ import annotations
 from perfd.aggregator.jobs import JobRegistry
 from perfd.aggregator.state.node_state import NodeState
 
+Labels = dict[str, str]
 GpuOwners = dict[str, tuple[str, int | None]]
 """For each GPU of a node that serves a job: the job, and the rank if it is known."""
 
@@ -20,11 +21,51 @@ def gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
         for (job, rank), placement in node.placements.items()
         if placement.gpu is not None
     }
+    owners |= _slice_owners(node)
     only = jobs.only_on(node.name)
     if only is not None and not _all_placed(only, node, jobs):
         for gpu in node.readings.gpu_history.layout.entities.known:
             owners.setdefault(gpu, (only, None))
     return owners
+
+
+def _slice_owners(node: NodeState) -> GpuOwners:
+    """The owners of MIG slices: the ranks of the pod that has the slice, as placements name whole GPUs."""
+    owners: GpuOwners = {}
+    for entity in node.readings.gpu_history.layout.entities.known:
+        container = node.container_of(entity) if "/" in entity else None
+        found = [
+            key
+            for key, placement in node.placements.items()
+            if container is not None and placement.pod_name == container.pod
+        ]
+        if len({job for job, _ in found}) == 1:
+            job, rank = found[0]
+            owners[entity] = (job, rank if len(found) == 1 else None)
+    return owners
+
+
+def gpu_labels(
+    node: NodeState, entity: str, owner: tuple[str, int | None] | None, jobs: JobRegistry
+) -> Labels:
+    """Job, rank and container of a GPU, as far as they are known; the namespace of a job is its own."""
+    container = node.container_of(entity)
+    labels = {}
+    if container is not None:
+        labels = {
+            "namespace": container.namespace,
+            "pod": container.pod,
+            "container": container.container,
+        }
+    if owner is None:
+        return labels
+    job, rank = owner
+    # Rules join GPUs and their job on the namespace: both have the job's, or none.
+    labels |= {"namespace": "", **jobs.labels(job), "rank": "" if rank is None else str(rank)}
+    placed = node.placements.get((job, rank)) if rank is not None else None
+    if placed is not None and placed.pod_name:
+        labels.setdefault("pod", placed.pod_name)
+    return labels
 
 
 def exported_gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:

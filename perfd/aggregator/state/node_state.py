@@ -7,7 +7,15 @@ import dataclasses
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.plausible_values import plausible_gpu, plausible_layout, plausible_placement
 from perfd.aggregator.state.node_samples import NodeReadings
-from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, ServerInfo
+from perfd.model import (
+    CollectorHealth,
+    Event,
+    GpuAllocation,
+    GpuAllocations,
+    GpuInfo,
+    RankPlacement,
+    ServerInfo,
+)
 
 
 class NodeState:
@@ -24,6 +32,10 @@ class NodeState:
         """Its agent said goodbye: nothing is known of it any more, and that is all right."""
         self.readings = NodeReadings(limits, counters)
         self.gpu_infos: dict[int, GpuInfo] = {}
+        self.allocations: dict[str, GpuAllocation] = {}
+        """By the GPU's uuid; what the kubelet said last."""
+        self._uuids: dict[str, str] = {}
+        """By entity."""
         self.server_infos: dict[str, ServerInfo] = {}
         """By the server's name; the one reported longest ago goes first."""
         self.placements: dict[tuple[str, int], RankPlacement] = {}
@@ -36,6 +48,7 @@ class NodeState:
     def gpu_info(self, info: GpuInfo) -> bool:
         """Know a GPU; returns whether that is news."""
         info = plausible_gpu(info)
+        self._know_uuid(info)
         if self.gpu_infos.get(info.index) == info:
             return False
         if len(self.gpu_infos) >= self._limits.entities_per_scope:
@@ -44,6 +57,32 @@ class NodeState:
         self.gpu_infos[info.index] = info
         self.version += 1
         return True
+
+    def _know_uuid(self, info: GpuInfo) -> None:
+        fits = info.entity in self._uuids or len(self._uuids) < self._limits.entities_per_scope
+        if info.uuid is not None and fits and self._uuids.get(info.entity) != info.uuid:
+            self._uuids[info.entity] = info.uuid
+            self.version += 1
+
+    def allocated(self, allocations: GpuAllocations) -> None:
+        """Know which containers have which GPUs; those of before are void."""
+        devices = allocations.devices
+        if len(devices) > self._limits.entities_per_scope:
+            self._counters.rejected["entities_per_scope"] += 1
+            return
+        by_uuid = {device.uuid: device for device in devices if self._fits(device)}
+        self._counters.rejected["name_chars"] += len(devices) - len(by_uuid)
+        if by_uuid != self.allocations:
+            self.allocations = by_uuid
+            self.version += 1
+
+    def _fits(self, device: GpuAllocation) -> bool:
+        texts = (device.uuid, device.namespace, device.pod, device.container)
+        return all(len(text) <= self._limits.name_chars for text in texts)
+
+    def container_of(self, entity: str) -> GpuAllocation | None:
+        """The container that has a GPU or MIG slice; None when the kubelet said of none."""
+        return self.allocations.get(self._uuids.get(entity, ""))
 
     def server_info(self, info: ServerInfo) -> bool:
         """Know what a server is; returns whether that is news.

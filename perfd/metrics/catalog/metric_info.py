@@ -32,7 +32,7 @@ class MetricInfo:
 
 
 _RAW_LABELS: Mapping[Scope, Sequence[str]] = {
-    Scope.GPU: (*JOB, "rank", *NODE, "gpu"),
+    Scope.GPU: (*JOB, "rank", *NODE, "gpu", "pod", "container"),
     Scope.NODE: NODE,
     Scope.NIC: (*NODE, "device"),
     Scope.DISK: (*NODE, "device"),

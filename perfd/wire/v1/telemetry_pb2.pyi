@@ -183,7 +183,7 @@ class SampleTable(_message.Message):
     def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., times_unix_ns: _Optional[_Iterable[int]] = ..., entities: _Optional[_Iterable[str]] = ..., entity_of_row: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[SampleTable.Column, _Mapping]]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times", "collective_progress", "server_info", "capture_files_removed", "job_origin")
+    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times", "collective_progress", "server_info", "capture_files_removed", "job_origin", "gpu_allocations")
     GPU_INFO_FIELD_NUMBER: _ClassVar[int]
     RANK_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     JOB_DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -198,6 +198,7 @@ class Record(_message.Message):
     SERVER_INFO_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_FILES_REMOVED_FIELD_NUMBER: _ClassVar[int]
     JOB_ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    GPU_ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
     gpu_info: GpuInfo
     rank_placement: RankPlacement
     job_description: JobDescription
@@ -212,23 +213,44 @@ class Record(_message.Message):
     server_info: ServerInfo
     capture_files_removed: CaptureFilesRemoved
     job_origin: JobOrigin
-    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ..., collective_progress: _Optional[_Union[CollectiveProgress, _Mapping]] = ..., server_info: _Optional[_Union[ServerInfo, _Mapping]] = ..., capture_files_removed: _Optional[_Union[CaptureFilesRemoved, _Mapping]] = ..., job_origin: _Optional[_Union[JobOrigin, _Mapping]] = ...) -> None: ...
+    gpu_allocations: GpuAllocations
+    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ..., collective_progress: _Optional[_Union[CollectiveProgress, _Mapping]] = ..., server_info: _Optional[_Union[ServerInfo, _Mapping]] = ..., capture_files_removed: _Optional[_Union[CaptureFilesRemoved, _Mapping]] = ..., job_origin: _Optional[_Union[JobOrigin, _Mapping]] = ..., gpu_allocations: _Optional[_Union[GpuAllocations, _Mapping]] = ...) -> None: ...
 
 class GpuInfo(_message.Message):
-    __slots__ = ("index", "name", "uuid", "memory_bytes", "max_sm_clock_hz", "mig")
+    __slots__ = ("index", "name", "uuid", "memory_bytes", "max_sm_clock_hz", "mig", "gpu_instance")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     UUID_FIELD_NUMBER: _ClassVar[int]
     MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_SM_CLOCK_HZ_FIELD_NUMBER: _ClassVar[int]
     MIG_FIELD_NUMBER: _ClassVar[int]
+    GPU_INSTANCE_FIELD_NUMBER: _ClassVar[int]
     index: int
     name: str
     uuid: str
     memory_bytes: int
     max_sm_clock_hz: float
     mig: bool
-    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., uuid: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., max_sm_clock_hz: _Optional[float] = ..., mig: bool = ...) -> None: ...
+    gpu_instance: int
+    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., uuid: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., max_sm_clock_hz: _Optional[float] = ..., mig: bool = ..., gpu_instance: _Optional[int] = ...) -> None: ...
+
+class GpuAllocations(_message.Message):
+    __slots__ = ("devices",)
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    devices: _containers.RepeatedCompositeFieldContainer[GpuAllocation]
+    def __init__(self, devices: _Optional[_Iterable[_Union[GpuAllocation, _Mapping]]] = ...) -> None: ...
+
+class GpuAllocation(_message.Message):
+    __slots__ = ("uuid", "namespace", "pod", "container")
+    UUID_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_FIELD_NUMBER: _ClassVar[int]
+    uuid: str
+    namespace: str
+    pod: str
+    container: str
+    def __init__(self, uuid: _Optional[str] = ..., namespace: _Optional[str] = ..., pod: _Optional[str] = ..., container: _Optional[str] = ...) -> None: ...
 
 class RankPlacement(_message.Message):
     __slots__ = ("job", "rank", "local_rank", "world_size", "gpu", "pid", "pod_uid", "pod_name", "started_unix_ns", "time_limit_unix_s")
