@@ -48,7 +48,7 @@ def _slice_owners(node: NodeState) -> GpuOwners:
 def gpu_labels(
     node: NodeState, entity: str, owner: tuple[str, int | None] | None, jobs: JobRegistry
 ) -> Labels:
-    """Job, rank and container of a GPU, as far as they are known; the namespace of a job is its own."""
+    """Job, rank and container of a GPU, if known; the namespace of a job is its own."""
     container = node.container_of(entity)
     labels = {}
     if container is not None:

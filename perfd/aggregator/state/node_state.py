@@ -65,7 +65,7 @@ class NodeState:
             self.version += 1
 
     def allocated(self, allocations: GpuAllocations) -> None:
-        """Know which containers have which GPUs; those of before are void."""
+        """Know which containers have which GPUs now."""
         devices = allocations.devices
         if len(devices) > self._limits.entities_per_scope:
             self._counters.rejected["entities_per_scope"] += 1
