@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,11 @@ class FileFollower:
             if tail.identity in named and self._older(tail, named):
                 # The file that had this name before is read first.
                 continue
-            limit_bytes -= self._read(tail, limit_bytes, chunks)
+            try:
+                limit_bytes -= self._read(tail, limit_bytes, chunks)
+            except OSError:
+                # One file that cannot be read, as on a server that is gone, keeps no other one waiting.
+                self._drop(tail)
         self._drop_drained(named, chunks)
         return chunks
 
@@ -130,6 +135,10 @@ class FileFollower:
         # A user can link its log to a file that only root may read.
         descriptor = open_as_owner(path)
         status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            # It was exchanged for a pipe or a device since it was found.
+            os.close(descriptor)
+            return
         offset = 0 if self._from_start else status.st_size
         identity = status.st_dev, status.st_ino
         if identity in self._tails:
@@ -176,5 +185,8 @@ class FileFollower:
         active = {chunk.stream for chunk in chunks}
         for identity, tail in list(self._tails.items()):
             if identity not in named and tail.stream not in active:
-                os.close(tail.descriptor)
-                del self._tails[identity]
+                self._drop(tail)
+
+    def _drop(self, tail: _Tail) -> None:
+        os.close(tail.descriptor)
+        del self._tails[tail.identity]

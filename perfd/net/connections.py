@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import threading
@@ -23,6 +24,11 @@ _REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
     b"Content-Type: application/json; charset=utf-8\r\nContent-Length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
 )
+
+
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+_WITHOUT_DESCRIPTORS_S = 0.1
+"""Until the next try to take a connection; without it the server's thread would keep a core busy."""
 
 
 class BoundedServer(ThreadingHTTPServer):
@@ -53,6 +59,14 @@ class BoundedServer(ThreadingHTTPServer):
         self._lock = threading.Lock()
         self._open: set[socket.socket] = set()
         self._was_full = False
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTORS:
+                time.sleep(_WITHOUT_DESCRIPTORS_S)
+            raise
 
     # What is called a request here is a connection: the names are socketserver's.
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (as socketserver has it)

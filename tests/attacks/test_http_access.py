@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import errno
 import http.client
 import json
 import logging
@@ -158,6 +159,25 @@ def test_one_address_cannot_take_all_connections_and_probes_have_a_listener_of_t
         with other:
             other.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert other.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def test_a_server_without_file_descriptors_waits_for_one_and_goes_on(monkeypatch):
+    waits = []
+    accept = socket.socket.accept
+
+    def without_descriptors(listener):
+        if len(waits) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr("perfd.net.connections.time.sleep", waits.append)
+    monkeypatch.setattr(socket.socket, "accept", without_descriptors)
+    server = HttpServer("127.0.0.1:0", {"/x": lambda _: Response(body=b"ok")})
+    try:
+        assert ask(server.address, "/x") == (200, b"ok")
+        assert waits == [0.1] * 3
+    finally:
+        server.close()
 
 
 @pytest.fixture(scope="module")

@@ -106,6 +106,24 @@ def test_a_log_that_a_user_linked_to_a_file_of_root_is_not_read(place):
     follower.close()
 
 
+@pytest.mark.parametrize("what", ["fifo", "device"])
+def test_a_log_that_is_exchanged_for_a_pipe_or_a_device_stops_no_other_log(place, what):
+    logs = {name: place / "user" / name for name in ("log", "other")}
+    follower = FileFollower(lambda: logs, from_start=True)
+    if what == "fifo":
+        os.mkfifo(logs["log"])
+    else:
+        os.mknod(logs["log"], stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    for number in range(3):
+        with logs["other"].open("a") as file:
+            file.write(f"step {number}\n")
+        assert [chunk.data for chunk in follower.poll(1 << 20)] == [f"step {number}\n".encode()]
+    logs["log"].unlink()
+    logs["log"].write_text("step 1\n")
+    assert [chunk.data for chunk in follower.poll(1 << 20)] == [b"step 1\n"]
+    follower.close()
+
+
 def dump(path, uid):
     group = {"last_enqueued_collective": 9, "last_started_collective": 9, "last_completed_collective": 4}
     path.write_text(json.dumps({"version": "2.4", "pg_status": {"0": group}, "entries": []}))
