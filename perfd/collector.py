@@ -170,6 +170,8 @@ class Settings:
     """Shared by all collectors of an agent; `nccl` fills it."""
     pod_jobs: PodJobs = field(default_factory=PodJobs, compare=False)
     """Shared by all collectors of an agent; `pods` fills it."""
+    sandboxed: bool = False
+    """Whether a process without rights parses what users of the node wrote (`perfd.sandbox`)."""
     run: str | None = None
     """Id of the `perfd run` whose processes are read; None for all of the node."""
 

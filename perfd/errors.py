@@ -43,6 +43,10 @@ class SpoolError(PerfdError):
     """The spool on disk cannot be opened or written."""
 
 
+class SandboxError(PerfdError):
+    """A reader without rights refused its input, or its process ended; the message is the reason."""
+
+
 class CaptureError(PerfdError):
     """A capture could not be carried out; the message is the reason shown to the user."""
 

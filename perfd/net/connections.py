@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -67,6 +68,11 @@ class BoundedServer(ThreadingHTTPServer):
             if error.errno in _NO_DESCRIPTORS:
                 time.sleep(_WITHOUT_DESCRIPTORS_S)
             raise
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401, ARG002  (socketserver's)
+        log.error(
+            "An HTTP connection failed.", exc_info=sys.exception(), extra={"client": str(client_address[0])}
+        )
 
     # What is called a request here is a connection: the names are socketserver's.
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (as socketserver has it)

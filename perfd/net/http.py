@@ -208,7 +208,11 @@ class _Handler(BaseHTTPRequestHandler):
         return origin is not None and origin.partition("://")[2] != self.headers.get("Host")
 
     def _answer(self, body: bytes) -> None:
-        url = urlsplit(self.path)
+        try:
+            url = urlsplit(self.path)
+        except ValueError:
+            self._send(_error(400, "The address of the request is not one."))
+            return
         handler, rest = self._route(url.path)
         if handler is None:
             self._send(_error(404, f"There is nothing at {url.path}; try {', '.join(sorted(self.routes))}."))

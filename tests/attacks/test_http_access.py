@@ -161,6 +161,20 @@ def test_one_address_cannot_take_all_connections_and_probes_have_a_listener_of_t
             assert other.recv(15) == b"HTTP/1.1 200 OK"
 
 
+@pytest.mark.parametrize(
+    "target", ["http://[::1/", "http://[x]/", "//[", "\x00", "/%ff%00%0d%0aSet-Cookie:x"]
+)
+def test_an_address_that_is_none_is_answered_and_leaves_no_trace_in_the_log(target, caplog, capfd):
+    server = HttpServer("127.0.0.1:0", {"/x": lambda _: Response(body=b"ok")})
+    try:
+        answer = talk(server.address, f"GET {target} HTTP/1.1\r\nConnection: close\r\n\r\n".encode())
+        assert answer.split()[1] in {b"400", b"404"}
+        assert b"\r\nSet-Cookie" not in answer
+    finally:
+        server.close()
+    assert caplog.text == capfd.readouterr().err == ""
+
+
 def test_a_server_without_file_descriptors_waits_for_one_and_goes_on(monkeypatch):
     waits = []
     accept = socket.socket.accept

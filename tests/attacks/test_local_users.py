@@ -144,6 +144,22 @@ def test_dumps_are_believed_from_the_jobs_user_only(place, caplog, job_user, own
     assert ("not of the job's user" in caplog.text) is not believed
 
 
+@pytest.mark.parametrize("sandboxed", [False, True])
+def test_a_dump_is_read_alike_with_and_without_rights_and_a_bad_one_is_an_event(place, sandboxed):
+    settings = Settings(node="n", job="train", clock=VirtualClock(), sandboxed=sandboxed)
+    settings.job_users.replace({"train": NOBODY})
+    dumps = DumpDirectory(str(place / "nccl_trace_rank_"), settings)
+    dump(place / "nccl_trace_rank_3", NOBODY)
+    (progress,) = dumps.collect()
+    assert (progress.rank, progress.enqueued, progress.completed) == (3, 9, 4)
+    for content in (b"{", b"\x80\x04cos\nsystem\n."):
+        (place / "nccl_trace_rank_4").write_bytes(content)
+        os.chown(place / "nccl_trace_rank_4", NOBODY, NOBODY)
+        assert dumps.collect() == []
+        (event,) = dumps.collect()
+        assert event.message.startswith("The flight recorder dump of rank 4 cannot be read: it ")
+
+
 def test_json_that_would_take_a_gigabyte_is_refused():
     content = b'{"entries":[' + b"[]," * (3 << 20) + b"[]]}"
     with pytest.raises(FlightRecorderError, match="as JSON it is larger than 8 MiB"):

@@ -20,6 +20,7 @@ from perfd_collectors.training_log.log_sources import (
     torchrun_files,
 )
 from perfd_collectors.training_log.replay import RecordedLog
+from perfd_collectors.training_log.sandboxed import ParserSettings, SandboxedTrainingLog
 
 NAME = "training_log"
 _MAX_READ_BYTES = 8 * 1024 * 1024
@@ -121,13 +122,38 @@ class TrainingLogCollector:
         )
 
 
-def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollector:
+def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollector | SandboxedTrainingLog:
     """A collector for the logs in the options."""
     if options.framework is not None and options.framework not in FORMATS:
         raise ConfigError(
             f"collectors.training_log.options.framework: {options.framework!r} is unknown; "
             f"use one of {', '.join(FORMATS)}."
         )
+    for text in options.patterns:
+        compiled_pattern(text)
+    if not (options.paths or options.log_dir is not None or options.stdin):
+        raise Unavailable(
+            "No training log is configured: set paths, log_dir or stdin in collectors.training_log.options."
+        )
+    if settings.sandboxed:
+        return SandboxedTrainingLog(
+            partial(_sources, options),
+            ParserSettings(
+                node=settings.node, job=settings.job, framework=options.framework, patterns=options.patterns
+            ),
+            settings.clock,
+            options.max_read_bytes,
+        )
+    return TrainingLogCollector(
+        _sources(options),
+        settings,
+        framework=options.framework,
+        patterns=options.patterns,
+        max_read_bytes=options.max_read_bytes,
+    )
+
+
+def _sources(options: TrainingLogOptions) -> list[LogSource]:
     sources: list[LogSource] = []
     if options.paths:
         find = partial(matching_files, options.paths)
@@ -137,17 +163,7 @@ def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollec
         sources.append(FileFollower(tree, from_start=options.from_start))
     if options.stdin:
         sources.append(StdinSource())
-    if not sources:
-        raise Unavailable(
-            "No training log is configured: set paths, log_dir or stdin in collectors.training_log.options."
-        )
-    return TrainingLogCollector(
-        sources,
-        settings,
-        framework=options.framework,
-        patterns=options.patterns,
-        max_read_bytes=options.max_read_bytes,
-    )
+    return sources
 
 
 def spec_of_feed(feed: InMemoryLog) -> CollectorSpec:

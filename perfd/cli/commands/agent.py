@@ -74,7 +74,11 @@ def run(args: argparse.Namespace) -> int:
     logs.configure("error" if args.once else args.log_level, json_lines=args.log_json)
     config = effective_config(args, os.environ, socket.gethostname())
     settings = Settings(
-        node=config.node or "", job=config.job or "", proc=Path(config.proc), sys=Path(config.sys)
+        node=config.node or "",
+        job=config.job or "",
+        proc=Path(config.proc),
+        sys=Path(config.sys),
+        sandboxed=os.geteuid() == 0 if config.sandbox is None else config.sandbox,
     )
     tasks = create_tasks(config, settings)
     for path, problem in problems_of_logs(args.log or ()):

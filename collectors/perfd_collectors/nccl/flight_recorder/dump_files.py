@@ -7,13 +7,14 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from perfd.collector import Settings
 from perfd.errors import RecordingError, reason_of
 from perfd.model import CollectiveProgress, Event, EventKind, Record
-from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
-from perfd_collectors.nccl.flight_recorder.safe_pickle import MAX_BYTES
+from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError
+from perfd_collectors.nccl.flight_recorder.dump_reader import DumpReader
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,11 @@ class DumpDirectory:
     def collect(self) -> list[Record]:
         """Progress of the ranks whose dumps are new; an event for each dump that cannot be read."""
         records: list[Record] = []
+        with closing(DumpReader(self._settings)) as reader:
+            self._collect(records, reader)
+        return records
+
+    def _collect(self, records: list[Record], reader: DumpReader) -> None:
         for path, version, rank in self._files():
             if (foreign := self._foreign(path)) is not None:
                 self._ignore(path, foreign)
@@ -48,14 +54,13 @@ class DumpDirectory:
             self._seen[path] = version
             self._retry.discard(path)
             try:
-                records += _read(path, rank, self._settings)
+                records += reader.read(path, rank)
             except (OSError, FlightRecorderError) as error:
                 if known or self._settings.ending.is_set():
                     records.append(self._unreadable(path, rank, error))
                 else:
                     # It may still be being written.
                     self._retry.add(path)
-        return records
 
     def _foreign(self, path: Path) -> int | None:
         """The user of a dump who is not the job's; None for one that may be read.
@@ -114,7 +119,7 @@ class RecordedDump:
         if found is None:
             raise RecordingError(f"{path.name} does not end in a rank number: rename it.")
         try:
-            self._due: Sequence[CollectiveProgress] = _read(path, int(found[1]), settings)
+            self._due: Sequence[CollectiveProgress] = DumpReader(settings).read(path, int(found[1]))
         except (OSError, FlightRecorderError) as error:
             raise RecordingError(
                 f"{path} is not a readable flight recorder dump: {reason_of(error)}."
@@ -139,11 +144,3 @@ def _rank_of(name: str, prefix: str) -> int | None:
         return None
     found = _RANK.fullmatch(name, len(prefix))
     return int(found[1]) if found else None
-
-
-def _read(path: Path, rank: int, settings: Settings) -> list[CollectiveProgress]:
-    # The folder may be world-writable: a link could point to another user's file.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(descriptor, "rb") as file:  # noqa: PTH123  (a descriptor has no path)
-        data = file.read(MAX_BYTES + 1)
-    return read_dump(data, job=settings.job, rank=rank, read_unix_ns=settings.clock.unix_ns())
