@@ -177,7 +177,7 @@ def test_the_interface_says_why_a_job_has_no_numbers(two_jobs, broken_analysis):
             lambda _, name: name,
             "facts",
         ),
-        ("perfd.aggregator.aggregator.job_json", lambda job, *_: job.name, "overview"),
+        ("perfd.aggregator.api_answers.job_json", lambda job, *_: job.name, "overview"),
         ("perfd.aggregator.web_api.api_documents._fleet_row", lambda job, *_: job.name, "fleet"),
     ],
 )

@@ -1,0 +1,205 @@
+"""What the API answers: the newest numbers, jobs, alerts, nodes and captures as its documents."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from perfd.aggregator.alerts import Decision, job_of
+from perfd.aggregator.analysis_loop import AnalysisLoop
+from perfd.aggregator.captures import CaptureService
+from perfd.aggregator.failures import Part
+from perfd.aggregator.history import HistoryStore
+from perfd.aggregator.nodes import NodeMemory, nodes_json
+from perfd.aggregator.series import SELF, PageRenderer
+from perfd.aggregator.state import AggregatorState
+from perfd.aggregator.web_api import (
+    agent_json,
+    fleet_json,
+    job_json,
+    progress_columns,
+    servers_json,
+    step_lines,
+)
+from perfd.analysis.diagnosis import JobSummary
+from perfd.capture.capture_routes import StartBody
+from perfd.capture.policy.capture_json import to_json
+from perfd.capture.policy.policy_events import ManualRequest
+from perfd.clock import Clock
+from perfd.errors import CaptureError
+from perfd.metrics.exposition import MetricsPage, metrics_page
+from perfd.metrics.series import SeriesFrame
+from perfd.model import Alert
+
+
+class ApiAnswers:
+    """Answers from the state and the newest round, from any thread; an `ApiSource`."""
+
+    def __init__(
+        self,
+        state: AggregatorState,
+        clock: Clock,
+        history: HistoryStore | None,
+        *,
+        captures: CaptureService,
+        nodes: NodeMemory,
+        rounds: AnalysisLoop,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._state = state
+        self._clock = clock
+        self._history = history
+        self._captures = captures
+        self._nodes = nodes
+        self._rounds = rounds
+        self._registry = registry
+        self._renderers: dict[str, PageRenderer] = {}
+        self._render_lock = threading.Lock()
+
+    def jobs(self) -> list[str]:
+        """Names of the jobs in memory."""
+        return self._rounds.jobs()
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """The summary of one job, or of all, over the whole job."""
+        return self._rounds.summary(job)
+
+    def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
+        """The summary of a job from a moment on, of what is in memory; None when it is not."""
+        return self._rounds.summary_since(job, since_unix_s)
+
+    def live(self, job: str) -> JobSummary | None:
+        """The newest numbers of a job, over `analysis.window_steps` steady steps."""
+        return self._rounds.live(job)
+
+    def frames(self) -> Mapping[str, SeriesFrame]:
+        """All series of the newest round, by group."""
+        return self._rounds.series.newest
+
+    def page(self) -> bytes:
+        """The page for Prometheus: series as of the newest round, and the aggregator itself as it is now."""
+        return self.metrics({}).body
+
+    def metrics(self, headers: Mapping[str, str]) -> MetricsPage:
+        """The same in the format and encoding of the headers of a request, with names in lower case."""
+        return metrics_page(self._registry, headers, self._rendered)
+
+    def _rendered(self, openmetrics: bool) -> bytes:
+        frames = self._rounds.series.newest
+        with self._render_lock:
+            return b"".join(
+                self._renderer_of(group).render(frame, openmetrics=openmetrics)
+                for group, frame in frames.items()
+                if group != SELF
+            )
+
+    def _renderer_of(self, group: str) -> PageRenderer:
+        return self._renderers.setdefault(group, PageRenderer(self._rounds.names.describe))
+
+    def overview(self, job: str | None = None) -> list[dict[str, Any]]:
+        """One entry per job with its newest numbers, or that of one job, of schema perfd.jobs/2."""
+        names = self.jobs() if job is None else [job]
+        return [entry for name in names if (entry := self._overview_of(name)) is not None]
+
+    def fleet(self) -> dict[str, Any]:
+        """A short row per job, and the numbers of agents and servers, of schema perfd.fleet/2."""
+        live = {name: summary for name in self.jobs() if (summary := self._rounds.live(name)) is not None}
+        return fleet_json(self._state, live, self._rounds.alerts(), self.servers(), self._clock.monotonic_s())
+
+    def nodes(self, *, blamed_only: bool = True, node: str | None = None) -> list[dict[str, Any]]:
+        """What nodes were blamed for, of schema perfd.nodes/1, the most suspect first."""
+        return nodes_json(self._nodes.standings(), self._nodes.drains(), blamed_only=blamed_only, node=node)
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Serving engines with the alerts that fire about them, of schema perfd.servers/2."""
+        return servers_json(self._state, self.alerts(), self._clock.monotonic_s())
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts that fired, newest first, of schema perfd.alerts/1."""
+        return list(reversed(self._rounds.alerts()))
+
+    def agents(self) -> list[dict[str, Any]]:
+        """Agents, of schema perfd.agents/1."""
+        now_s = self._clock.monotonic_s()
+        with self._state.lock:
+            return [agent_json(agent, now_s) for agent in self._state.agents]
+
+    def captures(self) -> list[dict[str, Any]]:
+        """Captures, oldest first, of schema perfd.capture/1."""
+        return self._captures.list()
+
+    def start_capture(self, body: StartBody) -> Mapping[str, Any]:
+        """Begin a capture by hand; raises `CaptureError` when the request is wrong."""
+        view = self._rounds.view(body.job)
+        if view is None:
+            raise CaptureError(
+                f"There is no job or server {body.job!r}; `perfd status` shows jobs, /api/v1/servers servers."
+            )
+        request = ManualRequest(
+            capture_id=body.id or f"manual-{uuid.uuid4().hex[:12]}",
+            job=view,
+            profile=body.profile,
+            ranks=body.ranks,
+            steps=body.steps,
+            max_duration_s=body.max_duration_s,
+        )
+        return to_json(self._captures.request(request))
+
+    def receive_alerts(self, alerts: Sequence[Alert]) -> list[Decision]:
+        """Decide on alerts that an Alertmanager sent, in order."""
+        known = self._rounds.jobs()
+        wanted = {job_of(alert, known) for alert in alerts if not alert.resolved}
+        views = {name: self._rounds.view(name) if name in wanted else None for name in known}
+        named = {alert.server for alert in alerts if alert.server and not alert.resolved}
+        servers = {name: self._rounds.view(name) for name in named}
+        return self._captures.on_received(alerts, views, servers)
+
+    def cancel_capture(self, capture_id: str, reason: str) -> Mapping[str, Any]:
+        """End a capture by hand; raises `CaptureError` when there is none of that id."""
+        return to_json(self._captures.cancel(capture_id, reason))
+
+    def steps(self, job: str, first_step: int, limit: int) -> list[dict[str, Any]] | None:
+        """Progress lines of a job, from history where there is one; None for a job that is not known."""
+        if self._history is not None:
+            lines = self._history.steps(job, first_step=first_step, limit=limit)
+            return lines if lines or job in self.jobs() else None
+        with self._state.lock:
+            known = self._state.fleet.jobs.get(job)
+            table = known.steps.table() if known else None
+        return None if table is None else step_lines(table, first_step, limit)
+
+    def series(self, job: str, points: int) -> dict[str, list[Any]] | None:
+        """How step time and MFU of a job went, of schema perfd.series/1; None when it is not in memory."""
+        live = self._rounds.live(job)
+        with self._state.lock:
+            known = self._state.fleet.jobs.get(job)
+            if known is None or live is None:
+                return None
+            table, events = known.steps.table(), tuple(known.events)
+        return progress_columns(table, events, live, points)
+
+    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
+        """The summary of a job that only history knows."""
+        return self._history.summary(job) if self._history else None
+
+    def stale(self) -> str | None:
+        """Why the numbers are old, in a sentence; None if they are current."""
+        age_s = self._rounds.stale_s
+        if age_s is None:
+            return None
+        return f"No round of analysis was finished for {age_s:.0f} s; the log says why."
+
+    def _overview_of(self, name: str) -> dict[str, Any] | None:
+        live = self._rounds.live(name)
+        now_s = self._clock.monotonic_s()
+        with self._state.lock:
+            job = self._state.fleet.jobs.get(name)
+            if live is None or job is None:
+                return None
+            with self._state.failures.contained(Part.OVERVIEW, job=name):
+                return job_json(job, live, now_s, self._state.failures.of_job(name))
+        return None
