@@ -193,7 +193,26 @@ def test_otherwise_nobody_became_slow(since: int, longer_s: float, waiting: list
 
 def test_a_job_of_few_steps_has_no_past() -> None:
     assert slow_since(*history(4, 0.25, [1.0, 0.0], before=5)) is None
-    assert slow_since(*history(4, 0.25, [1.0, 0.0], before=6)) is not None
+    assert slow_since(*history(4, 0.25, [1.0, 0.0, 1.0, 1.0], before=6)) is not None
+
+
+def test_of_two_ranks_it_takes_more_steps_than_of_four_to_rule_out_chance() -> None:
+    def found(since: int, waiting: list[float]) -> bool:
+        steps, waited = history(since, 0.25, waiting)
+        steps[9] = 1.25
+        return slow_since(steps, waited) is not None
+
+    assert not found(4, [1.0, 0.0])
+    assert found(5, [1.0, 0.0])
+    assert found(4, [1.0, 0.0, 1.0, 1.0])
+
+
+def test_four_longer_steps_in_which_ranks_are_late_in_turn_are_no_sign_of_a_change() -> None:
+    """As in a tensor group of two whose hosts drift."""
+    steps, waited = history(4, 0.25, [1.0, 0.0])
+    assert slow_since(steps, waited) is not None
+    waited[-3] = waited[-3, ::-1]
+    assert slow_since(steps, waited) is None
 
 
 def test_one_pause_before_does_not_hide_who_became_slow() -> None:

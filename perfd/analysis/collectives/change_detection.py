@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import fields
 
 import numpy as np
 
 from perfd.analysis.collectives.late_rank_cost import CausedLosses, Lateness
 from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.data.robust_stats import newest_by_chance
 from perfd.analysis.operations.step_segmentation import AnalysisWindow
 
 _FEWEST, _FEW = 4, 10
@@ -41,8 +41,7 @@ def onset(by_step: Lateness, peers: Ints, step_s: float) -> Lateness | None:
     C(n, k), and that one of g ranks is the late one in each of them is another 1 / g^(k - 1); where several
     are as late in a step, by as much more. So of steps of half a second 4 suffice after 13 quiet ones among
     8 ranks, and 5 after 21 among 2; a pause before costs a step more. Fewer than 4 never do: when all begin
-    to scatter at once, only the second chance is left. (Ranks of exchangeable observations as evidence of
-    change, asked at any time: Vovk, Nouretdinov and Gammerman 2003, "Testing exchangeability on-line".)
+    to scatter at once, only the second chance is left.
     `peers` is how many ranks the group of each has, and `step_s` how long a step takes.
     """
     known = np.isfinite(by_step.at_least).any(axis=0)
@@ -56,7 +55,7 @@ def onset(by_step: Lateness, peers: Ints, step_s: float) -> Lateness | None:
         if least[rank] < _LEAST:
             return None
         as_late = int((of_step[:-newest] >= least[rank]).sum())
-        chance = math.comb(newest + as_late, newest) / math.comb(steps, newest)
+        chance = newest_by_chance(newest, as_late, steps)
         together = (lost[:, -newest:] >= least[rank]).sum(axis=0) / max(1, int(known_ranks.sum()))
         of_rank = np.maximum(together, 1 / max(1, int(peers[rank])))
         allowed_per_s = _CHANCE_PER_S if newest <= _FEW else _CHANCE_LATER_PER_S

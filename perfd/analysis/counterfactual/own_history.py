@@ -3,16 +3,20 @@
 When steps become longer because of one rank, all others wait so much longer, in whatever operations they
 have with it or with each other, and it alone does not. What the job would gain is what was measured: the
 steps before were as fast as steps are without the fault.
+
+Hosts have better and worse stretches of a few steps. So chance must not explain that the newest steps are the
+longer ones and that it is the same rank in them, as for a rank with peers.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
-from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, newest_by_chance
 
 _FEWEST_SINCE, _MOST_SINCE = 4, 20
 """Steps since the change; later the steps before are another time."""
@@ -21,6 +25,11 @@ _LEAST_RATIO = 0.08
 """By which steps must be longer: by less they scatter."""
 _SIGMAS = 3.0
 """And by this many of their robust standard deviations before."""
+_CHANCE = 1e-3
+"""By chance alone, besides: that the newest of these steps are the long ones, and that one rank is the one
+that does not wait in them."""
+_PAUSES = 1
+"""Steps before that may be as long, such as a checkpoint."""
 _NOT_IT, _IT = 0.5, 0.25
 """Of what steps are longer, what others wait longer at least, and the slow one at most."""
 
@@ -43,7 +52,7 @@ class SlowSince:
 
 
 def slow_since(step_time_s: Floats, waits_s: Floats) -> SlowSince | None:
-    """The rank, if all steps since are longer than all but a few before and no other rank stopped waiting.
+    """The rank, if steps since are longer than before beyond chance and all other ranks wait so much longer.
 
     `step_time_s` (steps,) and `waits_s` (steps, ranks) have the newest last, NaN where unknown; of different
     lengths only what both have is looked at.
@@ -54,29 +63,46 @@ def slow_since(step_time_s: Floats, waits_s: Floats) -> SlowSince | None:
     lasted, waited = step_time_s[len(step_time_s) - steps :], waits_s[len(waits_s) - steps :]
     # The earliest moment from which on it holds: a few steps later it does, too.
     for since in range(min(_MOST_SINCE, steps - _FEWEST_BEFORE), _FEWEST_SINCE - 1, -1):
-        before = slice(max(0, steps - since - _MOST_BEFORE), steps - since)
-        found = _between(lasted[before], lasted[steps - since :], waited[before], waited[steps - since :])
+        found = _changed(lasted, waited, steps - since)
         if found is not None:
             return found
     return None
 
 
-def _between(before_s: Floats, since_s: Floats, waited_s: Floats, wait_s: Floats) -> SlowSince | None:
+def _changed(step_time_s: Floats, waits_s: Floats, first: int) -> SlowSince | None:
+    """Who became slow with the step at that place."""
+    before = slice(max(0, first - _MOST_BEFORE), first)
+    before_s, since_s, since_wait_s = step_time_s[before], step_time_s[first:], waits_s[first:]
     if not (np.isfinite(before_s).all() and np.isfinite(since_s).all()):
         return None
     usual_s, now_s = float(np.median(before_s)), float(np.median(since_s))
     longer_s = now_s - usual_s
-    # All steps since are longer than nearly all before; a single one of these may have been a pause.
     scatter_s = MAD_TO_SIGMA * float(np.median(np.abs(before_s - usual_s)))
-    if longer_s < max(_LEAST_RATIO * now_s, _SIGMAS * scatter_s) or since_s.min() <= np.sort(before_s)[
-        :-1
-    ].max(initial=0.0):
+    if longer_s < max(_LEAST_RATIO * now_s, _SIGMAS * scatter_s):
         return None
-    more_s = median(wait_s, axis=0) - median(waited_s, axis=0)
+    usual_wait_s = median(waits_s[before], axis=0)
+    more_s = median(since_wait_s, axis=0) - usual_wait_s
     order = np.argsort(more_s)
     if not np.isfinite(more_s).all():
         return None
-    first, second = more_s[order[:2]]
-    if first > _IT * longer_s or second < _NOT_IT * longer_s:
+    one, next_one = more_s[order[:2]]
+    if one > _IT * longer_s or next_one < _NOT_IT * longer_s:
+        return None
+    apart = since_wait_s - usual_wait_s
+    if _by_chance(before_s, since_s, apart, int(order[0])) > _CHANCE:
         return None
     return SlowSince(place=int(order[0]), steps=len(since_s), before_s=usual_s, since_s=now_s)
+
+
+def _by_chance(before_s: Floats, since_s: Floats, more_wait_s: Floats, place: int) -> float:
+    """How likely the steps since are that long, and the same rank waits least in so many of them.
+
+    `more_wait_s` is (steps, ranks), since then.
+    """
+    as_long = int((before_s >= since_s.min()).sum())
+    if as_long > _PAUSES:
+        return 1.0
+    steps, ranks = more_wait_s.shape
+    times = int((np.argmin(more_wait_s, axis=1) == place).sum())
+    same_one = min(1.0, math.comb(steps, times) * ranks ** (1.0 - times))
+    return newest_by_chance(steps, as_long, len(before_s) + steps) * same_one

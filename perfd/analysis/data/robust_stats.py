@@ -129,3 +129,12 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
     if numerator is None or denominator is None or not denominator > 0:
         return None
     return known(numerator / denominator)
+
+
+def newest_by_chance(newest: int, as_extreme: int, steps: int) -> float:
+    """How likely the newest of so many steps are the most extreme but for so many others, by chance alone.
+
+    If nothing has changed, steps could have any order. (Ranks of exchangeable observations as evidence
+    of change, asked at any time: Vovk, Nouretdinov and Gammerman 2003, "Testing exchangeability on-line".)
+    """
+    return math.comb(newest + as_extreme, newest) / math.comb(steps, newest)
