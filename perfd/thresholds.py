@@ -104,6 +104,8 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     verdict_steady_steps_count: int
     verdict_hold_steps_count: int
     verdict_hold_s: float
+    blame_hold_steps_count: int
+    blame_hold_s: float
     verdict_margin_ratio: float
     step_regression_count: int
     efficiency_alert_steps_count: int

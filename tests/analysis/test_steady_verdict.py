@@ -22,6 +22,7 @@ COMPUTE = Finding(kind=Kind.COMPUTE_BOUND, confidence=0.4)
 HANG = Finding(kind=Kind.HANG, confidence=0.9)
 HOLD_S = THRESHOLDS.verdict_hold_s
 HOLD_STEPS = THRESHOLDS.verdict_hold_steps_count
+BLAME_STEPS = THRESHOLDS.blame_hold_steps_count
 
 
 def slow(rank: int) -> Finding:
@@ -78,10 +79,47 @@ def test_others_in_turn_end_a_headline_that_is_not_found_any_more():
     assert said[-1] is not LAUNCH
 
 
-@pytest.mark.parametrize("fault", [slow(3), HANG], ids=["straggler", "hang"])
-def test_a_fault_is_said_at_once_and_the_headline_before_is_back_after_it(fault):
-    said = heads([LAUNCH] * 5 + [fault] * 4 + [UNKNOWN] * 2 + [LAUNCH] * 4)
-    assert said == [LAUNCH] * 5 + [fault] * 4 + [LAUNCH] * 6
+def test_a_fault_is_said_at_once_and_the_headline_before_is_back_after_it():
+    said = heads([LAUNCH] * 5 + [HANG] * 4 + [UNKNOWN] * 2 + [LAUNCH] * 4)
+    assert said == [LAUNCH] * 5 + [HANG] * 4 + [LAUNCH] * 6
+
+
+def test_a_gap_in_evidence_against_a_rank_is_no_change():
+    said = heads([LAUNCH] * 5 + [slow(3)] * 2 + [UNKNOWN, LAUNCH, slow(3)] + [LAUNCH] * 8)
+    assert {said[5].kind, *(one.kind for one in said[7:13])} == {Kind.STRAGGLER}
+    assert said[13:] == [LAUNCH] * 5
+    assert changes(said) == 2
+
+
+def test_what_is_held_against_a_rank_says_that_it_may_be_over():
+    told = slow(3)
+    said = heads([LAUNCH] * 5 + [told] * 2 + [LAUNCH] * 2)
+    assert said[6].evidence == told.evidence
+    assert (
+        said[7].evidence
+        == said[8].evidence
+        == (*told.evidence, "The newest looks do not find it: it may be over.")
+    )
+
+
+def test_with_long_steps_blame_is_held_for_some_of_them():
+    said = heads([LAUNCH] * 5 + [slow(3)] * 9 + [LAUNCH] * 60, step_s=4.0)
+    assert said.index(LAUNCH, 5) == pytest.approx(14 + 4 * BLAME_STEPS, abs=4)
+
+
+def test_blame_that_one_look_found_is_over_with_the_next_one():
+    assert heads([LAUNCH] * 5 + [slow(3)] + [LAUNCH] * 2) == [LAUNCH] * 5 + [slow(3)] + [LAUNCH] * 2
+    assert heads([slow(3), slow(2), LAUNCH], first_step=100)[-1] is LAUNCH
+
+
+def test_blame_is_not_held_against_what_costs_far_more_or_after_a_restart():
+    dear = [COSTLY, slow(3)]
+    assert heads([slow(3), slow(3), dear])[-1] is COSTLY
+    began, later = (Moment(unix_s=at_s, step=step, steady_steps=50) for at_s, step in ((9.0, 88), (10.0, 90)))
+    blaming = Verdict(blamed=slow(3), blamed_since=began, confirmed=True)
+    assert steady_verdict(blaming, [HOST], later)[1][0].kind is Kind.STRAGGLER
+    again = Moment(unix_s=11.0, step=12, steady_steps=12)
+    assert steady_verdict(blaming, [HOST], again) == (Verdict(settled=HOST), [HOST])
 
 
 def test_a_cause_that_costs_far_more_is_said_at_once_and_a_clock_that_is_low_for_a_moment_is_not():
@@ -104,7 +142,7 @@ def test_who_is_not_found_to_be_at_fault_any_more_is_not_blamed():
 
 
 def test_a_fault_in_between_does_not_make_an_old_headline_new():
-    said = heads([LAUNCH] + [UNKNOWN] * 5 + [slow(1)] * 5 + [UNKNOWN] * 2)
+    said = heads([LAUNCH] + [UNKNOWN] * 5 + [slow(1)] * 5 + [UNKNOWN] * 5)
     assert said[5] is LAUNCH
     assert said[-1] is UNKNOWN
 

@@ -95,7 +95,7 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int) -> SlowSince | No
 
 
 def _by_chance(before_s: Floats, since_s: Floats, more_wait_s: Floats, place: int) -> float:
-    """How likely the steps since are that long, and the same rank waits least in so many of them.
+    """How likely the steps since are that long, and that the same rank waits least in them.
 
     `more_wait_s` is (steps, ranks), since then.
     """

@@ -1,14 +1,15 @@
 """The headline of a live job, which a look changes only once other evidence has lasted.
 
 Shares near a threshold cross it in one look and are back in the next; the headline follows only what costs
-far more. A finding that blames a rank already needs several steps of evidence: it is the headline as long as
-it is found, and when it ends the one before it is back.
+far more. A finding that blames a rank already needs several steps of evidence: it is the headline at once.
+If looks found it for a second it is held for some steps more, since the evidence of a window that a fault
+just fills has gaps; then the headline before it is back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
@@ -16,6 +17,9 @@ from perfd.thresholds import THRESHOLDS
 
 _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}
 _AT_ONCE = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.ANALYSIS_FAILED})
+_OVER_AT_ONCE = frozenset({Kind.HANG, Kind.ANALYSIS_FAILED})
+_CONFIRMED_S = 1.0
+_MAY_BE_OVER = "The newest looks do not find it: it may be over."
 _MOMENTARY = frozenset({Kind.THROTTLING, Kind.SLOW_LINK})
 
 
@@ -37,6 +41,13 @@ class Verdict:
     """The headline that blames no rank, as it was found last; None before any."""
     missed_since: Moment | None = None
     """Since when looks find another one; None while they find it, or blame a rank."""
+    blamed: Finding | None = None
+    """The headline that blames a rank, as it was found last; None where that is over."""
+    blamed_since: Moment | None = None
+    confirmed: bool = False
+    """Whether looks a second and a step apart have found that."""
+    cleared_since: Moment | None = None
+    """Since when looks have another headline than that; None while they have it."""
 
 
 def steady_verdict(
@@ -45,12 +56,42 @@ def steady_verdict(
     """The verdict after this look, and its findings with that headline at the front.
 
     `found` has at least one finding, the one to act on first at the front. The headline changes at once while
-    steps are few and where the job began anew, where a rank is blamed, where culprits are not found any more,
-    and where another cause costs far more; else once others were found for some steps and seconds in a row.
+    steps are few and where the job began anew, where a rank is blamed, where culprits are not found any more
+    that looks found for a moment only, and where another cause costs far more; else once others were found
+    for some steps and seconds in a row.
     """
-    head, settled = found[0], prior.settled
+    head = found[0]
     if _blames_rank(head):
-        return Verdict(settled=settled, missed_since=prior.missed_since), found
+        return _blaming(prior, head, now), found
+    verdict, findings = _settled(prior, found, now)
+    since = prior.cleared_since or now
+    over = _young(prior.blamed_since or now, now) or _cleared(since, now)
+    if prior.blamed is None or not prior.confirmed or over:
+        return verdict, findings
+    still = next((one for one in found if _same(one, prior.blamed)), None)
+    if still is not None and _far_costlier(head, still):
+        return verdict, findings
+    blamed = still or prior.blamed
+    shown = still or replace(blamed, evidence=(*blamed.evidence, _MAY_BE_OVER))
+    verdict = replace(
+        verdict, blamed=blamed, blamed_since=prior.blamed_since, confirmed=True, cleared_since=since
+    )
+    return verdict, _at_front(shown, findings)
+
+
+def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
+    none = Verdict(settled=prior.settled, missed_since=prior.missed_since)
+    if head.kind in _OVER_AT_ONCE:
+        return none
+    again = prior.blamed is not None and _same(prior.blamed, head)
+    since = (prior.blamed_since if again else None) or now
+    confirmed = again and (prior.confirmed or _apart(since, now, 1, _CONFIRMED_S))
+    return replace(none, blamed=head, blamed_since=since, confirmed=confirmed)
+
+
+def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
+    """The same of what blames no rank."""
+    head, settled = found[0], prior.settled
     since = prior.missed_since or now
     if _young(since, now):
         # There is nothing to hold before the first verdict.
@@ -62,8 +103,11 @@ def steady_verdict(
     if blamed_before or _far_costlier(head, still):
         return Verdict(settled=head), found
     held = still or settled
-    rest = [one for one in found if not _same(one, held) and one.kind not in _NO_CAUSE]
-    return Verdict(settled=held, missed_since=since), (held, *rest)
+    return Verdict(settled=held, missed_since=since), _at_front(held, found)
+
+
+def _at_front(held: Finding, found: Sequence[Finding]) -> Sequence[Finding]:
+    return (held, *(one for one in found if not _same(one, held) and one.kind not in _NO_CAUSE))
 
 
 def _same(one: Finding, other: Finding) -> bool:
@@ -90,6 +134,13 @@ def _young(since: Moment, now: Moment) -> bool:
 
 
 def _lasted(since: Moment, now: Moment) -> bool:
+    return _apart(since, now, THRESHOLDS.verdict_hold_steps_count, THRESHOLDS.verdict_hold_s)
+
+
+def _cleared(since: Moment, now: Moment) -> bool:
+    return _apart(since, now, THRESHOLDS.blame_hold_steps_count, THRESHOLDS.blame_hold_s)
+
+
+def _apart(since: Moment, now: Moment, least_steps: int, least_s: float) -> bool:
     steps = None if since.step is None or now.step is None else now.step - since.step
-    enough = steps is None or steps >= THRESHOLDS.verdict_hold_steps_count
-    return enough and now.unix_s - since.unix_s >= THRESHOLDS.verdict_hold_s
+    return (steps is None or steps >= least_steps) and now.unix_s - since.unix_s >= least_s
