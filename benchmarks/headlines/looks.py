@@ -22,7 +22,7 @@ _BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.H
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENTION})
 """What a headline may be while the loaders of all ranks are slow."""
 _SLOW_DATA = frozenset({"loader", "storage", "decoding"})
-_LIVE_TICK_S = 1.0
+LIVE_TICK_S = 1.0
 _LEAST_LOST = 0.1
 
 
@@ -153,7 +153,7 @@ class Watched:
         return self.flips > (self.truth.changes if self.truth else 0)
 
 
-def watch(recording: Path, name: str, truth: Truth | None) -> Watched:
+def watch(recording: Path, name: str, truth: Truth | None, *, tick_s: float = LIVE_TICK_S) -> Watched:
     """Play a recording as fast as possible and look at it each second, as a live session does."""
     looks: list[Look] = []
 
@@ -164,7 +164,7 @@ def watch(recording: Path, name: str, truth: Truth | None) -> Watched:
                 looks.append(_look(progress.played_s, progress.start_unix_s, summary))
 
     begun_s = time.perf_counter()
-    options = ReplayOptions(recording=recording, tick_s=_LIVE_TICK_S, allow_missing=True)
+    options = ReplayOptions(recording=recording, tick_s=tick_s, allow_missing=True)
     replay(options, on_progress=look)
     return Watched(name=name, looks=looks, truth=truth, took_s=time.perf_counter() - begun_s)
 
@@ -185,6 +185,15 @@ def _look(at_s: float, start_unix_s: float, summary: JobSummary) -> Look:
         ),
         blamed_gain_ratio=next((finding.gain_ratio for finding in blaming), None),
     )
+
+
+def unlike(looks: Sequence[Look], others: Sequence[Look], within_s: float = 2.0) -> list[Look]:
+    """Those whose headline none of the others has at about the same time of the recording."""
+    return [
+        look
+        for look in looks
+        if all(look.said != other.said for other in others if abs(other.unix_s - look.unix_s) <= within_s)
+    ]
 
 
 def must_be_named(phase: Phase) -> bool:

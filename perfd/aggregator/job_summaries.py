@@ -13,7 +13,7 @@ from perfd.aggregator.state import AggregatorState, job_data
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.diagnosis.failed_analysis import failed_summary
-from perfd.analysis.findings import Moment, Verdict, steady_verdict
+from perfd.analysis.findings import Finding, Moment, Verdict, steady_verdict
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import StepTimeChange, step_time_change
 from perfd.clock import Clock
@@ -92,6 +92,8 @@ class JobSummaries:
         self._failures = state.failures
         self._clock = clock
         self._verdicts: dict[str, Verdict] = {}
+        self._found: dict[str, Sequence[Finding]] = {}
+        """By job, of the newest look, before the headline of others was held."""
         self._changes: dict[str, tuple[tuple[int, int | None], StepTimeChange | None]] = {}
         """By job; the key is how many lines there are, and the newest step."""
         self._interval = (-math.inf, 0.0)
@@ -107,9 +109,13 @@ class JobSummaries:
             if known is not None and 0 <= now_s - known.made_s < self._shortest_interval_s(now_s):
                 return known
             derived = self._derive(self._live, job, now_unix_s, now_s)
-            if derived is None or derived is known:
+            if derived is None:
+                return None
+            if derived is not known:
+                self._found[job] = derived.summary.findings
+            elif not self._verdicts[job].pending:
                 return derived
-            steady = replace(derived, summary=self._steadied(derived.summary, now_unix_s))
+            steady = replace(derived, summary=self._steadied(job, derived.summary, now_unix_s))
             self._live.known[job] = steady
             return steady
         return None
@@ -181,15 +187,21 @@ class JobSummaries:
             self._live.known.pop(name, None)
             self._whole.known.pop(name, None)
             self._verdicts.pop(name, None)
+            self._found.pop(name, None)
             self._changes.pop(name, None)
 
-    def _steadied(self, summary: JobSummary, now_unix_s: float) -> JobSummary:
+    def _steadied(self, job: str, summary: JobSummary, now_unix_s: float) -> JobSummary:
         """The summary with the headline of the looks before, until another one has lasted."""
         steps = summary.steps
         newest = steps.last if steps.source is StepSource.LOG else None
-        moment = Moment(unix_s=now_unix_s, step=newest, steady_steps=steps.steady_steps_count)
-        prior = self._verdicts.get(summary.name, Verdict())
-        self._verdicts[summary.name], findings = steady_verdict(prior, summary.findings, moment)
+        moment = Moment(
+            unix_s=now_unix_s,
+            step=newest,
+            steady_steps=steps.steady_steps_count,
+            step_s=summary.step_time_s.median,
+        )
+        prior = self._verdicts.get(job, Verdict())
+        self._verdicts[job], findings = steady_verdict(prior, self._found[job], moment)
         return replace(summary, findings=findings)
 
     def _derive(

@@ -42,7 +42,7 @@ def heads(
     for number, look in enumerate(looks):
         at_s = number * look_s
         step = first_step + int(at_s / step_s) if step_s else None
-        now = Moment(unix_s=at_s, step=step, steady_steps=step or 100)
+        now = Moment(unix_s=at_s, step=step, steady_steps=step or 100, step_s=step_s or None)
         verdict, findings = steady_verdict(verdict, [look] if isinstance(look, Finding) else look, now)
         said.append(findings[0])
     return said
@@ -105,6 +105,15 @@ def test_what_is_held_against_a_rank_says_that_it_may_be_over():
 def test_with_long_steps_blame_is_held_for_some_of_them():
     said = heads([LAUNCH] * 5 + [slow(3)] * 9 + [LAUNCH] * 60, step_s=4.0)
     assert said.index(LAUNCH, 5) == pytest.approx(14 + 4 * BLAME_STEPS, abs=4)
+
+
+def test_blame_is_over_also_where_no_more_steps_come():
+    verdict, said = Verdict(), []
+    for at_s, look in enumerate([slow(3)] * 3 + [LAUNCH] * 6):
+        now = Moment(unix_s=float(at_s), step=100, steady_steps=100, step_s=1.0)
+        verdict, found = steady_verdict(verdict, [look], now)
+        said.append(found[0].kind)
+    assert said == [Kind.STRAGGLER] * 6 + [Kind.LAUNCH_BOUND] * 3
 
 
 def test_blame_that_one_look_found_is_over_with_the_next_one():

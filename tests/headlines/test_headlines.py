@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.headlines.__main__ import main, recordings
-from benchmarks.headlines.looks import Look, Watched, must_be_named, watch
+from benchmarks.headlines.looks import Look, Watched, must_be_named, unlike, watch
 from benchmarks.headlines.truth import Truth, truth_of
 from perfd.recording import bundled, bundled_names
 
@@ -112,3 +112,20 @@ def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_nobod
     assert not loader.wrongly
     late = [look for look in watched.looks if look.kind == "late_hosts"]
     assert all(look.unix_s >= loader.phase.begin_unix_s for look in late)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tick_s", [0.7, 1.3])
+def test_looks_at_other_moments_say_the_same(tick_s: float) -> None:
+    recording = PHASES / "tp2" / "recording"
+    each_second = watch(recording, "tp2", None).looks
+    others = watch(recording, "tp2", None, tick_s=tick_s).looks
+    assert len({look.said for look in each_second}) > 3
+    assert unlike(each_second, others) == []
+
+
+def test_a_headline_is_unlike_others_if_none_at_about_its_time_says_it() -> None:
+    looks = [_look(10, "none"), _look(20, "straggler", 1)]
+    assert unlike(looks, [_look(12, "none"), _look(18, "straggler", 1)]) == []
+    assert unlike(looks, [_look(12, "none"), _look(17, "straggler", 1)]) == looks[1:]
+    assert unlike(looks, [_look(12, "none"), _look(18, "straggler", 2)]) == looks[1:]

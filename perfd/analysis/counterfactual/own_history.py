@@ -102,7 +102,7 @@ def _by_chance(before_s: Floats, since_s: Floats, more_wait_s: Floats, place: in
     as_long = int((before_s >= since_s.min()).sum())
     if as_long > _PAUSES:
         return 1.0
-    steps, ranks = more_wait_s.shape
+    steps, ranks = len(more_wait_s), float(more_wait_s.shape[1])
     times = int((np.argmin(more_wait_s, axis=1) == place).sum())
-    same_one = min(1.0, math.comb(steps, times) * ranks ** (1.0 - times))
+    same_one = min(1.0, math.comb(steps, times) * ranks ** (1 - times))
     return newest_by_chance(steps, as_long, len(before_s) + steps) * same_one

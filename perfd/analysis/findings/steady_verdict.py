@@ -31,6 +31,8 @@ class Moment:
     step: int | None
     """The newest; None where that is known seconds later only, or never."""
     steady_steps: int
+    step_s: float | None = None
+    """How long one takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,11 @@ class Verdict:
     """Whether looks a second and a step apart have found that."""
     cleared_since: Moment | None = None
     """Since when looks have another headline than that; None while they have it."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether time alone can change the headline."""
+        return self.missed_since is not None or self.cleared_since is not None
 
 
 def steady_verdict(
@@ -142,5 +149,5 @@ def _cleared(since: Moment, now: Moment) -> bool:
 
 
 def _apart(since: Moment, now: Moment, least_steps: int, least_s: float) -> bool:
-    steps = None if since.step is None or now.step is None else now.step - since.step
-    return (steps is None or steps >= least_steps) and now.unix_s - since.unix_s >= least_s
+    """By the time of so many steps, which passes also after the last line of a log."""
+    return now.unix_s - since.unix_s >= max(least_s, least_steps * (now.step_s or 0.0))
