@@ -9,30 +9,18 @@ import msgspec
 
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, PeakTable
 from perfd.config import load, parse
+from perfd.errors import ConfigError
 
 _NAME = "gpu_peaks.yaml"
-
-
-class _Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One row of the file; each field is that of `GpuPeak`."""
-
-    name: str
-    match: list[str]
-    called: list[str] = []
-    flops: dict[str, float]
-    memory_bytes: float | None = None
-    memory_bytes_per_s: float | None = None
-    nvlink_bytes_per_s: float | None = None
-    pcie_bytes_per_s: float | None = None
-    peak_clock_hz: float | None = None
-    source: str
-    date: str
+_FIGURES = frozenset(
+    {"memory_bytes", "memory_bytes_per_s", "nvlink_bytes_per_s", "pcie_bytes_per_s", "peak_clock_hz"}
+)
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The file as a whole."""
 
-    gpus: list[_Row]
+    gpus: list[GpuPeak]
 
 
 def load_peaks(override: Path | None = None) -> PeakTable:
@@ -42,21 +30,15 @@ def load_peaks(override: Path | None = None) -> PeakTable:
     """
     text = files("perfd").joinpath("data", _NAME).read_text(encoding="utf-8")
     own = load(override, _File).gpus if override is not None else []
-    rows = parse(text, _File, name=_NAME).gpus
-    return PeakTable(gpus=tuple(map(_peak, rows)), own=tuple(map(_peak, own)))
-
-
-def _peak(row: _Row) -> GpuPeak:
-    return GpuPeak(
-        name=row.name,
-        match=tuple(row.match),
-        called=tuple(row.called),
-        flops={precision.lower(): flops for precision, flops in row.flops.items()},
-        memory_bytes=row.memory_bytes,
-        memory_bytes_per_s=row.memory_bytes_per_s,
-        nvlink_bytes_per_s=row.nvlink_bytes_per_s,
-        pcie_bytes_per_s=row.pcie_bytes_per_s,
-        peak_clock_hz=row.peak_clock_hz,
-        source=row.source,
-        date=row.date,
+    return PeakTable(
+        gpus=tuple(parse(text, _File, name=_NAME).gpus),
+        own=tuple(_own(row, f"{override}: gpus.{number}") for number, row in enumerate(own)),
     )
+
+
+def _own(row: GpuPeak, where: str) -> GpuPeak:
+    flops = {precision.lower(): value for precision, value in row.flops.items()}
+    for figure in row.unverified:
+        if figure not in flops and figure not in _FIGURES:
+            raise ConfigError(f"{where}.unverified: {figure!r} is not a figure of {row.name}.")
+    return msgspec.structs.replace(row, flops=flops)

@@ -14,6 +14,7 @@ from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import Efficiency, MfuTier
 from perfd.gpu_peaks import load_peaks
 from perfd.model import GpuInfo, Recompute
+from perfd.session.text.summary_numbers import numbers_in_words
 
 H100 = "NVIDIA H100 80GB HBM3"
 PER_TOKEN = 5.1470e10
@@ -45,6 +46,16 @@ def test_mfu_is_the_models_operations_by_time_and_dense_peak():
     assert speed.mfu_ratio == pytest.approx(PER_TOKEN * tokens_per_s / 8 / 989.4e12, rel=1e-4)
     assert (speed.mfu_source, speed.flops_convention) == ("shape", "megatron")
     assert (speed.peak_flops_per_s, speed.peak_precision) == (pytest.approx(989.4e12), "bf16")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "unverified"), [(H100, False), ("NVIDIA A30", True), ("NVIDIA Z9000", False)]
+)
+def test_an_mfu_by_a_peak_that_no_source_confirms_says_so(gpu: str, unverified: bool):
+    summary = summary_of(step_table([2.0] * 8), gpu_infos=infos(gpu, 8))
+    assert summary.efficiency.peak_unverified is unverified
+    text = "\n".join(numbers_in_words(summary))
+    assert ("(unverified peak)" in text) is unverified
 
 
 def test_the_batch_of_each_line_counts_and_not_the_one_that_the_job_began_with():

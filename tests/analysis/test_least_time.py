@@ -50,10 +50,30 @@ def test_what_cannot_be_is_refused(size, ranks, link):
         least_time("AllReduce", size, ranks, link)
 
 
-@pytest.mark.parametrize("gpu", ["L4", "Voodoo"])
-def test_a_gpu_without_a_known_link_needs_a_bandwidth(gpu, capsys):
-    assert main(["collective", "--all-reduce", "1GB", "--ranks", "2", "--gpu", gpu]) == 2
+@pytest.mark.parametrize("gpu", ["Bare", "Voodoo"])
+def test_a_gpu_without_a_known_link_needs_a_bandwidth(gpu, tmp_path, capsys):
+    peaks = tmp_path / "peaks.yaml"
+    row = "{name: Bare, match: [Bare], flops: {bf16: 1.0e+15}, source: own, date: '2026-01-01'}"
+    peaks.write_text(f"gpus:\n  - {row}\n", encoding="utf-8")
+    command = ["collective", "--all-reduce", "1GB", "--ranks", "2", "--gpu", gpu, "--peaks", str(peaks)]
+    assert main(command) == 2
     assert "--bandwidth" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("gpu", "link"),
+    [
+        ("L4", "32.0 GB/s (L4, PCIe)"),
+        ("A30", "100.0 GB/s (A30, unverified)"),
+        ("H100", "450.0 GB/s (H100 SXM)"),
+    ],
+)
+def test_the_link_is_nvlink_else_pcie_and_says_what_no_source_confirms(gpu, link, capsys):
+    command = ["collective", "--all-reduce", "1GB", "--ranks", "2", "--gpu", gpu]
+    assert main(command) == 0
+    assert link in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["link_source"] == link.partition("(")[2][:-1]
 
 
 def test_a_size_that_is_none_is_refused(capsys):

@@ -137,3 +137,56 @@ def test_a_wrong_file_is_named_with_the_path_of_the_mistake(tmp_path: Path):
     file.write_text("gpus:\n- {name: ours, match: [B200], flop: {bf16: 1}, source: s, date: d}\n")
     with pytest.raises(ConfigError, match=rf"{file}.*`gpus\.0`"):
         load_peaks(file)
+
+
+def test_every_unverified_figure_is_one_of_its_row_and_every_row_else_was_checked():
+    fields = ("memory_bytes", "memory_bytes_per_s", "nvlink_bytes_per_s", "pcie_bytes_per_s", "peak_clock_hz")
+    for row in load_peaks().gpus:
+        stated = {*row.flops, *(field for field in fields if getattr(row, field) is not None)}
+        assert {*row.unverified} <= stated, row.name
+        assert row.checked or {*row.flops} <= {*row.unverified}, row.name
+
+
+def test_what_no_source_confirms_is_unverified_and_the_rest_is_not():
+    row = find_gpu(load_peaks(), "NVIDIA H200 NVL")
+    assert row is not None
+    assert row.unverified_of("int8", "bf16", "memory_bytes_per_s") == ("int8",)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tflops"),
+    [("NVIDIA B300 SXM6 AC", "int8", 150), ("NVIDIA GB300", "int8", 165), ("TPU v5 lite", "int8", 393)],
+)
+def test_whole_numbers_are_slow_where_the_hardware_gave_them_up(name: str, precision: str, tflops: float):
+    assert find_peak(load_peaks(), name, precision) == pytest.approx(tflops * 1e12)
+
+
+ROW = "  - {name: X, match: [X], flops: {BF16: 1.0e+15}, source: own, date: '2026-01-01'"
+
+
+def test_an_operators_row_may_mark_its_figures_and_needs_no_pages(tmp_path: Path):
+    path = tmp_path / "peaks.yaml"
+    path.write_text(f"gpus:\n{ROW}, unverified: [bf16, memory_bytes]}}\n", encoding="utf-8")
+
+    row = find_gpu(load_peaks(path), "X")
+
+    assert row is not None
+    assert (row.flops, row.unverified_of("bf16"), row.checked) == ({"bf16": 1e15}, ("bf16",), ())
+
+
+@pytest.mark.parametrize(
+    ("marks", "message"),
+    [
+        ("[fp9]", "'fp9' is not a figure of X"),
+        ("[name]", "'name' is not a figure of X"),
+        ("bf16", "must be a list"),
+    ],
+)
+def test_a_mark_of_something_else_is_an_error_that_names_it(tmp_path: Path, marks: str, message: str):
+    path = tmp_path / "peaks.yaml"
+    path.write_text(f"gpus:\n{ROW}, unverified: {marks}}}\n", encoding="utf-8")
+
+    with pytest.raises(ConfigError, match=message) as error:
+        load_peaks(path)
+
+    assert "gpus" in str(error.value)

@@ -380,3 +380,16 @@ def test_what_nsight_compute_measured_on_a_gpu_is_read_as_it_shows_it():
     ]
     assert [kernel.at_limit for kernel in (random, product, addition)] == [False, True, False]
     assert addition.stalls[0][0] == "long scoreboard"
+
+
+def test_figures_that_no_source_confirms_are_marked_where_they_are_shown(capsys):
+    def shown(gpu: str, *more: str) -> str:
+        assert main(["roofline", "--matmul", "4096x4096x4096", "--gpu", gpu, *more]) == 0
+        return capsys.readouterr().out
+
+    assert "165.0 TFLOP/s (bf16, dense, unverified)" in shown("A30")
+    assert "933.0 GB/s (unverified)" in shown("A30")
+    assert "unverified" not in shown("H200 NVL")
+    assert "(int8, dense, unverified)" in shown("H200 NVL", "--dtype", "int8")
+    operation = json.loads(shown("H200 NVL", "--dtype", "int8", "--json"))["operation"]
+    assert operation["unverified"] == ["int8"]

@@ -6,12 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 _VENDORS = frozenset({"nvidia", "amd", "tesla", "instinct", "geforce", "google"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuPeak:
-    """What one kind of GPU can do at best, per GPU. What a vendor does not state is None."""
+class GpuPeak(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What one kind of GPU can do at best, per GPU: a row of the file. What is not stated is None."""
 
     name: str
     match: Sequence[str]
@@ -29,8 +30,16 @@ class GpuPeak:
     peak_clock_hz: float | None = None
     """The SM clock at which `flops` holds; a GPU that boosts higher can pass its own peak."""
     source: str
+    checked: Sequence[str] = ()
+    """Pages on which its figures were read."""
+    unverified: Sequence[str] = ()
+    """Figures that none of these confirms: precisions of `flops`, and fields of this row."""
     date: str
-    """When the row was written down from its source, as YYYY-MM-DD."""
+    """When the row was written down, as YYYY-MM-DD."""
+
+    def unverified_of(self, *figures: str) -> tuple[str, ...]:
+        """Which of these figures are unverified."""
+        return tuple(figure for figure in figures if figure in self.unverified)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

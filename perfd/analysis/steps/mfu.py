@@ -56,6 +56,8 @@ class Efficiency:
     peak_flops_per_s: float | None = None
     """Dense, of one GPU; the mean when kinds are mixed."""
     peak_precision: str | None = None
+    peak_unverified: bool = False
+    """Whether no source confirms the peak that the table has for one of these GPUs."""
     flops_convention: str | None = None
     mfu_source: str | None = None
     """`shape` when perfd counted the operations, `log` when it took the log's figure."""
@@ -103,6 +105,8 @@ def efficiency(
         hfu_ratio=_hfu(description, mfu, source, convention),
         peak_flops_per_s=peak,
         peak_precision=precision if peak is not None else None,
+        peak_unverified=peak is not None
+        and any(row is not None and precision in row.unverified for row in gpu_rows),
         flops_convention=label,
         mfu_source=source,
         clock_adjusted_mfu_ratio=ratio(mfu, clock_ratio),

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             "bus_bytes_per_s": found.bus_bytes_per_s,
             "link_ratio": found.link_ratio,
         }
-        document = {"schema": "perfd.collective/1", **asdict(found), **rates}
+        document = {"schema": "perfd.collective/1", **asdict(found), **rates, "link_source": source}
         print(msgspec.json.encode(document).decode())
         return 0
     console = Terminal()
@@ -118,11 +118,13 @@ def _link(name: str, override: Path | None) -> tuple[float, str]:
     row = find_gpu(load_peaks(override), name)
     if row is None:
         raise PerfdError(f"The table of peaks does not know the GPU {name!r}; give --bandwidth.")
-    if row.nvlink_bytes_per_s is None:
-        raise PerfdError(
-            f"{row.name} has no NVLink in the table of peaks; give --bandwidth of what joins them."
-        )
-    return row.nvlink_bytes_per_s / 2, row.name
+    for field, speed, kind in (
+        ("nvlink_bytes_per_s", row.nvlink_bytes_per_s, ""),
+        ("pcie_bytes_per_s", row.pcie_bytes_per_s, ", PCIe"),
+    ):
+        if speed is not None:
+            return speed / 2, f"{row.name}{kind}{', unverified' if row.unverified_of(field) else ''}"
+    raise PerfdError(f"{row.name} has no link in the table of peaks; give --bandwidth of what joins them.")
 
 
 def _size(text: str) -> float:

@@ -41,7 +41,8 @@ _EPILOG = """\
 With --json it prints one object: {"schema": "perfd.roofline/1", "operation": {"work": {"name",
 "flops", "traffic_bytes", "precision", "notes"}, "gpu", "peak_flops_per_s", "memory_bytes_per_s",
 "intensity_flops_per_byte", "ridge_flops_per_byte", "attainable_flops_per_s", "minimum_s", "side",
-"time_s", "peak_ratio", "bandwidth_ratio", "attainable_ratio", "verdict", "at_limit"}}; with --ncu
+"unverified" (which of the GPU's figures no source confirms), "time_s", "peak_ratio",
+"bandwidth_ratio", "attainable_ratio", "verdict", "at_limit"}}; with --ncu
 "kernels", a list of what Nsight Compute measured of each, with its "verdict", "limits" (units at
 their limit, else the busiest: tensor, compute, dram, l2, l1), "at_limit", "roofline" (points by
 level of memory), "summary", "evidence" and "advice", in place of "operation";
@@ -174,8 +175,8 @@ def _placement(found: Placement) -> Table:
     rows = [
         ("work", flops(found.work.flops)),
         ("traffic", data_size(found.work.traffic_bytes)),
-        ("peak", f"{flops_per_s(found.peak_flops_per_s)} ({found.work.precision}, dense)"),
-        ("bandwidth", bandwidth(found.memory_bytes_per_s)),
+        ("peak", f"{flops_per_s(found.peak_flops_per_s)} ({found.peak_label})"),
+        ("bandwidth", f"{bandwidth(found.memory_bytes_per_s)}{found.bandwidth_label}"),
     ]
     if found.time_s is not None:
         rows += [

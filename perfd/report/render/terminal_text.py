@@ -55,9 +55,10 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
         text.append(f"\nWhat costs the most of the window: {costs}")
     if analysis.model_use:
         use = analysis.model_use
+        unverified = ", unverified peak" if use.peak_unverified else ""
         text.append(
             f"\nMFU {percent(use.mfu_ratio)} of {flops_per_s(use.peak_flops_per_s)}"
-            f" ({use.precision}, {duration(use.step_time_s)} per step, {use.gpus} GPUs)"
+            f" ({use.precision}{unverified}, {duration(use.step_time_s)} per step, {use.gpus} GPUs)"
         )
     return text
 

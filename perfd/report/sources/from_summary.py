@@ -56,8 +56,9 @@ def _sentences(job: JobSummary) -> list[str]:
     speed = job.efficiency
     if speed.mfu_ratio is not None and not any(sentence.startswith("MFU") for sentence in sentences):
         sentences.append(
-            f"MFU is {percent(speed.mfu_ratio)} of the {speed.peak_precision or ''} peak at"
-            f" {duration(job.step_time_s.median)} per step."
+            f"MFU is {percent(speed.mfu_ratio)} of the {speed.peak_precision or ''} peak"
+            f"{' (unverified)' if speed.peak_unverified else ''}"
+            f" at {duration(job.step_time_s.median)} per step."
         )
     if job.bottleneck.advice:
         sentences.append(f"First: {job.bottleneck.advice}")

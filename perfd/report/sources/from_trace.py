@@ -118,7 +118,7 @@ def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportM
                 name="MFU",
                 value=percent(use.mfu_ratio),
                 source=f"{peak}, over the step time and {flops_per_s(use.peak_flops_per_s)}"
-                f" ({use.precision}, dense)",
+                f" ({use.precision}, dense{', unverified' if use.peak_unverified else ''})",
             )
         )
     cost = ranks[0].launches

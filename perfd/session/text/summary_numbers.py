@@ -72,7 +72,8 @@ def _flops(speed: Efficiency) -> str | None:
     flops, peak = speed.model_flops_per_s_per_gpu, speed.peak_flops_per_s
     if flops is None:
         return None
-    return f"{flops_per_s(flops)} of {flops_per_s(peak)}" if peak else flops_per_s(flops)
+    unverified = " (unverified peak)" if speed.peak_unverified else ""
+    return f"{flops_per_s(flops)} of {flops_per_s(peak)}{unverified}" if peak else flops_per_s(flops)
 
 
 def _mfu(speed: Efficiency) -> str | None:

@@ -69,6 +69,8 @@ class ModelUse:
     step_time_s: float
     gpus: int
     peak_flops_per_s: float
+    peak_unverified: bool = False
+    """Whether no source confirms the peak of one of these GPUs."""
     precision: str
 
 
@@ -133,7 +135,9 @@ def _model_use(ranks: Sequence[RankAnalysis], settings: TraceSettings) -> ModelU
     gpus = max(gpus, len(ranks))
     times = [step.span_s for rank in ranks for step in rank.steps]
     flops = _flops_per_gpu(settings, gpus)
-    peaks = {find_peak(settings.peaks, rank.timeline.trace.gpu or "", settings.precision) for rank in ranks}
+    names = {rank.timeline.trace.gpu or "" for rank in ranks}
+    peaks = {find_peak(settings.peaks, name, settings.precision) for name in names}
+    rows = [find_gpu(settings.peaks, name) for name in names]
     peak = next(iter(peaks)) if len(peaks) == 1 else None
     if flops is None or not times or peak is None:
         return None
@@ -144,6 +148,7 @@ def _model_use(ranks: Sequence[RankAnalysis], settings: TraceSettings) -> ModelU
         step_time_s=step_time_s,
         gpus=gpus,
         peak_flops_per_s=peak,
+        peak_unverified=any(row is not None and settings.precision in row.unverified for row in rows),
         precision=settings.precision,
     )
 

@@ -8,6 +8,7 @@ Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -59,12 +60,25 @@ class Placement:
     """No faster than this on that GPU."""
     side: RooflineVerdict
     """Which roof it is under: compute or memory."""
+    unverified: Sequence[str] = ()
+    """The GPU's figures among these that no source confirms: the precision, or `memory_bytes_per_s`."""
     time_s: float | None = None
     peak_ratio: float | None = None
     bandwidth_ratio: float | None = None
     attainable_ratio: float | None = None
     verdict: RooflineVerdict
     at_limit: bool | None = None
+
+    @property
+    def peak_label(self) -> str:
+        """What the peak is, in words."""
+        unverified = ", unverified" if self.work.precision in self.unverified else ""
+        return f"{self.work.precision}, dense{unverified}"
+
+    @property
+    def bandwidth_label(self) -> str:
+        """What follows the bandwidth where no source confirms it."""
+        return " (unverified)" if "memory_bytes_per_s" in self.unverified else ""
 
 
 def place(work: OperationWork, gpu: GpuPeak, time_s: float | None = None) -> Placement:
@@ -99,6 +113,7 @@ def place(work: OperationWork, gpu: GpuPeak, time_s: float | None = None) -> Pla
         attainable_flops_per_s=work.flops / minimum,
         minimum_s=minimum,
         side=side,
+        unverified=gpu.unverified_of(work.precision, "memory_bytes_per_s"),
         time_s=time_s,
         peak_ratio=peak_ratio,
         bandwidth_ratio=bandwidth_ratio,
@@ -141,6 +156,7 @@ _DTYPES = {
     "s4": (0.5, "int4"),
     "u4": (0.5, "int4"),
     "s8": (1.0, "int8"),
+    "int8": (1.0, "int8"),
     "u8": (1.0, "int8"),
     "pred": (1.0, "int8"),
     "s16": (2.0, "int16"),

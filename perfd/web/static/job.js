@@ -82,7 +82,7 @@ const numbers = (job) => [
   ["mfu", "MFU", percent(job.efficiency?.mfu_ratio), mfuNote(job)],
   ["step-time", "Step time", duration(job.step_time_s?.median), `p95 ${duration(job.step_time_s?.p95)}`],
   ["tokens", "Tokens/s", count(job.efficiency?.tokens_per_s), job.efficiency?.tokens_per_s_per_gpu == null ? "" : `${count(job.efficiency?.tokens_per_s_per_gpu)} per ${device(job)}`],
-  ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.efficiency?.model_flops_per_s_per_gpu), job.efficiency?.peak_flops_per_s ? `peak ${flopsPerS(job.efficiency?.peak_flops_per_s)} ${job.efficiency?.peak_precision ?? ""}` : ""],
+  ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.efficiency?.model_flops_per_s_per_gpu), job.efficiency?.peak_flops_per_s ? `peak ${flopsPerS(job.efficiency?.peak_flops_per_s)} ${job.efficiency?.peak_precision ?? ""}${job.efficiency?.peak_unverified ? ", unverified" : ""}` : ""],
   ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job)],
   ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job)],
   ["data", "Data loading", percent(job.data?.share_ratio), "of a step, on the slowest rank"],
