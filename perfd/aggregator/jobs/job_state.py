@@ -219,12 +219,12 @@ class JobState:
         self.collectives.put(times)
         if (self.step_source is StepSource.LOG and self._log_has_times) or source.late or not source.member:
             return
-        row = self._operation_steps.put(times)
-        if row is not None:
-            if not self._steps_by_operations:
-                # Lines of the log without times show less than operations do.
-                self.steps = StepRows(self._limits.steps_per_job)
-            self._steps_by_operations = True
+        found = self._operation_steps.put(times)
+        if found.anew or (found.rows and not self._steps_by_operations):
+            # Lines of the log without times show less than operations do.
+            self.steps = StepRows(self._limits.steps_per_job)
+        self._steps_by_operations = self._steps_by_operations or bool(found.rows)
+        for row in found.rows:
             self.steps.put(row, source.sent_unix_s)
 
     def collective_progress(self, progress: CollectiveProgress, _source: RecordSource) -> None:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from perfd.aggregator.operations.exact_steps import ExactSteps, FoundSteps
+from perfd.aggregator.operations.operation_stream import LONE_S, Cycle, OperationStream
 from perfd.analysis.data.job_data import OperationPace
-from perfd.analysis.operations.repeat_period import repeat_period
 from perfd.model import CollectiveTimes, TrainingStep
 
-_HELD_OPERATIONS = 2048
-"""Per stream: ten steps of a model of 200 layers."""
 _MOST_STREAMS = 256
-_FEWEST_REPEATS = 10
-"""Before a step is reported."""
-_SMALL_RATIO = 1 / 64
-"""Operations below this part of a stream's largest are numbers (a norm, a flag), whose order varies."""
-_MOST_LONE_PER_S = 20.0
-"""A stream of one size may have one operation per step up to this rate; tensor parallelism has more."""
 _LEAST_BYTES_RATIO = 0.001
 """Of the bytes that a rank moves: a stream that shows steps is part of its work, not a flag."""
-_ROW_S = 3.0
-"""A row covers at least this long: windows of operations end in the middle of a step, which costs each row up
-to half a step's accuracy."""
+_ROW_S = LONE_S
+"""A row covers at least this long where it is unknown when operations began: windows of operations end in the
+middle of a step, which costs each row up to half a step's accuracy."""
 _LOOK_S = 1.0
 """Between looks for what repeats, before it is known."""
-_SHARDED = ("AllGather", "ReduceScatter")
+_GATHERING, _ENDING_STEPS = "AllGather", "ReduceScatter"
+_REPEATS_AWAITED = 20
+"""Of gathers, before these show steps although there are reductions."""
+_SHARDED = (_GATHERING, _ENDING_STEPS)
 """FSDP and ZeRO repeat these in each micro-batch; what is reduced once per step separates steps."""
 _SCALAR_BYTES = 4096
 """The norm of gradients is a number, or a few."""
@@ -38,84 +34,32 @@ _SLOWER = 1.5
 """Repeats per scalar above which these are not one per repeat."""
 _SILENT_NS = 30 * 10**9
 """A stream that sets the pace and says nothing for so long is gone, as after a restart."""
-
-
-@dataclass(slots=True)
-class _Stream:
-    """One rank's operations of one kind on one communicator."""
-
-    communicator: str
-    operation: str
-    newest_sequence: int
-    sizes: deque[int] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
-    seen: int = 0
-    """Operations since the first report, those that were not reported included."""
-    seen_s: float = 0.0
-    total_bytes: float = 0.0
-    newest_unix_ns: int = 0
-    before: tuple[int, int] | None = None
-    """When the report before the newest one ended, and how many had been seen by then."""
-
-    def put(self, times: CollectiveTimes) -> None:
-        if self.newest_unix_ns:
-            self.before = self.newest_unix_ns, self.seen
-        hole = times.sequences[0] != self.newest_sequence + 1 or len(times.sequences) != times.count
-        if hole and len(set(self._large())) > 1:
-            # The order of what is held is not that of the job any more.
-            self.sizes.clear()
-        self.sizes.extend(times.sizes_bytes)
-        self.total_bytes += times.total_bytes or 0.0
-        self.seen += times.sequences[-1] - self.newest_sequence
-        self.seen_s += (times.end_unix_ns - times.start_unix_ns) / 1e9
-        self.newest_sequence = times.sequences[-1]
-        self.newest_unix_ns = times.end_unix_ns
-
-    @property
-    def per_s(self) -> float:
-        return self.seen / self.seen_s if self.seen_s > 0 else 0.0
-
-    def repeat(self) -> _Cycle | None:
-        """What of it repeats; None without that."""
-        large = self._large()
-        found = repeat_period(large)
-        if found is None or found.length < _FEWEST_REPEATS * found.period:
-            return None
-        if found.period == 1 and (self.per_s > _MOST_LONE_PER_S or self.seen_s < _ROW_S):
-            return None
-        return _Cycle(
-            size_bytes=max(large[-found.period :]),
-            operations=found.period * len(self.sizes) / len(large),
-        )
-
-    def _large(self) -> list[int]:
-        largest = max((size for size, count in Counter(self.sizes).items() if count > 1), default=0)
-        return [size for size in self.sizes if size >= largest * _SMALL_RATIO]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cycle:
-    """What a stream repeats."""
-
-    size_bytes: int
-    """Of its largest operation."""
-    operations: float
-    """Per repeat, small ones included."""
+_NOTHING = FoundSteps()
 
 
 @dataclass(frozen=True, slots=True)
 class _Pace:
     """A stream that shows steps."""
 
-    stream: _Stream
-    per_step: float
-    certain: bool
+    stream: OperationStream
+    cycle: Cycle
+    repeats: int | None
+    """Micro-batches of a step; None where that is not certain."""
+
+    @property
+    def per_step(self) -> float:
+        return self.cycle.operations * (self.repeats or 1)
+
+    @property
+    def certain(self) -> bool:
+        return self.repeats is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
     """Where the newest row ended."""
 
-    stream: _Stream
+    stream: OperationStream
     per_step: float
     """Operations of the stream."""
     certain: bool
@@ -124,6 +68,8 @@ class _Mark:
     sequence: int
     time_unix_ns: int
     step: float
+    exact: bool = False
+    """Whether it is where a step ended, not anywhere in one."""
 
 
 class OperationSteps:
@@ -136,11 +82,14 @@ class OperationSteps:
 
     def __init__(self) -> None:
         self._rank: int | None = None
-        self._streams: dict[tuple[str, str], _Stream] = {}
+        self._streams: dict[tuple[str, str], OperationStream] = {}
         self._mark: _Mark | None = None
         self._first: TrainingStep | None = None
         """A row that waits until the stream goes on: what repeats while a job starts ends soon."""
         self._looked_unix_ns = 0
+        self._paced: _Pace | None = None
+        """At the newest look."""
+        self._exact: ExactSteps | None = None
 
     @property
     def pace(self) -> OperationPace | None:
@@ -154,29 +103,66 @@ class OperationSteps:
             per_step=mark.per_step,
             row_end_sequence=mark.sequence,
             certain=mark.certain,
+            exact=mark.exact,
         )
 
-    def put(self, times: CollectiveTimes) -> TrainingStep | None:
-        """Add what a rank did; returns a row of steps, with nothing but times, when one is complete."""
+    def put(self, times: CollectiveTimes) -> FoundSteps:
+        """Add what a rank did; returns rows of steps, with nothing but times, when some are complete."""
         if self._rank is None:
             self._rank = times.rank
         if times.rank != self._rank or times.peer is not None or not times.sequences or not times.sizes_bytes:
-            return None
+            return _NOTHING
         key = (times.communicator, times.operation)
         stream = self._streams.get(key)
         if stream is None:
             if len(self._streams) >= _MOST_STREAMS:
-                return None
-            stream = self._streams[key] = _Stream(*key, times.sequences[0] - 1)
+                return _NOTHING
+            stream = self._streams[key] = OperationStream(*key, times.sequences[0] - 1)
         stream.put(times)
-        return self._row(times, stream)
+        mark = self._mark
+        if (
+            mark is not None
+            and mark.stream is not stream
+            and times.end_unix_ns - mark.time_unix_ns < _SILENT_NS
+        ):
+            return _NOTHING
+        if stream.spans[-1] is not None:
+            return self._exact_rows(times, stream)
+        row = self._row(times, stream)
+        return _NOTHING if row is None else FoundSteps([row])
 
-    def _row(self, times: CollectiveTimes, stream: _Stream) -> TrainingStep | None:
+    def _exact_rows(self, times: CollectiveTimes, stream: OperationStream) -> FoundSteps:
+        """Rows by when operations began."""
+        since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
+        if since_look_s >= (_LOOK_S if self._paced is None else _ROW_S):
+            self._looked_unix_ns = times.end_unix_ns
+            self._paced = self._pace(times.end_unix_ns)
+        paced = self._paced
+        cycle = stream.repeat() if paced is not None and paced.stream is stream else None
+        if paced is None or cycle is None or cycle.large != paced.cycle.large:
+            # What repeats has changed; steps go on once it is known what does now.
+            self._paced = None if cycle is not None else paced
+            return _NOTHING
+        if self._exact is None or self._exact.stream is not stream:
+            self._exact = ExactSteps(stream, int(self._mark.step) if self._mark is not None else 0)
+        found, ended = self._exact.look(times.job, cycle, paced.repeats), self._exact.newest
+        if ended is not None:
+            self._mark = _Mark(
+                stream=stream,
+                per_step=cycle.operations * (self._exact.repeats or 1),
+                certain=self._exact.repeats is not None,
+                seen=ended.seen,
+                sequence=stream.newest_sequence - (stream.seen - ended.seen),
+                time_unix_ns=ended.end_us * 1000,
+                step=ended.step,
+                exact=True,
+            )
+        return found
+
+    def _row(self, times: CollectiveTimes, stream: OperationStream) -> TrainingStep | None:
         mark = self._mark
         if mark is not None and mark.stream is stream:
             return self._next_row(times, mark)
-        if mark is not None and times.end_unix_ns - mark.time_unix_ns < _SILENT_NS:
-            return None
         if times.end_unix_ns - self._looked_unix_ns < _LOOK_S * 1e9:
             return None
         self._looked_unix_ns = times.end_unix_ns
@@ -214,15 +200,29 @@ class OperationSteps:
         if not cycles:
             return None
         current = self._mark.stream if self._mark else None
-        stream, cycle = max(cycles, key=lambda one: (one[1].size_bytes, one[0] is current))
+        # Gathers of parameters are as large as the reductions of gradients that end a step.
+        stream, cycle = max(
+            cycles,
+            key=lambda one: (one[1].size_bytes, one[0] is current, one[0].operation == _ENDING_STEPS),
+        )
+        if current is None and stream.operation == _GATHERING and self._may_end_steps(stream, cycle):
+            return None
         if stream.total_bytes < _LEAST_BYTES_RATIO * sum(one.total_bytes for one in streams):
             # What moves the job's data has not repeated often enough yet.
             return None
         if stream.operation not in _SHARDED:
-            return _Pace(stream, cycle.operations, certain=True)
+            return _Pace(stream, cycle, 1)
         return self._sharded_pace(stream, cycle)
 
-    def _sharded_pace(self, stream: _Stream, cycle: _Cycle) -> _Pace | None:
+    def _may_end_steps(self, gathers: OperationStream, cycle: Cycle) -> bool:
+        """Whether reductions that are as large may repeat soon, too."""
+        return cycle.known < _REPEATS_AWAITED * cycle.large and any(
+            one.operation == _ENDING_STEPS and max(one.sizes, default=0) >= cycle.size_bytes
+            for one in self._streams.values()
+            if one is not gathers
+        )
+
+    def _sharded_pace(self, stream: OperationStream, cycle: Cycle) -> _Pace | None:
         """How many repeats a step has; None while that is not clear."""
         ratios = [
             (stream.per_s / cycle.operations / other.per_s, other.seen)
@@ -232,9 +232,9 @@ class OperationSteps:
         slower = [(ratio, count) for ratio, count in ratios if ratio > _SLOWER]
         if not slower:
             once = any(ratio > 1 / _SLOWER for ratio, _ in ratios)
-            return _Pace(stream, cycle.operations, certain=once)
+            return _Pace(stream, cycle, 1 if once else None)
         whole = [round(ratio) for ratio, count in slower if _is_whole(ratio, count)]
-        return _Pace(stream, cycle.operations * max(whole), certain=True) if whole else None
+        return _Pace(stream, cycle, max(whole)) if whole else None
 
 
 def _marked(pace: _Pace, step: float) -> _Mark:

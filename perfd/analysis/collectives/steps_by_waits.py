@@ -57,7 +57,7 @@ def steps_by_waits(stacks: Sequence[CommunicatorBatch], pace: OperationPace, ste
     """One entry per step, in seconds, the newest last; those of the rows where no waits are known."""
     of_rows = each_step_s(steps)
     found = _pacing(stacks, pace)
-    if found is None or not len(of_rows):
+    if found is None or not len(of_rows) or pace.exact:
         return of_rows
     waited_s = _waited(stacks, pace, _done(*found, pace))
     ahead = max(0, int((_newest(*found) - pace.row_end_sequence) / pace.per_step))

@@ -253,6 +253,8 @@ class OperationPace:
     """The newest one within the newest row of the step table."""
     certain: bool
     """False where a step may be a micro-batch: sharded parameters repeat the same in each."""
+    exact: bool = False
+    """Whether rows end where steps do, by when operations ran; else anywhere in a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

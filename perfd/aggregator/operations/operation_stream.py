@@ -1,0 +1,126 @@
+"""One rank's operations of one kind on one communicator, and what of them repeats."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from perfd.analysis.operations.repeat_period import repeat_period
+from perfd.analysis.operations.step_boundaries import OperationSpan
+from perfd.model import CollectiveTimes
+
+_HELD_OPERATIONS = 2048
+"""Per stream: ten steps of a model of 200 layers."""
+_FEWEST_REPEATS = 10
+"""Before a step is reported."""
+_SMALL_RATIO = 1 / 64
+"""Operations below this part of a stream's largest are numbers (a norm, a flag), whose order varies."""
+_MOST_LONE_PER_S = 20.0
+"""A stream of one size may have one operation per step up to this rate; tensor parallelism has more."""
+LONE_S = 3.0
+"""For so long a stream of one size must have been seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """What a stream repeats."""
+
+    size_bytes: int
+    """Of its largest operation."""
+    operations: float
+    """Per repeat, small ones included."""
+    large: int
+    """Per repeat, without small ones."""
+    known: int
+    """Of the newest large ones, those that repeat so."""
+
+
+@dataclass(slots=True)
+class OperationStream:
+    """The newest operations of a stream."""
+
+    communicator: str
+    operation: str
+    newest_sequence: int
+    sizes: deque[int] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
+    spans: deque[OperationSpan | None] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
+    """When each ran; None where that is unknown."""
+    seen: int = 0
+    """Operations since the first report, those that were not reported included."""
+    seen_s: float = 0.0
+    total_bytes: float = 0.0
+    newest_unix_ns: int = 0
+    before: tuple[int, int] | None = None
+    """When the report before the newest one ended, and how many had been seen by then."""
+
+    def put(self, times: CollectiveTimes) -> None:
+        """Add what the rank reported."""
+        if self.newest_unix_ns:
+            self.before = self.newest_unix_ns, self.seen
+        hole = times.sequences[0] != self.newest_sequence + 1 or len(times.sequences) != times.count
+        if hole and len({self.sizes[place] for place in self._large()}) > 1:
+            # The order of what is held is not that of the job any more.
+            self.sizes.clear()
+            self.spans.clear()
+        self.sizes.extend(times.sizes_bytes)
+        self.spans.extend(_spans(times))
+        self.total_bytes += times.total_bytes or 0.0
+        self.seen += times.sequences[-1] - self.newest_sequence
+        self.seen_s += (times.end_unix_ns - times.start_unix_ns) / 1e9
+        self.newest_sequence = times.sequences[-1]
+        self.newest_unix_ns = times.end_unix_ns
+
+    @property
+    def per_s(self) -> float:
+        """Operations a second."""
+        return self.seen / self.seen_s if self.seen_s > 0 else 0.0
+
+    def repeat(self) -> Cycle | None:
+        """What of it repeats; None without that."""
+        places = self._large()
+        large = [self.sizes[place] for place in places]
+        found = repeat_period(large)
+        if found is None or found.length < _FEWEST_REPEATS * found.period:
+            return None
+        if found.period == 1 and (self.per_s > _MOST_LONE_PER_S or self.seen_s < LONE_S):
+            return None
+        return Cycle(
+            size_bytes=max(large[-found.period :]),
+            operations=found.period * len(self.sizes) / len(large),
+            large=found.period,
+            known=found.length,
+        )
+
+    def repeating_spans(self, cycle: Cycle) -> list[tuple[int, OperationSpan]] | None:
+        """Of the large operations that repeat, how many were seen by then, and when each ran.
+
+        None where any of that is unknown.
+        """
+        first = self.seen - len(self.sizes)
+        found: list[tuple[int, OperationSpan]] = []
+        for place in self._large()[-cycle.known :]:
+            span = self.spans[place]
+            if span is None:
+                return None
+            found.append((first + place + 1, span))
+        return found
+
+    def _large(self) -> list[int]:
+        """Places of the operations that are not small."""
+        sizes = list(self.sizes)
+        largest = max((size for size, count in Counter(sizes).items() if count > 1), default=0)
+        return [place for place, size in enumerate(sizes) if size >= largest * _SMALL_RATIO]
+
+
+def _spans(times: CollectiveTimes) -> list[OperationSpan | None]:
+    count = len(times.sequences)
+    columns = (times.durations_ns, times.start_increments_us, times.queued_us)
+    if any(len(column) != count for column in columns):
+        return [None] * count
+    starts_us = accumulate(times.start_increments_us, initial=times.start_unix_ns // 1000)
+    next(starts_us)
+    return [
+        OperationSpan(start_us=start, end_us=start + duration // 1000, queued_us=queued)
+        for start, duration, queued in zip(starts_us, times.durations_ns, times.queued_us, strict=True)
+    ]

@@ -1,0 +1,79 @@
+"""Where steps begin and end among the operations of a rank that repeat, by when they ran.
+
+Between the last reduction of gradients of a step and the first one of the next there are optimizer, loading
+of data, and the forward pass: the longest pause in a repeat. With sharded parameters each micro-batch repeats
+the same operations; but only after the last one of a step the optimizer runs, so that each so many pauses one
+is longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.data.job_data import Bools, Floats
+
+_MOST_MICRO_BATCHES = 64
+_FEWEST_STEPS = 8
+"""By chance one of each two pauses is hardly the longer one eight times."""
+_MOSTLY = 0.9
+"""Of the pauses between steps that are longer than the middle, and of those inside that are not."""
+_LEAST_RATIO = 0.01
+"""Of a micro-batch, by which the pause between steps is longer."""
+_LEAD_LOST = 0.5
+"""Where the host was so much less ahead than usual, it waited for the GPU, as for a loss to print: its pause
+is longer for that."""
+_LEAST_LEAD_US = 1_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSpan:
+    """When an operation ran, in microseconds of its node's clock."""
+
+    start_us: int
+    end_us: int
+    queued_us: int
+    """How long before its start the host had enqueued it."""
+
+
+def longest_pause(spans: Sequence[OperationSpan], period: int) -> int:
+    """After which of the operations of a repeat the pause is the longest, 0 for the first of `spans`."""
+    starts, ends = _columns(spans)
+    pauses = starts[1:] - ends[:-1]
+    return int(np.argmax([np.median(pauses[place::period]) for place in range(min(period, len(pauses)))]))
+
+
+def micro_batches_of(pauses_us: Floats, leads_us: Floats, each_us: float) -> tuple[int, int] | None:
+    """How many micro-batches make a step, and which of the first ones ends one; None if that is open.
+
+    `pauses_us` (n,) are those after each micro-batch, `leads_us` (n,) how far the host was ahead after them;
+    a micro-batch takes `each_us`. 1 is never found: where no pause is longer than the others, a step may have
+    any number of micro-batches whose optimizer takes no time that shows.
+    """
+    for count in range(2, min(_MOST_MICRO_BATCHES, len(pauses_us) // _FEWEST_STEPS) + 1):
+        last = int(np.argmax([np.median(pauses_us[place::count]) for place in range(count)]))
+        ends = np.arange(len(pauses_us)) % count == last
+        if _stand_out(pauses_us, ends, _LEAST_RATIO * each_us):
+            return (count, last) if _still_ahead(leads_us, ends) else None
+    return None
+
+
+def _stand_out(pauses_us: Floats, ends: Bools, least_us: float) -> bool:
+    longer, usual = float(np.median(pauses_us[ends])), float(np.median(pauses_us[~ends]))
+    middle = (longer + usual) / 2
+    apart = (pauses_us[ends] > middle).mean() >= _MOSTLY and (pauses_us[~ends] < middle).mean() >= _MOSTLY
+    return longer - usual >= least_us and bool(apart)
+
+
+def _still_ahead(leads_us: Floats, ends: Bools) -> bool:
+    usual = float(np.median(leads_us[~ends]))
+    return usual < _LEAST_LEAD_US or float(np.median(leads_us[ends])) >= _LEAD_LOST * usual
+
+
+def _columns(spans: Sequence[OperationSpan]) -> tuple[Floats, Floats]:
+    return (
+        np.array([one.start_us for one in spans], dtype=np.float64),
+        np.array([one.end_us for one in spans], dtype=np.float64),
+    )

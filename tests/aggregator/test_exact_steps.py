@@ -1,0 +1,221 @@
+"""Steps by NCCL operations of which it is known when they began."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pytest
+
+from perfd.aggregator.operations import OperationSteps
+from perfd.model import CollectiveTimes, TimingSource, TrainingStep
+
+MB = 1 << 20
+SECOND_US = 10**6
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation: what it is, the compute before it, and how long it runs."""
+
+    operation: str
+    size: int
+    after_us: int
+    lasts_us: int = 1_000
+
+
+DDP = [Op("AllReduce", size * MB, 6_000 if at else 70_000) for at, size in enumerate((25, 26, 26, 26, 125))]
+FORWARD = [Op("AllGather", (262 if at == 0 else 100) * MB, 2_000) for at in range(17)]
+BACKWARD = [
+    one
+    for at in range(17)
+    for one in (Op("AllGather", 100 * MB, 2_000), Op("ReduceScatter", (262 if at == 16 else 100) * MB, 2_000))
+]
+FSDP = [*FORWARD, *BACKWARD]
+OPTIMIZER_US = 4_000
+
+
+class Timeline:
+    """What a rank does, by the clock; `ends` are those of steps."""
+
+    def __init__(self, *, seed: int = 1, lead_us: int = 30_000) -> None:
+        self._random = random.Random(seed)
+        self._lead_us = lead_us
+        self._now_us = 1_000_000 * SECOND_US + 123_456
+        self._begun_us = self._now_us
+        self._done: dict[str, list[tuple[int, int, int, int, int]]] = {}
+        self.ends_us: list[int] = []
+
+    def step(
+        self, parts: Sequence[Sequence[Op]], *, pause_us: int = OPTIMIZER_US, lead_us: int | None = None
+    ) -> None:
+        """Micro-batches, then a pause."""
+        lead = self._lead_us if lead_us is None else lead_us
+        for part in parts:
+            for one in part:
+                start = self._now_us + round(one.after_us * self._random.uniform(0.97, 1.03))
+                done = self._done.setdefault(one.operation, [])
+                done.append((len(done), start, one.lasts_us, one.size, lead))
+                self._now_us = start + one.lasts_us
+        self.ends_us.append(self._now_us)
+        self._now_us += pause_us
+
+    def records(self, first_window_us: int = 0) -> Iterator[CollectiveTimes]:
+        """Second by second."""
+        begin_us = self._begun_us - first_window_us
+        while begin_us < self._now_us:
+            end_us = begin_us + SECOND_US
+            for operation, done in self._done.items():
+                within = [one for one in done if begin_us <= one[1] + one[2] < end_us]
+                if within:
+                    yield record(operation, within, begin_us, end_us)
+            begin_us = end_us
+
+
+def record(
+    operation: str, done: Sequence[tuple[int, int, int, int, int]], begin_us: int, end_us: int
+) -> CollectiveTimes:
+    sequences, starts, lasted, sizes, leads = zip(*done, strict=True)
+    return CollectiveTimes(
+        job="job",
+        rank=0,
+        communicator="world",
+        operation=operation,
+        timing=TimingSource.GPU,
+        start_unix_ns=begin_us * 1000,
+        end_unix_ns=end_us * 1000,
+        count=len(done),
+        total_bytes=float(sum(sizes)),
+        total_s=sum(lasted) / 1e6,
+        min_s=min(lasted) / 1e6,
+        max_s=max(lasted) / 1e6,
+        sequences=sequences,
+        durations_ns=[one * 1000 for one in lasted],
+        sizes_bytes=sizes,
+        start_increments_us=[after - before for before, after in pairwise((begin_us, *starts))],
+        queued_us=leads,
+    )
+
+
+def rows_of(timeline: Timeline) -> tuple[list[TrainingStep], OperationSteps]:
+    steps = OperationSteps()
+    rows: list[TrainingStep] = []
+    for times in timeline.records():
+        found = steps.put(times)
+        rows = [*([] if found.anew else rows), *found.rows]
+    return rows, steps
+
+
+def trained(make: Callable[[Timeline, int], None], steps: int, **options: int) -> Timeline:
+    timeline = Timeline(**options)
+    for number in range(steps):
+        make(timeline, number)
+    return timeline
+
+
+def assert_exact(rows: Sequence[TrainingStep], ends_us: Sequence[int]) -> None:
+    """Every row ends where a step does, no step is counted twice or left out, and times are exact."""
+    numbers = {end: 1 + number for number, end in enumerate(ends_us)}
+    assert all(row.time_unix_ns is not None for row in rows)
+    ends = [numbers[(row.time_unix_ns or 0) // 1000] for row in rows]
+    assert [row.step for row in rows] == ends
+    assert [row.steps_covered for row in rows[1:]] == [after - before for before, after in pairwise(ends)]
+    for before, row in pairwise(rows):
+        lasted_s = ((row.time_unix_ns or 0) - (before.time_unix_ns or 0)) / 1e9
+        assert row.step_time_s == pytest.approx(lasted_s / row.steps_covered)
+
+
+def test_each_step_of_ddp_ends_with_its_last_reduction_and_is_a_row() -> None:
+    timeline = trained(lambda line, _: line.step([DDP]), 100)
+    rows, steps = rows_of(timeline)
+
+    assert_exact(rows, timeline.ends_us)
+    assert len(rows) >= 90
+    assert steps.pace is not None
+    assert (steps.pace.exact, steps.pace.certain, steps.pace.per_step) == (True, True, 5)
+
+
+def test_a_step_that_is_longer_shows_in_its_own_row() -> None:
+    timeline = trained(lambda line, number: line.step([DDP], pause_us=500_000 if number == 60 else 0), 80)
+    rows, _ = rows_of(timeline)
+
+    slow = [row.step for row in rows if (row.step_time_s or 0.0) > 0.4]
+    assert slow == [62]
+
+
+def test_short_steps_share_a_row() -> None:
+    quick = [Op("AllReduce", size * MB, 1_000) for size in (25, 26, 125)]
+    timeline = trained(lambda line, _: line.step([quick], pause_us=3_000), 2_000)
+    rows, _ = rows_of(timeline)
+
+    assert_exact(rows, timeline.ends_us)
+    assert {row.steps_covered for row in rows} <= {10, 11, 12}
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_the_optimizer_tells_steps_from_micro_batches(parts: int) -> None:
+    timeline = trained(lambda line, _: line.step([FSDP] * parts), 80)
+    rows, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert (steps.pace.certain, steps.pace.per_step) == (True, 17 * parts)
+    assert_exact(rows, timeline.ends_us)
+    assert rows[-1].step >= 78
+
+
+def test_where_nothing_is_longer_a_micro_batch_counts_as_a_step_and_that_is_known() -> None:
+    timeline = trained(lambda line, _: line.step([FSDP], pause_us=0), 80)
+    rows, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert (steps.pace.certain, steps.pace.exact) == (False, True)
+    assert_exact(rows, timeline.ends_us)
+
+
+def test_a_pause_in_which_the_host_waits_for_the_gpu_is_no_end_of_a_step() -> None:
+    def train(line: Timeline, number: int) -> None:
+        # A loss is printed after every fifth step.
+        line.step(
+            [FSDP], pause_us=8_000 if number % 5 == 4 else 4_000, lead_us=500 if number % 5 == 0 else 30_000
+        )
+
+    rows, steps = rows_of(trained(train, 100))
+
+    assert steps.pace is not None
+    assert not steps.pace.certain
+    assert len(rows) >= 70
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pauses_by_chance_are_no_ends_of_steps(seed: int) -> None:
+    chance = random.Random(seed)
+    timeline = trained(lambda line, _: line.step([FSDP], pause_us=chance.randrange(20_000)), 120, seed=seed)
+    _, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert not steps.pace.certain
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_job_that_does_not_repeat_has_no_steps(seed: int) -> None:
+    chance = random.Random(seed)
+
+    def train(line: Timeline, _: int) -> None:
+        line.step([[Op("AllReduce", chance.randrange(1, 200) * MB, chance.randrange(1_000, 90_000))]])
+
+    rows, steps = rows_of(trained(train, 600, seed=seed))
+
+    assert (rows, steps.pace) == ([], None)
+
+
+def test_an_evaluation_between_steps_is_part_of_one_row() -> None:
+    def train(line: Timeline, number: int) -> None:
+        line.step([DDP], pause_us=3_000_000 if number == 50 else 4_000)
+
+    timeline = trained(train, 100)
+    rows, _ = rows_of(timeline)
+
+    assert_exact(rows, timeline.ends_us)
+    assert rows[-1].step >= 98
