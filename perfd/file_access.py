@@ -102,6 +102,24 @@ def open_as(uid: int, path: Path, flags: int) -> int:
         return descriptor
 
 
+def as_user(uid: int, action: Callable[[], _T]) -> _T:
+    """What a function returns that works on files, with the rights of a user; raises what it raises.
+
+    Without the right to become that user it has our rights.
+    """
+    if os.geteuid() != _ROOT or uid == _ROOT:
+        return action()
+
+    def act() -> _T:
+        _become_in_thread(uid)
+        return action()
+
+    try:
+        return _in_thread(act)
+    except _CannotBecomeError:
+        return action()
+
+
 class _CannotBecomeError(Exception):
     """This process lacks CAP_SETUID or CAP_SETGID."""
 
@@ -175,6 +193,12 @@ def _first_owner(path: Path) -> int | None:
 
 
 def _open_in_thread(uid: int, path: Path, flags: int) -> int:
+    _become_in_thread(uid)
+    return os.open(path, flags)
+
+
+def _become_in_thread(uid: int) -> None:
+    """Take a user's rights on files, for this thread."""
     gid, groups = _groups_of(uid)
     libc = ctypes.CDLL(None, use_errno=True)
     number = _SETGROUPS.get(os.uname().machine)
@@ -186,7 +210,6 @@ def _open_in_thread(uid: int, path: Path, flags: int) -> int:
         change(ctypes.c_uint32(wanted))
         if ctypes.c_uint32(change(ctypes.c_uint32(-1 & 0xFFFFFFFF))).value != wanted:
             raise _CannotBecomeError
-    return os.open(path, flags)
 
 
 def _groups_of(uid: int) -> tuple[int, list[int]]:

@@ -7,6 +7,7 @@ import socket
 import stat
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -269,6 +270,71 @@ def test_a_rank_brings_in_no_file_of_root_and_none_without_end(place, what, stat
     assert outcome.state is CaptureState(state)
     assert [Path(file).read_text() for file in outcome.files] == (["a dump"] if what == "own" else [])
     assert len(list(captures.iterdir())) == len(outcome.files)
+
+
+OF_THE_UNIT = """
+import os, sys, time
+from pathlib import Path
+from perfd.capture.kineto.trace_directory import TraceDirectory
+from perfd.capture.node import environment_of
+from perfd.sandbox import Sandbox
+from perfd_collectors.hook.collector import HookCollector, HookOptions
+from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
+from perfd_collectors.nccl.segments.segment_files import remove_left_over
+from perfd.collector import Settings
+
+place, pid, uid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+segment = Segment(place / "perfd-nccl-1-x")
+segment.set_recording_mode(RecordingMode.OPERATIONS)
+print("segment", segment.recording_mode() is RecordingMode.OPERATIONS)
+segment.close()
+print("left over", remove_left_over([segment.path], time.time()) == [segment.path], segment.path.exists())
+box = TraceDirectory(root=Path("/"), place=place, name="perfd-kineto-1")
+box.create(uid, uid)
+box.mark(1, 0.0, uid, uid)
+made = [(place / name).stat().st_uid == uid for name in ("perfd-kineto-1", "perfd-kineto-until-1")]
+box.unmark(1)
+box.remove()
+print("traces", made, [path.name for path in place.glob("perfd-kineto*")])
+print("environment", environment_of(Path("/proc"), pid).get("RANK"))
+HookCollector(HookOptions(socket=str(place / "hook.sock"), listen_s=0.0), Settings(node="n", job="j")).close()
+print("hook", (place / "hook.sock").exists())
+sandbox = Sandbox("perfd_collectors.nccl.flight_recorder.dump_reader:reader")
+print("sandbox", os.stat(f"/proc/{sandbox.pid}").st_uid, sandbox.filters_system_calls)
+sandbox.close()
+"""
+
+
+def test_the_units_capabilities_suffice_for_what_jobs_of_users_need(place):
+    unit = (Path(__file__).parents[2] / "deploy/systemd/perfd-agent.service").read_text()
+    (names,) = (line.partition("=")[2] for line in unit.splitlines() if "CapabilityBoundingSet" in line)
+    capabilities = ",".join("+" + name.removeprefix("CAP_").lower() for name in names.split())
+    # As /tmp and /dev/shm are.
+    place.chmod(0o1777)
+    segment = place / "perfd-nccl-1-x"
+    size = 4096 + 256 * 64 + 64 + 128
+    header = struct.pack("<4sIQIIIIiiiIQQ", b"NCL1", 1, size, 7, 1, 128, 256, 0, 0, 2, 5, 1, 1)
+    segment.write_bytes(header.ljust(size, b"\0"))
+    segment.chmod(0o600)
+    os.chown(segment, NOBODY, NOBODY)
+    job = as_nobody("import time; time.sleep(600)", RANK="3")
+    try:
+        shown = subprocess.run(
+            ["setpriv", f"--bounding-set=-all,{capabilities}", "--no-new-privs", sys.executable, "-c",
+             OF_THE_UNIT, place, str(job.pid), str(NOBODY)],
+            check=True, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    finally:
+        job.kill()
+        job.wait()
+    assert shown.stdout.splitlines() == [
+        "segment True",
+        "left over True False",
+        "traces [True, True] []",
+        "environment 3",
+        "hook False",
+        "sandbox 65534 True",
+    ]
 
 
 READ = """

@@ -11,12 +11,13 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from perfd.errors import CaptureError
+from perfd.file_access import as_user
 from perfd.formatting import data_size
 
 PREFIX = "perfd-kineto-"
@@ -49,8 +50,8 @@ class TraceDirectory:
         """Create the folder, private to that user; raises `CaptureError`."""
         try:
             with self._place() as place:
-                os.mkdir(self.name, 0o700, dir_fd=place)
-                if os.geteuid() != uid:
+                as_user(uid, lambda: os.mkdir(self.name, 0o700, dir_fd=place))
+                if os.stat(self.name, dir_fd=place, follow_symlinks=False).st_uid != uid:
                     os.chown(self.name, uid, gid, dir_fd=place, follow_symlinks=False)
         except OSError as error:
             raise CaptureError(
@@ -64,15 +65,16 @@ class TraceDirectory:
         self.unmark(pid)
         with contextlib.suppress(OSError), self._place() as place:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(name, flags, 0o600, dir_fd=place), "w") as file:  # noqa: PTH123  (a descriptor)
+            descriptor = as_user(uid, lambda: os.open(name, flags, 0o600, dir_fd=place))
+            with open(descriptor, "w") as file:  # noqa: PTH123  (a descriptor)
                 file.write(f"{until_unix_s:.3f}")
-                if os.geteuid() != uid:
+                if os.fstat(descriptor).st_uid != uid:
                     os.fchown(file.fileno(), uid, gid)
 
     def unmark(self, pid: int) -> None:
         """Let it end; may be called without a mark."""
         with contextlib.suppress(OSError), self._place() as place:
-            os.unlink(_mark(pid), dir_fd=place)
+            _as_owner(_mark(pid), place, lambda: os.unlink(_mark(pid), dir_fd=place))
 
     def names(self) -> list[str]:
         """Its content; empty if it is gone."""
@@ -105,7 +107,7 @@ class TraceDirectory:
     def remove(self) -> None:
         """Delete it with its content, if it exists."""
         with contextlib.suppress(OSError), self._place() as place:
-            shutil.rmtree(self.name, dir_fd=place)
+            _as_owner(self.name, place, lambda: shutil.rmtree(self.name, dir_fd=place))
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
@@ -131,6 +133,11 @@ class TraceDirectory:
             yield folder
         finally:
             os.close(folder)
+
+
+def _as_owner(name: str, place: int, action: Callable[[], None]) -> None:
+    """Delete what is a user's with that user's rights, as one must in a folder like /tmp."""
+    as_user(os.stat(name, dir_fd=place, follow_symlinks=False).st_uid, action)
 
 
 def _mark(pid: int) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from perfd.collector import PciAddress
 from perfd.errors import NothingHere, Unavailable
+from perfd.file_access import open_as
 from perfd_collectors.nccl.segments.operations import (
     Communicator,
     Operation,
@@ -64,7 +65,8 @@ class Segment:
         self.path = path
         try:
             flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._file: int | None = os.open(path, flags)
+            # Root without CAP_DAC_OVERRIDE may not write to a user's file; its owner may.
+            self._file: int | None = open_as(path.lstat().st_uid, path, flags)
         except OSError as error:
             raise NothingHere(
                 f"Cannot open {path}: {error.strerror}; run the agent as the job's user."
