@@ -101,7 +101,7 @@ class PodJob(NamedTuple):
     """Its name, as this agent reports it."""
     namespace: str
     own_agent: bool
-    """A sidecar in the pod reports it, so this agent does not."""
+    """A sidecar in the pod reports its ranks, so this agent does not."""
 
 
 class PodJobs:

@@ -202,6 +202,38 @@ def test_only_agents_that_read_pods_may_ask_the_api_and_only_for_pods() -> None:
     assert not [kind for kind in kinds if "Role" in kind]
 
 
+INJECTION = {"injection.by": "policy", "tls.agentSecret": "perfd-client"}
+
+
+def test_the_policy_is_one_that_kubernetes_knows_and_that_never_keeps_a_pod_from_starting() -> None:
+    documents = render(INJECTION, "--kube-version=1.36.0", "--namespace=monitoring")
+    kinds = ("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding")
+    injection = [document for document in documents if document["kind"] in kinds]
+    assert [mistakes(document, "1.36") for document in injection] == [[], [], []]
+    policy = one(documents, kinds[0])
+    assert policy["spec"]["failurePolicy"] == "Ignore"
+    assert {document["spec"].get("policyName") for document in injection[1:]} == {policy["metadata"]["name"]}
+    (excluded,) = policy["spec"]["matchConstraints"]["namespaceSelector"]["matchExpressions"]
+    assert {"kube-system", "monitoring"} <= set(excluded["values"])
+
+
+def test_the_configuration_of_an_injected_agent_is_one_that_perfd_takes() -> None:
+    changed = {"injection.config": {"collectors": {"nvml": {"interval_s": 0.5}}}}
+    spec = one(render(INJECTION | changed, "--kube-version=1.36.0"), "MutatingAdmissionPolicy")["spec"]
+    patch = spec["mutations"][1]["jsonPatch"]["expression"]
+    _, _, value = patch.partition('"name": dyn("PERFD_CONFIG"), "value": dyn(')
+    text, _ = json.JSONDecoder().raw_decode(value)
+    config = parse(text, AgentConfig)
+    assert config.uplink.tls is not None
+    assert config.collectors["nvml"].interval_s == 0.5
+    assert config.collectors["nccl"].options["directory"] == "/run/perfd"
+
+
+def test_a_cluster_whose_policies_are_not_stable_is_refused_them() -> None:
+    found = helm("template", "perfd", CHART, "--set=injection.by=policy", "--kube-version=1.35.0")
+    assert "needs Kubernetes 1.36" in found.stderr
+
+
 def test_rules_are_those_that_ship_also_in_the_packaged_chart(tmp_path: Path) -> None:
     assert helm("package", CHART, "--destination", tmp_path).returncode == 0
     (package,) = tmp_path.iterdir()

@@ -290,6 +290,19 @@ def test_a_pod_with_an_agent_of_its_own_is_left_to_it(node: Node, how: str) -> N
     assert node.settings.pod_jobs.of(UIDS[0]) == PodJob("research/pretrain", "research", own_agent=True)
 
 
+@pytest.mark.parametrize("how", ["container", "label"])
+def test_an_injected_agent_leaves_the_output_to_the_nodes(node: Node, how: str) -> None:
+    assert node.api is not None
+    container = node.container()
+    container.prints(iteration(10))
+    labels = {"batch.kubernetes.io/job-name": "pretrain"}
+    node.api.says(0, **labels | ({"perfd-agent": "injected"} if how == "label" else {}))
+    if how == "container":
+        (container.folder.parent / "perfd-agent").mkdir()
+    assert steps(node.collect(3)) == [("research/pretrain", 10)]
+    assert node.settings.pod_jobs.of(UIDS[0]) == PodJob("research/pretrain", "research", own_agent=True)
+
+
 def test_ranks_can_ask_for_the_job_of_a_pod(alone: Node) -> None:
     alone.container()
     alone.collect()

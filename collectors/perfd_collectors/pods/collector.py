@@ -70,7 +70,7 @@ class PodsCollector:
         self._settings.pod_jobs.replace(
             {pod.folder.uid: PodJob(pod.job, pod.folder.namespace, pod.own_agent) for pod in pods}
         )
-        read = [pod for pod in pods if not pod.own_agent]
+        read = [pod for pod in pods if not pod.own_log]
         for pod in read:
             logs = self._jobs.setdefault(pod.job, PodLogs(pod.job, self._form))
             for container in pod.folder.containers():

@@ -12,9 +12,9 @@ from perfd_collectors.pods.log_files import PodFolder, log_files
 from perfd_collectors.pods.pod_facts import PodEnd, PodFacts
 from perfd_collectors.pods.pod_watch import PodWatch
 
-SIDECAR = "perfd"
-"""The container of perfd's agent in a pod that has its own."""
-_SIDECAR_LABEL = ("perfd-agent", "sidecar")
+_SIDECAR, _INJECTED = "perfd", "perfd-agent"
+"""The container of a pod's own agent: of the chart's jobs, which reads the output, and an injected one."""
+_LABEL = "perfd-agent"
 _WAIT_S = 10.0
 """How long a pod's name is not used while the API server has not reported its labels."""
 _OLD_S = 600.0
@@ -29,6 +29,9 @@ class KnownPod:
     job: str
     """`NAMESPACE/NAME`."""
     own_agent: bool
+    """Its own agent reports its ranks."""
+    own_log: bool
+    """Its own agent reads its output, too."""
     end: PodEnd | None = None
 
 
@@ -85,9 +88,14 @@ class KnownPods:
             self._done.add(folder.uid)
             return
         name = job_of_name(folder.name) if facts is None else job_of(facts)
-        labelled = facts is not None and facts.labels.get(_SIDECAR_LABEL[0]) == _SIDECAR_LABEL[1]
-        own_agent = labelled or (folder.path / SIDECAR).is_dir()
-        self._pods[folder.uid] = KnownPod(folder, f"{folder.namespace}/{name}", own_agent)
+        label = None if facts is None else facts.labels.get(_LABEL)
+        own_log = label == "sidecar" or (folder.path / _SIDECAR).is_dir()
+        self._pods[folder.uid] = KnownPod(
+            folder,
+            f"{folder.namespace}/{name}",
+            own_agent=own_log or label == "injected" or (folder.path / _INJECTED).is_dir(),
+            own_log=own_log,
+        )
 
     def _end(self, facts: PodFacts | None, *, there: bool) -> PodEnd | None:
         if facts is not None and facts.end is not None:
