@@ -121,10 +121,10 @@ class JobSummaries:
         return None
 
     def whole(self, job: str, now_unix_s: float, alerts: Sequence[Alert]) -> JobSummary | None:
-        """The summary of the whole job; None when it is gone or its summary failed."""
+        """The summary of the whole job with its alerts; None when it is gone or its summary failed."""
         with self._failures.contained(Part.SUMMARY, job=job):
-            derived = self._derive(self._whole, job, now_unix_s, self._clock.monotonic_s(), alerts)
-            return derived.summary if derived else None
+            derived = self._derive(self._whole, job, now_unix_s, self._clock.monotonic_s())
+            return replace(derived.summary, alerts=tuple(alerts)) if derived else None
         return None
 
     def since(self, job: str, now_unix_s: float, since_unix_s: float) -> JobSummary | None:
@@ -204,25 +204,16 @@ class JobSummaries:
         self._verdicts[job], findings = steady_verdict(prior, self._found[job], moment)
         return replace(summary, findings=findings)
 
-    def _derive(
-        self,
-        scope: _Scope,
-        name: str,
-        now_unix_s: float,
-        now_s: float,
-        alerts: Sequence[Alert] = (),
-    ) -> Derived | None:
+    def _derive(self, scope: _Scope, name: str, now_unix_s: float, now_s: float) -> Derived | None:
         with self._state.lock:
             job = self._fleet.jobs.get(name)
             if job is None:
                 return None
-            key = (*self._key(job), hash(tuple((a.name, a.state, a.captures) for a in alerts)))
+            key = self._key(job)
             old = scope.known.get(name)
             if old is not None and old.key == key:
                 return old
-            data = job_data(
-                self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, alerts=alerts, window_steps=scope.rows
-            )
+            data = job_data(self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, window_steps=scope.rows)
         derived = Derived(key, data, summarise(data, scope.settings), now_s)
         scope.known[name] = derived
         return derived

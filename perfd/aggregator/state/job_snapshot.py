@@ -16,7 +16,7 @@ from perfd.aggregator.state.nic_bandwidth import ports_bytes_per_s
 from perfd.aggregator.state.node_state import NodeState
 from perfd.analysis.data.job_data import Captured, Floats, GpuKey, GpuTable, JobData, StepTable
 from perfd.analysis.data.robust_stats import known, median
-from perfd.model import Alert, GpuColumn, RankPlacement
+from perfd.model import GpuColumn, RankPlacement
 
 _NO_STEPS_WINDOW_S = 60.0
 _LONGEST_WINDOW_S = 120.0
@@ -46,7 +46,6 @@ def job_data(
     *,
     now_unix_s: float,
     now_s: float,
-    alerts: Sequence[Alert] = (),
     window_steps: int | None = None,
     since_unix_s: float | None = None,
 ) -> JobData:
@@ -76,7 +75,6 @@ def job_data(
         placements=_placements(nodes, job.name),
         memory=tuple(job.memory.values()),
         events=tuple(job.events),
-        alerts=tuple(alerts),
         collectives=job.collectives.stacks(),
         nccl=job.nccl.table(),
         host_waits=job.host_waits.table(now_s),

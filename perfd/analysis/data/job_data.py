@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.model import (
-    Alert,
     CollectiveProgress,
     Event,
     GpuColumn,
@@ -298,7 +297,6 @@ class JobData:
     memory: Sequence[MemoryReport] = ()
     """The newest report of each rank."""
     events: Sequence[Event] = ()
-    alerts: Sequence[Alert] = ()
     collectives: Sequence[CollectiveTable | CollectiveStack] = ()
     """The newest operations of each communicator whose ranks are all known."""
     nccl: Sequence[NcclTime] = ()

@@ -94,7 +94,6 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         findings=tuple(findings),
         checklist=checklist(facts),
         troubles=troubles(job.events),
-        alerts=tuple(job.alerts),
     )
 
 

@@ -99,6 +99,7 @@ class JobSummary:
     troubles: Sequence[ErrorSummary] = ()
     """What the log, NCCL and the hardware complained of."""
     alerts: Sequence[Alert] = ()
+    """Of the job, that fired; no number depends on them."""
 
     @property
     def bottleneck(self) -> Finding:
