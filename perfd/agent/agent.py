@@ -86,8 +86,8 @@ class Agent:
                     facts=facts,
                     clock=self._clock,
                     send_status=self.send_status,
-                    tell_removed=self._tell_removed,
-                    sharing=sharing_of(config.capture, node, self._tell_removed),
+                    report_removed=self._report_removed,
+                    sharing=sharing_of(config.capture, node, self._report_removed),
                     run=run,
                 )
                 if config.capture.enabled
@@ -143,7 +143,7 @@ class Agent:
                 for task in self._tasks:
                     task.open()
             else:
-                self._tell_origin()
+                self._report_origin()
                 self._runner.start()
                 self._batch_thread.start()
             if self._captures is not None:
@@ -199,7 +199,7 @@ class Agent:
         """Send the state of a capture to the aggregator."""
         self._uplink.send_status(status)
 
-    def _tell_removed(self, capture_id: str, paths: Sequence[Path], reason: str) -> None:
+    def _report_removed(self, capture_id: str, paths: Sequence[Path], reason: str) -> None:
         if self._stopping.is_set():
             # A closed spool takes nothing, so the outcome would be lost.
             raise InterruptedError("The agent is being stopped.")
@@ -234,7 +234,7 @@ class Agent:
         origin_due_s = time.monotonic() + _ORIGIN_INTERVAL_S
         while not self._stopping.is_set():
             if time.monotonic() >= origin_due_s:
-                self._tell_origin()
+                self._report_origin()
                 origin_due_s += _ORIGIN_INTERVAL_S
             self._batcher.wait(schedule.next_s - time.monotonic())
             now_s = time.monotonic()
@@ -243,7 +243,7 @@ class Agent:
             self._batcher.add(self._runner.hanging(self._clock.monotonic_s()))
             self.flush()
 
-    def _tell_origin(self) -> None:
+    def _report_origin(self) -> None:
         if self._origin is not None:
             self._batcher.add([self._origin])
 

@@ -15,9 +15,9 @@ from perfd.capture.node import (
     FolderWatch,
     GuardSettings,
     JobProgress,
+    OnRemoved,
     SharedFolder,
     Sharing,
-    Tell,
     Tool,
     keep_s,
 )
@@ -117,7 +117,7 @@ def create_executor(
     facts: JobFacts,
     clock: Clock,
     send_status: Callable[[CaptureStatus], None],
-    tell_removed: Tell,
+    report_removed: OnRemoved,
     sharing: Sharing | None = None,
     run: str | None = None,
 ) -> CaptureExecutor:
@@ -158,7 +158,7 @@ def create_executor(
         if sharing is not None:
             sharing.remove_old(now_s)
         if watch is not None:
-            store.remove_old(watch, tell_removed, now_s)
+            store.remove_old(watch, report_removed, now_s)
 
     return CaptureExecutor(
         tools=tools,
@@ -174,7 +174,7 @@ def create_executor(
     )
 
 
-def sharing_of(config: AgentCaptureConfig, node: str, tell_removed: Tell) -> Sharing | None:
+def sharing_of(config: AgentCaptureConfig, node: str, report_removed: OnRemoved) -> Sharing | None:
     """The configured folder for this node's shared captures."""
     if config.share_directory is None:
         return None
@@ -185,7 +185,7 @@ def sharing_of(config: AgentCaptureConfig, node: str, tell_removed: Tell) -> Sha
         unredacted=config.share_unredacted,
         max_bytes=config.share_max_bytes,
         min_free_bytes=config.min_free_bytes,
-        tell=tell_removed,
+        report_removed=report_removed,
     )
     watch = _watch(directory, config.share_retention_days, "capture.share_retention_days", slug(node))
     return Sharing(folder, timeout_s=config.share_timeout_s, watch=watch)

@@ -221,7 +221,7 @@ class Aggregator(ApiAnswers):
     def tick(self, now_unix_s: float | None = None) -> None:
         """One round: derive, store series, evaluate rules, decide on captures. Returns when it is done."""
         self._rounds.run(self._clock.unix_ns() / 1e9 if now_unix_s is None else now_unix_s)
-        self._live.tell()
+        self._live.notify()
 
     def unready(self) -> str | None:
         """Why agents are not served or numbers are old, in a sentence; None if all is well."""

@@ -120,14 +120,14 @@ def run_helper() -> int:
     """The helper of one node: orders on standard input, answers on standard output."""
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
-    def tell(message: FromNode) -> None:
+    def send(message: FromNode) -> None:
         for line in lines_of(node, message):
             sys.stdout.write(line)
         sys.stdout.flush()
 
     # A canceled step gets SIGTERM: the profilers that it started must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    serve(sys.stdin, tell, node=node, search_path=_search_path(), clock=SystemClock())
+    serve(sys.stdin, send, node=node, search_path=_search_path(), clock=SystemClock())
     return 0
 
 

@@ -39,7 +39,7 @@ def set_by_signals(*numbers: signal.Signals) -> threading.Event:
     itself; and never while the main thread waits and the kernel gave the signal to another one. So a thread
     reads the numbers that the interpreter writes to a socket at once, whichever thread was interrupted.
     """
-    told = threading.Event()
+    event = threading.Event()
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
 
@@ -48,10 +48,10 @@ def set_by_signals(*numbers: signal.Signals) -> threading.Event:
         with ours, theirs:
             while True:
                 if not set(numbers).isdisjoint(ours.recv(64)):
-                    told.set()
+                    event.set()
 
     threading.Thread(target=pass_on, name="perfd-signals", daemon=True).start()
     for number in numbers:
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
-    return told
+    return event

@@ -75,7 +75,7 @@ class StepTimer:
         self._flops: float | None = None
         self._flops_step = first_step + min(1, warmup_steps - 1) if count_flops and warmup_steps > 0 else None
         self._counter: FlopsOfStep | None = None
-        self._told = ProcessRank(rank, world_size)
+        self._stated = ProcessRank(rank, world_size)
         self._known: ProcessRank | None = None
         self._cuda = cuda = cuda_of_torch()
         self._new_mark: Callable[[], Mark] = new_mark or (event_of(cuda) if cuda else HostMark)
@@ -218,8 +218,8 @@ class StepTimer:
             # Not earlier: a loop may create its timer before its process group.
             found = process_rank(os.environ)
             self._known = ProcessRank(
-                rank=(found.rank or 0) if self._told.rank is None else self._told.rank,
-                world_size=found.world_size if self._told.world_size is None else self._told.world_size,
+                rank=(found.rank or 0) if self._stated.rank is None else self._stated.rank,
+                world_size=found.world_size if self._stated.world_size is None else self._stated.world_size,
             )
         where = self._known._asdict()
         flops = {} if self._flops is None else {"flops": self._flops}

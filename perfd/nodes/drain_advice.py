@@ -45,9 +45,9 @@ def reason_of(standing: NodeStanding) -> str:
     gpu = standing.worst_gpu
     about = [one for one in standing.incidents if not gpu or one.gpu == gpu]
     kinds = Counter(one.kind.text for one in about)
-    told = ", ".join(f"{kind} x{count}" for kind, count in kinds.most_common(3))
+    what = ", ".join(f"{kind} x{count}" for kind, count in kinds.most_common(3))
     jobs = len({one.job for one in about})
     where = f"GPU {gpu}: " if _GPU.fullmatch(gpu) else ""
     plural = "" if jobs == 1 else "s"
     lost = f", {standing.lost_gpu_h:.1f} GPU-hours lost" if standing.lost_gpu_h >= _LEAST_GPU_H else ""
-    return f"perfd: {where}{told} in {jobs} job{plural}{lost}"
+    return f"perfd: {where}{what} in {jobs} job{plural}{lost}"

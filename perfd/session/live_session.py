@@ -70,7 +70,7 @@ class LiveSession:
     def start(self) -> None:
         """Start monitoring."""
         self._agent.start()
-        self._tell(EventKind.JOB_STARTED, "perfd run started the job.", self._started_unix_ns)
+        self._report(EventKind.JOB_STARTED, "perfd run started the job.", self._started_unix_ns)
         if self._aggregator.http_address:
             self._say(f"perfd: live page at http://{self._aggregator.http_address}/")
 
@@ -89,7 +89,7 @@ class LiveSession:
         if code is not None:
             message = f"The job ended with exit code {code}."
             outcome = JobOutcome.of_exit_code(code)
-            self._tell(EventKind.JOB_ENDED, message, self._clock.unix_ns(), outcome, exit_code=code)
+            self._report(EventKind.JOB_ENDED, message, self._clock.unix_ns(), outcome, exit_code=code)
         self._events.wait_taken(_READ_LIMIT_S)
         # Ends the collectors' threads and waits until everything is acknowledged.
         self._agent.stop()
@@ -196,7 +196,7 @@ class LiveSession:
         else:
             self._tape.add_records(records)
 
-    def _tell(
+    def _report(
         self,
         kind: EventKind,
         message: str,
@@ -205,7 +205,7 @@ class LiveSession:
         **values: float,
     ) -> None:
         job = self._settings.job
-        self._events.tell(
+        self._events.report(
             Event(kind=kind, time_unix_ns=unix_ns, message=message, job=job, values=values, outcome=outcome)
         )
 
@@ -220,8 +220,8 @@ class LiveSession:
             save_run(self._aggregator, directory / PAGE_FILE, self._clock.unix_ns() / 1e9)
         except OSError as error:
             return f"{text}\nperfd: summary not saved: {error.strerror}."
-        told = f"perfd: summary saved in {directory}; perfd open, report and compare take that folder."
-        return f"{text}\n{told}"
+        saved = f"perfd: summary saved in {directory}; perfd open, report and compare take that folder."
+        return f"{text}\n{saved}"
 
 
 def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: int) -> AgentConfig:

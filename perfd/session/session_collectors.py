@@ -27,13 +27,13 @@ def with_options(
 
 
 class SessionEvents:
-    """A collector of the session's own events; `tell` may be called from any thread."""
+    """A collector of the session's own events; `report` may be called from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: list[Event] = []
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         """Let the next `collect` return an event."""
         with self._changed:
             self._waiting.append(event)

@@ -119,8 +119,8 @@ class _Session:
         self._log = Path(settings.results) / "perfd.log" if settings.results else Path(os.devnull)
         self._monitor, feed_fd = _start_monitor(options.monitor, self._log, target_fds[1])
         self._feed = MonitorChannel(feed_fd, clock)
-        self._feed.tell(FrameKind.SETTINGS, json.dumps(asdict(settings)))
-        self._feed.tell(FrameKind.STARTED, str(self._job.pid))
+        self._feed.send(FrameKind.SETTINGS, json.dumps(asdict(settings)))
+        self._feed.send(FrameKind.STARTED, str(self._job.pid))
         kinds = (FrameKind.STDOUT, FrameKind.STDERR)
         self._pumps = [
             OutputRelay(output.source_fd, output.target_fd, _listener(self._feed, kind))
@@ -145,7 +145,7 @@ class _Session:
                 if pump.target_failed is not None:
                     self._say(f"perfd: output of the job was lost: {pump.target_failed.strerror}.")
             self._feed.report_dropped()
-            self._feed.tell(FrameKind.ENDED, str(code))
+            self._feed.send(FrameKind.ENDED, str(code))
             self._feed.close(SUMMARY_LIMIT_S)
             if self._monitor is None or self._monitor.wait(SUMMARY_LIMIT_S) != 0:
                 self._say(_NO_MONITOR.format(log=self._log))

@@ -37,7 +37,7 @@ class Live:
         with self._changed:
             return self._viewers
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """There are newer numbers."""
         with self._changed:
             self._round += 1

@@ -15,7 +15,7 @@ from perfd.analysis.collectives.nccl_summary import NcclKind
 from perfd.analysis.data.job_data import JobData, Method, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
-from perfd.analysis.layout.rank_location import PORTS, TOLD
+from perfd.analysis.layout.rank_location import CONFIGURED, PORTS
 from perfd.gpu_peaks import load_peaks
 from perfd.model import RankPlacement
 from perfd.session.text.summary_text import findings_in_words
@@ -106,7 +106,7 @@ def test_ports_that_are_faster_than_nvlink_leave_nvlink_as_the_limit_of_a_ring()
 def test_what_an_operator_told_of_the_network_comes_before_the_ports():
     kind = kind_of(job(operation(2), nodes=(1, 1), ports=PORT), network_bytes_per_s=25e9)
 
-    assert (kind.expected_bus_bytes_per_s, kind.expected_source) == (pytest.approx(25e9), TOLD)
+    assert (kind.expected_bus_bytes_per_s, kind.expected_source) == (pytest.approx(25e9), CONFIGURED)
 
 
 def test_all_to_all_sends_over_the_network_only_what_is_for_other_nodes():

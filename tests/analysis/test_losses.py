@@ -161,8 +161,8 @@ def test_who_is_late_is_the_same_when_nothing_else_is_asked(job: Job) -> None:
 def test_the_newest_steps_are_those_of_a_longer_look(job: Job) -> None:
     losses = LateRankLosses(job.judged, job.world, job.step_s)
     newest, all_of_them = losses.caused(NEWEST).at_least, losses.caused(EARLIER).at_least
-    assert NEWEST.told is not None
-    shown = min(NEWEST.told, all_of_them.shape[1])
+    assert NEWEST.reported is not None
+    shown = min(NEWEST.reported, all_of_them.shape[1])
     np.testing.assert_allclose(newest, all_of_them[:, all_of_them.shape[1] - shown :], rtol=1e-9, atol=1e-12)
 
 

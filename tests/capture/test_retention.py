@@ -202,7 +202,7 @@ def share(tmp_path):
 
 def test_captures_of_all_nodes_leave_the_shared_folder_when_they_are_old(share):
     told, watching = Told(), watch(share)
-    folder = SharedFolder(directory=share, node="n1", tell=told)
+    folder = SharedFolder(directory=share, node="n1", report_removed=told)
     folder.remove_old(watching, 0)
     with reading(share / "c2"):
         folder.remove_old(watching, KEEP_S)
@@ -214,7 +214,7 @@ def test_captures_of_all_nodes_leave_the_shared_folder_when_they_are_old(share):
 def test_a_capture_that_makes_room_for_a_newer_one_is_told_of_too(share, tmp_path):
     (tmp_path / "session.qdstrm").write_text("xx")
     told = Told()
-    folder = SharedFolder(directory=share, node="n1", unredacted=True, max_bytes=3, tell=told)
+    folder = SharedFolder(directory=share, node="n1", unredacted=True, max_bytes=3, report_removed=told)
     assert not can_be_redacted(tmp_path / "session.qdstrm")
     folder.put("c3", tmp_path / "session.qdstrm")
     assert told.of == {"c1": ({"n7-rank0.sqlite"}, "Removed for newer captures (capture.share_max_bytes).")}

@@ -20,7 +20,7 @@ from perfd.net.http import Response
 def told(deliveries, now_s):
     """Send what is due; says of each alert whether it went as resolved."""
     due = deliveries.due(now_s)
-    deliveries.told(due, now_s)
+    deliveries.mark_sent(due, now_s)
     return [one.as_resolved for one in due]
 
 

@@ -79,9 +79,9 @@ def test_what_leaves_the_node_is_not_numbered_by_this_nodes_gpus() -> None:
 
 
 def test_the_environment_of_a_process_counts_unless_it_drives_several_gpus() -> None:
-    assert numbers(a=of(member(1, 0, 2, on=0), told_rank=6, told_world_size=8)) == {"a": [6]}
+    assert numbers(a=of(member(1, 0, 2, on=0), stated_rank=6, stated_world_size=8)) == {"a": [6]}
     two = [member(1, 2 + one, 4, on=one, index=one) for one in range(2)]
-    assert numbers(second=of(*two, told_rank=1, told_world_size=2)) == {"second": [2, 3]}
+    assert numbers(second=of(*two, stated_rank=1, stated_world_size=2)) == {"second": [2, 3]}
 
 
 def test_a_launchers_number_counts_where_communicators_name_no_world() -> None:

@@ -26,7 +26,7 @@ def test_frames_arrive_in_order_with_the_time_at_which_they_were_offered(pipe):
     reader, write_fd = pipe
     clock = VirtualClock(1_000)
     feed = MonitorChannel(write_fd, clock)
-    feed.tell(FrameKind.STARTED, "42")
+    feed.send(FrameKind.STARTED, "42")
     clock.advance(1.0)
     feed.offer(OUT, b"hello\n")
     feed.start()
@@ -42,7 +42,7 @@ def test_a_monitor_that_reads_nothing_never_blocks_the_job_and_the_loss_is_count
     for i in range(10_000):
         feed.offer(OUT, b"line %d\n" % i)
     feed.report_dropped()
-    feed.tell(FrameKind.ENDED, "0")
+    feed.send(FrameKind.ENDED, "0")
     feed.start()
     feed.close(10.0)
     frames = received(reader)
@@ -95,7 +95,7 @@ def test_a_monitor_that_died_costs_nothing_but_the_summary():
     feed.start()
     for _ in range(100):
         feed.offer(OUT, b"still printing\n" * 1000)
-    feed.tell(FrameKind.ENDED, "0")
+    feed.send(FrameKind.ENDED, "0")
     feed.close(10.0)
 
 

@@ -57,9 +57,9 @@ def test_a_viewer_is_told_at_once_and_of_each_round(live: Live, server: HttpServ
 
     assert answer.headers["Content-Type"].startswith("text/event-stream")
     assert next_round(answer) == 0
-    live.tell()
+    live.notify()
     assert next_round(answer) == 1
-    live.tell()
+    live.notify()
     assert next_round(answer) == 2
     connection.close()
 
@@ -70,7 +70,7 @@ def test_a_viewer_that_was_busy_gets_the_newest_round_only(live: Live) -> None:
     pieces = iter(answer.stream)
     next(pieces)
     for _ in range(1000):
-        live.tell()
+        live.notify()
 
     assert b"id: 1000\n" in next(pieces)
     answer.stream.close()

@@ -43,8 +43,8 @@ class JobRanks:
                 {
                     path: CommunicatingProcess(
                         communicators=tables[path],
-                        told_rank=reader.process.rank,
-                        told_world_size=reader.process.world_size,
+                        stated_rank=reader.process.rank,
+                        stated_world_size=reader.process.world_size,
                         launched_rank=self._launched.get(path),
                     )
                     for path, reader in readers.items()

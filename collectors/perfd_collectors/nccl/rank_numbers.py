@@ -22,8 +22,8 @@ class CommunicatingProcess:
 
     communicators: Sequence[Communicator]
     """Live and finalized ones."""
-    told_rank: int | None = None
-    told_world_size: int | None = None
+    stated_rank: int | None = None
+    stated_world_size: int | None = None
     launched_rank: int | None = None
     """By the variables of its launcher, which may number the tasks of nodes instead of ranks."""
 
@@ -48,7 +48,7 @@ def number_ranks(processes: Mapping[_Key, CommunicatingProcess]) -> dict[_Key, P
     are numbered in the order of their PCI addresses.
     """
     members = list(processes.values())
-    known = {place: ranks for place, one in enumerate(members) if (ranks := _told(one)) is not None}
+    known = {place: ranks for place, one in enumerate(members) if (ranks := _reported(one)) is not None}
     asking = {place: one for place, one in enumerate(members) if place not in known and one.communicators}
     world = _world(asking)
     numbers, size = world if world is not None else _without_world(asking)
@@ -67,16 +67,16 @@ def number_ranks(processes: Mapping[_Key, CommunicatingProcess]) -> dict[_Key, P
     return {key: known[place] for place, key in enumerate(processes) if place in known}
 
 
-def _told(one: CommunicatingProcess) -> ProcessRanks | None:
+def _reported(one: CommunicatingProcess) -> ProcessRanks | None:
     """By its environment; None without, or if a communicator has more ranks than there are processes."""
     largest = max((each.ranks or 0 for each in one.communicators), default=0)
-    if one.told_rank is None or (one.told_world_size is not None and largest > one.told_world_size):
+    if one.stated_rank is None or (one.stated_world_size is not None and largest > one.stated_world_size):
         return None
     devices = {each.device for each in one.communicators}
     return ProcessRanks(
-        world_size=one.told_world_size,
-        devices={one.told_rank: next(iter(devices)) if len(devices) == 1 else None},
-        communicators={each.index: one.told_rank for each in one.communicators},
+        world_size=one.stated_world_size,
+        devices={one.stated_rank: next(iter(devices)) if len(devices) == 1 else None},
+        communicators={each.index: one.stated_rank for each in one.communicators},
     )
 
 

@@ -52,7 +52,7 @@ class PodsCollector:
         self._form = LogFormat(framework=options.framework, patterns=patterns)
         self._pods = KnownPods(watch, settings.clock)
         self._jobs: dict[str, PodLogs] = {}
-        self._told: dict[str, JobOrigin] = {}
+        self._reported: dict[str, JobOrigin] = {}
         self._repeat_due_s = float("-inf")
         if watch is not None:
             watch.start()
@@ -114,7 +114,7 @@ class PodsCollector:
         for pod in pods:
             self._pods.done(pod)
         self._jobs.pop(logs.job).close()
-        self._told.pop(logs.job, None)
+        self._reported.pop(logs.job, None)
         if not logs.trains or not ends:
             return []
         end = worst_end(ends)
@@ -136,12 +136,12 @@ class PodsCollector:
         now_s = self._settings.clock.monotonic_s()
         if now_s >= self._repeat_due_s:
             self._repeat_due_s = now_s + _REPEAT_EVERY_S
-            self._told.clear()
+            self._reported.clear()
         training = {job for job, logs in self._jobs.items() if logs.trains}
         whose = {job: JobOrigin(job=job, namespace=job.partition("/")[0]) for job in sorted(training)}
-        told = [origin for job, origin in whose.items() if self._told.get(job) != origin]
-        self._told |= whose
-        return list(told)
+        reported = [origin for job, origin in whose.items() if self._reported.get(job) != origin]
+        self._reported |= whose
+        return list(reported)
 
 
 def create(options: PodsOptions, settings: Settings) -> PodsCollector:

@@ -124,18 +124,18 @@ class RanksCollector:
         found = placements(ranks, self._job_of) or placements(self._by_gpu(processes, held), self._job_of)
         reported = changed(self._last, found)
         whose = self._whose(ranks)
-        told = [origin for origin in whose if origin not in self._origins]
+        new_origins = [origin for origin in whose if origin not in self._origins]
         self._origins = whose
         if now_s >= self._repeat_due_s:
             self._repeat_due_s = now_s + REPEAT_EVERY_S
             self._gpus = self._gpus if self._nvml is None else _gpus(self._nvml)
             self._read_pci_addresses()
-            reported, told = found, whose
+            reported, new_origins = found, whose
         events = job_events(self._last, found, now_ns)
         self._last = found
         waits = self._host_waits.collect(found, self._local_cpus, now_s, now_ns)
         counts = self._counts(now_ns, processes, held, len(found), foreign=len(claimed) - len(ranks))
-        return [*told, *reported, *events, counts, *([] if waits is None else [waits])]
+        return [*new_origins, *reported, *events, counts, *([] if waits is None else [waits])]
 
     def close(self) -> None:
         if self._nvml is None:

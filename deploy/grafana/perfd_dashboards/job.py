@@ -148,9 +148,9 @@ def _speed(job: Dashboard) -> Dashboard:
 
 def _step(job: Dashboard) -> Dashboard:
     parts = _parts()
-    told = " or ".join(f'label_replace({expr}, "part", "{name}", "", "")' for name, expr in parts.items())
+    reported = " or ".join(f'label_replace({expr}, "part", "{name}", "", "")' for name, expr in parts.items())
     step = f"max by ({BY_JOB}) (perfd_step_time_seconds{{{_JOB}}})"
-    rest = f"clamp_min({step} - on ({BY_JOB}) sum by ({BY_JOB}) ({told}), 0)"
+    rest = f"clamp_min({step} - on ({BY_JOB}) sum by ({BY_JOB}) ({reported}), 0)"
     return job.with_row(Row("Where a step goes")).with_panel(
         graph(
             "A step",

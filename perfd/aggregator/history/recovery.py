@@ -30,8 +30,8 @@ def restore(
     known = {job.job for job in jobs}
     for stored in jobs:
         _restore_job(state, stored, now_unix_s, now_s)
-    for told_by, job, origin in history.origins():
-        state.fleet.members.restore_origin(told_by, job, origin)
+    for reported_by, job, origin in history.origins():
+        state.fleet.members.restore_origin(reported_by, job, origin)
     for name, fact in history.node_facts():
         with state.failures.contained(Part.HISTORY, node=name):
             _restore_fact(state, known, fact, _source(name, now_unix_s, now_s))

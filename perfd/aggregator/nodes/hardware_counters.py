@@ -83,5 +83,5 @@ class HardwareCounters:
             gpu = entity if scope is Scope.GPU else ""
             count = int(min(new, 1e9))
             where = "" if gpu else f"{entity}: "
-            told = f"{where}{count} {what} ({column})."
-            yield NewErrors(kind=kind, count=count, gpu=gpu, evidence=told)
+            sentence = f"{where}{count} {what} ({column})."
+            yield NewErrors(kind=kind, count=count, gpu=gpu, evidence=sentence)

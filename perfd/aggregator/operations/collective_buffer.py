@@ -45,7 +45,7 @@ class CollectiveBuffer:
         """Global rank of each column; -1 until it reports."""
         self._heard_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
         """When each column's rank last reported it, by the clock of its node."""
-        self._told: Ints = np.empty((1, columns), dtype=np.int64)
+        self._newest: Ints = np.empty((1, columns), dtype=np.int64)
         """The newest operation that each column's rank reported, -1 before any."""
         self._ends: Ints = np.empty((1, 2), dtype=np.int64)
         """Where in a row its operations begin and end."""
@@ -109,9 +109,9 @@ class CollectiveBuffer:
         self._sources[row] = times.source
         self._note_method(row, times)
         self._heard_unix_ns[row, column] = times.end_unix_ns
-        self._windows.put(row, column, times, new_ratio=new_ratio(times, int(self._told[row, column])))
+        self._windows.put(row, column, times, new_ratio=new_ratio(times, int(self._newest[row, column])))
         if reported is not None:
-            self._told[row, column] = max(self._told[row, column], reported.sequence[-1])
+            self._newest[row, column] = max(self._newest[row, column], reported.sequence[-1])
             self._put_operations(row, column, reported)
 
     def stack(self, in_use: Bools) -> CollectiveStack | None:
@@ -171,9 +171,9 @@ class CollectiveBuffer:
 
     def _note_method(self, row: int, times: CollectiveTimes) -> None:
         known = self._methods[row]
-        told = (times.algorithm, times.protocol, times.channels)
-        if told != (known.algorithm, known.protocol, known.channels):
-            self._methods[row] = Method(algorithm=told[0], protocol=told[1], channels=told[2])
+        method = (times.algorithm, times.protocol, times.channels)
+        if method != (known.algorithm, known.protocol, known.channels):
+            self._methods[row] = Method(algorithm=method[0], protocol=method[1], channels=method[2])
 
     def _bounds(self, row: int) -> tuple[int, int]:
         return int(self._ends[row, 0]), int(self._ends[row, 1])
@@ -272,7 +272,7 @@ class CollectiveBuffer:
     def _make_rows(self, rows: int) -> None:
         self._ranks = roomier(self._ranks, (rows,))
         self._heard_unix_ns = roomier(self._heard_unix_ns, (rows,))
-        self._told = roomier(self._told, (rows,))
+        self._newest = roomier(self._newest, (rows,))
         self._ends = roomier(self._ends, (rows,))
         self._sequence = roomier(self._sequence, (rows,))
         self._size_bytes = roomier(self._size_bytes, (rows,))
@@ -284,7 +284,7 @@ class CollectiveBuffer:
     def _clear(self, row: int) -> None:
         self._ranks[row] = -1
         self._heard_unix_ns[row] = 0
-        self._told[row] = -1
+        self._newest[row] = -1
         self._ends[row] = 0
         self._methods[row] = Method()
         self._windows.clear(row)

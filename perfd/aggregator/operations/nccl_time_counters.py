@@ -62,13 +62,8 @@ class NcclTimeCounters:
         count, since_s = int(self._counts[row]), time_unix_s
         if count:
             last_s, last_busy_s, _, last_operations, last_since_s, _ = self._newest[row].tolist()
-            told_otherwise = math.isnan(busy_s) != math.isnan(last_busy_s)
-            if (
-                told_otherwise
-                or busy_s < last_busy_s
-                or operations < last_operations
-                or time_unix_s <= last_s
-            ):
+            changed = math.isnan(busy_s) != math.isnan(last_busy_s)
+            if changed or busy_s < last_busy_s or operations < last_operations or time_unix_s <= last_s:
                 count = 0
             elif operations == last_operations:
                 since_s = last_since_s
@@ -128,7 +123,7 @@ class NcclTimeCounters:
             readings, oldest = min(phase, _WINDOWS), max(0, phase - _WINDOWS)
             stretches = min(_STRETCHES, readings - 1)
             bounds = np.linspace(0, readings - 1, 1 + stretches).round().astype(np.int64)
-            told = np.ix_((oldest + bounds) % _WINDOWS, rows[alike])
-            ratios = np.diff(self._busy_s[told], axis=0) / np.diff(self._time_s[told], axis=0)
+            windows = np.ix_((oldest + bounds) % _WINDOWS, rows[alike])
+            ratios = np.diff(self._busy_s[windows], axis=0) / np.diff(self._time_s[windows], axis=0)
             usual[alike], lately[alike] = median(ratios, axis=0), ratios[-1]
         return usual, lately

@@ -52,11 +52,11 @@ def reported_by(times: CollectiveTimes, span: int) -> OperationArrays | None:
     return reported.rows(reported.sequence > reported.sequence[-1] - span)
 
 
-def new_ratio(times: CollectiveTimes, told: int) -> float:
+def new_ratio(times: CollectiveTimes, newest: int) -> float:
     """Share of a record's operations that are newer than the newest one reported before.
 
     An agent that begins with an empty spool beside a running job reports all that the plugin's segments hold.
     """
-    if not times.sequences or times.sequences[0] > told:
+    if not times.sequences or times.sequences[0] > newest:
         return 1.0
-    return sum(number > told for number in times.sequences) / len(times.sequences)
+    return sum(number > newest for number in times.sequences) / len(times.sequences)

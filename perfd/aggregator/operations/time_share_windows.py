@@ -75,8 +75,8 @@ class TimeShareWindows:
         sums = chosen(self._sums, rows)
         elapsed_ns = np.maximum(sums[..., _LAST_NS] - sums[..., _FIRST_NS], 1)
         covered = np.minimum(sums[..., _COVERED_NS] / elapsed_ns, 1.0)
-        told = min(int(sums[..., _COUNT].max(initial=0)), _WINDOWS)
-        return np.asarray(median(chosen(self._ratio, rows)[..., :told]) * covered)
+        windows = min(int(sums[..., _COUNT].max(initial=0)), _WINDOWS)
+        return np.asarray(median(chosen(self._ratio, rows)[..., :windows]) * covered)
 
     def pace(self, rows: Ints) -> tuple[Floats, Floats]:
         """(rows,) twice: operations per second, and the seconds over which they were counted.

@@ -104,12 +104,12 @@ def _efficiency(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
 
 def _shares(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
     communication = summary.communication
-    told, exposed = (
+    by_source, exposed = (
         {**job, "source": kind_of_source(source)}
         for source in (communication.source, communication.exposed_source)
     )
     return [
-        ("perfd_communication_share_ratio", told, communication.share_ratio),
+        ("perfd_communication_share_ratio", by_source, communication.share_ratio),
         ("perfd_communication_exposed_ratio", exposed, communication.exposed_ratio),
         *_dimensions(communication, job),
         ("perfd_data_share_ratio", job, summary.data.share_ratio),
@@ -122,11 +122,11 @@ def _shares(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
 def _dimensions(communication: Communication, job: Mapping[str, str]) -> Iterable[Value]:
     for one in communication.dimensions:
         labels = {**job, "dimension": one.group or "other"}
-        told, exposed = (
+        by_source, exposed = (
             {**labels, "source": kind_of_source(source)} for source in (one.source, one.exposed_source)
         )
-        yield "perfd_communication_dimension_share_ratio", told, one.share_ratio
-        yield "perfd_communication_dimension_wait_ratio", told, one.wait_ratio
+        yield "perfd_communication_dimension_share_ratio", by_source, one.share_ratio
+        yield "perfd_communication_dimension_wait_ratio", by_source, one.wait_ratio
         yield "perfd_communication_dimension_exposed_ratio", exposed, one.exposed_ratio
 
 

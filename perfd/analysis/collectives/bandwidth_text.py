@@ -15,12 +15,12 @@ _LEAST = 0.01
 
 def busiest(kinds: Sequence[NcclKind]) -> list[NcclKind]:
     """Those that take most of the time, and of which something is known."""
-    told = [
+    reported = [
         kind
         for kind in kinds
         if (kind.bus_bytes_per_s is not None or kind.latency_bound) and (kind.kernel_ratio or 0.0) >= _LEAST
     ]
-    return sorted(told, key=lambda kind: -(kind.kernel_ratio or 0.0))[:_MOST]
+    return sorted(reported, key=lambda kind: -(kind.kernel_ratio or 0.0))[:_MOST]
 
 
 def bandwidth_words(kind: NcclKind) -> str:

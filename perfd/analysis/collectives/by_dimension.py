@@ -55,9 +55,9 @@ class DimensionTally:
                 part.pairs += kernels
             part.timed[stack.ranks[rows]] = True
             part.waits += self._by_rank(stack.ranks[rows], waits[rows])
-            told = matched[rows]
-            part.unmatched += float(ratios[rows][~told].sum())
-            part.operations += int(stack.blames.operations[rows].max(initial=0, where=told))
+            reported = matched[rows]
+            part.unmatched += float(ratios[rows][~reported].sum())
+            part.operations += int(stack.blames.operations[rows].max(initial=0, where=reported))
 
     def shares(self, ranks: Ints, busy: Floats) -> tuple[NcclDimension, ...]:
         """What is known of each dimension, the largest first; `busy` is each rank's share of time in kernels.

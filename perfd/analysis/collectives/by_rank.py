@@ -186,8 +186,8 @@ class RankTally:
         losses = LateRankLosses(self._judged, self._world, step_s, inside=self._inside)
         window, lateness = self._lateness(losses, step_s)
         late = _Late.of(lateness)
-        told = (_gains(losses, window, late.caused, step_time_s), late.error, late.last, late.persistence)
-        gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in told)
+        reported = (_gains(losses, window, late.caused, step_time_s), late.error, late.last, late.persistence)
+        gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in reported)
         # No rank waits for longer than it is in kernels. The loss is current if it has changed, and relative
         # to the usual step, which may be shorter than the current ones.
         longer, waited = _longer(step_time_s, step_s), np.nan_to_num(late.lost[ranks])
@@ -204,7 +204,7 @@ class RankTally:
         if step_s is not None and possible(losses.caused(NEWEST)):
             found = onset(losses.lateness(EARLIER), self._peers(), step_s)
             if found is not None:
-                return replace(EARLIER, told=found.at_least.shape[1]), found
+                return replace(EARLIER, reported=found.at_least.shape[1]), found
         return LONG, losses.lateness(LONG)
 
     def _peers(self) -> Ints:

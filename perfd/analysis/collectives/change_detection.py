@@ -15,7 +15,7 @@ _FEWEST, _FEW = 4, 10
 """Steps since the onset after which it is first reported."""
 EARLIER = AnalysisWindow(each=40)
 """All that are looked at."""
-NEWEST = AnalysisWindow(each=40, told=_FEWEST + 1)
+NEWEST = AnalysisWindow(each=40, reported=_FEWEST + 1)
 """The last one may be unreported yet."""
 _LEAST = 0.05
 """Of the time, lost in each of them: by less one is late by turns, as GPUs warm up and cool."""

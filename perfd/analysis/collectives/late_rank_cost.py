@@ -162,13 +162,13 @@ class LateRankLosses:
         for source, shape in shapes:
             # Of pairs more blocks may be known, in which no rank can be late.
             part = source.part(shape.newest(blocks), columns)
-            told, newest = slice(-len(part.values), None), slice(-part.values.shape[1], None)
+            reported, newest = slice(-len(part.values), None), slice(-part.values.shape[1], None)
             if source.of_peers:
                 part.mark(known[newest])
             if shape.needed_at_once:
-                part.add_to(at_once[told, newest])
+                part.add_to(at_once[reported, newest])
             else:
-                part.raise_to(beside[told, newest])
+                part.raise_to(beside[reported, newest])
         total: Floats = np.add(at_once, beside, out=at_once, where=~np.isnan(beside))
         if not known.all():
             total[:, ~known] = np.nan

@@ -130,7 +130,7 @@ def nccl(
     unseen = _unseen(placed, known)
     recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
     timed = np.isfinite(recorded)
-    shares = tally.shares(known.telling, (recorded, lately), known.in_doubt, step_s, of_steps.each_s)
+    shares = tally.shares(known.reporting, (recorded, lately), known.in_doubt, step_s, of_steps.each_s)
     where = places(job, known.ranks, speeds or LinkSpeeds(inside_bytes_per_s={}, network_bytes_per_s={}))
     measures = [measures_of(stack, where) for stack in placed]
     slow_rank, stalling = _by_steps(of_steps, known, job.steps, step_s, parallel)
@@ -139,7 +139,7 @@ def nccl(
         share_ratio=share,
         transfer_ratio=None if share is None or wait is None else max(0.0, share - wait),
         wait_ratio=wait,
-        dimensions=tally.dimensions.shares(known.telling, shares.busy) if times else (),
+        dimensions=tally.dimensions.shares(known.reporting, shares.busy) if times else (),
         kinds=kinds_of(stacks, measures),
         groups=groups_of(stacks, measures),
         ranks=shares.records(known.ranks),
@@ -148,7 +148,7 @@ def nccl(
         slow_since=slow_rank,
         stalling=stalling,
         missing_ranks=tuple(known.missing.tolist()),
-        untimed_ranks=tuple(known.ranks[known.telling[~timed]].tolist()) if timed.any() else (),
+        untimed_ranks=tuple(known.ranks[known.reporting[~timed]].tolist()) if timed.any() else (),
         lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),
     )
@@ -216,7 +216,7 @@ def _stage_waits(tally: RankTally, known: RankIndex, parallel: ParallelLayout) -
     """Nothing where compute hides it, as between the chunks of an interleaved schedule."""
     if (parallel.pp or 1) < 2 or (parallel.vp or 1) > 1 or not tally.pipeline_wait.any():
         return ()
-    waits, stages = np.fmin(tally.pipeline_wait[known.telling], 1.0), known.stages[known.telling]
+    waits, stages = np.fmin(tally.pipeline_wait[known.reporting], 1.0), known.stages[known.reporting]
     of_stage = [waits[stages == stage] for stage in range(parallel.pp or 1)]
     return tuple(float(waits.mean()) for waits in of_stage) if all(map(len, of_stage)) else ()
 
@@ -224,7 +224,7 @@ def _stage_waits(tally: RankTally, known: RankIndex, parallel: ParallelLayout) -
 def _busy(times: NcclTimeTable, known: RankIndex) -> tuple[Floats, Floats]:
     """Share of time in kernels of each rank that says something, usually and lately; NaN is unknown."""
     if not times:
-        nothing = np.full(len(known.telling), np.nan)
+        nothing = np.full(len(known.reporting), np.nan)
         return nothing, nothing
     order = np.argsort(times.rank)
     return (times.busy_s / times.span_s)[order], times.lately_ratio[order]
@@ -237,12 +237,12 @@ def _unseen(placed: Sequence[CommunicatorBatch], known: RankIndex) -> Floats:
         if stack.unseen_ratio.any():
             ratios = np.nan_to_num(stack.unseen_ratio).ravel()
             unseen += np.bincount(stack.ranks.ravel(), ratios, len(unseen))
-    return np.asarray(unseen[known.telling])
+    return np.asarray(unseen[known.reporting])
 
 
 def _source(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch]) -> str | None:
-    told = [(stack.collectives.sources[0], stack.collectives.timings[0]) for stack in stacks]
+    reported = [(stack.collectives.sources[0], stack.collectives.timings[0]) for stack in stacks]
     if times:
-        by_proxy = any(timing is TimingSource.PROXY for _, timing in told)
+        by_proxy = any(timing is TimingSource.PROXY for _, timing in reported)
         return recorder("", TimingSource.PROXY if by_proxy else TimingSource.GPU)
-    return recorder(*told[0]) if told else None
+    return recorder(*reported[0]) if reported else None

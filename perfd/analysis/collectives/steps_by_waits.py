@@ -49,8 +49,8 @@ def in_steps(stacks: Sequence[CommunicatorBatch], job: JobData, step_s: float | 
 
 
 def _at_pace(stack: CommunicatorBatch, factor: float) -> CommunicatorBatch:
-    told = stack.collectives
-    return replace(stack, collectives=replace(told, operations_per_s=factor * told.operations_per_s))
+    group = stack.collectives
+    return replace(stack, collectives=replace(group, operations_per_s=factor * group.operations_per_s))
 
 
 def steps_by_waits(stacks: Sequence[CommunicatorBatch], pace: OperationPace, steps: StepTable) -> Floats:
@@ -73,8 +73,8 @@ def steps_by_waits(stacks: Sequence[CommunicatorBatch], pace: OperationPace, ste
 def _pacing(stacks: Sequence[CommunicatorBatch], pace: OperationPace) -> tuple[CommunicatorBatch, int] | None:
     """The stack and row of the operations that show steps."""
     for stack, row in _on_communicator(stacks, pace.communicator):
-        told = stack.collectives
-        if told.operation == pace.operation and told.lengths[row] and told.operations_per_s[row] > 0:
+        group = stack.collectives
+        if group.operation == pace.operation and group.lengths[row] and group.operations_per_s[row] > 0:
             return stack, row
     return None
 

@@ -53,6 +53,6 @@ def waits_by_step(
 
 def _per_step(stack: CommunicatorBatch, done: float, step_s: float) -> tuple[Floats, Floats]:
     """(c,) twice: how many operations are of one step, counted since the job's start, and by their pace."""
-    told, at = stack.collectives, np.arange(len(stack.ranks))
-    last = told.sequence[at, np.maximum(told.lengths - 1, 0)]
-    return (last + 1) / done, told.operations_per_s * step_s
+    reported, at = stack.collectives, np.arange(len(stack.ranks))
+    last = reported.sequence[at, np.maximum(reported.lengths - 1, 0)]
+    return (last + 1) / done, reported.operations_per_s * step_s

@@ -60,7 +60,7 @@ def timed_dimensions(
     if gradients and not _is_alone(description):
         share, source = sum(gradients.values()), f"timers: {', '.join(gradients)}"
         timed = Dimension(group="dp", share_ratio=share, source=source)
-        found.append(_exposed(timed, share, source) if timers_tell_all(description) else timed)
+        found.append(_exposed(timed, share, source) if timers_cover_all(description) else timed)
     if p2p_ratio is not None and _waits_for_each(description):
         source = "timers: sends and receives, at least"
         timed = Dimension(group="pp", share_ratio=p2p_ratio, source=source)
@@ -68,7 +68,7 @@ def timed_dimensions(
     return tuple(found)
 
 
-def timers_tell_all(description: JobDescription | None) -> bool:
+def timers_cover_all(description: JobDescription | None) -> bool:
     """Whether what timers show of data parallelism is all of it that is exposed.
 
     Megatron-LM's timers synchronize the device at both ends. Parameters that are gathered beside the forward
@@ -88,7 +88,7 @@ def seen_dimensions(
     is computed (`validate_args` takes `overlap_p2p_comm` back, and `_communicate` in
     `core/pipeline_parallel/p2p_communication.py` waits for its requests), so all of it is exposed.
     """
-    told = {one.group: one for one in timed if one.exposed_ratio is not None}
+    reported = {one.group: one for one in timed if one.exposed_ratio is not None}
     found = []
     for kernel in kernels:
         share = kernel.share_ratio
@@ -101,9 +101,9 @@ def seen_dimensions(
         )
         if kernel.group == "pp" and _waits_for_each(description):
             seen = _exposed(seen, share, _WAITS_FOR_EACH)
-        elif kernel.group in told:
+        elif kernel.group in reported:
             # The longest rank's timer is more than the mean over ranks.
-            timer = told[kernel.group]
+            timer = reported[kernel.group]
             seen = _exposed(seen, min(share, timer.exposed_ratio or 0.0), timer.exposed_source)
         found.append(seen)
     return tuple(found)
@@ -149,8 +149,8 @@ def costliest(dimensions: Iterable[Dimension]) -> Dimension | None:
 
     A pipeline whose waiting and transfers are not known apart is left out: that is its stall.
     """
-    told = [one for one in dimensions if one.group != "pp" or one.transfer_ratio is not None]
-    most = max(told, key=_lost_at_most, default=None)
+    reported = [one for one in dimensions if one.group != "pp" or one.transfer_ratio is not None]
+    most = max(reported, key=_lost_at_most, default=None)
     return most if most is not None and most.lost_ratio else None
 
 

@@ -15,7 +15,7 @@ from perfd.analysis.communication.dimensions import (
     known_in_all,
     seen_dimensions,
     timed_dimensions,
-    timers_tell_all,
+    timers_cover_all,
 )
 from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
 from perfd.analysis.data.job_data import Floats
@@ -98,7 +98,7 @@ def communication(
     overlapped = _overlaps(description)
     total_share = share(seconds, step_time_s)
     inner = description is None or not _no_inner_groups(description.parallel)
-    exposed = None if inner or not timers_tell_all(description) else total_share
+    exposed = None if inner or not timers_cover_all(description) else total_share
     source = _source(list(counted), overlapped=overlapped)
     p2p_ratio = _p2p_ratio(timers, step_time_s)
     shares = {name: share(column, step_time_s) or 0.0 for name, column in counted.items()}
@@ -264,8 +264,8 @@ def _summed(dimensions: Sequence[Dimension], share_ratio: float) -> tuple[float,
         groups.setdefault(one.exposed_source or "", []).append(one.group or "others")
     if len(groups) == 1:
         return whole, known[0].exposed_source or ""
-    told = (f"{', '.join(names)} by {source}" for source, names in groups.items())
-    return whole, f"dimensions: {'; '.join(told)}"
+    reported = (f"{', '.join(names)} by {source}" for source, names in groups.items())
+    return whole, f"dimensions: {'; '.join(reported)}"
 
 
 def _source(names: list[str], *, overlapped: bool) -> str | None:

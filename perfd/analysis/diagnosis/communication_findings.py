@@ -77,12 +77,12 @@ def _unknown_culprit(facts: JobEvidence, waiting: float) -> list[str]:
 def _lost(communication: Communication) -> float | None:
     """What it costs of a step: waiting is another rank's fault, and what is hidden costs nothing."""
     moves, exposed = communication.transfer_ratio, communication.exposed_ratio
-    told = [communication.share_ratio if moves is None else moves, exposed]
+    reported = [communication.share_ratio if moves is None else moves, exposed]
     if moves is not None and communication.share_ratio is not None:
         # One dimension may wait in the open while another one moves its data unseen.
         known = known_in_all(communication.dimensions, communication.share_ratio)
-        told.append(sum(one.lost_ratio or 0.0 for one in known) if known else None)
-    return None if told[0] is None else min(ratio for ratio in told if ratio is not None)
+        reported.append(sum(one.lost_ratio or 0.0 for one in known) if known else None)
+    return None if reported[0] is None else min(ratio for ratio in reported if ratio is not None)
 
 
 def _waiting(communication: Communication, lost: float) -> float | None:
@@ -99,11 +99,11 @@ def _by_dimension(facts: JobEvidence) -> list[str]:
     known = [one for one in large if one.exposed_ratio is not None]
     evidence = []
     if known:
-        told = ", ".join(
+        reported = ", ".join(
             f"{one.group or 'others'} {percent(one.exposed_ratio or 0.0)} ({one.exposed_source})"
             for one in sorted(known, key=lambda one: -(one.lost_ratio or 0.0))
         )
-        evidence.append(f"Exposed in a step is, by parallel dimension: {told}.")
+        evidence.append(f"Exposed in a step is, by parallel dimension: {reported}.")
     if len(known) < len(large) and (facts.capture is None or facts.capture.used):
         unknown = [one for one in large if one.exposed_ratio is None]
         names = ", ".join(

@@ -64,8 +64,10 @@ def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
         mean_over_gpus(facts.activity, unit) for unit in (GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE)
     )
     by_activity = facts.activity.source == TRAINING_TIME or facts.step_source is StepSource.NCCL
-    told = by_activity and not facts.too_few_steps
-    if not (told and working >= THRESHOLDS.compute_most_ratio and tensor < THRESHOLDS.mfu_excellent_ratio):
+    measured = by_activity and not facts.too_few_steps
+    if not (
+        measured and working >= THRESHOLDS.compute_most_ratio and tensor < THRESHOLDS.mfu_excellent_ratio
+    ):
         return None
     return Finding(
         kind=Kind.COMPUTE_BOUND,
@@ -119,9 +121,9 @@ def _unseen(facts: JobEvidence, computing: float | None) -> tuple[str, str]:
     if computing >= THRESHOLDS.compute_ratio and not facts.gpu_seen:
         return f"How well it computes is unknown: perfd did not see {_ANY_GPU}.", advice.NO_GPU
     if computing >= THRESHOLDS.compute_ratio:
-        told = facts.efficiency.model_flops_per_s_per_gpu is not None
+        measured = facts.efficiency.model_flops_per_s_per_gpu is not None
         peak = "the precision of its matrix products, or the peak of its GPUs, is not known"
-        reason = peak if told else "the model's FLOP/s are not known"
+        reason = peak if measured else "the model's FLOP/s are not known"
         todo = advice.CAPTURE if timed else f"{advice.PHASE_TIMERS} {advice.CAPTURE}"
         return f"How well it computes is unknown: {reason}.", todo
     if timed:
@@ -153,8 +155,8 @@ def _waiting_pair(facts: JobEvidence) -> list[str]:
 
 def _unseen_nccl(facts: JobEvidence) -> list[str]:
     several = (facts.parallel.world_size or 1) > 1
-    untold = facts.communication.share_ratio is None and facts.nccl.source is None
-    return [_NO_NCCL] if several and untold and facts.gpu_seen else []
+    unreported = facts.communication.share_ratio is None and facts.nccl.source is None
+    return [_NO_NCCL] if several and unreported and facts.gpu_seen else []
 
 
 def _memory_confidence(facts: JobEvidence) -> float:

@@ -206,8 +206,8 @@ def _with_world(parallel: ParallelLayout, job: JobData) -> ParallelLayout:
 
 
 def _transport_remarks(job: JobData) -> tuple[str, ...]:
-    told = (event.message for event in job.events if event.kind is EventKind.NCCL_WARNING)
-    return tuple(dict.fromkeys(message for message in told if message.startswith("NCCL connects")))
+    reported = (event.message for event in job.events if event.kind is EventKind.NCCL_WARNING)
+    return tuple(dict.fromkeys(message for message in reported if message.startswith("NCCL connects")))
 
 
 def _breakdown(timers: Timers, step_time_s: Floats) -> StepBreakdown:

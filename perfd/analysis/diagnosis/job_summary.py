@@ -109,8 +109,8 @@ class JobSummary:
     @property
     def others(self) -> list[Finding]:
         """The findings with evidence that the bottleneck does not give already, in their order."""
-        told = set(self.bottleneck.evidence)
-        return [one for one in self.findings if one != self.bottleneck and not told.issuperset(one.evidence)]
+        shown = set(self.bottleneck.evidence)
+        return [one for one in self.findings if one != self.bottleneck and not shown.issuperset(one.evidence)]
 
 
 def to_json(summaries: Iterable[JobSummary]) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def judge_tensor_groups(facts: JobEvidence) -> Finding | None:
     seen = next((one for one in facts.communication.dimensions if one.group == "tp"), None)
     measured = None
     if seen is not None:
-        told = (seen.lost_ratio, seen.transfer_ratio)
-        measured = next((ratio for ratio in told if ratio is not None), seen.share_ratio)
+        reported = (seen.lost_ratio, seen.transfer_ratio)
+        measured = next((ratio for ratio in reported if ratio is not None), seen.share_ratio)
     evidence = [
         f"Tensor groups of {groups.size} ranks span {groups.nodes} nodes (layout and placement of ranks)."
     ]

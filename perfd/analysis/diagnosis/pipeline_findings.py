@@ -23,10 +23,10 @@ def judge_pipeline(facts: JobEvidence, *, left_ratio: float = 1.0) -> Finding | 
     theory = pipeline.bubble_theory_ratio
     if pipeline.stall_ratio is None:
         expected = (theory or 0.0) * left_ratio
-        told = (
+        reported = (
             theory or 0.0
         ) >= THRESHOLDS.pipeline_stall_ratio and expected >= THRESHOLDS.pipeline_expected_ratio
-        return _expected_bubble(facts, expected) if told else None
+        return _expected_bubble(facts, expected) if reported else None
     if (
         pipeline.stall_ratio < THRESHOLDS.pipeline_stall_ratio
         and (pipeline.excess_ratio or 0) < THRESHOLDS.pipeline_excess_ratio

@@ -139,8 +139,8 @@ def _excused_s(job: JobData) -> float:
         return 0.0 if before else THRESHOLDS.hang_first_evaluation_s
     # A log with a line for the beginning has the other for the end, after which steps go on.
     saved = newest.kind is EventKind.CHECKPOINT
-    told = saved and any(event.kind is EventKind.CHECKPOINT_STARTED for event in job.events)
-    return 0.0 if told else THRESHOLDS.hang_checkpoint_s
+    reported = saved and any(event.kind is EventKind.CHECKPOINT_STARTED for event in job.events)
+    return 0.0 if reported else THRESHOLDS.hang_checkpoint_s
 
 
 def _silent_s(job: JobData) -> float | None:
@@ -179,30 +179,30 @@ def _by_progress(
         # If no other rank is behind, one without a dump could not write it: it is stopped, or its node is
         # gone. Otherwise the dump may as well have been cut when the job was ended.
         silent = set(newest.members) - {entry.rank for entry in entries}
-        untold, unread = silent.difference(unreadable), silent.intersection(unreadable)
+        unreported, unread = silent.difference(unreadable), silent.intersection(unreadable)
         name = newest.communicator_name or newest.communicator
         waiting.append(
             _Clue(
                 f"{newest.operation or 'An operation'} {newest.enqueued} of group {name} is not complete;"
-                f" {_who(behind, untold, unread)} ({source.replace('_', ' ')}).",
-                tuple(sorted(behind or untold)),
+                f" {_who(behind, unreported, unread)} ({source.replace('_', ' ')}).",
+                tuple(sorted(behind or unreported)),
             )
         )
     # A group that waits for few is nearer to the cause than one that waits for many.
     return min(waiting, key=lambda clue: len(clue.culprits) or len(progress), default=None)
 
 
-def _who(behind: Collection[int], untold: Collection[int], unread: Collection[int]) -> str:
-    told = [
+def _who(behind: Collection[int], unreported: Collection[int], unread: Collection[int]) -> str:
+    reported = [
         f"{rank_names(sorted(ranks))} {what}"
         for ranks, what in (
             (behind, "did not enter it"),
-            (untold, "reported nothing of it"),
+            (unreported, "reported nothing of it"),
             (unread, "left a dump that cannot be read"),
         )
         if ranks
     ]
-    return ", ".join(told) or "all ranks have entered it, so its transfer hangs"
+    return ", ".join(reported) or "all ranks have entered it, so its transfer hangs"
 
 
 def _by_counters(times: Sequence[NcclTime], parallel: ParallelLayout, silent_s: float) -> _Clue | None:

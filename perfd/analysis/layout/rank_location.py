@@ -10,7 +10,7 @@ import numpy as np
 from perfd.analysis.data.job_data import Floats, Ints, JobData
 
 PORTS = "the nodes' InfiniBand and RoCE ports, shared by their GPUs"
-TOLD = "analysis.network_bytes_per_s"
+CONFIGURED = "analysis.network_bytes_per_s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class LinkSpeeds:
     """Of the links between any two GPUs of a node."""
     network_bytes_per_s: Mapping[str, float]
     """A GPU's share of what leads out of the node."""
-    network_source: str = TOLD
+    network_source: str = CONFIGURED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,11 @@ def places(job: JobData, ranks: Ints, speeds: LinkSpeeds) -> RankLocations:
     node_of = {key.rank: key.node for key in job.gpu.gpus if key.rank is not None}
     node_of |= {placed.rank: node for node, all_placed in job.placements.items() for placed in all_placed}
     numbers = {node: number for number, node in enumerate(dict.fromkeys(node_of.values()))}
-    told = np.fromiter(node_of, dtype=np.int64, count=len(node_of))
-    told_node = np.fromiter((numbers[node] for node in node_of.values()), dtype=np.int64, count=len(node_of))
-    _, placed, of_told = np.intersect1d(ranks, told, assume_unique=True, return_indices=True)
+    reported = np.fromiter(node_of, dtype=np.int64, count=len(node_of))
+    known_node = np.fromiter((numbers[node] for node in node_of.values()), dtype=np.int64, count=len(node_of))
+    _, placed, of_known = np.intersect1d(ranks, reported, assume_unique=True, return_indices=True)
     node = np.full(len(ranks), -1)
-    node[placed] = told_node[of_told]
+    node[placed] = known_node[of_known]
     return RankLocations(
         node=node,
         inside_bytes_per_s=_of_node(speeds.inside_bytes_per_s, numbers)[node],

@@ -64,7 +64,7 @@ def stacked(
 
 
 def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> CommunicatorBatch:
-    told_ratio = collectives.kernel_ratio
+    reported_ratio = collectives.kernel_ratio
     if collectives.operation not in MATCHED_OPERATIONS:
         collectives = with_waiting_receivers(collectives)
     parts = split(collectives.durations_s)
@@ -75,7 +75,7 @@ def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> Communicat
         distinct_names=frozenset(names.tolist()),
         parts=parts,
         blames=blames_of(parts),
-        unseen_ratio=collectives.kernel_ratio - told_ratio,
+        unseen_ratio=collectives.kernel_ratio - reported_ratio,
     )
 
 

@@ -21,12 +21,12 @@ _FEWEST_LINES = 5
 
 def paced(stack: CommunicatorBatch, steps: StepTable, step_s: float | None) -> CommunicatorBatch:
     """The same with so many operations a second as there would be if each step took `step_s`."""
-    told = stack.collectives
-    if step_s is None or told.counted_s is None:
+    reported = stack.collectives
+    if step_s is None or reported.counted_s is None:
         return stack
-    factor = mean_step_s(steps, told.counted_s) / step_s
-    per_s = told.operations_per_s * np.where(np.isfinite(factor), factor, 1.0)
-    return replace(stack, collectives=replace(told, operations_per_s=per_s))
+    factor = mean_step_s(steps, reported.counted_s) / step_s
+    per_s = reported.operations_per_s * np.where(np.isfinite(factor), factor, 1.0)
+    return replace(stack, collectives=replace(reported, operations_per_s=per_s))
 
 
 def each_step_s(steps: StepTable) -> Floats:

@@ -28,7 +28,7 @@ class RankIndex:
     """Of each; -1 where it is unknown."""
     roles: Ints
     """Of each, the same for ranks with the same work; -1 where it is unknown."""
-    telling: Ints
+    reporting: Ints
     """The places of those that say something themselves, in order."""
     missing: Ints
     """The numbers of those of the job that say nothing although others do, in order."""
@@ -47,8 +47,8 @@ class RankIndex:
 def roster(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch], parallel: ParallelLayout) -> RankIndex:
     """Of the ranks with `times`, or without any those of the communicators."""
     ranks = _ranks(times, stacks)
-    telling = np.searchsorted(ranks, np.sort(times.rank)) if times else np.arange(len(ranks))
-    missing = _missing(ranks[telling], parallel)
+    reporting = np.searchsorted(ranks, np.sort(times.rank)) if times else np.arange(len(ranks))
+    missing = _missing(ranks[reporting], parallel)
     stages = _stages(np.append(ranks, missing), parallel, stacks, partial=not times)
     silent: Bools = np.arange(len(stages)) >= len(ranks)
     doubtful = _in_doubt(np.append(ranks, missing), stages, silent, parallel)
@@ -56,7 +56,7 @@ def roster(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch], parallel: 
         ranks=ranks,
         stages=stages[: len(ranks)],
         roles=roles_of(ranks, stages[: len(ranks)], parallel),
-        telling=telling,
+        reporting=reporting,
         missing=missing,
         in_doubt=doubtful[: len(ranks)],
     )
@@ -75,11 +75,11 @@ def _without_gaps(ranks: Ints) -> bool:
     return bool((ranks == np.arange(len(ranks))).all())
 
 
-def _missing(telling: Ints, parallel: ParallelLayout) -> Ints:
-    if not parallel.world_size or not len(telling):
+def _missing(reporting: Ints, parallel: ParallelLayout) -> Ints:
+    if not parallel.world_size or not len(reporting):
         return np.zeros(0, dtype=np.int64)
     silent: Bools = np.ones(parallel.world_size, dtype=np.bool_)
-    silent[telling[telling < parallel.world_size]] = False
+    silent[reporting[reporting < parallel.world_size]] = False
     return np.flatnonzero(silent)
 
 

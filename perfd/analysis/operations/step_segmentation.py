@@ -31,7 +31,7 @@ class AnalysisWindow:
     """In at least as many steps, and as many blocks, as it takes to rule out chance."""
     each: int | None = None
     """So many steps at most, and each is a block."""
-    told: int | None = None
+    reported: int | None = None
     """Only the newest so many blocks of them."""
 
 
@@ -137,7 +137,7 @@ class StepPeriod:
             _shape(columns[:, alike[0]], rows=self.rows[alike], paces=self.paces[alike], blocks=blocks)
             for alike in _alike(columns, np.flatnonzero(enough))
         ]
-        return shapes if window.told is None else [shape.newest(window.told) for shape in shapes]
+        return shapes if window.reported is None else [shape.newest(window.reported) for shape in shapes]
 
     def _per_step(self, window: AnalysisWindow, kept_per_s: Floats) -> Ints:
         """Operations of a step of each, or of a block; more than there are where that is unknown."""

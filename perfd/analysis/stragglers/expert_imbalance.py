@@ -107,10 +107,10 @@ def _of_group(
     columns: list[int], activity: GpuActivity, work: Floats, computing: Floats
 ) -> ExpertImbalance | None:
     own = work[:, columns]
-    told = np.isfinite(own).all(axis=1) & np.isfinite(computing[:, columns]).all(axis=1)
-    if told.sum() < _FEWEST_STEPS:
+    reported = np.isfinite(own).all(axis=1) & np.isfinite(computing[:, columns]).all(axis=1)
+    if reported.sum() < _FEWEST_STEPS:
         return None
-    own, times = own[told], computing[told][:, columns]
+    own, times = own[reported], computing[reported][:, columns]
     by_mean = own / np.maximum(own.mean(axis=1, keepdims=True), 1e-12)
     usual = np.median(by_mean, axis=0)
     most = int(usual.argmax())

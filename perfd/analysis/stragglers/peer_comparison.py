@@ -155,10 +155,10 @@ def _most(
     groups = peer_groups(ranks, parallel)
     values = [_of_peers(activity, metric, peers) for peers in groups]
     fewest = _fewest_sampled_steps(activity)
-    told = [one for one in values if one is not None and np.isfinite(one).sum(axis=0).min() >= fewest]
-    if not told or len(told) < len(groups):
+    reported = [one for one in values if one is not None and np.isfinite(one).sum(axis=0).min() >= fewest]
+    if not reported or len(reported) < len(groups):
         return None
-    return max(float(median(differing(one), axis=0).max()) for one in told)
+    return max(float(median(differing(one), axis=0).max()) for one in reported)
 
 
 def _idler(active: Floats) -> Floats:

@@ -83,7 +83,7 @@ class _Traced:
         return self.client.key[1]
 
 
-_UNTOLD = frozenset({ConfigDelivery.WAITING, ConfigDelivery.MISSED})
+_UNDELIVERED = frozenset({ConfigDelivery.WAITING, ConfigDelivery.MISSED})
 
 
 class KinetoTool(Tool):
@@ -217,7 +217,7 @@ class KinetoTool(Tool):
         if self._endpoint is not None:
             for handle in handles:
                 one = self._traced.get(handle)
-                if one is not None and self._endpoint.delivery(one.client.key) in _UNTOLD:
+                if one is not None and self._endpoint.delivery(one.client.key) in _UNDELIVERED:
                     one.box.unmark(one.own_pid)
             self._endpoint.withdraw_all()
         for box in map(trace_directory.from_handle, handles):
@@ -266,7 +266,7 @@ class KinetoTool(Tool):
             one.box.unmark(one.own_pid)
             return self._collected(one, plan)
         delivery = self._answering().delivery(one.client.key)
-        if delivery in _UNTOLD:
+        if delivery in _UNDELIVERED:
             reason = "The process did not poll for a configuration in time for the start."
             return CaptureOutcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
         if not runs(self._proc, one.pid):

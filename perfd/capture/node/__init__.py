@@ -28,7 +28,7 @@ from perfd.capture.node.process_environment import (
     scan_nsys_processes,
 )
 from perfd.capture.node.read_lock import reading
-from perfd.capture.node.retention import FolderWatch, Tell, keep_s
+from perfd.capture.node.retention import FolderWatch, OnRemoved, keep_s
 from perfd.capture.node.shared_folder import SharedFolder
 
 __all__ = [
@@ -45,11 +45,11 @@ __all__ = [
     "FolderWatch",
     "GuardSettings",
     "JobProgress",
+    "OnRemoved",
     "ProcessScan",
     "Readiness",
     "SharedFolder",
     "Sharing",
-    "Tell",
     "Tool",
     "environment_of",
     "free_bytes",

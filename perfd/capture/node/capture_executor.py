@@ -81,7 +81,7 @@ class CaptureExecutor:
             lane: RunContext(
                 store=store,
                 clock=clock,
-                send_status=self._tell,
+                send_status=self._report,
                 progress=progress,
                 guards=guards or GuardSettings(),
                 interruption=partial(self._interruption, lane),
@@ -93,7 +93,7 @@ class CaptureExecutor:
         self._changed = threading.Condition(threading.RLock())
         self._accepted: dict[_Lane, _Accepted] = {}
         self._stopping = False
-        self._told: dict[str, tuple[CaptureStatus, ...]] = {}
+        self._statuses: dict[str, tuple[CaptureStatus, ...]] = {}
         self._threads = [
             threading.Thread(target=self._work, args=(lane,), name=_thread_name(lane), daemon=True)
             for lane in self._lanes
@@ -112,7 +112,7 @@ class CaptureExecutor:
         """End what an earlier agent left running, then take requests."""
         for record in self._store.unfinished():
             tool = self._tools.get(record.request.tool)
-            self._tell(recover(record, tool, self._store, self._clock.unix_ns()))
+            self._report(recover(record, tool, self._store, self._clock.unix_ns()))
         for tool in self._tools.values():
             tool.open()
         for thread in self._threads:
@@ -141,14 +141,14 @@ class CaptureExecutor:
             elif reason := self._refusal(message):
                 self._refuse(message, reason)
             else:
-                self._told[message.capture_id] = ()
+                self._statuses[message.capture_id] = ()
                 self._accepted[self._lane(message)] = _Accepted(request=_capped(message))
                 self._changed.notify_all()
 
     def _earlier(self, capture_id: str) -> Sequence[CaptureStatus] | None:
         """The answer of this or an earlier agent for an id; None if it is new."""
-        if capture_id in self._told:
-            return self._told[capture_id]
+        if capture_id in self._statuses:
+            return self._statuses[capture_id]
         try:
             record = self._store.load(capture_id)
         except CaptureError:
@@ -174,7 +174,7 @@ class CaptureExecutor:
         return request.tool if self._tools[request.tool].for_hangs else None
 
     def _refuse(self, request: CaptureRequest, reason: str) -> None:
-        self._tell(self._ended(request, CaptureState.REFUSED, reason))
+        self._report(self._ended(request, CaptureState.REFUSED, reason))
 
     def _ended(self, request: CaptureRequest, state: CaptureState, reason: str) -> CaptureStatus:
         """The outcome of all requested ranks."""
@@ -192,13 +192,13 @@ class CaptureExecutor:
                 self._accepted[lane] = replace(accepted, cancelled=message.reason or "no reason was given")
                 self._changed.notify_all()
 
-    def _tell(self, status: CaptureStatus) -> None:
+    def _report(self, status: CaptureStatus) -> None:
         """Send a status and remember it; a final one stays, the others only until the next."""
         with self._changed:
-            kept = [told for told in self._told.pop(status.capture_id, ()) if told.state.final]
-            self._told[status.capture_id] = (*kept, status)
-            while len(self._told) > _REMEMBERED_CAPTURES:
-                del self._told[next(iter(self._told))]
+            kept = [one for one in self._statuses.pop(status.capture_id, ()) if one.state.final]
+            self._statuses[status.capture_id] = (*kept, status)
+            while len(self._statuses) > _REMEMBERED_CAPTURES:
+                del self._statuses[next(iter(self._statuses))]
             self._send_status(status)
 
     def _work(self, lane: _Lane) -> None:
@@ -216,7 +216,7 @@ class CaptureExecutor:
                 with self._changed:
                     del self._accepted[lane]
                     for status in finals:
-                        self._tell(status)
+                        self._report(status)
 
     def _next(self, lane: _Lane) -> _Accepted | None:
         """The next capture to carry out; None when the agent stops."""

@@ -42,21 +42,21 @@ class CaptureRun:
             self._timing.check_job()
             readiness = self._tool.ready(self._request.job, self._request.ranks)
         except (CaptureError, OSError) as error:
-            self._tell(CaptureState.REFUSED, _sentence(error), self._request.ranks)
+            self._send_status(CaptureState.REFUSED, _sentence(error), self._request.ranks)
             return self._finals
         if not readiness.targets:
             self._refuse_all(readiness)
             return self._finals
         ranks = self._asked(sorted({rank for target in readiness.targets for rank in target.ranks}))
-        self._tell(CaptureState.ARMED, "", ranks)
+        self._send_status(CaptureState.ARMED, "", ranks)
         for rank, reason in readiness.refused.items():
-            self._tell(CaptureState.REFUSED, reason, [rank])
+            self._send_status(CaptureState.REFUSED, reason, [rank])
         quiet = False
         try:
             self._capture(readiness.targets, ranks)
             quiet = True
         except (CaptureError, OSError) as error:
-            self._tell(CaptureState.FAILED, _sentence(error), ranks)
+            self._send_status(CaptureState.FAILED, _sentence(error), ranks)
         finally:
             # Also for unforeseen errors: the tool must not continue collecting.
             if not quiet:
@@ -71,7 +71,7 @@ class CaptureRun:
 
     def _capture(self, targets: Sequence[CaptureTarget], ranks: Sequence[int]) -> None:
         if unfit := self._timing.wait_for_start():
-            self._tell(*unfit, ranks)
+            self._send_status(*unfit, ranks)
             return
         store = self._around.store
         directory = store.create(self._record(targets, is_open=True))
@@ -81,21 +81,21 @@ class CaptureRun:
             interruption := self._timing.wait_for_window(begun.start_unix_ns)
         ):
             self._abort(targets)
-            self._tell(CaptureState.FAILED, interruption.reason, ranks)
+            self._send_status(CaptureState.FAILED, interruption.reason, ranks)
             return
         self._started_unix_ns = begun.start_unix_ns or self._around.clock.unix_ns()
-        self._tell(CaptureState.RUNNING, "", ranks)
+        self._send_status(CaptureState.RUNNING, "", ranks)
         why, progress = self._watch(targets, plan.max_bytes, begun)
         if not why.keeps_files:
             self._abort(targets)
-            self._tell(CaptureState.FAILED, self._why_deleted(why, progress), ranks)
+            self._send_status(CaptureState.FAILED, self._why_deleted(why, progress), ranks)
             return
         outcomes = self._tool.stop(targets, plan)
         self._stopped_unix_ns = self._around.clock.unix_ns()
         size_bytes = store.size_bytes(self._request.capture_id)
         if size_bytes > plan.max_bytes:
             store.discard(self._request.capture_id)
-            self._tell(CaptureState.FAILED, note(self._request, StopReason.TOO_LARGE, progress), ranks)
+            self._send_status(CaptureState.FAILED, note(self._request, StopReason.TOO_LARGE, progress), ranks)
             return
         self._report(outcomes, why, note(self._request, why, progress), ranks)
 
@@ -164,10 +164,10 @@ class CaptureRun:
             kept = "What was collected until then is kept." if why.spoils and files else ""
             short = shortfall(self._request.steps, outcome.whole_steps)
             reason = " ".join(filter(None, (outcome.reason, remark, short, kept, unshared)))
-            self._tell(state, reason, mine, [*files, *shared], outcome.whole_steps)
+            self._send_status(state, reason, mine, [*files, *shared], outcome.whole_steps)
             spoken.update(mine or ranks)
         if silent := [rank for rank in ranks if rank not in spoken]:
-            self._tell(CaptureState.EMPTY, "No report covers this rank.", silent)
+            self._send_status(CaptureState.EMPTY, "No report covers this rank.", silent)
 
     def _share(self, files: Sequence[CaptureFile]) -> tuple[Sequence[CaptureFile], str]:
         if self._around.sharing is None:
@@ -179,11 +179,11 @@ class CaptureRun:
     def _refuse_all(self, readiness: Readiness) -> None:
         for reason in dict.fromkeys(readiness.refused.values()):
             mine = [rank for rank, why in sorted(readiness.refused.items()) if why == reason]
-            self._tell(CaptureState.REFUSED, reason, mine)
+            self._send_status(CaptureState.REFUSED, reason, mine)
         others = [rank for rank in self._request.ranks if rank not in readiness.refused]
         if others or not readiness.refused:
             reason = readiness.reason or "None of its processes can be captured on this node."
-            self._tell(CaptureState.REFUSED, reason, others)
+            self._send_status(CaptureState.REFUSED, reason, others)
 
     def _why_deleted(self, why: StopReason, progress: CaptureProgress) -> str:
         interruption = self._around.interruption()
@@ -199,7 +199,7 @@ class CaptureRun:
     def _asked(self, ranks: Sequence[int]) -> list[int]:
         return [rank for rank in ranks if not self._request.ranks or rank in self._request.ranks]
 
-    def _tell(
+    def _send_status(
         self,
         state: CaptureState,
         reason: str,

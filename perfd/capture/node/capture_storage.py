@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from perfd.capture.node.read_lock import RECORD, is_read
-from perfd.capture.node.retention import FolderWatch, Tell
+from perfd.capture.node.retention import FolderWatch, OnRemoved
 from perfd.capture.selection import check_capture_id
 from perfd.errors import CaptureError
 from perfd.formatting import data_size
@@ -123,7 +123,7 @@ class CaptureStore:
         """Captures that an agent began and did not end."""
         return [record for record in self._records() if record.open]
 
-    def remove_old(self, watch: FolderWatch, tell: Tell, monotonic_s: float) -> None:
+    def remove_old(self, watch: FolderWatch, report_removed: OnRemoved, monotonic_s: float) -> None:
         """Remove expired captures that are not being read; raises `OSError`.
 
         Must not be called while one may begin.
@@ -134,7 +134,7 @@ class CaptureStore:
         for capture_id in watch.look(ended, monotonic_s):
             folder = self._folder(capture_id)
             if not is_read(folder):
-                tell(capture_id, sorted(folder.iterdir()), watch.why)
+                report_removed(capture_id, sorted(folder.iterdir()), watch.why)
                 shutil.rmtree(folder)
 
     def size_bytes(self, capture_id: str) -> int:

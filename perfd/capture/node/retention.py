@@ -23,7 +23,7 @@ _SHORTEST_S = 3600.0
 """Longer than any capture takes, with everything that follows it."""
 _NAME = ".perfd-retention"
 
-Tell: TypeAlias = Callable[[str, Sequence[Path], str], None]
+OnRemoved: TypeAlias = Callable[[str, Sequence[Path], str], None]
 """Records for the aggregator that these files of a capture are about to be removed, and why."""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from perfd.capture.node.capture_storage import free_bytes
 from perfd.capture.node.read_lock import MARK, is_read
-from perfd.capture.node.retention import FolderWatch, Tell
+from perfd.capture.node.retention import FolderWatch, OnRemoved
 from perfd.capture.redact import can_be_redacted, redacted_copy, whole_copy
 from perfd.capture.selection import check_capture_id, slug
 from perfd.errors import CaptureError
@@ -51,7 +51,7 @@ class SharedFolder:
     max_bytes: int | None = None
     min_free_bytes: int = 0
     free: Callable[[Path], int] = free_bytes
-    tell: Tell = _nobody
+    report_removed: OnRemoved = _nobody
     """Called before each removal."""
 
     def find(self, capture_id: str, source: Path) -> CaptureFile | None:
@@ -128,7 +128,7 @@ class SharedFolder:
         # Several nodes free space at the same time.
         with contextlib.suppress(OSError):
             files = [file for file, _ in _files(folder) if file.name != MARK]
-            self.tell(folder.name, files, why)
+            self.report_removed(folder.name, files, why)
             for file in files:
                 file.unlink(missing_ok=True)
             (folder / MARK).unlink(missing_ok=True)

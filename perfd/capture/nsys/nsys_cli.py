@@ -59,8 +59,8 @@ class Completed:
         """The first informative line, as a reason; nsys' routine output is skipped."""
         lines = (line.strip() for line in self.output.splitlines())
         files = {str(path) for path in parse_generated(self.output)}
-        telling = (line for line in lines if line and not line.startswith(_ROUTINE) and line not in files)
-        return next(telling, f"exit code {self.code}")
+        informative = (line for line in lines if line and not line.startswith(_ROUTINE) and line not in files)
+        return next(informative, f"exit code {self.code}")
 
 
 def session_name(job: str, unique: str) -> str:

@@ -187,7 +187,7 @@ def _start(args: argparse.Namespace) -> int:
         "id": args.id,
     }
     body = {key: value for key, value in asked.items() if value is not None}
-    document = _tell(args, PATH, body)
+    document = _post(args, PATH, body)
     while args.wait and document["capture"]["state"] == "open":
         time.sleep(_POLL_S)
         document = ask(url_of(args), "GET", f"{PATH}/{document['capture']['id']}")
@@ -197,7 +197,7 @@ def _start(args: argparse.Namespace) -> int:
 
 def _cancel(args: argparse.Namespace) -> int:
     path = f"{PATH}/{quote(args.id, safe='')}/cancel"
-    _print(_tell(args, path, {"reason": args.reason}), as_json=args.json)
+    _print(_post(args, path, {"reason": args.reason}), as_json=args.json)
     return 0
 
 
@@ -225,7 +225,7 @@ def _plan(args: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(args: argparse.Namespace, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+def _post(args: argparse.Namespace, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     headers = {"Content-Type": "application/json", **authorization_of(args)}
     return ask(url_of(args), "POST", path, json.dumps(body), headers)
 

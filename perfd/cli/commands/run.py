@@ -193,18 +193,21 @@ def _collector(agent: AgentConfig, name: str) -> CollectorConfig:
 
 
 def _environment(settings: MonitorSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    told = {
+    variables = {
         SOCKET_VARIABLE: settings.hook_socket,
         DIRECTORY_VARIABLE: settings.nccl_directory,
         RUN_VARIABLE: settings.run,
     }
     if settings.kineto:
-        told[DAEMON_VARIABLE] = "1"
+        variables[DAEMON_VARIABLE] = "1"
         environment = with_wait_at_exit(environment)
     if settings.hook_socket is not None:
         # The command may be srun or mpirun, which take the environment to other machines.
-        told[NODE_VARIABLE] = socket.gethostname()
-    return {**with_plugin(environment), **{name: value for name, value in told.items() if value is not None}}
+        variables[NODE_VARIABLE] = socket.gethostname()
+    return {
+        **with_plugin(environment),
+        **{name: value for name, value in variables.items() if value is not None},
+    }
 
 
 def _plan(command: list[str], job: str, config: AgentCaptureConfig, *, allowed: bool) -> Launch:

@@ -64,7 +64,7 @@ class AlertmanagerExporter:
         return replace(alert, labels={**self._labels, **alert.labels})
 
     def _send(self, now_unix_s: float) -> None:
-        told_again = False
+        sent_again = False
         while chunk := self._deliveries.due(now_unix_s)[:_PER_REQUEST]:
             answer = self._poster.post(self._body(chunk), _HEADERS)
             if not answer.taken and answer.worth_retrying:
@@ -72,12 +72,12 @@ class AlertmanagerExporter:
                 return
             self._backoff = self._backoff.succeeded()
             self._note(answer, len(chunk))
-            if answer.reconnected and not told_again:
+            if answer.reconnected and not sent_again:
                 # It may be another process than the one that got the alerts before.
-                self._deliveries.tell_again()
-                told_again = True
+                self._deliveries.send_again()
+                sent_again = True
             # A refused alert waits for its next time; otherwise it would be refused every second.
-            self._deliveries.told(chunk, now_unix_s)
+            self._deliveries.mark_sent(chunk, now_unix_s)
 
     def _note(self, answer: PostResponse, alerts: int) -> None:
         if answer.taken:
@@ -99,7 +99,7 @@ class AlertmanagerExporter:
                 extra={"url": self._url, "status": answer.status, "answer": answer.text},
             )
         # When it is back it may have lost its state.
-        self._deliveries.tell_again()
+        self._deliveries.send_again()
         self._backoff = self._backoff.failed(
             self._clock.monotonic_s(), chance=self._chance(), at_least_s=answer.retry_after_s
         )

@@ -27,9 +27,9 @@ class OutgoingAlert:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
     alert: Alert
-    first_told_unix_s: float | None = None
+    first_sent_unix_s: float | None = None
     """When the Alertmanager first accepted it as firing."""
-    told_unix_s: float | None = None
+    sent_unix_s: float | None = None
     """When it last accepted the current state; None: not yet."""
     late: bool = False
     """It ended before the Alertmanager received it."""
@@ -54,7 +54,7 @@ class AlertDelivery:
         self._known: dict[Identity, _Known] = {}
 
     def __len__(self) -> int:
-        return sum(known.told_unix_s is None for known in self._known.values())
+        return sum(known.sent_unix_s is None for known in self._known.values())
 
     def update(self, changes: Iterable[Alert], firing: Iterable[Alert], now_unix_s: float) -> int:
         """Take the changes and all firing alerts; returns the number of changes dropped for lack of room."""
@@ -75,21 +75,21 @@ class AlertDelivery:
         outgoing = [self._outgoing(known, now_unix_s) for known in self._known.values()]
         return [one for one in outgoing if one is not None]
 
-    def told(self, sent: Sequence[OutgoingAlert], now_unix_s: float) -> None:
+    def mark_sent(self, sent: Sequence[OutgoingAlert], now_unix_s: float) -> None:
         """The Alertmanager accepted these."""
         for one in sent:
             known = self._known.get(one.alert.identity)
             if known is None:
                 continue
-            first = known.first_told_unix_s
+            first = known.first_sent_unix_s
             if first is None and not one.as_resolved:
                 first = now_unix_s
-            self._known[one.alert.identity] = replace(known, first_told_unix_s=first, told_unix_s=now_unix_s)
+            self._known[one.alert.identity] = replace(known, first_sent_unix_s=first, sent_unix_s=now_unix_s)
 
-    def tell_again(self) -> None:
+    def send_again(self) -> None:
         """The Alertmanager may have lost its state: send all alerts again."""
         for identity, known in self._known.items():
-            self._known[identity] = replace(known, told_unix_s=None)
+            self._known[identity] = replace(known, sent_unix_s=None)
 
     def _take(self, alert: Alert) -> bool:
         known = self._known.get(alert.identity)
@@ -108,7 +108,7 @@ class AlertDelivery:
         if len(self._known) < self._max_alerts:
             return True
         # The Alertmanager has these; sending them again is a precaution.
-        over = (name for name, one in self._known.items() if not one.firing and one.told_unix_s is not None)
+        over = (name for name, one in self._known.items() if not one.firing and one.sent_unix_s is not None)
         found = next(over, None)
         if found is None:
             return False
@@ -119,12 +119,12 @@ class AlertDelivery:
         for identity, known in list(self._known.items()):
             resolved_at = known.alert.resolved_at_unix_s
             old = resolved_at is not None and now_unix_s - resolved_at >= RESOLVED_RETENTION_S
-            if old and known.told_unix_s is not None and not self._first_told_lately(known, now_unix_s):
+            if old and known.sent_unix_s is not None and not self._first_sent_lately(known, now_unix_s):
                 del self._known[identity]
 
-    def _first_told_lately(self, known: _Known, now_unix_s: float) -> bool:
+    def _first_sent_lately(self, known: _Known, now_unix_s: float) -> bool:
         """Whether the end of a late alert is still to be sent."""
-        first = known.first_told_unix_s
+        first = known.first_sent_unix_s
         return known.late and first is not None and now_unix_s - first < RESOLVED_RETENTION_S
 
     def _lately(self, unix_s: float, now_unix_s: float) -> bool:
@@ -133,8 +133,8 @@ class AlertDelivery:
 
     def _outgoing(self, known: _Known, now_unix_s: float) -> OutgoingAlert | None:
         resolved_at = known.alert.resolved_at_unix_s
-        told, first = known.told_unix_s, known.first_told_unix_s
-        if told is not None and self._lately(told, now_unix_s):
+        reported, first = known.sent_unix_s, known.first_sent_unix_s
+        if reported is not None and self._lately(reported, now_unix_s):
             return None
         if resolved_at is None or (known.late and first is None):
             return OutgoingAlert(
@@ -146,7 +146,7 @@ class AlertDelivery:
 
 
 def _ended(known: _Known, alert: Alert) -> _Known:
-    return replace(known, alert=alert, told_unix_s=None, late=known.first_told_unix_s is None)
+    return replace(known, alert=alert, sent_unix_s=None, late=known.first_sent_unix_s is None)
 
 
 def wire_alert(one: OutgoingAlert, generator_url: str | None) -> dict[str, Any]:

@@ -48,11 +48,11 @@ def plot(figure: Roofline) -> str:
     for number, point in enumerate(figure.points):
         height = min(1.0, point.intensity) if point.speed is None else point.speed
         x, y = axes.x(point.intensity), axes.y(height)
-        told = "at most, as no time was given" if point.speed is None else f"{percent(height)} of the peak"
+        title = "at most, as no time was given" if point.speed is None else f"{percent(height)} of the peak"
         least = " least" if point.speed is None else ""
         parts.append(
             f'<circle class="point {point.kind}{least}" cx="{x:.1f}" cy="{y:.1f}" r="6">'
-            f"<title>{escape(f'{point.label}: {KINDS[point.kind]}, {told}')}</title></circle>"
+            f"<title>{escape(f'{point.label}: {KINDS[point.kind]}, {title}')}</title></circle>"
         )
         if len(figure.points) <= _LABELLED:
             anchor = "end" if x > _WIDTH * 0.6 else "start"
@@ -128,12 +128,12 @@ def _roofs(axes: _Axes, figure: Roofline) -> list[str]:
         (figure.limit_ratio, "limit", f"{figure.limit_ratio:.0%}: at its limit above"),
         (figure.latency_ratio, "limit", f"{figure.latency_ratio:.0%}: latency bound below"),
     )
-    for level, style, told in levels:
+    for level, style, title in levels:
         # The slope enters where it is as low as the picture, or at its left edge.
         begin = max(10.0**axes.left, 10.0**axes.low / level)
         corners = ((begin, begin * level), (1.0, level), (10.0**axes.right, level))
         line = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in corners)
-        parts.append(f'<polyline class="{style}" points="{line}"><title>{escape(told)}</title></polyline>')
+        parts.append(f'<polyline class="{style}" points="{line}"><title>{escape(title)}</title></polyline>')
         parts.append(
             f'<text class="tick" x="{_WIDTH - _RIGHT - 4}" y="{axes.y(level) - 4:.1f}" text-anchor="end">'
             f"{level:.0%}</text>"

@@ -175,5 +175,5 @@ def _indented(text: Text, columns: int = 2) -> Padding:
 
 
 def _notes(analysis: TraceAnalysis) -> list[Text]:
-    told = notes_of(analysis)
-    return [Text(f"\n{chr(10).join(told)}", style="dim")] if told else []
+    notes = notes_of(analysis)
+    return [Text(f"\n{chr(10).join(notes)}", style="dim")] if notes else []

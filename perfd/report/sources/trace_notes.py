@@ -12,14 +12,14 @@ def notes_of(analysis: TraceAnalysis) -> list[str]:
         for note in notes(rank):
             by_note.setdefault(note, []).append(rank.rank)
     whole = len(analysis.ranks)
-    told = [
+    lines = [
         note if len(ranks) == whole else f"Rank {', '.join(map(str, ranks))}: {note}"
         for note, ranks in by_note.items()
     ]
     unmatched = analysis.collectives.unmatched
     if unmatched and whole == 1:
         return [
-            *told,
+            *lines,
             "Transfer and waiting are not separated: that takes the traces of all ranks.",
         ]
-    return [*told, *(f"Not matched across ranks: {sentence}" for sentence in unmatched)]
+    return [*lines, *(f"Not matched across ranks: {sentence}" for sentence in unmatched)]

@@ -145,8 +145,8 @@ class _Compiler:
         if name == "absent":
             node = self.vector(argument)
             # As in Prometheus, a selector in parentheses gives no labels.
-            told = _selection(argument).matchers if isinstance(argument, pp.VectorSelector) else ()
-            return functions.Absent(node, told)
+            selected = _selection(argument).matchers if isinstance(argument, pp.VectorSelector) else ()
+            return functions.Absent(node, selected)
         raise NotImplementedError(f"the function {name} is not supported")
 
     def _relabelled(self, name: str, argument: VectorNode, texts: list[str]) -> VectorNode:

@@ -52,7 +52,7 @@ class MonitorChannel:
             else:
                 self._append(kind, chunk)
 
-    def tell(self, kind: FrameKind, text: str) -> None:
+    def send(self, kind: FrameKind, text: str) -> None:
         """Take a control frame, which is never dropped."""
         with self._changed:
             self._append(kind, text.encode())

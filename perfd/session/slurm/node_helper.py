@@ -33,7 +33,7 @@ Inbox = SimpleQueue[str | CaptureStatus | None]
 
 def serve(
     lines: Iterable[str],
-    tell: Callable[[FromNode], None],
+    send: Callable[[FromNode], None],
     *,
     node: str,
     search_path: str | None,
@@ -57,14 +57,14 @@ def serve(
     try:
         if setup.capture.kineto.enabled:
             clock.sleep(_KINETO_S)
-        tell(_present(setup, found))
+        send(_present(setup, found))
         order = _next(inbox)
         if isinstance(order, CaptureOrder) and (request := order.requests.get(node)) is not None:
             executor.handle(request)
-            _pass_on(inbox, request, tell)
+            _pass_on(inbox, request, send)
     finally:
         executor.stop()
-        _pass_on_rest(inbox, tell)
+        _pass_on_rest(inbox, send)
 
 
 def _read(lines: Iterable[str], inbox: Inbox) -> None:
@@ -100,11 +100,11 @@ def _executor(
         facts=facts,
         clock=clock,
         send_status=inbox.put,
-        tell_removed=_tell_nobody,
+        report_removed=_report_to_none,
     )
 
 
-def _tell_nobody(_capture_id: str, _paths: Sequence[Path], _reason: str) -> None:
+def _report_to_none(_capture_id: str, _paths: Sequence[Path], _reason: str) -> None:
     """No aggregator takes part in these captures, so no history holds the files."""
 
 
@@ -119,7 +119,7 @@ def _present(setup: HelperSetup, found: list[RankPlacement]) -> NodeReady:
     )
 
 
-def _pass_on(inbox: Inbox, request: CaptureRequest, tell: Callable[[FromNode], None]) -> None:
+def _pass_on(inbox: Inbox, request: CaptureRequest, send: Callable[[FromNode], None]) -> None:
     """Report statuses until every rank has its outcome, or the capture is gone."""
     waiting = set(request.ranks)
     while waiting:
@@ -127,16 +127,16 @@ def _pass_on(inbox: Inbox, request: CaptureRequest, tell: Callable[[FromNode], N
         if item is None:
             return
         if isinstance(item, CaptureStatus):
-            tell(RankStatus(status=item))
+            send(RankStatus(status=item))
             if item.state.final:
                 waiting -= set(item.ranks or waiting)
 
 
-def _pass_on_rest(inbox: Inbox, tell: Callable[[FromNode], None]) -> None:
+def _pass_on_rest(inbox: Inbox, send: Callable[[FromNode], None]) -> None:
     while True:
         try:
             item = inbox.get_nowait()
         except Empty:
             return
         if isinstance(item, CaptureStatus):
-            tell(RankStatus(status=item))
+            send(RankStatus(status=item))

@@ -33,8 +33,8 @@ def numbers_in_words(summary: JobSummary) -> list[str]:
     )
     width = max(len(name) for name, _ in rows)
     unknown = [name for name, value in rows if value is None]
-    told = [*rows, ("unknown", ", ".join(unknown) or None)]
-    return [f"    {name:<{width}}  {value}" for name, value in told if value is not None]
+    shown = [*rows, ("unknown", ", ".join(unknown) or None)]
+    return [f"    {name:<{width}}  {value}" for name, value in shown if value is not None]
 
 
 def _steps(summary: JobSummary) -> str:
@@ -118,22 +118,22 @@ def _communication(communication: Communication) -> str | None:
 
 def _dimensions(communication: Communication) -> list[tuple[str, str]]:
     """The share of a step of each parallel dimension's communication, and its exposed share."""
-    told = [one for one in communication.dimensions if one.share_ratio >= _LEAST_SHARE]
-    if not told:
+    shown = [one for one in communication.dimensions if one.share_ratio >= _LEAST_SHARE]
+    if not shown:
         return []
-    lines = _unknown_alike(told) or [_dimension(one) for one in told]
+    lines = _unknown_alike(shown) or [_dimension(one) for one in shown]
     if _overlap(communication):
         lines.append(f"together {percent(communication.share_ratio)}: they overlap")
     return [("by dimension" if at == 0 else "", line) for at, line in enumerate(lines)]
 
 
-def _unknown_alike(told: Sequence[Dimension]) -> list[str]:
+def _unknown_alike(shown: Sequence[Dimension]) -> list[str]:
     """One line for dimensions whose exposed part is unknown for the same reason."""
-    reasons = {one.missing for one in told}
-    if len(reasons) > 1 or any(one.exposed_ratio is not None for one in told):
+    reasons = {one.missing for one in shown}
+    if len(reasons) > 1 or any(one.exposed_ratio is not None for one in shown):
         return []
-    shares = ", ".join(f"{one.group or 'others'} {percent(one.share_ratio)}" for one in told)
-    return [f"{shares}; exposed unknown ({told[0].missing})"]
+    shares = ", ".join(f"{one.group or 'others'} {percent(one.share_ratio)}" for one in shown)
+    return [f"{shares}; exposed unknown ({shown[0].missing})"]
 
 
 def _dimension(one: Dimension) -> str:

@@ -306,8 +306,8 @@ def _judge_compute(analysis: TraceAnalysis, part: TimeShares) -> Finding:
     classes = {name: value / total for name, value in busy_by_class(rows).items()} if total else {}
     evidence = [f"Compute kernels run for {percent(part.compute)} of the window (union; mean over ranks)."]
     if classes:
-        told = ", ".join(f"{name} {percent(ratio)}" for name, ratio in list(classes.items())[:4])
-        evidence.append(f"Of the computing: {told} (by kernel names).")
+        largest = ", ".join(f"{name} {percent(ratio)}" for name, ratio in list(classes.items())[:4])
+        evidence.append(f"Of the computing: {largest} (by kernel names).")
     if analysis.model_use:
         evidence.append(
             f"MFU is {percent(analysis.model_use.mfu_ratio)} of the {analysis.model_use.precision} peak."
