@@ -49,12 +49,23 @@ def bind_socket(server: socket.socket, path: Path, mode: int, *, create_folder: 
 
         def bind() -> None:
             _own_file_system_attributes()
-            os.umask(0o777 & ~mode)
-            server.bind(str(path))
+            _bind_with(0o777 & ~mode, server, path)
 
         _require_same(folder, path.parent)
-        _in_thread(bind)
+        try:
+            _in_thread(bind)
+        except _CannotUnshareError:
+            # The default seccomp profile of container runtimes. There the moment is one of the whole process.
+            _bind_with(0o777 & ~mode, server, path)
         _require_same(folder, path.parent)
+
+
+def _bind_with(umask: int, server: socket.socket, path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        server.bind(str(path))
+    finally:
+        os.umask(before)
 
 
 def _require_same(folder: int, path: Path) -> None:
@@ -118,6 +129,10 @@ def as_user(uid: int, action: Callable[[], _T]) -> _T:
         return _in_thread(act)
     except _CannotBecomeError:
         return action()
+
+
+class _CannotUnshareError(Exception):
+    """This process may not have a thread with attributes that differ from the others'."""
 
 
 class _CannotBecomeError(Exception):
@@ -223,6 +238,8 @@ def _groups_of(uid: int) -> tuple[int, list[int]]:
 
 def _own_file_system_attributes() -> None:
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_FS) != 0:
+        if ctypes.get_errno() == errno.EPERM:
+            raise _CannotUnshareError
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 

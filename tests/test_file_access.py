@@ -3,6 +3,8 @@
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -97,6 +99,35 @@ def test_a_socket_has_its_permissions_from_the_beginning(tmp_path, mode):
     assert threading.active_count() >= 1
     remove_socket(tmp_path / "made" / "s")
     assert not (tmp_path / "made" / "s").exists()
+
+
+IN_A_CONTAINER = """
+import ctypes, errno, os, socket, stat, struct, sys
+from pathlib import Path
+from perfd.file_access import bind_socket
+
+# A filter of system calls, as container runtimes have by default: unshare is not permitted, all else is.
+number = {"x86_64": 272, "aarch64": 97}[os.uname().machine]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (0x06, 0, 0, 0x50000 | errno.EPERM), (0x06, 0, 0, 0x7FFF0000)]
+program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+header = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(program))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, header, 0, 0) == 0, ctypes.get_errno()
+assert libc.unshare(0x200) == -1 and ctypes.get_errno() == errno.EPERM
+
+os.umask(0o022)
+path = Path(sys.argv[1])
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+    bind_socket(server, path, 0o666)
+assert stat.S_IMODE(path.lstat().st_mode) == 0o666
+assert os.umask(0o022) == 0o022
+"""
+
+
+def test_a_container_that_may_not_unshare_binds_sockets_too(tmp_path):
+    program = [sys.executable, "-c", IN_A_CONTAINER, str(tmp_path / "s")]
+    found = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+    assert (found.returncode, found.stderr) == (0, "")
 
 
 @needs_root

@@ -95,6 +95,14 @@ def disruption(reason: str) -> list[dict[str, str]]:
             },
             JobOutcome.PREEMPTED,
         ),
+        (
+            {
+                "phase": "Succeeded",
+                "conditions": disruption("EvictionByEvictionAPI"),
+                "containerStatuses": [terminated(0)],
+            },
+            JobOutcome.PREEMPTED,
+        ),
         ({"phase": "Failed", "conditions": disruption("DeletionByPodGC")}, JobOutcome.NODE_FAILURE),
         ({"phase": "Failed"}, JobOutcome.UNKNOWN),
     ],
@@ -105,10 +113,19 @@ def test_how_a_pod_ended(status: dict[str, Any], outcome: JobOutcome) -> None:
     assert end.outcome is outcome
 
 
-def test_a_pod_that_is_deleted_was_cancelled() -> None:
-    status = {"phase": "Failed", "containerStatuses": [terminated(143)]}
-    end = facts(status, deletionTimestamp="2026-05-01T10:00:00Z").end
-    assert end == PodEnd(outcome=JobOutcome.CANCELLED, exit_code=143, time_unix_s=1777629600.0)
+@pytest.mark.parametrize(("phase", "code"), [("Failed", 143), ("Succeeded", 0)])
+@pytest.mark.parametrize(
+    ("killed", "cancelled"), [("10:00:28", True), ("10:00:30", True), ("10:05:00", False)]
+)
+def test_a_pod_that_was_deleted_before_it_ended_was_cancelled(
+    phase: str, code: int, killed: str, *, cancelled: bool
+) -> None:
+    # The API gives the time at which the grace period is over; it ended at 10:00:00.
+    status = {"phase": phase, "containerStatuses": [terminated(code)]}
+    end = facts(status, deletionTimestamp=f"2026-05-01T{killed}Z", deletionGracePeriodSeconds=30).end
+    assert end is not None
+    assert (end.exit_code, end.time_unix_s) == (code, 1777629600.0)
+    assert end.outcome is (JobOutcome.CANCELLED if cancelled or code else JobOutcome.COMPLETED)
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])

@@ -25,6 +25,8 @@ class _Metadata(msgspec.Struct, rename="camel"):
     labels: dict[str, str] = {}
     owner_references: list[_Owner] = []
     deletion_timestamp: str | None = None
+    """When it is killed at the latest, after its grace period."""
+    deletion_grace_period_seconds: float = 0.0
 
 
 class _Terminated(msgspec.Struct, rename="camel"):
@@ -130,8 +132,9 @@ def _outcome(pod: ApiPod, worst: _Terminated | None) -> JobOutcome:
         (one.reason for one in status.conditions if (one.type, one.status) == ("DisruptionTarget", "True")),
         None,
     )
-    if status.phase == "Succeeded":
-        outcome = JobOutcome.COMPLETED
+    if status.phase == "Succeeded" and disruption is None:
+        # A trainer may end well when it is asked to.
+        outcome = JobOutcome.CANCELLED if _was_deleted(pod) else JobOutcome.COMPLETED
     elif worst is not None and worst.reason == "OOMKilled":
         outcome = JobOutcome.OUT_OF_MEMORY
     elif status.reason == "Evicted":
@@ -141,11 +144,23 @@ def _outcome(pod: ApiPod, worst: _Terminated | None) -> JobOutcome:
         outcome = JobOutcome.TIME_LIMIT
     elif disruption is not None:
         outcome = _DISRUPTIONS.get(disruption, JobOutcome.PREEMPTED)
-    elif pod.metadata.deletion_timestamp is not None:
+    elif _was_deleted(pod):
         outcome = JobOutcome.CANCELLED
     else:
         outcome = JobOutcome.UNKNOWN if worst is None else JobOutcome.of_exit_code(worst.exit_code)
     return outcome
+
+
+def _was_deleted(pod: ApiPod) -> bool:
+    """Whether its deletion was requested before it ended."""
+    killed_at_s = _unix_s(pod.metadata.deletion_timestamp)
+    if killed_at_s is None:
+        return False
+    asked_s = killed_at_s - pod.metadata.deletion_grace_period_seconds
+    states = [one.state.terminated for one in pod.status.container_statuses]
+    ends = [_unix_s(one.finished_at) for one in states if one is not None]
+    # Times of the API have whole seconds.
+    return all(end is None or end >= asked_s - 1.0 for end in ends)
 
 
 def _unix_s(text: str | None) -> float | None:
