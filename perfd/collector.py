@@ -76,22 +76,27 @@ class Bookmark:
     """None until the collector sets it, in this or an earlier run of the agent."""
 
 
-class JobUsers:
-    """The user of each job on this node, as the kernel says it of its ranks; any thread may ask."""
+class LocalJobs:
+    """The jobs with ranks on this node, as the kernel says it of their processes; any thread may ask."""
 
     def __init__(self) -> None:
         self._users: Mapping[str, int] = {}
+        self._processes: Mapping[str, int] = {}
         self.looked_for = False
         """Whether any collector looks for them."""
 
-    def replace(self, users: Mapping[str, int]) -> None:
-        """These are all that are known now."""
-        self._users = dict(users)
+    def replace(self, users: Mapping[str, int], processes: Mapping[str, int] | None = None) -> None:
+        """These are all that are known now: the user of each job, and the process of its lowest rank here."""
+        self._users, self._processes = dict(users), dict(processes or {})
         self.looked_for = True
 
     def uid(self, job: str) -> int | None:
         """The user of a job; None when no rank of it was found."""
         return self._users.get(job)
+
+    def processes(self) -> Mapping[str, int]:
+        """By job, the PID of its lowest rank here, in our namespace."""
+        return self._processes
 
 
 class PodJob(NamedTuple):
@@ -164,7 +169,7 @@ class Settings:
     bookmark: Bookmark = field(default_factory=Bookmark)
     ending: threading.Event = field(default_factory=threading.Event)
     """Set before the last call of `collect`, which must return everything pending."""
-    job_users: JobUsers = field(default_factory=JobUsers, compare=False)
+    local_jobs: LocalJobs = field(default_factory=LocalJobs, compare=False)
     """Shared by all collectors of an agent; `ranks` fills it."""
     communicating_ranks: CommunicatingRanks = field(default_factory=CommunicatingRanks, compare=False)
     """Shared by all collectors of an agent; `nccl` fills it."""

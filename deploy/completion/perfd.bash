@@ -9,7 +9,7 @@ _shtab_perfd_capture_subparsers=(list show start cancel plan redact)
 _shtab_perfd_rules_subparsers=(check test)
 _shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline collective report rules doctor version)
 
-_shtab_perfd_run_option_strings=(-h --help --config --rules --job --http --out --record --no-nsys --kineto)
+_shtab_perfd_run_option_strings=(-h --help --config --rules --job --http --out --record --no-nsys --kineto --model-config --sequence-length --tokens-per-step --flops-per-step --precision)
 _shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --job-end --once --json --log-level --log-json)
 _shtab_perfd_aggregator_option_strings=(-h --help --config --listen --http --log-level --log-json)
 _shtab_perfd_replay_option_strings=(-h --help --speed --skip --json --config --rules --http --hold --allow-missing)
@@ -45,6 +45,7 @@ _shtab_perfd_run___config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_run___rules_COMPGEN=_shtab_compgen_files
 _shtab_perfd_run___out_COMPGEN=_shtab_compgen_dirs
 _shtab_perfd_run___record_COMPGEN=_shtab_compgen_dirs
+_shtab_perfd_run___model_config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_agent___config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_agent___log_COMPGEN=_shtab_compgen_files
 _shtab_perfd_agent___job_end_COMPGEN=_shtab_compgen_files
@@ -92,6 +93,7 @@ _shtab_perfd_rules_test_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_doctor___config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_doctor___aggregator_config_COMPGEN=_shtab_compgen_files
 
+_shtab_perfd_run___precision_choices=(bf16 fp16 fp8 fp32 tf32)
 _shtab_perfd_agent___log_level_choices=(debug info warning error)
 _shtab_perfd_aggregator___log_level_choices=(debug info warning error)
 _shtab_perfd_capture_plan___replay_mode_choices=(kernel application range app-range)

@@ -83,14 +83,25 @@ class Recompute(StrEnum):
     FULL = "full"
 
 
+class ModelSource(StrEnum):
+    """Where a model's shape comes from; unset for the job's own log, whose word wins."""
+
+    CONFIG = "config"
+    """A `config.json` that the operator named."""
+    ARGUMENTS = "arguments"
+    """A `config.json` that the arguments of the job's processes name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDescription:
     """A job's configuration as printed at its start; unknown values are `None`."""
 
     job: str
     framework: str
+    """Empty if unknown."""
     framework_version: str | None = None
     model: ModelShape | None = None
+    model_source: ModelSource | None = None
     parallel: ParallelLayout = field(default_factory=ParallelLayout)
     precision: str | None = None
     """The compute data type, which selects the peak: `bf16`, `fp16`, `fp32`, `fp8`, `fp4`."""
@@ -101,5 +112,9 @@ class JobDescription:
     parameters: float | None = None
     logged_flops_convention: str | None = None
     """The convention of FLOP/s in the job's own log: `megatron-causal`, `megatron-full`, ..."""
+    tokens_per_step: float | None = None
+    """Of all ranks together, as the operator says."""
+    flops_per_step: float | None = None
+    """Forward and backward, of all GPUs together, as the operator says."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """All options as printed by the job."""

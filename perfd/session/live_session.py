@@ -29,7 +29,7 @@ from perfd.session.channel import LogPipe
 from perfd.session.recording import BestEffortRecorder, tapped
 from perfd.session.session_collectors import SessionEvents, with_options
 from perfd.session.session_config import SessionConfig, load_session, with_rules
-from perfd.session.supervisor import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings
+from perfd.session.supervisor import HOOK_COLLECTOR, MODEL_COLLECTOR, NCCL_COLLECTOR, MonitorSettings
 from perfd.session.text import in_words, save_results
 
 log = logging.getLogger(__name__)
@@ -230,6 +230,8 @@ def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: in
     agent = with_options(agent, RANK_COLLECTOR, {"root_pid": root_pid})
     if settings.hook_socket is not None:
         agent = with_options(agent, HOOK_COLLECTOR, {"socket": settings.hook_socket})
+    if settings.model:
+        agent = with_options(agent, MODEL_COLLECTOR, settings.model, override=True)
     if settings.nccl_directory is not None:
         agent = with_options(agent, NCCL_COLLECTOR, {"directory": settings.nccl_directory})
     # The aggregator of this process serves the metrics of both.

@@ -13,15 +13,20 @@ from perfd.model import Event, Record
 
 
 def with_options(
-    config: AgentConfig, name: str, options: Mapping[str, object], *, interval_s: float | None = None
+    config: AgentConfig,
+    name: str,
+    options: Mapping[str, object],
+    *,
+    interval_s: float | None = None,
+    override: bool = False,
 ) -> AgentConfig:
-    """The configuration with `options` for a collector, unless the operator set them."""
+    """The configuration with `options` for a collector, unless it sets them; with `override` in any case."""
     collector = config.collectors.get(name, CollectorConfig())
     merged = CollectorConfig(
         enabled=True if collector.enabled is None else collector.enabled,
         interval_s=collector.interval_s or interval_s,
         on_unavailable=collector.on_unavailable,
-        options={**options, **collector.options},
+        options={**collector.options, **options} if override else {**options, **collector.options},
     )
     return msgspec.structs.replace(config, collectors={**config.collectors, name: merged})
 

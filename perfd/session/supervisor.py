@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -31,6 +31,7 @@ MONITOR = (sys.executable, "-P", "-m", "perfd.session.monitor")
 _NO_MONITOR = "perfd: the monitor failed, so there is no summary; the job was not affected. See {log}."
 _LATE_MONITOR = "perfd: no summary: the monitor did not end within {limit:g} s after the job. See {log}."
 HOOK_COLLECTOR = "hook"
+MODEL_COLLECTOR = "model_config"
 NCCL_COLLECTOR = "nccl"
 
 
@@ -59,6 +60,8 @@ class MonitorSettings:
     """Distinguishes this job's processes from those of other runs on the node; None for all."""
     kineto: bool = False
     """Whether the job was started for captures by PyTorch's profiler."""
+    model: Mapping[str, str | float] = field(default_factory=dict)
+    """Options of the collector `model_config`, from the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pytest
 from aggregator.support import fleet, gpus, place, source, step
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,8 @@ from perfd.model import (
     EventKind,
     GpuInfo,
     JobDescription,
+    ModelShape,
+    ModelSource,
     ParallelLayout,
     RankPlacement,
     SampleTable,
@@ -94,6 +97,30 @@ def test_history_gets_the_merged_description():
     made.apply([JobDescription(job="llm", framework="nemo", precision="bf16")], source())
     (kept,) = made.apply([JobDescription(job="llm", framework="nemo", train_steps=9)], source())
     assert (kept.record.precision, kept.record.train_steps) == ("bf16", 9)
+
+
+def modelled(layers, model_source=None):
+    model = ModelShape(
+        layers=layers,
+        hidden_size=8,
+        ffn_size=8,
+        attention_heads=1,
+        kv_heads=1,
+        head_size=8,
+        sequence_length=8,
+    )
+    return JobDescription(job="llm", framework="", model=model, model_source=model_source)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 0, 2]])
+def test_the_jobs_own_word_on_its_model_wins_and_another_source_is_no_other_start(order):
+    said = [modelled(1), modelled(2, ModelSource.CONFIG), modelled(3, ModelSource.ARGUMENTS)]
+    made = fleet()
+    made.apply([step(1), JobDescription(job="llm", framework="nemo")], source())
+    made.apply([said[i] for i in order], source())
+    described = made.jobs["llm"].description
+    assert (described.framework, described.model.layers, described.model_source) == ("nemo", 1, None)
+    assert len(made.jobs["llm"].steps) == 1
 
 
 def test_an_xid_without_a_job_goes_to_the_job_of_its_gpu():

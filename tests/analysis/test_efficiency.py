@@ -13,7 +13,7 @@ from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import Efficiency, MfuTier
 from perfd.gpu_peaks import load_peaks
-from perfd.model import GpuInfo, Recompute
+from perfd.model import GpuInfo, ModelSource, Recompute
 from perfd.session.text.summary_numbers import numbers_in_words
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -157,6 +157,54 @@ def test_tokens_that_the_log_tells_serve_when_the_batch_is_unknown():
     speed = efficiency_of(step_table([2.0] * 8, tokens_per_s=1e6), description=job)
     assert speed.tokens_per_s == pytest.approx(1e6)
     assert speed.model_flops_per_s_per_gpu == pytest.approx(PER_TOKEN * 1e6 / 8, rel=1e-4)
+
+
+@pytest.mark.parametrize("model_source", ["config", "arguments"])
+def test_a_config_json_counts_like_the_logs_shape_and_the_logs_tokens_before_its_own(model_source):
+    job = replace(DESCRIBED, model_source=ModelSource(model_source))
+    speed = efficiency_of(step_table([2.0] * 8), description=job)
+    assert speed.model_flops_per_s_per_gpu == pytest.approx(PER_TOKEN * 64 * 8192 / 2 / 8, rel=1e-4)
+    assert (speed.mfu_source, speed.flops_convention) == (model_source, "megatron")
+    # Sequences may be padded.
+    assert efficiency_of(step_table([2.0] * 8, tokens_per_s=1e5), description=job).tokens_per_s == 1e5
+
+
+def test_the_operators_tokens_and_flops_of_a_step_come_before_all_others():
+    steps = step_table([2.0] * 8, tokens_per_s=1e6, flops_per_s_per_gpu=1e12)
+    speed = efficiency_of(steps, description=replace(DESCRIBED, tokens_per_step=8e6))
+    assert speed.tokens_per_s == pytest.approx(4e6)
+    assert speed.mfu_source == "shape"
+    speed = efficiency_of(steps, description=replace(DESCRIBED, flops_per_step=8e15))
+    assert speed.model_flops_per_s_per_gpu == pytest.approx(8e15 / 2 / 8)
+    assert (speed.mfu_source, speed.flops_convention) == ("flops_per_step", "as configured")
+    assert speed.hfu_ratio is None or speed.hfu_ratio == speed.mfu_ratio
+
+
+@pytest.mark.parametrize(
+    ("job", "columns", "fields", "words"),
+    [
+        (DESCRIBED, {}, {"gpu_infos": {}}, "No GPU is known"),
+        (
+            DESCRIBED,
+            {},
+            {"gpu_infos": infos("NVIDIA Imaginary", 8)},
+            "No peak is known for bf16 on",
+        ),
+        (replace(DESCRIBED, precision=None), {}, {}, "--precision"),
+        (replace(DESCRIBED, model=None), {}, {}, "--model-config"),
+        (
+            replace(DESCRIBED, parallel=replace(DESCRIBED.parallel, global_batch_size=None)),
+            {},
+            {},
+            "--tokens-per-step",
+        ),
+        (DESCRIBED, {}, {}, None),
+    ],
+)
+def test_an_unknown_mfu_says_what_it_lacks(job, columns, fields, words):
+    speed = efficiency_of(step_table([2.0] * 8, **columns), description=job, **fields)
+    assert (speed.mfu_ratio is None) == (words is not None)
+    assert speed.mfu_missing is None if words is None else words in speed.mfu_missing
 
 
 def test_gpus_are_counted_when_the_job_does_not_say_its_world_size():

@@ -138,7 +138,7 @@ def dump(path, uid):
 def test_dumps_are_believed_from_the_jobs_user_only(place, caplog, job_user, owner, believed):
     settings = Settings(node="n", job="train", clock=VirtualClock())
     if job_user is not None:
-        settings.job_users.replace({"train": job_user})
+        settings.local_jobs.replace({"train": job_user})
     dumps = DumpDirectory(str(place / "nccl_trace_rank_"), settings)
     dump(place / "nccl_trace_rank_0", owner)
     assert any(isinstance(record, CollectiveProgress) for record in dumps.collect()) is believed
@@ -148,7 +148,7 @@ def test_dumps_are_believed_from_the_jobs_user_only(place, caplog, job_user, own
 @pytest.mark.parametrize("sandboxed", [False, True])
 def test_a_dump_is_read_alike_with_and_without_rights_and_a_bad_one_is_an_event(place, sandboxed):
     settings = Settings(node="n", job="train", clock=VirtualClock(), sandboxed=sandboxed)
-    settings.job_users.replace({"train": NOBODY})
+    settings.local_jobs.replace({"train": NOBODY})
     dumps = DumpDirectory(str(place / "nccl_trace_rank_"), settings)
     dump(place / "nccl_trace_rank_3", NOBODY)
     (progress,) = dumps.collect()
@@ -186,7 +186,7 @@ def test_a_sparse_segment_that_claims_four_billion_rings_costs_nothing(place):
 @pytest.mark.parametrize(("uid", "accepted"), [(NOBODY, False), (1001, True), (0, True)])
 def test_steps_of_the_hook_are_believed_from_the_jobs_user_only(place, uid, accepted):
     settings = Settings(node="n", job="train", clock=VirtualClock())
-    settings.job_users.replace({"train": 1001})
+    settings.local_jobs.replace({"train": 1001})
     hook = HookCollector(HookOptions(socket=str(place / "hook.sock"), listen_s=0.0), settings)
     content = {"v": 1, "rank": 0, "step": 7, "unix_ns": 1, "step_s": 1.0, "phases": {}, "world_size": 1}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -205,7 +205,7 @@ def test_steps_of_the_hook_are_believed_from_the_jobs_user_only(place, uid, acce
 def test_without_the_ranks_collector_the_hook_believes_only_root(place, looked_for, accepted):
     settings = Settings(node="n", job="train", clock=VirtualClock())
     if looked_for:
-        settings.job_users.replace({})
+        settings.local_jobs.replace({})
     hook = HookCollector(HookOptions(socket=str(place / "hook.sock"), listen_s=0.0), settings)
     content = {"v": 1, "rank": 0, "step": 7, "unix_ns": 1, "step_s": 1.0, "phases": {}, "world_size": 1}
     code = "import socket, sys\nsocket.socket(1, 2).sendto(sys.argv[2].encode(), sys.argv[1])"

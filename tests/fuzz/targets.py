@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfd_collectors.model_config import model_shape
 from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
 from perfd_collectors.nccl.inspector.inspector_lines import InspectorLines, reduce_inspected
 from perfd_collectors.serving.exposition_reader import PageReader
@@ -148,6 +149,19 @@ def _samples(pattern: str) -> list[bytes]:
     return [path.read_bytes()[:_MOST_BYTES] for path in sorted(_ROOT.glob(pattern))]
 
 
+_CONFIGS = (
+    {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_inner": None, "vocab_size": 50257},
+    {
+        "model_type": "deepseek_v2", "hidden_size": 2048, "intermediate_size": 10944,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 27, "n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "vocab_size": 102400, "mlp_only_layers": [3],
+    },
+)  # fmt: skip
+
+
 def targets() -> dict[str, Target]:
     """All of them, by name."""
     manifest = {
@@ -196,6 +210,10 @@ def targets() -> dict[str, Target]:
             evaluation(_samples("rules/*.yaml")),
             queries(_samples("rules/*.yaml")),
             (TextError, EvaluationError),
+        ),
+        "model_config": Target(
+            lambda data: model_shape(data, sequence_length=4096),
+            [json.dumps(config).encode() for config in _CONFIGS],
         ),
         "analysis": Target(analyze_batch, [batch(), _first_message(batches)]),
     }

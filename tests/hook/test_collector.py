@@ -224,7 +224,7 @@ def test_endless_jobs_take_no_endless_memory_and_make_room_again():
 def test_datagrams_of_another_user_are_dropped_and_counted(tmp_path):
     path = tmp_path / "hook.sock"
     looked = settings()
-    looked.job_users.replace({})
+    looked.local_jobs.replace({})
     collector = SPEC.create(HookOptions(socket=str(path), listen_s=0.0), looked)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.connect(str(path))

@@ -201,12 +201,25 @@ def test_what_the_job_complained_of_stands_below_the_numbers_and_beside_the_diag
     assert "Errors and warnings" not in in_words([summary])
 
 
-def test_why_mfu_is_unknown_is_said_where_flops_are_known(summary):
+def test_why_mfu_is_unknown_is_said(summary):
     unknown = dataclasses.replace(
-        summary.efficiency, mfu_ratio=None, mfu_upper_ratio=None, peak_flops_per_s=None
+        summary.efficiency, mfu_ratio=None, mfu_upper_ratio=None, mfu_missing="No GPU is known."
     )
-    unseen = dataclasses.replace(summary, efficiency=unknown)
-    assert "MFU                   unknown: no GPU with a known peak\n" in in_words([unseen])
+    text = in_words([dataclasses.replace(summary, efficiency=unknown)])
+    assert "MFU                   unknown. No GPU is known.\n" in text
+    bounded = dataclasses.replace(unknown, mfu_upper_ratio=0.5)
+    text = in_words([dataclasses.replace(summary, efficiency=bounded)])
+    assert "MFU                   unknown; at most 50.0% by tensor core activity. No GPU is known.\n" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [("shape", ""), ("config", "; model by its config.json"), ("log", "; FLOP/s of the log")],
+)
+def test_what_mfu_rests_on_is_said(summary, source, words):
+    resting = dataclasses.replace(summary.efficiency, mfu_source=source)
+    text = in_words([dataclasses.replace(summary, efficiency=resting)])
+    assert f"(convention {summary.efficiency.flops_convention}{words}), tier" in text
 
 
 def test_alerts_of_a_job_stand_below_it_oldest_first(summary):

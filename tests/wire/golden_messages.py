@@ -35,6 +35,7 @@ from perfd.model import (
     MemoryReport,
     MlaShape,
     ModelShape,
+    ModelSource,
     MoeShape,
     ParallelLayout,
     PhaseTime,
@@ -251,6 +252,14 @@ WITH_STARTS = CollectiveTimes(
     queued_us=(80_000, -3),
 )
 
+CONFIGURED = JobDescription(
+    job="llm",
+    framework="",
+    model_source=ModelSource.CONFIG,
+    tokens_per_step=4_194_304.0,
+    flops_per_step=2.0e17,
+)
+
 MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "hello": Hello(
         agent_id="6f1c1a3e",
@@ -278,6 +287,7 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "batch_operation_starts": Batch(
         sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(WITH_STARTS,)
     ),
+    "batch_model_config": Batch(sequence=48, sent_unix_ns=1_700_000_010_000_000_000, records=(CONFIGURED,)),
     "hello_with_epochs": Hello(
         agent_id="6f1c1a3e",
         node="node-1",

@@ -82,7 +82,7 @@ class HookCollector:
         self._clock = settings.clock
         self._own_uid = os.geteuid()
         self._senders = SenderAuth(self._own_uid)
-        self._job_users = settings.job_users
+        self._local_jobs = settings.local_jobs
         self._listen_s = min(_MAX_LISTEN_S, options.listen_s)
         self._socket = _bound(self._path, options.mode)
         self._poll = select.poll()
@@ -128,8 +128,8 @@ class HookCollector:
 
         Without the `ranks` collector an agent of root cannot know whose job it is: only root is believed.
         """
-        user = self._job_users.uid(job)
-        if user is None and self._own_uid == _ROOT_UID and not self._job_users.looked_for:
+        user = self._local_jobs.uid(job)
+        if user is None and self._own_uid == _ROOT_UID and not self._local_jobs.looked_for:
             user = _ROOT_UID
         if user is not None and uid not in {user, self._own_uid}:
             return False

@@ -207,7 +207,7 @@ class NcclCollector:
             self._ignored[path] = str(error)
             return
         pid, status = segment.process.pid, segment.status()
-        user = self._settings.job_users.uid(self._settings.job)
+        user = self._settings.local_jobs.uid(self._settings.job)
         reason = ownership_problem(locks, status, pid, os.geteuid(), user)
         if any(same_file(process, segment) for process in self._processes.values()):
             reason = "it is a second name of a file that is already read"

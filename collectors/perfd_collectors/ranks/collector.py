@@ -120,8 +120,10 @@ class RanksCollector:
         processes = self._processes.refresh(self._candidates(held))
         claimed = self._rank_processes(processes, held)
         ranks, self._users = of_one_user(claimed, self._job_of, self._users)
-        self._settings.job_users.replace(self._users)
         found = placements(ranks, self._job_of) or placements(self._by_gpu(processes, held), self._job_of)
+        lowest_last = sorted(found, key=lambda placement: placement.rank, reverse=True)
+        pids = {placement.job: placement.pid for placement in lowest_last if placement.pid is not None}
+        self._settings.local_jobs.replace(self._users, pids)
         reported = changed(self._last, found)
         whose = self._whose(ranks)
         new_origins = [origin for origin in whose if origin not in self._origins]

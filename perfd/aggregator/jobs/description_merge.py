@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfd.model import JobDescription, ParallelLayout
+from perfd.model import JobDescription, ModelSource, ParallelLayout
 
 _MODEL_SIZES = ("layers", "hidden_size", "attention_heads")
 _GROUPS = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp")
@@ -13,22 +13,30 @@ _GROUPS = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp")
 def is_same_start(old: JobDescription, new: JobDescription) -> bool:
     """Whether two descriptions agree on layout and model, so that they can be of one start of the job."""
     pairs = [(getattr(old.parallel, name), getattr(new.parallel, name)) for name in _GROUPS]
-    if old.model and new.model:
+    if old.model and new.model and old.model_source == new.model_source:
         # Later lines may add to the same model; the first has these three.
         pairs += [(getattr(old.model, name), getattr(new.model, name)) for name in _MODEL_SIZES]
     return all(before is None or after is None or before == after for before, after in pairs)
 
 
 def merged_description(old: JobDescription, new: JobDescription) -> JobDescription:
-    """The old description with everything that the new one knows."""
+    """The old description with everything that the new one knows; a model is that of the better source."""
     changes = {
         field.name: value
         for field in dataclasses.fields(JobDescription)
-        if (value := getattr(new, field.name)) is not None
+        if (value := getattr(new, field.name)) is not None and value != ""
     }
+    keeps_model = new.model is None or (old.model is not None and _rank(old) < _rank(new))
+    changes["model_source"] = (old if keeps_model else new).model_source
+    changes["model"] = (old if keeps_model else new).model
     changes["parallel"] = _merged_layout(old.parallel, new.parallel)
     changes["arguments"] = {**old.arguments, **new.arguments}
     return dataclasses.replace(old, **changes)
+
+
+def _rank(description: JobDescription) -> int:
+    """How far a model is from what the job itself says of it."""
+    return (None, *ModelSource).index(description.model_source)
 
 
 def _merged_layout(old: ParallelLayout, new: ParallelLayout) -> ParallelLayout:

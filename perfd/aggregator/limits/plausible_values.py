@@ -33,6 +33,8 @@ def plausible_description(description: JobDescription) -> JobDescription:
         model=model if model is not None and all(getattr(model, name) for name in _SIZES) else None,
         log_interval_steps=description.log_interval_steps or None,
         parameters=_positive(description.parameters),
+        tokens_per_step=_positive(description.tokens_per_step),
+        flops_per_step=_positive(description.flops_per_step),
     )
 
 

@@ -18,7 +18,7 @@ from perfd.analysis.flops.flops_conventions import (
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, PeakTable, find_gpu
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
-from perfd.model import GpuColumn, GpuInfo, JobDescription, ModelShape, Recompute
+from perfd.model import GpuColumn, GpuInfo, JobDescription, Recompute
 from perfd.thresholds import THRESHOLDS
 
 
@@ -60,7 +60,10 @@ class Efficiency:
     """Whether no source confirms the peak that the table has for one of these GPUs."""
     flops_convention: str | None = None
     mfu_source: str | None = None
-    """`shape` when perfd counted the operations, `log` when it took the log's figure."""
+    """`shape` when perfd counted the operations of the model in the log, `config` and `arguments` of that in
+    a `config.json` (`ModelSource`), `flops_per_step` when the operator did, `log` for the log's figure."""
+    mfu_missing: str | None = None
+    """Why MFU is unknown, and what would give it: one sentence."""
     clock_adjusted_mfu_ratio: float | None = None
     """A diagnostic: against the peak at the clock that the GPUs ran at. Never an MFU."""
     tensor_active_ratio: float | None = None
@@ -81,10 +84,9 @@ def efficiency(
 ) -> Efficiency:
     """Derive throughput and utilization; `precision` overrides the job's own choice of the peak."""
     description = job.description
-    shape = description.model if description else None
     world = world_size(job)
     samples_per_s = _samples_per_s(job, rows)
-    tokens_per_s = _tokens_per_s(job, rows, samples_per_s, shape)
+    tokens_per_s = _tokens_per_s(job, rows, samples_per_s)
     samples, tokens = median_of(samples_per_s), median_of(tokens_per_s)
     precision = precision or (description.precision if description else None)
     gpu_rows = _peak_rows(job, peaks)
@@ -109,6 +111,7 @@ def efficiency(
         and any(row is not None and precision in row.unverified for row in gpu_rows),
         flops_convention=label,
         mfu_source=source,
+        mfu_missing=_missing(job, rows, flops, precision, tokens) if mfu is None else None,
         clock_adjusted_mfu_ratio=ratio(mfu, clock_ratio),
         tensor_active_ratio=tensor,
         mfu_upper_ratio=tensor * clock_ratio if tensor is not None and clock_ratio else None,
@@ -152,28 +155,62 @@ def _samples_per_s(job: JobData, rows: Ints) -> Floats:
     return np.where(np.isfinite(computed), computed, job.steps.samples_per_s[rows])
 
 
-def _tokens_per_s(job: JobData, rows: Ints, samples_per_s: Floats, shape: ModelShape | None) -> Floats:
-    logged = job.steps.tokens_per_s[rows]
-    if shape is None:
-        return logged
-    computed = samples_per_s * shape.sequence_length
-    return np.where(np.isfinite(computed), computed, logged)
+def _tokens_per_s(job: JobData, rows: Ints, samples_per_s: Floats) -> Floats:
+    description = job.description
+    tokens = job.steps.tokens_per_s[rows]
+    if description is None:
+        return tokens
+    if description.model is not None:
+        computed = samples_per_s * description.model.sequence_length
+        # With a config.json the sequences may be padded, so what a log counts is better.
+        first, second = (computed, tokens) if description.model_source is None else (tokens, computed)
+        tokens = np.where(np.isfinite(first), first, second)
+    if description.tokens_per_step is not None:
+        tokens = description.tokens_per_step / job.steps.step_time_s[rows]
+    return tokens
 
 
 def _model_flops(
     job: JobData, rows: Ints, tokens_per_s: Floats, world: int | None, convention: FlopsConvention
 ) -> tuple[float | None, str | None, str | None]:
     """FLOP/s of one GPU, the label of its convention, and where it comes from."""
-    shape = job.description.model if job.description else None
-    if shape is not None and world:
-        flops = median_of(tokens_per_s * (train_flops_per_token(shape, convention) / world))
+    description = job.description
+    if description is not None and description.flops_per_step is not None and world:
+        flops = median_of(description.flops_per_step / job.steps.step_time_s[rows] / world)
         if flops is not None:
-            return flops, convention.value, "shape"
+            return flops, "as configured", "flops_per_step"
+    if description is not None and description.model is not None and world:
+        per_token = train_flops_per_token(description.model, convention)
+        flops = median_of(tokens_per_s * (per_token / world))
+        if flops is not None:
+            return flops, convention.value, (description.model_source or "shape")
     logged = median_of(job.steps.flops_per_s_per_gpu[rows])
     if logged is not None:
         label = job.description.logged_flops_convention if job.description else None
         return logged, label or "as logged", "log"
     return None, None, None
+
+
+def _missing(
+    job: JobData, rows: Ints, flops: float | None, precision: str | None, tokens: float | None
+) -> str | None:
+    """The first of what MFU needs that is not there; None without step times, which other sentences say."""
+    described = job.description
+    if not len(rows) or median_of(job.steps.step_time_s[rows]) is None:
+        return None
+    if flops is None and described is not None and described.model is not None and tokens is None:
+        return "Nothing says how many tokens there are per step: --tokens-per-step, or perfd.hook."
+    if flops is None:
+        return (
+            "Nothing says how many FLOPs there are per step: --model-config with tokens per step,"
+            " --flops-per-step, or perfd.hook."
+        )
+    if not gpu_infos(job):
+        return "No GPU is known."
+    if precision is None:
+        return "Nothing says in which data type the job multiplies: --precision."
+    names = ", ".join(sorted({info.name for info in gpu_infos(job)}))
+    return f"No peak is known for {precision} on {names}."
 
 
 def _hfu(
@@ -183,7 +220,7 @@ def _hfu(
         return None
     if description.recompute is Recompute.NONE:
         return mfu
-    if description.model is None or source != "shape":
+    if description.model is None or source in {"log", "flops_per_step"}:
         return None
     again = job_recompute_flops_per_token(description, description.model, convention)
     repeated = ratio(again, train_flops_per_token(description.model, convention))

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from perfd_collectors.model_config import check_options
 from perfd_collectors.nccl.plugin_library import DIRECTORY_VARIABLE, NOT_BUILT, plugin_missing, with_plugin
 
 from perfd.capture.kineto import with_wait_at_exit
@@ -65,7 +66,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="capture with PyTorch's profiler instead: sets KINETO_USE_DAEMON=1 for the command",
     )
+    _add_model(parser)
     add_command(parser)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    model = parser.add_argument_group("the model", "for MFU, where the job's log does not describe it")
+    model.add_argument("--model-config", metavar="FILE", help="its Hugging Face config.json")
+    model.add_argument("--sequence-length", type=int, metavar="N", help="tokens of a sequence")
+    model.add_argument("--tokens-per-step", type=float, metavar="N", help="tokens of a step, of all ranks")
+    model.add_argument(
+        "--flops-per-step", type=float, metavar="N", help="FLOPs of a step, forward and backward, of all GPUs"
+    )
+    model.add_argument(
+        "--precision", choices=("bf16", "fp16", "fp8", "fp32", "tf32"), help="data type of matrix products"
+    )
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -93,7 +108,23 @@ def run(args: argparse.Namespace) -> int:
         out=Path(args.out),
         recording=Path(args.record) if args.record else None,
         tracer=CaptureTool.KINETO if args.kineto else None if args.no_nsys else CaptureTool.NSYS,
+        model=_model_options(args),
     )
+
+
+def _model_options(args: argparse.Namespace) -> Mapping[str, str | float]:
+    """Options of the collector that describes the model; raises `ConfigError` if they cannot be used."""
+    file = Path(args.model_config).absolute() if args.model_config else None
+    given = {
+        "file": str(file) if file else None,
+        "sequence_length": args.sequence_length,
+        "tokens_per_step": args.tokens_per_step,
+        "flops_per_step": args.flops_per_step,
+        "precision": args.precision,
+    }
+    options = {name: value for name, value in given.items() if value is not None}
+    check_options(options)
+    return options
 
 
 def watch(
@@ -106,6 +137,7 @@ def watch(
     recording: Path | None,
     tracer: CaptureTool | None,
     rules: Sequence[str] = (),
+    model: Mapping[str, str | float] | None = None,
 ) -> int:
     """Run `command` with a monitor beside it, ready for captures by `tracer`; returns its exit code."""
     if recording is not None and recording.exists() and (not recording.is_dir() or any(recording.iterdir())):
@@ -131,6 +163,7 @@ def watch(
         nccl_directory=_nccl_directory(configuration.agent, os.environ),
         run=uuid.uuid4().hex,
         kineto=tracer is CaptureTool.KINETO,
+        model=model or {},
     )
     if settings.kineto and configuration.agent.capture.enabled:
         _say(f"perfd: {_kineto_note(configuration.agent.capture.kineto, name)}")

@@ -16,7 +16,13 @@ if TYPE_CHECKING:  # Of traces alone a report must not wait for the live analysi
 _BOUNDS = {"at_least": "busiest", "at_most": "idlest"}
 """What a stage is called of which only a bound is known."""
 _LIMITS = {True: "latency", False: "bandwidth", None: UNKNOWN}
-_FLOPS_SOURCES = {"shape": "the model's shape", "log": "the training log"}
+_FLOPS_SOURCES = {
+    "shape": "the model's shape",
+    "config": "the model's config.json",
+    "arguments": "the config.json that the job's arguments name",
+    "flops_per_step": "FLOPs of a step as configured",
+    "log": "the training log",
+}
 
 
 def report_of_summary(job: JobSummary, source: str) -> Report:

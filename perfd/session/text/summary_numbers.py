@@ -13,6 +13,13 @@ from perfd.model import StepSource
 
 _LEAST_SHARE = 0.001
 """Share of a step below which a dimension is not shown."""
+_FLOPS_SOURCES = {
+    "config": "; model by its config.json",
+    "arguments": "; model by the config.json that the job's arguments name",
+    "flops_per_step": "",
+    "log": "; FLOP/s of the log",
+}
+"""What MFU rests on, besides the model's shape in the log."""
 
 
 def numbers_in_words(summary: JobSummary) -> list[str]:
@@ -79,10 +86,11 @@ def _flops(speed: Efficiency) -> str | None:
 def _mfu(speed: Efficiency) -> str | None:
     if speed.mfu_ratio is None:
         if speed.mfu_upper_ratio is not None:
-            return f"unknown; at most {percent(speed.mfu_upper_ratio)} by tensor core activity"
-        no_peak = speed.model_flops_per_s_per_gpu is not None and speed.peak_flops_per_s is None
-        return "unknown: no GPU with a known peak" if no_peak else None
-    parts = [f"{percent(speed.mfu_ratio)} (convention {speed.flops_convention})"]
+            missing = "" if speed.mfu_missing is None else f". {speed.mfu_missing}"
+            return f"unknown; at most {percent(speed.mfu_upper_ratio)} by tensor core activity{missing}"
+        return None if speed.mfu_missing is None else f"unknown. {speed.mfu_missing}"
+    source = _FLOPS_SOURCES.get(speed.mfu_source or "", "")
+    parts = [f"{percent(speed.mfu_ratio)} (convention {speed.flops_convention}{source})"]
     if speed.mfu_tier is not None:
         parts.append(f"tier {speed.mfu_tier.value.replace('_', ' ')}")
     if speed.hfu_ratio is not None:

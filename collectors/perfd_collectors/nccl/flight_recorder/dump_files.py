@@ -72,7 +72,7 @@ class DumpDirectory:
             owner = path.lstat().st_uid
         except OSError:
             return None
-        return None if owner in {self._settings.job_users.uid(self._settings.job), os.geteuid()} else owner
+        return None if owner in {self._settings.local_jobs.uid(self._settings.job), os.geteuid()} else owner
 
     def _ignore(self, path: Path, owner: int) -> None:
         if path not in self._ignored and len(self._ignored) < _MOST_IGNORED:
