@@ -15,7 +15,7 @@ from rich.live import Live
 from perfd import logs
 from perfd.aggregator.aggregator import Aggregator
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
-from perfd.cli.arguments import number_from_zero
+from perfd.cli.arguments import number_from_zero, positive
 from perfd.cli.output_escapes import safe_output
 from perfd.cli.signals import set_by_signals
 from perfd.cli.status_tables import render
@@ -23,7 +23,7 @@ from perfd.cli.terminal import Terminal
 from perfd.config import AggregatorConfig, HistoryConfig
 from perfd.formatting import duration
 from perfd.recording.recording_format import bundled_names, find_recording
-from perfd.session.replay_session import ReplayOptions, ReplayProgress, ReplayResult, replay
+from perfd.session.replay_session import TICK_S, ReplayOptions, ReplayProgress, ReplayResult, replay
 from perfd.session.session_config import SessionConfig, load_session, with_rules
 from perfd.session.text import in_words, summary_json, wrapped
 
@@ -59,6 +59,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="play the first SECONDS as fast as possible (default: 0)",
     )
     parser.add_argument(
+        "--look-every",
+        type=positive,
+        default=TICK_S,
+        metavar="SECONDS",
+        help="recorded time between two looks; a live session looks each second (default: 5)",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one object of schema perfd.summary/2, only"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration of the session (YAML)")
@@ -89,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
         recording=find_recording(args.recording),
         speed=args.speed,
         skip_s=args.skip,
+        tick_s=args.look_every,
         allow_missing=args.allow_missing,
         config=_configuration(args),
         http=args.http or (_HTTP if args.hold else None),

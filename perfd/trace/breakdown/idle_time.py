@@ -29,6 +29,9 @@ class Idle:
     """The rest of `launch_s` in gaps with more than `HOST_WAIT_NS` of it: the host did something else."""
     after_sync_s: float
     """The part of `launch_s` that there would not be had the host not waited before: ADR 18."""
+    paused_s: float
+    """The part of `launch_s` in gaps with more than `HOST_WAIT_NS` of it: the host did something else, which
+    running ahead may have hidden."""
 
     @property
     def unlaunched_s(self) -> float:
@@ -68,6 +71,7 @@ class IdleTimes:
             other_s=_seconds(other),
             host_s=_seconds(late[late > HOST_WAIT_NS]),
             after_sync_s=_seconds(after_sync),
+            paused_s=_seconds(unlaunched[unlaunched > HOST_WAIT_NS]),
         )
 
     def _launched_within(self, starts: Ns, ends: Ns, *, behind_ns: int) -> Ns:

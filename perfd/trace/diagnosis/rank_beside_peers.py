@@ -13,6 +13,7 @@ from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 _LEAST_RATIO = 0.01
 """Of the window: what differs by less is chance."""
 _MOST_ROWS = 12
+_OTHER_WORK = " They are of other stages, whose work differs: no rank of its own was captured."
 _MORE_WORK = 1.02
 """So many times as many kernels as its peers' are more work, and not slower work."""
 
@@ -38,7 +39,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerComparison:
-    """A rank beside the ranks of the same stage."""
+    """A rank beside the ranks of the same stage, or beside others where none of these was captured."""
 
     rank: int
     peers: Sequence[int]
@@ -49,6 +50,8 @@ class PeerComparison:
     """What it does longer than its peers, by the window; None where nothing differs, or that is unknown."""
     differences: Sequence[Difference] = ()
     """What costs most first, then what it does shorter."""
+    alike: bool = True
+    """Whether the peers have the same work."""
 
 
 def _input_s(rank: RankAnalysis) -> float:
@@ -57,37 +60,65 @@ def _input_s(rank: RankAnalysis) -> float:
 
 
 _Seconds = Callable[[RankAnalysis], float]
-_PARTS: Mapping[str, tuple[str, _Seconds]] = {
-    "input": ("waits for input", _input_s),
-    "host": (
-        "launches nothing in gaps over 100 µs: its host is busy with something else",
-        lambda rank: max(0.0, (rank.whole.idle.host_s if rank.whole.idle else 0.0) - _input_s(rank)),
-    ),
-    "launches": (
-        "launches later",
-        lambda rank: rank.whole.idle.unlaunched_s - rank.whole.idle.host_s if rank.whole.idle else 0.0,
-    ),
-    "synchronization": (
-        "lets its GPU run dry by waiting for it",
-        lambda rank: rank.whole.idle.synchronizing_s if rank.whole.idle else 0.0,
-    ),
-    "copies": ("copies with nothing beside it", lambda rank: rank.whole.exposed_memory_s),
-    "compute": ("computes", lambda rank: rank.whole.compute_s),
+_DOES = {
+    "input": "waits for input",
+    "host": "launches nothing in gaps over 100 µs: its host is busy with something else",
+    "launches": "launches later",
+    "synchronization": "lets its GPU run dry by waiting for it",
+    "copies": "copies with nothing beside it",
+    "compute": "computes",
 }
 """What can make a rank late, each instant of its window in one of them."""
 
 
+def _parts(own: RankAnalysis, peers: Sequence[RankAnalysis]) -> Mapping[str, _Seconds]:
+    """How long a rank does each.
+
+    Its GPU may idle behind a pause of its host only because the host had waited before and was not ahead.
+    That is the synchronization's where the rank has more of it than its peers, and the pause's otherwise.
+    """
+    waits = sum(point.count for point in own.syncs)
+    usual = median(_scaled(sum(point.count for point in one.syncs), one, own) for one in peers)
+    more_waits = waits >= _MORE_WORK * usual and waits > usual + 1
+
+    def host_s(rank: RankAnalysis) -> float:
+        idle = rank.whole.idle
+        busy_s = 0.0 if idle is None else idle.host_s if more_waits else idle.paused_s
+        return max(0.0, busy_s - _input_s(rank))
+
+    def launches_s(rank: RankAnalysis) -> float:
+        idle = rank.whole.idle
+        if idle is None:
+            return 0.0
+        return idle.unlaunched_s - idle.host_s if more_waits else idle.launch_s - idle.paused_s
+
+    def waits_s(rank: RankAnalysis) -> float:
+        idle = rank.whole.idle
+        return 0.0 if idle is None else idle.synchronizing_s if more_waits else idle.sync_s
+
+    return {
+        "input": _input_s,
+        "host": host_s,
+        "launches": launches_s,
+        "synchronization": waits_s,
+        "copies": lambda rank: rank.whole.exposed_memory_s,
+        "compute": lambda rank: rank.whole.compute_s,
+    }
+
+
 def compare(analysis: TraceAnalysis, rank: int) -> PeerComparison:
-    """The rank beside the complete ranks of its stage."""
+    """The rank beside the complete ranks of its stage; without any, beside all others."""
     own = next((one for one in analysis.complete if one.rank == rank), None)
     if own is None:
         return _unknown(rank, f"Why rank {rank} is slow is not known: its GPU's records are not all there.")
-    peers = [one for one in analysis.complete if one.rank != rank and one.stage == own.stage]
-    if not peers:
+    others = [one for one in analysis.complete if one.rank != rank]
+    if not others:
         return _unknown(rank, f"Why rank {rank} is slow is not known: no peer of it was captured.")
+    of_stage = [one for one in others if one.stage == own.stage]
+    peers = of_stage or others
     parts = [
         _difference("host" if name != "compute" else name, name, seconds, own, peers)
-        for name, (_, seconds) in _PARTS.items()
+        for name, seconds in _parts(own, peers).items()
     ]
     worst = max(parts, key=lambda part: part.cost_s)
     span_s = own.whole.span_s
@@ -98,9 +129,11 @@ def compare(analysis: TraceAnalysis, rank: int) -> PeerComparison:
         rank=rank,
         peers=[one.rank for one in peers],
         span_s=span_s,
-        answer=_answer(own, peers, worst, details) if differs else _alike(rank, peers),
+        answer=(_answer(own, peers, worst, details) if differs else _alike(rank, peers))
+        + ("" if of_stage else _OTHER_WORK),
         cost_ratio=sum(max(0.0, part.cost_s) for part in parts) / span_s if differs else None,
         differences=sorted(rows, key=lambda one: -one.cost_s)[:_MOST_ROWS],
+        alike=bool(of_stage),
     )
 
 
@@ -118,7 +151,7 @@ def _alike(rank: int, peers: Sequence[RankAnalysis]) -> str:
 def _answer(
     own: RankAnalysis, peers: Sequence[RankAnalysis], worst: Difference, details: Iterable[Difference]
 ) -> str:
-    does, _ = _PARTS[worst.name]
+    does = _DOES[worst.name]
     names = rank_names([one.rank for one in peers])
     said = (
         f"Rank {own.rank} {does}: {duration(worst.own_s)} of {duration(own.whole.span_s)}, its peers"

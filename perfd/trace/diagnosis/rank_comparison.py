@@ -46,7 +46,7 @@ def straggler_of(
     if about is None:
         return found, None
     comparison = compare(analysis, about)
-    if comparison.cost_ratio is None:
+    if comparison.cost_ratio is None or not comparison.alike:
         return found, comparison
     if found is not None and about == named:
         return replace(found, evidence=(comparison.answer, *found.evidence)), comparison
