@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.line_prefixes import LogLine
+from perfd_collectors.training_log.log_lines import LogLine
 
 _TRACEBACK = "Traceback (most recent call last):"
 _WATCHDOG = re.compile(

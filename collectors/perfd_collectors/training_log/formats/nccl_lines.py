@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.line_prefixes import LogLine
+from perfd_collectors.training_log.log_lines import LogLine
 
 
 class NcclLineParser(FormatParser):

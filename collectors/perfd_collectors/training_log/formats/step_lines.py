@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.format_parser import FormatParser
-from perfd_collectors.training_log.line_prefixes import LogLine
+from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 

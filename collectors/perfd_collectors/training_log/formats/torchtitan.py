@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, MemoryReport, TrainingStep
+from perfd_collectors.training_log.field_text import grouped, number, positive
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.line_prefixes import LogLine
-from perfd_collectors.training_log.number_text import grouped, number, positive
+from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _GIB = 1024.0**3

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport, PhaseTime, TrainingStep
+from perfd_collectors.training_log.field_text import number
 from perfd_collectors.training_log.format_parser import FormatParser, is_plain_key
-from perfd_collectors.training_log.line_prefixes import LogLine
-from perfd_collectors.training_log.number_text import number
+from perfd_collectors.training_log.log_lines import LogLine
 
 _ANCHOR = re.compile(r"(?:^|\s)step:(\d{1,15}) - (?=[\w/.-]+:)", re.ASCII)
 _GIB = 1024.0**3
