@@ -9,8 +9,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.training_log.line_splitter import MAX_LINE_BYTES, LineBuffer
-from perfd_collectors.training_log.log_lines import read_line
+from perfd_collectors.training_log.log_lines import MAX_LINE_BYTES, LineBuffer, read_line
 from perfd_collectors.training_log.log_parser import LogParser, new_job
 from training_log.logs import iteration, records_of
 

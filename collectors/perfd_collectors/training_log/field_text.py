@@ -1,4 +1,7 @@
-"""Parses printed numbers; anything but exactly one finite number is `None`."""
+"""Fields as they are printed: `key: value` pairs, and numbers.
+
+Anything but exactly one finite number is `None`.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,32 @@ _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?|[+-]?\d+(?:\.\d*)?", r
 _MAX_EXPONENT_CHARS = 9
 """Longer exponents overflow a double anyway."""
 _SUFFIXES = {"": 0, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}
+_MAX_KEY_CHARS = 80
+"""Longer keys are not a trainer's."""
+
+
+def fields(text: str, *, complete: bool) -> list[tuple[str, str]]:
+    """The `key: value` (or `key=value`) pairs between bars.
+
+    The part after the last bar ends only with the line, and is skipped unless
+    `complete`.
+    """
+    pieces = text.split("|")
+    if not complete:
+        pieces.pop()
+    pairs = []
+    for piece in pieces:
+        colon, equals = piece.find(":"), piece.find("=")
+        cut = min((at for at in (colon, equals) if at > 0), default=-1)
+        key = piece[:cut].strip()
+        if cut > 0 and is_plain_key(key):
+            pairs.append((key, piece[cut + 1 :].strip()))
+    return pairs
+
+
+def is_plain_key(key: str) -> bool:
+    """Whether a key is plausible, and not the result of two merged lines."""
+    return 0 < len(key) <= _MAX_KEY_CHARS and key.isascii() and key.isprintable() and not key[0].isdigit()
 
 
 def number(text: str, power: int = 0) -> float | None:

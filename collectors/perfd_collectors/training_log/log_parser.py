@@ -25,8 +25,7 @@ from perfd_collectors.training_log.formats import (
     TorchtitanParser,
     VerlParser,
 )
-from perfd_collectors.training_log.line_splitter import MAX_LINE_BYTES, LineBuffer
-from perfd_collectors.training_log.log_lines import read_line
+from perfd_collectors.training_log.log_lines import MAX_LINE_BYTES, LineBuffer, read_line
 from perfd_collectors.training_log.megatron import MegatronParser
 from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_log import StepLog

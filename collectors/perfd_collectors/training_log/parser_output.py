@@ -130,3 +130,38 @@ class ParserOutput:
 
     def _add(self, printed_ns: int | None, build: Callable[[int], Record]) -> None:
         self._drafts.append((printed_ns, self._received_ns, build))
+
+
+def training_step(
+    job: str,
+    step: int,
+    values: Mapping[str, float],
+    losses: Mapping[str, float],
+    extras: Mapping[str, float],
+) -> TrainingStep:
+    """A `TrainingStep` from numbers by the names of its fields; other names are ignored."""
+    return TrainingStep(
+        job=job,
+        step=step,
+        step_time_s=values.get("step_time_s"),
+        flops_per_s_per_gpu=values.get("flops_per_s_per_gpu"),
+        tokens_per_s=values.get("tokens_per_s"),
+        samples_per_s=values.get("samples_per_s"),
+        global_batch_size=_count(values.get("global_batch_size")),
+        consumed_samples=_count(values.get("consumed_samples")),
+        consumed_tokens=_count(values.get("consumed_tokens")),
+        learning_rate=values.get("learning_rate"),
+        losses=losses,
+        grad_norm=values.get("grad_norm"),
+        loss_scale=values.get("loss_scale"),
+        skipped_steps=_count(values.get("skipped_steps")),
+        nan_steps=_count(values.get("nan_steps")),
+        energy_per_gpu_j=values.get("energy_per_gpu_j"),
+        power_per_gpu_w=values.get("power_per_gpu_w"),
+        mfu_ratio=values.get("mfu_ratio"),
+        extras=extras,
+    )
+
+
+def _count(value: float | None) -> int | None:
+    return int(value) if value is not None and value >= 0 and value == int(value) else None

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from perfd_collectors.training_log.format_parser import is_plain_key, training_step
+from perfd_collectors.training_log.field_text import is_plain_key
+from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.step_log import ProgressSource, StepLog
 
 _DECORATION = re.compile(r"[\s_./-]+")

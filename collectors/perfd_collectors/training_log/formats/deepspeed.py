@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.field_text import integer, number, positive, with_suffix
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext, is_plain_key
+from perfd_collectors.training_log.field_text import integer, is_plain_key, number, positive, with_suffix
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.megatron import one_line_timers
 from perfd_collectors.training_log.step_log import ProgressSource

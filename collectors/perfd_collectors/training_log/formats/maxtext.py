@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd_collectors.training_log.field_text import number, positive
-from perfd_collectors.training_log.format_parser import FormatParser, is_plain_key, training_step
+from perfd_collectors.training_log.field_text import is_plain_key, number, positive
+from perfd_collectors.training_log.format_parser import FormatParser
 from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _ANCHOR = re.compile(r"\bcompleted step: (\d{1,15}), (?=seconds: )", re.ASCII)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport
-from perfd_collectors.training_log.field_text import with_suffix
-from perfd_collectors.training_log.format_parser import FormatParser, fields, training_step
+from perfd_collectors.training_log.field_text import fields, with_suffix
+from perfd_collectors.training_log.format_parser import FormatParser
 from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _ANCHOR = re.compile(r"\biteration: (\d{1,15}) / (\d{1,15}) \|", re.ASCII)

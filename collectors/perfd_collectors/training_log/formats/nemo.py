@@ -6,14 +6,10 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import integer, number, positive
-from perfd_collectors.training_log.format_parser import (
-    FormatParser,
-    fields,
-    is_plain_key,
-    training_step,
-)
+from perfd_collectors.training_log.field_text import fields, integer, is_plain_key, number, positive
+from perfd_collectors.training_log.format_parser import FormatParser
 from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.parser_output import training_step
 
 _ANCHOR = re.compile(r"Training epoch \d+, iteration (\d{1,15})/(\d{1,15}) \|", re.ASCII)
 _BAR = re.compile(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.field_text import number
-from perfd_collectors.training_log.format_parser import FormatParser, is_plain_key
+from perfd_collectors.training_log.field_text import is_plain_key, number
+from perfd_collectors.training_log.format_parser import FormatParser
 from perfd_collectors.training_log.log_lines import LogLine
 
 _ANCHOR = re.compile(r"(?:^|\s)step:(\d{1,15}) - (?=[\w/.-]+:)", re.ASCII)

@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from perfd_collectors.training_log.field_text import number, positive, with_suffix
-from perfd_collectors.training_log.format_parser import fields
+from perfd_collectors.training_log.field_text import fields, number, positive, with_suffix
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 # Excludes NeMo's "Training epoch 0, iteration 1/9 |".

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from perfd.model import JobDescription, PhaseTime
 from perfd_collectors.training_log.field_text import positive
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext, training_step
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.megatron.megatron_description import MegatronDescription
 from perfd_collectors.training_log.megatron.megatron_events import MegatronEvents
 from perfd_collectors.training_log.megatron.megatron_iteration import ANCHOR, Iteration, iterations
 from perfd_collectors.training_log.megatron.megatron_timers import TimerBlocks, one_line_timers
+from perfd_collectors.training_log.parser_output import training_step
 
 _STEP_TIME = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?MODEL_TFLOP/s/GPU", re.ASCII)
 _STEP_TIME_PRECISION_S = 0.0051
