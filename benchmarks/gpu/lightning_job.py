@@ -8,14 +8,13 @@ of perfd and prints Lightning's progress bar. Without a GPU it runs on CPUs with
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import lightning
 import torch
 from loop_job import Tokens
 from phase_injector import PhaseInjector
-from phases import load
+from phases import job_arguments, load
 from torch.utils.data import DataLoader
 from train import Part, loss_against
 
@@ -67,17 +66,8 @@ class Injection(lightning.Callback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--truth", type=Path, required=True)
+    parser = job_arguments(__doc__)
     parser.add_argument("--devices", type=int, default=2)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--sequence", type=int, default=2048)
-    parser.add_argument("--micro-batch", type=int, default=4)
-    parser.add_argument("--accumulate", type=int, default=2)
     args = parser.parse_args()
     cuda = torch.cuda.is_available()
     steps = load(args.plan)[-1].last_step

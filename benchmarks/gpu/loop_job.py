@@ -12,12 +12,11 @@ import argparse
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from phase_injector import PhaseInjector
-from phases import Phase, load, phase_at
+from phases import Phase, job_arguments, load, phase_at
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -98,17 +97,8 @@ def train(args: argparse.Namespace, device: torch.device, injector: PhaseInjecto
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--truth", type=Path, required=True)
+    parser = job_arguments(__doc__)
     parser.add_argument("--wrap", choices=("fsdp2", "ddp"), required=True)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--sequence", type=int, default=2048)
-    parser.add_argument("--micro-batch", type=int, default=4)
-    parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--print-every", type=int, default=5)
     args = parser.parse_args()
     device = join()

@@ -7,6 +7,7 @@ before the first fault, so that one plan fits models of any size.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -100,3 +101,18 @@ def phase_at(plan: Sequence[Phase], step: int) -> Phase | None:
 def faulty(plan: Sequence[Phase]) -> Iterator[Phase]:
     """The phases with a fault."""
     return (phase for phase in plan if phase.kind != "healthy")
+
+
+def job_arguments(description: str | None) -> argparse.ArgumentParser:
+    """The arguments of a job with such a plan: where plan and truth are, and the sizes of its model."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--truth", type=Path, required=True)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--sequence", type=int, default=2048)
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--accumulate", type=int, default=2)
+    return parser

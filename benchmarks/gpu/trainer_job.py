@@ -9,14 +9,12 @@ Without a GPU it runs on CPUs with gloo, to try it.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from pathlib import Path
 
 import torch
 from phase_injector import PhaseInjector
-from phases import load
+from phases import job_arguments, load
 from torch import nn
 from train import VOCABULARY
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
@@ -64,16 +62,7 @@ class FaultyTrainer(Trainer):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--plan", type=Path, required=True)
-    parser.add_argument("--truth", type=Path, required=True)
-    parser.add_argument("--layers", type=int, default=16)
-    parser.add_argument("--hidden", type=int, default=2048)
-    parser.add_argument("--sequence", type=int, default=2048)
-    parser.add_argument("--micro-batch", type=int, default=4)
-    parser.add_argument("--accumulate", type=int, default=2)
+    parser = job_arguments(__doc__)
     args = parser.parse_args()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     steps = load(args.plan)[-1].last_step

@@ -24,7 +24,24 @@ _RARELY = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NcclGroup:
+class LinkUse:
+    """How fast operations are, and what the links between their ranks allow."""
+
+    bus_bytes_per_s: float | None
+    """Median over operations that are large enough to be bound by bandwidth; of their transfer."""
+    size_bytes: float | None = None
+    """Median of these operations' messages, of all where none is that large."""
+    expected_bus_bytes_per_s: float | None = None
+    """What the links between its ranks allow; see `perfd.analysis.operations.bandwidth_model`."""
+    expected_source: str | None = None
+    latency_bound: bool | None = None
+    """Whether messages of that size are too small for this bandwidth: latency is most of what they need."""
+    latency_s: float | None = None
+    """What an operation takes however small it is, as NCCL assumes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclGroup(LinkUse):
     """One kind of operation on one communicator, over the operations that all ranks reported."""
 
     communicator: str
@@ -38,17 +55,6 @@ class NcclGroup:
     """Median of an operation's transfer."""
     wait_ratio: float | None
     """Share of the time in these kernels, over all ranks, that is waiting."""
-    bus_bytes_per_s: float | None
-    """Median over operations that are large enough to be bound by bandwidth; of their transfer."""
-    size_bytes: float | None = None
-    """Median of these operations' messages, of all where none is that large."""
-    expected_bus_bytes_per_s: float | None = None
-    """What the links between its ranks allow; see `perfd.analysis.operations.bandwidth_model`."""
-    expected_source: str | None = None
-    latency_bound: bool | None = None
-    """Whether messages of that size are too small for this bandwidth: latency is most of what they need."""
-    latency_s: float | None = None
-    """What an operation takes however small it is, as NCCL assumes."""
     last_rank: int | None
     """The rank that the others waited for most."""
     last_ratio: float | None
@@ -58,8 +64,11 @@ class NcclGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NcclKind:
-    """One kind of operation over all communicators of one dimension."""
+class NcclKind(LinkUse):
+    """One kind of operation over all communicators of one dimension.
+
+    `LinkUse` is of the communicator that takes most of the time, but `bus_bytes_per_s` the median of all.
+    """
 
     group: str | None
     operation: str
@@ -69,13 +78,6 @@ class NcclKind:
     wait_ratio: float | None
     kernel_ratio: float | None
     """Share of all time that a rank of these groups spends in these kernels, waiting included: the mean."""
-    bus_bytes_per_s: float | None
-    size_bytes: float | None = None
-    """This and the rest as in `NcclGroup`, of the communicator that takes most of the time."""
-    expected_bus_bytes_per_s: float | None = None
-    expected_source: str | None = None
-    latency_bound: bool | None = None
-    latency_s: float | None = None
     method: Method | None = None
     """How NCCL does the largest of them; None if unreported."""
 

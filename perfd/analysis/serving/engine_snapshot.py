@@ -62,8 +62,6 @@ class Snapshot:
     cuda_graph_ratio: float | None = None
     """Share of replicas whose newest batch ran as a CUDA graph."""
     forward_occupancy_ratio: float | None = None
-    queued_in_transfer_requests: float | None = None
-    """Requests of a disaggregated server that wait for their KV cache to arrive or leave."""
     counters: Mapping[str, float] = field(default_factory=dict)
     """By the names in `Counter`."""
     histograms: Mapping[str, Histogram] = field(default_factory=dict)

@@ -33,8 +33,6 @@ class SessionState(StrEnum):
     COLLECTION = "Collection"
     STARTED = "Started"
     """Collecting without an application: what `start` of an unknown session creates."""
-    SHUTDOWN = "Shutdown"
-    """The application continues, but the session is no longer usable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

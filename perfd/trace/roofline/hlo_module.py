@@ -75,11 +75,6 @@ class HloModule:
         return found
 
 
-def is_module(text: str) -> bool:
-    """Whether a text is a whole module, and not one line."""
-    return _HEAD.match(text.lstrip()) is not None
-
-
 def read_module(text: str) -> HloModule:
     """The module of a text; raises `PerfdError` if it is not one, or is cut before its entry computation."""
     head = _HEAD.match(text.lstrip())

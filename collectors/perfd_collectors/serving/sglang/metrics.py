@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from perfd.analysis.serving import Counter, Engine, Histogram, Latency, Length, Snapshot
 from perfd_collectors.serving import metric_families
@@ -16,14 +16,6 @@ _USAGES = (
     "sglang:full_token_usage",
     "sglang:swa_token_usage",
     "sglang:mamba_usage",
-)
-_TRANSFER = (
-    "sglang:num_prefill_prealloc_queue_reqs",
-    "sglang:num_prefill_bootstrap_queue_reqs",
-    "sglang:num_prefill_infight_queue_reqs",
-    "sglang:num_prefill_inflight_queue_reqs",
-    "sglang:num_decode_prealloc_queue_reqs",
-    "sglang:num_decode_transfer_queue_reqs",
 )
 _USED, _CAPACITY = ("sglang:num_used_tokens",), ("sglang:max_total_num_tokens",)
 _GENERATION_RATE, _HIT_RATE = ("sglang:gen_throughput",), ("sglang:cache_hit_rate",)
@@ -63,7 +55,6 @@ FAMILIES = frozenset(
         _RUNNING,
         _QUEUED,
         *_USAGES,
-        *_TRANSFER,
         *_USED,
         *_CAPACITY,
         *_GENERATION_RATE,
@@ -105,7 +96,6 @@ def snapshot(page: Page) -> Snapshot:
         spec_accept_ratio=None if idle else metric_families.mean(page, _ACCEPT_RATE) or None,
         cuda_graph_ratio=None if idle else metric_families.mean(page, _GRAPH),
         forward_occupancy_ratio=None if occupancy is None else occupancy / 100,
-        queued_in_transfer_requests=_sum(metric_families.total(page, (name,)) for name in _TRANSFER),
         counters=_counters(page),
         histograms=_histograms(page),
         notes=metric_families.notes(page),
@@ -151,8 +141,3 @@ def _decode_pass(*, graph: bool) -> metric_families.Where:
         return mode.startswith("decode") and mode.endswith("_none") != graph
 
     return where
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
