@@ -2,8 +2,9 @@
 
 A phase's cost is what its steps would gain without the fault: one minus the healthy step over the step of the
 phase, where the healthy step is the mean of the medians of the healthy phases before and after it. Steps of a
-stalling rank are averaged instead, since four of five have no stall. `spread_ratio` is half of the distance
-between both healthy phases, relative to the healthy step: the cost is not known better than that.
+stalling rank and of slow data are averaged instead, since they are uneven: four of five have no stall.
+`spread_ratio` is half of the distance between both healthy phases, relative to the healthy step: the cost is
+not known better than that.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _WARMUP_STEPS = 4
 """The first steps compile and allocate."""
 _SETTLING_STEPS = 1
 """The first step after a fault still ends its work."""
+_UNEVEN = frozenset({"stall", "storage", "decoding"})
+"""Two workers that begin together end together, so that every second step waits for both batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,7 @@ class PhaseTruth:
     begin_unix_s: float
     end_unix_s: float
     step_s: float
-    """Median; of a stalling rank the mean."""
+    """Median; of a stalling rank and of slow data the mean."""
     healthy_step_s: float | None = None
     """Of the healthy phases around; None of a healthy phase."""
     lost_ratio: float | None = None
@@ -114,10 +117,12 @@ def measure(plan: Sequence[Phase], steps: Steps, truth: Path | None = None) -> l
 
 def _typical_s(phase: Phase, steps: Steps) -> float:
     first = phase.first_step
-    if phase.kind == "healthy":
-        first += _WARMUP_STEPS if first == 1 else _SETTLING_STEPS
+    if first == 1:
+        first += _WARMUP_STEPS
+    elif phase.kind == "healthy":
+        first += _SETTLING_STEPS
     seconds = steps.seconds[first - 1 : phase.last_step]
-    return statistics.mean(seconds) if phase.kind == "stall" else statistics.median(seconds)
+    return statistics.mean(seconds) if phase.kind in _UNEVEN else statistics.median(seconds)
 
 
 def _added_gpu_s(truth: Path, phase: Phase) -> float | None:

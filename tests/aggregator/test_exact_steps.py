@@ -132,7 +132,8 @@ def test_each_step_of_ddp_ends_with_its_last_reduction_and_is_a_row() -> None:
     rows, steps = rows_of(timeline)
 
     assert_exact(rows, timeline.ends_us)
-    assert len(rows) >= 90
+    # Step 2 is the first that begins after a known end, and the last one is complete.
+    assert (rows[0].step, rows[-1].step) == (2, 100)
     assert steps.pace is not None
     assert (steps.pace.exact, steps.pace.certain, steps.pace.per_step) == (True, True, 5)
 
@@ -219,3 +220,27 @@ def test_an_evaluation_between_steps_is_part_of_one_row() -> None:
 
     assert_exact(rows, timeline.ends_us)
     assert rows[-1].step >= 98
+
+
+def test_other_buckets_in_the_first_step_do_not_change_the_count() -> None:
+    # DDP reduces by the order of parameters first, and by that of the backward pass from then on.
+    first = [Op("AllReduce", size * MB, 10_000) for size in (28, 200)]
+    timeline = trained(lambda line, number: line.step([DDP if number else first]), 60)
+
+    assert_exact(rows_of(timeline)[0], timeline.ends_us)
+
+
+def test_what_repeats_while_a_job_starts_makes_way_for_its_steps() -> None:
+    timeline = Timeline()
+    flags = [Op("AllGather", 8192, 300_000)]
+    for _ in range(40):
+        timeline.step([flags], pause_us=0)
+    started = len(timeline.ends_us)
+    for _ in range(60):
+        timeline.step([DDP])
+    rows, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert steps.pace.operation == "AllReduce"
+    assert_exact(rows, timeline.ends_us[started:])
+    assert rows[-1].step == 60

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
-from perfd.aggregator.operations.operation_stream import Cycle, OperationStream
-from perfd.analysis.operations.step_boundaries import (
-    OperationSpan,
-    longest_pause,
-    micro_batches_of,
-)
+from perfd.aggregator.operations.operation_stream import Cycle, OperationStream, TimedOperation
+from perfd.analysis.operations.step_boundaries import longest_pause, micro_batches_of
 from perfd.model import TrainingStep
 
 _LEAST_ROW_US = 100_000
@@ -25,13 +23,19 @@ _REPEATS_IN_DOUBT = 24
 class _Cut:
     """The end of a repeat: of a micro-batch, or of a step."""
 
-    seen: int
-    """Operations of the stream by then."""
-    end_us: int
-    pause_us: int
-    """Until the next large operation."""
-    lead_us: int
-    """How long that one was queued."""
+    last: TimedOperation
+    following: TimedOperation | None
+    """The next large operation, once it is known."""
+
+    @property
+    def pause_us(self) -> float:
+        """Until the next large operation, NaN where that is unknown."""
+        return math.nan if self.following is None else self.following.span.start_us - self.last.span.end_us
+
+    @property
+    def lead_us(self) -> float:
+        """How long that one was queued."""
+        return math.nan if self.following is None else self.following.span.queued_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +70,10 @@ class ExactSteps:
 
         Nothing where it is unknown when operations began.
         """
-        spans = self.stream.repeating_spans(cycle)
-        if spans is None or len(spans) < 2 * cycle.large:
+        operations = self.stream.repeating(cycle)
+        if operations is None or len(operations) < 2 * cycle.large:
             return FoundSteps()
-        cuts = self._cuts(spans, cycle.large)
+        cuts = self._cuts(operations, cycle.large)
         found, last = self._of_step(cuts, repeats)
         if found is None and len(cuts) < _REPEATS_IN_DOUBT and self.newest is None:
             return FoundSteps()
@@ -77,59 +81,64 @@ class ExactSteps:
         if anew:
             self.newest = None
         self.repeats = found
-        rows = self._rows(job, cuts[last :: found or 1], cycle.operations * (found or 1))
-        return FoundSteps(rows, anew=anew)
+        return FoundSteps(self._rows(job, cuts[last :: found or 1], cycle, found or 1), anew=anew)
 
     def _of_step(self, cuts: Sequence[_Cut], repeats: int | None) -> tuple[int | None, int]:
         """How many cuts apart steps end, and at which of the first ones one does."""
-        pauses_us = np.array([cut.pause_us for cut in cuts], dtype=np.float64)
+        known = [cut for cut in cuts if cut.following is not None]
+        pauses_us = np.array([cut.pause_us for cut in known])
         if repeats is None:
-            leads_us = np.array([cut.lead_us for cut in cuts], dtype=np.float64)
-            each_us = (cuts[-1].end_us - cuts[0].end_us) / max(1, len(cuts) - 1)
+            leads_us = np.array([cut.lead_us for cut in known])
+            each_us = (cuts[-1].last.span.end_us - cuts[0].last.span.end_us) / max(1, len(cuts) - 1)
             shown = micro_batches_of(pauses_us, leads_us, each_us)
             if shown is not None:
                 return shown
             repeats = self.repeats
         if repeats is None or repeats == 1:
             return repeats, 0
-        if self.newest is not None:
-            places = [place for place, cut in enumerate(cuts) if cut.seen == self.newest.seen]
-            if places:
-                return repeats, places[0] % repeats
-        medians = [np.median(pauses_us[place::repeats]) for place in range(min(repeats, len(cuts)))]
+        before = self._place([cut.last for cut in cuts])
+        if before is not None:
+            return repeats, before % repeats
+        medians = [np.median(pauses_us[place::repeats]) for place in range(min(repeats, len(known)))]
         return repeats, int(np.argmax(medians))
 
-    def _rows(self, job: str, cuts: Sequence[_Cut], per_step: float) -> list[TrainingStep]:
+    def _rows(self, job: str, cuts: Sequence[_Cut], cycle: Cycle, repeats: int) -> list[TrainingStep]:
+        place = self._place([cut.last for cut in cuts])
         rows: list[TrainingStep] = []
         newest = self.newest
-        for cut in cuts:
+        for at, cut in enumerate(cuts):
+            end_us = cut.last.span.end_us
             if newest is None:
-                step = self._steps_before + max(1, round(cut.seen / per_step))
-                newest = StepEnd(step, cut.seen, cut.end_us)
+                # Other operations come before the first step; they move little.
+                step = max(1, round(cut.last.moved_bytes / (cycle.moved_bytes * repeats)))
+                newest, place = StepEnd(self._steps_before + step, cut.last.seen, end_us), at
                 continue
-            covered = round((cut.seen - newest.seen) / per_step)
-            if covered <= 0 or cut.end_us - newest.end_us < _LEAST_ROW_US:
+            by_rate = (cut.last.seen - newest.seen) / (cycle.operations * repeats)
+            covered = max(1, round(by_rate)) if place is None else at - place
+            if cut.last.seen <= newest.seen or end_us - newest.end_us < _LEAST_ROW_US:
                 continue
             rows.append(
                 TrainingStep(
                     job=job,
                     step=newest.step + covered,
-                    time_unix_ns=cut.end_us * 1000,
-                    step_time_s=(cut.end_us - newest.end_us) / 1e6 / covered,
+                    time_unix_ns=end_us * 1000,
+                    step_time_s=(end_us - newest.end_us) / 1e6 / covered,
                     steps_covered=covered,
                 )
             )
-            newest = StepEnd(newest.step + covered, cut.seen, cut.end_us)
+            newest, place = StepEnd(newest.step + covered, cut.last.seen, end_us), at
         self.newest = newest
         return rows
 
-    def _cuts(self, spans: Sequence[tuple[int, OperationSpan]], period: int) -> list[_Cut]:
-        """After each repeat, where they were before; the last one waits until it is known what follows it."""
+    def _cuts(self, operations: Sequence[TimedOperation], period: int) -> list[_Cut]:
+        """After each repeat, where they were before."""
+        before = self._place(operations)
+        spans = [one.span for one in operations]
+        after = before % period if before is not None else longest_pause(spans, period)
+        ends, following = operations[after::period], operations[after + 1 :: period]
+        return [_Cut(last, then) for last, then in zip_longest(ends, following)]
+
+    def _place(self, operations: Sequence[TimedOperation]) -> int | None:
+        """Where the newest row ended; None if that is not one of them."""
         ended = None if self.newest is None else self.newest.seen
-        places = [place for place, (seen, _) in enumerate(spans) if seen == ended]
-        after = places[0] % period if places else longest_pause([span for _, span in spans], period)
-        pairs = zip(spans[after::period], spans[after + 1 :: period], strict=False)
-        return [
-            _Cut(seen, span.end_us, following.start_us - span.end_us, following.queued_us)
-            for (seen, span), (_, following) in pairs
-        ]
+        return next((place for place, one in enumerate(operations) if one.seen == ended), None)

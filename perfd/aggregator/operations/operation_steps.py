@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfd.aggregator.operations.exact_steps import ExactSteps, FoundSteps
 from perfd.aggregator.operations.operation_stream import LONE_S, Cycle, OperationStream
@@ -119,33 +119,39 @@ class OperationSteps:
                 return _NOTHING
             stream = self._streams[key] = OperationStream(*key, times.sequences[0] - 1)
         stream.put(times)
-        mark = self._mark
-        if (
-            mark is not None
-            and mark.stream is not stream
-            and times.end_unix_ns - mark.time_unix_ns < _SILENT_NS
-        ):
+        exact = stream.spans[-1] is not None
+        since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
+        if exact and since_look_s >= (_LOOK_S if self._paced is None else _ROW_S):
+            self._looked_unix_ns = times.end_unix_ns
+            self._paced = self._pace(times.end_unix_ns)
+        mark, paced = self._mark, self._paced
+        silent = mark is None or times.end_unix_ns - mark.time_unix_ns >= _SILENT_NS
+        # Another one may turn out to show steps better.
+        better = paced is not None and paced.stream is stream
+        if mark is not None and mark.stream is not stream and not silent and not better:
             return _NOTHING
-        if stream.spans[-1] is not None:
+        if exact:
             return self._exact_rows(times, stream)
         row = self._row(times, stream)
         return _NOTHING if row is None else FoundSteps([row])
 
     def _exact_rows(self, times: CollectiveTimes, stream: OperationStream) -> FoundSteps:
         """Rows by when operations began."""
-        since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
-        if since_look_s >= (_LOOK_S if self._paced is None else _ROW_S):
-            self._looked_unix_ns = times.end_unix_ns
-            self._paced = self._pace(times.end_unix_ns)
         paced = self._paced
         cycle = stream.repeat() if paced is not None and paced.stream is stream else None
         if paced is None or cycle is None or cycle.large != paced.cycle.large:
             # What repeats has changed; steps go on once it is known what does now.
             self._paced = None if cycle is not None else paced
             return _NOTHING
+        mark, anew = self._mark, False
         if self._exact is None or self._exact.stream is not stream:
-            self._exact = ExactSteps(stream, int(self._mark.step) if self._mark is not None else 0)
+            gone = mark is not None and times.end_unix_ns - mark.stream.newest_unix_ns >= _SILENT_NS
+            anew = mark is not None and mark.stream is not stream and not gone
+            self._exact = ExactSteps(stream, int(mark.step) if mark is not None and gone else 0)
         found, ended = self._exact.look(times.job, cycle, paced.repeats), self._exact.newest
+        if anew:
+            # What seemed to be steps was none, as while a job starts.
+            found = replace(found, anew=True)
         if ended is not None:
             self._mark = _Mark(
                 stream=stream,
@@ -196,7 +202,11 @@ class OperationSteps:
     def _pace(self, now_unix_ns: int) -> _Pace | None:
         """The stream that shows steps, and how many of its operations a step has."""
         streams = [one for one in self._streams.values() if now_unix_ns - one.newest_unix_ns < _SILENT_NS]
-        cycles = [(stream, cycle) for stream in streams if (cycle := stream.repeat())]
+        cycles = [
+            (stream, cycle)
+            for stream in streams
+            if (cycle := stream.repeat()) and cycle.size_bytes > _SCALAR_BYTES
+        ]
         if not cycles:
             return None
         current = self._mark.stream if self._mark else None

@@ -34,6 +34,18 @@ class Cycle:
     """Per repeat, without small ones."""
     known: int
     """Of the newest large ones, those that repeat so."""
+    moved_bytes: int
+    """Per repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOperation:
+    """A large operation, and what of its stream was seen by its end."""
+
+    span: OperationSpan
+    seen: int
+    """Operations."""
+    moved_bytes: float
 
 
 @dataclass(slots=True)
@@ -90,20 +102,19 @@ class OperationStream:
             operations=found.period * len(self.sizes) / len(large),
             large=found.period,
             known=found.length,
+            moved_bytes=sum(large[-found.period :]),
         )
 
-    def repeating_spans(self, cycle: Cycle) -> list[tuple[int, OperationSpan]] | None:
-        """Of the large operations that repeat, how many were seen by then, and when each ran.
-
-        None where any of that is unknown.
-        """
-        first = self.seen - len(self.sizes)
-        found: list[tuple[int, OperationSpan]] = []
+    def repeating(self, cycle: Cycle) -> list[TimedOperation] | None:
+        """The large operations that repeat; None where it is unknown when one of them ran."""
+        seen = self.seen - len(self.sizes)
+        moved = list(accumulate(self.sizes, initial=self.total_bytes - sum(self.sizes)))[1:]
+        found: list[TimedOperation] = []
         for place in self._large()[-cycle.known :]:
             span = self.spans[place]
             if span is None:
                 return None
-            found.append((first + place + 1, span))
+            found.append(TimedOperation(span, seen + place + 1, moved[place]))
         return found
 
     def _large(self) -> list[int]:
