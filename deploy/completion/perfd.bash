@@ -7,7 +7,7 @@
 
 _shtab_perfd_capture_subparsers=(list show start cancel plan redact)
 _shtab_perfd_rules_subparsers=(check test)
-_shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline collective report rules doctor version)
+_shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline collective report rules webhook doctor version)
 
 _shtab_perfd_run_option_strings=(-h --help --config --rules --job --http --out --record --no-nsys --kineto --model-config --sequence-length --tokens-per-step --flops-per-step --precision)
 _shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --job-end --once --json --log-level --log-json)
@@ -37,6 +37,7 @@ _shtab_perfd_report_option_strings=(-h --help --job --output -o --since --json -
 _shtab_perfd_rules_check_option_strings=(-h --help --config --json)
 _shtab_perfd_rules_test_option_strings=(-h --help --json)
 _shtab_perfd_rules_option_strings=(-h --help)
+_shtab_perfd_webhook_option_strings=(-h --help --config --listen --certificate --key --log-level --log-json)
 _shtab_perfd_doctor_option_strings=(-h --help --config --aggregator-config --json)
 _shtab_perfd_version_option_strings=(-h --help --json)
 _shtab_perfd_option_strings=(-h --help --version)
@@ -90,6 +91,9 @@ _shtab_perfd_report__o_COMPGEN=_shtab_compgen_files
 _shtab_perfd_rules_check_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_rules_check___config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_rules_test_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_perfd_webhook___config_COMPGEN=_shtab_compgen_files
+_shtab_perfd_webhook___certificate_COMPGEN=_shtab_compgen_files
+_shtab_perfd_webhook___key_COMPGEN=_shtab_compgen_files
 _shtab_perfd_doctor___config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_doctor___aggregator_config_COMPGEN=_shtab_compgen_files
 
@@ -100,7 +104,8 @@ _shtab_perfd_capture_plan___replay_mode_choices=(kernel application range app-ra
 _shtab_perfd_capture_pos_0_choices=(list show start cancel plan redact)
 _shtab_perfd_capture___tool_choices=(py_spy kineto nsys flight_recorder)
 _shtab_perfd_rules_pos_0_choices=(check test)
-_shtab_perfd_pos_0_choices=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline collective report rules doctor version)
+_shtab_perfd_webhook___log_level_choices=(debug info warning error)
+_shtab_perfd_pos_0_choices=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline collective report rules webhook doctor version)
 
 _shtab_perfd_run_pos_0_nargs=...
 _shtab_perfd_run__h_nargs=0
@@ -210,6 +215,9 @@ _shtab_perfd_rules_test___json_nargs=0
 _shtab_perfd_rules_pos_0_nargs=A...
 _shtab_perfd_rules__h_nargs=0
 _shtab_perfd_rules___help_nargs=0
+_shtab_perfd_webhook__h_nargs=0
+_shtab_perfd_webhook___help_nargs=0
+_shtab_perfd_webhook___log_json_nargs=0
 _shtab_perfd_doctor__h_nargs=0
 _shtab_perfd_doctor___help_nargs=0
 _shtab_perfd_doctor___json_nargs=0

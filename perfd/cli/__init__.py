@@ -38,11 +38,12 @@ VERBS = {
     "collective": "compute what a collective takes at least, and what a measured one reaches of that",
     "report": "write a report of a job or of traces as a page",
     "rules": "check rules files and run their unit tests",
+    "webhook": "add perfd's agent to pods, as an admission webhook of Kubernetes",
     "doctor": "check prerequisites on this node and suggest fixes",
     "version": "print the version",
 }
 """Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
-_OWN_OUTPUT = ("run", "agent", "aggregator", "replay", "top", "open", "version")
+_OWN_OUTPUT = ("run", "agent", "aggregator", "replay", "top", "open", "webhook", "version")
 """Verbs that pass on what a job prints, draw on the screen, or print nothing of others."""
 _SPEAK_GRPC = ("agent", "aggregator", "replay")
 

@@ -20,8 +20,10 @@ from deploy.kubernetes.chart import (
     refusal,
     render,
 )
+from perfd_collectors.pods.job_of_pod import LABELS
 
 from perfd.config import AgentConfig, AggregatorConfig, parse
+from perfd.injection import Injection
 
 pytestmark = [
     pytest.mark.system,
@@ -61,6 +63,15 @@ VALUES: dict[str, dict[str, Any]] = {
         "agent.config": {"collectors": {"pods": {"options": {"namespaces": ["team-*"]}}}},
     },
     "ranks and steps of all pods": {"agent.features": {"ranks": True, "podLogs": True}},
+    "an agent that a webhook adds": {"injection.by": "webhook", "agent.enabled": False},
+    "an agent that a webhook adds, with cert-manager": {
+        "injection.by": "webhook",
+        "injection.webhook": {
+            "replicas": 2,
+            "certificateSecret": "perfd-webhook-tls",
+            "annotations": {"cert-manager.io/inject-ca-from": "monitoring/perfd-webhook"},
+        },
+    },
     "without privileges, spool on the node": {"agent.spoolHostPath": "/var/lib/perfd"},
     "mutual TLS": {"tls": {"aggregatorSecret": "perfd-server", "agentSecret": "perfd-client", "mutual": True}}
     | TRAINING,
@@ -227,6 +238,45 @@ def test_the_configuration_of_an_injected_agent_is_one_that_perfd_takes() -> Non
     assert config.uplink.tls is not None
     assert config.collectors["nvml"].interval_s == 0.5
     assert config.collectors["nccl"].options["directory"] == "/run/perfd"
+
+
+def test_the_webhook_takes_what_the_chart_adds_and_never_keeps_a_pod_from_starting() -> None:
+    documents = render({"injection.by": "webhook", "tls.agentSecret": "t"}, "--namespace=monitoring")
+    injection = parse(one(documents, "ConfigMap", "perfd-webhook")["data"]["injection.yaml"], Injection)
+    assert injection.job_labels == list(LABELS)
+    files, agent = injection.containers
+    config = parse(files["env"][0]["value"], AgentConfig)
+    assert config.uplink.address == "perfd-aggregator.monitoring.svc:9461"
+    assert agent["restartPolicy"] == "Always"
+    mounted = {mount["name"] for container in injection.containers for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in injection.volumes}
+    webhooks = one(documents, "MutatingWebhookConfiguration")["webhooks"]
+    assert [webhook["failurePolicy"] for webhook in webhooks] == ["Ignore", "Ignore"]
+    # The certificate is that of the Service, by the authority that the API server is given.
+    secret = one(documents, "Secret")["data"]
+    assert {webhook["clientConfig"]["caBundle"] for webhook in webhooks} == {secret["ca.crt"]}
+
+
+def test_policy_and_webhook_add_the_same() -> None:
+    text = one(render({"injection.by": "webhook"}), "ConfigMap", "perfd-webhook")["data"]["injection.yaml"]
+    injection = parse(text, Injection)
+    spec = one(render({"injection.by": "policy"}, "--kube-version=1.36.0"), "MutatingAdmissionPolicy")["spec"]
+    variables = {variable["name"]: variable["expression"] for variable in spec["variables"]}
+    places = [variables["job"].index(f"'{label}'") for label in injection.job_labels]
+    assert places == sorted(places)
+    configuration, containers_added = (
+        spec["mutations"][0]["applyConfiguration"]["expression"],
+        spec["mutations"][1]["jsonPatch"]["expression"],
+    )
+    assert all(f'"{name}":"{value}"' in configuration for name, value in injection.env.items())
+    assert all(f'name: "{volume["name"]}"' in configuration for volume in injection.volumes)
+    for container in injection.containers:
+        for value in [container["name"], *container.get("args", []), *container.get("command", [])]:
+            written = json.dumps(value)
+            for character in "&<>":
+                # As Go's JSON has it.
+                written = written.replace(character, f"\\u{ord(character):04x}")
+            assert f"dyn({written})" in containers_added
 
 
 def test_a_cluster_whose_policies_are_not_stable_is_refused_them() -> None:

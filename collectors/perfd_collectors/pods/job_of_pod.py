@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from perfd_collectors.pods.pod_facts import PodFacts
 
-_LABELS = (
+LABELS = (
     "perfd/job",
     # A TrainJob makes a JobSet with its name.
     "jobset.sigs.k8s.io/jobset-name",
@@ -30,7 +30,7 @@ _INDEXED = re.compile(rf"-\d{{1,6}}{_RANDOM}$")
 
 def job_of(pod: PodFacts) -> str:
     """The name of a pod's job, without its namespace."""
-    labelled = next((pod.labels[label] for label in _LABELS if pod.labels.get(label)), None)
+    labelled = next((pod.labels[label] for label in LABELS if pod.labels.get(label)), None)
     if labelled is not None:
         return labelled
     if pod.owner_kind == "ReplicaSet":

@@ -101,7 +101,7 @@ def pod_specs(documents: Sequence[Document]) -> list[Document]:
     for document in documents:
         if document["kind"] == "Pod":
             found.append(document["spec"])
-        if document["kind"] in {"DaemonSet", "StatefulSet", "Job"}:
+        if document["kind"] in {"DaemonSet", "Deployment", "StatefulSet", "Job"}:
             found.append(document["spec"]["template"]["spec"])
         for kind, embedded in embedded_documents(document):
             spec = embedded["spec"]

@@ -80,3 +80,16 @@ matchExpressions:
     operator: NotIn
     values: [kube-system, kube-node-lease, kube-public, {{ .Release.Namespace }}]
 {{- end -}}
+
+{{/* Labels that name a pod's job, the outermost owner first; the collector `pods` has the same. */}}
+{{- define "perfd.jobLabels" -}}
+- perfd/job
+- jobset.sigs.k8s.io/jobset-name
+- training.kubeflow.org/job-name
+- leaderworkerset.sigs.k8s.io/name
+- ray.io/originated-from-cr-name
+- ray.io/cluster
+- volcano.sh/job-name
+- batch.kubernetes.io/job-name
+- job-name
+{{- end -}}
