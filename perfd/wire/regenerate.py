@@ -1,4 +1,4 @@
-"""`python -m perfd.wire.regenerate [--check]`: writes, or compares, the code generated from the .proto file.
+"""`python -m perfd.wire.regenerate [--check]`: writes, or compares, the code generated from the .proto files.
 
 Needs `grpcio-tools` in the pinned version of the development dependencies: others generate other code.
 """
@@ -13,9 +13,14 @@ from pathlib import Path
 from perfd.errors import PerfdError
 
 _ROOT = Path(__file__).resolve().parents[2]
-_PROTO = Path("perfd/wire/v1/telemetry.proto")
+_OUTPUTS = {"python": "_pb2.py", "pyi": "_pb2.pyi", "grpc_python": "_pb2_grpc.py"}
+"""What protoc writes, by the name of its plugin."""
+_PROTOS = {
+    Path("perfd/wire/v1/telemetry.proto"): ("python", "pyi", "grpc_python"),
+    Path("perfd/trace/readers/xplane/xplane.proto"): ("python", "pyi"),
+}
 _GENERATED = tuple(
-    _PROTO.with_name(_PROTO.stem + suffix) for suffix in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+    proto.with_name(proto.stem + _OUTPUTS[kind]) for proto, kinds in _PROTOS.items() for kind in kinds
 )
 
 
@@ -25,11 +30,12 @@ def generate(target: Path) -> None:
         from grpc_tools import protoc  # noqa: PLC0415  (a development dependency, absent on a node)
     except ImportError as error:
         raise PerfdError("grpcio-tools is missing: install the development dependencies.") from error
-    outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
-    # The root is the import path, so that the generated import is `perfd.wire.v1`.
-    status = protoc.main(["protoc", f"-I{_ROOT}", *outputs, str(_ROOT / _PROTO)])
-    if status != 0:
-        raise PerfdError(f"protoc failed on {_PROTO}; see its message above.")
+    for proto, kinds in _PROTOS.items():
+        outputs = [f"--{kind}_out={target}" for kind in kinds]
+        # The root is the import path, so that the generated import is `perfd.wire.v1`.
+        status = protoc.main(["protoc", f"-I{_ROOT}", *outputs, str(_ROOT / proto)])
+        if status != 0:
+            raise PerfdError(f"protoc failed on {proto}; see its message above.")
 
 
 def drifted() -> list[Path]:
@@ -58,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     for path in stale:
-        sys.stderr.write(f"{path} does not match {_PROTO}; run `python -m perfd.wire.regenerate`.\n")
+        sys.stderr.write(f"{path} does not match its .proto file; run `python -m perfd.wire.regenerate`.\n")
     return 1 if stale else 0
 
 

@@ -32,6 +32,7 @@ from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.session.recording.recorded_streams import installed_players, open_playback
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.readers.xplane.xplane_reader import read_space
 from perfd.trace.roofline.hlo_line import read_line
 from perfd.trace.roofline.ncu_csv import read_csv
 from perfd.wire.convert import check, decode_agent_message
@@ -45,6 +46,7 @@ from tests.fuzz.evaluation_targets import (
     read_segment,
     segment,
 )
+from tests.support.xplane import xplane_space
 
 _TESTS = Path(__file__).parents[1]
 _ROOT = _TESTS.parent
@@ -215,6 +217,7 @@ def targets() -> dict[str, Target]:
             lambda data: model_shape(data, sequence_length=4096),
             [json.dumps(config).encode() for config in _CONFIGS],
         ),
+        "xplane": Target(lambda data: read_space(data, Path("t.xplane.pb")), [xplane_space()]),
         "analysis": Target(analyze_batch, [batch(), _first_message(batches)]),
     }
 

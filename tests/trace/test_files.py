@@ -186,8 +186,11 @@ def test_the_folder_that_jax_was_told_means_its_newest_run_and_each_rank_once(tm
         ):
             (folder / name).touch()
 
-    found = ["host1.trace.json.gz", "host2.trace.json.gz"]
+    found = ["host1.xplane.pb", "host2.trace.json.gz"]
     assert with_folders_opened([tmp_path]) == [folder / name for name in found]
+    assert with_folders_opened([folder]) == [folder / name for name in found]
+    (folder / "host1.xplane.pb").unlink()
+    found = ["host1.trace.json.gz", "host2.trace.json.gz"]
     assert with_folders_opened([folder]) == [folder / name for name in found]
     for name in found:
         (folder / name).unlink()

@@ -18,7 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         help="traces of one capture, or a directory of them: Nsight Systems (.sqlite[.gz], .nsys-rep),"
-        " PyTorch or JAX (.json[.gz])",
+        " PyTorch or JAX (.json[.gz], .xplane.pb)",
     )
     parser.add_argument("--json", action="store_true", help="print one object of schema perfd.trace/2")
     parser.add_argument(

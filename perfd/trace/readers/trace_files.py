@@ -14,7 +14,8 @@ from perfd.trace.readers import nsys_reader
 _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
 _NSIGHT_COMPUTE = b"NVR\0"
-_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep")
+_XPLANE = (".xplane.pb", ".xplane.pb.gz")
+_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep", *_XPLANE)
 SUMMARY_JSON = "summary.json"
 """What perfd knows of a job: in the folder of its run, and beside traces of it."""
 _NO_TRACES = ("perfd.trace.json", SUMMARY_JSON, "capture.json", ".stacks.json")
@@ -39,8 +40,10 @@ def _traces_in(folder: Path) -> list[Path]:
         raise TraceError(f"{folder}: cannot be read: {error.strerror or error}.") from error
     # An .nsys-rep holds the same ranks as the .sqlite that was exported from it.
     known = {file.with_suffix(".nsys-rep") for file in files if file.suffix == ".sqlite"}
-    # As does JAX's trace for Perfetto, of those beside it.
-    if any(file.name.endswith(".trace.json.gz") for file in files):
+    # As do the traces that JAX's profiler makes of an .xplane.pb, which may lack events.
+    spaces = {file.name.partition(".xplane.pb")[0] for file in files if file.name.endswith(_XPLANE)}
+    known |= {folder / f"{host}.trace.json.gz" for host in spaces}
+    if spaces or any(file.name.endswith(".trace.json.gz") for file in files):
         known.add(folder / "perfetto_trace.json.gz")
     traces = [file for file in files if _looks_like_a_trace(file) and file not in known]
     if not traces:
@@ -111,6 +114,10 @@ def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
     start = _start(path)
     if start.startswith(_NSIGHT_COMPUTE):
         raise TraceError(f"{path}: this is a report of Nsight Compute; `perfd roofline --ncu` reads it.")
+    if path.name.endswith(_XPLANE):
+        from perfd.trace.readers import xplane  # noqa: PLC0415
+
+        return xplane.read(path)
     if path.suffix == ".nsys-rep":
         # What most captures do not need would only make it start later, here and below.
         from perfd.trace.readers.decompress import exported  # noqa: PLC0415
