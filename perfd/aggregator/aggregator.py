@@ -20,6 +20,7 @@ from perfd.aggregator.state import AggregatorState
 from perfd.aggregator.web_api import (
     Webhook,
     routes,
+    runbook_routes,
 )
 from perfd.clock import Clock, SystemClock
 from perfd.config import AggregatorConfig
@@ -166,7 +167,7 @@ class Aggregator(ApiAnswers):
                     now_s=self._clock.monotonic_s(),
                     forgotten_after_s=self._config.job_forgotten_after_s,
                 )
-            served = routes(self, self._live)
+            served = {**routes(self, self._live), **runbook_routes(self._rounds.rules)}
             if self._config.http_listen is not None:
                 self._http = HttpServer(
                     self._config.http_listen,

@@ -27,6 +27,7 @@ from perfd.clock import Clock
 from perfd.config import AggregatorConfig
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.model import Alert, CaptureTool, alert_json
+from perfd.rules import RuleSet
 from perfd.rules.files import unknown_profiles
 
 log = logging.getLogger(__name__)
@@ -87,6 +88,11 @@ class AnalysisLoop:
     def names(self) -> MetricNames:
         """Names and descriptions of all series."""
         return self._names
+
+    @property
+    def rules(self) -> RuleSet:
+        """The rules that it evaluates."""
+        return self._alerts.rules
 
     @property
     def stale_s(self) -> float | None:

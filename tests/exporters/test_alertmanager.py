@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from dataclasses import replace
 
 import pytest
 from exporters.support import Receiver, alert, context, real_context, until
@@ -111,7 +112,8 @@ def test_alerts_wait_for_an_alertmanager_that_is_away_and_carry_external_labels(
         given = context()
         config = AlertmanagerConfig(external_labels={"cluster": "c1"}, external_url="http://perfd.example/")
         exporter = AlertmanagerExporter(receiver.url, config, given)
-        firing = alert(perfd_job="llm a")
+        links = {"runbook_url": "/runbooks/Slow", "dashboard": "https://grafana.example/d/x"}
+        firing = replace(alert(perfd_job="llm a"), annotations=links)
         exporter.export(Round(time_unix_s=100.0, changes=[firing], firing=[firing]))
         assert given.tally.pending == 1
         receiver.answer = lambda _: Response(body=b"")
@@ -122,6 +124,7 @@ def test_alerts_wait_for_an_alertmanager_that_is_away_and_carry_external_labels(
         exporter.close()
         [first], [second] = receiver.bodies
     assert first["labels"] == {"alertname": "Slow", "cluster": "c1", "perfd_job": "llm a"}
+    assert first["annotations"] == {**links, "runbook_url": "http://perfd.example/runbooks/Slow"}
     assert first["generatorURL"] == "http://perfd.example/jobs/llm%20a"
     assert first["endsAt"] > second["endsAt"] == "1970-01-01T00:01:46.000+00:00"
     assert (given.tally.sent, given.tally.retries, given.tally.pending) == (2, 1, 0)

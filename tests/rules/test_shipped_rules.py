@@ -74,7 +74,7 @@ def test_each_metric_that_an_annotation_names_is_exported() -> None:
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule.name)
 def test_each_alert_says_how_bad_it_is_and_what_to_do(rule: AlertingRule) -> None:
     assert rule.labels["severity"].text in {"info", "warning", "critical"}
-    assert set(rule.annotations) == {"summary", "description"}
+    assert set(rule.annotations) == {"summary", "description", "runbook_url"}
     assert len(rule.annotations["description"].text) > 50
 
 

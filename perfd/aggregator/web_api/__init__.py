@@ -2,6 +2,7 @@
 
 from perfd.aggregator.web_api.api_documents import agent_json, fleet_json, job_json, step_lines
 from perfd.aggregator.web_api.api_routes import routes
+from perfd.aggregator.web_api.runbook_routes import runbook_routes
 from perfd.aggregator.web_api.saved_run import PAGE_FILE, SavedRun, save_run
 from perfd.aggregator.web_api.serving_documents import servers_json
 from perfd.aggregator.web_api.step_chart import progress_columns
@@ -16,6 +17,7 @@ __all__ = [
     "job_json",
     "progress_columns",
     "routes",
+    "runbook_routes",
     "save_run",
     "servers_json",
     "step_lines",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import PurePath
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
@@ -13,6 +12,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from perfd.aggregator.captures import REPORT_NAME, TimeoutCall, is_folder_of
+from perfd.aggregator.web_api.html_pages import html_document, html_response, message_page
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.errors import PerfdError
 from perfd.net import Handler, Request, Response
@@ -20,16 +20,6 @@ from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
 
 _MAX_BYTES = 64 * 1024 * 1024
-# A report holds names of kernels and nodes: it is shown, and can do nothing.
-_HEADERS: Mapping[str, str] = {
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'; sandbox"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
 
 
 class ReportSource(Protocol):
@@ -61,21 +51,23 @@ def _job(source: ReportSource, name: str) -> Response:
         if stored is not None:
             found = from_json({"schema": "perfd.summary/2", "jobs": [stored]})
     except (PerfdError, msgspec.ValidationError) as error:
-        return _say(503, "The summary of this job cannot be read", str(error))
+        return message_page(503, "The summary of this job cannot be read", str(error))
     if not found:
-        return _say(404, "No such job", f"There is no job {name!r}; the page at / lists them.")
-    return _html(to_html(report_of_summary(found[0], "perfd aggregator")).encode())
+        return message_page(404, "No such job", f"There is no job {name!r}; the page at / lists them.")
+    return html_response(to_html(report_of_summary(found[0], "perfd aggregator")).encode())
 
 
 def _capture(source: ReportSource, request: Request, patience: TimeoutCall) -> Response:
     capture_id, _, number = request.rest.partition("/")
     capture = next((one for one in source.captures() if one["id"] == capture_id), None)
     if capture is None:
-        return _say(404, "No such capture", f"There is no capture {capture_id!r}.")
+        return message_page(404, "No such capture", f"There is no capture {capture_id!r}.")
     try:
         return patience.call(lambda: _stored(capture, number))
     except TimeoutError:
-        return _say(503, "The report cannot be read", "The file system that it may be on does not answer.")
+        return message_page(
+            503, "The report cannot be read", "The file system that it may be on does not answer."
+        )
 
 
 def _stored(capture: Mapping[str, Any], number: str) -> Response:
@@ -85,17 +77,17 @@ def _stored(capture: Mapping[str, Any], number: str) -> Response:
     chosen = next((n for n in range(1, len(there) + 1) if number in {"", str(n)}), 0)
     body = _read(there[chosen - 1] / REPORT_NAME) if chosen else None
     if body is None:
-        return _say(404, "No such report", f"This capture has {len(there)} here.")
-    return _html(body)
+        return message_page(404, "No such report", f"This capture has {len(there)} here.")
+    return html_response(body)
 
 
 def _overview(capture: Mapping[str, Any], count: int) -> Response:
     if count == 0:
-        return _say(404, "No report here yet", *_how_to_make(capture))
+        return message_page(404, "No report here yet", *_how_to_make(capture))
     capture_id = capture["id"]
     address = f"/reports/captures/{quote(capture_id, safe='')}"
     links = [f'<a href="{address}/{n}">Report {n}</a>' for n in range(1, count + 1)]
-    return _html(_document(f"Reports of {capture_id}", links))
+    return html_response(html_document(f"Reports of {capture_id}", links))
 
 
 def _folders(capture: Mapping[str, Any]) -> Sequence[PurePath]:
@@ -142,23 +134,3 @@ def _how_to_make(capture: Mapping[str, Any]) -> Sequence[str]:
         f"perfd capture show {capture['id']} --analyze",
         "It is shown here when this machine can read that folder: the same machine, or a shared file system.",
     )
-
-
-def _say(status: int, title: str, *sentences: str) -> Response:
-    body = _document(title, [escape(sentence) for sentence in sentences])
-    return Response(body=body, status=status, content_type="text/html; charset=utf-8", headers=_HEADERS)
-
-
-def _html(body: bytes) -> Response:
-    return Response(body=body, content_type="text/html; charset=utf-8", headers=_HEADERS)
-
-
-def _document(title: str, paragraphs: Sequence[str]) -> bytes:
-    inner = "".join(f"<p>{paragraph}</p>" for paragraph in paragraphs)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>:root{{color-scheme:light dark}}"
-        "body{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:12vh auto;padding:0 1rem}</style>"
-        f"</head><body><h1>{escape(title)}</h1>{inner}</body></html>\n"
-    ).encode()

@@ -107,6 +107,7 @@ class AlertmanagerExporter:
     def _body(self, chunk: Sequence[OutgoingAlert]) -> bytes:
         alerts = [wire_alert(one, self._generator_url(one.alert)) for one in chunk]
         for alert in alerts:
+            _complete_runbook(alert["annotations"], self._external_url)
             for key in ("startsAt", "endsAt"):
                 alert[key] = datetime.fromtimestamp(alert[key], UTC).isoformat(timespec="milliseconds")
         return msgspec.json.encode(alerts)
@@ -116,3 +117,10 @@ class AlertmanagerExporter:
             return None
         base = self._external_url.rstrip("/")
         return f"{base}/jobs/{quote(alert.job, safe='')}" if alert.job else base
+
+
+def _complete_runbook(annotations: dict[str, str], external_url: str | None) -> None:
+    """Give the path of a shipped rule's runbook the address at which people reach the aggregator."""
+    path = annotations.get("runbook_url", "")
+    if external_url is not None and path.startswith("/"):
+        annotations["runbook_url"] = external_url.rstrip("/") + path

@@ -1,0 +1,42 @@
+"""Small HTML pages that can do nothing but be read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from perfd.net import Response
+
+# A page may hold names of kernels and nodes: it is shown, and can do nothing.
+_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; sandbox"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+def html_response(body: bytes, status: int = 200) -> Response:
+    """A page as a response."""
+    return Response(body=body, status=status, content_type="text/html; charset=utf-8", headers=_HEADERS)
+
+
+def html_document(title: str, paragraphs: Sequence[str]) -> bytes:
+    """A page of paragraphs, which are HTML; the title is text."""
+    inner = "".join(f"<p>{paragraph}</p>" for paragraph in paragraphs)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>:root{{color-scheme:light dark}}"
+        "body{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:12vh auto;padding:0 1rem}"
+        "code{white-space:pre-wrap;overflow-wrap:anywhere}</style>"
+        f"</head><body><h1>{escape(title)}</h1>{inner}</body></html>\n"
+    ).encode()
+
+
+def message_page(status: int, title: str, *sentences: str) -> Response:
+    """Sentences, which are text."""
+    return html_response(html_document(title, [escape(sentence) for sentence in sentences]), status)
