@@ -14,8 +14,8 @@ from perfd.rules.durations import format_duration
 from perfd.rules.templates import Template
 
 PATH = "/runbooks/"
-_LABEL = re.compile(r"\{\{ *\$labels\.(\w+) *\}\}")
-_VALUE = re.compile(r"\{\{ *\$value[^}]*\}\}")
+_LABEL = re.compile(r"\{\{ ?\$labels\.(\w+) ?\}\}")
+_VALUE = re.compile(r"\{\{ ?\$value[^{}$]*\}\}")
 
 
 def runbook_routes(rules: RuleSet) -> dict[str, Handler]:
