@@ -27,6 +27,7 @@ from typing import Any, Self
 import grpc
 import grpc.aio
 
+from perfd.collector_loading import load_collector
 from perfd.model import (
     Batch,
     CollectorHealth,
@@ -41,7 +42,6 @@ from perfd.model import (
     TrainingStep,
     Welcome,
 )
-from perfd.plugins import load_collector
 from perfd.wire.convert import decode_aggregator_message, encode_message
 from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
 

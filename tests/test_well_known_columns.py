@@ -9,9 +9,9 @@ import pytest
 
 import perfd
 from perfd.collector import CollectorSpec, Column, ColumnKind, Options
+from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.errors import ConfigError
 from perfd.model import GpuColumn, NicColumn, RankColumn, Scope, ServerColumn
-from perfd.plugins import collector_entry_points, load_collector
 
 FAMILIES = (GpuColumn, NicColumn, RankColumn, ServerColumn)
 PACKAGE = Path(perfd.__file__).parent
@@ -31,7 +31,7 @@ def spec(*columns, provides=()):
 def load(monkeypatch):
     def load(spec):
         point = SimpleNamespace(load=lambda: spec)
-        monkeypatch.setattr("perfd.plugins.collector_entry_points", lambda: {"mine": point})
+        monkeypatch.setattr("perfd.collector_loading.collector_entry_points", lambda: {"mine": point})
         return load_collector("mine")
 
     return load

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.metrics.catalog import (
     AGENT_METRICS,
     AGENT_PAGE_METRICS,
@@ -22,7 +23,6 @@ from perfd.metrics.catalog import (
     MetricInfo,
     raw_metric,
 )
-from perfd.plugins import collector_entry_points, load_collector
 
 PATH = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -10,9 +10,9 @@ from typing import get_args
 
 from perfd.clock import VirtualClock
 from perfd.collector import Collector, CollectorSpec, ColumnKind, Options, RecordedStream, Settings
+from perfd.collector_loading import column_problems
 from perfd.errors import Unavailable
 from perfd.model import Record, SampleTable, Scope
-from perfd.plugins import column_problems
 
 _SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _WRONG_UNITS = {

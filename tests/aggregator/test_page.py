@@ -22,6 +22,7 @@ from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.cli import metrics_reference
 from perfd.collector import ColumnKind
+from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.metrics.catalog import (
     AGENT_METRICS,
     AGENT_PAGE_METRICS,
@@ -48,7 +49,6 @@ from perfd.model import (
     Scope,
     StepPhases,
 )
-from perfd.plugins import collector_entry_points, load_collector
 from perfd.rules.files.shipped_rules import builtin_rules
 from tests.support.fake_agent import FakeAgent
 

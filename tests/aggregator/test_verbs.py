@@ -17,7 +17,7 @@ from rich.console import Console
 
 from perfd.cli import main
 from perfd.cli.aggregator_client import get, url_of
-from perfd.cli.status_tables import job_table, render
+from perfd.cli.tables.status_tables import job_table, render
 from perfd.config import AggregatorConfig, load
 from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope, ServerInfo
 from tests.support.fake_agent import FakeAgent

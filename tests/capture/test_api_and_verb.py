@@ -14,7 +14,7 @@ from perfd.capture.policy.policy_events import ManualRequest
 from perfd.capture.selection.rank_selection import JobView, RankView
 from perfd.cli import main
 from perfd.cli.aggregator_client import get
-from perfd.cli.capture_analysis import analyze
+from perfd.cli.traces.analyze_capture import analyze
 from perfd.config import CaptureProfile
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import (

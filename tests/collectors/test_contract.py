@@ -10,9 +10,9 @@ from perfd_collectors import host, nvml, nvml_events, ranks
 
 from perfd.clock import Clock, VirtualClock
 from perfd.collector import Collector, CollectorSpec, Column, ColumnKind, Options, Settings
+from perfd.collector_loading import load_collector
 from perfd.errors import Unavailable
 from perfd.model import Record, SampleTable, Scope
-from perfd.plugins import load_collector
 from perfd.testing.collector_contract import check_collector, check_replay, check_spec, check_unavailable
 
 SPECS = [host.SPEC, nvml.SPEC, nvml_events.SPEC, ranks.SPEC]

@@ -22,6 +22,7 @@ from perfd.aggregator.aggregator import Aggregator
 from perfd.capture.capture_routes import StartBody
 from perfd.clock import VirtualClock
 from perfd.collector import ColumnKind
+from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.metrics.catalog import AGENT_METRICS, AGGREGATOR_METRICS, JOB_METRICS, raw_metric
 from perfd.model import (
     CaptureState,
@@ -36,7 +37,6 @@ from perfd.model import (
     SampleTable,
     StepPhases,
 )
-from perfd.plugins import collector_entry_points, load_collector
 from perfd.recording import bundled
 from perfd.rules.unit_tests.test_files import read_tests
 from perfd.rules.unit_tests.test_runner import run_tests

@@ -14,9 +14,9 @@ from training_log.logs import dump, iteration
 
 from perfd.clock import VirtualClock
 from perfd.collector import PodJob, Settings
+from perfd.collector_loading import load_collector
 from perfd.errors import ConfigError
 from perfd.model import Event, EventKind, JobOrigin, JobOutcome, LogProgress, Record, TrainingStep
-from perfd.plugins import load_collector
 from perfd.testing.collector_contract import check_collector, check_unavailable
 
 NOW_NS = 1_777_629_600 * 10**9  # 2026-05-01 10:00:00 UTC

@@ -6,9 +6,9 @@ from textwrap import dedent
 
 import pytest
 
+from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.metrics.catalog import METRICS, raw_metric
 from perfd.model import JOB_LABEL
-from perfd.plugins import collector_entry_points, load_collector
 from perfd.rules import AlertingRule, RecordingRule, builtin_rules, load_rules
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.subset import AGGREGATIONS, FUNCTIONS

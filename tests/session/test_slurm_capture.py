@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.clock import SystemClock
+from perfd.collector_loading import load_collector
 from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState, CaptureStatus, CaptureTool
-from perfd.plugins import load_collector
 from perfd.session.slurm.helper_protocol import (
     FromNode,
     HelperSetup,

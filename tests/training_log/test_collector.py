@@ -13,10 +13,10 @@ from training_log.logs import dump, iteration, records_of, timers
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
+from perfd.collector_loading import load_collector
 from perfd.config import CollectorConfig
 from perfd.errors import ConfigError
 from perfd.model import Event, JobDescription, LogProgress, StepPhases, TrainingStep
-from perfd.plugins import load_collector
 from perfd.testing.collector_contract import check_collector, check_spec, check_unavailable
 
 NOW_NS = 1_746_093_600 * 10**9  # 2025-05-01 10:00:00 UTC

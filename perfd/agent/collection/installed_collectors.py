@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 from perfd.agent.collection.collector_task import CollectorTask
 from perfd.collector import CollectorSpec, Settings
+from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.config import AgentConfig, CollectorConfig
 from perfd.errors import ConfigError
-from perfd.plugins import collector_entry_points, load_collector
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterable
 
 from perfd.collector import CollectorSpec, Column, ColumnKind
+from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.errors import PerfdError
 from perfd.metrics.catalog import METRICS, MetricInfo, raw_metric
 from perfd.model import Scope
-from perfd.plugins import collector_entry_points, load_collector
 
 Described = Callable[[str], MetricInfo]
 """From an exported name to what is known about it."""

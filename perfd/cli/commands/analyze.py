@@ -59,6 +59,6 @@ def run(args: argparse.Namespace) -> int:
     """Read the traces and say what limits them."""
     # As numpy is loaded: nothing here is for its linear algebra, whose threads would only take time to start.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from perfd.cli.analyze_traces import analyze  # noqa: PLC0415
+    from perfd.cli.traces.analyze_traces import analyze  # noqa: PLC0415
 
     return analyze(args)

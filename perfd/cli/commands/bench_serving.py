@@ -17,8 +17,8 @@ from rich.table import Table
 
 from perfd.analysis.serving import Distribution, ServerDocument, Theory, compare, diagnose, to_json
 from perfd.cli.commands.serving import add_theory_arguments, theory_for
-from perfd.cli.serving_sources import ServerSample, ServerWatcher, access_for, add_access_arguments
-from perfd.cli.serving_watch import watch
+from perfd.cli.serving.serving_sources import ServerSample, ServerWatcher, access_for, add_access_arguments
+from perfd.cli.serving.serving_watch import watch
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.formatting import duration

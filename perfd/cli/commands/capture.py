@@ -158,7 +158,7 @@ def _show(args: argparse.Namespace) -> int:
     document = ask(url_of(args), "GET", f"{PATH}/{quote(args.id, safe='')}")
     _print(document, as_json=args.json)
     if args.analyze:
-        from perfd.cli.capture_analysis import analyze  # noqa: PLC0415  (slow to import; a rare wish)
+        from perfd.cli.traces.analyze_capture import analyze  # noqa: PLC0415  (slow to import; a rare wish)
 
         for path in analyze(document["capture"], _job_of(args, document["capture"])):
             print(path, file=sys.stderr)

@@ -13,7 +13,7 @@ from perfd_collectors.training_log.log_document import LogDocument
 from rich.console import Console
 from rich.table import Table
 
-from perfd.cli.parse_nccl import nccl_table
+from perfd.cli.tables.nccl_table import nccl_table
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.model import PhaseTime, TrainingStep

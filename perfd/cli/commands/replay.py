@@ -18,7 +18,7 @@ from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.cli.arguments import number_from_zero, positive
 from perfd.cli.output_escapes import safe_output
 from perfd.cli.signals import set_by_signals
-from perfd.cli.status_tables import render
+from perfd.cli.tables.status_tables import render
 from perfd.cli.terminal import Terminal
 from perfd.config import AggregatorConfig, HistoryConfig
 from perfd.formatting import duration

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, find_gpu
 from perfd.cli.arguments import positive
-from perfd.cli.roofline.module_roofline import ModuleRoofline, module_file
+from perfd.cli.tables.module_roofline import ModuleRoofline, module_file
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent

@@ -31,7 +31,7 @@ from perfd.analysis.serving import (
     to_json,
 )
 from perfd.cli.arguments import positive, positive_whole
-from perfd.cli.serving_sources import (
+from perfd.cli.serving.serving_sources import (
     ServerSample,
     ServerWatcher,
     access_for,

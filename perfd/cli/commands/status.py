@@ -6,7 +6,7 @@ import argparse
 import json
 
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
-from perfd.cli.status_tables import job_table, server_table
+from perfd.cli.tables.status_tables import job_table, server_table
 from perfd.cli.terminal import Terminal
 
 SCHEMA = "perfd.status/1"

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
 from perfd.cli.arguments import positive
-from perfd.cli.status_tables import Json
+from perfd.cli.tables.status_tables import Json
 from perfd.cli.terminal import Terminal
 from perfd.cli.top import (
     KEYS,

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfd.cli.status_tables import Json, silent
+from perfd.cli.tables.status_tables import Json, silent
 from perfd.cli.top.screen_state import KEYS, window
 from perfd.formatting import UNKNOWN, count, duration, percent
 

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfd.cli.status_tables import Json, ending, get, layout, silent
+from perfd.cli.tables.status_tables import Json, ending, get, layout, silent
 from perfd.formatting import UNKNOWN, count, duration, flops_per_s, percent, power
 
 _PARTS = (

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from perfd.clock import Clock
 from perfd.collector import CollectorSpec, Options, RecordedStream, Settings
+from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.errors import ConfigError, RecordingError
 from perfd.model import GpuInfo, RankPlacement, Record
-from perfd.plugins import collector_entry_points, load_collector
 from perfd.recording.recording_format import RECORDS_KIND, RecordedNode, Recording, StreamEntry
 from perfd.recording.records_stream import RecordsStream
 from perfd.recording.stream_decompression import plain_file

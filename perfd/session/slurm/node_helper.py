@@ -11,8 +11,8 @@ from perfd.agent.capture_setup import JobFacts, create_executor
 from perfd.capture.node import CaptureExecutor
 from perfd.capture.selection import slug
 from perfd.clock import Clock
+from perfd.collector_loading import load_collector
 from perfd.model import CaptureRequest, CaptureStatus, RankPlacement
-from perfd.plugins import load_collector
 from perfd.session.slurm.helper_protocol import (
     CaptureOrder,
     FromNode,

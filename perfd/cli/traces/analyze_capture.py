@@ -11,7 +11,7 @@ import msgspec
 from perfd.analysis.diagnosis import JobSummary
 from perfd.capture.node import TRACE_SUFFIXES, reading
 from perfd.capture.selection import slow_rank_of
-from perfd.cli.analyze_job import settings_for
+from perfd.cli.traces.trace_settings import settings_for
 from perfd.errors import PerfdError
 from perfd.model import CaptureState
 from perfd.report.render.report_writer import write_report

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 
 from perfd.analysis.serving import ObservationWindow
-from perfd.cli.serving_sources import ServerSample, ServerWatcher
+from perfd.cli.serving.serving_sources import ServerSample, ServerWatcher
 from perfd.errors import PerfdError
 from perfd.session.job import exit_code
 

@@ -47,7 +47,7 @@ def _settings(args: argparse.Namespace, folder: Path) -> TraceSettings:
     beside = summary if summary.is_file() else None
     if not (args.summary or beside or args.peaks or args.model_flops_per_step):
         return TraceSettings(gpus=args.gpus)
-    from perfd.cli.analyze_job import settings_of  # noqa: PLC0415
+    from perfd.cli.traces.trace_settings import settings_of  # noqa: PLC0415
 
     return settings_of(
         named=args.summary,

@@ -1,1 +1,0 @@
-"""What `perfd roofline` shows of more than one operation."""

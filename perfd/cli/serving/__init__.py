@@ -1,0 +1,1 @@
+"""Where the commands about servers read, and how they watch one."""
