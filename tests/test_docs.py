@@ -87,6 +87,18 @@ def _walks() -> dict[str, tuple[int, list[str]]]:
     return found
 
 
+def test_every_answer_to_where_something_is_names_files_that_exist() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    table = text.partition("## Where is ...?")[2].partition("\n## ")[0]
+    rows = [line.split(" | ")[-1] for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 30
+    for row in rows:
+        paths = re.findall(r"`([^`]+)`", row)
+        assert paths, row
+        for path in paths:
+            assert (ROOT / path).exists(), path
+
+
 @pytest.mark.parametrize("name", _walks())
 def test_a_walk_of_the_architecture_counts_files_that_exist(name: str) -> None:
     walks = _walks()
