@@ -61,11 +61,15 @@ def measure(
     *,
     history: bool = False,
     tls: bool = False,
+    guards: bool = True,
 ) -> dict[str, Any]:
-    """Throughput of a burst, then the cost of one batch a second and node; `tls` is mutual."""
+    """Throughput of a burst, then the cost of one batch a second and node; `tls` is mutual.
+
+    Without `guards` it is the aggregator of `benchmarks.without_guards`.
+    """
     with (
         tempfile.TemporaryDirectory() as folder,
-        _AggregatorProcess(Path(folder), history=history, tls=tls) as aggregator,
+        _AggregatorProcess(Path(folder), history=history, tls=tls, guards=guards) as aggregator,
     ):
         return asyncio.run(_drive(aggregator, nodes, jobs, seconds, burst))
 
@@ -73,8 +77,9 @@ def measure(
 class _AggregatorProcess:
     """`perfd aggregator` on free ports, as a process of its own."""
 
-    def __init__(self, folder: Path, *, history: bool, tls: bool) -> None:
+    def __init__(self, folder: Path, *, history: bool, tls: bool, guards: bool) -> None:
         self._folder = folder
+        self._program = "perfd" if guards else "benchmarks.without_guards"
         self._config: dict[str, Any] = (
             {"history": {"path": str(folder / "history.sqlite")}} if history else {}
         )
@@ -86,7 +91,7 @@ class _AggregatorProcess:
             self.credentials = grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "perfd", "aggregator", "--log-json"]
+        command = [sys.executable, "-m", self._program, "aggregator", "--log-json"]
         config = self._folder / "aggregator.yaml"
         # JSON is YAML.
         config.write_text(json.dumps(self._config), encoding="utf-8")

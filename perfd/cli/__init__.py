@@ -16,6 +16,7 @@ from typing import Any
 from perfd import __version__
 from perfd.cli.signals import unwound_by_signals
 from perfd.errors import PerfdError
+from perfd.formatting import printable_text
 
 VERBS = {
     "run": "run a command under perfd: agent and aggregator beside it, a diagnosis at the end",
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = int(_module(args.verb).run(args))
         _flush()
     except PerfdError as error:
-        print(f"perfd {wanted}: {error}", file=sys.stderr)
+        print(printable_text(f"perfd {wanted}: {error}"), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
-        print(f"perfd {wanted}: {where}{error.strerror or error}.", file=sys.stderr)
+        print(printable_text(f"perfd {wanted}: {where}{error.strerror or error}."), file=sys.stderr)
         _discard_output()
         return 2
     return code

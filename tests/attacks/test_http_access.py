@@ -262,6 +262,13 @@ def test_texts_of_files_do_nothing_to_a_terminal_but_colors_stay(capsys):
     assert "\\u202e" in shown
 
 
+def test_the_name_of_a_file_that_cannot_be_read_does_nothing_to_a_terminal(capsys, tmp_path):
+    assert main(["analyze", str(tmp_path / EVIL)]) == 2
+    shown = capsys.readouterr().err
+    assert "owned" in shown
+    assert not {"\x1b", "\x07", "\u202e"} & set(shown)
+
+
 def test_a_log_line_is_one_line_whatever_names_are_in_it():
     record = logging.makeLogRecord(
         {"msg": "An agent left.", "levelname": "INFO", "node": f"x\n2026 error: {EVIL}"}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from perfd_collectors.file_follower import READ_BYTES, Chunk
+from perfd_collectors.file_patterns import matching_paths
 
 _ATTEMPT = re.compile(r"attempt_(\d{1,15})")
 _STREAMS = ("stdout.log", "stderr.log")
@@ -34,7 +35,7 @@ def matching_files(patterns: Sequence[str]) -> Mapping[str, Path]:
     """Existing regular files that match the patterns, by path."""
     found: dict[str, Path] = {}
     for pattern in patterns:
-        paths = sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
+        paths = matching_paths(pattern) if glob.has_magic(pattern) else [pattern]
         for path in paths:
             if Path(path).is_file():
                 found.setdefault(path, Path(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -49,8 +49,8 @@ def _bounded(record: Any, limits: Limits, rejected: Counter[str]) -> Any | None:
 
 def _entries(values: Mapping[Any, Any], limits: Limits, rejected: Counter[str]) -> Mapping[Any, Any]:
     """The first entries that fit; the mapping itself when all do."""
-    if len(values) <= limits.entries_per_record and not any(
-        isinstance(one, str) and len(one) > limits.name_chars for entry in values.items() for one in entry
+    if len(values) <= limits.entries_per_record and limits.name_chars >= max(
+        _longest_text(values.keys()), _longest_text(values.values())
     ):
         return values
     kept: dict[Any, Any] = {}
@@ -62,6 +62,14 @@ def _entries(values: Mapping[Any, Any], limits: Limits, rejected: Counter[str]) 
             break
         kept[key] = value
     return kept
+
+
+def _longest_text(values: Collection[Any]) -> int:
+    """The length of the longest text among values; 0 for none. It is asked of each column of a table."""
+    kinds = set(map(type, values))
+    if str not in kinds:
+        return 0
+    return max(map(len, values if len(kinds) == 1 else (one for one in values if isinstance(one, str))))
 
 
 @cache

@@ -15,6 +15,8 @@ from perfd_collectors.file_follower import Chunk
 from perfd_collectors.training_log.log_sources import LogSource
 
 _READER = "perfd_collectors.training_log.sandboxed.log_reader:reader"
+_ANSWERS_WITHIN_S = 600.0
+"""Far above the 12 s that 8 MiB of dense lines took on a busy core: reading anew would not be faster."""
 _AGAIN_AFTER_S = 30.0
 """After the process ended, so that a log that ends it each time costs little. Chosen, not measured."""
 
@@ -77,7 +79,7 @@ class SandboxedTrainingLog:
             self._sandbox = None
 
     def _begin(self) -> Sandbox:
-        sandbox = Sandbox(_READER)
+        sandbox = Sandbox(_READER, answers_within_s=_ANSWERS_WITHIN_S)
         sandbox.ask(msgspec.msgpack.encode(self._settings))
         self._sources = self._open_sources()
         self._problem = None

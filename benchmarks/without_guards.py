@@ -1,0 +1,40 @@
+"""`python -m benchmarks.without_guards aggregator ...` is `perfd aggregator ...` that trusts everyone.
+
+Records are taken without a look at their sizes and counts, and batches acknowledged when they are applied,
+not when they are on disk. For `benchmarks.guard_costs` only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from perfd.aggregator.ingest.ingest import Ingest
+from perfd.aggregator.jobs import job_state
+from perfd.aggregator.state import fleet
+from perfd.cli import main
+from perfd.wire import convert
+
+
+def _unbounded(record: Any, *_: object) -> Any:  # noqa: ANN401  (any record)
+    return record
+
+
+def _keep_at_once(
+    ingest: Any,  # noqa: ANN401  (its private parts)
+    agent: Any,  # noqa: ANN401
+    sequence: int,
+    statements: list[Any],
+    stored: Callable[[], None],
+) -> None:
+    agent.stored_sequence = max(agent.stored_sequence, sequence)
+    ingest._history.submit(statements, lambda: None)  # noqa: SLF001
+    stored()
+
+
+if __name__ == "__main__":
+    fleet.bounded = job_state.bounded = _unbounded
+    convert.check_record_count = lambda _: None
+    Ingest._keep = _keep_at_once  # type: ignore[method-assign]  # noqa: SLF001
+    sys.exit(main())
