@@ -74,7 +74,7 @@ def test_every_verdict_says_in_its_page_when_it_is_given(page: str, words: Itera
     assert {word.value for word in words if not any(f"`{word.value}`" in row for row in rows)} == set()
 
 
-def _walks() -> dict[str, tuple[int, list[str]]]:
+def walks() -> dict[str, tuple[int, list[str]]]:
     """The walks of the architecture by name: the number of files in the headline, and the files."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     text = text[text.index("## Four values") : text.index("\n## ", text.index("## Four values") + 1)]
@@ -99,13 +99,13 @@ def test_every_answer_to_where_something_is_names_files_that_exist() -> None:
             assert (ROOT / path).exists(), path
 
 
-@pytest.mark.parametrize("name", _walks())
+@pytest.mark.parametrize("name", walks())
 def test_a_walk_of_the_architecture_counts_files_that_exist(name: str) -> None:
-    walks = _walks()
-    count, files = walks[name]
+    known = walks()
+    count, files = known[name]
     there = [str(path) for path in ROOT.glob("perfd/**/*.py")]
     there += [str(path) for path in (ROOT / "collectors").glob("perfd_collectors/**/*.py")]
 
     assert [file for file in files if not any(path.endswith(f"/{file}") for path in there)] == []
-    through = len(walks["Transport"][1]) if name not in {"Transport", "An alert to a report"} else 0
+    through = len(known["Transport"][1]) if name not in {"Transport", "An alert to a report"} else 0
     assert len(files) + through == count

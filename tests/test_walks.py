@@ -1,0 +1,136 @@
+"""The walks of docs/architecture.md against a run: which modules really get the value."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+from perfd_collectors import nvml, training_log
+
+from perfd.agent.agent import Agent
+from perfd.agent.collection import CollectorTask
+from perfd.aggregator import Aggregator
+from perfd.clock import VirtualClock
+from perfd.collector import CollectorSpec, Settings
+from perfd.config import (
+    AgentCaptureConfig,
+    AgentConfig,
+    AggregatorConfig,
+    CollectorConfig,
+    RulesConfig,
+    UplinkConfig,
+)
+from perfd.testing.fake_nvml import FakeGpu, FakeNvml
+from tests.support.traced_value import TracedValue
+from tests.test_docs import ROOT, walks
+
+_START_NS = 1_795_225_496 * 10**9
+_RULES = """
+groups:
+- name: power
+  rules:
+  - alert: Hot
+    expr: perfd_gpu_power_watts > 400
+"""
+_OF_EVERY_RECORD = {
+    "agent/collection/latest_samples.py": "the agent's own page",
+    "agent/capture_setup.py": "what captures know of the job",
+}
+_BESIDE_THE_SAMPLE = _OF_EVERY_RECORD | {
+    "rules/rule_model.py": "the alert as the series ALERTS",
+    "aggregator/alerts/*": "the alert",
+    "aggregator/captures/*": "the alert",
+    "aggregator/history/*": "the alert",
+    "aggregator/analysis_loop.py": "the alert",
+}
+_BESIDE_THE_LINE = _OF_EVERY_RECORD | {
+    "training_log/formats/*": "parsers of other formats, which leave the line to the next one",
+    "training_log/megatron/megatron_description.py": "the framework that prints such lines",
+    "aggregator/state/durable_records.py": "history",
+    "aggregator/analysis_loop.py": "the page, rules and exporters get the summary",
+    "aggregator/series/*": "the page",
+    "analysis/*": "other numbers of the same steps",
+}
+
+
+def _run(spec: CollectorSpec, options: dict[str, object], folder: Path, value: TracedValue) -> Aggregator:
+    """An agent with one collector and an aggregator with one rule, for a few seconds of their own clock."""
+    clock = VirtualClock(_START_NS)
+    rules = folder / "rules.yaml"
+    rules.write_text(_RULES)
+    aggregator = Aggregator(
+        AggregatorConfig(
+            listen="127.0.0.1:0", http_listen=None, rules=RulesConfig(builtin=False, files=[str(rules)])
+        ),
+        clock,
+        manual=True,
+        captures=False,
+    )
+    settings = Settings(node="n0", job="llm", clock=clock)
+    with value.followed():
+        aggregator.start()
+        agent = Agent(
+            AgentConfig(
+                listen=None,
+                uplink=UplinkConfig(address=aggregator.grpc_address),
+                capture=AgentCaptureConfig(enabled=False),
+            ),
+            node="n0",
+            spool_directory=folder / "spool",
+            tasks=[CollectorTask(spec, CollectorConfig(options=options), settings)],
+            clock=clock,
+            manual=True,
+        )
+        try:
+            agent.start()
+            for _ in range(3):
+                clock.advance(1.0)
+                sequence = agent.step()
+                assert sequence is None or agent.wait_acknowledged(sequence, 60.0)
+                aggregator.tick()
+        finally:
+            agent.stop()
+            aggregator.stop()
+    return aggregator
+
+
+def _walk(name: str) -> set[str]:
+    found = walks()
+    return {*found["Transport"][1], *found[name][1]}
+
+
+def _check(name: str, traced: set[str], beside: dict[str, str]) -> None:
+    walk = _walk(name)
+    assert {file for file in walk if not any(f"/{module}".endswith(f"/{file}") for module in traced)} == set()
+    extra = {module for module in traced if not any(f"/{module}".endswith(f"/{file}") for file in walk)}
+    assert {module for module in extra if not any(fnmatch(module, pattern) for pattern in beside)} == set()
+
+
+@pytest.mark.slow
+def test_the_walk_of_an_nvml_sample_has_the_files_that_get_it(tmp_path: Path) -> None:
+    gpu = FakeNvml([FakeGpu(power_mw=431_257)])
+    spec = replace(nvml.SPEC, create=lambda options, settings: nvml.NvmlCollector(gpu, options, settings))
+    value = TracedValue((431.257,))
+
+    aggregator = _run(spec, {}, tmp_path, value)
+
+    assert [alert["name"] for alert in aggregator.alerts()] == ["Hot"]
+    _check("An NVML sample to an alert", value.modules, _BESIDE_THE_SAMPLE)
+
+
+@pytest.mark.slow
+def test_the_walk_of_a_log_line_has_the_files_that_get_it(tmp_path: Path) -> None:
+    recorded = (ROOT / "perfd/data/recordings/dp4/node0/stdout.log").read_text().splitlines(keepends=True)
+    lines = [place for place, line in enumerate(recorded) if "elapsed time per iteration" in line]
+    marked = re.sub(r"(per iteration \(ms\): )[\d.]+", r"\g<1>777.3125", recorded[lines[-3]])
+    log = tmp_path / "train.log"
+    log.write_text("".join([*recorded[: lines[-3]], marked, *recorded[lines[-3] + 1 : lines[-1] + 1]]))
+    value = TracedValue((0.7773125, 777.3125), ("777.3125",))
+
+    aggregator = _run(training_log.SPEC, {"paths": [str(log)]}, tmp_path, value)
+
+    assert [summary.name for summary in aggregator.summary()] == ["llm"]
+    _check("A log line to MFU", value.modules, _BESIDE_THE_LINE)
