@@ -29,8 +29,9 @@ _ESCAPING = re.compile(r";\s*escaping=[^;,]*")
 
 _GZIP_LEVEL = 1
 """Five times smaller at 8 ms per MB; level 6 takes five times as long and saves another 2%."""
-_MAX_GZIP_BYTES = 2_000_000
-"""Up to here gzip adds less than 20 ms to a scrape (docs/adr/0020)."""
+_LARGE_PAGE_BYTES = 2_000_000
+_LARGE_GZIP_LEVEL = 6
+"""The 61 MB of 8,000 GPUs are 2.9 MB in 0.5 s, against 3.7 MB in 0.14 s at level 1 (docs/adr/0020)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,10 @@ def metrics_page(
     """
     encode, content_type = choose_encoder(_supported(headers.get("accept", "")))
     body = rendered(content_type.startswith(_OPENMETRICS)) + encode(registry)
-    if len(body) <= _MAX_GZIP_BYTES and gzip_accepted(headers.get("accept-encoding", "")):
-        compressed = gzip.compress(body, _GZIP_LEVEL, mtime=0)
+    if gzip_accepted(headers.get("accept-encoding", "")):
+        # It runs beside other threads: zlib holds no lock of the interpreter.
+        level = _GZIP_LEVEL if len(body) <= _LARGE_PAGE_BYTES else _LARGE_GZIP_LEVEL
+        compressed = gzip.compress(body, level, mtime=0)
         return MetricsPage(body=compressed, content_type=content_type, headers={"Content-Encoding": "gzip"})
     return MetricsPage(body=body, content_type=content_type, headers={})
 

@@ -45,8 +45,9 @@ def stack(tmp_path_factory):
 
 def test_prometheus_scrapes_the_aggregator_and_keeps_its_labels(stack):
     [(labels, value)] = until(lambda: stack.query("perfd_pipeline_stall_ratio"))
-    assert (labels["job"], value) == (JOB, pytest.approx(0.4556, abs=1e-3))
-    assert stack.query('up{perfd_job="perfd"}')[0][1] == 1
+    assert (labels["perfd_job"], value) == (JOB, pytest.approx(0.4556, abs=1e-3))
+    assert labels["job"] == "perfd"
+    assert stack.query('up{job="perfd"}')[0][1] == 1
     assert stack.query('{exported_job!=""}') == []
     assert {labels["node"] for labels, _ in stack.query("perfd_agent_up")} == {"n1"}
 
@@ -165,7 +166,7 @@ static_configs: [{{targets: ['{hostile.http_address}']}}]}}]"
             with prometheus(tmp_path, scrape) as server:
                 count = 'count({__name__=~"perfd_.+|process_.+|python_.+"})'
                 scraped = until(lambda: server.get("/api/v1/query", query=count)["data"]["result"])
-                jobs = server.get("/api/v1/label/job/values")["data"]
+                jobs = server.get("/api/v1/label/perfd_job/values")["data"]
         lines = [line for line in hostile.page().split(b"\n") if line and not line.startswith(b"#")]
     finally:
         hostile.stop()

@@ -28,7 +28,7 @@ def configuration(receiver):
     return f"""
 route:
   receiver: people
-  group_by: [alertname, job]
+  group_by: [alertname, perfd_job]
   group_wait: 0s
   group_interval: 1s
   repeat_interval: 1h
@@ -75,11 +75,11 @@ class Embedded:
 def test_a_firing_alert_is_grouped_by_its_labels_and_its_end_is_told(tmp_path):
     with Receiver() as receiver, alertmanager(tmp_path, configuration(receiver)) as server:
         embedded = Embedded(server.url)
-        embedded.fire("PerfdStraggler", job="llm", rank="3")
-        embedded.fire("PerfdStraggler2", job="other")
+        embedded.fire("PerfdStraggler", perfd_job="llm", rank="3")
+        embedded.fire("PerfdStraggler2", perfd_job="other")
         embedded.until(lambda: len(server.get("/api/v2/alerts")) == 2)
         groups = {tuple(sorted(group["labels"].items())) for group in server.get("/api/v2/alerts/groups")}
-        assert (("alertname", "PerfdStraggler"), ("job", "llm")) in groups
+        assert (("alertname", "PerfdStraggler"), ("perfd_job", "llm")) in groups
         embedded.resolve("PerfdStraggler")
         embedded.until(lambda: ("PerfdStraggler", "resolved") in notified(receiver))
         assert [one["labels"]["alertname"] for one in server.get("/api/v2/alerts")] == ["PerfdStraggler2"]
@@ -90,12 +90,12 @@ def test_a_firing_alert_is_grouped_by_its_labels_and_its_end_is_told(tmp_path):
 def test_nothing_is_lost_while_the_alertmanager_is_dead_even_if_it_comes_back_empty(tmp_path):
     with Receiver() as receiver, alertmanager(tmp_path, configuration(receiver)) as server:
         embedded = Embedded(server.url)
-        embedded.fire("Before", job="llm")
+        embedded.fire("Before", perfd_job="llm")
         embedded.until(lambda: ("Before", "firing") in notified(receiver))
         server.kill()
-        embedded.fire("Short", job="llm")
+        embedded.fire("Short", perfd_job="llm")
         embedded.resolve("Short")
-        embedded.fire("Long", job="llm")
+        embedded.fire("Long", perfd_job="llm")
         embedded.until(lambda: embedded.given.tally.retries >= 2)
         assert embedded.given.tally.pending == 3
         shutil.rmtree(tmp_path / "alertmanager-data", ignore_errors=True)
@@ -112,7 +112,7 @@ def test_nothing_is_lost_while_the_alertmanager_is_dead_even_if_it_comes_back_em
 def test_an_alert_that_goes_on_is_no_news_however_often_it_is_told(tmp_path):
     with Receiver() as receiver, alertmanager(tmp_path, configuration(receiver)) as server:
         embedded = Embedded(server.url, resend_s=0.2)
-        embedded.fire("Slow", job="llm")
+        embedded.fire("Slow", perfd_job="llm")
         embedded.until(lambda: embedded.given.tally.sent >= 8)
         assert len(receiver.bodies) == 1
         embedded.exporter.close()
@@ -138,7 +138,7 @@ tls_server_config:
     ):
         for http, sent in ((HttpClientConfig(), 0), (trusted, 0), (known, 1)):
             embedded = Embedded(server.url, http=http)
-            embedded.fire("Slow", job="llm")
+            embedded.fire("Slow", perfd_job="llm")
             assert (embedded.given.tally.sent, embedded.given.tally.retries) == (sent, 1 - sent)
             embedded.exporter.close()
         until(lambda: ("Slow", "firing") in notified(receiver))
@@ -161,7 +161,7 @@ basic_auth_users: {{perfd: {bcrypt("open sesame")}}}
                 ca=f"{tmp_path}/ca.pem", username="perfd", password_file=f"{tmp_path}/{name}"
             )
             embedded = Embedded(server.url, http=http)
-            embedded.fire("Slow", job="llm")
+            embedded.fire("Slow", perfd_job="llm")
             assert (embedded.given.tally.sent, embedded.given.tally.lost) == (sent, 1 - sent)
             embedded.exporter.close()
         until(lambda: ("Slow", "firing") in notified(receiver))

@@ -23,7 +23,9 @@ pytestmark = [
     ),
 ]
 KEYS = [
-    SeriesKey.of("perfd_gpu_power_watts", {"node": f"n{i // 8}", "gpu": str(i % 8), "job": 'a "job"\n\\ö'})
+    SeriesKey.of(
+        "perfd_gpu_power_watts", {"node": f"n{i // 8}", "gpu": str(i % 8), "perfd_job": 'a "job"\n\\ö'}
+    )
     for i in range(500)
 ]
 SERVERS = {
