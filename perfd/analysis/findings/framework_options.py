@@ -6,6 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+
+import msgspec.toml
 
 
 class OptionsOf(StrEnum):
@@ -29,6 +33,21 @@ class Software:
     """As the job printed them; empty when it did not."""
 
 
+class OptionTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The file of options, whose head says how to read it."""
+
+    sources: Mapping[OptionsOf, str]
+    options: Mapping[str, Mapping[OptionsOf, tuple[str, ...]]]
+    """By what an advice names in double brackets; a framework without an entry gets general words."""
+
+
+@cache
+def option_table() -> OptionTable:
+    """All options, from `perfd/data/framework_options.toml`."""
+    content = files("perfd").joinpath("data", "framework_options.toml").read_bytes()
+    return msgspec.toml.decode(content, type=OptionTable)
+
+
 _NAMES: Mapping[str, OptionsOf] = {
     "megatron": OptionsOf.MEGATRON,
     "deepspeed": OptionsOf.DEEPSPEED,
@@ -43,103 +62,14 @@ _LOOPS = frozenset({"", "perfd.hook", "training-loop", "nanogpt", "nanochat", "l
 """Custom loops, which use PyTorch's FSDP or DDP."""
 _SHARDED = frozenset({"ReduceScatter", "AllGather"})
 
-_LOADER = "DataLoader(num_workers=, prefetch_factor=, persistent_workers=True)"
-_XLA_OVERLAP = "--xla_gpu_enable_latency_hiding_scheduler=true"
-
-_OPTIONS: Mapping[str, Mapping[OptionsOf, tuple[str, ...]]] = {
-    "overlap_gradients": {
-        OptionsOf.MEGATRON: ("--overlap-grad-reduce",),
-        OptionsOf.DEEPSPEED: ("zero_optimization.overlap_comm",),
-        OptionsOf.HF_TRAINER: ("ddp_bucket_cap_mb", "ddp_find_unused_parameters=False"),
-        OptionsOf.LIGHTNING: ("DDPStrategy(bucket_cap_mb=, static_graph=True)",),
-        OptionsOf.FSDP: ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"),
-        OptionsOf.DDP: ("bucket_cap_mb", "gradient_as_bucket_view=True", "static_graph=True"),
-        OptionsOf.JAX: (_XLA_OVERLAP,),
-    },
-    "overlap_parameters": {
-        OptionsOf.MEGATRON: ("--use-distributed-optimizer", "--overlap-param-gather"),
-        OptionsOf.DEEPSPEED: ("zero_optimization.stage3_prefetch_bucket_size",),
-        OptionsOf.FSDP: ("set_modules_to_forward_prefetch", "fully_shard(reshard_after_forward=False)"),
-        OptionsOf.JAX: (_XLA_OVERLAP, "--xla_gpu_enable_pipelined_all_gather=true"),
-    },
-    "accumulate": {
-        OptionsOf.DEEPSPEED: ("gradient_accumulation_steps",),
-        OptionsOf.HF_TRAINER: ("gradient_accumulation_steps",),
-        OptionsOf.LIGHTNING: ("Trainer(accumulate_grad_batches=)",),
-        OptionsOf.FSDP: ("set_requires_gradient_sync(False)",),
-        OptionsOf.DDP: ("no_sync()",),
-    },
-    "shard_optimizer": {
-        OptionsOf.MEGATRON: ("--use-distributed-optimizer",),
-        OptionsOf.DEEPSPEED: ("zero_optimization.stage",),
-        OptionsOf.HF_TRAINER: ("fsdp",),
-        OptionsOf.DDP: ("ZeroRedundancyOptimizer",),
-    },
-    "fused_optimizer": {
-        OptionsOf.HF_TRAINER: ('optim="adamw_torch_fused"',),
-        OptionsOf.FSDP: ("AdamW(fused=True)",),
-        OptionsOf.DDP: ("AdamW(fused=True)",),
-        OptionsOf.LIGHTNING: ("AdamW(fused=True)",),
-    },
-    "overlap_tensor": {OptionsOf.MEGATRON: ("--sequence-parallel", "--tp-comm-overlap")},
-    "interleave": {OptionsOf.MEGATRON: ("--num-layers-per-virtual-pipeline-stage",)},
-    "context": {OptionsOf.MEGATRON: ("--cp-comm-type p2p",)},
-    "overlap_experts": {OptionsOf.MEGATRON: ("--overlap-moe-expert-parallel-comm",)},
-    "no_barriers": {OptionsOf.MEGATRON: ("--no-barrier-with-level-1-timing",)},
-    "balance_stages": {
-        OptionsOf.MEGATRON: (
-            "--decoder-first-pipeline-num-layers",
-            "--decoder-last-pipeline-num-layers",
-            "--account-for-embedding-in-pipeline-split",
-            "--account-for-loss-in-pipeline-split",
-        )
-    },
-    "loader": {
-        OptionsOf.MEGATRON: ("--num-workers",),
-        OptionsOf.DEEPSPEED: (_LOADER,),
-        OptionsOf.HF_TRAINER: ("dataloader_num_workers", "dataloader_prefetch_factor"),
-        OptionsOf.LIGHTNING: (_LOADER,),
-        OptionsOf.FSDP: (_LOADER,),
-        OptionsOf.DDP: (_LOADER,),
-        OptionsOf.JAX: ("grain_worker_count",),
-    },
-    "larger_launches": {
-        OptionsOf.MEGATRON: ("--enable-cuda-graph",),
-        OptionsOf.HF_TRAINER: ("torch_compile=True",),
-        OptionsOf.LIGHTNING: ("torch.compile",),
-        OptionsOf.FSDP: ('torch.compile(mode="reduce-overhead")',),
-        OptionsOf.DDP: ('torch.compile(mode="reduce-overhead")',),
-        OptionsOf.JAX: ("--xla_gpu_enable_command_buffer",),
-    },
-    "balance_loss": {
-        OptionsOf.MEGATRON: ("--moe-router-load-balancing-type aux_loss", "--moe-aux-loss-coeff"),
-    },
-    "expert_bias": {OptionsOf.MEGATRON: ("--moe-router-enable-expert-bias",)},
-    "expert_capacity": {OptionsOf.MEGATRON: ("--moe-expert-capacity-factor",)},
-    "expert_log": {OptionsOf.MEGATRON: ("--moe-per-layer-logging",)},
-    "garbage": {OptionsOf.MEGATRON: ("--manual-gc",)},
-    "fp8": {
-        OptionsOf.MEGATRON: ("--fp8-format hybrid",),
-        OptionsOf.JAX: ("quantization=fp8",),
-    },
-    "recompute": {
-        OptionsOf.MEGATRON: ("--recompute-activations",),
-        OptionsOf.DEEPSPEED: ("activation_checkpointing",),
-        OptionsOf.HF_TRAINER: ("gradient_checkpointing=True",),
-        OptionsOf.LIGHTNING: ("torch.utils.checkpoint",),
-        OptionsOf.FSDP: ("torch.utils.checkpoint",),
-        OptionsOf.DDP: ("torch.utils.checkpoint",),
-        OptionsOf.JAX: ("jax.checkpoint",),
-    },
-    "phase_timers": {
-        OptionsOf.MEGATRON: ("--timing-log-level 2", "--log-throughput"),
-        OptionsOf.DEEPSPEED: ("wall_clock_breakdown",),
-    },
-    "timers_by_rank": {OptionsOf.MEGATRON: ("--timing-log-option all",)},
-}
-"""By what an advice names in double brackets. Of a framework without an entry it is said in general words."""
 _PLACE = re.compile(r"\s?\[\[(\w+)\]\]")
 _UNSET = frozenset({"", "none", "false", "0"})
+_OLDER: Mapping[str, tuple[str, ...]] = {
+    "--cuda-graph-impl local": ("--enable-cuda-graph", "--external-cuda-graph"),
+}
+"""What an option was before: it is set by any of these, and named as the first where only that is known."""
+_ANY_VALUE = frozenset({"cuda_graph_impl"})
+"""Arguments of which each value but none will do."""
 _OPPOSITES: Mapping[str, str] = {"no_barrier_with_level_1_timing": "barrier_with_L1_time"}
 """Options that set an argument of another name to False."""
 _COUNTS = frozenset(
@@ -183,16 +113,33 @@ def is_set(name: str, software: Software) -> bool:
 
 
 def _of_framework(name: str, software: Software) -> tuple[str, ...]:
-    return () if software.framework is None else _OPTIONS[name].get(software.framework, ())
+    return () if software.framework is None else option_table().options[name].get(software.framework, ())
 
 
 def _unset(option: str, arguments: Mapping[str, str]) -> str | None:
     """The option as an advice shows it; None where the job's arguments say that it is set."""
-    name, _, wanted = re.sub(r"[ =(]", "=", option.removeprefix("--"), count=1).partition("=")
-    key = name.replace("-", "_")
-    value = arguments.get(key, arguments.get(name))
-    if (opposite := arguments.get(_OPPOSITES.get(key, ""))) is not None:
+    older = _OLDER.get(option, ())
+    if any(arguments.get(_key(one), "").lower() not in _UNSET for one in older):
+        return None
+    name, wanted = _parts(option)
+    if older and _key(option) not in arguments and _key(older[0]) in arguments:
+        return older[0]
+    value = arguments.get(_key(option), arguments.get(name))
+    if (opposite := arguments.get(_OPPOSITES.get(_key(option), ""))) is not None:
         value = str(opposite.lower() in _UNSET)
-    if value is None or value.lower() in _UNSET or (wanted and wanted.strip('"').lower() != value.lower()):
+    if value is None or value.lower() in _UNSET:
         return option
-    return f"{option}, now {value}" if key in _COUNTS else None
+    if wanted and _key(option) not in _ANY_VALUE and wanted.strip('"').lower() != value.lower():
+        return option
+    return f"{option}, now {value}" if _key(option) in _COUNTS else None
+
+
+def _parts(option: str) -> tuple[str, str]:
+    """Its name as it is spelled, and the value that is meant."""
+    name, _, wanted = re.sub(r"[ =(]", "=", option.removeprefix("--"), count=1).partition("=")
+    return name, wanted
+
+
+def _key(option: str) -> str:
+    """Its name among a job's arguments."""
+    return _parts(option)[0].replace("-", "_")
