@@ -107,3 +107,97 @@ def test_what_a_look_right_after_a_restart_holds_is_too_little_to_blame_anybody(
 
     assert blamed(summary(after, times_s=[STEP_S] * 50 + [0.5] + [STEP_S] * 3)) == []
     assert blamed(judged(after)) == []
+
+
+def noisy(ranks: int, seed: int = 0) -> np.ndarray:
+    """Lags of 40 steps, each of some percent of a step."""
+    return np.abs(np.random.default_rng(seed).normal(0, 0.01 * STEP_S, (40, ranks)))
+
+
+def of_lags(lags_s: np.ndarray, times_s: list[float] | None = None) -> JobSummary:
+    """A data-parallel job of as many ranks, in which steps are longer by the longest lag."""
+    ranks = lags_s.shape[1]
+    lasted_s = times_s or [STEP_S] * 60 + (STEP_S + lags_s.max(axis=1)).tolist()
+    busy = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(ranks)]
+    job = description(world_size=ranks, dp=ranks)
+    data = job_data(step_table(lasted_s), description=job, collectives=[gradients(lags_s)], nccl=busy)
+    return summarise(data, AnalysisSettings())
+
+
+@pytest.mark.parametrize("ranks", [3, 5, 7, 13])
+def test_worlds_of_odd_size_are_judged_like_others(ranks: int) -> None:
+    late = noisy(ranks)
+    assert blamed(of_lags(late)) == []
+    late[:, 1] += 0.15 * STEP_S
+    assert blamed(of_lags(late)) == [1]
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_a_rank_that_is_faster_than_all_others_is_not_blamed_nor_are_they(ranks: int) -> None:
+    late = noisy(ranks)
+    late[:, np.arange(ranks) != 1] += 0.2 * STEP_S
+
+    assert blamed(of_lags(late)) == []
+
+
+def test_a_job_of_one_rank_has_nobody_to_blame() -> None:
+    assert blamed(of_lags(noisy(1))) == []
+
+
+@pytest.mark.parametrize("ranks", [4, 8, 16])
+def test_of_two_late_ranks_the_later_one_is_named(ranks: int) -> None:
+    late = noisy(ranks)
+    late[:, 1] += 0.3 * STEP_S
+    late[:, 2] += 0.15 * STEP_S
+
+    assert blamed(of_lags(late)) == [1]
+
+
+@pytest.mark.parametrize("ranks", [16, 64])
+def test_two_ranks_that_are_late_by_as_much_are_late_together(ranks: int) -> None:
+    """The last one changes from step to step."""
+    late = lags(40, ranks, {1: 0.2, 2: 0.2})
+    late[np.arange(40), 1 + np.arange(40) % 2] += 0.01 * STEP_S
+
+    found = of_lags(late)
+
+    assert (found.bottleneck.kind, found.bottleneck.culprits) == (Kind.STRAGGLER, ())
+    assert found.bottleneck.gain_ratio == pytest.approx(0.2 / 1.2, abs=0.02)
+    assert "Ranks 1, 2 are late together" in said(found)
+
+
+@pytest.mark.parametrize("each", [5, 10])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_fault_that_goes_round_is_of_no_rank(ranks: int, each: int) -> None:
+    late = noisy(ranks)
+    late[np.arange(40), np.arange(40) // each % ranks] += 0.25 * STEP_S
+
+    assert blamed(of_lags(late)) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("ago", [8, 20])
+def test_a_fault_that_has_ended_is_not_blamed_any_more(ranks: int, ago: int) -> None:
+    late = noisy(ranks)
+    late[:-ago, 1] += 0.25 * STEP_S
+
+    assert blamed(of_lags(late)) == []
+
+
+@pytest.mark.parametrize("at", [[-12], [-30, -12]], ids=["once", "twice"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_a_rank_that_was_stopped_for_half_a_minute_is_no_straggler(ranks: int, at: list[int]) -> None:
+    late = noisy(ranks)
+    late[at, 1] += 24.0
+
+    assert blamed(of_lags(late)) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_checkpoints_of_one_rank_and_evaluations_of_all_are_no_stragglers(ranks: int) -> None:
+    saving = noisy(ranks)
+    saving[[9, 39], 0] += 5 * STEP_S
+    evaluating = [STEP_S] * 60 + [STEP_S * (13 if step % 25 == 24 else 1) for step in range(40)]
+
+    assert blamed(of_lags(saving)) == []
+    assert blamed(of_lags(noisy(ranks), evaluating)) == []

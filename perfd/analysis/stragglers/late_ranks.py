@@ -41,10 +41,9 @@ def late(ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = ()) -> La
     Persistence and magnitude are both needed: by chance some rank is always the last, and one that is always
     the last may be so by next to nothing. `named_elsewhere` are ranks that other evidence shows to be slow.
     """
-    persistent = [rank for rank in ranks if _persistent(rank)]
-    costly = [rank for rank in persistent if _costly(rank)]
+    costly = [rank for rank in ranks if _persistent(rank) and _costly(rank)]
     if not costly:
-        return None
+        return _alike(ranks)
     worst = max(costly, key=lambda rank: rank.gain_ratio or 0)
     # Who is late with it may by chance be a little under what is worth a name; and the slow one may cost its
     # own peers little, who wait for its pipeline elsewhere.
@@ -58,9 +57,26 @@ def late(ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = ()) -> La
     )
 
 
+def _alike(ranks: Sequence[NcclRank]) -> Late | None:
+    """Ranks that are late by as much, so that each is the last in turn: a few of many, as on one bad node."""
+    alike = [rank for rank in ranks if _always_late(rank) and _costly(rank)]
+    last_ratio = sum(rank.last_ratio or 0.0 for rank in alike)
+    if len(alike) < 2 or last_ratio < THRESHOLDS.straggler_share_ratio:
+        return None
+    return Late(
+        rank=None,
+        together=tuple(rank.rank for rank in alike),
+        gain_ratio=max(rank.gain_ratio or 0.0 for rank in alike),
+        last_ratio=last_ratio,
+    )
+
+
+def _always_late(rank: NcclRank) -> bool:
+    return (rank.persistence_ratio or 0) >= THRESHOLDS.straggler_block_persistence_ratio
+
+
 def _persistent(rank: NcclRank) -> bool:
-    persistent = (rank.persistence_ratio or 0) >= THRESHOLDS.straggler_block_persistence_ratio
-    return persistent and (rank.last_ratio or 0) >= THRESHOLDS.straggler_share_ratio
+    return _always_late(rank) and (rank.last_ratio or 0) >= THRESHOLDS.straggler_share_ratio
 
 
 def _costly(rank: NcclRank) -> bool:
