@@ -74,6 +74,9 @@ class RankColumn(WellKnownColumn):
     SWAPPED = "swapped_bytes"
     REMOTE_NUMA = "remote_numa_ratio"
     OTHERS_CPU = "other_processes_cpu_ratio"
+    LAUNCH_BUSY = "launch_threads_busy_s", ColumnKind.COUNTER
+    LOADER_BUSY = "loader_workers_busy_s", ColumnKind.COUNTER
+    LOADER_WORKERS = "loader_workers"
 
 
 class ServerColumn(WellKnownColumn):

@@ -36,6 +36,7 @@ def test_main_and_autograd_threads_launch_and_other_threads_do_not(tmp_path: Pat
 
 def test_workers_are_counted_together_and_one_that_comes_later_from_then_on(tmp_path: Path) -> None:
     put(tmp_path, RANK, RANK, "python3", 1.0)
+    put(tmp_path, RANK, 101, "pt_autograd_0", 1.0)
     for worker, ran_s in ((200, 3.0), (201, 4.0), (300, 9.0)):
         put(tmp_path, worker, worker, "ssh" if worker == 300 else "pt_data_worker", ran_s)
     children(tmp_path, 200, 300)
@@ -55,7 +56,7 @@ def test_workers_are_counted_together_and_one_that_comes_later_from_then_on(tmp_
 def test_an_autograd_thread_that_begins_later_is_found(tmp_path: Path) -> None:
     put(tmp_path, RANK, RANK, "python3", 1.0)
     threads = LaunchThreads(tmp_path, RANK)
-    threads.read()
+    assert threads.read() == {}
     put(tmp_path, RANK, 101, "pt_autograd_0", 2.0)
     for second in range(40):
         put(tmp_path, RANK, 101, "pt_autograd_0", 2.0 + second)

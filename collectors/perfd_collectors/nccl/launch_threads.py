@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from perfd.collector import Column, ColumnKind
-from perfd.model import Scope
+from perfd.model import RankColumn, Scope
 from perfd_collectors.host.small_files import names_in, read_bytes
 
 _AUTOGRAD = b"pt_autograd_"
@@ -22,15 +22,15 @@ _SOURCE = "/proc/PID/task/TID/schedstat"
 COLUMNS: Sequence[Column] = (
     Column(
         scope=Scope.RANK,
-        name="launch_threads_busy_s",
+        name=RankColumn.LAUNCH_BUSY.value,
         help="Time in which the rank's main thread or PyTorch's autograd threads ran or were ready to run.",
         source=_SOURCE,
-        absent="Without perfd's NCCL plugin, or CONFIG_SCHED_INFO.",
+        absent="Without perfd's NCCL plugin, PyTorch's autograd threads, or CONFIG_SCHED_INFO.",
         kind=ColumnKind.COUNTER,
     ),
     Column(
         scope=Scope.RANK,
-        name="loader_workers_busy_s",
+        name=RankColumn.LOADER_BUSY.value,
         help="Time in which the rank's PyTorch data loader workers ran or were ready to run, all together.",
         source=f"{_SOURCE} of its child processes named pt_data_worker",
         absent="Without perfd's NCCL plugin, CONFIG_SCHED_INFO, or such workers (PyTorch 2.6 names them).",
@@ -38,7 +38,7 @@ COLUMNS: Sequence[Column] = (
     ),
     Column(
         scope=Scope.RANK,
-        name="loader_workers",
+        name=RankColumn.LOADER_WORKERS.value,
         help="PyTorch data loader workers of the rank.",
         source="its child processes named pt_data_worker",
         absent="Without perfd's NCCL plugin, or such workers.",
@@ -56,7 +56,7 @@ class LaunchThreads:
         self._readings = 0
         self._own: list[Path] = []
         self._last: dict[Path, float] = {}
-        self._busy_s = {"launch_threads_busy_s": 0.0, "loader_workers_busy_s": 0.0}
+        self._busy_s = {RankColumn.LAUNCH_BUSY.value: 0.0, RankColumn.LOADER_BUSY.value: 0.0}
 
     def read(self) -> Mapping[str, float]:
         """The columns that are known; none for a process that is gone."""
@@ -65,14 +65,15 @@ class LaunchThreads:
         self._readings += 1
         workers = self._workers()
         now = {task: busy for task in (*self._own, *workers) if (busy := _busy_s(task)) is not None}
-        if self._own[0] not in now:
+        if self._own[0] not in now or len(self._own) == 1:
+            # Without a thread of autograd it is unknown which thread launches.
             return {}
-        self._count("launch_threads_busy_s", self._own, now)
-        self._count("loader_workers_busy_s", workers, now)
+        self._count(RankColumn.LAUNCH_BUSY.value, self._own, now)
+        self._count(RankColumn.LOADER_BUSY.value, workers, now)
         self._last = now
         if not workers:
-            return {"launch_threads_busy_s": self._busy_s["launch_threads_busy_s"]}
-        return {**self._busy_s, "loader_workers": float(len(workers))}
+            return {RankColumn.LAUNCH_BUSY.value: self._busy_s[RankColumn.LAUNCH_BUSY.value]}
+        return {**self._busy_s, RankColumn.LOADER_WORKERS.value: float(len(workers))}
 
     def _count(self, column: str, tasks: Iterable[Path], now: Mapping[Path, float]) -> None:
         """What they did since the last reading; a thread that is new, or whose id is, counts from now on."""

@@ -19,6 +19,7 @@ from perfd.aggregator.limits.plausible_values import plausible_description
 from perfd.aggregator.operations import (
     CollectiveRows,
     HostWaitReadings,
+    LaunchReadings,
     NcclTimeCounters,
     OperationSteps,
     ProgressRows,
@@ -64,6 +65,7 @@ class JobState:
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
         self.host_waits = HostWaitReadings(limits, counters)
+        self.launches = LaunchReadings(limits, counters)
         self.nccl = NcclTimeCounters(limits, counters)
         self.progress = ProgressRows(limits, counters)
         self.memory: dict[int | None, MemoryReport] = {}
@@ -348,6 +350,7 @@ class JobState:
         self.collectives.clear()
         self.nccl.clear()
         self.host_waits.clear()
+        self.launches.clear()
         self.progress.clear()
 
     def _restarted(

@@ -2,6 +2,7 @@
 
 from perfd.aggregator.operations.collective_tables import CollectiveRows, ProgressRows
 from perfd.aggregator.operations.host_wait_readings import HOST_COLUMNS, HostWaitReadings
+from perfd.aggregator.operations.launch_readings import LaunchReadings
 from perfd.aggregator.operations.nccl_time_counters import NcclTimeCounters
 from perfd.aggregator.operations.operation_steps import OperationSteps
 
@@ -9,6 +10,7 @@ __all__ = [
     "HOST_COLUMNS",
     "CollectiveRows",
     "HostWaitReadings",
+    "LaunchReadings",
     "NcclTimeCounters",
     "OperationSteps",
     "ProgressRows",

@@ -10,11 +10,14 @@ from itertools import zip_longest
 import numpy as np
 
 from perfd.aggregator.operations.operation_stream import Cycle, OperationStream, TimedOperation
+from perfd.analysis.data.job_data import StepPauses
 from perfd.analysis.operations.step_boundaries import longest_pause, micro_batches_of
 from perfd.model import TrainingStep
 
 _LEAST_ROW_US = 100_000
 """Shorter steps share a row, of which there are then ten a second at most."""
+_PAUSES = 64
+"""Of the newest steps, that are kept."""
 _REPEATS_IN_DOUBT = 24
 """Before a micro-batch counts as a step for want of anything better."""
 
@@ -63,6 +66,7 @@ class ExactSteps:
         self.newest: StepEnd | None = None
         self.repeats: int | None = None
         """Micro-batches of a step; None before that is known."""
+        self.pauses: StepPauses | None = None
         self._steps_before = steps_before
 
     def look(self, job: str, cycle: Cycle, repeats: int | None) -> FoundSteps:
@@ -81,7 +85,10 @@ class ExactSteps:
         if anew:
             self.newest = None
         self.repeats = found
-        return FoundSteps(self._rows(job, cuts[last :: found or 1], cycle, found or 1), anew=anew)
+        ends = cuts[last :: found or 1]
+        rows = self._rows(job, ends, cycle, found or 1)
+        self.pauses = self._pauses(ends)
+        return FoundSteps(rows, anew=anew)
 
     def _of_step(self, cuts: Sequence[_Cut], repeats: int | None) -> tuple[int | None, int]:
         """How many cuts apart steps end, and at which of the first ones one does."""
@@ -129,6 +136,17 @@ class ExactSteps:
             newest, place = StepEnd(newest.step + covered, cut.last.seen, end_us), at
         self.newest = newest
         return rows
+
+    def _pauses(self, ends: Sequence[_Cut]) -> StepPauses | None:
+        place = self._place([cut.last for cut in ends])
+        if place is None or self.newest is None:
+            return None
+        known = [(at, cut) for at, cut in enumerate(ends) if cut.following is not None][-_PAUSES:]
+        return StepPauses(
+            step=np.array([self.newest.step + at - place for at, _ in known], dtype=np.int64),
+            pause_s=np.array([cut.pause_us for _, cut in known]) / 1e6,
+            lead_s=np.array([cut.lead_us for _, cut in known]) / 1e6,
+        )
 
     def _cuts(self, operations: Sequence[TimedOperation], period: int) -> list[_Cut]:
         """After each repeat, where they were before."""

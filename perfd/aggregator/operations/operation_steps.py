@@ -104,6 +104,7 @@ class OperationSteps:
             row_end_sequence=mark.sequence,
             certain=mark.certain,
             exact=mark.exact,
+            pauses=self._exact.pauses if mark.exact and self._exact is not None else None,
         )
 
     def put(self, times: CollectiveTimes) -> FoundSteps:

@@ -78,6 +78,7 @@ def job_data(
         collectives=job.collectives.stacks(),
         nccl=job.nccl.table(),
         host_waits=job.host_waits.table(now_s),
+        launches=job.launches.table(now_s),
         progress=job.progress.newest(),
         captured=job.captured and _with_step_time(job.captured, every_step),
         log_silent_s=job.log_silent_s(now_s),

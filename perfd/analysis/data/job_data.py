@@ -254,6 +254,7 @@ class OperationPace:
     """False where a step may be a micro-batch: sharded parameters repeat the same in each."""
     exact: bool = False
     """Whether rows end where steps do, by when operations ran; else anywhere in a step."""
+    pauses: StepPauses | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -264,6 +265,37 @@ class HostWaitTable:
     """(n,)"""
     waits: Mapping[RankColumn, Floats]
     """(n,) each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LaunchTable:
+    """How long the threads that launch ranks' work slept, by rank, over windows that end now.
+
+    w windows, the shortest first, cover about 2, 4, 10 and 60 s; NaN is unknown.
+    """
+
+    rank: Ints
+    """(n,)"""
+    span_s: Floats
+    """(w, n)"""
+    asleep_ratio: Floats
+    """(w, n): the share of time in which neither the main thread nor one of autograd had anything to run."""
+    loader_busy_ratio: Floats
+    """(w, n): the share of time in which a data loader worker had something to run, on average."""
+    loader_workers: Floats
+    """(n,)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPauses:
+    """Of the newest steps by operations, what comes after the last reduction of each, on one rank."""
+
+    step: Ints
+    """(k,)"""
+    pause_s: Floats
+    """(k,): until the first reduction of the next step."""
+    lead_s: Floats
+    """(k,): how long the host had enqueued that one before it began."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,6 +334,7 @@ class JobData:
     nccl: Sequence[NcclTime] = ()
     """By rank, over the same recent time."""
     host_waits: HostWaitTable | None = None
+    launches: LaunchTable | None = None
     """None where no agent reads them."""
     progress: Sequence[CollectiveProgress] = ()
     """The newest of each rank and communicator."""

@@ -12,7 +12,7 @@ from functools import partial
 
 from perfd.analysis.diagnosis.communication_findings import judge_communication
 from perfd.analysis.diagnosis.compute_findings import judge_compute
-from perfd.analysis.diagnosis.data_loading_findings import judge_data
+from perfd.analysis.diagnosis.data_loading_findings import judge_data, judge_sleeping_hosts
 from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
 from perfd.analysis.diagnosis.host_delay_findings import (
     judge_contention,
@@ -38,7 +38,11 @@ _OF_COUNTERS = (Kind.HANG, Kind.MISSING_TELEMETRY)
 
 def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     """All findings, the one to act on first at the front; never empty."""
+    starved = judge_sleeping_hosts(facts)
     straggler = judge_straggler(facts)
+    if starved is not None and straggler is not None and _costs_more(starved, straggler):
+        # Where all ranks wait for their input, chance decides who comes last.
+        straggler = None
     slow = {culprit.id for culprit in straggler.culprits} if straggler else set()
     left = 1 - ((straggler.gain_ratio if straggler else None) or 0.0)
     of_time: tuple[_Judge, ...] = (
@@ -60,6 +64,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         judge_links,
         partial(judge_experts, straggler=straggler),
         partial(judge_contention, straggler=straggler),
+        lambda _: starved,
         partial(judge_late_hosts, straggler=straggler),
         judge_stalls,
         *(() if facts.too_few_steps else of_time),
@@ -71,6 +76,10 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     computation = judge_compute(facts)
     leads = computation_leads(found, computation)
     return [_with_advice(finding, facts) for finding in ([computation, *found] if leads else found)]
+
+
+def _costs_more(one: Finding, other: Finding) -> bool:
+    return (one.gain_ratio or 0.0) > (other.gain_ratio or 0.0)
 
 
 def _with_advice(finding: Finding, facts: JobEvidence) -> Finding:

@@ -8,11 +8,16 @@ from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.straggler_findings import one_rank_loads_slowly
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
-from perfd.formatting import percent
+from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
 
 _ALIKE = 0.05
 """GPUs that differ by less do alike: their samples are no more exact."""
+
+
+_BUSY_WORKERS = 0.8
+"""Workers that are busy for longer are what the input waits for."""
+_SLEEPING_WORKERS = 0.2
 
 
 class _Cause(Enum):
@@ -45,6 +50,49 @@ def judge_data(facts: JobEvidence, *, named: bool = False) -> Finding | None:
     if named:
         return None
     return _slow_gpu(data) if cause is _Cause.GPU else _open(data, cause)
+
+
+def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
+    """Hosts of all ranks that sleep while their GPUs have nothing to do; None where timers show the input."""
+    hosts = facts.sleeping
+    if hosts is None or (facts.data.share_ratio or 0.0) >= THRESHOLDS.data_loading_ratio:
+        return None
+    asleep = percent(hosts.asleep_ratio)
+    sleep = (
+        f"Threads that launch the work sleep {asleep} of the time on every rank (kernel): their hosts wait"
+        " for something, and neither compute nor wait for a CPU."
+    )
+    evidence = [sleep]
+    if hosts.since_step is not None:
+        evidence.append(
+            f"Steps take {duration(hosts.since_s)} since step {hosts.since_step} and took"
+            f" {duration(hosts.before_s)} before."
+        )
+    if hosts.idle_ratio is not None:
+        evidence.append(f"GPUs of all ranks run no kernel in {percent(hosts.idle_ratio)} and more (NVML).")
+    if hosts.lead_lost:
+        evidence.append("Hosts are less far ahead of their GPUs than before (NCCL).")
+    if hosts.at_begin:
+        evidence.append("That time lies between a step's last reduction and the next one's first (NCCL).")
+    busy, workers = hosts.loader_busy_ratio, hosts.loader_workers
+    if busy is not None and busy >= _BUSY_WORKERS:
+        evidence.append(f"The {workers} loader workers of each rank are busy {percent(busy)} of the time.")
+        sure = 0.8
+    else:
+        if busy is not None and busy <= _SLEEPING_WORKERS:
+            evidence.append(
+                f"The {workers} loader workers of each rank sleep, too: storage or a network keeps them, or"
+                " what comes after them."
+            )
+        evidence.append("A lock or a barrier between hosts would look the same.")
+        sure = 0.6
+    return Finding(
+        kind=Kind.DATA_LOADING,
+        confidence=sure,
+        evidence=evidence,
+        advice=advice.SLOW_INPUT,
+        gain_ratio=hosts.gain_ratio,
+    )
 
 
 def _cause(facts: JobEvidence) -> _Cause:

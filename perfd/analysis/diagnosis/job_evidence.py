@@ -20,6 +20,7 @@ from perfd.analysis.steps import (
     Memory,
     Optimizer,
     Pipeline,
+    SleepingHosts,
     StepBreakdown,
     StepTime,
 )
@@ -81,6 +82,7 @@ class JobEvidence:
     experts: ExpertImbalance | None = None
     change: ComputeChange | None = None
     longer_steps: LongerSteps | None = None
+    sleeping: SleepingHosts | None = None
     stall: PeriodicStall | None = None
     contention: Sequence[HostContention] = ()
     """What ranks' hosts wait for, the worst first."""

@@ -23,6 +23,7 @@ from perfd.analysis.steps.pipeline_bubble import (
     pipeline,
     stage_of_ranks,
 )
+from perfd.analysis.steps.sleeping_hosts import SleepingHosts, sleeping_hosts
 from perfd.analysis.steps.steady_steps import SteadySteps, steady_rows
 from perfd.analysis.steps.step_time_change import StepTimeChange, step_time_change
 from perfd.analysis.steps.throttling import HeldClock, held_clocks
@@ -60,6 +61,7 @@ __all__ = [
     "MfuTier",
     "Optimizer",
     "Pipeline",
+    "SleepingHosts",
     "Stage",
     "SteadySteps",
     "StepBreakdown",
@@ -81,6 +83,7 @@ __all__ = [
     "optimizer",
     "pipeline",
     "share",
+    "sleeping_hosts",
     "stage_of_ranks",
     "steady_rows",
     "step_time",

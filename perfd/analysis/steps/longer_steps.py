@@ -60,7 +60,7 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
     None without such a change, and where too few samples of GPUs lie before or after it.
     """
     times = steps.step_time_s[rows]
-    since = _lines_since(times)
+    since = lines_since(times)
     metrics = [gpu.metrics.get(name) for name in (GpuColumn.SM_ACTIVE, GpuColumn.BUSY)]
     if since is None or metrics[0] is None or metrics[1] is None:
         return None
@@ -93,7 +93,7 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
     )
 
 
-def _lines_since(times: Floats) -> int | None:
+def lines_since(times: Floats) -> int | None:
     """How many of the newest lines are longer than those before; None where they are not, or not all."""
     if len(times) < _FEWEST_SINCE + _BEFORE:
         return None

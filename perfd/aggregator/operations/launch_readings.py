@@ -1,0 +1,95 @@
+"""How busy the threads that launch ranks' work, and their loader workers, were lately."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.operations.growable_arrays import roomier
+from perfd.analysis.data.job_data import Floats, Ints, LaunchTable
+
+_READINGS = 64
+"""In memory per rank: a minute at one a second."""
+_WINDOWS = (2, 4, 10, 60)
+"""How many of the newest readings a rate is over."""
+_OLDEST_S = 30.0
+"""A rank without a newer reading has no row."""
+_TIME_S, _BUSY_S, _LOADER_S = range(3)
+
+
+class LaunchReadings:
+    """The newest readings of each rank."""
+
+    def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._rows: dict[int, int] = {}
+        """By rank."""
+        self._counts: Ints = np.zeros(1, dtype=np.int64)
+        self._read_s: Floats = np.zeros(1)
+        self._workers: Floats = np.full(1, np.nan)
+        self._values: Floats = np.full((1, _READINGS, 3), np.nan)
+        """Time, and both counters."""
+
+    def put(
+        self, rank: int, time_unix_s: float, busy_s: float, loader_s: float, workers: float, *, read_s: float
+    ) -> None:
+        """Add one reading of a rank's counters; those that went back begin again, as after a restart.
+
+        `time_unix_s` is by the clock of the rank's node, `read_s` by one that all ranks share.
+        """
+        if not math.isfinite(busy_s):
+            return
+        row = self._rows.get(rank)
+        if row is None:
+            if max(rank, len(self._rows)) >= self._limits.ranks_per_job:
+                self._counters.rejected["ranks_per_job"] += 1
+                return
+            row = self._new(rank)
+        count = int(self._counts[row])
+        if count:
+            last = self._values[row, (count - 1) % _READINGS]
+            if time_unix_s <= last[_TIME_S] or busy_s < last[_BUSY_S]:
+                count = 0
+        self._values[row, count % _READINGS] = time_unix_s, busy_s, loader_s
+        self._counts[row] = count + 1
+        self._workers[row], self._read_s[row] = workers, read_s
+
+    def clear(self) -> None:
+        """Forget everything: the job started again."""
+        self._rows.clear()
+
+    def table(self, now_s: float) -> LaunchTable | None:
+        """Rates over the newest readings, of ranks that were read at least twice; None without any."""
+        ranks = np.fromiter(self._rows, np.int64, len(self._rows))
+        rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
+        kept = (self._counts[rows] > 1) & (now_s - self._read_s[rows] <= _OLDEST_S)
+        order = np.argsort(ranks[kept])
+        ranks, rows = ranks[kept][order], rows[kept][order]
+        if not len(rows):
+            return None
+        counts = self._counts[rows]
+        newest = self._values[rows, (counts - 1) % _READINGS]
+        since = [
+            self._values[rows, (counts - 1 - np.minimum(one, counts - 1)) % _READINGS] for one in _WINDOWS
+        ]
+        rates = np.stack([(newest - one) / (newest[:, :1] - one[:, :1]) for one in since])
+        return LaunchTable(
+            rank=ranks,
+            span_s=np.stack([newest[:, _TIME_S] - one[:, _TIME_S] for one in since]),
+            asleep_ratio=np.clip(1 - rates[..., _BUSY_S], 0.0, 1.0),
+            loader_busy_ratio=np.clip(rates[..., _LOADER_S] / self._workers[rows], 0.0, 1.0),
+            loader_workers=self._workers[rows],
+        )
+
+    def _new(self, rank: int) -> int:
+        row = self._rows[rank] = len(self._rows)
+        if row == len(self._counts):
+            self._counts = roomier(self._counts, (2 * row,))
+            self._read_s = roomier(self._read_s, (2 * row,))
+            self._workers = roomier(self._workers, (2 * row,))
+            self._values = roomier(self._values, (2 * row,))
+        self._counts[row], self._read_s[row] = 0, 0.0
+        return row

@@ -1,0 +1,180 @@
+"""Whether the hosts of all ranks sleep while their GPUs have nothing to do: they wait for their input.
+
+A host that launches too slowly is busy, and one that waits for its GPU is ahead of it. Where the threads that
+launch work sleep on every rank, and the GPUs idle as long, hosts wait for something else; between two steps
+of a training loop that is the next batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.data.job_data import Floats, JobData, LaunchTable
+from perfd.analysis.data.robust_stats import known, median
+from perfd.analysis.steps.activity_by_gpu import GpuActivity
+from perfd.analysis.steps.longer_steps import LongerSteps, lines_since
+from perfd.analysis.steps.steady_steps import SteadySteps
+from perfd.thresholds import THRESHOLDS
+
+_ASLEEP = 0.8
+"""Of the added time, that hosts sleep at least."""
+_MORE = 0.6
+"""Of it, that they sleep more than before, unless they were ahead of their GPUs then and are not now."""
+_LEAD_LOST = 0.75
+"""Of the usual lead of the host, what is left at most where it is lost."""
+_IN_PAUSE = 0.7
+"""Of the added time, in the pause after a step's last reduction: it is at the step's begin."""
+_RUNNING = 0.75
+"""Of the added time: GPUs that run kernels for longer have work, or wait for each other."""
+_LATEST_S = 0.5
+"""A window that is so much longer than the time since a change still is of that time."""
+_STEPS = 3
+"""A window covers so many at least."""
+_BEFORE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SleepingHosts:
+    """All ranks' hosts sleep, and their GPUs have nothing to do."""
+
+    asleep_ratio: float
+    """Of the time, the least of all ranks."""
+    gain_ratio: float
+    """The share of a step that the job would gain without."""
+    since_step: int | None = None
+    """None where it is not known to have been otherwise."""
+    before_s: float | None = None
+    since_s: float | None = None
+    at_begin: bool | None = None
+    """Whether the time lies between a step's last reduction and the next one's first; None if unknown."""
+    lead_lost: bool = False
+    """Whether hosts are less ahead of their GPUs than before."""
+    idle_ratio: float | None = None
+    """The share of time in which GPUs run no kernel, the least of all; None where a change shows it."""
+    loader_workers: int | None = None
+    """Of each rank."""
+    loader_busy_ratio: float | None = None
+
+
+def sleeping_hosts(
+    job: JobData, steady: SteadySteps, activity: GpuActivity, longer: LongerSteps | None, world: int | None
+) -> SleepingHosts | None:
+    """What is seen of all ranks; None where one is not seen, or does not sleep."""
+    table = job.launches
+    if table is None or not world or len(table.rank) != world:
+        return None
+    return _since_change(job, table, steady, longer) or _all_along(job, table, steady, activity)
+
+
+def _since_change(
+    job: JobData, table: LaunchTable, steady: SteadySteps, longer: LongerSteps | None
+) -> SleepingHosts | None:
+    steps, rows = job.steps, steady.unmarked
+    times = steps.step_time_s[rows]
+    since = lines_since(times)
+    if since is None or (longer is not None and bool((longer.running_ratio > _RUNNING).any())):
+        return None
+    before_s = float(np.median(times[len(times) - since - _BEFORE : len(times) - since]))
+    newest = rows[len(rows) - since :]
+    since_s = float(np.median(steps.step_time_s[newest]))
+    elapsed_s = float((steps.step_time_s[newest] * steps.steps_covered[newest]).sum())
+    gain = 1 - before_s / since_s
+    spans = median(table.span_s, axis=1)
+    within = np.flatnonzero(spans <= elapsed_s + _LATEST_S)
+    if not len(within):
+        return None
+    window = int(within[-1])
+    asleep = table.asleep_ratio[window]
+    if not bool((asleep >= _ASLEEP * gain).all()):
+        return None
+    since_step = int(steps.step[newest[0]])
+    at_begin, lead_lost = _pauses(job, since_step, since_s - before_s)
+    slept_before = _before(table, window)
+    more = slept_before is not None and bool((asleep - slept_before >= _MORE * gain).all())
+    if not (more or lead_lost):
+        return None
+    workers, busy = _loaders(table, window)
+    return SleepingHosts(
+        asleep_ratio=float(asleep.min()),
+        gain_ratio=gain,
+        since_step=since_step,
+        before_s=before_s,
+        since_s=since_s,
+        at_begin=at_begin,
+        lead_lost=lead_lost,
+        loader_workers=workers,
+        loader_busy_ratio=busy,
+    )
+
+
+def _all_along(
+    job: JobData, table: LaunchTable, steady: SteadySteps, activity: GpuActivity
+) -> SleepingHosts | None:
+    if not activity.usual(activity.metrics.get(activity.kernel_metric)):
+        return None
+    running = dict(
+        zip(
+            [key.rank for key in activity.gpus],
+            activity.of_gpus(activity.kernel_metric).tolist(),
+            strict=True,
+        )
+    )
+    idle = np.array([1 - running.get(rank, np.nan) for rank in table.rank.tolist()])
+    rows = steady.rows[-_BEFORE:]
+    step_s = known(float(median(job.steps.step_time_s[rows]))) if len(rows) >= _BEFORE else None
+    long_enough = np.flatnonzero(median(table.span_s, axis=1) >= _STEPS * (step_s or np.inf))
+    if step_s is None or not len(long_enough):
+        return None
+    # The second shortest and later ones: a moment is not what is usual.
+    window = max(int(long_enough[0]), 2)
+    lost = np.minimum(idle, table.asleep_ratio[min(window, len(table.span_s) - 1)])
+    if not bool((lost >= THRESHOLDS.idle_ratio).all()):
+        return None
+    gain = float(median(lost))
+    pauses = job.operation_pace.pauses if job.operation_pace is not None else None
+    at_begin = None
+    if pauses is not None and len(pauses.step) >= _BEFORE:
+        at_begin = bool(float(np.mean(pauses.pause_s[-_BEFORE:])) >= _IN_PAUSE * gain * step_s)
+    workers, busy = _loaders(table, window)
+    return SleepingHosts(
+        asleep_ratio=float(table.asleep_ratio[window].min()),
+        gain_ratio=gain,
+        at_begin=at_begin,
+        idle_ratio=float(idle.min()),
+        loader_workers=workers,
+        loader_busy_ratio=busy,
+    )
+
+
+def _pauses(job: JobData, since_step: int, longer_s: float) -> tuple[bool | None, bool]:
+    """Whether the added time is at the begin of steps, and whether the host's lead is lost."""
+    pauses = job.operation_pace.pauses if job.operation_pace is not None else None
+    if pauses is None:
+        return None, False
+    # The pause after a step's last reduction belongs to the next one.
+    later = pauses.step + 1 >= since_step
+    before = np.flatnonzero(~later)[-_BEFORE:]
+    if len(before) < _BEFORE or not later.any():
+        return None, False
+    grown_s = float(np.median(pauses.pause_s[later]) - np.median(pauses.pause_s[before]))
+    lead_s = float(np.median(pauses.lead_s[before]))
+    lost = lead_s > 0 and float(np.median(pauses.lead_s[later])) <= _LEAD_LOST * lead_s
+    return grown_s >= _IN_PAUSE * longer_s, lost
+
+
+def _before(table: LaunchTable, window: int) -> Floats | None:
+    """How long ranks slept in the time before a window, of that which the next longer one covers."""
+    if window + 1 >= len(table.span_s):
+        return None
+    whole_s, part_s = table.span_s[window + 1], table.span_s[window]
+    slept_s = table.asleep_ratio[window + 1] * whole_s - table.asleep_ratio[window] * part_s
+    return np.asarray(np.where(whole_s > part_s, slept_s / (whole_s - part_s), np.nan))
+
+
+def _loaders(table: LaunchTable, window: int) -> tuple[int | None, float | None]:
+    workers, busy = float(np.min(table.loader_workers)), float(np.min(table.loader_busy_ratio[window]))
+    if not np.isfinite([workers, busy]).all():
+        return None, None
+    return int(workers), busy

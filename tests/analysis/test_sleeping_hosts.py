@@ -1,0 +1,162 @@
+"""Hosts of all ranks that sleep while their GPUs have nothing to do wait for their input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from analysis.jobs import description, job_data, step_table
+from analysis.test_late_hosts import LONGER, gpus
+
+from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.operations import LaunchReadings
+from perfd.analysis.data.job_data import JobData, LaunchTable, OperationPace, StepPauses
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
+from perfd.analysis.findings import Finding, Kind
+
+RANKS = 4
+SPANS_S = np.array([2.0, 4.0, 10.0, 60.0])
+GAIN = 1 - 0.4 / 0.6
+
+
+def launches(asleep: Sequence[Sequence[float]], *, busy: float = 0.01, ranks: int = RANKS) -> LaunchTable:
+    """`asleep` is by window: of all ranks, or of each."""
+    ratios = np.array([np.broadcast_to(np.array(one, dtype=float), ranks) for one in asleep])
+    return LaunchTable(
+        rank=np.arange(ranks),
+        span_s=np.broadcast_to(SPANS_S[:, None], ratios.shape),
+        asleep_ratio=ratios,
+        loader_busy_ratio=np.full(ratios.shape, busy),
+        loader_workers=np.full(ranks, 2.0),
+    )
+
+
+SINCE = launches([[0.4], [0.4], [0.2], [0.03]])
+"""For as long as steps are longer, 4.8 s, and not before."""
+
+
+def job(table: LaunchTable | None = SINCE, times_s: Sequence[float] = LONGER, **seen: object) -> JobData:
+    steps = step_table(times_s)
+    return job_data(
+        steps,
+        description=description(world_size=RANKS, dp=RANKS),
+        gpu=gpus(steps, **seen),  # type: ignore[arg-type]
+        launches=table,
+    )
+
+
+def loading(data: JobData) -> Finding | None:
+    found = summarise(data, AnalysisSettings()).findings
+    return next((one for one in found if one.kind is Kind.DATA_LOADING), None)
+
+
+def paced(data: JobData, pause_s: Sequence[float], lead_s: Sequence[float]) -> JobData:
+    pauses = StepPauses(
+        step=np.arange(len(pause_s)), pause_s=np.array(pause_s), lead_s=np.array(lead_s, dtype=float)
+    )
+    pace = OperationPace(
+        communicator="ab",
+        operation="AllReduce",
+        per_step=5,
+        row_end_sequence=100,
+        certain=True,
+        exact=True,
+        pauses=pauses,
+    )
+    return replace(data, operation_pace=pace)
+
+
+def test_hosts_that_began_to_sleep_when_steps_became_longer_wait_for_data_and_nobody_is_blamed() -> None:
+    found = loading(job())
+
+    assert found is not None
+    assert (found.confidence, found.culprits) == (0.6, ())
+    assert found.gain_ratio == pytest.approx(GAIN)
+    assert "since step 13" in found.evidence[1]
+    assert "loader workers of each rank sleep" in found.evidence[-2]
+    assert "lock or a barrier" in found.evidence[-1]
+
+
+def test_busy_workers_make_it_more_certain() -> None:
+    found = loading(job(launches([[0.4], [0.4], [0.2], [0.03]], busy=0.99)))
+
+    assert found is not None
+    assert found.confidence == 0.8
+    assert "busy 99.0% of the time" in found.evidence[-1]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        None,
+        launches([[0.1]] * 4),
+        launches([[0.4, 0.4, 0.05, 0.4]] * 2 + [[0.2], [0.03]]),
+        launches([[0.4]] * 4),
+        launches([[0.4], [0.4], [0.2], [0.03]], ranks=3),
+    ],
+    ids=["unknown", "too little", "not all", "before as well", "one unseen"],
+)
+def test_without_every_rank_asleep_for_the_added_time_and_not_before_it_is_not_named(
+    table: LaunchTable | None,
+) -> None:
+    assert loading(job(table)) is None
+
+
+def test_gpus_that_run_kernels_for_longer_have_work() -> None:
+    assert loading(job(more_work_s=[0.2] * RANKS)) is None
+
+
+def test_hosts_that_slept_before_too_were_ahead_of_their_gpus_then_and_are_not_now() -> None:
+    always = job(launches([[0.5]] * 4))
+    pauses_s, ahead = [0.1] * 12 + [0.3] * 8, [0.2] * 12
+
+    lost = loading(paced(always, pauses_s, [*ahead, *[0.05] * 8]))
+    assert lost is not None
+    assert any("less far ahead" in sentence for sentence in lost.evidence)
+    assert any("last reduction" in sentence for sentence in lost.evidence)
+    assert loading(paced(always, pauses_s, [*ahead, *[0.2] * 8])) is None
+
+
+def test_slow_from_the_first_step_they_sleep_for_as_long_as_gpus_idle() -> None:
+    # GPUs run kernels for 0.38 of 0.6 s.
+    found = loading(job(launches([[0.5]] * 4), [0.6] * 20))
+
+    assert found is not None
+    assert found.gain_ratio == pytest.approx(1 - 0.38 / 0.6, abs=0.01)
+    assert loading(job(launches([[0.5, 0.5, 0.5, 0.05]] * 4), [0.6] * 20)) is None
+    assert loading(job(launches([[0.5]] * 4), [0.4] * 20)) is None
+
+
+def readings(counts: Sequence[tuple[float, float]], *, rank: int = 0) -> LaunchReadings:
+    """Times and counters of one rank."""
+    found = LaunchReadings(Limits(), AggregatorCounters())
+    for time_s, busy_s in counts:
+        found.put(rank, time_s, busy_s, 2 * busy_s, 4.0, read_s=time_s)
+    return found
+
+
+def test_rates_are_over_the_newest_readings() -> None:
+    # Busy all the time for 20 s, then half of it for 4 s.
+    counters = [(float(at), float(min(at, 20)) + max(0, at - 20) / 2) for at in range(25)]
+    table = readings(counters, rank=3).table(24.0)
+
+    assert table is not None
+    assert table.rank.tolist() == [3]
+    assert table.span_s[:, 0].tolist() == [2.0, 4.0, 10.0, 24.0]
+    assert table.asleep_ratio[:, 0].tolist() == pytest.approx([0.5, 0.5, 0.2, 2 / 24])
+    assert table.loader_busy_ratio[0, 0] == pytest.approx(2 * 0.5 / 4)
+
+
+def test_counters_that_went_back_begin_again_and_a_silent_rank_has_no_row() -> None:
+    restarted = readings([(0.0, 5.0), (1.0, 6.0), (2.0, 0.5)])
+
+    assert restarted.table(2.0) is None
+    restarted.put(0, 3.0, 0.75, 0.0, 4.0, read_s=3.0)
+    table = restarted.table(3.0)
+    assert table is not None
+    assert table.asleep_ratio[-1, 0] == pytest.approx(0.75)
+    assert restarted.table(60.0) is None
+    restarted.clear()
+    assert restarted.table(3.0) is None
