@@ -36,6 +36,7 @@ from perfd.trace.readers.xplane.xplane_reader import read_space
 from perfd.trace.roofline.hlo_line import read_line
 from perfd.trace.roofline.ncu_csv import read_csv
 from perfd.wire.convert import check, decode_agent_message
+from tests.fuzz.capture_targets import hook_datagram, kineto_trace, read_datagram, read_kineto
 from tests.fuzz.evaluation_targets import (
     analyze_batch,
     batch,
@@ -206,6 +207,8 @@ def targets() -> dict[str, Target]:
         ),
         "recording": Target(_in_file("recording.json", _recording), [json.dumps(manifest).encode()]),
         "wire": Target(decode_agent_message, [_first_message(batches)]),
+        "kineto": Target(read_kineto, [kineto_trace()]),
+        "hook": Target(read_datagram, [hook_datagram()], ()),
         "nsys": Target(read_nsys, [nsys_export()]),
         "segment": Target(read_segment, [segment()]),
         "evaluation": Target(

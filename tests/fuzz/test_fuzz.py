@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzz.capture_targets import kineto_trace
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import targets
 
@@ -42,6 +43,8 @@ FOUND = [
     ("flight_recorder", b'{"entries": ' + b"[" * 100_000),
     ("inspector", b'{"coll_perf": ' + b"[" * 60_000 + b"}\n"),
     ("trace", b'{"traceEvents": [{"ph": "X", "pid": 18446744073709551616, "tid": 1, "ts": 1, "dur": 1}]}'),
+    ("kineto", kineto_trace().replace(b"ProfilerStep#1", b"ProfilerStep#" + b"9" * 5000)),
+    ("kineto", kineto_trace().replace(b'"rank": 0', b'"rank": 5')),
     ("rules", b"groups: [{name: g, rules: [{alert: A, expr: up, for: " + b"9" * 400 + b"d}]}]"),
     ("rules", b"groups: " + b"[" * 3000),
     ("evaluation", b'label_replace(up, "a", "$' + b"9" * 5000 + b'", "job", "(.*)")'),

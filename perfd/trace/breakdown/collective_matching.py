@@ -164,7 +164,7 @@ def _why_not(
     what = f"{key.operation} of {key.group or 'unnamed groups'}"
     absent = [rank for rank in members if rank not in mine]
     partial = [rank for rank in members if rank not in complete]
-    counts = [len(found) for found in mine.values()]
+    counts = [len(found) for found in mine.values()] or [0]
     sequenced = all(one.sequence is not None for found in mine.values() for one in found)
     reasons = (
         (len(members) < 2, "its group has one rank" if key.ranks else "only one rank was traced"),

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-PROFILER_STEP = re.compile(r"ProfilerStep#?(\d+)")
+PROFILER_STEP = re.compile(r"ProfilerStep#?(\d{1,18})")
 """PyTorch's own."""
-NAMED_STEP = re.compile(r"(?:ProfilerStep#|(?:iteration|iter|step)[ _#:=]*)(\d+)", re.IGNORECASE)
+NAMED_STEP = re.compile(r"(?:ProfilerStep#|(?:iteration|iter|step)[ _#:=]*)(\d{1,18})", re.IGNORECASE)
 """What trainers push as NVTX ranges: Megatron's `iteration 5`, others' `step_5`."""
 _LATE_RATIO = 0.1
 
