@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from perfd.doctor.capture_checks import check_kineto_socket, check_py_spy, check_quota
+from perfd.doctor.capture_checks import (
+    check_importer,
+    check_kineto,
+    check_kineto_socket,
+    check_nsys,
+    check_perf_events,
+    check_py_spy,
+    check_quota,
+)
 from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
 from perfd.doctor.node_facts import DirectoryFacts, NodeFacts
@@ -19,13 +26,6 @@ _MAX_CLOCK_ERROR_S = 0.01
 _PROTECTED_RATIO = 0.1
 """Share of processes that may be unreadable: a few protected system processes are normal. Chosen, not
 measured."""
-_MAX_PERF_EVENT_PARANOID = 2
-"""Largest kernel.perf_event_paranoid with which nsys can sample CPUs (its installation guide)."""
-_LIBRARY = re.compile(r"loading shared libraries: ([^:\s]+)")
-_PACKAGES: Mapping[str, str] = {
-    "libdw.so.1": "libdw1 (in dnf: elfutils-libs)",
-    "libssh.so": "libssh-4 (in dnf: libssh)",
-}
 
 
 def diagnose(facts: NodeFacts) -> list[CheckResult]:
@@ -89,80 +89,6 @@ def check_gpm(facts: NodeFacts) -> CheckResult:
     return CheckResult(check="gpm", level=Level.OK, title="GPU activity (GPM)", what="available on all GPUs")
 
 
-def check_nsys(facts: NodeFacts) -> CheckResult:
-    """Whether nsys can capture and import reports."""
-    installation = facts.nsys.installation
-
-    def found(level: Level, what: str, fix: str = "") -> CheckResult:
-        return CheckResult(check="nsys", level=level, title="captures (nsys)", what=what, fix=fix)
-
-    if not facts.captures_enabled:
-        return found(Level.OK, "disabled (capture.enabled)")
-    if installation is None:
-        return found(
-            Level.WARN,
-            "nsys not found: Nsight captures unavailable",
-            "Install nsight-systems-cli, or set capture.nsys_path; captures with Kineto (perfd run --kineto)"
-            " do not need it.",
-        )
-    where = f"{installation.nsys}, version {facts.nsys.version or 'unknown'}"
-    if facts.nsys.version is None:
-        return found(Level.FAIL, f"{installation.nsys} does not run", "Run it with --version for the reason.")
-    if installation.may_crash_jobs:
-        used = "not used" if installation.only_found else "used because of capture.nsys_path"
-        what = f"{where}: its CUPTI (the first of CUDA 13.0) has crashed jobs at their first capture: {used}"
-        fix = "Install a newer nsight-systems-cli, or capture with Kineto (perfd run --kineto)."
-        if installation.only_found:
-            fix += " To use this one anyway, set capture.nsys_path to it."
-        return found(Level.WARN, what, fix)
-    if installation.importer_missing:
-        what = f"{where}: no QdstrmImporter at {installation.importer_expected}: no reports"
-        return found(Level.FAIL, what, installation.fix_for_importer)
-    return found(Level.OK, where)
-
-
-def check_importer(facts: NodeFacts) -> CheckResult:
-    """Whether nsys can import its raw data into a report; its exit code is 0 even if it cannot."""
-    title = "nsys reports (QdstrmImporter)"
-    problem = facts.nsys.importer_problem
-    if facts.nsys.installation is None or not facts.captures_enabled:
-        return CheckResult(check="importer", level=Level.OK, title=title, what="not needed without nsys")
-    if problem:
-        library = _LIBRARY.search(problem)
-        package = _PACKAGES.get(library[1], f"the package with {library[1]}") if library else ""
-        return CheckResult(
-            check="importer",
-            level=Level.FAIL,
-            title=title,
-            what=f"nsys stop would leave only a .qdstrm: {problem}",
-            fix=f"Install {package}." if package else "Reinstall nsight-systems.",
-        )
-    if facts.nsys.libdw is None:
-        return CheckResult(
-            check="importer",
-            level=Level.WARN,
-            title=title,
-            what="libdw.so.1 is missing: importers of 2025 would leave only a .qdstrm",
-            fix=f"Install {_PACKAGES['libdw.so.1']}.",
-        )
-    return CheckResult(check="importer", level=Level.OK, title=title, what="works")
-
-
-def check_perf_events(facts: NodeFacts) -> CheckResult:
-    """Reports perf events, which only CPU sampling needs; perfd's captures do not use it."""
-    level = facts.perf_event_paranoid
-    what = "not readable" if level is None else f"perf_event_paranoid is {level}"
-    return CheckResult(
-        check="perf_event_paranoid",
-        level=Level.OK,
-        title="perf events",
-        what=f"{what}; captures work regardless, because they do not sample CPUs",
-        fix=""
-        if level is None or level <= _MAX_PERF_EVENT_PARANOID
-        else f"For your own nsys runs with CPU sampling: at most {_MAX_PERF_EVENT_PARANOID}.",
-    )
-
-
 def check_processes(facts: NodeFacts) -> CheckResult:
     """Whether ranks can be found by the environment of the job's processes."""
     title = "process environments"
@@ -206,24 +132,6 @@ def check_clock(facts: NodeFacts) -> CheckResult:
         return CheckResult(check="clock", level=Level.WARN, title=title, what=what, fix=fix)
     what = f"synchronized, off by at most {error}"
     return CheckResult(check="clock", level=Level.OK, title=title, what=what)
-
-
-def check_kineto(facts: NodeFacts) -> CheckResult:
-    """Whether Kineto and nsys would conflict in a process: CUPTI has a single subscriber."""
-    title = "Kineto"
-    daemon = facts.kineto.get("KINETO_USE_DAEMON", "") not in ("", "0")
-    if daemon and facts.captures_enabled and facts.nsys.installation is not None:
-        return CheckResult(
-            check="kineto",
-            level=Level.WARN,
-            title=title,
-            what="KINETO_USE_DAEMON is set, but perfd run would start the job under nsys: one would fail",
-            fix="Unset it, or run with perfd run --no-nsys.",
-        )
-    variables = " ".join(f"{name}={value}" for name, value in sorted(facts.kineto.items()))
-    return CheckResult(
-        check="kineto", level=Level.OK, title=title, what=variables or "no Kineto variables set"
-    )
 
 
 def check_aggregator(facts: NodeFacts) -> CheckResult:

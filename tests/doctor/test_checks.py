@@ -6,7 +6,14 @@ from pathlib import Path
 import pytest
 
 from perfd.capture.nsys.nsys_installation import Installation
-from perfd.doctor.capture_checks import check_kineto_socket, check_py_spy, check_quota
+from perfd.doctor.capture_checks import (
+    check_importer,
+    check_kineto,
+    check_kineto_socket,
+    check_nsys,
+    check_py_spy,
+    check_quota,
+)
 from perfd.doctor.checks import (
     Level,
     check_aggregator,
@@ -14,9 +21,6 @@ from perfd.doctor.checks import (
     check_clock,
     check_gpm,
     check_history,
-    check_importer,
-    check_kineto,
-    check_nsys,
     check_nvml,
     check_processes,
     check_spool,

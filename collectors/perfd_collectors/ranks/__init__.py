@@ -6,7 +6,8 @@ from perfd.collector import CollectorSpec, Settings
 from perfd.model import RankColumn
 from perfd_collectors.nvml.nvml_api import load
 from perfd_collectors.ranks.cgroup import CgroupIdentity, parse_cgroup
-from perfd_collectors.ranks.collector import COLUMNS, RanksCollector, RanksOptions
+from perfd_collectors.ranks.collector import RanksCollector, RanksOptions
+from perfd_collectors.ranks.columns import COLUMNS
 from perfd_collectors.ranks.environment import RankIdentity, parse_environ, resolve_rank
 from perfd_collectors.ranks.host_waits import COLUMNS as HOST_COLUMNS
 from perfd_collectors.ranks.replay import RecordedRanks, placements_from_recording

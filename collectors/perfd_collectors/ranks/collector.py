@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfd.collector import Column, NumberedRank, Options, PciAddress, Settings
+from perfd.collector import NumberedRank, Options, PciAddress, Settings
 from perfd.errors import NothingHere, Unavailable
 from perfd.model import JobOrigin, RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, start, unavailable
@@ -37,37 +37,6 @@ _SLURM_JOB = re.compile(r"\d+(_\d+)?")
 
 _MPS_SERVER = "nvidia-cuda-mps"
 """Name of the MPS server in /proc, cut to 15 characters; it holds all GPUs for its clients."""
-
-COLUMNS: Sequence[Column] = (
-    Column(
-        scope=Scope.NODE,
-        name="gpu_processes",
-        help="Processes with a compute context on a GPU of the node.",
-        source="nvmlDeviceGetComputeRunningProcesses",
-        absent="Without NVML.",
-    ),
-    Column(
-        scope=Scope.NODE,
-        name="rank_processes",
-        help="Ranks found on the node.",
-        source="/proc/PID/environ",
-        absent="Never while the collector works.",
-    ),
-    Column(
-        scope=Scope.NODE,
-        name="foreign_rank_processes",
-        help="Processes that are left out because they claim to be ranks of another user's job.",
-        source="/proc/PID",
-        absent="Never while the collector works.",
-    ),
-    Column(
-        scope=Scope.NODE,
-        name="unreadable_processes",
-        help="GPU processes, or processes of `perfd run`, whose environment is unreadable for this user.",
-        source="/proc/PID/environ",
-        absent="When all processes are searched for ranks, because NVML lists none.",
-    ),
-)
 
 
 class RanksOptions(Options, frozen=True):
