@@ -81,6 +81,21 @@ class RemoteWriteConfig(Strict, frozen=True):
     http: HttpClientConfig = HttpClientConfig()
 
 
+class OtlpConfig(Strict, frozen=True):
+    """OTLP over HTTP, to an OpenTelemetry collector; needs the package `perfd[otlp]`."""
+
+    url: str | None = None
+    """For example http://collector:4318/v1/metrics; null: off."""
+    interval_s: float = 10.0
+    resource_attributes: dict[str, str] = {}
+    """Besides `service.name`, for example `deployment.environment.name`."""
+    max_points_per_request: int = 5_000
+    max_pending_bytes: int = 64 * 1024 * 1024
+    backoff_initial_s: float = 1.0
+    backoff_max_s: float = 60.0
+    http: HttpClientConfig = HttpClientConfig()
+
+
 class AlertmanagerConfig(Strict, frozen=True):
     """Alertmanagers that receive alerts of the embedded engine."""
 
@@ -103,6 +118,7 @@ class ExportersConfig(Strict, frozen=True):
     tensorboard: TensorBoardConfig = TensorBoardConfig()
     wandb: WandbConfig = WandbConfig()
     remote_write: RemoteWriteConfig = RemoteWriteConfig()
+    otlp: OtlpConfig = OtlpConfig()
     alertmanager: AlertmanagerConfig = AlertmanagerConfig()
     others: dict[str, dict[str, Any]] = {}
     """Options of third-party exporters, by the name of their entry point."""

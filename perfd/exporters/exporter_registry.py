@@ -15,12 +15,13 @@ from perfd.exporters.alertmanager import AlertmanagerExporter
 from perfd.exporters.exporter import Exporter, ExporterContext, ExporterTally, MakeExporter, Round
 from perfd.exporters.exporter_runner import ExporterRunner, ExporterStatus
 from perfd.exporters.jsonl import JsonLinesExporter
+from perfd.exporters.otlp import OtlpExporter
 from perfd.exporters.remote_write import RemoteWriteExporter
 from perfd.exporters.tensorboard import TensorBoardExporter
 from perfd.exporters.wandb import WandbExporter
 
 EXPORTER_GROUP = "perfd.exporters"
-SHIPPED = frozenset({"jsonl", "tensorboard", "wandb", "remote_write", "alertmanager"})
+SHIPPED = frozenset({"jsonl", "tensorboard", "wandb", "remote_write", "otlp", "alertmanager"})
 
 Made = tuple[str, Callable[[ExporterContext], Exporter]]
 
@@ -68,6 +69,8 @@ def _configured(config: ExportersConfig) -> Iterator[Made]:
         yield "wandb", lambda context: WandbExporter(wandb, context)
     if remote_write.url is not None:
         yield "remote_write", lambda context: RemoteWriteExporter(remote_write, context)
+    if config.otlp.url is not None:
+        yield "otlp", lambda context: OtlpExporter(config.otlp, context)
     for place, url in enumerate(alertmanager.urls):
         # One exporter per Alertmanager: one that does not answer must not delay the others.
         name = "alertmanager" if len(alertmanager.urls) == 1 else f"alertmanager-{place}"

@@ -14,20 +14,13 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
+from perfd.exporters.pending_bodies import Body
 from perfd.exporters.protobuf_encoding import field, varint
 from perfd.metrics.series import SeriesFrame, SeriesKey
 
 _STALE_MARKER = struct.pack("<Q", 0x7FF0000000000002)
 """The NaN that ends a series: `StaleNaN` of Prometheus' model/value."""
 _VALUE_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Body:
-    """One request, not compressed yet."""
-
-    data: bytes
-    samples: int
 
 
 @dataclass(frozen=True, slots=True)
