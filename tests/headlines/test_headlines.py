@@ -12,6 +12,7 @@ from benchmarks.headlines.truth import Truth, truth_of
 from perfd.recording import bundled, bundled_names
 
 PHASES = Path(__file__).parents[2] / "benchmarks/gpu/recorded_phases"
+STARTS = PHASES.with_name("recorded_starts")
 
 
 def _look(step: int, kind: str, *ranks: int) -> Look:
@@ -112,6 +113,29 @@ def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_nobod
     assert not loader.wrongly
     late = [look for look in watched.looks if look.kind == "late_hosts"]
     assert all(look.unix_s >= loader.phase.begin_unix_s for look in late)
+
+
+@pytest.mark.parametrize(
+    ("name", "within_s"), [("ddp2", 5.0), ("fsdp2x2", 5.0), ("lightning2", 5.0), ("ddp2storage", 20.0)]
+)
+def test_slow_data_of_loops_without_timers_is_named_and_no_rank_is(name: str, within_s: float) -> None:
+    recording = STARTS / name / "recording"
+    watched = watch(recording, name, truth_of(recording))
+    (slow,) = [one for one in watched.of_phases if one.phase.fault in {"loader", "storage"}]
+    assert slow.named_after_s is not None
+    assert slow.named_after_s <= within_s
+    assert slow.gain_error is not None
+    assert slow.gain_error < 0.08
+    assert not watched.false_blame
+    named = [look for look in watched.looks if look.kind == "data_loading"]
+    assert all(look.unix_s >= slow.phase.begin_unix_s for look in named)
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"), [("ddp2", 106), ("fsdp2x2", 98), ("fsdp2x2decoding", 76), ("lightning2", 78)]
+)
+def test_steps_by_operations_are_as_many_as_the_job_made(name: str, steps: int) -> None:
+    assert watch(STARTS / name / "recording", name, None).looks[-1].step == steps
 
 
 @pytest.mark.slow
