@@ -77,9 +77,14 @@ class Bookmark:
 
 
 class LocalJobs:
-    """The jobs with ranks on this node, as the kernel says it of their processes; any thread may ask."""
+    """The jobs with ranks on this node, as the kernel says it of their processes; any thread may ask.
 
-    def __init__(self) -> None:
+    What the scheduler says of a job's user goes before what processes say.
+    """
+
+    def __init__(self, scheduled: Mapping[str, int] | None = None) -> None:
+        self.scheduled: Mapping[str, int] = dict(scheduled or {})
+        """The user of each job that the scheduler placed here."""
         self._users: Mapping[str, int] = {}
         self._processes: Mapping[str, int] = {}
         self.looked_for = False
@@ -92,7 +97,7 @@ class LocalJobs:
 
     def uid(self, job: str) -> int | None:
         """The user of a job; None when no rank of it was found."""
-        return self._users.get(job)
+        return self.scheduled.get(job, self._users.get(job))
 
     def processes(self) -> Mapping[str, int]:
         """By job, the PID of its lowest rank here, in our namespace."""

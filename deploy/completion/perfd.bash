@@ -10,7 +10,7 @@ _shtab_perfd_rules_subparsers=(check test)
 _shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline collective report rules webhook doctor version)
 
 _shtab_perfd_run_option_strings=(-h --help --config --rules --job --http --out --record --no-nsys --kineto --model-config --sequence-length --tokens-per-step --flops-per-step --precision)
-_shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --job-end --once --json --log-level --log-json)
+_shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --job-output --job-user --job-end --once --json --log-level --log-json)
 _shtab_perfd_aggregator_option_strings=(-h --help --config --listen --http --log-level --log-json)
 _shtab_perfd_replay_option_strings=(-h --help --speed --skip --look-every --json --config --rules --http --hold --allow-missing)
 _shtab_perfd_record_option_strings=(-h --help --out --config --job --duration)

@@ -27,7 +27,7 @@ gone() { for _ in $(seq "$1"); do ours || return 0; sleep 0.1; done; return 1; }
 how_it_ended() {
   local said='' restarts code signal
   if scontrol show hostnames "${SLURM_NODELIST:-$node}" | head -n 2 | grep -qx "$node"; then
-    said=$(timeout 5 scontrol show job -o "$SLURM_JOB_ID" | tr ' ' '\n')
+    said=$(timeout 5 scontrol show job -o "${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}" | tr ' ' '\n')
   fi
   field() { sed -n "s/^$1=//p" <<<"$said" | head -n 1; }
   IFS=: read -r code signal <<<"$(field ExitCode)"

@@ -19,17 +19,28 @@ node=${SLURMD_NODENAME:-$(hostname -s)}
 state=${PERFD_STATE:?is missing in $PERFD_SLURM_CONF}/$node/$SLURM_JOB_ID
 mkdir -p "$state" && chmod 700 "$state" || exit 1
 
-# An array's task is called as the ranks' own environment calls it.
+# An array's task, and the parts of a heterogeneous job, are called as the ranks' own environment calls them.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
+job=${job:-${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}}
+# Which nodes are the job's, as its tasks know it; a part of a heterogeneous job is told only its own.
+SLURM_JOB_NODELIST=${SLURM_NODELIST:-}
+if [ -n "${SLURM_HET_JOB_ID:-}" ]; then
+  SLURM_JOB_NODELIST=$(timeout 5 scontrol show job -o "$SLURM_HET_JOB_ID" | tr ' ' '\n' | sed -n 's/^NodeList=//p' | paste -sd,)
+fi
+export SLURM_JOB_NODELIST SLURM_RESTART_COUNT=${SLURM_JOB_RESTART_COUNT:-0} PERFD_OWN_PROCESS=1
 arguments=(agent --config "${PERFD_AGENT_CONFIG:?is missing in $PERFD_SLURM_CONF}" --aggregator "$PERFD_AGGREGATOR"
-  --node "$node" --job "${job:-$SLURM_JOB_ID}" --job-end "$state/end")
+  --node "$node" --job "$job" --job-end "$state/end"
+  --job-user "${SLURM_JOB_UID:?is what slurmd sets for a Prolog}")
 
-# All nodes see the log: one reads it.
+log=${PERFD_LOG:-none}
+# What the job's processes on this node write to, whatever sbatch, srun or the shell call it.
+[ "$log" != stdout ] || arguments+=(--job-output "${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}")
+# All nodes see a log that has a name: one reads it.
 if [ "$(scontrol show hostnames "${SLURM_NODELIST:-$node}" | head -n 1)" = "$node" ]; then
-  log=${PERFD_LOG:-none}
   log=${log//%j/$SLURM_JOB_ID}
   log=${log//%u/${SLURM_JOB_USER:-}}
   if [ "$log" = stdout ]; then
+    # By its name the batch script's output is found too when the job is over before the agent looks.
     log=$(timeout 5 scontrol show job -o "$SLURM_JOB_ID" | tr ' ' '\n' | sed -n 's/^StdOut=//p' | head -n 1)
   fi
   case $log in /*) arguments+=(--log "$log") ;; esac

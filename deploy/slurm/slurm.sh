@@ -18,8 +18,8 @@ PERFD_STATE=/var/lib/perfd/slurm
 # Sockets for perfd.hook, one a job.
 PERFD_RUN=/run/perfd-slurm
 
-# The training's log, which the agent of a job's first node follows as root: a path with %j for the job's number and
-# %u for its user; `stdout` for the batch script's output, which slurmctld is asked for once a job; `none`.
+# The training's log: `stdout` for all files that the job's processes on a node have as output, opened with the rights of
+# the job's user; a path with %j for the job's number and %u for its user, which the job's first node follows; `none`.
 PERFD_LOG=stdout
 
 # For task-prolog.sh, on a disk that the job's containers see too. Its path prints

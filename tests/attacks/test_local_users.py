@@ -18,12 +18,14 @@ from perfd_collectors.hook.collector import HookCollector, HookOptions
 from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
 from perfd_collectors.nccl.flight_recorder.dump_files import DumpDirectory
 from perfd_collectors.nccl.segments.segment import Segment
+from perfd_collectors.ranks import CgroupIdentity, resolve_rank
+from perfd_collectors.ranks.placement import RankProcess, of_one_user
 
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.node import CapturePlan
 from perfd.capture.stacks.flight_recorder_tool import FlightRecorderTool
 from perfd.clock import SystemClock, VirtualClock
-from perfd.collector import Settings
+from perfd.collector import LocalJobs, Settings
 from perfd.model import CaptureState, CollectiveProgress, RankPlacement
 
 NOBODY = 65534
@@ -183,10 +185,17 @@ def test_a_sparse_segment_that_claims_four_billion_rings_costs_nothing(place):
     segment.close()
 
 
+@pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize(("uid", "accepted"), [(NOBODY, False), (1001, True), (0, True)])
-def test_steps_of_the_hook_are_believed_from_the_jobs_user_only(place, uid, accepted):
+def test_steps_of_the_hook_are_believed_from_the_jobs_user_only(place, uid, accepted, scheduled):
     settings = Settings(node="n", job="train", clock=VirtualClock())
     settings.local_jobs.replace({"train": 1001})
+    if scheduled:
+        # A stranger's process that says it is a rank of the job was there first.
+        settings = Settings(
+            node="n", job="train", clock=VirtualClock(), local_jobs=LocalJobs({"train": 1001})
+        )
+        settings.local_jobs.replace({"train": NOBODY})
     hook = HookCollector(HookOptions(socket=str(place / "hook.sock"), listen_s=0.0), settings)
     content = {"v": 1, "rank": 0, "step": 7, "unix_ns": 1, "step_s": 1.0, "phases": {}, "world_size": 1}
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
@@ -281,7 +290,7 @@ from perfd.sandbox import Sandbox
 from perfd_collectors.hook.collector import HookCollector, HookOptions
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
 from perfd_collectors.nccl.segments.segment_files import remove_left_over
-from perfd.collector import Settings
+from perfd.collector import LocalJobs, Settings
 
 place, pid, uid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 segment = Segment(place / "perfd-nccl-1-x")
@@ -373,3 +382,17 @@ def test_the_units_capabilities_suffice_and_give_no_more(place, capabilities):
         timeout=60,
     )
     assert shown.stdout.splitlines() == ["steps", "refused", "refused", "root only"]
+
+
+def test_a_process_of_another_user_than_the_scheduler_says_is_no_rank_of_the_job():
+    def rank(pid, uid):
+        environ = {"RANK": str(pid), "WORLD_SIZE": "2", "SLURM_JOB_ID": "77"}
+        known = resolve_rank(environ, CgroupIdentity(), uid)
+        return RankProcess(pid=pid, ancestors=(), identity=known, gpu=None, holds_gpu=True, started_unix_ns=0)
+
+    ranks = [rank(0, NOBODY), rank(1, 1001)]
+    mine, users = of_one_user(ranks, lambda identity: identity.job, {}, {"77": 1001})
+    assert ([one.pid for one in mine], users) == ([1], {"77": 1001})
+    # Without the scheduler's word the first one counts.
+    mine, users = of_one_user(ranks, lambda identity: identity.job, {}, {})
+    assert ([one.pid for one in mine], users) == ([0], {"77": NOBODY})

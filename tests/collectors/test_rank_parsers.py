@@ -95,6 +95,21 @@ def test_an_environment_that_names_another_job_than_the_cgroup_is_no_rank(
     assert (resolve_rank(environ, CgroupIdentity(slurm_job="77")) is not None) is believed
 
 
+@pytest.mark.parametrize(
+    ("placed", "size", "believed"),
+    [
+        ("77", "2", True),
+        ("78", "2", True),
+        ("79", "2", False),
+        ("76", "2", False),
+        ("9999", "99999999", False),
+    ],
+)
+def test_every_part_of_a_heterogeneous_job_names_the_first(placed: str, size: str, believed: bool) -> None:
+    environ = TORCH | {"SLURM_JOB_ID": "77", "SLURM_HET_SIZE": size}
+    assert (resolve_rank(environ, CgroupIdentity(slurm_job=placed)) is not None) is believed
+
+
 def test_an_environment_is_read_and_only_what_is_wanted_is_kept() -> None:
     content = b"RANK=3\0AWS_SECRET_ACCESS_KEY=secret\0MASTER_ADDR=a=b\0WORLD_SIZE=16\0\0"
     assert parse_environ(content) == {"RANK": "3", "MASTER_ADDR": "a=b", "WORLD_SIZE": "16"}

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from deploy.slurm.cluster import USER, Cluster, down, processes_that_name, until
 from perfd.aggregator import Aggregator
 from perfd.config import AggregatorConfig
 
+ROOT = Path(__file__).parents[2]
 TOOLS = ("slurmctld", "slurmd", "munged", "srun")
 pytestmark = [
     pytest.mark.system,
@@ -235,10 +237,107 @@ def test_a_job_goes_on_whatever_is_wrong_with_perfd(
     assert left_over(cluster, job) == []
 
 
+def test_every_group_of_a_heterogeneous_job_is_seen_by_sidecar_and_prolog(
+    cluster: Cluster, aggregator: Aggregator
+) -> None:
+    folder = cluster.folder("heterogeneous", USER)
+    job = cluster.submit(
+        folder,
+        "--nodes=1 --nodelist=n1 --ntasks-per-node=1",
+        "#SBATCH hetjob",
+        "#SBATCH --nodes=2 --nodelist=n[2-3] --ntasks-per-node=2",
+        f"{cluster.sidecar} start",
+        f"cd {cluster.directory}/spools",
+        "until [ $(ls perfd-$SLURM_JOB_ID-*/spool.sqlite 2>/dev/null | wc -l) = 3 ]; do sleep 0.1; done",
+        f"srun --het-group=0,1 {cluster.trainer} 5; while [ ! -e {folder}/go ]; do sleep 0.1; done",
+        f"{cluster.sidecar} stop 0",
+        user=USER,
+    )
+    until(lambda: steps_of(aggregator, job) == 5, "the steps at the cluster's aggregator")
+    (folder / "go").touch()
+    until(lambda: cluster.ended(job), "the end of the job")
+    status = json.loads((folder / f"perfd-{job}" / "status.json").read_text())
+    assert {agent["node"] for agent in status["agents"]} == {"n1", "n2", "n3"}
+    (seen,) = status["jobs"]
+    assert (seen["name"], seen["steps"]["last"]) == (job, 5)
+    assert left_over(cluster, job) == []
+    # The second group has a number of its own, which is no job to a user.
+    until(lambda: outcome_of(aggregator, job) == "completed", "the Epilogs")
+    assert str(int(job) + 1) not in aggregator.jobs()
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("srun", ["srun --output=%x-%j.log {trainer} 60"]),
+        ("each", ["srun --output=logs/%N-%t-%j.log {trainer} 60"]),
+        ("chdir", ["srun --chdir=logs --output=train.log {trainer} 60"]),
+        ("shell", ["srun {trainer} 60 >logs/train.txt 2>&1"]),
+        ("tee", ["srun {trainer} 60 2>&1 | tee logs/train.txt >/dev/null"]),
+    ],
+)
+def test_steps_are_found_wherever_the_training_writes_its_output(
+    cluster: Cluster, aggregator: Aggregator, name: str, lines: list[str]
+) -> None:
+    folder = cluster.folder(f"output-{name}", USER)
+    (folder / "logs").mkdir()
+    shutil.chown(folder / "logs", USER)
+    job = cluster.submit(
+        folder,
+        "--nodes=2 --ntasks-per-node=2 --job-name=own",
+        f"{cluster.sidecar} start",
+        # A file is found while something writes to it, so the agents must be there by then.
+        f"spools={cluster.directory}/spools/perfd-$SLURM_JOB_ID",
+        "until [ $(ls $spools-*/spool.sqlite 2>/dev/null | wc -l) = 2 ]; do sleep 0.1; done",
+        *(line.format(trainer=cluster.trainer) for line in lines),
+        "while [ ! -e go ]; do sleep 0.1; done",
+        f"{cluster.sidecar} stop 0",
+        user=USER,
+    )
+    until(lambda: steps_of(aggregator, job) == 60, "the steps at the cluster's aggregator")
+    (folder / "go").touch()
+    until(lambda: cluster.ended(job), "the end of the job")
+    assert "iteration" not in output(folder)
+    status = json.loads((folder / f"perfd-{job}" / "status.json").read_text())
+    assert [(seen["name"], seen["steps"]["count"]) for seen in status["jobs"]] == [(job, 60)]
+
+
+def test_a_name_and_the_address_of_the_page_can_be_chosen(cluster: Cluster) -> None:
+    folder = cluster.folder("named", USER)
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+    job = cluster.submit(
+        folder,
+        "--nodes=1 --ntasks-per-node=1",
+        f"{cluster.sidecar} start",
+        f"srun {cluster.trainer} 5",
+        f"until curl -sf http://{address}/api/v1/jobs | grep -q llama; do sleep 0.1; done",
+        "cp perfd-$SLURM_JOB_ID/http told",
+        f"{cluster.sidecar} stop 0",
+        user=USER,
+        PERFD_JOB="llama",
+        PERFD_HTTP=address,
+    )
+    until(lambda: cluster.ended(job), "the end of the job")
+    assert (folder / "told").read_text() == f"{address}\n"
+    status = json.loads((folder / f"perfd-{job}" / "status.json").read_text())
+    assert [(seen["name"], seen["steps"]["last"]) for seen in status["jobs"]] == [("llama", 5)]
+
+
+def test_a_batch_script_without_srun_is_switched_on_too(cluster: Cluster, directory: Path) -> None:
+    """As with `torchrun`: SLURM runs a TaskProlog for the batch script itself."""
+    folder = cluster.folder("torchrun", USER)
+    job = cluster.submit(folder, "--ntasks=1", "env", user=USER, KINETO_USE_DAEMON="0")
+    until(lambda: cluster.ended(job), "the end of the job")
+    seen = dict(line.split("=", 1) for line in output(folder).splitlines() if "=" in line)
+    # What the user chose stays.
+    assert (seen["NCCL_PROFILER_PLUGIN"], seen["KINETO_USE_DAEMON"]) == (f"{directory}/etc/plugin.so", "0")
+
+
 @pytest.mark.parametrize("verb", ["start", "stop"])
 def test_outside_of_slurm_the_sidecar_says_what_to_do_and_fails_nothing(verb: str) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
-    script = Path(__file__).parents[2] / "deploy" / "slurm" / "perfd-sidecar"
+    script = ROOT / "deploy" / "slurm" / "perfd-sidecar"
     found = subprocess.run([script, verb], env=environ, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stdout) == (0, "")
     assert "SLURM_JOB_ID is not set: this belongs into a batch script of SLURM" in found.stderr

@@ -88,7 +88,9 @@ class RanksCollector:
         held = self._held()
         processes = self._processes.refresh(self._candidates(held))
         claimed = self._rank_processes(processes, held)
-        ranks, self._users = of_one_user(claimed, self._job_of, self._users)
+        ranks, self._users = of_one_user(
+            claimed, self._job_of, self._users, self._settings.local_jobs.scheduled
+        )
         found = placements(ranks, self._job_of) or placements(self._by_gpu(processes, held), self._job_of)
         lowest_last = sorted(found, key=lambda placement: placement.rank, reverse=True)
         pids = {placement.job: placement.pid for placement in lowest_last if placement.pid is not None}

@@ -27,6 +27,8 @@ _MAX_RANKS = 1_000_000
 """Larger worlds are garbage."""
 _MAX_DIGITS = 9
 """Longer numbers are garbage, and would not fit 32 bits."""
+_MAX_COMPONENTS = 128
+"""Of a heterogeneous job: SLURM's limit (slurm.h, MAX_HET_JOB_COMPS)."""
 _TIME_DIGITS = 11
 """Unix seconds until the year 5138."""
 
@@ -84,7 +86,7 @@ def resolve_rank(
     the node's task, torch's those of the rank; likewise under `srun mpirun`. LOCAL_RANK alone is the rank on
     the job's first node.
     """
-    if cgroup.slurm_job not in {None, environ.get("SLURM_JOB_ID", cgroup.slurm_job)}:
+    if not _is_of_job(environ, cgroup.slurm_job):
         return None
     for launcher, rank_name, size_names, local_rank_name, local_size_name in _SOURCES:
         rank = _integer(environ, rank_name)
@@ -101,6 +103,17 @@ def resolve_rank(
             local_world_size=local_size if local_size is None or 0 < local_size <= size else None,
         )
     return None
+
+
+def _is_of_job(environ: Mapping[str, str], slurm_job: str | None) -> bool:
+    """Whether the job that slurmd placed a process in is the one that it names, or part of that.
+
+    The components of a heterogeneous job have consecutive numbers, and tasks of all of them name the first.
+    """
+    number = _integer(environ, "SLURM_JOB_ID")
+    if slurm_job is None or "SLURM_JOB_ID" not in environ or number is None:
+        return slurm_job in {None, environ.get("SLURM_JOB_ID", slurm_job)}
+    return number <= int(slurm_job) < number + min(_integer(environ, "SLURM_HET_SIZE") or 1, _MAX_COMPONENTS)
 
 
 def identity(

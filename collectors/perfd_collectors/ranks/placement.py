@@ -55,12 +55,16 @@ def rank_processes(processes: Iterable[RankProcess]) -> list[RankProcess]:
 
 
 def of_one_user(
-    processes: Iterable[RankProcess], job_of: JobName, users: Mapping[str, int]
+    processes: Iterable[RankProcess],
+    job_of: JobName,
+    users: Mapping[str, int],
+    scheduled: Mapping[str, int],
 ) -> tuple[list[RankProcess], dict[str, int]]:
     """The processes that are of their job's user, and the user of each job.
 
     Anyone can start a process whose environment says that it is a rank of a job. The job is that of the user
-    in `users`, who had it before, else of the user with a process that holds a GPU, else of the first one.
+    whom the scheduler says, else of the one in `users`, who had it before, else of the user with a process
+    that holds a GPU, else of the first one.
     """
     listed = list(processes)
     owners: dict[str, int] = {}
@@ -70,6 +74,7 @@ def of_one_user(
             owners.setdefault(job, uid)
     present = {(job_of(process.identity), process.identity.uid) for process in listed}
     owners |= {job: uid for job, uid in users.items() if (job, uid) in present}
+    owners |= {job: uid for job, uid in scheduled.items() if job in owners}
     own = [
         process for process in listed if process.identity.uid in {None, owners.get(job_of(process.identity))}
     ]

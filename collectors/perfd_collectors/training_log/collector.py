@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from perfd.errors import ConfigError, Unavailable
 from perfd.model import LogProgress, Record
 from perfd_collectors.file_follower import Chunk, FileFollower
 from perfd_collectors.training_log.formats import compiled_pattern
+from perfd_collectors.training_log.job_output import JobOutput, JobProcesses
 from perfd_collectors.training_log.log_parser import FORMATS, LogParser, new_job
 from perfd_collectors.training_log.log_sources import (
     InMemoryLog,
@@ -36,6 +38,10 @@ class TrainingLogOptions(Options, frozen=True):
     """Files, or patterns with `*`, `?` and `**`."""
     log_dir: str | None = None
     """The folder of `torchrun --log-dir`; the newest attempt of the newest run is followed."""
+    job_output: str | None = None
+    """Number of a SLURM job: also read the files that its processes on this node have as output."""
+    job_output_uid: int | None = None
+    """The job's user; default: that of the agent."""
     stdin: bool = False
     """Also read standard input."""
     framework: str | None = None
@@ -131,13 +137,14 @@ def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollec
         )
     for text in options.patterns:
         compiled_pattern(text)
-    if not (options.paths or options.log_dir is not None or options.stdin):
+    if not (options.paths or options.stdin or {options.log_dir, options.job_output} != {None}):
         raise Unavailable(
-            "No training log is configured: set paths, log_dir or stdin in collectors.training_log.options."
+            "No training log is configured: set paths, log_dir, job_output or stdin in "
+            "collectors.training_log.options."
         )
     if settings.sandboxed:
         return SandboxedTrainingLog(
-            partial(_sources, options),
+            partial(_sources, options, settings),
             ParserSettings(
                 node=settings.node, job=settings.job, framework=options.framework, patterns=options.patterns
             ),
@@ -145,7 +152,7 @@ def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollec
             options.max_read_bytes,
         )
     return TrainingLogCollector(
-        _sources(options),
+        _sources(options, settings),
         settings,
         framework=options.framework,
         patterns=options.patterns,
@@ -153,10 +160,20 @@ def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollec
     )
 
 
-def _sources(options: TrainingLogOptions) -> list[LogSource]:
+def _sources(options: TrainingLogOptions, settings: Settings) -> list[LogSource]:
     sources: list[LogSource] = []
+    finders: list[Callable[[], Mapping[str, Path]]] = []
     if options.paths:
-        find = partial(matching_files, options.paths)
+        finders.append(partial(matching_files, options.paths))
+    if options.job_output is not None:
+        uid = os.geteuid() if options.job_output_uid is None else options.job_output_uid
+        processes = JobProcesses(job=options.job_output, uid=uid)
+        finders.append(JobOutput(settings.proc, processes, settings.clock))
+    if finders:
+        # One follower reads a file once, also when it is found in both ways.
+        def find() -> Mapping[str, Path]:
+            return {name: path for one in finders for name, path in one().items()}
+
         sources.append(FileFollower(find, from_start=options.from_start))
     if options.log_dir is not None:
         tree = partial(torchrun_files, Path(options.log_dir))

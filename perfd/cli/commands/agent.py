@@ -22,7 +22,7 @@ from perfd.agent.agent import Agent
 from perfd.agent.collection import CollectorTask, create_tasks
 from perfd.agent.job_end_message import read_job_end
 from perfd.cli.signals import set_by_signals
-from perfd.collector import Settings
+from perfd.collector import LocalJobs, Settings
 from perfd.config import AgentConfig, CollectorConfig, load
 from perfd.model import CollectorHealth, JobOrigin, Record, SampleTable, job_origin
 
@@ -57,6 +57,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="training log or glob; overrides collectors.training_log.options.paths",
     )
     parser.add_argument(
+        "--job-output",
+        metavar="NUMBER",
+        help="follow the files that processes of this SLURM job on this node have as output",
+    )
+    parser.add_argument(
+        "--job-user",
+        type=int,
+        metavar="UID",
+        help="the job's user, who alone is believed about it (default: whose ranks are here)",
+    )
+    parser.add_argument(
         "--job-end",
         type=Path,
         metavar="FILE",
@@ -78,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         job=config.job or "",
         proc=Path(config.proc),
         sys=Path(config.sys),
+        local_jobs=LocalJobs({} if args.job_user is None else {config.job or "": args.job_user}),
         sandboxed=os.geteuid() == 0 if config.sandbox is None else config.sandbox,
     )
     tasks = create_tasks(config, settings)
@@ -126,7 +138,7 @@ def effective_config(args: argparse.Namespace, environ: Mapping[str, str], host_
     if spool.directory is None:
         spool = msgspec.structs.replace(spool, directory=str(state_directory(environ) / node))
     job = args.job or config.job or environ.get("SLURM_JOB_ID") or _UNNAMED_JOB
-    collectors = _following(config.collectors, args.log) if args.log else config.collectors
+    collectors = _following(config.collectors, args)
     return msgspec.structs.replace(
         config, node=node, job=job, uplink=uplink, spool=spool, collectors=collectors
     )
@@ -151,11 +163,16 @@ def problems_of_logs(
 
 
 def _following(
-    collectors: Mapping[str, CollectorConfig], logs_of_job: Sequence[str]
+    collectors: Mapping[str, CollectorConfig], args: argparse.Namespace
 ) -> dict[str, CollectorConfig]:
-    """The collectors with the one for training logs reading these."""
+    """The collectors with the one for training logs reading what the arguments name."""
+    user = None if args.job_output is None else args.job_user
+    named = {"paths": args.log, "job_output": args.job_output, "job_output_uid": user}
+    options: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if not options:
+        return dict(collectors)
     reader = collectors.get("training_log", CollectorConfig())
-    options = {**reader.options, "paths": list(logs_of_job)}
+    options = {**reader.options, **options}
     return {**collectors, "training_log": msgspec.structs.replace(reader, options=options)}
 
 
