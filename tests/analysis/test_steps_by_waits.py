@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from analysis.jobs import job_data, step_table
@@ -30,6 +32,57 @@ def stacks(waits_s: Floats, ranks: int = 4) -> list[CommunicatorBatch]:
         counted_s=30.0,
     )
     return stacked([table], ParallelLayout())
+
+
+def sized(found: list[CommunicatorBatch], sizes: list[float]) -> list[CommunicatorBatch]:
+    """The same, of sizes that repeat."""
+    for one in found:
+        one.collectives.size_bytes[:] = np.resize(sizes, one.collectives.size_bytes.shape)
+    return found
+
+
+def logged(waits_s: Floats, lines_of: int, behind: int) -> JobData:
+    """Lines of the log, each the mean of so many steps; the newest steps are `behind` them."""
+    data = job(waits_s, lines_of, behind)
+    table = step_table(
+        data.steps.step_time_s.tolist(),
+        steps_covered=data.steps.steps_covered,
+        step=(1 + np.arange(len(data.steps))) * lines_of,
+    )
+    return replace(data, steps=table, operation_pace=None)
+
+
+@pytest.mark.parametrize("behind", [0, 5])
+def test_a_line_of_several_steps_hides_no_long_one_among_them(behind: int):
+    waits = np.zeros(40)
+    waits[[12, 17, 22, 27, 32, 37]] = 0.6
+    found = in_steps(sized(stacks(waits), [1e6, 4e6, 4e6, 4e6, 4e6]), logged(waits, 5, behind), 0.32)
+    assert found.each_s == pytest.approx(OWN_S + waits)
+    assert found.done == pytest.approx(40)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [1e6],  # Which of them are of a step does not show.
+        [1e6] + [4e6] * 24,  # Repeats with each line.
+        [1e6, 4e6],  # Too few in a step for the log's number of steps.
+    ],
+)
+def test_of_operations_that_do_not_show_steps_the_lines_mean_is_all_that_is_known(sizes: list[float]):
+    waits = np.zeros(40)
+    waits[[12, 17, 22, 27, 32, 37]] = 0.6
+    data = logged(waits, 5, 0)
+    found = in_steps(sized(stacks(waits), sizes), data, 0.32)
+    assert found.each_s == pytest.approx(np.repeat(data.steps.step_time_s, 5))
+    assert found.done is None
+
+
+def test_lines_of_one_step_each_are_exact_themselves():
+    waits = np.linspace(0.0, 0.1, 40)
+    data = logged(waits, 1, 0)
+    found = in_steps(sized(stacks(waits), [1e6, 4e6, 4e6, 4e6, 4e6]), data, 0.25)
+    assert found.each_s.tolist() == data.steps.step_time_s.tolist()
 
 
 def job(waits_s: Floats, rows_of: int, behind: int, communicator: str = "ab") -> JobData:

@@ -1,9 +1,12 @@
-"""How long each step took in a job whose log shows none, the newest included.
+"""How long each step took in a job whose log shows none, the newest included, or the mean of several.
 
 Rows by NCCL's operations cover seconds, since agents report each second how many operations there were. What
 operations waited is known one by one: a step in which most ranks wait longer is longer by as much, since they
 begin the next one together. So a row's time is spread over its steps by their waits, and steps after the
 newest row take as long as those before, but for theirs.
+
+A line of a log that covers several steps hides a long one among them. There a step takes what its operations
+waited, beside what steps take otherwise, by their mean over these lines.
 """
 
 from __future__ import annotations
@@ -17,7 +20,13 @@ from perfd.analysis.data.job_data import Floats, Ints, JobData, OperationPace, S
 from perfd.analysis.data.robust_stats import median
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.operations.operation_rate import each_step_s, paced
+from perfd.analysis.operations.repeat_period import repeat_period
+from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 
+_SEVERAL = 2
+"""Steps of a line."""
+_FEWEST, _MOST = 20, 4_000
+"""Operations by whose sizes steps are found."""
 _ROWS = 3
 """A row's own time is that of the middle one of so many: each ends in the middle of a step."""
 
@@ -38,7 +47,9 @@ def in_steps(stacks: Sequence[CommunicatorBatch], job: JobData, step_s: float | 
     pace = job.operation_pace
     found = None if pace is None or step_s is None else _pacing(stacks, pace)
     if pace is None or step_s is None or found is None:
-        return StepsOfOperations([paced(one, job.steps, step_s) for one in stacks], each_step_s(job.steps))
+        at_pace = [paced(one, job.steps, step_s) for one in stacks]
+        of_lines = None if pace else _within_lines(at_pace, job.steps)
+        return of_lines or StepsOfOperations(at_pace, each_step_s(job.steps))
     stack, row = found
     factor = pace.per_step / (float(stack.collectives.operations_per_s[row]) * step_s)
     return StepsOfOperations(
@@ -46,6 +57,48 @@ def in_steps(stacks: Sequence[CommunicatorBatch], job: JobData, step_s: float | 
         each_s=steps_by_waits(stacks, pace, job.steps),
         done=_done(stack, row, pace),
     )
+
+
+def _within_lines(stacks: Sequence[CommunicatorBatch], steps: StepTable) -> StepsOfOperations | None:
+    """Of lines that cover several steps each; None of others, and where operations do not show each step."""
+    lasted_s = each_step_s(steps)
+    if not len(lasted_s) or float(median(steps.steps_covered.astype(np.float64))) < _SEVERAL:
+        return None
+    ends = [done for stack in stacks for row in range(len(stack.ranks)) if (done := _by_period(stack, row))]
+    # The log is behind by a line or two; what repeats with each line, such as what it gathers, shows no step.
+    last = int(steps.step[-1])
+    ends = [done for done in ends if -1 <= done - last <= 2 * int(steps.steps_covered[-1])]
+    if not ends:
+        return None
+    longest: Floats = np.zeros(0)
+    for stack in stacks:
+        for row in range(len(stack.ranks)):
+            waited_s = _waited_in(stack, row, max(ends), whole=False)
+            longest = _fmax(longest, waited_s)
+    if not np.isfinite(longest).any():
+        return None
+    each_s = _spread(lasted_s, longest[::-1], max(0, int(max(ends)) - last), steps)
+    return StepsOfOperations(stacks, each_s, max(ends))
+
+
+def _by_period(stack: CommunicatorBatch, row: int) -> float | None:
+    """Steps since the first operation, where sizes repeat with each; None where they do not."""
+    told = stack.collectives
+    sizes = told.size_bytes[row, : told.lengths[row]]
+    if len(sizes) < _FEWEST or stack.operation not in MATCHED_OPERATIONS or not np.isfinite(sizes).all():
+        return None
+    found = repeat_period(sizes[-_MOST:].astype(np.int64).tolist())
+    if found is None or found.period < _SEVERAL or found.length < min(len(sizes), _MOST) / 2:
+        return None
+    return (_newest(stack, row) + 1) / found.period
+
+
+def _fmax(first: Floats, second: Floats) -> Floats:
+    """Element by element, as long as the longer one."""
+    longest = np.full(max(len(first), len(second)), np.nan)
+    for one in (first, second):
+        np.fmax(longest[: len(one)], one, out=longest[: len(one)])
+    return longest
 
 
 def _at_pace(stack: CommunicatorBatch, factor: float) -> CommunicatorBatch:
@@ -61,6 +114,11 @@ def steps_by_waits(stacks: Sequence[CommunicatorBatch], pace: OperationPace, ste
         return of_rows
     waited_s = _waited(stacks, pace, _done(*found, pace))
     ahead = max(0, int((_newest(*found) - pace.row_end_sequence) / pace.per_step))
+    return _spread(of_rows, waited_s, ahead, steps)
+
+
+def _spread(of_rows: Floats, waited_s: Floats, ahead: int, steps: StepTable) -> Floats:
+    """Each step, with so many `ahead` of the newest row: what steps of its row take, and what it waited."""
     lasted = np.concatenate((of_rows, np.full(ahead, np.nan)))
     known = min(len(lasted), len(waited_s))
     waited = np.concatenate((np.full(len(lasted) - known, np.nan), waited_s[len(waited_s) - known :]))
@@ -104,14 +162,15 @@ def _on_communicator(
             yield stack, list(stack.collectives.communicators).index(communicator)
 
 
-def _waited_in(stack: CommunicatorBatch, row: int, done: float) -> Floats:
-    """The newest step first; empty for operations that are not in every step."""
+def _waited_in(stack: CommunicatorBatch, row: int, done: float, *, whole: bool = True) -> Floats:
+    """The newest step first; empty for operations that are not in every step, a `whole` number of times."""
     length = int(stack.collectives.lengths[row])
-    per_step = round((_newest(stack, row) + 1) / done) if length else 0
-    if per_step < 1:
+    per_step = (_newest(stack, row) + 1) / done if length else 0.0
+    per_step = round(per_step) if whole else per_step
+    if per_step < 1 or not len(stack.parts.wait_s[row, :length]):
         return np.zeros(0)
     numbers = stack.collectives.sequence[row, :length]
-    ago = (numbers[-1] - numbers) // per_step
+    ago = ((numbers[-1] - numbers) / per_step).astype(np.int64)
     matched = stack.parts.last_arriver[row, :length] >= 0
     longest = np.full((int(ago.max()) + 1, stack.ranks.shape[1]), np.nan)
     np.fmax.at(longest, ago[matched], stack.parts.wait_s[row, :length][matched])
