@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -133,12 +134,28 @@ def test_garbage_anywhere_never_invents_a_value(name: str, junk: bytes, data: st
 
     steps = [record for record in parse_log(log[:at] + junk + log[at:]) if not _counts_steps(name, record)]
 
-    assert said(steps) <= WHOLE[name] | _without_a_neighbour(name, log, at)
+    assert said(steps) <= WHOLE[name] | _without_a_neighbour(name, log, at) | _total_of_bar(name, log)
+
+
+def test_a_bar_that_is_not_cleared_gives_no_number_of_steps_but_its_own() -> None:
+    name = "hf-trainer-5-bars-at-the-end"
+    damaged = parse_log(LOGS[name][:4548] + b"\x00" + LOGS[name][4548:])
+
+    found = [record for record in damaged if not _counts_steps(name, record)]
+    assert said(found) - WHOLE[name] == _total_of_bar(name, LOGS[name])
 
 
 def _counts_steps(name: str, record: Record) -> bool:
     """A lost line gives its place to the next one: a dict to that of the bar, a bar to one with its step."""
     return name.startswith(("hf-trainer", "lightning-tqdm")) and getattr(record, "step", None) is not None
+
+
+def _total_of_bar(name: str, log: bytes) -> set[tuple[object, ...]]:
+    """What the Trainer's bar prints as its end: it counts when what cleared the bar is spoilt."""
+    totals = {int(total) for total in re.findall(rb"\| \d+/(\d+) \[", log)}
+    if not name.startswith("hf-trainer") or len(totals) != 1:
+        return set()
+    return {("JobDescription", None, "train_steps", *totals)}
 
 
 def _without_a_neighbour(name: str, log: bytes, at: int) -> set[tuple[object, ...]]:
