@@ -115,7 +115,7 @@ def test_a_folder_without_traces_is_one_sentence_and_exit_code_2(tmp_path, capsy
 
     assert capsys.readouterr().err == (
         f"perfd analyze: {tmp_path}: this folder holds no trace:"
-        " no file ends in .json, .json.gz, .sqlite, .sqlite.gz, .nsys-rep.\n"
+        " no file ends in .json, .json.gz, .sqlite, .sqlite.gz, .nsys-rep, .xplane.pb, .xplane.pb.gz.\n"
     )
 
 
