@@ -30,6 +30,9 @@ from perfd.model import (
     CaptureTool,
     Event,
     EventKind,
+    GpuAllocation,
+    GpuAllocations,
+    GpuInfo,
     JobDescription,
     ParallelLayout,
     PhaseTime,
@@ -106,7 +109,7 @@ def exported() -> dict[str, set[str]]:
 def filled_in(expr: str, **values: str) -> str:
     """The expression as Grafana asks it."""
     expr = expr.replace("$__rate_interval", "1m").replace("${perfd}", "http://127.0.0.1:9460")
-    values = {"rank": ".*", "cluster": ".*", "namespace": ".*", **values}
+    values = {"rank": ".*", "cluster": ".*", "namespace": ".*", "pod": ".*", **values}
     return re.sub(r"\$\{?(\w+)(?::\w+)?\}?", lambda found: values[found[1]], expr)
 
 
@@ -242,6 +245,8 @@ def _made(store: Store) -> Store:
             gone.hello()
         agent.hello(tools=[CaptureTool.NSYS])
         agent.send(place(0, 0), place(1, 1), _hardware_error(), _two_stages())
+        given = GpuAllocation(uuid="GPU-0", namespace="team-a", pod="llm-0", container="main")
+        agent.send(GpuInfo(index=0, name="H200", uuid="GPU-0"), GpuAllocations(devices=[given]))
         running.start_capture(StartBody(job="llm", profile="default", id="one"))
         for tick in range(TICKS):
             now_s = START_S + 5.0 * tick

@@ -11,7 +11,7 @@ from typing import Any
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from perfd_dashboards import fleet, job, node, serving
+from perfd_dashboards import fleet, job, node, pods, serving
 from perfd_dashboards.marks import marks
 
 FOLDER = Path(__file__).parents[1] / "dashboards"
@@ -19,6 +19,7 @@ DASHBOARDS: Mapping[str, Callable[[], Dashboard]] = {
     "fleet": fleet.dashboard,
     "job": job.dashboard,
     "node": node.dashboard,
+    "pods": pods.dashboard,
     "serving": serving.dashboard,
 }
 
