@@ -146,6 +146,9 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     node_suspect_ratio: float
     node_bad_ratio: float
     node_incident_s: float
+    memory_unused_ratio: float
+    memory_use_ratio: float
+    memory_single_ratio: float
     exporter_queue_alert_count: float
     round_stale_alert_s: float
 

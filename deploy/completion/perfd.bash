@@ -7,7 +7,7 @@
 
 _shtab_perfd_capture_subparsers=(list show start cancel plan redact)
 _shtab_perfd_rules_subparsers=(check test)
-_shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline collective report rules webhook doctor version)
+_shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline memory collective report rules webhook doctor version)
 
 _shtab_perfd_run_option_strings=(-h --help --config --rules --job --http --out --record --no-nsys --kineto --model-config --sequence-length --tokens-per-step --flops-per-step --precision)
 _shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --job-output --job-user --job-end --once --json --log-level --log-json)
@@ -32,6 +32,7 @@ _shtab_perfd_analyze_option_strings=(-h --help --json --report --model-flops-per
 _shtab_perfd_open_option_strings=(-h --help --http)
 _shtab_perfd_compare_option_strings=(-h --help --max-regression --job --model-flops-per-step --json)
 _shtab_perfd_roofline_option_strings=(-h --help --matmul --hlo --ncu --dtype --gpu --time --peaks --output -o --json)
+_shtab_perfd_memory_option_strings=(-h --help --json)
 _shtab_perfd_collective_option_strings=(-h --help --all-reduce --reduce-scatter --all-gather --all-to-all --broadcast --ranks --gpu --bandwidth --time --peaks --json)
 _shtab_perfd_report_option_strings=(-h --help --job --output -o --since --json --aggregator)
 _shtab_perfd_rules_check_option_strings=(-h --help --config --json)
@@ -84,6 +85,7 @@ _shtab_perfd_roofline___ncu_COMPGEN=_shtab_compgen_files
 _shtab_perfd_roofline___peaks_COMPGEN=_shtab_compgen_files
 _shtab_perfd_roofline___output_COMPGEN=_shtab_compgen_files
 _shtab_perfd_roofline__o_COMPGEN=_shtab_compgen_files
+_shtab_perfd_memory_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_collective___peaks_COMPGEN=_shtab_compgen_files
 _shtab_perfd_report_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_report___output_COMPGEN=_shtab_compgen_files
@@ -105,7 +107,7 @@ _shtab_perfd_capture_pos_0_choices=(list show start cancel plan redact)
 _shtab_perfd_capture___tool_choices=(py_spy kineto nsys flight_recorder)
 _shtab_perfd_rules_pos_0_choices=(check test)
 _shtab_perfd_webhook___log_level_choices=(debug info warning error)
-_shtab_perfd_pos_0_choices=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline collective report rules webhook doctor version)
+_shtab_perfd_pos_0_choices=(run agent aggregator replay record parse serving bench-serving diagnose status top nodes capture analyze open compare roofline memory collective report rules webhook doctor version)
 
 _shtab_perfd_run_pos_0_nargs=...
 _shtab_perfd_run__h_nargs=0
@@ -198,6 +200,9 @@ _shtab_perfd_compare___json_nargs=0
 _shtab_perfd_roofline__h_nargs=0
 _shtab_perfd_roofline___help_nargs=0
 _shtab_perfd_roofline___json_nargs=0
+_shtab_perfd_memory__h_nargs=0
+_shtab_perfd_memory___help_nargs=0
+_shtab_perfd_memory___json_nargs=0
 _shtab_perfd_collective__h_nargs=0
 _shtab_perfd_collective___help_nargs=0
 _shtab_perfd_collective___json_nargs=0

@@ -36,6 +36,7 @@ VERBS = {
     "open": "open the page of a job that is over",
     "compare": "compare two runs; exit 1 on a regression",
     "roofline": "place a GPU operation on the roofline, by its shape or by Nsight Compute",
+    "memory": "show what fills the memory of GPUs, by a snapshot of PyTorch's allocator",
     "collective": "compute what a collective takes at least, and what a measured one reaches of that",
     "report": "write a report of a job or of traces as a page",
     "rules": "check rules files and run their unit tests",

@@ -31,6 +31,9 @@ from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.session.recording.recorded_streams import installed_players, open_playback
 from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.memory.allocation_history import replay
+from perfd.trace.memory.memory_findings import memory_findings, places
+from perfd.trace.memory.memory_snapshot import snapshot_of
 from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.readers.xplane.xplane_reader import read_space
 from perfd.trace.roofline.hlo_line import read_line
@@ -152,6 +155,28 @@ def _samples(pattern: str) -> list[bytes]:
     return [path.read_bytes()[:_MOST_BYTES] for path in sorted(_ROOT.glob(pattern))]
 
 
+_MEMORY = {
+    "segments": [
+        {
+            "device": 0, "address": 1000, "total_size": 64,
+            "blocks": [
+                {"size": 32, "requested_size": 30, "state": "active_allocated", "address": 1000},
+                {"size": 32, "requested_size": 0, "state": "inactive", "frames": []},
+            ],
+        }
+    ],
+    "device_traces": [
+        [
+            {"action": "segment_alloc", "addr": 1000, "size": 64, "time_us": 1, "frames": []},
+            {
+                "action": "alloc", "addr": 1000, "size": 30, "time_us": 2,
+                "frames": [{"filename": "t.py", "line": 3, "name": "forward"}],
+            },
+            {"action": "oom", "addr": 0, "size": 99, "time_us": 3, "device_free": 7, "frames": []},
+        ]
+    ],
+    "allocator_settings": {"expandable_segments": False},
+}  # fmt: skip
 _CONFIGS = (
     {"model_type": "gpt2", "n_embd": 768, "n_head": 12, "n_layer": 12, "n_inner": None, "vocab_size": 50257},
     {
@@ -219,6 +244,10 @@ def targets() -> dict[str, Target]:
         "model_config": Target(
             lambda data: model_shape(data, sequence_length=4096),
             [json.dumps(config).encode() for config in _CONFIGS],
+        ),
+        "memory": Target(
+            lambda data: [(memory_findings(h), places(h)) for h in map(replay, snapshot_of(data))],
+            [pickle.dumps(_MEMORY, 2)],
         ),
         "xplane": Target(lambda data: read_space(data, Path("t.xplane.pb")), [xplane_space()]),
         "analysis": Target(analyze_batch, [batch(), _first_message(batches)]),

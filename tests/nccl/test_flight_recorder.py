@@ -15,11 +15,11 @@ from perfd_collectors.nccl import SPEC
 from perfd_collectors.nccl.collector import NcclOptions
 from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
 from perfd_collectors.nccl.flight_recorder.dump_files import DumpDirectory
-from perfd_collectors.nccl.flight_recorder.safe_pickle import UnsafePickleError, loads
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.model import CollectiveProgress, EventKind
+from perfd.safe_pickle import UnsafePickleError, loads
 from perfd.testing.collector_contract import check_replay
 
 PLAIN = st.recursive(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from perfd.model import CollectiveProgress
-from perfd_collectors.nccl.flight_recorder.safe_pickle import MAX_BYTES, UnsafePickleError, loads
+from perfd.safe_pickle import MAX_BYTES, UnsafePickleError, loads
 
 SOURCE = "flight_recorder"
 _MAX_JSON_BYTES = 8 << 20

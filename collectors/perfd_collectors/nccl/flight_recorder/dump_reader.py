@@ -11,10 +11,10 @@ import msgspec
 from perfd.collector import Settings
 from perfd.errors import SandboxError
 from perfd.model import Batch, CollectiveProgress
+from perfd.safe_pickle import MAX_BYTES
 from perfd.sandbox import Sandbox
 from perfd.wire.convert import decode_agent_message, encode_message
 from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
-from perfd_collectors.nccl.flight_recorder.safe_pickle import MAX_BYTES
 
 
 class _Dump(msgspec.Struct, frozen=True, kw_only=True):

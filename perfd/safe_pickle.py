@@ -14,10 +14,10 @@ import pickletools
 from typing import Any, NoReturn
 
 MAX_BYTES = 64 << 20
-"""Largest pickle that is read. Chosen, not measured."""
-_MAX_INSTRUCTIONS = 4_000_000
-"""Bounds memory: an instruction of one byte can create an empty list of 56. Dumps have about 20 bytes per
-instruction, so that this is above `MAX_BYTES` worth of them."""
+"""Largest pickle that is read unless the caller says otherwise. Chosen, not measured."""
+MAX_INSTRUCTIONS = 4_000_000
+"""The same of instructions: one of a byte can create an empty list of 56. Dumps of the flight recorder
+have about 20 bytes per instruction, snapshots of memory 3."""
 _MAX_DEPTH = 100
 """Nesting of tuples; far below Python's recursion limit of 1,000."""
 
@@ -43,11 +43,11 @@ class UnsafePickleError(ValueError):
     """The bytes are not a pickle of plain data; the message gives the reason."""
 
 
-def loads(data: bytes) -> Any:  # noqa: ANN401  (plain data of any kind)
+def loads(data: bytes, *, max_bytes: int = MAX_BYTES, max_instructions: int = MAX_INSTRUCTIONS) -> Any:  # noqa: ANN401  (plain data of any kind)
     """The object in `data`; raises `UnsafePickleError` for anything but a complete pickle of plain data."""
-    if len(data) > MAX_BYTES:
-        raise UnsafePickleError(f"it is larger than {MAX_BYTES >> 20} MiB")
-    _check(data)
+    if len(data) > max_bytes:
+        raise UnsafePickleError(f"it is larger than {max_bytes >> 20} MiB")
+    _check(data, max_instructions)
     try:
         return _PlainUnpickler(io.BytesIO(data)).load()
     except (
@@ -57,24 +57,24 @@ def loads(data: bytes) -> Any:  # noqa: ANN401  (plain data of any kind)
         raise UnsafePickleError(f"it is damaged ({error})") from error
 
 
-def _check(data: bytes) -> None:
+def _check(data: bytes, max_instructions: int) -> None:
     try:
-        reason = _forbidden(data)
+        reason = _forbidden(data, max_instructions)
     except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
         raise UnsafePickleError(f"it is damaged ({error})") from error
     if reason:
         raise UnsafePickleError(reason)
 
 
-def _forbidden(data: bytes) -> str:
+def _forbidden(data: bytes, max_instructions: int) -> str:
     """Why the instructions may not run; empty when they may."""
     stack = _Depths()
     for number, (instruction, argument, _) in enumerate(pickletools.genops(data)):
         name = instruction.name
         if name not in _ALLOWED:
             return f"it holds the instruction {name}, which is not plain data"
-        if number >= _MAX_INSTRUCTIONS:
-            return f"it has more than {_MAX_INSTRUCTIONS:,} instructions"
+        if number >= max_instructions:
+            return f"it has more than {max_instructions:,} instructions"
         # The unpickler allocates all memo slots up to this number, used or not.
         if name in _PUT and (not isinstance(argument, int) or argument > 2 * len(stack.memo) + 1024):
             return "it allocates memory that it does not use"

@@ -1,0 +1,1 @@
+"""What a GPU's memory holds: snapshots of PyTorch's allocator."""
