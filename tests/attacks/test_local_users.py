@@ -26,6 +26,7 @@ from perfd.capture.node import CapturePlan
 from perfd.capture.stacks.flight_recorder_tool import FlightRecorderTool
 from perfd.clock import SystemClock, VirtualClock
 from perfd.collector import LocalJobs, Settings
+from perfd.file_access import bind_socket
 from perfd.model import CaptureState, CollectiveProgress, RankPlacement
 
 NOBODY = 65534
@@ -84,6 +85,16 @@ def test_a_socket_that_is_swapped_for_a_link_changes_no_permissions_of_root(plac
         attacker.wait()
     assert stat.S_IMODE((place / "secret").stat().st_mode) == 0o600
     assert (place / "secret").read_text() == "root only\n"
+
+
+def test_a_socket_has_its_permissions_from_the_start(place, monkeypatch):
+    def refuse(path, *_args, **_options):
+        raise AssertionError(f"the mode of {path} is changed by its name")
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        bind_socket(server, place / "user" / "s", 0o666)
+        assert stat.S_IMODE((place / "user" / "s").stat().st_mode) == 0o666
 
 
 def test_no_socket_is_made_in_a_folder_that_a_user_linked_elsewhere(place):

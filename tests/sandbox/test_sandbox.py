@@ -21,7 +21,7 @@ ALLOWED, REFUSED, KILLED = 0x7FFF0000, 0x00050001, 0x80000000
 
 @pytest.fixture
 def sandbox(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     with closing(Sandbox(READER)) as opened:
         yield opened
 
@@ -68,7 +68,7 @@ def test_one_that_ends_is_a_sentence_and_takes_nobody_with_it(sandbox):
 
 
 def test_one_that_does_not_answer_is_ended(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     with closing(Sandbox(READER, answers_within_s=0.5)) as opened:
         with pytest.raises(SandboxError, match="took too long"):
             opened.ask(b"wait 600")
@@ -76,7 +76,7 @@ def test_one_that_does_not_answer_is_ended(monkeypatch):
 
 
 def test_it_ends_when_the_agent_does(monkeypatch, tmp_path):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     code = "import os; from perfd.sandbox import Sandbox; "
     code += f"print(Sandbox({READER!r}).pid, flush=True); os._exit(9)"
     ended = subprocess.run(
@@ -95,9 +95,9 @@ def test_it_ends_when_the_agent_does(monkeypatch, tmp_path):
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root, to give up rights"
 )
-@pytest.mark.parametrize("capabilities", ["-all", "-all,+setuid,+setgid"])
+@pytest.mark.parametrize("capabilities", ["-all", "-all,+dac_override,+sys_ptrace", "-all,+setuid,+setgid"])
 def test_it_has_no_capability_even_where_it_cannot_become_another_user(monkeypatch, capabilities):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     code = f"""
 from perfd.sandbox import Sandbox
 s = Sandbox({READER!r})
