@@ -9,20 +9,68 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from perfd.agent.collection.collector_task import SHORTEST_INTERVAL_S
+from perfd.analysis.flops.flops_conventions import FlopsConvention
+from perfd.collector import CollectorSpec
 from perfd.config import AgentConfig, AggregatorConfig
 
 SCHEMA = Path(__file__).parent / "perfd" / "values.schema.json"
+_PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+_URL = {"pattern": "^https?://[^ /]+"}
+_LIMITS: dict[tuple[str, str], dict[str, Any]] = {
+    ("AggregatorConfig", "round_interval_s"): {"minimum": 0.05},
+    ("AggregatorConfig", "health_listen"): {"pattern": "^[^ ]+:[0-9]+$"},
+    ("AnalysisConfig", "flops_convention"): {"enum": [*FlopsConvention]},
+    ("NodesConfig", "half_life_days"): {"exclusiveMinimum": 0, "exclusiveMaximum": 3660},
+    ("RulesConfig", "files"): {"items": {"type": "string", "minLength": 1}},
+    ("RemoteWriteConfig", "url"): _URL,
+    ("OtlpConfig", "url"): _URL,
+    ("AlertmanagerConfig", "urls"): {"items": {"type": "string", **_URL}},
+    ("KubernetesIdentityConfig", "api_server"): {"pattern": "^https://[^ /]+"},
+    ("AgentCaptureConfig", "retention_days"): {"minimum": 0.0417},
+    ("CollectorConfig", "interval_s"): {"minimum": SHORTEST_INTERVAL_S},
+}
+"""What perfd refuses at its start beyond the types, which Helm then refuses first: a pod would end at once.
+
+tests/deploy/test_chart_values.py compares both.
+"""
 
 
 def definitions() -> dict[str, Any]:
-    """The configuration of both roles, each type under its own name."""
-    _, found = msgspec.json.schema_components([AgentConfig, AggregatorConfig], ref_template="#/$defs/{name}")
+    """The configuration of both roles and the options of shipped collectors, each type under its own name."""
+    specs = _shipped_collectors()
+    types = [AgentConfig, AggregatorConfig, *(spec.options for spec in specs)]
+    _, found = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
+    for (name, key), limit in _LIMITS.items():
+        found[name]["properties"][key] |= limit
+    # Collectors of others take what they take.
+    found["AgentConfig"]["properties"]["collectors"]["properties"] = {
+        spec.name: {
+            "$ref": "#/$defs/CollectorConfig",
+            "properties": {"options": {"$ref": f"#/$defs/{spec.options.__name__}"}},
+        }
+        for spec in specs
+    }
+    found["AgentConfig"]["properties"]["collectors"]["additionalProperties"] = {
+        "$ref": "#/$defs/CollectorConfig"
+    }
     return dict(sorted(found.items()))
+
+
+def _shipped_collectors() -> list[CollectorSpec]:
+    """As the project names them, whatever is installed."""
+    points = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]["entry-points"][
+        "perfd.collectors"
+    ]
+    modules = [text.split(":") for _, text in sorted(points.items())]
+    return [getattr(import_module(module), name) for module, name in modules]
 
 
 def main(arguments: list[str]) -> int:

@@ -303,6 +303,14 @@ def test_an_injected_agent_leaves_the_output_to_the_nodes(node: Node, how: str) 
     assert node.settings.pod_jobs.of(UIDS[0]) == PodJob("research/pretrain", "research", own_agent=True)
 
 
+def test_a_pod_whose_injection_failed_is_reported_once(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    assert node.api is not None
+    node.container()
+    node.api.says(0, **{"perfd/inject": "true"})
+    node.collect(3)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
 def test_ranks_can_ask_for_the_job_of_a_pod(alone: Node) -> None:
     alone.container()
     alone.collect()
