@@ -122,10 +122,10 @@ def test_of_what_writes_for_others_every_file_is_found(
 def test_a_name_that_leads_elsewhere_is_read_through_the_process(job: Job, tmp_path: Path) -> None:
     """As in a container, or where the job's own /tmp is not the node's."""
     path = job.run("log", "the job's\n")
-    path.rename(tmp_path / "moved")
-    path.write_text("somebody else's\n")
+    path.unlink()
+    # As /proc calls the file from then on.
+    (tmp_path / "log (deleted)").write_text("somebody else's\n")
     hidden = JobOutput(Path("/proc"), JobProcesses(job="4711", uid=os.geteuid()), job.clock)
-    (tmp_path / "moved").unlink()
     (link,) = hidden().values()
     assert link.parts[1] == "proc"
     assert link.read_text() == "the job's\n"
