@@ -298,6 +298,13 @@ SPEC = CollectorSpec(
     interval_s=0.1,
     on_unavailable=OnUnavailable.IGNORE,
     columns=COLUMNS,
-    provides=(RankColumn.NCCL_BUSY, RankColumn.NCCL_OPERATIONS, RankColumn.NCCL_LOST_OPERATIONS),
+    provides=(
+        RankColumn.NCCL_BUSY,
+        RankColumn.NCCL_OPERATIONS,
+        RankColumn.NCCL_LOST_OPERATIONS,
+        RankColumn.LAUNCH_BUSY,
+        RankColumn.LOADER_BUSY,
+        RankColumn.LOADER_WORKERS,
+    ),
     replay={"nccl-inspector": RecordedInspector, "flight-recorder": RecordedDump},
 )
