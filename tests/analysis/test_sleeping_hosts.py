@@ -91,7 +91,7 @@ def test_busy_workers_make_it_more_certain() -> None:
     "table",
     [
         None,
-        launches([[0.1]] * 4),
+        launches([[0.25], [0.25], [0.1], [0.02]]),
         launches([[0.4, 0.4, 0.05, 0.4]] * 2 + [[0.2], [0.03]]),
         launches([[0.4]] * 4),
         launches([[0.4], [0.4], [0.2], [0.03]], ranks=3),
