@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from perfd_collectors.pods.pod_facts import PodFacts
 
@@ -20,7 +19,6 @@ LABELS = (
     "job-name",
 )
 """From the outermost owner to the innermost: a JobSet's pods are also those of a Job."""
-_QUEUE = "kueue.x-k8s.io/queue-name"
 _REPLICA_SET = re.compile(r"-[a-z0-9]{6,10}$")
 _PYTORCH = re.compile(r"-(?:master|worker|launcher)-\d{1,6}$")
 _RANDOM = r"-[bcdfghjklmnpqrstvwxz2456789]{5}"
@@ -36,11 +34,6 @@ def job_of(pod: PodFacts) -> str:
     if pod.owner_kind == "ReplicaSet":
         return _REPLICA_SET.sub("", pod.owner_name)
     return pod.owner_name or pod.name
-
-
-def queue_of(labels: Mapping[str, str]) -> str:
-    """The queue of Kueue that admitted the pod; empty without one."""
-    return labels.get(_QUEUE, "")
 
 
 def job_of_name(name: str) -> str:
