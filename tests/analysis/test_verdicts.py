@@ -409,6 +409,29 @@ def test_a_rank_that_alone_is_behind_hangs_sooner_than_a_pause_that_all_make():
     assert hang(silent(10, nccl=together)).culprits == ()
 
 
+@pytest.mark.parametrize(
+    ("active", "silent_s", "hangs"),
+    [
+        (0.0, 11, False),
+        (0.0999, 59.9, False),
+        (0.11, 11, True),
+        (1.0, 11, True),
+        (0.0, 60, True),
+        (np.nan, 11, True),
+    ],
+)
+def test_ranks_that_wait_for_nobody_hang_only_after_a_minute(active, silent_s, hangs):
+    """A trainer that writes its last checkpoint: all ranks began as many operations, and no GPU runs any."""
+    keys = [GpuKey(node="n", gpu=str(r), rank=r) for r in range(4)]
+    metrics = {"graphics_active_ratio": np.full((30, 4), active, np.float32)}
+    gpu = GpuTable(time_unix_s=1020 + np.arange(30.0), gpus=keys, metrics=metrics)
+    together = counters(5000, 5000, 5000, 5000, still_s=60.0)
+
+    assert (hang(silent(silent_s, nccl=together, gpu=gpu)) is not None) is hangs
+    behind = counters(5000, 5000, 4990, 5000, still_s=60.0)
+    assert hang(silent(silent_s, nccl=behind, gpu=gpu)).culprits == (2,)
+
+
 def test_gpus_that_spin_name_the_one_that_is_idle():
     times = 1020 + np.arange(30.0)
     keys = [GpuKey(node="n", gpu=str(r), rank=r) for r in range(4)]

@@ -75,6 +75,10 @@ def hang(job: JobData) -> Hang | None:
     named = next((clue.culprits for clue in clues if clue.culprits), ())
     if not named and silent_s < longest_pause_s(job.steps):
         return None
+    nobody_waits = not named and clues == [counters] and _gpus_idle(job.gpu, silent_s)
+    if nobody_waits and silent_s < THRESHOLDS.hang_certain_s:
+        # All may load, save or end, as a trainer does that writes its last checkpoint.
+        return None
     return Hang(
         silent_s=silent_s,
         culprits=named,
@@ -240,12 +244,11 @@ def _alike(counted: Sequence[tuple[int, NcclTime]]) -> bool:
 
 
 def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:
-    recent = gpu.time_unix_s >= (gpu.time_unix_s[-1] if len(gpu.time_unix_s) else 0.0) - min(silent_s, 10.0)
-    names = (GpuColumn.GRAPHICS_ACTIVE, GpuColumn.BUSY)
-    running = next((_recent(gpu, name, recent) for name in names if name in gpu.metrics), None)
-    tensor = _recent(gpu, GpuColumn.TENSOR_ACTIVE, recent)
-    if running is None or np.count_nonzero(recent) < 3 or not np.isfinite(running).all():
+    recent = _newest(gpu, silent_s)
+    running = _running(gpu, recent)
+    if running is None:
         return None
+    tensor = _recent(gpu, GpuColumn.TENSOR_ACTIVE, recent)
     if tensor is not None and np.nanmax(tensor, initial=0.0) > _NO_TENSOR:
         return None
     spinning, idle = running >= THRESHOLDS.hang_gpu_busy_ratio, running <= THRESHOLDS.hang_gpu_idle_ratio
@@ -262,6 +265,26 @@ def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:
         return _Clue(f"{sentence}.", ())
     ranks = ", ".join(map(str, names_of))
     return _Clue(f"{sentence}; the GPU of rank {ranks} is idle.", tuple(names_of))
+
+
+def _gpus_idle(gpu: GpuTable, silent_s: float) -> bool:
+    """Whether all GPUs are known to run no kernel, not even one that waits in NCCL."""
+    running = _running(gpu, _newest(gpu, silent_s))
+    return running is not None and bool((running <= THRESHOLDS.hang_gpu_idle_ratio).all())
+
+
+def _newest(gpu: GpuTable, silent_s: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """The readings of the silence, at most ten seconds of them."""
+    return gpu.time_unix_s >= (gpu.time_unix_s[-1] if len(gpu.time_unix_s) else 0.0) - min(silent_s, 10.0)
+
+
+def _running(gpu: GpuTable, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats | None:
+    """Share of time in kernels, by GPU; None if that of one is unknown."""
+    names = (GpuColumn.GRAPHICS_ACTIVE, GpuColumn.BUSY)
+    running = next((_recent(gpu, name, rows) for name in names if name in gpu.metrics), None)
+    if running is None or np.count_nonzero(rows) < 3 or not np.isfinite(running).all():
+        return None
+    return running
 
 
 def _recent(
