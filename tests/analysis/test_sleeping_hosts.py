@@ -79,6 +79,19 @@ def test_hosts_that_began_to_sleep_when_steps_became_longer_wait_for_data_and_no
     assert "lock or a barrier" in found.evidence[-1]
 
 
+def test_a_window_that_holds_some_of_the_time_before_hides_nothing() -> None:
+    """Steps are longer for 3 s: the newest 2 s are all of that, of the newest 4 s a second is not."""
+    table = launches([[0.36], [0.27], [0.108], [0.018]])
+    found = loading(job(table, [1 / 3] * 20 + [0.5] * 6))
+    assert found is not None
+    assert found.gain_ratio == pytest.approx(GAIN)
+    # Without a third window nothing says how it was before.
+    short = replace(
+        table, **{name: getattr(table, name)[:2] for name in ("span_s", "asleep_ratio", "loader_busy_ratio")}
+    )
+    assert loading(job(short, [1 / 3] * 20 + [0.5] * 6)) is None
+
+
 def test_busy_workers_make_it_more_certain() -> None:
     found = loading(job(launches([[0.4], [0.4], [0.2], [0.03]], busy=0.99)))
 

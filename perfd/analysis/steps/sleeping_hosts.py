@@ -165,12 +165,19 @@ def _pauses(job: JobData, since_step: int, longer_s: float) -> tuple[bool | None
 
 
 def _before(table: LaunchTable, window: int) -> Floats | None:
-    """How long ranks slept in the time before a window, of that which the next longer one covers."""
-    if window + 1 >= len(table.span_s):
+    """How long ranks slept in the time before a change, of which a window is the newest that is all after it.
+
+    The next longer one may hold some of both, so it is what a still longer one has more than that.
+    """
+    later = [
+        at for at in range(window + 1, len(table.span_s)) if (table.span_s[at] > table.span_s[at - 1]).all()
+    ]
+    if not later:
         return None
-    whole_s, part_s = table.span_s[window + 1], table.span_s[window]
-    slept_s = table.asleep_ratio[window + 1] * whole_s - table.asleep_ratio[window] * part_s
-    return np.asarray(np.where(whole_s > part_s, slept_s / (whole_s - part_s), np.nan))
+    # Where there is no third one, what is mixed only makes the difference smaller.
+    part, whole = (later[0], later[1]) if len(later) > 1 else (window, later[0])
+    slept_s = table.asleep_ratio[whole] * table.span_s[whole] - table.asleep_ratio[part] * table.span_s[part]
+    return np.asarray(slept_s / (table.span_s[whole] - table.span_s[part]))
 
 
 def _loaders(table: LaunchTable, window: int) -> tuple[int | None, float | None]:
