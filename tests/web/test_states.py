@@ -112,7 +112,7 @@ def test_a_round_is_shown_when_it_is_over_without_asking_again_and_again(tab: Ta
 
     for step in range(2, 6):
         fleet_of(stand_in, fleet_row("llama", step=step))
-        stand_in.live.tell()
+        stand_in.live.notify()
         tab.wait(f"document.querySelector('#jobs').innerText.includes('{step} of 1000')")
     assert "Live" in tab.text("#updated")
 
@@ -585,7 +585,7 @@ def test_a_job_of_which_little_is_known_says_why_and_claims_nothing(tab: Tab, st
     assert tab.run(edge) == tab.run("getComputedStyle(document.querySelector('dd.quiet')).color")
 
     stand_in.answers["jobs"] = {"jobs": [{**job, "parallel": {"pp": 1}}]}
-    stand_in.live.tell()
+    stand_in.live.notify()
     tab.wait("document.querySelector('dl').innerText.includes('no pipeline')")
 
 
@@ -620,7 +620,7 @@ def test_the_focus_stays_where_it_is_when_newer_numbers_come(tab: Tab, stand_in:
     tab.wait(LIVE)
     tab.run("document.getElementById('job-llama').focus()")
     fleet_of(stand_in, fleet_row("llama", step=2), fleet_row("b"))
-    stand_in.live.tell()
+    stand_in.live.notify()
     tab.wait("document.querySelector('#jobs').innerText.includes('2 of 1000')")
 
     assert tab.run("document.activeElement.id") == "job-llama"
