@@ -22,6 +22,7 @@ _BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.H
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENTION})
 """What a headline may be while the loaders of all ranks are slow."""
 _SLOW_DATA = frozenset({"loader", "storage", "decoding"})
+_SLOW_HOSTS = frozenset({"host", "stall"})
 LIVE_TICK_S = 1.0
 _LEAST_LOST = 0.1
 
@@ -41,6 +42,8 @@ class Look:
     gain_ratio: float | None
     blamed: frozenset[int]
     """All ranks that a finding of a fault names, not only the headline's."""
+    roles: frozenset[int]
+    """The ranks of a role that the headline names, such as the one that reads the data for all."""
     blamed_gain_ratio: float | None
     """Of the first such finding."""
 
@@ -183,6 +186,9 @@ def _look(at_s: float, start_unix_s: float, summary: JobSummary) -> Look:
         blamed=frozenset(
             int(culprit.id) for finding in blaming for culprit in finding.culprits if culprit.kind == "rank"
         ),
+        roles=frozenset(
+            headline.ranks if any(culprit.kind == "tensor rank" for culprit in headline.culprits) else ()
+        ),
         blamed_gain_ratio=next((finding.gain_ratio for finding in blaming), None),
     )
 
@@ -211,7 +217,7 @@ def _of_phase(
         look for look in looks if phase.begin_unix_s <= look.unix_s < until_unix_s and _names(look, phase)
     ]
     allowed = phase.ranks.union(*(one.ranks for one in before))
-    said = [look.blamed_gain_ratio if phase.ranks else look.gain_ratio for look in right]
+    said = [look.blamed_gain_ratio if look.blamed else look.gain_ratio for look in right]
     gains = [gain for gain in said if gain is not None]
     gain = gains[-1] if gains else None
     missed = None if gain is None or phase.lost_ratio is None else abs(gain - phase.lost_ratio)
@@ -225,6 +231,9 @@ def _of_phase(
 
 
 def _names(look: Look, phase: Phase) -> bool:
+    """Of a slow host its role is enough, where no other rank has that one."""
+    if phase.fault in _SLOW_HOSTS and look.roles and not look.blamed:
+        return look.roles == phase.ranks
     if phase.ranks:
         return look.blamed == phase.ranks
     return phase.fault in _SLOW_DATA and look.kind in _OF_ALL_HOSTS and not look.blamed

@@ -30,6 +30,7 @@ def launches(asleep: Sequence[Sequence[float]], *, busy: float = 0.01, ranks: in
         asleep_ratio=ratios,
         loader_busy_ratio=np.full(ratios.shape, busy),
         loader_workers=np.full(ranks, 2.0),
+        age_s=np.zeros(ranks),
     )
 
 
@@ -167,9 +168,10 @@ def test_counters_that_went_back_begin_again_and_a_silent_rank_has_no_row() -> N
 
     assert restarted.table(2.0) is None
     restarted.put(0, 3.0, 0.75, 0.0, 4.0, read_s=3.0)
-    table = restarted.table(3.0)
+    table = restarted.table(4.5)
     assert table is not None
     assert table.asleep_ratio[-1, 0] == pytest.approx(0.75)
+    assert table.age_s.tolist() == [1.5]
     assert restarted.table(60.0) is None
     restarted.clear()
     assert restarted.table(3.0) is None

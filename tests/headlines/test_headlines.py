@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.headlines.__main__ import main, recordings
-from benchmarks.headlines.looks import Look, Watched, must_be_named, unlike, watch
-from benchmarks.headlines.truth import Truth, truth_of
+from benchmarks.headlines.looks import Look, OfPhase, Watched, must_be_named, unlike, watch
+from benchmarks.headlines.truth import Phase, Truth, truth_of
 from perfd.recording import bundled, bundled_names
 
 PHASES = Path(__file__).parents[2] / "benchmarks/gpu/recorded_phases"
@@ -25,6 +26,7 @@ def _look(step: int, kind: str, *ranks: int) -> Look:
         culprits=tuple(f"rank {rank}" for rank in ranks),
         gain_ratio=None,
         blamed=frozenset(ranks),
+        roles=frozenset(),
         blamed_gain_ratio=0.2 if ranks else None,
     )
 
@@ -61,6 +63,35 @@ def test_a_right_kind_with_the_wrong_rank_is_not_right() -> None:
     watched = _watched(_look(30, "straggler", 0), truth=SLOW_FROM_20)
     assert watched.right is False
     assert watched.false_blame == {0}
+
+
+def test_a_slow_host_without_peers_is_named_by_its_role_and_a_slow_gpu_is_not() -> None:
+    role = replace(_look(25, "late_hosts"), roles=frozenset({0}), gain_ratio=0.2)
+
+    def of_phase(fault: str, look: Look, *ranks: int) -> OfPhase:
+        phase = Phase(
+            fault=fault, begin_unix_s=20.0, end_unix_s=30.0, ranks=frozenset(ranks), lost_ratio=0.25
+        )
+        return _watched(look, truth=Truth(kinds=frozenset(), phases=[phase])).of_phases[0]
+
+    named = of_phase("host", role, 0)
+    assert (named.named_after_s, named.gain_error) == (5.0, pytest.approx(0.05))
+    assert of_phase("loader", role).named_after_s == 5.0
+    assert of_phase("host", role, 1).named_after_s is None
+    assert of_phase("gpu", role, 0).named_after_s is None
+    assert of_phase("host", replace(role, blamed=frozenset({1})), 0).named_after_s is None
+
+
+@pytest.mark.slow
+def test_the_only_rank_that_reads_data_is_never_blamed_for_a_host_that_may_wait_for_it() -> None:
+    recording = PHASES / "tp2" / "recording"
+    watched = watch(recording, "tp2", truth_of(recording))
+
+    host = next(one for one in watched.of_phases if one.phase.fault == "host")
+    assert host.named_after_s is not None
+    assert host.named_after_s <= 5.0
+    assert all(0 not in look.blamed for look in watched.looks)
+    assert any(look.blamed == {1} for look in watched.looks)
 
 
 @pytest.mark.parametrize("name", bundled_names())

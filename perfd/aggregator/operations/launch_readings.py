@@ -82,6 +82,7 @@ class LaunchReadings:
             asleep_ratio=np.clip(1 - rates[..., _BUSY_S], 0.0, 1.0),
             loader_busy_ratio=np.clip(rates[..., _LOADER_S] / self._workers[rows], 0.0, 1.0),
             loader_workers=self._workers[rows],
+            age_s=np.maximum(0.0, now_s - self._read_s[rows]),
         )
 
     def _new(self, rank: int) -> int:

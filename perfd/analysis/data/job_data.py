@@ -269,7 +269,7 @@ class HostWaitTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchTable:
-    """How long the threads that launch ranks' work slept, by rank, over windows that end now.
+    """How long the threads that launch ranks' work slept, by rank, over windows up to the newest reading.
 
     w windows, the shortest first, cover about 2, 4, 10 and 60 s; NaN is unknown.
     """
@@ -284,6 +284,8 @@ class LaunchTable:
     """(w, n): the share of time in which a data loader worker had something to run, on average."""
     loader_workers: Floats
     """(n,)"""
+    age_s: Floats
+    """(n,): how long ago the windows end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

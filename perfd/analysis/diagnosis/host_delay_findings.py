@@ -110,7 +110,8 @@ def judge_stalls(facts: JobEvidence) -> Finding | None:
     return Finding(
         kind=Kind.PERIODIC_STALL,
         confidence=0.8,
-        culprits=() if stall.rank is None else (Culprit(kind="rank", id=stall.rank),),
+        culprits=_stalling(facts, stall.rank),
+        ranks=(stall.rank,) if stall.rank is not None and stall.rank == facts.only_reader else (),
         evidence=evidence,
         advice=advice.PERIODIC_STALL,
         gain_ratio=stall.cost_ratio,
@@ -153,6 +154,14 @@ def _readers(facts: JobEvidence, idle: Ints) -> list[str]:
     if size < 2 or (idle % size).any():
         return []
     return ["They are the first of their tensor groups, which read the data for them."]
+
+
+def _stalling(facts: JobEvidence, rank: int | None) -> tuple[Culprit, ...]:
+    """The rank, or its role where it reads the data for all others: it may wait for these."""
+    if rank is None:
+        return ()
+    reads = rank == facts.only_reader
+    return (Culprit(kind="tensor rank", id=0) if reads else Culprit(kind="rank", id=rank),)
 
 
 def _gain(facts: JobEvidence, first: HostContention, straggler: Finding | None) -> float | None:

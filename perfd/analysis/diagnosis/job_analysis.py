@@ -45,7 +45,9 @@ from perfd.analysis.steps import (
 from perfd.analysis.stragglers import (
     expert_imbalance,
     host_contention,
+    only_reader,
     periodic_stall,
+    reading_rank,
     seen_busier_ratio,
     seen_idle_ratio,
     slowdowns,
@@ -153,6 +155,8 @@ def facts_of(
         experts=expert_imbalance(activity, parallel, longer),
         change=changed,
         longer_steps=longer,
+        only_reader=only_reader(parallel, job.launches),
+        reading=reading_rank(kernels.slow_since, job, parallel, longer),
         sleeping=sleeping_hosts(job, steady, activity, longer, parallel.world_size),
         stall=periodic_stall(job.steps, job.events, job.collectives, parallel),
         contention=host_contention(job.host_waits),

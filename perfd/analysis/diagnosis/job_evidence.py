@@ -29,6 +29,7 @@ from perfd.analysis.stragglers import (
     HostContention,
     PeriodicStall,
     RankSlowdown,
+    ReadingRank,
     Straggler,
     UnequalSequences,
     WaitingPair,
@@ -82,6 +83,10 @@ class JobEvidence:
     experts: ExpertImbalance | None = None
     change: ComputeChange | None = None
     longer_steps: LongerSteps | None = None
+    only_reader: int | None = None
+    """The rank that reads the data for all others, which has no peer; None where several read."""
+    reading: ReadingRank | None = None
+    """The rank that became slow by its own past, if it is that one."""
     sleeping: SleepingHosts | None = None
     stall: PeriodicStall | None = None
     contention: Sequence[HostContention] = ()

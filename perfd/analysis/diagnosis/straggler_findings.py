@@ -8,12 +8,14 @@ from perfd.analysis.collectives import NcclRank, SlowRank, StallingRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
-from perfd.analysis.stragglers import Late, Pattern, Straggler, late
+from perfd.analysis.stragglers import Late, OwnWork, Pattern, ReadingRank, Straggler, late
 from perfd.formatting import duration, percent
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
 _SLOWER_CLOCK = 0.95
+BUSY_WORKERS = 0.8
+"""Workers that are busy for longer are what the input waits for."""
 
 
 def one_rank_loads_slowly(data: DataLoading) -> bool:
@@ -34,7 +36,9 @@ def judge_straggler(facts: JobEvidence) -> Finding | None:
     if facts.nccl.stalling is not None:
         return _by_stalls(facts, facts.nccl.stalling)
     if facts.nccl.slow_since is not None:
-        return _by_own_history(facts, facts.nccl.slow_since)
+        slow, reading = facts.nccl.slow_since, facts.reading
+        may_wait = reading is not None and reading.own_work is None
+        return _of_reader(facts, slow, reading) if reading and may_wait else _by_own_history(facts, slow)
     if facts.stragglers_by_timers:
         return _by_timers(facts, facts.stragglers_by_timers[0])
     for straggler in facts.stragglers_by_activity:
@@ -110,32 +114,82 @@ def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
 
 
 def _by_own_history(facts: JobEvidence, slow: SlowRank) -> Finding:
-    before = duration(slow.before_s)
     return _one_rank(
         slow.rank,
         confidence=0.6,
         evidence=[
-            f"Steps take {duration(slow.since_s)} since step {slow.since_step}, {before} before.",
-            f"As fast as before, rank {slow.rank} would save {percent(slow.gain_ratio)} of the step.",
-            f"All other ranks wait that much longer, and it does not ({facts.nccl.source}).",
+            *_since(facts, slow, f"As fast as before, rank {slow.rank}"),
             f"No other rank has its role ({slow.role}): it is compared with its own steps before.",
+            *_own_work(facts.reading),
         ],
         gain_ratio=slow.gain_ratio,
     )
 
 
+def _since(facts: JobEvidence, slow: SlowRank, without: str) -> list[str]:
+    before = duration(slow.before_s)
+    return [
+        f"Steps take {duration(slow.since_s)} since step {slow.since_step}, {before} before.",
+        f"{without} would save {percent(slow.gain_ratio)} of the step.",
+        f"All other ranks wait that much longer, and rank {slow.rank} does not ({facts.nccl.source}).",
+    ]
+
+
+def _own_work(reading: ReadingRank | None) -> list[str]:
+    """Why the rank that reads the data is late by itself."""
+    if reading is None or reading.own_work is None:
+        return []
+    if reading.own_work is OwnWork.GPU:
+        return ["It reads the data for all ranks, but its GPU computes for longer (NVML)."]
+    working = "the threads that launch its work do not sleep (kernel)"
+    return [f"{reading.loader_workers} workers read the data for all ranks, and {working}."]
+
+
+def _of_reader(facts: JobEvidence, slow: SlowRank, reading: ReadingRank) -> Finding | None:
+    """The role of a rank that may wait for data; None where timers show the input."""
+    if facts.data.reading_tensor_rank is not None:
+        return None
+    evidence = _since(facts, slow, "As fast as before, the job")
+    busy, asleep = reading.loader_busy_ratio, reading.asleep_ratio
+    if asleep is not None:
+        evidence.append(
+            f"Threads that launch its work sleep {percent(asleep)} of the time (kernel): its host waits for"
+            " something."
+        )
+    loading = asleep is not None and busy is not None and busy >= BUSY_WORKERS
+    if loading:
+        evidence.append(f"Its {reading.loader_workers} loader workers are busy {percent(busy or 0)} of it.")
+    return _reader_role(
+        reading.rank, evidence, kind=Kind.DATA_LOADING if loading else Kind.LATE_HOSTS, gain=slow.gain_ratio
+    )
+
+
+def _reader_role(rank: int, evidence: list[str], *, kind: Kind, gain: float | None) -> Finding:
+    """The role of the one rank that reads the data, which nothing shows to be slow itself."""
+    by_design = f"Rank {rank} reads the data for all ranks, by design, and has no peer to compare it with"
+    loading = kind is Kind.DATA_LOADING
+    unknown = "." if loading else ": slow input shows so, and so does other work of its host."
+    return Finding(
+        kind=kind,
+        confidence=0.8 if loading else 0.6,
+        culprits=(Culprit(kind="tensor rank", id=0),),
+        ranks=(rank,),
+        evidence=[*evidence, by_design + unknown],
+        advice=advice.SLOW_INPUT if loading else advice.LATE_HOSTS,
+        gain_ratio=gain,
+    )
+
+
 def _by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:
     stalled, usual = duration(stalling.stalled_s), duration(stalling.usual_s)
-    return _one_rank(
-        stalling.rank,
-        confidence=0.8,
-        evidence=[
-            f"Every {stalling.period_steps} steps one takes {stalled} instead of {usual}.",
-            f"Without the stalls the job would save {percent(stalling.gain_ratio)} of its time.",
-            f"All other ranks wait in these, {stalling.stalls} times so far ({facts.nccl.source}).",
-        ],
-        gain_ratio=stalling.gain_ratio,
-    )
+    evidence = [
+        f"Every {stalling.period_steps} steps one takes {stalled} instead of {usual}.",
+        f"Without the stalls the job would save {percent(stalling.gain_ratio)} of its time.",
+        f"All other ranks wait in these, {stalling.stalls} times so far ({facts.nccl.source}).",
+    ]
+    if stalling.rank == facts.only_reader:
+        return _reader_role(stalling.rank, evidence, kind=Kind.LATE_HOSTS, gain=stalling.gain_ratio)
+    return _one_rank(stalling.rank, confidence=0.8, evidence=evidence, gain_ratio=stalling.gain_ratio)
 
 
 def _one_rank(rank: int, *, confidence: float, evidence: list[str], gain_ratio: float | None) -> Finding:

@@ -17,7 +17,7 @@ _NOTHING_LEFT = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """What causes a finding: a `rank` or `stage` by number, a `gpu` as `node/index`, a `group` by name."""
+    """What causes a finding: a `rank`, `stage` or `tensor rank`, a `gpu` as `node/index`, a `group`."""
 
     kind: str
     id: int | str

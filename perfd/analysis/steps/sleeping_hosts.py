@@ -167,7 +167,7 @@ def _pauses(job: JobData, since_step: int, longer_s: float) -> tuple[bool | None
 def _before(table: LaunchTable, window: int) -> Floats | None:
     """How long ranks slept in the time before a change, of which a window is the newest that is all after it.
 
-    The next longer one may hold some of both, so it is what a still longer one has more than that.
+    The next longer one may hold some of both: what a still longer one has beyond it is of the time before.
     """
     later = [
         at for at in range(window + 1, len(table.span_s)) if (table.span_s[at] > table.span_s[at - 1]).all()

@@ -15,22 +15,27 @@ from perfd.analysis.stragglers.peer_comparison import (
 from perfd.analysis.stragglers.periodic_stall import PeriodicStall, periodic_stall
 from perfd.analysis.stragglers.phase_waiting import WaitingPair, waiting_pair
 from perfd.analysis.stragglers.rank_slowdown import RankSlowdown, slowdowns
+from perfd.analysis.stragglers.reading_rank import OwnWork, ReadingRank, only_reader, reading_rank
 from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences, unequal_sequences
 
 __all__ = [
     "ExpertImbalance",
     "HostContention",
     "Late",
+    "OwnWork",
     "Pattern",
     "PeriodicStall",
     "RankSlowdown",
+    "ReadingRank",
     "Straggler",
     "UnequalSequences",
     "WaitingPair",
     "expert_imbalance",
     "host_contention",
     "late",
+    "only_reader",
     "periodic_stall",
+    "reading_rank",
     "seen_busier_ratio",
     "seen_idle_ratio",
     "slowdowns",
