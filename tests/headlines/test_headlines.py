@@ -147,7 +147,14 @@ def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_nobod
 
 
 @pytest.mark.parametrize(
-    ("name", "within_s"), [("ddp2", 5.0), ("fsdp2x2", 5.0), ("lightning2", 5.0), ("ddp2storage", 20.0)]
+    ("name", "within_s"),
+    [
+        ("ddp2", 5.0),
+        ("fsdp2x2", 5.0),
+        ("lightning2", 5.0),
+        ("lightning2_checkpoint", 5.0),
+        ("ddp2storage", 20.0),
+    ],
 )
 def test_slow_data_of_loops_without_timers_is_named_and_no_rank_is(name: str, within_s: float) -> None:
     recording = STARTS / name / "recording"
@@ -160,6 +167,11 @@ def test_slow_data_of_loops_without_timers_is_named_and_no_rank_is(name: str, wi
     assert not watched.false_blame
     named = [look for look in watched.looks if look.kind == "data_loading"]
     assert all(look.unix_s >= slow.phase.begin_unix_s for look in named)
+
+
+def test_a_job_that_writes_its_last_checkpoint_for_twelve_seconds_does_not_hang() -> None:
+    recording = STARTS / "lightning2_checkpoint" / "recording"
+    assert not any(look.kind == "hang" for look in watch(recording, "made", None).looks)
 
 
 @pytest.mark.parametrize(
