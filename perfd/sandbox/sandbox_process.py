@@ -19,6 +19,7 @@ Reader = Callable[[bytes], bytes]
 FILTERED, UNFILTERED = b"filtered", b"unfiltered"
 ANSWER, REFUSAL = b"+", b"-"
 """The first byte of an answer."""
+_ENDS_ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STARTS_WITHIN_S = 60.0
 _ENDS_WITHIN_S = 5.0
 
@@ -42,9 +43,15 @@ class Sandbox:
                 reader,
                 str(theirs.fileno()),
             ]
-            self._process = subprocess.Popen(
-                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
+            # A signal to all processes of an agent (scancel, systemd, Ctrl-C) must not take its reader from it:
+            # it still reads what its job wrote last. The mask is inherited; the reader ends with the channel.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS_ALL)
+            try:
+                self._process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         started = self._receive(_STARTS_WITHIN_S)
         self.filters_system_calls = started == FILTERED
         """Whether the kernel lets it make only a few system calls."""

@@ -146,7 +146,7 @@ def test_a_requeued_job_begins_anew_in_the_same_place(cluster: Cluster) -> None:
         folder,
         f"{FOUR_NODES} --requeue",
         f"{cluster.sidecar} start",
-        f"srun {cluster.trainer} $([ ${{SLURM_RESTART_COUNT:-0}} = 0 ] && echo 3000 || echo 60)",
+        f"srun {cluster.trainer} $([ ${{SLURM_RESTART_COUNT:-0}} = 0 ] && echo 3000 || echo 5)",
         f"{cluster.sidecar} stop",
     )
     until(lambda: "iteration" in output(folder), "the first step")
@@ -156,7 +156,7 @@ def test_a_requeued_job_begins_anew_in_the_same_place(cluster: Cluster) -> None:
     assert cluster.state(job) == "COMPLETED"
     assert "perfd-sidecar:" not in output(folder)
     status = json.loads((folder / f"perfd-{job}" / "status.json").read_text())
-    assert [entry["steps"]["last"] for entry in status["jobs"] if entry["name"] == job] == [60]
+    assert [entry["steps"]["last"] for entry in status["jobs"] if entry["name"] == job] == [5]
     until(lambda: left_over(cluster, job) == [], "the end of the first run's processes")
 
 

@@ -60,16 +60,16 @@ def test_an_option_that_is_off_changes_nothing(option):
 
 
 def test_a_name_of_the_hub_is_looked_for_in_the_cache_of_the_process():
-    folder = Path("/work")
+    folder = Path("/job")
     home = config_files("meta/llama", cwd=folder, environ={"HOME": "/home/u"})
     assert home == [
-        Path("/work/meta/llama/config.json"),
+        Path("/job/meta/llama/config.json"),
         Path("/home/u/.cache/huggingface/hub/models--meta--llama/snapshots/*/config.json"),
     ]
     assert config_files("meta/llama", cwd=folder, environ={"HF_HOME": "/hf"})[1].is_relative_to("/hf/hub")
     assert config_files("meta/llama", cwd=folder, environ={"HF_HUB_CACHE": "/c"})[1].is_relative_to("/c")
     assert config_files("/m/own.json", cwd=folder, environ={}) == [Path("/m/own.json")]
-    assert config_files("../x", cwd=folder, environ={}) == [Path("/work/../x/config.json")]
+    assert config_files("../x", cwd=folder, environ={}) == [Path("/job/../x/config.json")]
 
 
 @given(st.lists(st.text()))

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -65,6 +66,13 @@ def test_one_that_ends_is_a_sentence_and_takes_nobody_with_it(sandbox):
         sandbox.ask(b"end 7")
     with pytest.raises(SandboxError, match="ended with 7"):
         sandbox.ask(b"compute")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_ends_all_processes_of_an_agent_leaves_its_reader(sandbox, number):
+    os.kill(sandbox.pid, number)
+    assert sandbox.ask(b"compute") == b"compute"
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_one_that_does_not_answer_is_ended(monkeypatch):
