@@ -191,6 +191,24 @@ def test_a_name_that_is_too_long_for_a_label_is_left_out_and_counted(running):
         assert values(running.page())['perfd_rejected_total{bound="name_chars"}'] == 1
 
 
+def test_a_shared_gpu_has_the_namespace_alone_and_is_not_said_to_be_rejected(running):
+    shared = GpuAllocation(uuid="GPU-0", namespace="team-a", pod="", container="")
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(*INFOS, on_gpus("0"), GpuAllocations(devices=[shared, shared]))
+        running.tick()
+        assert pods_of(running.page()) == {"0": (None, None, "team-a", None, None)}
+        assert values(running.page()).get('perfd_rejected_total{bound="name_chars"}', 0) == 0
+
+
+def test_a_device_without_a_uuid_is_not_that_of_gpus_without_one(running):
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(GpuInfo(index=0, name="H200"), on_gpus("0"), kubelet(("", "a")))
+        running.tick()
+        assert pods_of(running.page()) == {"0": (None,) * 5}
+
+
 def test_a_job_of_which_nothing_is_known_has_its_name_alone():
     assert job_labels("llm") == job_labels("llm", JobOrigin(job="llm")) == {"perfd_job": "llm"}
 

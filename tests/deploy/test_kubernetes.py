@@ -20,6 +20,7 @@ from deploy.kubernetes.chart import (
     refusal,
     render,
 )
+from perfd_collectors.pod_resources import PodResourcesOptions
 from perfd_collectors.pods.job_of_pod import LABELS
 
 from perfd.config import AgentConfig, AggregatorConfig, parse
@@ -63,6 +64,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "agent.config": {"collectors": {"pods": {"options": {"namespaces": ["team-*"]}}}},
     },
     "ranks and steps of all pods": {"agent.features": {"ranks": True, "podLogs": True}},
+    "the container of each GPU": {"agent.features.podResources": True},
     "an agent that a webhook adds": {"injection.by": "webhook", "agent.enabled": False},
     "an agent that a webhook adds, with cert-manager": {
         "injection.by": "webhook",
@@ -177,7 +179,8 @@ def test_containers_have_no_privilege_that_nobody_asked_for(values: dict[str, An
     ranks = values.get("agent.features", {}).get("ranks", False)
     pod_logs = values.get("agent.features", {}).get("podLogs", values.get("agent.features.podLogs", False))
     added: dict[str, list[str]] = {"own-spool": ["CHOWN"]}
-    if ranks or pod_logs:
+    pod_resources = values.get("agent.features.podResources", False)
+    if ranks or pod_logs or pod_resources:
         added = {"agent": ["SYS_PTRACE", "DAC_READ_SEARCH"] if ranks else []}
     for spec in pod_specs(render(values)):
         names = {container["name"] for container in containers(spec)}
@@ -211,6 +214,21 @@ def test_only_agents_that_read_pods_may_ask_the_api_and_only_for_pods() -> None:
         for document in render(values)
     }
     assert not [kind for kind in kinds if "Role" in kind]
+
+
+def test_an_agent_that_asks_the_kubelet_has_its_directory_of_sockets_and_no_token() -> None:
+    values = {"agent.features.podResources": True, "agent.kubeletDirectory": "/var/lib/k0s/kubelet/"}
+    documents = render(values)
+    spec = one(documents, "DaemonSet")["spec"]["template"]["spec"]
+    paths = {volume["name"]: volume["hostPath"]["path"] for volume in spec["volumes"] if "hostPath" in volume}
+    assert paths == {"pod-resources": "/var/lib/k0s/kubelet/pod-resources"}
+    (agent,) = spec["containers"]
+    mounted = {mount["name"]: mount["mountPath"] for mount in agent["volumeMounts"]}
+    assert PodResourcesOptions().socket == mounted["pod-resources"] + "/kubelet.sock"
+    assert agent["securityContext"]["runAsUser"] == 0
+    assert spec["automountServiceAccountToken"] is False
+    config = yaml.safe_load(one(documents, "ConfigMap", "perfd-agent")["data"]["agent.yaml"])
+    assert config["collectors"]["pod_resources"] == {"enabled": True}
 
 
 INJECTION = {"injection.by": "policy", "tls.agentSecret": "perfd-client"}

@@ -10,9 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
 from perfd_collectors.model_config import model_shape
 from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
 from perfd_collectors.nccl.inspector.inspector_lines import InspectorLines, reduce_inspected
+from perfd_collectors.pod_resources.gpu_devices import allocatable_gpus, dynamic_gpu_claims, gpu_allocations
+from perfd_collectors.pod_resources.pod_resources_pb2 import (
+    AllocatableResourcesResponse,
+    ListPodResourcesResponse,
+)
 from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.sglang import metrics as sglang_metrics
 from perfd_collectors.serving.sglang.log_lines import SglangLog
@@ -24,6 +30,7 @@ from perfd_collectors.training_log.log_parser import parse_log
 from perfd.capture.redact.file_copies import redacted_copy
 from perfd.clock import VirtualClock
 from perfd.errors import PerfdError
+from perfd.model import GpuAllocations
 from perfd.recording import open_recording
 from perfd.rules.files import load_rules
 from perfd.rules.problems import TextError
@@ -50,6 +57,7 @@ from tests.fuzz.evaluation_targets import (
     read_segment,
     segment,
 )
+from tests.pod_resources import kubelet
 from tests.support.xplane import xplane_space
 
 _TESTS = Path(__file__).parents[1]
@@ -130,6 +138,13 @@ def _inspector(data: bytes) -> None:
     operations = list(InspectorLines().feed(data))
     for record in reduce_inspected(operations, job="j", rank=1, start_unix_ns=0, end_unix_ns=1):
         check(record)
+
+
+def _pod_resources(data: bytes) -> None:
+    allocatable_gpus(AllocatableResourcesResponse.FromString(data))
+    answer = ListPodResourcesResponse.FromString(data)
+    dynamic_gpu_claims(answer)
+    check(GpuAllocations(devices=gpu_allocations(answer)))
 
 
 def _recording(path: Path) -> None:
@@ -220,6 +235,16 @@ def targets() -> dict[str, Target]:
             lambda data: read_line(data.decode("utf-8", "replace")), [line.encode() for line in _HLO]
         ),
         "ncu": Target(_in_file("t.csv", read_csv), [_sample("traces/ncu-2025.3-h200-raw.csv")]),
+        "pod_resources": Target(
+            _pod_resources,
+            [
+                kubelet.listed(
+                    kubelet.training_pod("pretrain-0", *kubelet.UUIDS[:2]),
+                    kubelet.pod("b", kubelet.container("c", claims=[("gpu.nvidia.com", "gpu-0")])),
+                )
+            ],
+            (DecodeError,),
+        ),
         "inspector": Target(_inspector, [json.dumps(_INSPECTED).encode() + b"\n"]),
         "flight_recorder": Target(
             _flight, [json.dumps(_DUMP).encode(), pickle.dumps(_DUMP, 2)], (FlightRecorderError,)

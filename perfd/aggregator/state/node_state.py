@@ -70,8 +70,9 @@ class NodeState:
         if len(devices) > self._limits.entities_per_scope:
             self._counters.rejected["entities_per_scope"] += 1
             return
-        by_uuid = {device.uuid: device for device in devices if self._fits(device)}
-        self._counters.rejected["name_chars"] += len(devices) - len(by_uuid)
+        fitting = [device for device in devices if self._fits(device)]
+        self._counters.rejected["name_chars"] += len(devices) - len(fitting)
+        by_uuid = {device.uuid: device for device in fitting}
         if by_uuid != self.allocations:
             self.allocations = by_uuid
             self.version += 1
@@ -82,7 +83,8 @@ class NodeState:
 
     def container_of(self, entity: str) -> GpuAllocation | None:
         """The container that has a GPU or MIG slice; None when the kubelet said of none."""
-        return self.allocations.get(self._uuids.get(entity, ""))
+        uuid = self._uuids.get(entity)
+        return None if uuid is None else self.allocations.get(uuid)
 
     def server_info(self, info: ServerInfo) -> bool:
         """Know what a server is; returns whether that is news.

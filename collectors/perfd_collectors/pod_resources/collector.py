@@ -1,0 +1,110 @@
+"""The `pod_resources` collector: the namespace, pod and container of each GPU and MIG slice of a node."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfd.collector import CollectorSpec, Column, Options, Settings
+from perfd.errors import Unavailable
+from perfd.model import GpuAllocation, GpuAllocations, Record, SampleTable, Scope
+from perfd_collectors.pod_resources.gpu_devices import (
+    allocatable_gpus,
+    dynamic_gpu_claims,
+    gpu_allocations,
+)
+from perfd_collectors.pod_resources.kubelet_api import KubeletApi
+
+log = logging.getLogger(__name__)
+
+_REPEAT_EVERY_S = 60.0
+"""How often the containers are repeated, for aggregators that start later. Chosen, not measured."""
+
+
+class PodResourcesOptions(Options, frozen=True):
+    """Where the kubelet listens."""
+
+    socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    """The unix socket of the kubelet's pod-resources API."""
+
+
+class PodResourcesCollector:
+    """Asks the kubelet at each collect; raises `Unavailable` when it does not listen."""
+
+    def __init__(self, options: PodResourcesOptions, settings: Settings) -> None:
+        socket = Path(options.socket)
+        if not socket.is_socket():
+            raise Unavailable(f"{socket} is not a socket: mount the kubelet's folder pod-resources.")
+        self._clock = settings.clock
+        self._api = KubeletApi(socket)
+        self._reported: list[GpuAllocation] | None = None
+        self._repeat_due_s = -math.inf
+        self._warned = False
+
+    def collect(self) -> Sequence[Record]:
+        answer = self._api.pods()
+        given, claims = gpu_allocations(answer), dynamic_gpu_claims(answer)
+        if claims and not self._warned:
+            log.warning(
+                "GPUs by dynamic resource allocation carry no pod: the kubelet does not name them by UUID.",
+                extra={"devices": claims},
+            )
+        self._warned = claims > 0
+        allocatable = self._api.allocatable()
+        table = SampleTable(
+            scope=Scope.NODE,
+            times_unix_ns=[self._clock.unix_ns()],
+            entities=[""],
+            columns={
+                "allocated_gpu_devices": [float(len(given))],
+                "allocatable_gpu_devices": [
+                    math.nan if allocatable is None else float(allocatable_gpus(allocatable))
+                ],
+            },
+        )
+        return [table, *self._news(given)]
+
+    def close(self) -> None:
+        self._api.close()
+
+    def _news(self, given: list[GpuAllocation]) -> Sequence[Record]:
+        now_s = self._clock.monotonic_s()
+        if given == self._reported and now_s < self._repeat_due_s:
+            return ()
+        self._reported, self._repeat_due_s = given, now_s + _REPEAT_EVERY_S
+        return (GpuAllocations(devices=given),)
+
+
+_COLUMNS = (
+    Column(
+        scope=Scope.NODE,
+        name="allocated_gpu_devices",
+        help="GPUs and MIG slices that containers have; one that several share counts once.",
+        source="the kubelet's pod-resources API, List",
+        absent="Without the kubelet's socket.",
+    ),
+    Column(
+        scope=Scope.NODE,
+        name="allocatable_gpu_devices",
+        help="GPUs and MIG slices that the kubelet gives to pods, in use or not, without unhealthy ones.",
+        source="the kubelet's pod-resources API, GetAllocatableResources",
+        absent="Before Kubernetes 1.23.",
+    ),
+)
+
+
+def create(options: PodResourcesOptions, settings: Settings) -> PodResourcesCollector:
+    """A collector of this node's containers; raises `Unavailable` without the kubelet's socket."""
+    return PodResourcesCollector(options, settings)
+
+
+SPEC = CollectorSpec(
+    name="pod_resources",
+    options=PodResourcesOptions,
+    create=create,
+    interval_s=5.0,
+    enabled=False,
+    columns=_COLUMNS,
+)
