@@ -169,7 +169,7 @@ class ApiAnswers:
             return lines if lines or job in self.jobs() else None
         with self._state.lock:
             known = self._state.fleet.jobs.get(job)
-            table = known.steps.table() if known else None
+            table = known.step_table() if known else None
         return None if table is None else step_lines(table, first_step, limit)
 
     def series(self, job: str, points: int) -> dict[str, list[Any]] | None:
@@ -179,7 +179,7 @@ class ApiAnswers:
             known = self._state.fleet.jobs.get(job)
             if known is None or live is None:
                 return None
-            table, events = known.steps.table(), tuple(known.events)
+            table, events = known.step_table(), tuple(known.events)
         return progress_columns(table, events, live, points)
 
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:

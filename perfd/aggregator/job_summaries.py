@@ -176,7 +176,7 @@ class JobSummaries:
             known, key = self._changes.get(name), (len(job.steps), job.steps.last_step)
             if known is not None and known[0] == key:
                 return known[1]
-            steps, events = job.steps.table(), tuple(job.events)
+            steps, events = job.step_table(), tuple(job.events)
         change = step_time_change(steps, events)
         self._changes[name] = key, change
         return change
@@ -193,7 +193,7 @@ class JobSummaries:
     def _steadied(self, job: str, summary: JobSummary, now_unix_s: float) -> JobSummary:
         """The summary with the headline of the looks before, until another one has lasted."""
         steps = summary.steps
-        newest = steps.last if steps.source is StepSource.LOG else None
+        newest = None if steps.source is StepSource.NCCL else steps.last
         moment = Moment(
             unix_s=now_unix_s,
             step=newest,

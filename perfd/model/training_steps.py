@@ -12,6 +12,8 @@ class StepSource(StrEnum):
 
     LOG = "log"
     """Progress lines, or the hook."""
+    ARRIVAL = "arrival"
+    """Progress lines without times; when they came shows the pace."""
     NCCL = "nccl"
     """Its operations repeat; without sharded gradients' own mark, a micro-batch counts as a step."""
 

@@ -1,8 +1,10 @@
 """Steps of one job from several sources: its own process, its log, its operations."""
 
+import numpy as np
+import pytest
 from aggregator.support import fleet, source, step
 
-from perfd.model import HOOK_MARK, Event, EventKind
+from perfd.model import HOOK_MARK, CollectiveTimes, Event, EventKind, StepSource, TimingSource, TrainingStep
 
 HOOK = {"extras": {HOOK_MARK: 1.0}}
 
@@ -51,3 +53,53 @@ def test_a_line_without_a_time_does_not_replace_steps_by_operations():
     made.apply([step(5, step_time_s=None, loss=2.5)], source())
 
     assert table(made).step.tolist() == [1]
+
+
+def untimed(number: int) -> TrainingStep:
+    return step(number, step_time_s=None, loss=2.5, time_s=number * 0.4)
+
+
+OPERATIONS = CollectiveTimes(
+    job="llm",
+    rank=0,
+    communicator="world",
+    operation="AllReduce",
+    timing=TimingSource.GPU,
+    start_unix_ns=0,
+    end_unix_ns=10**9,
+    count=1,
+    total_s=0.1,
+    min_s=0.1,
+    max_s=0.1,
+)
+
+
+def test_lines_without_a_time_take_it_from_when_they_came():
+    made = fleet()
+    made.apply([untimed(n) for n in range(1, 9)], source())
+    job = made.jobs["llm"]
+
+    assert job.step_source is StepSource.ARRIVAL
+    assert job.step_table().step_time_s[1:] == pytest.approx(0.4)
+
+
+def test_a_log_that_begins_to_say_times_is_believed():
+    made = fleet()
+    made.apply([untimed(n) for n in range(1, 9)], source())
+    made.apply([step(9, step_time_s=0.7)], source())
+    job = made.jobs["llm"]
+
+    assert job.step_source is StepSource.LOG
+    times_s = job.step_table().step_time_s
+    assert times_s[-1] == 0.7
+    assert np.isnan(times_s[:-1]).all()
+
+
+def test_a_job_that_communicates_waits_for_steps_by_its_operations():
+    made = fleet()
+    made.apply([untimed(n) for n in range(1, 9)], source())
+    made.apply([OPERATIONS], source())
+    job = made.jobs["llm"]
+
+    assert job.step_source is StepSource.LOG
+    assert np.isnan(job.step_table().step_time_s).all()

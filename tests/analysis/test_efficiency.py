@@ -13,7 +13,7 @@ from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import Efficiency, MfuTier
 from perfd.gpu_peaks import load_peaks
-from perfd.model import GpuInfo, ModelSource, Recompute
+from perfd.model import GpuInfo, ModelSource, ParallelLayout, Recompute
 from perfd.session.text.summary_numbers import numbers_in_words
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -184,6 +184,12 @@ def test_the_operators_tokens_and_flops_of_a_step_come_before_all_others():
     ("job", "columns", "fields", "words"),
     [
         (DESCRIBED, {}, {"gpu_infos": {}}, "No GPU is known"),
+        (
+            replace(DESCRIBED, parallel=ParallelLayout(global_batch_size=64)),
+            {},
+            {"gpu_infos": {}},
+            "No GPU is known",
+        ),
         (
             DESCRIBED,
             {},

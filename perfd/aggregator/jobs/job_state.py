@@ -24,7 +24,8 @@ from perfd.aggregator.operations import (
     OperationSteps,
     ProgressRows,
 )
-from perfd.analysis.data.job_data import Captured, OperationPace
+from perfd.analysis.data.job_data import Captured, OperationPace, StepTable
+from perfd.analysis.steps import timed_by_arrival
 from perfd.errors import RefusedError
 from perfd.model import (
     HOOK_MARK,
@@ -59,7 +60,7 @@ class JobState:
         self.description: JobDescription | None = None
         self.steps = StepRows(limits.steps_per_job)
         self._operation_steps = OperationSteps()
-        self._steps_by_operations = self._steps_by_hook = self._log_has_times = False
+        self._steps_by_operations = self._steps_by_hook = self._log_has_times = self._communicates = False
         self._timed_step: int | None = None
         """Of the newest line with a time that came beside steps by operations."""
         self.phases = self._new_phases(limits)
@@ -105,7 +106,19 @@ class JobState:
         """What shows its steps; None before the first."""
         if not len(self.steps):
             return None
-        return StepSource.NCCL if self._steps_by_operations else StepSource.LOG
+        if self._steps_by_operations:
+            return StepSource.NCCL
+        return StepSource.ARRIVAL if self._paced_by_arrival else StepSource.LOG
+
+    def step_table(self) -> StepTable:
+        """A copy of its steps that later lines do not change."""
+        table = self.steps.table()
+        return timed_by_arrival(table) if self._paced_by_arrival else table
+
+    @property
+    def _paced_by_arrival(self) -> bool:
+        """Neither does its log show a pace, nor can its operations."""
+        return not (self._steps_by_operations or self._log_has_times or self._communicates)
 
     @property
     def operation_pace(self) -> OperationPace | None:
@@ -157,7 +170,7 @@ class JobState:
         self.description = description
         self.steps = StepRows(self._limits.steps_per_job)
         self._operation_steps = OperationSteps()
-        self._steps_by_operations = self._steps_by_hook = self._log_has_times = False
+        self._steps_by_operations = self._steps_by_hook = self._log_has_times = self._communicates = False
         self._timed_step = None
         self.phases = self._new_phases(self._limits)
         self._forget_communication()
@@ -219,6 +232,7 @@ class JobState:
         """Add what one rank reported of its collectives; where no log shows steps, they may."""
         self.version += 1
         self.collectives.put(times)
+        self._communicates = True
         if (self.step_source is StepSource.LOG and self._log_has_times) or source.late or not source.member:
             return
         found = self._operation_steps.put(times)

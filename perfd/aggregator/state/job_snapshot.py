@@ -54,7 +54,7 @@ def job_data(
     With `since_unix_s` only progress lines and samples from then on; there may be none.
     The arrays are copies: the state may change while they are read.
     """
-    every_step = job.steps.table()
+    every_step = job.step_table()
     steps = _newest(every_step, window_steps, since_unix_s)
     nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
     windowed = window_steps is not None or since_unix_s is not None

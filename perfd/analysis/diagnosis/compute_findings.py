@@ -19,6 +19,9 @@ _NO_NCCL = (
 )
 _ANY_GPU = "a GPU of this job"
 
+_WITHOUT_TIMES = (StepSource.NCCL, StepSource.ARRIVAL)
+"""Steps whose log shows no times."""
+
 
 def judge_compute(facts: JobEvidence) -> Finding:
     """What is left when nothing else takes much of the step: good or poor compute, or unknown."""
@@ -63,7 +66,7 @@ def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
     working, tensor = (
         mean_over_gpus(facts.activity, unit) for unit in (GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE)
     )
-    by_activity = facts.activity.source == TRAINING_TIME or facts.step_source is StepSource.NCCL
+    by_activity = facts.activity.source == TRAINING_TIME or facts.step_source in _WITHOUT_TIMES
     measured = by_activity and not facts.too_few_steps
     if not (
         measured and working >= THRESHOLDS.compute_most_ratio and tensor < THRESHOLDS.mfu_excellent_ratio

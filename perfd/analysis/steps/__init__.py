@@ -1,6 +1,7 @@
 """Steady steps and where their time goes: phases, GPU activity, pipeline bubble, throttling, MFU."""
 
 from perfd.analysis.steps.activity_by_gpu import STEADY_STEPS, TRAINING_TIME, GpuActivity, gpu_activity
+from perfd.analysis.steps.arrival_times import timed_by_arrival
 from perfd.analysis.steps.compute_change import ComputeChange, compute_change
 from perfd.analysis.steps.flops_check import FlopsCheck
 from perfd.analysis.steps.longer_steps import LongerSteps, longer_steps
@@ -88,6 +89,7 @@ __all__ = [
     "steady_rows",
     "step_time",
     "step_time_change",
+    "timed_by_arrival",
     "usual",
     "world_size",
 ]

@@ -60,7 +60,8 @@ def _step_time(summary: JobSummary) -> str | None:
     if times.median is None:
         return None
     tail = f", p95 {duration(times.p95)}" if times.p95 is not None else ""
-    return f"{duration(times.median)} (median){tail}"
+    source = ", by when lines came" if summary.steps.source is StepSource.ARRIVAL else ""
+    return f"{duration(times.median)} (median){tail}{source}"
 
 
 def _throughput(speed: Efficiency) -> str | None:
