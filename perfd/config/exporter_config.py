@@ -67,7 +67,19 @@ class WandbConfig(Strict, frozen=True):
     """Runs open at a time, each a W&B process; rows of further jobs are counted as lost."""
 
 
-class RemoteWriteConfig(Strict, frozen=True):
+class PushConfig(Strict, frozen=True):
+    """All series, sent over HTTP at an interval."""
+
+    url: str | None = None
+    """null: off."""
+    interval_s: float = 10.0
+    max_pending_bytes: int = 64 * 1024 * 1024
+    backoff_initial_s: float = 1.0
+    backoff_max_s: float = 60.0
+    http: HttpClientConfig = HttpClientConfig()
+
+
+class RemoteWriteConfig(PushConfig, frozen=True):
     """Prometheus remote write 1.0; needs the package `perfd[remote-write]`."""
 
     url: str | None = None
@@ -75,25 +87,16 @@ class RemoteWriteConfig(Strict, frozen=True):
     interval_s: float = 5.0
     external_labels: dict[str, str] = {}
     max_samples_per_request: int = 5_000
-    max_pending_bytes: int = 64 * 1024 * 1024
-    backoff_initial_s: float = 1.0
-    backoff_max_s: float = 60.0
-    http: HttpClientConfig = HttpClientConfig()
 
 
-class OtlpConfig(Strict, frozen=True):
+class OtlpConfig(PushConfig, frozen=True):
     """OTLP over HTTP, to an OpenTelemetry collector; needs the package `perfd[otlp]`."""
 
     url: str | None = None
     """For example http://collector:4318/v1/metrics; null: off."""
-    interval_s: float = 10.0
     resource_attributes: dict[str, str] = {}
     """Besides `service.name`, for example `deployment.environment.name`."""
     max_points_per_request: int = 5_000
-    max_pending_bytes: int = 64 * 1024 * 1024
-    backoff_initial_s: float = 1.0
-    backoff_max_s: float = 60.0
-    http: HttpClientConfig = HttpClientConfig()
 
 
 class AlertmanagerConfig(Strict, frozen=True):

@@ -43,8 +43,9 @@ class Sandbox:
                 reader,
                 str(theirs.fileno()),
             ]
-            # A signal to all processes of an agent (scancel, systemd, Ctrl-C) must not take its reader from it:
-            # it still reads what its job wrote last. The mask is inherited; the reader ends with the channel.
+            # A signal to all processes of an agent (scancel, systemd, Ctrl-C) must not take its reader from
+            # it: it still reads what its job wrote last. The mask is inherited; the reader ends with the
+            # channel.
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS_ALL)
             try:
                 self._process = subprocess.Popen(
