@@ -19,7 +19,7 @@ datagram socket; without an agent nothing is recorded.
 `benchmark(fn)` times a function correctly. Both are described in docs/hook.md.
 """
 
-from perfd.hook.marks import Mark
+from perfd.hook.gpu_timestamps import Mark
 from perfd.hook.measurement import Measurement, benchmark
 from perfd.hook.sender import NODE_VARIABLE, SOCKET_VARIABLE, default_socket
 from perfd.hook.timer import FORMAT, StepTimer

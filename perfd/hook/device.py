@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from perfd.hook.marks import HostMark, Mark, cuda_of_torch, event_of
+from perfd.hook.gpu_timestamps import HostMark, Mark, cuda_of_torch, event_of
 
 
 class Device(Protocol):

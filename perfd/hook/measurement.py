@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from perfd.formatting import duration
 from perfd.hook.device import Device, device_here
-from perfd.hook.marks import Mark, seconds
+from perfd.hook.gpu_timestamps import Mark, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from perfd.hook.flops import FlopsOfStep, flops_of_step
-from perfd.hook.marks import HostMark, Mark, cuda_of_torch, event_of, nvtx_of, seconds
+from perfd.hook.gpu_timestamps import HostMark, Mark, cuda_of_torch, event_of, nvtx_of, seconds
 from perfd.hook.process_rank import ProcessRank, process_rank
 from perfd.hook.sender import Sender
 

@@ -9,7 +9,7 @@ from exporters.support import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfd.aggregator.alerts.alertmanager import read_webhook
+from perfd.aggregator.alerts.alertmanager_webhook import read_webhook
 from perfd.clock import VirtualClock
 from perfd.config import CaptureProfile, HistoryConfig, WebhookConfig
 from perfd.errors import ConfigError, PerfdError

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perfd_collectors.nccl.debug_log import DebugLog
-from perfd_collectors.training_log.bar_log import BarLog
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.parser_output import ParserOutput
+from perfd_collectors.training_log.progress_bar_log import BarLog
 from perfd_collectors.training_log.step_log import StepLog
 
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from perfd.agent import spool_rows
-from perfd.agent.spool import spool_file
+from perfd.agent.spool import spool_file, spool_rows
 from perfd.agent.spool.spool_life import Life, begin_life, machine_fingerprint, write_life
-from perfd.agent.spool_rows import Row
+from perfd.agent.spool.spool_rows import Row
 from perfd.errors import WireError
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from perfd.capture.policy.policy_events import (
     StatusReceived,
     Tick,
 )
-from perfd.capture.policy.rank_outcomes import without
+from perfd.capture.policy.rank_outcomes import without_files
 from perfd.capture.selection import JobView, check_selector
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError, ConfigError
@@ -171,7 +171,7 @@ class CaptureCoordinator:
         capture = self._captures.get(gone.capture_id)
         if capture is None or capture.state is None:
             return
-        if (changed := without(capture, gone)) != capture:
+        if (changed := without_files(capture, gone)) != capture:
             self._carry_out(Record(capture=changed))
 
     def tick(self, now_unix_s: float) -> None:

@@ -63,7 +63,7 @@ def _changed(who: Participant, status: CaptureStatus) -> Participant:
     )
 
 
-def without(capture: Capture, gone: CaptureFilesRemoved) -> Capture:
+def without_files(capture: Capture, gone: CaptureFilesRemoved) -> Capture:
     """The capture with these of its files marked as removed; earlier marks stay."""
     paths = frozenset(gone.paths)
     removal = Removal(unix_s=gone.time_unix_ns / 1e9, reason=gone.reason)

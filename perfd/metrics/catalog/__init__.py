@@ -11,7 +11,7 @@ from perfd.metrics.catalog.aggregator_metrics import AGGREGATOR_METRICS
 from perfd.metrics.catalog.families import Value, empty_family, families
 from perfd.metrics.catalog.job_metrics import JOB_METRICS
 from perfd.metrics.catalog.metric_info import JOB, MetricInfo, raw_metric
-from perfd.metrics.catalog.process import PROCESS_METRICS
+from perfd.metrics.catalog.process_metrics import PROCESS_METRICS
 
 __all__ = [
     "AGENT_METRICS",

@@ -12,7 +12,7 @@ from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown import spans_stages
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, seen
-from perfd.trace.diagnosis.rank_beside_peers import PeerComparison, compare
+from perfd.trace.diagnosis.slow_rank_cause import PeerComparison, compare
 from perfd.trace.diagnosis.trace_analysis import TraceAnalysis, by_rank
 
 

@@ -24,8 +24,8 @@ from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown import KernelRow, SyncPoint, busy_by_class
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
 from perfd.trace.diagnosis.loading_findings import judge_loading
-from perfd.trace.diagnosis.rank_beside_peers import PeerComparison, compare
 from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, straggler_of
+from perfd.trace.diagnosis.slow_rank_cause import PeerComparison, compare
 from perfd.trace.diagnosis.time_shares import TimeShares, launch_idle_s, shares, sync_idle_s
 from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
 

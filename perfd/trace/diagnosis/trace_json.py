@@ -8,7 +8,7 @@ from typing import Any
 
 from perfd.analysis.findings import finding_json
 from perfd.trace.breakdown import CollectiveRow, KernelRow, RankBreakdown, busy_by_class
-from perfd.trace.diagnosis.rank_beside_peers import PeerComparison
+from perfd.trace.diagnosis.slow_rank_cause import PeerComparison
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 from perfd.trace.diagnosis.trace_findings import Diagnosis
 

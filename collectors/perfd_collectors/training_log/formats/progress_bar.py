@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perfd_collectors.training_log.bar_log import DENSE_STEPS, DrawnStep
 from perfd_collectors.training_log.field_text import number, positive
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.parser_output import training_step
+from perfd_collectors.training_log.progress_bar_log import DENSE_STEPS, DrawnStep
 from perfd_collectors.training_log.step_log import ProgressSource
 
 _TQDM = re.compile(r"%\|[^|]{0,1000}\| {1,40}(\d{1,15})/(\d{1,15}) \[", re.ASCII)
