@@ -31,7 +31,7 @@ DRIVER = ROOT / "tests" / "nccl" / "driver.c"
 _FLAGS = ("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-pthread", f"-I{PLUGIN}")
 _INTERFACE = 5
 _LIMIT_S = 120
-_TOLD = re.compile(r"^([0-9.]+) ns an operation$", re.MULTILINE)
+_REPORTED = re.compile(r"^([0-9.]+) ns an operation$", re.MULTILINE)
 
 
 def build(folder: Path) -> tuple[Path, Path]:
@@ -69,7 +69,7 @@ def per_operation_ns(driver: Path, library: Path, operations: int) -> float:
             env=environment,
             check=False,
         )
-    found = _TOLD.search(done.stdout)
+    found = _REPORTED.search(done.stdout)
     if found is None:
         raise PerfdError(f"{library} could not be driven: {done.stderr.strip() or done.stdout.strip()}")
     return float(found[1])

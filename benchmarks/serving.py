@@ -55,7 +55,7 @@ def page(look: int) -> bytes:
     return ("\n".join(lines[:_LINES]) + "\n").encode()
 
 
-def _serve(tell: Connection) -> None:
+def _serve(report: Connection) -> None:
     bodies = [page(look) for look in range(8)]
     count = 0
 
@@ -65,8 +65,8 @@ def _serve(tell: Connection) -> None:
         return Response(body=bodies[min(count // 100, 7)], content_type="text/plain; version=0.0.4")
 
     server = HttpServer("127.0.0.1:0", {"/metrics": answer})
-    tell.send(server.address)
-    tell.recv()
+    report.send(server.address)
+    report.recv()
     server.close()
 
 

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _simulated(args: argparse.Namespace) -> int:
-    def tell(verdict: Verdict) -> None:
+    def report(verdict: Verdict) -> None:
         if not args.json:
             print(simulation.describe(verdict), flush=True)
 
@@ -61,7 +61,7 @@ def _simulated(args: argparse.Namespace) -> int:
         rounds=args.rounds,
         seed=args.seed,
         most_ranks=args.most_ranks,
-        on_verdict=tell,
+        on_verdict=report,
     )
     missed = simulation.failures(verdicts)
     if args.json:

@@ -181,8 +181,8 @@ def _outcome(
     case: Case, folder: Path, seen: list[tuple[float, list[dict[str, Any]]]], document: dict[str, Any]
 ) -> Outcome:
     log = (folder / "log").read_text(errors="replace")
-    told = re.search(r"^\[fault\] ([\d.]+)", log, re.MULTILINE)
-    began_unix_s = float(told.group(1)) if told else None
+    reported = re.search(r"^\[fault\] ([\d.]+)", log, re.MULTILINE)
+    began_unix_s = float(reported.group(1)) if reported else None
     start = began_unix_s if began_unix_s is not None else (seen[0][0] if seen else 0.0)
     findings = document["jobs"][0]["findings"]
     worst = next((one for one in findings if one["kind"] in BLAMING), findings[0])

@@ -60,7 +60,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], log: Path) -> N
         raise RuntimeError(message)
 
 
-def told(recording: Path) -> dict[tuple[int, str, int], float]:
+def reported(recording: Path) -> dict[tuple[int, str, int], float]:
     """By rank, phase and step, the seconds that a recording holds of the hook."""
     found = {}
     opened = open_recording(recording)
@@ -78,18 +78,18 @@ def told(recording: Path) -> dict[tuple[int, str, int], float]:
 
 
 def compared(
-    told_s: Mapping[tuple[int, str, int], float], ranks: Mapping[int, Mapping[str, Any]]
+    reported_s: Mapping[tuple[int, str, int], float], ranks: Mapping[int, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Of each phase: how many steps were told, and by how much they differ from the job's own events."""
     found = {}
     for name in PHASES:
         errors = [
             seconds / ranks[rank]["seconds"][name][step - 1] - 1
-            for (rank, phase, step), seconds in told_s.items()
+            for (rank, phase, step), seconds in reported_s.items()
             if phase == name and rank in ranks and 0 < step <= len(ranks[rank]["seconds"][name])
         ]
         found[name] = {
-            "told": len(errors),
+            "reported": len(errors),
             "steps": sum(len(rank["seconds"][name]) for rank in ranks.values()),
             "median_error_ratio": statistics.median(errors) if errors else None,
             "largest_error_ratio": max(map(abs, errors)) if errors else None,
@@ -165,7 +165,7 @@ def main() -> int:
         runs.append((mode, step_s))
         print(f"{number + 1}: {mode} {step_s:.6f}", file=sys.stderr, flush=True)
         if mode == "agent":
-            document["told"] = compared(told(folder / "rec"), ranks)
+            document["reported"] = compared(reported(folder / "rec"), ranks)
         document["product"] = ranks[0].get("product", document.get("product"))
     document["runs"] = [{"mode": mode, "step_s": step_s} for mode, step_s in runs]
     document["overhead_ratio"] = overheads(runs)
@@ -174,7 +174,7 @@ def main() -> int:
     if not args.no_capture:
         document["captured"] = captured_phases((args.out / "capture").absolute(), job)
     print(json.dumps(document, indent=1))
-    whole = all(document["told"][name]["told"] for name in PHASES)
+    whole = all(document["reported"][name]["reported"] for name in PHASES)
     names = {row["name"] for rank in document.get("captured", ()) for row in rank["phases"]}
     return 0 if whole and (args.no_capture or names >= set(PHASES)) else 1
 

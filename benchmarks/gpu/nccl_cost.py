@@ -72,9 +72,9 @@ def run_mode(
         processes = []
         for rank in range(gpus):
             with (folder / f"rank-{rank}.log").open("wb") as log:
-                told = {**environment, "RANK": str(rank), "WORLD_SIZE": str(gpus)}
+                reported = {**environment, "RANK": str(rank), "WORLD_SIZE": str(gpus)}
                 own = [*command, "--rank", str(rank)]
-                processes.append(subprocess.Popen(own, env=told, stdout=log, stderr=log))
+                processes.append(subprocess.Popen(own, env=reported, stdout=log, stderr=log))
         try:
             codes = [process.wait(_LIMIT_S) for process in processes]
         except subprocess.TimeoutExpired:

@@ -103,7 +103,7 @@ def recorded(operations: Sequence[Mapping[str, Any]], durations_s: Floats) -> Ke
     return Kernels(starts_ns=kernels, durations_s=longest)
 
 
-def told_s(operations: Sequence[Mapping[str, Any]]) -> Floats:
+def reported_s(operations: Sequence[Mapping[str, Any]]) -> Floats:
     """How long operations took as NCCL tells it."""
     return np.array([(one["gpu_stop_ns"] - one["gpu_start_ns"]) / 1e9 for one in operations])
 
@@ -113,7 +113,7 @@ def as_timed_s(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[int, 
 
     Numbers of communicators are each process's own; in this job, whose ranks make them alike, they agree.
     """
-    timed = {rank: told_s(operations) + UNTIMED_KERNEL_NS / 1e9 for rank, operations in by_rank.items()}
+    timed = {rank: reported_s(operations) + UNTIMED_KERNEL_NS / 1e9 for rank, operations in by_rank.items()}
     places = {
         (rank, one["fn"], one["peer_or_root"], one["communicator"], one["operation_sequence"]): place
         for rank, operations in by_rank.items()
@@ -161,7 +161,7 @@ def compare(folder: Path) -> bool:
         profile, operations = profiled(path), by_rank.get(rank, [])
         print(f"rank {rank}: {len(profile.starts_ns)} NCCL kernels in the profile")
         for name, durations in (
-            ("as NCCL tells", told_s(operations)),
+            ("as NCCL tells", reported_s(operations)),
             ("as perfd times", timed.get(rank, np.zeros(0))),
         ):
             found = aligned(profile, recorded(operations, durations))

@@ -62,9 +62,9 @@ def plan(rounds: int) -> list[bool]:
     return [on for _ in range(rounds + 1) for on in order.sample([True, False], 2)]
 
 
-def rounds_of(told: Sequence[Mapping[str, Any]]) -> list[Round]:
+def rounds_of(reported: Sequence[Mapping[str, Any]]) -> list[Round]:
     """The blocks by round, without the first round and one that was cut."""
-    pairs = [told[at : at + 2] for at in range(2, len(told) - 1, 2)]
+    pairs = [reported[at : at + 2] for at in range(2, len(reported) - 1, 2)]
     found = []
     for pair in pairs:
         on, off = sorted(pair, key=lambda block: not block["on"])
@@ -87,17 +87,17 @@ def added(differences: Sequence[float], seed: int = 1) -> Added:
     return Added(median=float(np.median(values)), low=float(low), high=float(high))
 
 
-def document(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def document(reported: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What is printed. Raises `ValueError` without a whole round."""
-    rounds = rounds_of(told)
+    rounds = rounds_of(reported)
     if not rounds:
         raise ValueError("no round was finished")
     return {
         "rounds": len(rounds),
         "step_s": statistics.median(one.off_step_s for one in rounds),
         "small_all_reduce_s": statistics.median(one.off_small_s for one in rounds),
-        "recorded_operations": sum(block["recorded"] for block in told if block["on"]),
-        "recorded_operations_off": sum(block["recorded"] for block in told if not block["on"]),
+        "recorded_operations": sum(block["recorded"] for block in reported if block["on"]),
+        "recorded_operations_off": sum(block["recorded"] for block in reported if not block["on"]),
         "added_step_ratio": asdict(added([one.on_step_s / one.off_step_s - 1 for one in rounds])),
         "added_small_all_reduce_s": asdict(added([one.on_small_s - one.off_small_s for one in rounds])),
     }

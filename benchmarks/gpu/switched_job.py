@@ -126,19 +126,19 @@ def main() -> None:
     # Who ends the job early ends it in whatever block it is: perfd must not stay stopped.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     switch = Switch(Path(os.environ.get("PERFD_NCCL_DIR") or "/dev/shm"))
-    told = []
+    reported = []
     try:
         for number, on in enumerate(plan["blocks"]):
             dist.barrier()
             switch.turn(on=on)
             before = switch.recorded
             steps_s, small_s = training.steps_s(), training.small_s()
-            told.append(
+            reported.append(
                 {"on": on, "steps_s": steps_s, "small_s": small_s, "recorded": switch.recorded - before}
             )
             if dist.get_rank() == 0:
                 # After each block, so that a job that is ended early still tells.
-                args.out.write_text(json.dumps(told))
+                args.out.write_text(json.dumps(reported))
                 print(f"[switched] {number + 1} of {len(plan['blocks'])}", flush=True)
     finally:
         switch.turn(on=True)

@@ -248,8 +248,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     small = torch.zeros(_SMALL_BYTES // 4, device=device)
     # The loss is on the last stage, and so is who prints it.
     printer = dist.get_world_size() - replicas
-    speaks = dist.get_rank() == printer
-    if speaks:
+    prints = dist.get_rank() == printer
+    if prints:
         print_start(args, replicas)
     profiler = profiler_of(args.profile) if args.profile else None
     clock.step()
@@ -269,7 +269,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         if step == 1 or step % args.print_every == 0:
             value = 0.0 if loss is None else loss.item()
             now = time.perf_counter()
-            if speaks:
+            if prints:
                 covered = 1 if step == 1 else args.print_every
                 print_progress(step, value, (now - last_print) / covered, tokens // args.stages, flops)
             last_print = now

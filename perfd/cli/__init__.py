@@ -47,7 +47,7 @@ VERBS = {
 """Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
 _OWN_OUTPUT = ("run", "agent", "aggregator", "replay", "top", "open", "webhook", "version")
 """Verbs that pass on what a job prints, draw on the screen, or print nothing of others."""
-_SPEAK_GRPC = ("agent", "aggregator", "replay")
+_USES_GRPC = ("agent", "aggregator", "replay")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     # Only the module of the verb in question is imported: the agent must stay small.
     wanted = next((word for word in argv if not word.startswith("-")), None)
-    if wanted in _SPEAK_GRPC:
+    if wanted in _USES_GRPC:
         # gRPC logs failed connections, which perfd reports itself. It reads this variable when imported, and
         # only these verbs set it, so that a command under `perfd run` does not inherit it.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -127,7 +127,7 @@ def metrics(agent: Agent) -> dict[tuple[str, str], float]:
     }
 
 
-def test_metrics_tell_how_collectors_and_stream_fare(aggregator: FakeAggregator, new_agent: NewAgent) -> None:
+def test_metrics_show_how_collectors_and_stream_fare(aggregator: FakeAggregator, new_agent: NewAgent) -> None:
     clock = VirtualClock(start_unix_ns=5_000_000_000)
 
     def slow() -> list[Record]:
@@ -162,7 +162,7 @@ def test_metrics_tell_how_collectors_and_stream_fare(aggregator: FakeAggregator,
     assert found["process_resident_memory_bytes", ""] > 1 << 20
 
 
-def test_metrics_tell_what_waits_and_what_was_lost(new_agent: NewAgent) -> None:
+def test_metrics_show_what_waits_and_what_was_lost(new_agent: NewAgent) -> None:
     with FakeAggregator() as gone:
         address = gone.address
     clock = VirtualClock()

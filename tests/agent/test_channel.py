@@ -69,7 +69,7 @@ def issue(directory: Path, name: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, to make certificates, is missing")
-def test_with_mutual_tls_only_an_agent_with_a_certificate_is_heard(tmp_path: Path) -> None:
+def test_with_mutual_tls_only_an_agent_with_a_certificate_is_accepted(tmp_path: Path) -> None:
     for name in ("aggregator", "agent"):
         issue(tmp_path, name)
     pair = ((tmp_path / "aggregator.key").read_bytes(), (tmp_path / "aggregator.pem").read_bytes())
@@ -81,7 +81,7 @@ def test_with_mutual_tls_only_an_agent_with_a_certificate_is_heard(tmp_path: Pat
     )
     unknown = TlsConfig(ca=str(tmp_path / "ca.pem"))
     with FakeAggregator(credentials=credentials) as aggregator:
-        heard = {}
+        got = {}
         for name, tls in (("known", known), ("unknown", unknown), ("plain", None)):
             spool = Spool(tmp_path / name, max_bytes=1 << 20)
             batcher = Batcher(spool)
@@ -92,8 +92,8 @@ def test_with_mutual_tls_only_an_agent_with_a_certificate_is_heard(tmp_path: Pat
                 config, node=name, spool=spool, clock=VirtualClock(), on_request=lambda _request: None
             )
             uplink.start()
-            heard[name] = uplink.wait_acknowledged(1, 20.0 if name == "known" else 0.5)
+            got[name] = uplink.wait_acknowledged(1, 20.0 if name == "known" else 0.5)
             uplink.stop(0.0)
             spool.close()
-    assert heard == {"known": True, "unknown": False, "plain": False}
+    assert got == {"known": True, "unknown": False, "plain": False}
     assert {hello.node for hello in aggregator.hellos} == {"known"}

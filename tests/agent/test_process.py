@@ -131,7 +131,7 @@ def test_an_unknown_key_is_named_with_its_path(tmp_path: Path) -> None:
     assert errors == f"perfd agent: {config}:1:10: {sentence}\n"
 
 
-def test_a_second_agent_on_a_node_is_told_of_the_first(
+def test_a_second_agent_on_a_node_names_the_first(
     aggregator: FakeAggregator, tmp_path: Path, start: Start
 ) -> None:
     config = str(process.configuration(tmp_path, aggregator.address))

@@ -78,7 +78,7 @@ def test_a_new_token_counts_at_once_and_one_that_is_gone_closes_the_door(token):
         assert ask(server, CHANGING[0], Authorization="Bearer other")[0] == 503
 
 
-def test_a_token_file_that_holds_none_is_told_at_the_start(tmp_path):
+def test_a_token_file_that_holds_none_is_reported_at_the_start(tmp_path):
     with (
         pytest.raises(ConfigError, match="http_token_file: cannot read"),
         aggregator(http_token_file=str(tmp_path / "none")),

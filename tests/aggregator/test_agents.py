@@ -46,7 +46,7 @@ def test_what_an_agent_can_no_longer_send_is_lost():
     assert agents.greet(hello(first=5), 2, 0.0, 0).lost == 3
 
 
-def test_two_live_agents_of_one_name_are_told_apart_and_that_is_said_once():
+def test_two_live_agents_of_one_name_are_distinguished_and_that_is_said_once():
     agents = AgentRegistry(Limits())
     first = agents.greet(hello("aaaaaaaaaa"), 1, 0.0, 0)
     second = agents.greet(hello("bbbbbbbbbb"), 2, 0.0, 0)

@@ -178,7 +178,7 @@ def test_an_alert_is_recorded_with_the_step_that_it_began_at_and_starts_a_captur
         feed(agent, clock, running, [1, 2])
         assert running.alerts() == []
         feed(agent, clock, running, [3], step_time_s=9.0)
-        request = agent.hear()
+        request = agent.receive()
         assert isinstance(request, CaptureRequest)
         assert (request.job, request.alert) == ("llm", "Slow")
         (alert,) = get(running, "/api/v1/alerts")["alerts"]
@@ -222,7 +222,7 @@ def test_an_alert_that_fires_during_a_capture_captures_after_it(clock, rules):
         agent.send(place(0, 0))
         feed(agent, clock, running, [1], step_time_s=1.0)
         get(running, "/api/v1/captures", status=202, body={"job": "llm", "id": "by-hand"})
-        assert agent.hear().capture_id == "by-hand"
+        assert agent.receive().capture_id == "by-hand"
         feed(agent, clock, running, [2, 3], step_time_s=9.0)
         by_hand, refused = running.captures()
         assert (by_hand["state"], refused["state"]) == ("open", "refused")
@@ -234,7 +234,7 @@ def test_an_alert_that_fires_during_a_capture_captures_after_it(clock, rules):
         assert len(running.captures()) == 2, "a profiler that has just ended is left alone"
         clock.advance(10.0)
         feed(agent, clock, running, [6], step_time_s=9.0)
-        request = agent.hear()
+        request = agent.receive()
         assert request.alert == "Slow"
         assert [one["state"] for one in running.captures()] == ["done", "refused", "open"]
         (alert,) = running.alerts()
@@ -250,7 +250,7 @@ def test_captures_survive_a_restart(clock, rules, tmp_path):
         agent.hello(tools=[CaptureTool.NSYS])
         agent.send(place(0, 0))
         feed(agent, clock, running, [1], step_time_s=9.0)
-        assert isinstance(agent.hear(), CaptureRequest)
+        assert isinstance(agent.receive(), CaptureRequest)
     with aggregator(clock, rules=rules, history=history) as running:
         # The alert fires on, which starts no other capture.
         [before] = running.captures()
@@ -269,7 +269,7 @@ def test_a_person_can_ask_for_a_capture_over_http(clock):
         agent.send(place(0, 0))
         running.tick()
         made = get(running, "/api/v1/captures", status=202, body={"job": "llm", "profile": "p"})["capture"]
-        request = agent.hear()
+        request = agent.receive()
         assert (request.capture_id, request.steps) == (made["id"], 7)
         refused = get(running, "/api/v1/captures", status=400, body={"job": "other"})
         assert "no job or server 'other'" in refused["error"]

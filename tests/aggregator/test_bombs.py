@@ -63,7 +63,7 @@ def encoded(sequence, body):
 @pytest.mark.parametrize("record", [b"\x22\x00", b"\x22\x02\x52\x00", b"\x1a\x00"])
 def test_a_batch_of_too_many_records_is_left_out_and_the_next_one_is_taken(running, agent, record):
     agent.say(encoded(1, record * (MAX_RECORDS + 1)))
-    assert agent.hear().sequence == 1
+    assert agent.receive().sequence == 1
     assert agent.send(step(7), sequence=2) == 2
     assert running.state.fleet.jobs["llm"].steps.last_step == 7
     assert running.state.counters.lost_batches == 1
@@ -72,7 +72,7 @@ def test_a_batch_of_too_many_records_is_left_out_and_the_next_one_is_taken(runni
 
 def test_as_many_records_as_an_agent_sends_are_taken(running, agent):
     agent.say(encoded(1, b"\x22\x00" * MAX_RECORDS))
-    assert agent.hear().sequence == 1
+    assert agent.receive().sequence == 1
     assert running.state.counters.lost_batches == 0
     assert next(iter(running.state.agents)).unknown_records == MAX_RECORDS
 
@@ -83,7 +83,7 @@ def test_a_table_of_too_many_columns_is_left_out(running, agent):
     for number in range(5_000):
         table.columns.add(metric=str(number))
     agent.say(poison.SerializeToString())
-    assert agent.hear().sequence == 1
+    assert agent.receive().sequence == 1
     assert running.state.counters.malformed_messages == 1
 
 
@@ -172,7 +172,7 @@ def test_large_messages_are_taken_in_order_with_small_ones(running, agent):
         agent.say(encode_steps(agent, range(first, first + 399)))
         acknowledged = agent.send(step(first + 399))
     while acknowledged < agent.sequence:
-        acknowledged = agent.hear().sequence
+        acknowledged = agent.receive().sequence
     assert running.state.fleet.jobs["llm"].attempts.number == 1
     assert running.state.fleet.jobs["llm"].steps.table().step.tolist() == list(range(1, 4_001))
     assert [line["step"] for line in running.steps("llm", 0, 9_999)] == list(range(1, 4_001))

@@ -138,7 +138,7 @@ def test_an_agent_with_a_long_name_is_turned_away_with_the_reason(clock, field):
         assert 'perfd_agent_up{node="x' not in running.page().decode()
 
 
-def test_beyond_the_bound_of_all_series_the_aggregator_still_speaks_of_itself(clock):
+def test_beyond_the_bound_of_all_series_the_aggregator_still_reports_itself(clock):
     with (
         aggregator(clock, limits=Limits(series=150)) as running,
         FakeAgent(running.grpc_address) as agent,

@@ -75,7 +75,7 @@ def capture(aggregator: Aggregator, capture_id: str, *files: CaptureFile) -> Non
         agent.send(TrainingStep(job="llm", step=1, step_time_s=1.0), RankPlacement(job="llm", rank=0, gpu=0))
         aggregator.tick()
         aggregator.start_capture(StartBody(job="llm", id=capture_id))
-        while not isinstance(agent.hear(), CaptureRequest):
+        while not isinstance(agent.receive(), CaptureRequest):
             pass
         agent.say(
             CaptureStatus(
@@ -92,14 +92,14 @@ def test_a_capture_that_ends_is_analysed_and_its_report_outlives_the_aggregator(
     try:
         capture(aggregator, "c1", trace(tmp_path / "c1" / "rank0.trace.json"))
         until(lambda: aggregator.captures()[0]["report"] is not None)
-        (told,) = aggregator.captures()
+        (reported,) = aggregator.captures()
         assert main(["capture", "show", "c1", "--aggregator", str(aggregator.http_address)]) == 0
     finally:
         aggregator.stop()
-    assert told["report"]["path"] == str(tmp_path / "c1" / "perfd.report.html")
+    assert reported["report"]["path"] == str(tmp_path / "c1" / "perfd.report.html")
     verdict = "The host limits this job"
-    assert told["report"]["words"].startswith(f"{verdict}. The GPU runs nothing for 40.0% of the window")
-    assert told["report"]["made_unix_s"] >= told["ended_unix_s"]
+    assert reported["report"]["words"].startswith(f"{verdict}. The GPU runs nothing for 40.0% of the window")
+    assert reported["report"]["made_unix_s"] >= reported["ended_unix_s"]
     assert f"{verdict}." in capsys.readouterr().out
     assert verdict in (tmp_path / "c1" / "perfd.report.html").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "c1" / "perfd.trace.json").read_bytes())["schema"] == "perfd.trace/2"
@@ -107,7 +107,7 @@ def test_a_capture_that_ends_is_analysed_and_its_report_outlives_the_aggregator(
     assert made == ["perfd.report.html", "perfd.trace.json", "rank0.trace.json"]
     assert all((tmp_path / "c1" / name).stat().st_mode & 0o077 == 0 for name in made[:2])
     again = running(tmp_path)
-    assert again.captures() == [told]
+    assert again.captures() == [reported]
     again.stop()
 
 
@@ -123,7 +123,7 @@ def launching_late(path: Path) -> CaptureFile:
 def captured_meanwhile(agent: FakeAgent, aggregator: Aggregator, file: CaptureFile, now_ns: int) -> None:
     """The job goes on in steps of 0.1 s while an agent takes a capture that leaves this file."""
     aggregator.start_capture(StartBody(job="llm", id="c1"))
-    while not isinstance(agent.hear(), CaptureRequest):
+    while not isinstance(agent.receive(), CaptureRequest):
         pass
     agent.say(
         CaptureStatus(
@@ -140,14 +140,14 @@ def captured_meanwhile(agent: FakeAgent, aggregator: Aggregator, file: CaptureFi
     assert aggregator.captures()[0]["report"]["path"] is not None, aggregator.captures()[0]["report"]["words"]
 
 
-def test_a_capture_that_was_read_tells_why_gpus_idle_as_long_as_the_job_stays_as_it_was(
+def test_a_capture_that_was_read_shows_why_gpus_idle_as_long_as_the_job_stays_as_it_was(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     aggregator = running(tmp_path)
     now_ns = SystemClock().unix_ns()
     url = aggregator.http_address
 
-    def told(*arguments: str) -> str:
+    def reported(*arguments: str) -> str:
         assert main([*arguments, "--aggregator", str(url)]) == 0
         return capsys.readouterr().out
 
@@ -162,13 +162,13 @@ def test_a_capture_that_was_read_tells_why_gpus_idle_as_long_as_the_job_stays_as
                 agent, aggregator, launching_late(tmp_path / "c1" / "rank0.trace.json"), now_ns
             )
             aggregator.tick()
-            live = told("diagnose")
-            (job,) = json.loads(told("diagnose", "--json"))["jobs"]
+            live = reported("diagnose")
+            (job,) = json.loads(reported("diagnose", "--json"))["jobs"]
             report = get(f"http://{url}/reports/jobs/llm")
             # The same job, half as fast: what the capture showed is of another pace.
             agent.send(*steps(now_ns + 30 * 10**9, 41, 200, 0.2))
             aggregator.tick()
-            slower = told("diagnose")
+            slower = reported("diagnose")
     finally:
         aggregator.stop()
     assert live.splitlines()[2].startswith("Kernel launches limit this job (confidence 90%)")
@@ -206,7 +206,7 @@ def busy(time_unix_ns: int, ratio: float) -> SampleTable:
     )
 
 
-def test_what_a_trace_shows_to_be_hidden_is_taken_off_the_communication_that_nccl_tells(
+def test_what_a_trace_shows_to_be_hidden_is_taken_off_the_communication_that_nccl_shows(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "c1" / "rank0.trace.json"
@@ -298,18 +298,18 @@ def in_nccl(second: int, busy_s: float) -> SampleTable:
     return SampleTable(scope=Scope.RANK, times_unix_ns=[second * 10**9], entities=["llm/0"], columns=columns)
 
 
-def test_a_trace_that_cannot_be_read_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_read_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     cut = trace(tmp_path / "c1" / "rank0.trace.json")
     Path(cut.path).write_bytes(Path(cut.path).read_bytes()[:-40])
     aggregator = running(tmp_path)
     try:
         capture(aggregator, "c1", cut)
         until(lambda: aggregator.captures()[0]["report"] is not None)
-        (told,) = aggregator.captures()
+        (reported,) = aggregator.captures()
     finally:
         aggregator.stop()
-    assert told["report"]["path"] is None
-    assert told["report"]["words"].startswith(f"No report could be made: {cut.path}: the trace is cut")
+    assert reported["report"]["path"] is None
+    assert reported["report"]["words"].startswith(f"No report could be made: {cut.path}: the trace is cut")
     assert [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"]
 
 
@@ -366,24 +366,24 @@ def hanging(pid_file: Path) -> Sequence[str]:
 
 
 def test_an_analysis_that_does_not_end_is_ended(tmp_path: Path) -> None:
-    told: list[CaptureReport] = []
+    reported: list[CaptureReport] = []
     reports = CaptureReports(
-        lambda _, report: told.append(report),
+        lambda _, report: reported.append(report),
         SystemClock(),
         timeout_s=0.2,
         perfd=hanging(tmp_path / "pid"),
     )
     reports.submit(ended("c1", trace(tmp_path / "c1" / "rank0.trace.json")))
-    until(lambda: told)
+    until(lambda: reported)
     reports.stop()
-    assert [(one.path, one.words) for one in told] == [(None, "The traces were not read within 0.2 s.")]
+    assert [(one.path, one.words) for one in reported] == [(None, "The traces were not read within 0.2 s.")]
     assert [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"]
 
 
-def test_who_stops_leaves_no_analysis_running_and_hears_of_none(tmp_path: Path) -> None:
-    told: list[CaptureReport] = []
+def test_a_stop_leaves_no_analysis_running_and_no_result(tmp_path: Path) -> None:
+    reported: list[CaptureReport] = []
     reports = CaptureReports(
-        lambda _, report: told.append(report), SystemClock(), perfd=hanging(tmp_path / "pid")
+        lambda _, report: reported.append(report), SystemClock(), perfd=hanging(tmp_path / "pid")
     )
     reports.submit(ended("c1", trace(tmp_path / "c1" / "rank0.trace.json")))
     pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
@@ -391,7 +391,7 @@ def test_who_stops_leaves_no_analysis_running_and_hears_of_none(tmp_path: Path) 
     reports.stop()
     until(lambda: not runs(Path("/proc"), pid))
     until(lambda: [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"])
-    assert told == []
+    assert reported == []
 
 
 def unpacking(pid_file: Path) -> Sequence[str]:
@@ -455,7 +455,7 @@ def captured_over_http(aggregator: subprocess.Popen[str], file: CaptureFile) -> 
         agent.hello(tools=(CaptureTool.KINETO,))
         agent.send(TrainingStep(job="llm", step=1, step_time_s=1.0), RankPlacement(job="llm", rank=0, gpu=0))
         until(asked)
-        while not isinstance(agent.hear(), CaptureRequest):
+        while not isinstance(agent.receive(), CaptureRequest):
             pass
         agent.say(
             CaptureStatus(capture_id="c1", state=CaptureState.DONE, time_unix_ns=1, ranks=(0,), files=(file,))
@@ -478,23 +478,25 @@ def test_an_aggregator_that_is_killed_takes_its_analysis_with_it(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             captured_over_http(process, trace(tmp_path / "c1" / "rank0.trace.json"))
-            told = until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text())
+            reported = until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text())
         finally:
             process.kill()
-    *pids, folder = told.split()
+    *pids, folder = reported.split()
     until(lambda: not any(runs(Path("/proc"), int(pid)) for pid in pids))
     until(lambda: not Path(folder).exists())
     until(lambda: [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"])
 
 
 def test_an_analysis_that_says_too_much_is_not_read(tmp_path: Path) -> None:
-    told: list[CaptureReport] = []
+    reported: list[CaptureReport] = []
     shouting = (sys.executable, "-c", "import os; os.truncate('/proc/self/fd/1', (64 << 20) + 1)")
-    reports = CaptureReports(lambda _, report: told.append(report), SystemClock(), perfd=shouting)
+    reports = CaptureReports(lambda _, report: reported.append(report), SystemClock(), perfd=shouting)
     reports.submit(ended("c1", trace(tmp_path / "c1" / "rank0.trace.json")))
-    until(lambda: told)
+    until(lambda: reported)
     reports.stop()
-    assert [(one.path, one.words) for one in told] == [(None, "What the traces say has more than 64 MiB.")]
+    assert [(one.path, one.words) for one in reported] == [
+        (None, "What the traces say has more than 64 MiB.")
+    ]
     assert [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"]
 
 

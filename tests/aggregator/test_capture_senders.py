@@ -32,7 +32,7 @@ class Captured:
         running.tick()
         running.start_capture(StartBody(job="llm", profile="hang", id="c1"))
         for agent in self.agents[:2]:
-            assert isinstance(agent.hear(), CaptureRequest)
+            assert isinstance(agent.receive(), CaptureRequest)
 
     def answers(self, node, *ranks, files=(), state=CaptureState.DONE):
         said = [CaptureFile(path=path, size_bytes=1) for path in files]

@@ -275,8 +275,8 @@ def test_communicators_that_are_no_longer_used_give_no_table_and_make_room() -> 
     assert not counters.rejected
 
 
-def test_what_an_agent_with_a_new_spool_tells_again_is_counted_once() -> None:
-    def told(first: int, count: int, start_s: int, end_s: int) -> CollectiveTimes:
+def test_what_an_agent_with_a_new_spool_sends_again_is_counted_once() -> None:
+    def reported(first: int, count: int, start_s: int, end_s: int) -> CollectiveTimes:
         return replace(
             times(0, list(range(first, first + count))),
             start_unix_ns=start_s * 10**9,
@@ -286,21 +286,21 @@ def test_what_an_agent_with_a_new_spool_tells_again_is_counted_once() -> None:
         )
 
     state, _ = rows(slots=1024)
-    state.put(replace(told(0, 10, 0, 1), rank=1, communicator_rank=1))
+    state.put(replace(reported(0, 10, 0, 1), rank=1, communicator_rank=1))
     for second in range(100):
-        state.put(told(10 * second, 10, second, second + 1))
+        state.put(reported(10 * second, 10, second, second + 1))
     before = tables(state)[0]
     # All that the ring holds, and two seconds that no agent was there for.
-    state.put(told(500, 520, 50, 102))
+    state.put(reported(500, 520, 50, 102))
     again = tables(state)[0]
-    state.put(told(500, 520, 50, 102))
+    state.put(reported(500, 520, 50, 102))
 
     assert (before.operations_per_s, before.kernel_ratio[0]) == pytest.approx((10.0, 0.1))
     assert (again.operations_per_s, again.kernel_ratio[0]) == pytest.approx((10.0, 0.1))
     assert again.sequence[-1] == 1019
     assert tables(state)[0].operations_per_s == again.operations_per_s
     for second in range(102, 106):
-        state.put(told(10 * second, 10, second, second + 1))
+        state.put(reported(10 * second, 10, second, second + 1))
     assert tables(state)[0].operations_per_s == pytest.approx(10.0)
 
 
@@ -333,7 +333,7 @@ def test_of_many_readings_the_newest_64_count() -> None:
 
 
 @dataclasses.dataclass
-class Told:
+class Reported:
     """What the random records told of one communicator, in the plainest form."""
 
     ranks: dict[int, int] = dataclasses.field(default_factory=dict)
@@ -370,12 +370,12 @@ def reports(draw: st.DrawFn) -> CollectiveTimes:
 @given(st.lists(reports(), min_size=1, max_size=40))
 def test_whatever_comes_in_whatever_order_the_newest_are_held(records: list[CollectiveTimes]) -> None:
     state, _ = rows(slots=SPAN)
-    told: dict[str, Told] = {}
+    reported: dict[str, Reported] = {}
     for record in records:
         state.put(record)
-        told.setdefault(record.communicator, Told()).put(record)
+        reported.setdefault(record.communicator, Reported()).put(record)
 
-    whole = {name: one for name, one in told.items() if len(one.ranks) == 2}
+    whole = {name: one for name, one in reported.items() if len(one.ranks) == 2}
     found = {table.communicator: table for table in tables(state)}
 
     assert found.keys() == whole.keys()
@@ -479,11 +479,11 @@ def test_a_rank_beyond_all_bounds_is_refused_and_counted() -> None:
 def test_windows_that_cannot_be_say_nothing_of_the_time_in_kernels() -> None:
     state, _ = rows()
     for rank in (0, 1):
-        told = times(rank, [0])
-        state.put(told)
-        state.put(replace(told, total_s=math.inf))
-        state.put(replace(told, count=(1 << 64) - 1))
-        state.put(replace(told, start_unix_ns=-1 << 63, end_unix_ns=4 * 10**9))
+        reported = times(rank, [0])
+        state.put(reported)
+        state.put(replace(reported, total_s=math.inf))
+        state.put(replace(reported, count=(1 << 64) - 1))
+        state.put(replace(reported, start_unix_ns=-1 << 63, end_unix_ns=4 * 10**9))
 
     assert tables(state)[0].kernel_ratio.tolist() == [0.25, 0.25]
 

@@ -156,7 +156,7 @@ def test_short_steps_share_a_row() -> None:
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-def test_the_optimizer_tells_steps_from_micro_batches(parts: int) -> None:
+def test_the_optimizer_distinguishes_steps_from_micro_batches(parts: int) -> None:
     timeline = trained(lambda line, _: line.step([FSDP] * parts), 80)
     rows, steps = rows_of(timeline)
 

@@ -189,7 +189,7 @@ def test_a_clock_that_is_set_forty_days_ahead_deletes_nothing(path, restart):
     history.close()
 
 
-def test_a_file_that_grows_too_large_loses_the_jobs_that_were_heard_of_longest_ago(path):
+def test_a_file_that_grows_too_large_loses_the_jobs_that_were_reported_longest_ago(path):
     history = HistoryStore(path, max_bytes=400_000)
     made = fleet()
     for number in range(1, 200):
@@ -389,7 +389,7 @@ def test_whatever_bits_flip_the_aggregator_starts_and_stores(tmp_path_factory, s
             agent.hello()
             stored = agent.send(step(7, job="new"))
             while stored < 1:
-                stored = agent.hear().sequence
+                stored = agent.receive().sequence
         assert running.steps("new", 0, 10)[-1]["step"] == 7
 
 
@@ -439,7 +439,7 @@ def test_on_a_full_disk_the_aggregator_starts_and_stores_later(tmp_path, small_f
             assert values(running.page())['perfd_step{perfd_job="llm"}'] == 1
             assert values(running.page())["perfd_history_up"] == 0
             small_files(resource.RLIM_INFINITY)
-            while agent.hear().sequence < 1:
+            while agent.receive().sequence < 1:
                 pass
         assert [line["step"] for line in running.steps("llm", 0, 9)] == [1]
 

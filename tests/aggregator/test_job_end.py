@@ -57,7 +57,7 @@ class Fleet:
             last_line_unix_ns=self.clock.unix_ns(),
         )
 
-    def tells(self, agent, kind, **fields):
+    def reports(self, agent, kind, **fields):
         event = Event(kind=kind, time_unix_ns=self.clock.unix_ns(), message="", job="llm", **fields)
         agent.send(event, sent_unix_ns=self.clock.unix_ns())
 
@@ -141,7 +141,7 @@ def test_an_agent_that_vanished_is_down_and_its_silent_job_hangs(fleet):
 def test_ranks_that_are_gone_for_a_minute_have_ended_and_raise_no_alert(fleet):
     with fleet.agent() as agent:
         fleet.works(agent, range(1, 9))
-        fleet.tells(agent, EventKind.RANKS_GONE)
+        fleet.reports(agent, EventKind.RANKS_GONE)
         fleet.minutes(0.75)
         assert not fleet.status()["ended"]
         fleet.minutes(0.25)
@@ -159,7 +159,7 @@ def test_silence_is_no_alert_in_the_minute_in_which_ranks_may_come_back(fleet):
     with fleet.agent() as agent:
         fleet.works(agent, range(1, 9))
         fleet.minutes(4.75)
-        fleet.tells(agent, EventKind.RANKS_GONE)
+        fleet.reports(agent, EventKind.RANKS_GONE)
         fleet.minutes(20)
     assert fleet.fired == {}
 
@@ -168,7 +168,7 @@ def test_a_job_has_ended_when_the_ranks_of_all_its_nodes_are_gone(fleet):
     with fleet.agent("a", "n0") as one, fleet.agent("b", "n1") as two:
         fleet.works(one, range(1, 3))
         two.send(place(1, 0), sent_unix_ns=fleet.clock.unix_ns())
-        fleet.tells(one, EventKind.RANKS_GONE)
+        fleet.reports(one, EventKind.RANKS_GONE)
         fleet.minutes(2)
         assert not fleet.status()["ended"]
         fleet.goodbye(two)
@@ -179,9 +179,9 @@ def test_a_job_has_ended_when_the_ranks_of_all_its_nodes_are_gone(fleet):
 def test_workers_that_torchelastic_starts_again_are_no_end(fleet):
     with fleet.agent() as agent:
         fleet.works(agent, range(1, 9))
-        fleet.tells(agent, EventKind.RANKS_GONE)
+        fleet.reports(agent, EventKind.RANKS_GONE)
         fleet.minutes(0.75)
-        fleet.tells(agent, EventKind.JOB_STARTED)
+        fleet.reports(agent, EventKind.JOB_STARTED)
         agent.send(place(0, 0), sent_unix_ns=fleet.clock.unix_ns())
         fleet.minutes(2)
         assert not fleet.status()["ended"]
@@ -219,7 +219,7 @@ def test_an_agent_that_is_upgraded_ends_nothing(fleet):
 def test_a_job_that_ended_badly_is_one_alert_which_ends_with_its_series(fleet, outcome, code, fires):
     agent = fleet.agent()
     fleet.works(agent, range(1, 9))
-    fleet.tells(
+    fleet.reports(
         agent, EventKind.JOB_ENDED, outcome=outcome, values={} if code is None else {"exit_code": float(code)}
     )
     fleet.goodbye(agent)
@@ -237,7 +237,7 @@ def test_the_scheduler_says_more_than_the_exit_code_whichever_comes_first(fleet)
     with fleet.agent() as agent:
         fleet.works(agent, range(1, 3))
         for outcome in (JobOutcome.COMPLETED, JobOutcome.OUT_OF_MEMORY, JobOutcome.SIGNAL):
-            fleet.tells(agent, EventKind.JOB_ENDED, outcome=outcome, values={"exit_code": 137.0})
+            fleet.reports(agent, EventKind.JOB_ENDED, outcome=outcome, values={"exit_code": 137.0})
         fleet.round()
     assert fleet.status()["outcome"] == "out_of_memory"
 
@@ -247,7 +247,7 @@ def test_an_alert_that_fires_is_resolved_by_the_end_of_its_job(fleet):
         fleet.works(agent, range(1, 9))
         fleet.minutes(16)
         assert fleet.fired["PerfdJobHangs"] == "firing"
-        fleet.tells(agent, EventKind.JOB_ENDED, outcome=JobOutcome.CANCELLED)
+        fleet.reports(agent, EventKind.JOB_ENDED, outcome=JobOutcome.CANCELLED)
         fleet.minutes(1)
         assert set(fleet.fired.values()) == {"resolved"}
 
@@ -255,7 +255,7 @@ def test_an_alert_that_fires_is_resolved_by_the_end_of_its_job(fleet):
 def test_a_requeued_job_is_live_again_and_counts_from_its_first_step(fleet):
     agent = fleet.agent("a", "n0")
     fleet.works(agent, range(1, 9))
-    fleet.tells(agent, EventKind.JOB_ENDED, outcome=JobOutcome.PREEMPTED)
+    fleet.reports(agent, EventKind.JOB_ENDED, outcome=JobOutcome.PREEMPTED)
     fleet.goodbye(agent)
     fleet.minutes(30)
     assert fleet.of_job() == []
@@ -272,7 +272,7 @@ def test_a_requeued_job_is_live_again_and_counts_from_its_first_step(fleet):
 def test_a_job_that_goes_on_where_it_ended_is_a_new_attempt_without_lost_steps(fleet):
     agent = fleet.agent("a")
     fleet.works(agent, range(1, 9), ranks=False)
-    fleet.tells(agent, EventKind.JOB_ENDED, outcome=JobOutcome.TIME_LIMIT)
+    fleet.reports(agent, EventKind.JOB_ENDED, outcome=JobOutcome.TIME_LIMIT)
     fleet.goodbye(agent)
     fleet.minutes(5)
     with fleet.agent("b") as agent:
@@ -296,7 +296,7 @@ def test_a_job_whose_first_node_was_lost_counts_from_its_first_step_on_another(f
     fleet.works(lost, range(1, 5))
     with fleet.agent("b", "n1") as other:
         other.send(RankPlacement(job="llm", rank=1), sent_unix_ns=fleet.clock.unix_ns())
-        fleet.tells(other, EventKind.JOB_ENDED, outcome=JobOutcome.NODE_FAILURE)
+        fleet.reports(other, EventKind.JOB_ENDED, outcome=JobOutcome.NODE_FAILURE)
     with fleet.agent("c", "n2") as agent:
         fleet.works(agent, range(1, 3))
         assert (fleet.status()["attempt"], fleet.status()["steps"]["last"]) == (2, 2)
@@ -318,7 +318,7 @@ def test_a_pod_that_is_replaced_counts_from_its_first_step(fleet, clean):
         agent.send(
             RankPlacement(job="llm", rank=0, gpu=0, started_unix_ns=started_ns), sent_unix_ns=started_ns
         )
-        fleet.tells(agent, EventKind.JOB_STARTED)
+        fleet.reports(agent, EventKind.JOB_STARTED)
         fleet.works(agent, range(1, 3))
         assert (fleet.status()["attempt"], fleet.status()["steps"]["last"]) == (2, 2)
 
@@ -326,7 +326,7 @@ def test_a_pod_that_is_replaced_counts_from_its_first_step(fleet, clean):
 def test_the_last_lines_of_a_log_that_come_after_the_end_do_not_take_it_back(fleet):
     with fleet.agent("a") as one, fleet.agent("b", "n1") as two:
         fleet.works(one, range(1, 9), ranks=False)
-        fleet.tells(one, EventKind.JOB_ENDED, outcome=JobOutcome.FAILED)
+        fleet.reports(one, EventKind.JOB_ENDED, outcome=JobOutcome.FAILED)
         # Of another agent, which had to wait for the network.
         late_s = fleet.now_s + 1.0
         fleet.minutes(1)

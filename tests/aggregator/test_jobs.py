@@ -25,7 +25,7 @@ def job():
     )
 
 
-def tell(job, *numbers, agent="a", **fields):
+def report(job, *numbers, agent="a", **fields):
     """Events that some lines gave."""
     return [job.step(step(number, **fields), source(agent=agent)) for number in numbers]
 
@@ -39,7 +39,7 @@ def layout(**sizes):
 
 
 def test_a_job_that_goes_back_to_a_checkpoint_drops_what_it_repeats(job):
-    events = tell(job, 1, 2, 3, 4, 5)
+    events = report(job, 1, 2, 3, 4, 5)
     (event,) = [job.step(step(3, step_time_s=9.0), source())]
     assert events == [None] * 5
     assert event.kind is EventKind.RESTARTED
@@ -50,38 +50,38 @@ def test_a_job_that_goes_back_to_a_checkpoint_drops_what_it_repeats(job):
 
 
 def test_a_second_agent_that_reads_the_same_log_later_is_no_restart(job):
-    tell(job, 1, 2, 3, agent="a")
-    assert tell(job, 1, 2, 3, agent="b") == [None] * 3
+    report(job, 1, 2, 3, agent="a")
+    assert report(job, 1, 2, 3, agent="b") == [None] * 3
     assert job.attempts.number == 1
 
 
 def test_a_restart_that_two_agents_see_is_one_restart(job):
     for agent in ("a", "b"):
-        tell(job, 1, 2, 3, agent=agent)
-    events = tell(job, 1, agent="a", step_time_s=2.0) + tell(job, 2, agent="a", step_time_s=2.0)
-    events += tell(job, 1, agent="b", step_time_s=2.0) + tell(job, 2, agent="b", step_time_s=2.0)
+        report(job, 1, 2, 3, agent=agent)
+    events = report(job, 1, agent="a", step_time_s=2.0) + report(job, 2, agent="a", step_time_s=2.0)
+    events += report(job, 1, agent="b", step_time_s=2.0) + report(job, 2, agent="b", step_time_s=2.0)
     assert sum(event is not None for event in events) == 1
     assert job.attempts.number == 2
     assert job.steps.table().step.tolist() == [1, 2]
 
 
-def test_a_restart_that_another_agent_tells_of_later_and_slightly_differently_is_still_one(job):
+def test_a_restart_that_another_agent_reports_later_and_slightly_differently_is_still_one(job):
     for agent in ("a", "b"):
-        tell(job, 1, 2, 3, agent=agent)
-    tell(job, 1, 2, 3, agent="a", step_time_s=2.0)
-    tell(job, 1, 2, 3, agent="b", step_time_s=2.1)
+        report(job, 1, 2, 3, agent=agent)
+    report(job, 1, 2, 3, agent="a", step_time_s=2.0)
+    report(job, 1, 2, 3, agent="b", step_time_s=2.1)
     assert job.attempts.number == 2
     assert job.steps.table().step_time_s.tolist() == [2.0, 2.0, 2.0]
 
 
 def test_a_line_that_is_read_again_is_no_restart(job):
-    tell(job, 1, 2, 3, loss=0.5)
-    assert tell(job, 1, loss=0.5) == [None]
+    report(job, 1, 2, 3, loss=0.5)
+    assert report(job, 1, loss=0.5) == [None]
     assert job.attempts.number == 1
 
 
 def test_lines_of_a_late_batch_are_no_restart(job):
-    tell(job, 1, 4)
+    report(job, 1, 4)
     assert job.step(step(2), source(late=True)) is None
     assert job.steps.table().step.tolist() == [1, 2, 4]
 
@@ -89,16 +89,16 @@ def test_lines_of_a_late_batch_are_no_restart(job):
 def test_what_a_job_says_later_wins_where_it_says_something(job):
     describe(job, parallel=layout(world_size=8, tp=2), precision="bf16", arguments={"a": "1"})
     describe(job, parallel=layout(pp=4), train_steps=100, arguments={"b": "2"})
-    told = job.description
-    assert told.parallel == layout(world_size=8, tp=2, pp=4)
-    assert (told.precision, told.train_steps) == ("bf16", 100)
-    assert told.arguments == {"a": "1", "b": "2"}
+    reported = job.description
+    assert reported.parallel == layout(world_size=8, tp=2, pp=4)
+    assert (reported.precision, reported.train_steps) == ("bf16", 100)
+    assert reported.arguments == {"a": "1", "b": "2"}
     assert job.attempts.number == 1
 
 
 def test_another_layout_is_another_start_that_keeps_nothing_of_the_old_one(job):
     describe(job, parallel=layout(tp=2), precision="bf16")
-    tell(job, 1, 2)
+    report(job, 1, 2)
     event = describe(job, parallel=layout(tp=4))
     assert event.kind is EventKind.RESTARTED
     assert job.attempts.number == 2
@@ -108,10 +108,10 @@ def test_another_layout_is_another_start_that_keeps_nothing_of_the_old_one(job):
 
 def test_a_restart_after_a_change_of_layout_is_noticed(job):
     describe(job, parallel=layout(tp=2))
-    tell(job, 1, 2)
+    report(job, 1, 2)
     describe(job, parallel=layout(tp=4))
-    tell(job, 1, 2, 3)
-    (event,) = tell(job, 1, step_time_s=7.0)
+    report(job, 1, 2, 3)
+    (event,) = report(job, 1, step_time_s=7.0)
     assert event.kind is EventKind.RESTARTED
     assert job.attempts.number == 3
 
@@ -150,9 +150,9 @@ def progress(stream="log", last_s=None, lines=1):
 
 
 def test_silence_is_measured_on_one_clock_at_a_time(job):
-    told = source(now_s=100.0)
+    reported = source(now_s=100.0)
     # The agent's clock is a day off, and said 7 s ago that the newest line was 3 s old.
-    skewed = dataclasses.replace(told, sent_unix_s=told.sent_unix_s - 86_400)
+    skewed = dataclasses.replace(reported, sent_unix_s=reported.sent_unix_s - 86_400)
     job.log_progress(progress(last_s=skewed.sent_unix_s - 3.0), skewed)
     assert job.log_silent_s(107.0) == pytest.approx(10.0)
 

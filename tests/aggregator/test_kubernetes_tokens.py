@@ -80,7 +80,7 @@ def serving(pki, config):
     return aggregator(tls=tls, listen="localhost:0", agent_identity=identity)
 
 
-def test_an_agent_is_the_node_of_its_pod_and_speaks_for_its_namespace(pki, api, config):
+def test_an_agent_is_the_node_of_its_pod_and_represents_its_namespace(pki, api, config):
     api.reviews = {
         "good": review(),
         "other": review("system:serviceaccount:team-b:trainer", node="n1"),

@@ -154,8 +154,14 @@ def test_errors_of_hardware_are_remembered_and_those_of_programs_are_not(clock):
         errors = [("n0", xid(79)), ("n0", xid(79)), ("n1", xid(31)), ("n1", xid(94))]
         fleet.look(downs={"n2": 9.0}, errors=errors)
         nodes = fleet.nodes()
-        told = {name: [(one["kind"], one["count"]) for one in nodes[name]["incident_list"]] for name in nodes}
-        assert told == {"n0": [("hardware_error", 2)], "n1": [("memory_error", 1)], "n2": [("link_down", 2)]}
+        reported = {
+            name: [(one["kind"], one["count"]) for one in nodes[name]["incident_list"]] for name in nodes
+        }
+        assert reported == {
+            "n0": [("hardware_error", 2)],
+            "n1": [("memory_error", 1)],
+            "n2": [("link_down", 2)],
+        }
         fleet.look(times=3, downs={"n2": 9.0})
         assert [one["count"] for one in fleet.nodes()["n0"]["incident_list"]] == [2], "once"
         assert nodes["n0"]["observed_gpu_h"] == pytest.approx(15 / 3600, rel=0.01)
@@ -292,7 +298,7 @@ def test_perfd_drains_only_where_that_is_switched_on_and_writes_it_down(clock, t
         (["false"], "false exited with 1: it said nothing"),
     ],
 )
-def test_what_came_of_a_command_is_told(command, outcome):
+def test_what_came_of_a_command_is_reported(command, outcome):
     assert run_command(command) == outcome
 
 

@@ -110,20 +110,20 @@ def test_steps_are_counted_and_timed(step, name):
     [(DDP, True), (FSDP, False), ([*FSDP, *NORM], True), ([*FSDP, *FSDP, *NORM], True)],
     ids=["ddp", "fsdp", "fsdp with the norm", "fsdp with micro-batches and the norm"],
 )
-def test_what_tells_steps_is_known_and_whether_they_may_be_micro_batches(step, certain):
+def test_the_source_of_steps_is_known_and_whether_they_may_be_micro_batches(step, certain):
     rank, steps = Rank(step, 0.25), OperationSteps()
     assert steps.pace is None
-    told = {}
+    reported = {}
     for second in range(30):
         for times in rank.second(second):
-            told[times.communicator, times.operation] = times.sequences[-1]
+            reported[times.communicator, times.operation] = times.sequences[-1]
             steps.put(times)
     pace = steps.pace
     assert pace is not None
     assert pace.certain is certain
     same = [entry for entry in step if entry[:2] == (pace.communicator, pace.operation)]
     assert pace.per_step == len(same)
-    newest = told[pace.communicator, pace.operation]
+    newest = reported[pace.communicator, pace.operation]
     assert newest - 4 / 0.25 * pace.per_step <= pace.row_end_sequence <= newest
 
 

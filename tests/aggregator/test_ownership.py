@@ -149,7 +149,7 @@ def test_a_rank_beyond_the_world_size_makes_no_node_join(jobs):
     assert jobs.fleet.jobs["llm"].ended
 
 
-def test_a_rank_of_a_job_of_which_nobody_was_heard_is_taken_over():
+def test_a_rank_of_a_job_that_no_agent_reported_is_taken_over():
     jobs = Jobs()
     jobs.say("n0", JobOrigin(job="llm", owner="uid:1"), held(0))
     jobs.say("n1", held(0), ended(), wait_s=75.1)
@@ -157,7 +157,7 @@ def test_a_rank_of_a_job_of_which_nobody_was_heard_is_taken_over():
 
 
 @pytest.mark.parametrize(("wait_s", "taken"), [(60.0, False), (60.1, True)])
-def test_a_job_of_which_nobody_was_heard_is_taken_over(jobs, wait_s, taken):
+def test_a_job_that_no_agent_reported_is_taken_over(jobs, wait_s, taken):
     jobs.say("n9", ended(), wait_s=wait_s)
     assert jobs.fleet.jobs["llm"].ended is taken
 
@@ -232,7 +232,7 @@ def test_two_jobs_of_one_name_stay_two(other, name):
     assert not jobs.fleet.jobs["llm"].ended
 
 
-def test_an_agent_hears_of_its_job_by_its_own_name():
+def test_an_agent_gets_its_job_by_its_own_name():
     jobs = Jobs()
     jobs.say("n0", JobOrigin(job="llm", owner="uid:1"))
     jobs.say("n1", JobOrigin(job="llm", owner="uid:2"))

@@ -191,7 +191,7 @@ def test_every_series_is_in_the_catalog_with_its_labels():
         assert names.describe(key.name) is not None
 
 
-def test_what_was_told_is_on_the_page():
+def test_what_was_reported_is_on_the_page():
     page, _ = full_page()
     found = values(page)
     expected = {

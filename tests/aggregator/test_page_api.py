@@ -135,7 +135,7 @@ def test_servers_have_their_latencies_theory_and_the_alerts_about_them(tmp_path)
     assert fleet["alerts"] == [{"name": "Queue", "summary": "They wait"}]
 
 
-def test_a_server_of_which_nothing_new_is_heard_keeps_no_number():
+def test_a_server_of_which_nothing_new_is_received_keeps_no_number():
     clock = VirtualClock(round(START_S * 1e9))
     with (
         aggregator(clock, http_listen="127.0.0.1:0") as running,

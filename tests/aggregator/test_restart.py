@@ -69,7 +69,7 @@ def feed(running, clock, numbers, *, agent_id="agent0", **fields):
             clock.advance(1.0)
             agent.send(step(number, time_s=clock.unix_ns() / 1e9, **fields), sent_unix_ns=clock.unix_ns())
             running.tick()
-        return agent.hear() if fields.get("step_time_s", 0) > 5 and agent_id == "agent0" else None
+        return agent.receive() if fields.get("step_time_s", 0) > 5 and agent_id == "agent0" else None
 
 
 def states(running):
@@ -147,7 +147,7 @@ def test_it_is_the_same_after_a_kill(clock, config, tmp_path):
         killed.stop()
 
 
-def test_the_end_of_an_alert_whose_rule_was_removed_meanwhile_is_told(clock, config):
+def test_the_end_of_an_alert_whose_rule_was_removed_meanwhile_is_reported(clock, config):
     with aggregator(clock, **config) as running:
         feed(running, clock, [1], step_time_s=9.0)
     without = {**config, "rules": RulesConfig(builtin=False)}
@@ -157,7 +157,7 @@ def test_the_end_of_an_alert_whose_rule_was_removed_meanwhile_is_told(clock, con
         assert states(running) == {"Slow": "resolved"}
 
 
-def test_an_alertmanager_hears_of_the_same_alert_again_and_of_its_end(clock, config):
+def test_an_alertmanager_receives_the_same_alert_again_and_its_end(clock, config):
     with Receiver() as receiver:
         exporters = ExportersConfig(alertmanager=AlertmanagerConfig(urls=[receiver.url]))
         with aggregator(clock, exporters=exporters, **config) as running:
@@ -165,10 +165,10 @@ def test_an_alertmanager_hears_of_the_same_alert_again_and_of_its_end(clock, con
         clock.advance(20.0)
         with aggregator(clock, exporters=exporters, **config) as running:
             feed(running, clock, [2, 3], agent_id="agent1", step_time_s=1.0)
-        told = [one for body in receiver.bodies for one in body if one["labels"]["alertname"] == "Slow"]
-    assert len({one["startsAt"] for one in told}) == 1
-    assert [one["endsAt"] > one["startsAt"] for one in told] == [True] * len(told)
-    ends = [one["endsAt"] for one in told]
+        reported = [one for body in receiver.bodies for one in body if one["labels"]["alertname"] == "Slow"]
+    assert len({one["startsAt"] for one in reported}) == 1
+    assert [one["endsAt"] > one["startsAt"] for one in reported] == [True] * len(reported)
+    ends = [one["endsAt"] for one in reported]
     assert ends[0] < ends[1] > ends[2]
 
 

@@ -91,9 +91,9 @@ def test_acknowledgements_of_many_batches_may_come_as_one(running):
             agent.say(Batch(sequence=sequence, sent_unix_ns=0, records=[step(sequence)]))
         last = 0
         while last < 50:
-            heard = agent.hear().sequence
-            assert heard > last
-            last = heard
+            got = agent.receive().sequence
+            assert got > last
+            last = got
     assert steps(running) == list(range(1, 51))
 
 
@@ -127,7 +127,7 @@ def test_a_batch_that_cannot_be_decoded_is_acknowledged_and_counted_as_lost(runn
         agent.send(step(1))
         for _ in range(2):
             agent.say(poison.SerializeToString())
-            assert agent.hear().sequence == 3
+            assert agent.receive().sequence == 3
         assert agent.send(step(4), sequence=4) == 4
     assert steps(running) == [1, 4]
     assert counted(running, "perfd_malformed_messages_total") == 2
@@ -196,7 +196,7 @@ def test_no_bytes_of_an_agent_stop_the_aggregator(running, data):
         assert agent.send(step(1), sequence=welcome.last_sequence + 1) > welcome.last_sequence
 
 
-def test_the_newest_stream_of_an_agent_speaks_for_it(running):
+def test_the_newest_stream_of_an_agent_represents_it(running):
     with FakeAgent(running.grpc_address) as old, FakeAgent(running.grpc_address) as new:
         old.hello()
         new.hello()
@@ -274,7 +274,7 @@ def test_records_of_unknown_kinds_are_counted_and_the_rest_is_taken(running):
     with FakeAgent(running.grpc_address) as agent:
         agent.hello()
         agent.say(unknown)
-        assert agent.hear().sequence == 1
+        assert agent.receive().sequence == 1
     running.tick()
     assert values(running.page())['perfd_agent_unknown_records_total{node="node0"}'] == 2.0
 
@@ -285,7 +285,7 @@ def test_a_message_for_an_agent_goes_to_its_stream_and_to_nobody_when_it_is_away
         agent.hello(tools=[CaptureTool.NSYS])
         running._server.send("elsewhere", cancel)
         running._server.send("node0", cancel)
-        assert agent.hear() == cancel
+        assert agent.receive() == cancel
 
 
 def test_plaintext_beyond_loopback_must_be_asked_for():

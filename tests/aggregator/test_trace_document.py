@@ -89,12 +89,12 @@ def live(shares: TraceShares) -> JobSummary:
     return summarise(job, AnalysisSettings())
 
 
-def test_traces_tell_which_dimension_is_hidden_and_which_is_exposed(tmp_path: Path) -> None:
+def test_traces_show_which_dimension_is_hidden_and_which_is_exposed(tmp_path: Path) -> None:
     shares = shares_of(tmp_path, [trace(rank) for rank in range(4)])
 
     # The groups of one dimension lie alike, so they are one entry.
-    told = [(one.ranks, one.name, one.communication_ratio, one.exposed_ratio) for one in shares.groups]
-    assert told == [
+    reported = [(one.ranks, one.name, one.communication_ratio, one.exposed_ratio) for one in shares.groups]
+    assert reported == [
         ((0, 2), "DP", pytest.approx(0.4), pytest.approx(0)),
         ((0, 1), "TP", pytest.approx(0.2), pytest.approx(0.2)),
     ]
@@ -106,7 +106,7 @@ def test_traces_tell_which_dimension_is_hidden_and_which_is_exposed(tmp_path: Pa
     assert live(shares).communication.exposed_ratio == pytest.approx(0.2)
 
 
-def test_traces_without_the_ranks_of_groups_tell_the_whole_only(tmp_path: Path) -> None:
+def test_traces_without_the_ranks_of_groups_show_the_whole_only(tmp_path: Path) -> None:
     shares = shares_of(tmp_path, [trace(rank, with_ranks=False) for rank in range(4)])
 
     assert shares.groups == ()
@@ -135,12 +135,12 @@ def test_of_very_many_groups_those_that_take_most_are_kept(tmp_path: Path) -> No
     assert shares.groups[0].ranks == (0, 100)
 
 
-def test_an_analysis_of_a_version_without_exposed_times_by_group_tells_the_whole(tmp_path: Path) -> None:
-    told = document(tmp_path, [trace(rank) for rank in range(4)])
-    for rank in told.ranks:
+def test_an_analysis_of_a_version_without_exposed_times_by_group_shows_the_whole(tmp_path: Path) -> None:
+    reported = document(tmp_path, [trace(rank) for rank in range(4)])
+    for rank in reported.ranks:
         rank.collectives = [msgspec.structs.replace(row, exposed_s=None) for row in rank.collectives]
 
-    shares = told.shares()
+    shares = reported.shares()
 
     assert shares is not None
     assert (shares.groups, shares.exposed_communication_ratio) == ((), pytest.approx(0.2))

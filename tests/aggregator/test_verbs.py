@@ -63,7 +63,7 @@ def start(*arguments):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_the_process_serves_until_it_is_told_to_end(number, tmp_path):
+def test_the_process_serves_until_it_is_terminated(number, tmp_path):
     history = tmp_path / "h.sqlite"
     config = tmp_path / "aggregator.yaml"
     config.write_text(f"history: {{path: {history}}}")
@@ -228,7 +228,7 @@ def test_without_an_aggregator_the_answer_is_one_sentence(verb, address, words, 
     assert said.count("\n") == 1
 
 
-def test_something_else_that_answers_is_told_from_an_aggregator(served, capsys):
+def test_something_else_that_answers_is_distinguished_from_an_aggregator(served, capsys):
     assert main(["status", "--aggregator", f"{served.http_address}/nowhere"]) == 2
     assert "There is nothing at /nowhere/api/v1/jobs" in capsys.readouterr().err
 
@@ -305,6 +305,6 @@ def test_text_of_a_job_is_shown_as_it_is_and_not_as_markup():
     assert "[red]x[/red]" in drawn(job_table([job(name="[red]x[/red]")]))
 
 
-def test_a_job_of_which_nobody_speaks_is_marked_until_it_ended():
+def test_a_job_that_no_agent_reports_is_marked_until_it_ended():
     assert "(silent)" in drawn(job_table([job(silent_s=31.0)]))
     assert "(silent)" not in drawn(job_table([job(silent_s=29.0), job(silent_s=31.0, ended=True)]))

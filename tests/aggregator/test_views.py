@@ -36,7 +36,7 @@ def times(found: JobView) -> dict[int, float | None]:
     return {rank.rank: rank.compute_s for rank in found.ranks}
 
 
-def test_timers_by_rank_tell_who_is_slowest() -> None:
+def test_timers_by_rank_show_who_is_slowest() -> None:
     by_rank = [1.0, 1.0, 1.5, 1.0]
     phases = phase_table(STEPS, by_rank={"forward-compute": by_rank, "backward-compute": by_rank})
     assert times(view(WAITS, phases=phases)) == {0: 2.0, 1: 2.0, 2: 3.0, 3: 2.0}

@@ -87,7 +87,7 @@ def test_a_firing_alert_with_a_capture_label_starts_a_capture(token):
     with running(token) as server:
         agent = begin(server)
         [entry] = post(server, webhook(alert()))[1]["alerts"]
-        request = agent.hear()
+        request = agent.receive()
         assert isinstance(request, CaptureRequest)
         assert (request.capture_id, request.alert) == (entry["capture"], "PerfdPipelineStall")
         [capture] = server.captures()
@@ -126,7 +126,7 @@ def test_a_repeated_webhook_starts_nothing_and_a_new_firing_does(token):
     with running(token, capture_profiles=profile) as server:
         agent = begin(server)
         assert outcomes(post(server, webhook(alert()))) == ["started"]
-        first = agent.hear().capture_id
+        first = agent.receive().capture_id
         agent.say(CaptureStatus(capture_id=first, state=CaptureState.DONE, time_unix_ns=0, ranks=(0,)))
         until(lambda: server.captures()[0]["state"] == "done")
         again = post(server, webhook(alert(cluster="added by a server")))
@@ -139,13 +139,13 @@ def test_a_repeated_webhook_starts_nothing_and_a_new_firing_does(token):
         agent.__exit__()
 
 
-def test_an_alert_that_was_told_during_a_capture_captures_when_it_is_told_again(token):
+def test_an_alert_that_was_reported_during_a_capture_captures_when_it_is_reported_again(token):
     clock = VirtualClock(round(START_S * 1e9))
     with running(token, clock=clock) as server:
         agent = begin(server)
         assert outcomes(post(server, webhook(alert("First"), alert("Second")))) == ["started", "refused"]
         assert outcomes(post(server, webhook(alert("Second")))) == ["repeated"]
-        first = agent.hear().capture_id
+        first = agent.receive().capture_id
         agent.say(CaptureStatus(capture_id=first, state=CaptureState.DONE, time_unix_ns=0, ranks=(0,)))
         until(lambda: server.captures()[0]["state"] == "done")
         assert outcomes(post(server, webhook(alert("Second")))) == ["repeated"]
@@ -227,7 +227,7 @@ def test_only_post_is_taken(token):
 
 
 @pytest.mark.parametrize("content", ["", "two words", "two\nlines"])
-def test_a_token_file_that_holds_none_is_told_at_the_start(tmp_path, content):
+def test_a_token_file_that_holds_none_is_reported_at_the_start(tmp_path, content):
     path = tmp_path / "token"
     path.write_text(content)
     with pytest.raises(ConfigError, match=r"webhook\.token_file"), running(path):

@@ -39,7 +39,7 @@ def test_with_a_rank_missing_nobody_is_blamed_and_the_missing_one_is_said() -> N
     assert "ranks 2, 3" in said(found)
 
 
-def test_a_job_of_two_steps_is_too_short_for_a_verdict_and_hears_so() -> None:
+def test_a_job_of_two_steps_is_too_short_for_a_verdict_and_is_shown_so() -> None:
     found = summary(gradients(lags(2, 4, LATE), sequence=np.arange(2 * BUCKETS)), times_s=[STEP_S] * 2)
 
     assert [one.kind for one in found.findings] == [Kind.UNKNOWN]

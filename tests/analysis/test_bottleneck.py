@@ -89,7 +89,7 @@ def test_the_worked_example_names_gradient_communication():
     )
 
 
-def test_a_job_that_overlaps_its_gradients_is_not_told_to():
+def test_a_job_that_overlaps_its_gradients_is_not_advised_to():
     overlapping = replace(DP8, arguments={"overlap_grad_reduce": "True"})
 
     advice = judge({"all-grads-sync": (0.25, 0.25)}, job=overlapping).bottleneck.advice
@@ -236,7 +236,7 @@ def test_a_long_timer_of_one_ranks_input_alone_is_not_called_slow_input():
     assert bottleneck.gain_ratio == pytest.approx(0.2)
 
 
-def test_plain_utilisation_tells_slow_input_from_a_slow_gpu_that_nobody_names():
+def test_plain_utilisation_distinguishes_slow_input_from_a_slow_gpu_that_nobody_names():
     idle = judge(ONE_LOADS, metrics={"busy_ratio": [1.0] * 7 + [0.905]}).bottleneck
     assert (idle.kind, idle.confidence, idle.culprits) == (Kind.DATA_LOADING, 0.6, ())
     assert idle.evidence[2] == "One GPU idles 9.5% more than its peers (NVML)."
@@ -321,7 +321,7 @@ def test_a_bubble_without_timers_is_expected_with_little_confidence():
     assert summary.bottleneck.gain_ratio == pytest.approx(7 / 15)
 
 
-def test_unequal_stages_are_told_from_a_bubble_and_the_slowest_is_named():
+def test_unequal_stages_are_distinguished_from_a_bubble_and_the_slowest_is_named():
     summary = judge(
         by_rank={
             "forward-backward": [0.9] * 8,
@@ -368,7 +368,7 @@ def test_timers_without_flops_are_not_said_to_be_missing_and_megatron_is_not_ass
     assert "`perfd capture start JOB`" in summary.bottleneck.advice
 
 
-def test_a_job_of_many_ranks_whose_communication_nobody_tells_is_told_what_the_plugin_needs():
+def test_a_job_of_many_ranks_with_unmeasured_communication_is_shown_what_the_plugin_needs():
     timers = {"forward": (0.1, 0.1), "backward": (0.2, 0.2)}
     timed = judge(
         timers | {"all-grads-sync": (0.1, 0.1)}, job=description(None, world_size=8, dp=8)
@@ -383,7 +383,7 @@ def test_a_job_of_many_ranks_whose_communication_nobody_tells_is_told_what_the_p
     assert unseen == [False, True, False]
 
 
-def test_a_job_on_cpus_is_told_of_no_gpu_and_of_nothing_that_needs_one():
+def test_a_job_on_cpus_is_shown_no_gpu_and_nothing_that_needs_one():
     steps = step_table([0.1] * 20, flops_per_s_per_gpu=1e10)
     on_cpus = summarise(
         job_data(steps, description=description(None, world_size=2, dp=2)), AnalysisSettings()
@@ -516,7 +516,7 @@ def test_a_line_that_covers_many_steps_is_enough_to_judge():
     assert found.kind is Kind.OPTIMIZER
 
 
-def test_a_job_whose_output_says_nothing_is_told_what_perfd_understands():
+def test_a_job_whose_output_says_nothing_is_shown_what_perfd_understands():
     summary = summarise(job_data(step_table([]), description=DP8), AnalysisSettings())
     assert summary.bottleneck.kind is Kind.UNKNOWN
     assert "no steady step" in summary.bottleneck.evidence[-1]

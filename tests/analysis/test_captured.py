@@ -27,7 +27,7 @@ def captured(
     *, ended_s_ago: float = 240.0, step_time_s: float | None = 1.0, ranks: int = 4, **shares: Any
 ) -> Captured:
     """A capture of ten seconds, with these shares."""
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "compute_ratio": 1.0,
         "communication_ratio": 0.0,
         "exposed_communication_ratio": 0.0,
@@ -42,7 +42,7 @@ def captured(
         capture_id="c1",
         start_unix_s=NOW_UNIX_S - ended_s_ago - 10,
         end_unix_s=NOW_UNIX_S - ended_s_ago,
-        shares=TraceShares(ranks=tuple(range(ranks)), **told),
+        shares=TraceShares(ranks=tuple(range(ranks)), **reported),
         step_time_s=step_time_s,
     )
 
@@ -109,7 +109,7 @@ def test_where_the_log_prints_no_step_in_a_capture_the_traces_own_steps_count():
     assert (result.capture.used, result.capture.step_time_s) == (True, 1.02)
 
 
-def test_the_age_of_a_capture_of_a_job_that_ended_is_told_at_its_end():
+def test_the_age_of_a_capture_of_a_job_that_ended_is_reported_at_its_end():
     ended = judged(captured(ended_s_ago=900.0), ended_unix_s=NOW_UNIX_S - 600)
 
     assert ended.capture is not None
@@ -217,7 +217,7 @@ def test_of_more_communication_than_in_the_capture_as_large_a_part_is_exposed_an
     assert more.communication.exposed_source == "capture c1, 4 min ago, scaled: communication took 20.0% then"
 
 
-def test_communication_of_which_no_usable_capture_tells_the_exposed_part_says_so():
+def test_communication_of_which_no_usable_capture_shows_the_exposed_part_says_so():
     stale = captured(communication_ratio=0.3, exposed_communication_ratio=0.18, ended_s_ago=8 * 3600.0)
 
     result = judged(stale, **in_nccl(0.3))
@@ -226,7 +226,7 @@ def test_communication_of_which_no_usable_capture_tells_the_exposed_part_says_so
     assert any("is not used: it is 8 h old" in said for said in finding(result, Kind.COMMUNICATION).evidence)
 
 
-def test_timers_that_tell_what_is_exposed_need_no_capture():
+def test_timers_that_show_what_is_exposed_need_no_capture():
     phases = phase_table(STEPS, {"all-grads-sync": (0.2, 0.2)})
 
     result = judged(captured(communication_ratio=0.5, exposed_communication_ratio=0.5), phases=phases)
@@ -235,7 +235,7 @@ def test_timers_that_tell_what_is_exposed_need_no_capture():
     assert result.communication.exposed_source == result.communication.source == "timers: all-grads-sync"
 
 
-def test_without_timers_and_plugin_the_capture_tells_the_share_and_waiting_is_no_loss():
+def test_without_timers_and_plugin_the_capture_shows_the_share_and_waiting_is_no_loss():
     shown = {"communication_ratio": 0.5, "exposed_communication_ratio": 0.4, "waiting_ratio": 0.8}
 
     waiting = judged(captured(**shown))
@@ -259,7 +259,7 @@ def test_waiting_between_stages_in_a_capture_is_not_taken_for_communication():
 # Computing.
 
 
-def test_without_timers_and_counters_a_capture_tells_compute_bound_from_memory_bound():
+def test_without_timers_and_counters_a_capture_distinguishes_compute_bound_from_memory_bound():
     matrix = judged(captured(compute_ratio=0.9, matrix_ratio=0.8)).bottleneck
     moving = judged(captured(compute_ratio=0.9, matrix_ratio=0.3)).bottleneck
 

@@ -23,7 +23,7 @@ from perfd.thresholds import THRESHOLDS
 
 
 def waits(**columns: list[float]) -> HostWaitTable:
-    values = {RankColumn(name): np.array(told, dtype=float) for name, told in columns.items()}
+    values = {RankColumn(name): np.array(reported, dtype=float) for name, reported in columns.items()}
     return HostWaitTable(rank=np.arange(len(next(iter(values.values())))), waits=values)
 
 

@@ -148,7 +148,7 @@ def test_peers_have_the_same_stage_tensor_position_and_experts() -> None:
     assert roles(world_size=4, tp=1, pp=1, dp=4, ep=2) == [0, 1, 0, 1]
 
 
-def test_a_role_is_named_by_what_tells_it_from_others() -> None:
+def test_a_role_is_named_by_what_distinguishes_it_from_others() -> None:
     layout = ParallelLayout(world_size=8, tp=2, pp=2, dp=2)
     assert role_name(5, layout) == "stage 1, tensor rank 1"
     assert role_name(3, ParallelLayout(world_size=4, tp=1, dp=4, ep=2)) == "expert rank 1"
@@ -260,7 +260,7 @@ def test_other_long_steps_are_nobodys_stalls(at: list[int], ranks: list[int]) ->
     assert periodic_stalls(*stalling(at, ranks)) is None
 
 
-def test_a_stall_whose_waits_are_not_told_yet_counts_by_its_time() -> None:
+def test_a_stall_whose_waits_are_not_reported_yet_counts_by_its_time() -> None:
     lasted, waited = stalling([19, 24, 29], [3, 3, 3])
     waited[26:] = 0.05
     assert periodic_stalls(lasted, waited) is not None
@@ -268,7 +268,7 @@ def test_a_stall_whose_waits_are_not_told_yet_counts_by_its_time() -> None:
     assert periodic_stalls(lasted, waited) is None
 
 
-def test_operations_that_come_two_steps_later_than_lines_of_the_log_tell_the_same() -> None:
+def test_operations_that_come_two_steps_later_than_lines_of_the_log_show_the_same() -> None:
     lasted, waited = stalling([17, 22, 27], [3, 3, 3])
     later = np.roll(waited, 2, axis=0)
     assert periodic_stalls(lasted, later) == periodic_stalls(lasted, waited)

@@ -75,8 +75,8 @@ def by_group(result: JobSummary) -> dict[str | None, Dimension]:
 
 
 def group(ranks: tuple[int, ...], share: float, exposed: float, **fields: Any) -> GroupShares:
-    told = {"operation": "allreduce", "communication_ratio": share, "exposed_ratio": exposed, **fields}
-    return GroupShares(ranks=ranks, **told)
+    reported = {"operation": "allreduce", "communication_ratio": share, "exposed_ratio": exposed, **fields}
+    return GroupShares(ranks=ranks, **reported)
 
 
 def shown(*groups: GroupShares, **fields: Any) -> Any:
@@ -203,7 +203,7 @@ def test_gradients_of_one_replica_are_reduced_over_its_context_groups(ranks):
     assert dimension_name(group_name(ranks, parallel, "AllReduce"), parallel, "AllReduce") == "dp"
 
 
-def test_timers_of_gradients_tell_of_one_replica_whose_sequences_are_split():
+def test_timers_of_gradients_show_one_replica_whose_sequences_are_split():
     phases = phase_table(STEPS, {"all-grads-sync": (0.05, 0.05)})
     split = description(world_size=4, tp=2, dp=1, cp=2, micro_batch_size=1, global_batch_size=8)
     capture = shown(group((0, 1), 0.25, 0.2), group((0, 2), 0.2, 0.01))
@@ -218,7 +218,7 @@ def test_timers_of_gradients_tell_of_one_replica_whose_sequences_are_split():
 # What timers and the schedule tell without a capture.
 
 
-def test_timers_tell_what_is_exposed_of_data_parallelism_beside_other_dimensions():
+def test_timers_show_what_is_exposed_of_data_parallelism_beside_other_dimensions():
     phases = phase_table(STEPS, {"all-grads-sync": (0.05, 0.06), "layernorm-grads-all-reduce": (0.01, 0.01)})
 
     alone = judged(phases=phases)
@@ -250,7 +250,7 @@ def test_no_more_is_exposed_than_there_is():
         replace(TP2DP2, framework="deepspeed"),
     ],
 )
-def test_timers_that_show_a_part_of_it_do_not_tell_what_is_exposed(what):
+def test_timers_that_show_a_part_of_it_do_not_show_what_is_exposed(what):
     phases = phase_table(STEPS, {"all-grads-sync": (0.05, 0.05)})
 
     (data,) = judged(what=what, phases=phases).communication.dimensions
@@ -288,7 +288,7 @@ def test_all_of_a_pipelines_transfers_are_exposed_where_the_schedule_waits_for_e
         assert result.communication.exposed_ratio is None
 
 
-def test_timers_tell_no_more_of_the_whole_than_kernels_take():
+def test_timers_show_no_more_of_the_whole_than_kernels_take():
     phases = phase_table(STEPS, {"all-grads-sync": (0.5, 0.5)})
     # What the second pair of ranks does nobody knows.
     kernels = {"collectives": reductions([(0, 3), (0, 1)], 0.2), "nccl": busy(0.2)}
@@ -299,7 +299,7 @@ def test_timers_tell_no_more_of_the_whole_than_kernels_take():
     assert alone.communication.exposed_source == "timers: all-grads-sync"
 
 
-def test_timers_of_sends_and_receives_tell_a_pipeline():
+def test_timers_of_sends_and_receives_show_a_pipeline():
     phases = phase_table(STEPS, {"forward-recv": (0.1, 0.2), "all-grads-sync": (0.05, 0.05)})
 
     stage, data = judged(what=PP2DP2, phases=phases).communication.dimensions
@@ -315,7 +315,7 @@ def test_timers_of_sends_and_receives_tell_a_pipeline():
 # What a capture adds.
 
 
-def test_a_capture_tells_which_dimension_is_hidden_and_which_is_not():
+def test_a_capture_shows_which_dimension_is_hidden_and_which_is_not():
     result = judged(shown(*HIDDEN_DATA), **IN_KERNELS)
 
     seen = by_group(result)
@@ -385,7 +385,7 @@ def test_groups_of_a_capture_that_fit_no_dimension_of_the_layout_calibrate_none(
     assert [one.group for one in result.communication.dimensions] == ["tp", "dp"]
 
 
-def test_traces_that_do_not_tell_the_ranks_of_groups_give_the_whole_only():
+def test_traces_that_do_not_show_the_ranks_of_groups_give_the_whole_only():
     result = judged(
         captured(communication_ratio=0.45, exposed_communication_ratio=0.18),
         **IN_KERNELS,
@@ -395,7 +395,7 @@ def test_traces_that_do_not_tell_the_ranks_of_groups_give_the_whole_only():
     assert {one.exposed_ratio for one in result.communication.dimensions} == {None}
 
 
-def test_without_timers_and_plugin_a_capture_tells_each_dimension():
+def test_without_timers_and_plugin_a_capture_shows_each_dimension():
     result = judged(shown(group((0, 1), 0.3, 0.2, waiting_ratio=0.5), group((0, 3), 0.1, 0.1, name="EMBD")))
 
     tensor, own = result.communication.dimensions
@@ -443,7 +443,7 @@ def test_dimensions_that_are_exposed_at_one_time_are_no_more_than_the_whole():
     assert result.communication.exposed_ratio == pytest.approx(0.4)
 
 
-def test_dimensions_that_are_not_the_whole_do_not_tell_all_that_is_exposed():
+def test_dimensions_that_are_not_the_whole_do_not_show_all_that_is_exposed():
     seen = (
         Dimension(group="tp", share_ratio=0.2, source="a", exposed_ratio=0.1),
         Dimension(group="dp", share_ratio=0.1, source="a", exposed_ratio=0.1),
@@ -521,7 +521,7 @@ def test_what_little_is_known_of_one_dimension_does_not_hide_another_that_may_co
 # Where people see it.
 
 
-def test_each_dimension_is_a_series_with_who_tells_it():
+def test_each_dimension_is_a_series_with_its_source():
     data = job(shown(*HIDDEN_DATA), description=TP2DP2, **IN_KERNELS)
     facts = LiveFacts(
         labels={"perfd_job": "job"},
@@ -536,16 +536,16 @@ def test_each_dimension_is_a_series_with_who_tells_it():
 
     values = job_values(data, summarise(data, AnalysisSettings()), facts)
 
-    told = {
+    reported = {
         (name, labels["dimension"], labels["source"]): value
         for name, labels, value in values
         if name.startswith("perfd_communication_dimension_")
     }
-    exposed = {key[1:]: value for key, value in told.items() if "exposed" in key[0]}
+    exposed = {key[1:]: value for key, value in reported.items() if "exposed" in key[0]}
     assert exposed == {("tp", "capture"): pytest.approx(0.24), ("dp", "capture"): pytest.approx(0.009)}
-    assert told["perfd_communication_dimension_share_ratio", "dp", "nccl plugin"] == pytest.approx(0.18)
-    assert told["perfd_communication_dimension_wait_ratio", "dp", "nccl plugin"] == pytest.approx(0.02)
-    assert {name for name, *_ in told} <= METRICS.keys()
+    assert reported["perfd_communication_dimension_share_ratio", "dp", "nccl plugin"] == pytest.approx(0.18)
+    assert reported["perfd_communication_dimension_wait_ratio", "dp", "nccl plugin"] == pytest.approx(0.02)
+    assert {name for name, *_ in reported} <= METRICS.keys()
 
 
 def test_the_report_has_a_table_of_dimensions():

@@ -152,7 +152,7 @@ def test_a_log_that_differs_is_explained_where_it_can_be(factor: float, recomput
     assert words in (check.finding or "")
 
 
-def test_tokens_that_the_log_tells_serve_when_the_batch_is_unknown():
+def test_tokens_of_the_log_serve_when_the_batch_is_unknown():
     job = replace(DESCRIBED, parallel=replace(DESCRIBED.parallel, global_batch_size=None))
     speed = efficiency_of(step_table([2.0] * 8, tokens_per_s=1e6), description=job)
     assert speed.tokens_per_s == pytest.approx(1e6)

@@ -103,7 +103,7 @@ def test_ports_that_are_faster_than_nvlink_leave_nvlink_as_the_limit_of_a_ring()
     assert kind_of(job(operation(16), nodes=(8, 8), ports=2 * PORT)).expected_bus_bytes_per_s == NVLINK
 
 
-def test_what_an_operator_told_of_the_network_comes_before_the_ports():
+def test_the_configured_network_bandwidth_comes_before_the_ports():
     kind = kind_of(job(operation(2), nodes=(1, 1), ports=PORT), network_bytes_per_s=25e9)
 
     assert (kind.expected_bus_bytes_per_s, kind.expected_source) == (pytest.approx(25e9), CONFIGURED)
@@ -146,8 +146,8 @@ def test_bandwidth_stands_beside_how_nccl_did_it():
         kind_of(job(operation(8), nodes=(8,))), method=Method(algorithm="RING", protocol="LL128", channels=24)
     )
     assert bandwidth_words(kind).startswith("AllReduce over all ranks (RING, LL128, 24 channels) reaches ")
-    untold = replace(kind, method=Method(algorithm="NVLS", protocol="SIMPLE"))
-    assert bandwidth_words(untold).startswith("AllReduce over all ranks (NVLS, SIMPLE) reaches ")
+    unreported = replace(kind, method=Method(algorithm="NVLS", protocol="SIMPLE"))
+    assert bandwidth_words(unreported).startswith("AllReduce over all ranks (NVLS, SIMPLE) reaches ")
 
 
 def test_a_tree_over_many_nodes_takes_less_than_a_ring():

@@ -35,7 +35,7 @@ def software(framework: OptionsOf | None, **arguments: str) -> Software:
         ("nemo", ["AllReduce"], None),
     ],
 )
-def test_what_runs_is_told_by_the_log_else_by_the_collectives_of_a_loop(framework, operations, expected):
+def test_what_runs_is_known_by_the_log_else_by_the_collectives_of_a_loop(framework, operations, expected):
     assert software_of(framework, {}, operations).framework is expected
 
 

@@ -171,7 +171,7 @@ def test_late_hosts_explain_idle_gpus_and_come_before_a_loss_by_design():
     assert [effect.kind for effect in found[0].effects] == [Kind.LAUNCH_BOUND]
 
 
-def test_a_rank_that_the_others_wait_for_is_told_instead():
+def test_a_rank_that_the_others_wait_for_is_reported_instead():
     data = job()
     slow = phase_table(
         data.steps,

@@ -83,7 +83,7 @@ def test_a_rank_that_costs_a_tenth_of_a_step_is_named_with_what_it_costs(ranks):
     assert any("would save 10.0% of the step" in sentence for sentence in summary.bottleneck.evidence)
 
 
-def test_without_a_log_the_sizes_of_operations_tell_what_a_step_is():
+def test_without_a_log_the_sizes_of_operations_show_what_a_step_is():
     assert blamed(judged(gradients(lags(40, 4, {1: 0.1})), step_s=None)) == [1]
     assert blamed(judged(gradients(lags(40, 4, {1: 0.005})), step_s=None)) == []
 

@@ -126,7 +126,7 @@ def test_a_rank_of_a_large_number_costs_no_more_than_another_and_is_named_by_it(
     assert (result.nccl.groups[0].ranks, result.nccl.groups[0].last_rank) == ((0, 1, far, 2 * far), far)
 
 
-def test_who_waits_more_than_usual_is_told_from_who_does_not_before_the_usual_time_in_kernels_follows():
+def test_a_rank_that_waits_more_than_usual_is_distinguished_before_its_usual_time_in_kernels_follows():
     late = table([0, 1, 2, 3], [0, 0, 0.03, 0])
 
     def slowdowns(lately_ratio):
@@ -205,7 +205,7 @@ def test_a_communicator_for_a_few_numbers_does_not_stand_for_the_one_that_moves_
     assert (kind.communicators, kind.transfer_s) == (2, pytest.approx(0.01))
 
 
-def test_communicators_side_by_side_tell_what_each_tells_alone():
+def test_communicators_side_by_side_show_what_each_shows_alone():
     random = np.random.default_rng(1)
     tables = [
         table(
@@ -236,13 +236,13 @@ def test_communicators_side_by_side_tell_what_each_tells_alone():
         sources=[""] * 4,
     )
 
-    def told(*collectives):
+    def reported(*collectives):
         return nccl(job_data(step_table([0.1] * 20), collectives=collectives), ParallelLayout(), step_s=0.1)
 
-    assert told(*tables) == told(stack)
-    assert told(stack).slow_groups
+    assert reported(*tables) == reported(stack)
+    assert reported(stack).slow_groups
     ring = Method(algorithm="RING", protocol="SIMPLE", channels=24)
-    (kind,) = told(replace(stack, methods=[ring] * 4)).kinds
+    (kind,) = reported(replace(stack, methods=[ring] * 4)).kinds
     assert kind.method == ring
 
 

@@ -86,7 +86,7 @@ def test_steps_with_heavy_tails_raise_no_alarm_at_any_look(ranks):
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_a_rank_that_was_told_stays_told_until_hardly_a_step_before_is_known(ranks):
+def test_a_rank_that_was_reported_stays_reported_until_hardly_a_step_before_is_known(ranks):
     for since in range(6, 38):
         lost = quiet(ranks, 40)
         lost[1, 40 - since :] = 0.2

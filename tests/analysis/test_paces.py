@@ -40,10 +40,10 @@ def test_operations_of_a_step_follow_from_what_was_counted_over_the_same_time():
     steps = step_table([1.0] * 30 + [2.0] * 4)
     span_s = 20.0
     counted = PER_STEP * (12 + 4) / span_s
-    told = paced(stack(counted, span_s), steps, 1.0)
+    reported = paced(stack(counted, span_s), steps, 1.0)
 
     assert counted == 6.4
-    assert per_step(told, 1.0) == pytest.approx(PER_STEP)
+    assert per_step(reported, 1.0) == pytest.approx(PER_STEP)
 
 
 def test_pauses_and_lines_of_several_steps_count_by_the_time_that_they_took():
@@ -66,10 +66,10 @@ def test_pauses_and_lines_of_several_steps_count_by_the_time_that_they_took():
     ],
     ids=["no log", "few lines", "few lines in that time", "begins later", "clock set back", "no times"],
 )
-def test_a_log_that_does_not_tell_of_that_time_changes_nothing(steps):
-    told = stack(7.0, 32.0)
-    assert per_step(paced(told, steps, 1.0), 1.0) == 7.0
-    assert paced(told, steps, None) is told
+def test_a_log_that_does_not_report_that_time_changes_nothing(steps):
+    reported = stack(7.0, 32.0)
+    assert per_step(paced(reported, steps, 1.0), 1.0) == 7.0
+    assert paced(reported, steps, None) is reported
 
 
 def test_without_the_span_of_the_count_nothing_changes():

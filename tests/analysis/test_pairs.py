@@ -26,7 +26,7 @@ AFTER_NS = 5 * MS
 class Direction:
     """What NCCL tells of the messages from one stage to the other, and what really was."""
 
-    told_s: Floats
+    reported_s: Floats
     starts_ns: Ints
     truth_s: Floats
 
@@ -74,67 +74,67 @@ def played(
         clock = 10**9 + apart_ns * np.array([0, 1])[[sender, receiver]]
         starts = np.stack([np.array(sent[sender]), begin], axis=1) + clock
         starts[:, int(sender == 0)] += (drift * begin).astype(np.int64)
-        told = np.stack([np.full(len(end), SEND_NS), np.where(alone, end - begin, SEND_NS)], axis=1)
-        directions.append(Direction(told_s=told / 1e9, starts_ns=starts, truth_s=(end - begin) / 1e9))
+        reported = np.stack([np.full(len(end), SEND_NS), np.where(alone, end - begin, SEND_NS)], axis=1)
+        directions.append(Direction(reported_s=reported / 1e9, starts_ns=starts, truth_s=(end - begin) / 1e9))
     return directions[0], directions[1], max(now)
 
 
 @given(st.integers(-(10**8), 10**12), st.floats(-2e-5, 2e-5))
 def test_a_receive_lasts_until_its_sender_sent_whatever_the_clocks_say(apart_ns: int, drift: float) -> None:
     for one in played(30, first_ns=15 * MS, last_ns=19 * MS, apart_ns=apart_ns, drift=drift)[:2]:
-        assert receiver_durations_s(one.told_s, one.starts_ns) == pytest.approx(one.truth_s, abs=2e-5)
+        assert receiver_durations_s(one.reported_s, one.starts_ns) == pytest.approx(one.truth_s, abs=2e-5)
 
 
 def test_a_receiver_that_never_waits_is_left_alone() -> None:
     _, gradients, _ = played(30, first_ns=30 * MS, last_ns=3 * MS)
 
-    found = receiver_durations_s(gradients.told_s, gradients.starts_ns)
+    found = receiver_durations_s(gradients.reported_s, gradients.starts_ns)
 
-    assert found == pytest.approx(gradients.told_s[:, 1])
+    assert found == pytest.approx(gradients.reported_s[:, 1])
 
 
 def test_without_starts_or_with_too_few_receives_of_their_own_nothing_changes() -> None:
     _, gradients, _ = played(30, first_ns=15 * MS, last_ns=19 * MS)
-    told, starts = gradients.told_s, gradients.starts_ns
+    reported, starts = gradients.reported_s, gradients.starts_ns
 
-    assert receiver_durations_s(told, np.full_like(starts, -1)) == pytest.approx(told[:, 1])
-    assert receiver_durations_s(told[:8], starts[:8]) == pytest.approx(told[:8, 1])
+    assert receiver_durations_s(reported, np.full_like(starts, -1)) == pytest.approx(reported[:, 1])
+    assert receiver_durations_s(reported[:8], starts[:8]) == pytest.approx(reported[:8, 1])
 
 
 def test_one_mark_that_is_wrong_moves_nothing() -> None:
     _, gradients, _ = played(30, first_ns=15 * MS, last_ns=19 * MS)
-    told, truth = gradients.told_s, gradients.truth_s
-    told[59, 1] += 0.004
+    reported, truth = gradients.reported_s, gradients.truth_s
+    reported[59, 1] += 0.004
 
-    found = np.delete(receiver_durations_s(told, gradients.starts_ns), 59)
+    found = np.delete(receiver_durations_s(reported, gradients.starts_ns), 59)
 
     assert found == pytest.approx(np.delete(truth, 59), abs=2e-5)
 
 
 def test_operations_that_are_not_known_on_both_sides_stay_unknown() -> None:
     _, gradients, _ = played(30, first_ns=15 * MS, last_ns=19 * MS)
-    told, truth = gradients.told_s, gradients.truth_s
-    told[10, 0] = told[11, 1] = np.nan
+    reported, truth = gradients.reported_s, gradients.truth_s
+    reported[10, 0] = reported[11, 1] = np.nan
 
-    found = receiver_durations_s(told, gradients.starts_ns)
+    found = receiver_durations_s(reported, gradients.starts_ns)
 
-    assert found[10] == told[10, 1]
+    assert found[10] == reported[10, 1]
     assert np.isnan(found[11])
     assert np.delete(found, [10, 11]) == pytest.approx(np.delete(truth, [10, 11]), abs=2e-5)
 
 
 @given(st.data())
-def test_whatever_is_told_nothing_gets_shorter(data: st.DataObject) -> None:
+def test_whatever_is_reported_nothing_gets_shorter(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 40))
     number = st.one_of(st.just(float("nan")), st.floats(0, 100))
-    told = np.array(data.draw(st.lists(st.tuples(number, number), min_size=count, max_size=count)))
+    reported = np.array(data.draw(st.lists(st.tuples(number, number), min_size=count, max_size=count)))
     start = st.integers(-1, 2**62)
     starts = np.array(data.draw(st.lists(st.tuples(start, start), min_size=count, max_size=count)))
 
-    found = receiver_durations_s(told, starts)
+    found = receiver_durations_s(reported, starts)
 
-    assert (np.isnan(found) == np.isnan(told[:, 1])).all()
-    assert (found >= told[:, 1])[np.isfinite(found)].all()
+    assert (np.isnan(found) == np.isnan(reported[:, 1])).all()
+    assert (found >= reported[:, 1])[np.isfinite(found)].all()
 
 
 def summary_of(*, first_ns: int, last_ns: int, micro_batches: int = 4, starts: bool = True) -> JobSummary:
@@ -150,10 +150,10 @@ def summary_of(*, first_ns: int, last_ns: int, micro_batches: int = 4, starts: b
             ranks=np.array([ranks]),
             lengths=np.array([len(one.truth_s)]),
             sequence=np.arange(len(one.truth_s))[None],
-            durations_s=one.told_s[None],
+            durations_s=one.reported_s[None],
             size_bytes=np.full((1, len(one.truth_s)), 1.6e7),
             gpu_starts_ns=one.starts_ns[None] if starts else None,
-            kernel_ratio=one.told_s.sum(axis=0)[None] / total_s,
+            kernel_ratio=one.reported_s.sum(axis=0)[None] / total_s,
             operations_per_s=np.array([len(one.truth_s) / total_s]),
             best_s_per_byte=np.array([np.nan]),
             best_size_bytes=np.array([np.nan]),
@@ -163,7 +163,7 @@ def summary_of(*, first_ns: int, last_ns: int, micro_batches: int = 4, starts: b
         for one, ranks in ((activations, [0, 1]), (gradients, [1, 0]))
     ]
     times = [
-        NcclTime(rank=rank, busy_s=float(one.told_s[:, 1].sum()), span_s=total_s, lost_operations=0)
+        NcclTime(rank=rank, busy_s=float(one.reported_s[:, 1].sum()), span_s=total_s, lost_operations=0)
         for rank, one in enumerate((gradients, activations))
     ]
     layout = description(world_size=2, dp=1, pp=2, micro_batch_size=1, global_batch_size=micro_batches)
@@ -171,7 +171,7 @@ def summary_of(*, first_ns: int, last_ns: int, micro_batches: int = 4, starts: b
     return summarise(job, AnalysisSettings())
 
 
-def test_stages_that_wait_for_each_other_are_told_without_timers() -> None:
+def test_stages_that_wait_for_each_other_are_reported_without_timers() -> None:
     result = summary_of(first_ns=18 * MS, last_ns=18 * MS, micro_batches=2)
 
     assert result.pipeline.source == "nccl plugin: waiting in sends and receives"

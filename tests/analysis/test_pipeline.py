@@ -88,7 +88,7 @@ def test_equal_stages_stall_as_theory_says(by_rank: bool):
     assert result.window_s == pytest.approx(window)
 
 
-def test_a_slow_last_stage_is_told_apart_from_the_schedule():
+def test_a_slow_last_stage_is_distinguished_from_the_schedule():
     result, window = measured([0.01, 0.01, 0.01, 0.013], [0.02, 0.02, 0.02, 0.026], 8, by_rank=True)
     assert [stage.stage for stage in result.stages] == [0, 1, 2, 3]
     for stage, compute in zip(result.stages, [0.24, 0.24, 0.24, 0.312], strict=True):

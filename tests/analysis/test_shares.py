@@ -29,7 +29,7 @@ def timers_of(extremes=None, by_rank=None):
     return Timers.of(phase_table(steps, extremes, by_rank), steps, np.arange(1, 6)), np.ones(5)
 
 
-def test_the_slowest_rank_sets_the_data_share_and_the_fastest_tells_whether_it_is_one_rank():
+def test_the_slowest_rank_sets_the_data_share_and_the_fastest_shows_whether_it_is_one_rank():
     data = data_loading(*timers_of({"batch-generator": (0.01, 0.2)}))
     assert data.share_ratio == pytest.approx(0.2)
     assert data.least_ratio == pytest.approx(0.01)
@@ -73,13 +73,13 @@ def test_the_optimizer_is_known_in_megatron_and_deepspeed(name: str):
     assert optimizer(*timers_of({name: (0.1, 0.12)})).share_ratio == pytest.approx(0.12)
 
 
-def test_what_no_timer_of_level_1_holds_is_told():
+def test_what_no_timer_of_level_1_holds_is_reported():
     parts = breakdown(*timers_of({"forward-backward": (0.7, 0.8), "optimizer": (0.1, 0.1)}))
     assert parts.unattributed_ratio == pytest.approx(0.1)
     assert parts.forward_ratio is None
 
 
-def test_the_spread_of_compute_over_ranks_is_told():
+def test_the_spread_of_compute_over_ranks_is_reported():
     parts = breakdown(*timers_of({"forward-compute": (0.2, 0.3), "backward-compute": (0.4, 0.42)}))
     assert parts.spread_ratio == pytest.approx(0.12)
 
@@ -93,7 +93,7 @@ def test_phases_that_hold_waiting_are_those_of_one_rank(first_rank: tuple[float,
     assert (parts.forward_ratio, parts.backward_ratio) == pytest.approx((0.66, 0.33))
 
 
-def test_phases_that_no_rank_tells_both_of_are_the_longest_of_each():
+def test_phases_that_no_rank_shows_both_of_are_the_longest_of_each():
     parts = breakdown(*timers_of(by_rank={"forward": [0.4, np.nan], "backward": [np.nan, 0.5]}))
     assert (parts.forward_ratio, parts.backward_ratio) == pytest.approx((0.4, 0.5))
 
@@ -129,7 +129,7 @@ def test_the_driver_knows_the_size_better_than_the_table():
     assert memory(job_data(steps, gpu=gpu), PeakTable()).max_used_ratio == pytest.approx(0.8)
 
 
-def test_without_nvml_the_allocators_reports_tell_and_say_so():
+def test_without_nvml_the_allocators_reports_serve_and_are_named_as_the_source():
     reports = [MemoryReport(job="job", step=1, rank=0, allocated_bytes=1e9, max_reserved_bytes=60e9)]
     job = job_data(step_table([1.0]), memory=reports, gpu_infos=infos("NVIDIA H100 80GB HBM3", 2))
     result = memory(job, load_peaks())

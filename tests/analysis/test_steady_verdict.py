@@ -92,13 +92,13 @@ def test_a_gap_in_evidence_against_a_rank_is_no_change():
 
 
 def test_what_is_held_against_a_rank_says_that_it_may_be_over():
-    told = slow(3)
-    said = heads([LAUNCH] * 5 + [told] * 2 + [LAUNCH] * 2)
-    assert said[6].evidence == told.evidence
+    reported = slow(3)
+    said = heads([LAUNCH] * 5 + [reported] * 2 + [LAUNCH] * 2)
+    assert said[6].evidence == reported.evidence
     assert (
         said[7].evidence
         == said[8].evidence
-        == (*told.evidence, "The newest looks do not find it: it may be over.")
+        == (*reported.evidence, "The newest looks do not find it: it may be over.")
     )
 
 

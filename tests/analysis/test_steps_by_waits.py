@@ -87,8 +87,8 @@ def test_lines_of_one_step_each_are_exact_themselves():
 
 def job(waits_s: Floats, rows_of: int, behind: int, communicator: str = "ab") -> JobData:
     """Rows of so many steps each; the newest steps are `behind` them."""
-    told = waits_s[: len(waits_s) - behind].reshape(-1, rows_of)
-    covered = np.full(len(told), rows_of)
+    reported = waits_s[: len(waits_s) - behind].reshape(-1, rows_of)
+    covered = np.full(len(reported), rows_of)
     pace = OperationPace(
         communicator=communicator,
         operation="AllReduce",
@@ -96,7 +96,7 @@ def job(waits_s: Floats, rows_of: int, behind: int, communicator: str = "ab") ->
         row_end_sequence=(len(waits_s) - behind) * PER_STEP - 1,
         certain=True,
     )
-    table = step_table(list(OWN_S + told.mean(axis=1)), steps_covered=covered)
+    table = step_table(list(OWN_S + reported.mean(axis=1)), steps_covered=covered)
     return job_data(table, operation_pace=pace)
 
 
@@ -130,7 +130,7 @@ def test_without_the_operations_rows_are_all_that_is_known():
     assert found.done is None
 
 
-def test_an_operation_that_a_rank_has_not_told_of_says_nothing():
+def test_an_operation_that_a_rank_has_not_reported_says_nothing():
     waits = np.full(40, 0.1)
     batches = stacks(waits)
     batches[0].parts.last_arriver[0, -PER_STEP:] = -1

@@ -99,9 +99,9 @@ def test_communication_of_a_loop_that_may_overlap_it_is_no_verdict_unless_it_fil
 def test_a_job_that_described_itself_is_not_judged_before_its_first_step():
     seen = gpus(*[0.0] * 60, *[0.5] * 30)
 
-    told = summarise(job_data(step_table([]), gpu=seen, description=DP4), AnalysisSettings())
-    assert told.bottleneck.kind is Kind.UNKNOWN
-    assert told.bottleneck.evidence[-1] == "perfd saw no steady step of this job."
+    reported = summarise(job_data(step_table([]), gpu=seen, description=DP4), AnalysisSettings())
+    assert reported.bottleneck.kind is Kind.UNKNOWN
+    assert reported.bottleneck.evidence[-1] == "perfd saw no steady step of this job."
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_a_group_is_slow_at_half_more_than_its_own_best_pace(times: float, found
     assert len(summary([slow]).nccl.slow_groups) == found
 
 
-def test_a_slow_group_that_takes_next_to_no_time_is_not_told():
+def test_a_slow_group_that_takes_next_to_no_time_is_not_reported():
     slow = table(
         [0, 1, 2, 3],
         [0, 0, 0, 0],
@@ -178,7 +178,7 @@ def test_of_a_late_pipeline_the_rank_that_waits_for_nobody_is_named():
     assert "Rank 3 is late too, but it waits meanwhile." in result.bottleneck.evidence
 
 
-def test_of_a_late_pipeline_nobody_is_named_when_nothing_tells_them_apart():
+def test_of_a_late_pipeline_nobody_is_named_when_nothing_distinguishes_them():
     result = late_pipeline()
 
     found = finding(result, Kind.STRAGGLER)
@@ -210,7 +210,7 @@ def test_timers_settle_which_rank_of_a_late_pipeline_is_slow():
 # Ranks that say nothing.
 
 
-def test_where_a_rank_is_missing_nobody_of_its_stage_is_blamed_and_the_missing_one_is_told():
+def test_where_a_rank_is_missing_nobody_of_its_stage_is_blamed_and_the_missing_one_is_reported():
     layout = description(world_size=4, tp=2, dp=2, micro_batch_size=1, global_batch_size=8)
     # Rank 3 is silent; rank 2, in its tensor group, is late because of it.
     result = summary([table([0, 1], [0, 0]), table([0, 2], [0, 0.05], communicator="cd")], job=layout)
@@ -241,7 +241,7 @@ def test_a_finding_that_rests_on_a_part_of_the_operations_says_so():
     assert all("not seen" not in sentence for one in judged(0).findings for sentence in one.evidence)
 
 
-def test_a_rank_whose_agent_died_is_missing_though_it_spoke_before():
+def test_a_rank_whose_agent_died_is_missing_though_it_reported_before():
     times = [
         NcclTime(rank=r, busy_s=1, span_s=10, lost_operations=0, read_s=900 if r == 2 else 1000 + r)
         for r in range(4)
@@ -251,7 +251,7 @@ def test_a_rank_whose_agent_died_is_missing_though_it_spoke_before():
     assert summarise(job, AnalysisSettings()).nccl.missing_ranks == (2,)
 
 
-def test_gpus_that_nobody_reads_are_told():
+def test_gpus_that_nobody_reads_are_reported():
     gpu = gpu_table(STEPS, {"sm_active_ratio": [0.8] * 3, "graphics_active_ratio": [0.95] * 3})
 
     result = summarise(job_data(STEPS, description=DP4, gpu=gpu), AnalysisSettings())
@@ -262,7 +262,7 @@ def test_gpus_that_nobody_reads_are_told():
     assert "NCCL, 2.27" not in missing.advice
 
 
-def test_what_is_unknown_because_a_rank_says_nothing_is_not_to_be_mended_by_timers():
+def test_what_is_unknown_because_a_rank_says_nothing_is_not_to_be_fixed_by_timers():
     gpu = gpu_table(STEPS, {"sm_active_ratio": [0.8] * 3, "graphics_active_ratio": [0.95] * 3})
     silent = summarise(job_data(STEPS, description=DP4, gpu=gpu), AnalysisSettings())
     missing = finding(silent, Kind.MISSING_TELEMETRY)
@@ -272,12 +272,12 @@ def test_what_is_unknown_because_a_rank_says_nothing_is_not_to_be_mended_by_time
     assert silent.bottleneck.advice == missing.advice
 
     whole = gpu_table(STEPS, {"sm_active_ratio": [0.8] * 4, "graphics_active_ratio": [0.95] * 4})
-    told = summarise(job_data(STEPS, description=DP4, gpu=whole), AnalysisSettings()).bottleneck
-    assert told.kind is Kind.UNKNOWN
-    assert "timers" in told.advice
+    reported = summarise(job_data(STEPS, description=DP4, gpu=whole), AnalysisSettings()).bottleneck
+    assert reported.kind is Kind.UNKNOWN
+    assert "timers" in reported.advice
 
 
-def test_ranks_with_an_nccl_that_tells_no_gpu_time_are_there_but_leave_shares_open():
+def test_ranks_with_an_nccl_that_shows_no_gpu_time_are_there_but_leave_shares_open():
     times = [
         NcclTime(rank=r, busy_s=float("nan") if r == 1 else 1.0, span_s=10, lost_operations=0)
         for r in range(4)
@@ -290,8 +290,8 @@ def test_ranks_with_an_nccl_that_tells_no_gpu_time_are_there_but_leave_shares_op
     assert [rank.busy_ratio for rank in result.nccl.ranks] == [0.1, None, 0.1, 0.1]
 
 
-@pytest.mark.parametrize(("operations", "told"), [(5000.0, True), (3.0, False)])
-def test_that_nobody_tells_times_on_the_gpu_is_said_once_there_are_operations(operations: float, told: bool):
+@pytest.mark.parametrize(("operations", "reported"), [(5000.0, True), (3.0, False)])
+def test_missing_gpu_times_are_reported_once_there_are_operations(operations: float, reported: bool):
     times = [
         NcclTime(rank=r, busy_s=float("nan"), span_s=10, lost_operations=0, operations=operations)
         for r in range(4)
@@ -300,7 +300,7 @@ def test_that_nobody_tells_times_on_the_gpu_is_said_once_there_are_operations(op
     result = summarise(job_data(STEPS, description=DP4, nccl=times), AnalysisSettings())
 
     missing = finding(result, Kind.MISSING_TELEMETRY)
-    assert (missing is not None) is told
+    assert (missing is not None) is reported
     if missing is not None:
         assert "".join(missing.evidence) == (
             "No rank reports times on the GPU (nccl plugin), so shares of time are unknown: NCCL has them"
@@ -309,7 +309,7 @@ def test_that_nobody_tells_times_on_the_gpu_is_said_once_there_are_operations(op
         assert missing.advice.startswith("Use one NCCL version, 2.27 or newer")
 
 
-def test_a_job_that_tells_no_layout_and_sends_nothing_has_no_pipeline_so_all_are_peers():
+def test_a_job_without_layout_that_sends_nothing_has_no_pipeline_so_all_are_peers():
     result = summary([table([0, 1, 2, 3], [0, 0, 0.02, 0])], job=replace(DP4, parallel=ParallelLayout()))
 
     assert ranks_of(result.bottleneck) == [2]
@@ -459,7 +459,7 @@ def test_silence_alone_is_no_hang_and_neither_is_one_that_the_job_is_used_to():
     assert hang(replace(silent(nccl=standing), ended_unix_s=1020.0)) is None
 
 
-def test_a_hang_that_an_error_ended_is_told_afterwards_and_a_good_end_is_none():
+def test_a_hang_that_an_error_ended_is_reported_afterwards_and_a_good_end_is_none():
     def ended(code: float | None, after_s: float = 90, *, done_s: float = 90, **fields) -> JobSummary:
         values = {} if code is None else {"exit_code": code}
         at_s = float(STEPS.time_unix_s[-1]) + after_s
@@ -471,10 +471,10 @@ def test_a_hang_that_an_error_ended_is_told_afterwards_and_a_good_end_is_none():
         return summarise(replace(data, ended_unix_s=at_s), AnalysisSettings())
 
     dumps = [progress(r, 4 if r == 2 else 5) for r in range(4)]
-    told = ended(1, progress=dumps).bottleneck
+    reported = ended(1, progress=dumps).bottleneck
 
-    assert (told.kind, ranks_of(told)) == (Kind.HANG, [2])
-    assert told.evidence[0].startswith("The job ended with exit code 1 after 90 s without a step")
+    assert (reported.kind, ranks_of(reported)) == (Kind.HANG, [2])
+    assert reported.evidence[0].startswith("The job ended with exit code 1 after 90 s without a step")
     assert ranks_of(ended(137, nccl=counters(5000, 5000, 4990, 5000)).bottleneck) == [2]
     for other in (
         ended(0, progress=dumps),
@@ -543,7 +543,7 @@ def sequences(*, fixed: float = 0.0, ranks: int = 8, steps: int = 40) -> JobSumm
     return summarise(job, AnalysisSettings())
 
 
-def test_sequences_of_unequal_length_are_told_and_no_rank_is_blamed():
+def test_sequences_of_unequal_length_are_reported_and_no_rank_is_blamed():
     result = sequences()
 
     found = finding(result, Kind.SEQUENCE_IMBALANCE)
@@ -568,7 +568,7 @@ def of_gpus(*, in_nccl: float | None = None, name: str = H200, **metrics: float)
     return summarise(job, AnalysisSettings(peaks=load_peaks()))
 
 
-def test_tiny_kernels_are_told_only_where_it_is_known_that_they_are_not_nccls():
+def test_tiny_kernels_are_reported_only_where_it_is_known_that_they_are_not_nccls():
     tiny = {"graphics_active_ratio": 0.95, "sm_active_ratio": 0.15, "tensor_active_ratio": 0.02}
 
     found = finding(of_gpus(in_nccl=0.05, **tiny), Kind.LAUNCH_BOUND)
@@ -596,7 +596,7 @@ def test_tiny_kernels_of_a_rank_alone_need_no_times_of_nccl():
     assert found.evidence[0] == "Kernels run 95.0% of the time (GPM)."
 
 
-def test_traffic_from_the_host_is_told_with_the_gpus_that_receive_it():
+def test_traffic_from_the_host_is_reported_with_the_gpus_that_receive_it():
     quiet = of_gpus(graphics_active_ratio=0.8, pcie_rx_bytes_per_s=1e8)
     heavy = of_gpus(graphics_active_ratio=0.8, pcie_rx_bytes_per_s=20e9)
 
@@ -620,7 +620,7 @@ def test_copies_that_keep_the_multiprocessors_waiting_are_what_limits_a_job():
     assert finding(hidden, Kind.HOST_TRANSFER).gain_ratio is None
 
 
-def test_offloading_to_the_host_is_told_too():
+def test_offloading_to_the_host_is_reported_too():
     found = finding(of_gpus(sm_active_ratio=0.5, pcie_tx_bytes_per_s=30e9), Kind.HOST_TRANSFER)
 
     assert "send up to 30.0 GB/s" in found.evidence[0]
@@ -645,7 +645,7 @@ def test_what_ranks_without_nvlink_move_by_pcie_may_be_between_gpus():
     assert finding(summarise(alone, AnalysisSettings(peaks=load_peaks())), Kind.HOST_TRANSFER) is not None
 
 
-def test_compute_that_waits_for_the_gpus_memory_is_told_apart():
+def test_compute_that_waits_for_the_gpus_memory_is_distinguished():
     bound = of_gpus(
         graphics_active_ratio=0.98, sm_active_ratio=0.9, dram_active_ratio=0.8, tensor_active_ratio=0.1
     )
@@ -680,7 +680,7 @@ def test_the_rank_whose_input_is_slow_is_named_where_timers_are_by_rank():
     assert ranks_of(loading(0.01, 0.3, 0.3, 0.01).bottleneck) == []
 
 
-def test_communication_of_tensor_groups_is_told_with_what_helps_them():
+def test_communication_of_tensor_groups_is_reported_with_what_helps_them():
     layout = description(world_size=4, tp=2, dp=2, micro_batch_size=1, global_batch_size=8)
     pairs = [
         table([0, 1], [0, 0], transfer_s=0.03),
@@ -737,14 +737,14 @@ def test_gpus_that_idle_beside_the_rank_that_is_named_are_still_the_hosts_fault(
     assert found is not None
     assert found.gain_ratio == pytest.approx(0.3, abs=1e-6)
     assert found.evidence == ["The other GPUs run no kernel at all in 30.0% of steady steps (NVML)."]
-    everybody = finding(idle_behind_a_rank([0.7] * 4, 0.0), Kind.HOST_BOUND)
-    assert everybody is not None
-    assert everybody.evidence == ["GPUs run no kernel at all in 30.0% of steady steps (NVML)."]
+    all_ranks = finding(idle_behind_a_rank([0.7] * 4, 0.0), Kind.HOST_BOUND)
+    assert all_ranks is not None
+    assert all_ranks.evidence == ["GPUs run no kernel at all in 30.0% of steady steps (NVML)."]
 
 
 @pytest.mark.parametrize(("micro_batches", "theory"), [(4, 0.2), (2, 1 / 3)])
 @pytest.mark.parametrize("late_s", [0.006, 0.02])
-def test_a_bubble_by_theory_is_told_behind_a_slow_rank_as_one_of_the_time_that_it_leaves(
+def test_a_bubble_by_theory_is_reported_behind_a_slow_rank_as_one_of_the_time_that_it_leaves(
     micro_batches: int, theory: float, late_s: float
 ):
     layout = description(world_size=4, dp=2, pp=2, micro_batch_size=1, global_batch_size=2 * micro_batches)
@@ -761,7 +761,7 @@ def test_a_bubble_by_theory_is_told_behind_a_slow_rank_as_one_of_the_time_that_i
     assert alone.gain_ratio == pytest.approx(theory)
 
 
-def test_a_bubble_by_theory_is_not_told_behind_a_rank_that_takes_nearly_all_of_a_step():
+def test_a_bubble_by_theory_is_not_reported_behind_a_rank_that_takes_nearly_all_of_a_step():
     layout = description(world_size=4, dp=2, pp=2, micro_batch_size=1, global_batch_size=8)
     late = summary(
         [table([0, 1], [0, 0.08], communicator="a"), table([2, 3], [0, 0], communicator="b")], job=layout

@@ -153,7 +153,7 @@ def test_captures_of_servers_are_asked_for_apart(perfd, aggregator):
         ids("x")
 
 
-def test_show_tells_every_rank_with_its_files(perfd):
+def test_show_lists_every_rank_with_its_files(perfd):
     perfd("start", "llama", "--id", "mine")
     text = perfd("show", "mine")
     assert "mine: done" in text
@@ -255,7 +255,7 @@ def fired(fired_at_unix_s: float, *, name: str = "Slow") -> Alert:
     )
 
 
-def test_of_two_decisions_that_an_alert_could_mean_the_last_is_told():
+def test_of_two_decisions_that_an_alert_could_mean_the_last_is_reported():
     # The engine saw it end and begin again; the server that tells of it here did not.
     coordinator = CaptureCoordinator({"default": CaptureProfile(cooldown_s=0.0)})
     first = coordinator.on_alert(fired(NOW), JOB, NOW)

@@ -119,7 +119,7 @@ def test_the_jobs_own_sitecustomize_runs_too(start, tmp_path):
     assert not process.ends(1.0)
 
 
-def test_what_a_process_was_started_with_tells_whether_it_waits(start):
+def test_what_a_process_was_started_with_shows_whether_it_waits(start):
     process = start()
     assert waits_at_exit(Path("/proc"), process.pid)
     assert not waits_at_exit(Path("/proc"), os.getpid())

@@ -172,7 +172,7 @@ def test_a_rule_that_fires_leaves_a_report_of_the_asked_rank(node, make_system):
     assert alert["captures"] == [capture["id"]]
 
 
-def test_the_history_tells_how_many_whole_steps_each_rank_has(node, make_system, capsys):
+def test_the_history_shows_how_many_whole_steps_each_rank_has(node, make_system, capsys):
     system = make_system(steps=9)
     aggregator = system.aggregator()
     system.agent()

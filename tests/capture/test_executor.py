@@ -488,7 +488,7 @@ def test_one_slow_step_is_what_a_profiler_costs(node):
 @pytest.mark.parametrize(
     ("kernels", "remark"), [(3, ""), (2, "The trace contains only 2 of the 3 requested steps")]
 )
-def test_the_trace_tells_how_many_whole_steps_are_in_it(make_node, kernels, remark):
+def test_the_trace_shows_how_many_whole_steps_are_in_it(make_node, kernels, remark):
     node = make_node(kernels_per_process=kernels)
     node.launch()
     node.progress = progress(10, 1.0, 1.0, 1.0)
@@ -501,7 +501,7 @@ def test_the_trace_tells_how_many_whole_steps_are_in_it(make_node, kernels, rema
     assert bool(status.reason) == bool(remark)
 
 
-def test_what_a_trace_does_not_tell_is_not_known(node):
+def test_what_a_trace_does_not_show_is_not_known(node):
     node.launch()
     node.executor().handle(request(steps=3))
     assert node.until_state(CaptureState.DONE).whole_steps is None, "nobody said how long a step takes"

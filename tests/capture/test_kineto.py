@@ -126,7 +126,7 @@ def test_the_start_leaves_every_process_time_to_poll(job):
     assert {end.state for end in job.finals(2).values()} == {CaptureState.DONE}
 
 
-def test_only_the_asked_rank_is_told(job):
+def test_only_the_requested_rank_is_notified(job):
     job.rank()
     job.rank()
     job.capture(ranks=(1,))
@@ -135,7 +135,7 @@ def test_only_the_asked_rank_is_told(job):
     assert sorted(name.partition("_")[0] for name in files) == ["capture.json", "rank1"]
 
 
-def test_a_process_of_another_job_is_never_told(job):
+def test_a_process_of_another_job_is_never_notified(job):
     stranger = job.rank(placed=False)
     job.rank()
     executor = job.capture()
@@ -145,7 +145,7 @@ def test_a_process_of_another_job_is_never_told(job):
     assert stranger.poll() is None
 
 
-def test_a_process_that_a_rank_started_speaks_for_it(job):
+def test_a_process_that_a_rank_started_represents_it(job):
     inner = job.rank(placed=False)
     job.placements.append(RankPlacement(job="llama", rank=0, pid=os.getpid()))
     job.capture()
@@ -169,7 +169,7 @@ def test_a_busy_profiler_is_refused_and_the_others_go_on(job):
         ({"NSYS_PROFILING_SESSION_ID": "7"}, "CUPTI has one subscriber per process"),
     ],
 )
-def test_a_rank_under_nsys_is_refused_and_told_why(job, environment, words):
+def test_a_rank_under_nsys_is_refused_and_given_the_reason(job, environment, words):
     job.rank(environment=environment)
     job.capture()
     assert words in job.node.until_state(CaptureState.REFUSED).reason
@@ -259,7 +259,7 @@ def test_a_common_start_that_is_too_near_makes_the_rank_late(job):
     assert (end.state, "in time for the start" in end.reason) == (CaptureState.LATE, True)
 
 
-def test_a_common_start_is_what_libkineto_is_told(job):
+def test_a_common_start_is_what_libkineto_gets(job):
     job.rank()
     start_unix_ns = SystemClock().unix_ns() + 3 * 10**9
     job.capture(start_unix_ns=start_unix_ns)
@@ -268,7 +268,7 @@ def test_a_common_start_is_what_libkineto_is_told(job):
     assert start_unix_ns - end.started_unix_ns < 1_000_000
 
 
-def test_a_cancelled_capture_tells_nobody_and_leaves_nothing(job):
+def test_a_cancelled_capture_notifies_nobody_and_leaves_nothing(job):
     job.rank(poll_s=2.0)
     job.rank()
     executor = job.capture()
@@ -305,18 +305,18 @@ def test_a_process_that_waits_at_its_end_is_traced_for_all_steps_and_may_end_whe
     assert job.leftovers == []
 
 
-def test_a_cancelled_process_that_was_told_still_may_not_end_and_one_that_was_not_may(job):
+def test_a_canceled_process_that_got_its_order_may_not_end_yet_and_one_that_did_not_may(job):
     executor = job.executor()
-    told = job.rank(environment=with_wait_at_exit(os.environ))
+    reported = job.rank(environment=with_wait_at_exit(os.environ))
     job.rank(poll_s=60.0, environment=with_wait_at_exit(os.environ))
     job.node.until(lambda: len(job.endpoint.clients()) == 2)
     start_unix_ns = SystemClock().unix_ns() + 8 * 10**9
     executor.handle(request(tool=CaptureTool.KINETO, start_unix_ns=start_unix_ns))
-    key = next(client.key for client in job.endpoint.clients() if client.host_pid == told.pid)
+    key = next(client.key for client in job.endpoint.clients() if client.host_pid == reported.pid)
     job.node.until(lambda: job.endpoint.delivery(key) is ConfigDelivery.DELIVERED)
     executor.handle(CaptureCancel(capture_id="c1", reason="enough"))
     job.finals(2)
-    assert job.leftovers == [f"perfd-kineto-until-{told.pid}"]
+    assert job.leftovers == [f"perfd-kineto-until-{reported.pid}"]
 
 
 def test_an_end_that_comes_near_before_the_window_takes_the_order_back(job):
@@ -331,20 +331,20 @@ def test_an_end_that_comes_near_before_the_window_takes_the_order_back(job):
 
 
 def test_by_iterations_one_update_more_is_traced_than_steps_are_asked_for(job, monkeypatch):
-    told = []
+    reported = []
     order = KinetoEndpoint.order
 
-    def heard(self, key, text, *, before_s):
-        told.append(parse(text))
+    def got(self, key, text, *, before_s):
+        reported.append(parse(text))
         order(self, key, text, before_s=before_s)
 
-    monkeypatch.setattr(KinetoEndpoint, "order", heard)
+    monkeypatch.setattr(KinetoEndpoint, "order", got)
     job.options = KinetoOptions(warmup_s=0, iteration_roundup=50)
     job.node.progress = JobProgress(step=5, train_steps=10**6, step_times_s=[(5, 0.1)])
     job.rank()
     job.capture(steps=3, max_duration_s=0.1)
     job.finals(1)
-    assert told[0]["ACTIVITIES_ITERATIONS"] == "4", "whole steps lie between two updates"
+    assert reported[0]["ACTIVITIES_ITERATIONS"] == "4", "whole steps lie between two updates"
 
 
 def test_a_name_that_is_taken_is_a_reason_and_no_crash(job):

@@ -172,10 +172,10 @@ def test_an_nsys_whose_cupti_has_crashed_jobs_is_used_only_where_it_is_named(tmp
     assert plan(named).session == "perfd.llama.7"
     older = nsys_installation.install(systems / "2024.7.1")
     assert find_nsys(None, str(risky.parent), root=tmp_path).nsys == older
-    mended = nsys_installation.install(
+    fixed = nsys_installation.install(
         tmp_path / "opt/nvidia/nsight-compute/2025.3.2/host", cupti_version=130001
     )
-    assert find_nsys(None, str(mended.parent), root=tmp_path).nsys == mended
+    assert find_nsys(None, str(fixed.parent), root=tmp_path).nsys == fixed
 
 
 def test_a_cupti_that_cannot_be_loaded_keeps_no_nsys_from_use(tmp_path):

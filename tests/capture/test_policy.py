@@ -53,7 +53,7 @@ class World:
     policy: CapturePolicy = field(default_factory=lambda: CapturePolicy(PROFILES, PATIENCE))
     records: dict[str, list[Capture]] = field(default_factory=lambda: defaultdict(list))
 
-    def tell(self, event, now=START):
+    def report(self, event, now=START):
         actions = self.policy.handle(event, now)
         for action in actions:
             if isinstance(action, Record):
@@ -107,7 +107,7 @@ def states(capture):
 
 
 def test_an_alert_asks_every_node_of_the_job_and_gives_them_one_time_to_start(world):
-    record, *requests = world.tell(alert())
+    record, *requests = world.report(alert())
     assert [(action.node, action.message.ranks) for action in requests] == [("a", (0, 1)), ("b", (2, 3))]
     assert {action.message.start_unix_ns for action in requests} == {round((START + 3) * 1e9)}
     assert requests[0].message.alert == "Slow"
@@ -116,30 +116,30 @@ def test_an_alert_asks_every_node_of_the_job_and_gives_them_one_time_to_start(wo
 
 
 def test_a_single_node_starts_at_once(world):
-    _, request = world.tell(alert(capture="blamed", rank="3"))
+    _, request = world.report(alert(capture="blamed", rank="3"))
     assert (request.node, request.message.ranks, request.message.start_unix_ns) == ("b", (3,), None)
 
 
 def test_a_capture_is_done_when_every_rank_is(world):
-    world.tell(alert())
+    world.report(alert())
     capture_id = world.only().capture_id
     files = (CaptureFile(path="/x/rank.nsys-rep", size_bytes=9),)
     for state in (CaptureState.ARMED, CaptureState.RUNNING, CaptureState.DONE):
         for node in "ab":
-            world.tell(status(capture_id, state, node=node, files=files), START + 9)
+            world.report(status(capture_id, state, node=node, files=files), START + 9)
     assert world.only().state is CaptureState.DONE
     assert world.only().participants[3].files == files
     assert world.only().ended_unix_s == START + 9
 
 
 def test_each_rank_has_its_own_outcome_and_the_whole_is_the_worst(world):
-    world.tell(alert())
+    world.report(alert())
     capture_id = world.only().capture_id
-    world.tell(status(capture_id, CaptureState.DONE, 0))
-    world.tell(status(capture_id, CaptureState.EMPTY, 1, reason="No kernel of rank 1."))
-    world.tell(status(capture_id, CaptureState.DONE, 2, node="b"))
+    world.report(status(capture_id, CaptureState.DONE, 0))
+    world.report(status(capture_id, CaptureState.EMPTY, 1, reason="No kernel of rank 1."))
+    world.report(status(capture_id, CaptureState.DONE, 2, node="b"))
     assert world.only().state is None
-    world.tell(status(capture_id, CaptureState.REFUSED, 3, node="b", reason="Busy."))
+    world.report(status(capture_id, CaptureState.REFUSED, 3, node="b", reason="Busy."))
     assert states(world.only()) == {
         0: CaptureState.DONE,
         1: CaptureState.EMPTY,
@@ -152,11 +152,11 @@ def test_each_rank_has_its_own_outcome_and_the_whole_is_the_worst(world):
     )
 
 
-def test_of_many_reasons_the_whole_tells_a_few_and_each_rank_its_own(world):
-    world.tell(alert())
+def test_of_many_reasons_the_whole_shows_a_few_and_each_rank_its_own(world):
+    world.report(alert())
     capture_id = world.only().capture_id
     for rank in range(4):
-        world.tell(
+        world.report(
             status(capture_id, CaptureState.LATE, rank, node="ab"[rank // 2], reason=f"{rank} s late.")
         )
     assert world.only().reason == "0 s late. 1 s late. 2 s late. (and 1 more, of other ranks)"
@@ -164,36 +164,36 @@ def test_of_many_reasons_the_whole_tells_a_few_and_each_rank_its_own(world):
 
 
 def test_a_final_outcome_never_changes(world):
-    world.tell(alert())
+    world.report(alert())
     capture_id = world.only().capture_id
-    world.tell(status(capture_id, CaptureState.FAILED, 0, reason="First."))
-    assert world.tell(status(capture_id, CaptureState.DONE, 0)) == []
+    world.report(status(capture_id, CaptureState.FAILED, 0, reason="First."))
+    assert world.report(status(capture_id, CaptureState.DONE, 0)) == []
     assert states(world.only())[0] is CaptureState.FAILED
 
 
 def test_an_alert_in_its_cooldown_is_refused_and_says_how_long_it_lasts(world):
-    world.tell(alert())
+    world.report(alert())
     capture_id = world.only().capture_id
-    world.tell(status(capture_id, CaptureState.DONE))
-    world.tell(status(capture_id, CaptureState.DONE, node="b"))
-    (record,) = world.tell(alert(), START + 40)
+    world.report(status(capture_id, CaptureState.DONE))
+    world.report(status(capture_id, CaptureState.DONE, node="b"))
+    (record,) = world.report(alert(), START + 40)
     assert record.capture.state is CaptureState.REFUSED
     assert "60 s are left" in record.capture.reason
-    assert len(world.tell(alert(), START + 100)) == 3
+    assert len(world.report(alert(), START + 100)) == 3
 
 
 def test_the_cooldown_is_per_rule_and_job(world):
     other_job = JobView(job="gpt", nodes=("c",))
-    world.tell(alert())
-    assert any(isinstance(action, SendRequest) for action in world.tell(alert(job=other_job)))
+    world.report(alert())
+    assert any(isinstance(action, SendRequest) for action in world.report(alert(job=other_job)))
 
 
 def test_a_job_has_one_capture_at_a_time(world):
-    world.tell(alert())
-    (record,) = world.tell(alert("Another"))
+    world.report(alert())
+    (record,) = world.report(alert("Another"))
     assert (record.capture.state, record.capture.put_off) == (CaptureState.REFUSED, True)
     assert "still running. If the alert still fires when that has ended" in record.capture.reason
-    (record,) = world.tell(ManualRequest(capture_id="mine", job=TWO_NODES, profile="default"))
+    (record,) = world.report(ManualRequest(capture_id="mine", job=TWO_NODES, profile="default"))
     assert (record.capture.state, record.capture.put_off) == (CaptureState.REFUSED, False)
 
 
@@ -206,72 +206,72 @@ def test_a_capture_begins_only_when_the_job_outlives_it(world, profile, needed_s
     steps = math.ceil(needed_s / 1.5)
     pace = Pace(step=100 - steps, stepped_unix_s=START, train_steps=100, step_time_s=1.5)
     job = replace(TWO_NODES, pace=replace(pace, step=pace.step + 1))
-    (record,) = world.tell(ManualRequest(capture_id="late", job=job, profile=profile))
+    (record,) = world.report(ManualRequest(capture_id="late", job=job, profile=profile))
     assert record.capture.state is CaptureState.REFUSED
     assert record.capture.reason == (
         f"The job ends in about {1.5 * (steps - 1):.0f} s ({steps - 1} of 100 steps left at 1.5 s); "
         f"a {'kineto' if profile == 'kineto' else 'nsys'} capture needs {needed_s:.0f} s."
     )
     assert not record.capture.put_off, "it would not be in time later either"
-    actions = world.tell(ManualRequest(capture_id="ok", job=replace(job, pace=pace), profile=profile))
+    actions = world.report(ManualRequest(capture_id="ok", job=replace(job, pace=pace), profile=profile))
     assert sum(isinstance(action, SendRequest) for action in actions) == 2
 
 
 def test_the_stacks_of_a_hang_are_taken_however_near_the_end_seems(world):
     pace = Pace(step=99, stepped_unix_s=START, train_steps=100, step_time_s=1.5)
-    actions = world.tell(alert("Hang", job=replace(TWO_NODES, pace=pace), capture="hang"), START + 99)
+    actions = world.report(alert("Hang", job=replace(TWO_NODES, pace=pace), capture="hang"), START + 99)
     assert sum(isinstance(action, SendRequest) for action in actions) == 2
 
 
 def test_the_stacks_of_a_hang_are_taken_beside_a_capture_that_runs(world):
-    world.tell(alert())
-    assert len(world.tell(alert("Hang", capture="hang"))) == 3
-    assert len(world.tell(alert("HangOfNccl", capture="nccl"))) == 3
+    world.report(alert())
+    assert len(world.report(alert("Hang", capture="hang"))) == 3
+    assert len(world.report(alert("HangOfNccl", capture="nccl"))) == 3
     assert len(world.policy.open_captures) == 3
-    (record,) = world.tell(alert("LogSilent", capture="hang"))
+    (record,) = world.report(alert("LogSilent", capture="hang"))
     assert (record.capture.state, record.capture.put_off) == (CaptureState.REFUSED, True)
 
 
 def test_an_alert_may_ask_for_several_captures_and_each_has_its_own_cooldown(world):
     asked = [
         action.message.tool
-        for action in world.tell(alert("Hang", capture="nccl+hang"))
+        for action in world.report(alert("Hang", capture="nccl+hang"))
         if isinstance(action, SendRequest) and action.node == "a"
     ]
     assert asked == [CaptureTool.FLIGHT_RECORDER, CaptureTool.PY_SPY]
     for capture in world.policy.open_captures:
         for node in "ab":
-            world.tell(status(capture.capture_id, CaptureState.DONE, node=node))
-    held = world.tell(alert("Hang", capture="nccl+hang"), START + 9)
+            world.report(status(capture.capture_id, CaptureState.DONE, node=node))
+    held = world.report(alert("Hang", capture="nccl+hang"), START + 9)
     assert ["Cooldown" in record.capture.reason for record in held] == [True, True]
 
 
 def test_no_profiler_starts_while_stacks_are_taken(world):
-    world.tell(alert("Hang", capture="hang"))
-    (record,) = world.tell(alert())
+    world.report(alert("Hang", capture="hang"))
+    (record,) = world.report(alert())
     assert record.capture.state is CaptureState.REFUSED
 
 
 def test_captures_before_a_hang_do_not_use_up_its_budget(world):
     for number in range(3):
-        actions = world.tell(alert(f"Rule{number}"), START + number)
+        actions = world.report(alert(f"Rule{number}"), START + number)
         for node in "ab":
-            world.tell(status(actions[0].capture.capture_id, CaptureState.DONE, node=node), START + number)
-    assert len(world.tell(alert("Hang", capture="hang"), START + 10)) == 3
+            world.report(status(actions[0].capture.capture_id, CaptureState.DONE, node=node), START + number)
+    assert len(world.report(alert("Hang", capture="hang"), START + 10)) == 3
 
 
 def test_the_hourly_budget_is_kept_and_comes_back(world):
     for number in range(3):
-        actions = world.tell(alert(f"Rule{number}"), START + number)
+        actions = world.report(alert(f"Rule{number}"), START + number)
         for node in "ab":
-            world.tell(status(actions[0].capture.capture_id, CaptureState.DONE, node=node), START + number)
-    (record,) = world.tell(alert("Rule9"), START + 10)
+            world.report(status(actions[0].capture.capture_id, CaptureState.DONE, node=node), START + number)
+    (record,) = world.report(alert("Rule9"), START + 10)
     assert "max_per_hour is 3" in record.capture.reason
-    assert len(world.tell(alert("Rule9"), START + 3600)) == 3
+    assert len(world.report(alert("Rule9"), START + 3600)) == 3
 
 
 def test_an_unknown_profile_is_refused_by_name(world):
-    (record,) = world.tell(alert(capture="nosuch"))
+    (record,) = world.report(alert(capture="nosuch"))
     assert (
         record.capture.reason
         == "No capture profile 'nosuch'; capture_profiles has: blamed, default, hang, kineto, nccl."
@@ -280,71 +280,71 @@ def test_an_unknown_profile_is_refused_by_name(world):
 
 def test_a_request_replayed_with_the_same_id_does_nothing_twice(world):
     request = ManualRequest(capture_id="mine", job=TWO_NODES)
-    assert len(world.tell(request)) == 3
-    assert world.tell(request) == []
+    assert len(world.report(request)) == 3
+    assert world.report(request) == []
     for node in "ab":
-        world.tell(status("mine", CaptureState.DONE, node=node))
-    assert world.tell(request, START + 9999) == []
+        world.report(status("mine", CaptureState.DONE, node=node))
+    assert world.report(request, START + 9999) == []
 
 
 def test_a_person_is_not_held_back_by_cooldown(world):
-    world.tell(alert())
+    world.report(alert())
     capture_id = world.only().capture_id
     for node in "ab":
-        world.tell(status(capture_id, CaptureState.DONE, node=node))
-    assert len(world.tell(ManualRequest(capture_id="mine", job=TWO_NODES, ranks="1"), START + 1)) == 2
+        world.report(status(capture_id, CaptureState.DONE, node=node))
+    assert len(world.report(ManualRequest(capture_id="mine", job=TWO_NODES, ranks="1"), START + 1)) == 2
 
 
 @pytest.mark.parametrize("bad", ["../../etc", "a/b", "", "-f", "a..b", "x" * 101, "a\nb"])
 def test_an_id_that_is_no_plain_name_is_refused(world, bad):
     with pytest.raises(CaptureError, match="not a capture id"):
-        world.tell(ManualRequest(capture_id=bad, job=TWO_NODES))
+        world.report(ManualRequest(capture_id=bad, job=TWO_NODES))
 
 
 def test_ranks_that_do_not_exist_are_refused_and_the_others_captured(world):
-    actions = world.tell(ManualRequest(capture_id="mine", job=TWO_NODES, ranks="1,9"))
+    actions = world.report(ManualRequest(capture_id="mine", job=TWO_NODES, ranks="1,9"))
     assert [action.message.ranks for action in actions[1:]] == [(1,)]
     assert states(world.only())[9] is CaptureState.REFUSED
-    world.tell(status("mine", CaptureState.DONE))
+    world.report(status("mine", CaptureState.DONE))
     assert world.only().state is CaptureState.REFUSED
 
 
 def test_only_ranks_that_do_not_exist_end_the_capture_at_once(world):
-    (record,) = world.tell(ManualRequest(capture_id="mine", job=TWO_NODES, ranks="9"))
+    (record,) = world.report(ManualRequest(capture_id="mine", job=TWO_NODES, ranks="9"))
     assert (record.capture.state, states(record.capture)) == (
         CaptureState.REFUSED,
         {9: CaptureState.REFUSED},
     )
 
 
-def test_an_agent_that_does_not_answer_is_late_and_told_to_stop(world):
-    world.tell(alert())
+def test_an_agent_that_does_not_answer_is_late_and_ordered_to_stop(world):
+    world.report(alert())
     capture_id = world.only().capture_id
-    world.tell(status(capture_id, CaptureState.ARMED))
-    assert world.tell(Tick(), START + 32) == []
-    cancel, _ = world.tell(Tick(), START + 33)
+    world.report(status(capture_id, CaptureState.ARMED))
+    assert world.report(Tick(), START + 32) == []
+    cancel, _ = world.report(Tick(), START + 33)
     assert (cancel.node, cancel.message.capture_id) == ("b", capture_id)
     assert states(world.only())[2] is CaptureState.LATE
 
 
 def test_an_agent_without_a_result_is_lost_after_the_time_cap_and_the_import(world):
-    world.tell(alert(capture="blamed", rank="0"))
+    world.report(alert(capture="blamed", rank="0"))
     capture_id = world.only().capture_id
-    world.tell(status(capture_id, CaptureState.RUNNING))
-    assert world.tell(Tick(), START + 209) == []
-    world.tell(Tick(), START + 210)
+    world.report(status(capture_id, CaptureState.RUNNING))
+    assert world.report(Tick(), START + 209) == []
+    world.report(Tick(), START + 210)
     assert world.only().state is CaptureState.LOST
 
 
 def test_an_agent_that_stays_away_loses_its_ranks_and_one_that_returns_is_asked_again(world):
-    world.tell(alert())
+    world.report(alert())
     capture_id = world.only().capture_id
     for node in "ab":
-        world.tell(status(capture_id, CaptureState.RUNNING, node=node))
-        world.tell(AgentGone(node=node), START + 5)
-    (again,) = world.tell(AgentConnected(node="a"), START + 10)
+        world.report(status(capture_id, CaptureState.RUNNING, node=node))
+        world.report(AgentGone(node=node), START + 5)
+    (again,) = world.report(AgentConnected(node="a"), START + 10)
     assert (again.node, again.message.capture_id, again.message.ranks) == ("a", capture_id, (0, 1))
-    world.tell(Tick(), START + 65)
+    world.report(Tick(), START + 65)
     assert states(world.only()) == {
         0: CaptureState.RUNNING,
         1: CaptureState.RUNNING,
@@ -354,57 +354,57 @@ def test_an_agent_that_stays_away_loses_its_ranks_and_one_that_returns_is_asked_
 
 
 def test_an_agent_that_went_an_hour_ago_is_as_one_that_never_was(world):
-    world.tell(AgentGone(node="a"))
-    world.tell(Tick(), START + 3600)
-    world.tell(alert(), START + 3601)
-    world.tell(Tick(), START + 3602)
+    world.report(AgentGone(node="a"))
+    world.report(Tick(), START + 3600)
+    world.report(alert(), START + 3601)
+    world.report(Tick(), START + 3602)
     assert CaptureState.LOST not in states(world.only()).values()
-    world.tell(Tick(), START + 3640)
+    world.report(Tick(), START + 3640)
     assert states(world.only())[0] is CaptureState.LATE
 
 
 def test_what_still_runs_after_its_end_is_stopped(world):
-    world.tell(alert(capture="blamed", rank="0"))
+    world.report(alert(capture="blamed", rank="0"))
     capture_id = world.only().capture_id
-    world.tell(Tick(), START + 30)
-    (cancel,) = world.tell(status(capture_id, CaptureState.RUNNING), START + 40)
+    world.report(Tick(), START + 30)
+    (cancel,) = world.report(status(capture_id, CaptureState.RUNNING), START + 40)
     assert isinstance(cancel, SendCancel)
-    assert world.tell(status(capture_id, CaptureState.FAILED), START + 41) == []
+    assert world.report(status(capture_id, CaptureState.FAILED), START + 41) == []
 
 
 def test_a_status_of_a_capture_that_nobody_knows_stops_it(world):
-    (cancel,) = world.tell(status("stranger", CaptureState.ARMED))
+    (cancel,) = world.report(status("stranger", CaptureState.ARMED))
     assert (cancel.node, cancel.message.capture_id) == ("a", "stranger")
 
 
 def test_a_cancel_reaches_the_nodes_that_still_owe_an_outcome(world):
-    world.tell(alert())
+    world.report(alert())
     capture_id = world.only().capture_id
-    world.tell(status(capture_id, CaptureState.DONE))
-    (cancel,) = world.tell(CancelRequested(capture_id=capture_id, reason="enough"))
+    world.report(status(capture_id, CaptureState.DONE))
+    (cancel,) = world.report(CancelRequested(capture_id=capture_id, reason="enough"))
     assert (cancel.node, cancel.message.reason) == ("b", "enough")
-    assert world.tell(CancelRequested(capture_id="nosuch", reason="enough")) == []
+    assert world.report(CancelRequested(capture_id="nosuch", reason="enough")) == []
 
 
 def test_a_restarted_aggregator_loses_open_captures_and_stops_them(world):
-    world.tell(alert())
+    world.report(alert())
     before = world.only()
     fresh = World()
-    actions = fresh.tell(Restored(captures=[before]), START + 50)
+    actions = fresh.report(Restored(captures=[before]), START + 50)
     assert [action.node for action in actions if isinstance(action, SendCancel)] == ["a", "b"]
     assert fresh.only().state is CaptureState.LOST
-    (held,) = fresh.tell(alert(), START + 60)
+    (held,) = fresh.report(alert(), START + 60)
     assert "Cooldown" in held.capture.reason
     fresh.check()
 
 
 def test_a_node_whose_ranks_are_not_known_names_them_itself(world):
-    world.tell(alert(job=JobView(job="gpt", nodes=("a",))))
+    world.report(alert(job=JobView(job="gpt", nodes=("a",))))
     capture_id = world.only().capture_id
-    world.tell(status(capture_id, CaptureState.ARMED, 0, 1))
+    world.report(status(capture_id, CaptureState.ARMED, 0, 1))
     assert states(world.only()) == {0: CaptureState.ARMED, 1: CaptureState.ARMED}
-    world.tell(status(capture_id, CaptureState.REFUSED, 2, reason="Not started by nsys."))
-    world.tell(status(capture_id, CaptureState.DONE, 0, 1))
+    world.report(status(capture_id, CaptureState.REFUSED, 2, reason="Not started by nsys."))
+    world.report(status(capture_id, CaptureState.DONE, 0, 1))
     assert world.only().state is CaptureState.REFUSED
     assert "2 of 3 ranks are done" in world.only().reason
 
@@ -430,10 +430,10 @@ _EVENTS = st.one_of(
 def test_whatever_happens_every_capture_ends_and_ends_once(story):
     world, now = World(), START
     for event, wait_s in story:
-        world.tell(event, now)
+        world.report(event, now)
         now += wait_s
         world.check()
-    world.tell(Tick(), now + 1000)
+    world.report(Tick(), now + 1000)
     world.check()
     assert not world.policy.open_captures
 
@@ -477,24 +477,24 @@ def fleet_policy(**profile):
 def test_one_profile_captures_servers_of_both_engines_each_as_a_whole(engine, ranks):
     world = World(fleet_policy(ranks=ranks))
     fired = alert("Slow", server(engine), capture="serving")
-    *_, asked = world.tell(fired)
+    *_, asked = world.report(fired)
     assert (asked.node, asked.message.tool, asked.message.ranks) == ("a", engine, ())
     assert world.only().server
     again = alert("Other", server(engine), capture="serving")
-    (refused,) = world.tell(again, START + 1)
+    (refused,) = world.report(again, START + 1)
     assert "of this server is still running." in refused.capture.reason
     world.check()
 
 
 def test_a_profile_that_names_a_tool_means_it():
     world = World(fleet_policy(tool="vllm"))
-    world.tell(ManualRequest(capture_id="c", profile="serving", job=server(CaptureTool.SGLANG)))
+    world.report(ManualRequest(capture_id="c", profile="serving", job=server(CaptureTool.SGLANG)))
     assert world.newest("c").tool is CaptureTool.VLLM
 
 
 def test_a_profile_without_a_tool_captures_a_job_with_nsys():
     world = World(fleet_policy())
-    world.tell(ManualRequest(capture_id="c", profile="serving", job=TWO_NODES))
+    world.report(ManualRequest(capture_id="c", profile="serving", job=TWO_NODES))
     assert world.newest("c").tool is CaptureTool.NSYS
     assert not world.newest("c").server
 
@@ -508,7 +508,7 @@ def test_a_profile_without_a_tool_captures_a_job_with_nsys():
 )
 def test_a_server_that_cannot_be_captured_is_refused_with_the_reason(view, reason):
     world = World(fleet_policy())
-    world.tell(ManualRequest(capture_id="c", profile="serving", job=view))
+    world.report(ManualRequest(capture_id="c", profile="serving", job=view))
     assert world.newest("c").state is CaptureState.REFUSED
     assert reason in world.newest("c").reason
     world.check()

@@ -173,7 +173,7 @@ def test_with_no_agent_there_is_nobody_to_ask():
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
-def test_coordinates_tell_every_rank_apart(tp, cp, dp, pp):
+def test_coordinates_distinguish_every_rank(tp, cp, dp, pp):
     world = tp * cp * dp * pp
     layout = ParallelLayout(world_size=world, tp=tp, cp=cp, dp=dp, pp=pp)
     seen = {

@@ -100,14 +100,14 @@ def test_captures_are_kept_for_an_hour_at_least():
             keep_s(days, "x")
 
 
-def test_an_agent_that_is_told_to_keep_nothing_says_so_and_lets_go_of_its_spool(tmp_path):
+def test_an_agent_that_is_ordered_to_keep_nothing_confirms_and_releases_its_spool(tmp_path):
     config = AgentConfig(listen=None, capture=AgentCaptureConfig(retention_days=0))
     with pytest.raises(ConfigError, match=r"capture\.retention_days"):
         Agent(config, node="n", spool_directory=tmp_path, tasks=[])
     Spool(tmp_path, max_bytes=1000).close()
 
 
-class Told:
+class Reported:
     """Hears what is removed, and looks whether it is still there then."""
 
     def __init__(self):
@@ -129,18 +129,18 @@ def keep(store, capture_id, *, is_open=False):
     return folder
 
 
-def test_old_captures_are_removed_and_told_but_not_open_ones_nor_what_is_not_perfds(store):
+def test_old_captures_are_removed_and_reported_but_not_open_ones_nor_what_is_not_perfds(store):
     folder = keep(store, "old")
     keep(store, "open", is_open=True)
     (folder.parent / "thesis").mkdir()
     (folder.parent / "thesis" / "thesis.tex").touch()
-    watching, told = watch(folder.parent), Told()
-    store.remove_old(watching, told, 0)
-    store.remove_old(watching, told, KEEP_S - 1)
-    assert not told.of
+    watching, reported = watch(folder.parent), Reported()
+    store.remove_old(watching, reported, 0)
+    store.remove_old(watching, reported, KEEP_S - 1)
+    assert not reported.of
     keep(store, "new")
-    store.remove_old(watching, told, KEEP_S)
-    assert told.of == {
+    store.remove_old(watching, reported, KEEP_S)
+    assert reported.of == {
         "old": ({"capture.json", "rank0.sqlite"}, "Removed after 30 days (capture.retention_days).")
     }
     left = {path.name for path in folder.parent.iterdir() if path.is_dir()}
@@ -149,30 +149,30 @@ def test_old_captures_are_removed_and_told_but_not_open_ones_nor_what_is_not_per
 
 def test_clocks_that_jump_and_files_from_the_future_or_1970_remove_nothing(store):
     folder = keep(store, "c1")
-    watching, told = watch(folder.parent), Told()
+    watching, reported = watch(folder.parent), Reported()
     for unix_s in (0, IN_2038_S, 1):
         for path in (folder, *folder.iterdir()):
             os.utime(path, (unix_s, unix_s))
-        store.remove_old(watching, told, 60)
-    assert not told.of
+        store.remove_old(watching, reported, 60)
+    assert not reported.of
 
 
 def test_what_is_being_read_stays_until_that_is_over(store):
     folder = keep(store, "c1")
-    watching, told = watch(folder.parent), Told()
-    store.remove_old(watching, told, 0)
+    watching, reported = watch(folder.parent), Reported()
+    store.remove_old(watching, reported, 0)
     with reading(folder):
-        store.remove_old(watching, told, KEEP_S)
+        store.remove_old(watching, reported, KEEP_S)
         assert (folder / "rank0.sqlite").exists()
-    assert not told.of
-    store.remove_old(watching, told, KEEP_S)
+    assert not reported.of
+    store.remove_old(watching, reported, KEEP_S)
     assert not folder.exists()
 
 
-def test_nothing_goes_that_cannot_be_told(store):
+def test_nothing_goes_that_cannot_be_reported(store):
     folder = keep(store, "c1")
     watching = watch(folder.parent)
-    store.remove_old(watching, Told(), 0)
+    store.remove_old(watching, Reported(), 0)
 
     def deaf(capture_id, paths, why):
         raise InterruptedError
@@ -183,7 +183,7 @@ def test_nothing_goes_that_cannot_be_told(store):
 
 
 def test_without_a_folder_nothing_is_made(store, tmp_path):
-    store.remove_old(watch(tmp_path / "captures"), Told(), 0)
+    store.remove_old(watch(tmp_path / "captures"), Reported(), 0)
     assert not (tmp_path / "captures").exists()
 
 
@@ -201,23 +201,25 @@ def share(tmp_path):
 
 
 def test_captures_of_all_nodes_leave_the_shared_folder_when_they_are_old(share):
-    told, watching = Told(), watch(share)
-    folder = SharedFolder(directory=share, node="n1", report_removed=told)
+    reported, watching = Reported(), watch(share)
+    folder = SharedFolder(directory=share, node="n1", report_removed=reported)
     folder.remove_old(watching, 0)
     with reading(share / "c2"):
         folder.remove_old(watching, KEEP_S)
-    assert told.of == {"c1": ({"n7-rank0.sqlite"}, "Removed after 30 days (capture.retention_days).")}
+    assert reported.of == {"c1": ({"n7-rank0.sqlite"}, "Removed after 30 days (capture.retention_days).")}
     folder.remove_old(watching, KEEP_S)
     assert sorted(path.name for path in share.iterdir() if path.is_dir()) == ["mine"]
 
 
-def test_a_capture_that_makes_room_for_a_newer_one_is_told_of_too(share, tmp_path):
+def test_a_capture_that_makes_room_for_a_newer_one_is_reported_too(share, tmp_path):
     (tmp_path / "session.qdstrm").write_text("xx")
-    told = Told()
-    folder = SharedFolder(directory=share, node="n1", unredacted=True, max_bytes=3, report_removed=told)
+    reported = Reported()
+    folder = SharedFolder(directory=share, node="n1", unredacted=True, max_bytes=3, report_removed=reported)
     assert not can_be_redacted(tmp_path / "session.qdstrm")
     folder.put("c3", tmp_path / "session.qdstrm")
-    assert told.of == {"c1": ({"n7-rank0.sqlite"}, "Removed for newer captures (capture.share_max_bytes).")}
+    assert reported.of == {
+        "c1": ({"n7-rank0.sqlite"}, "Removed for newer captures (capture.share_max_bytes).")
+    }
 
 
 def test_a_folder_that_hangs_holds_up_neither_the_executor_nor_is_asked_twice(share):

@@ -70,7 +70,7 @@ def test_without_a_verb_all_verbs_are_listed(capsys: pytest.CaptureFixture[str])
     assert [verb for verb in VERBS if f"    {verb}" not in listed] == []
 
 
-def test_the_version_is_told_where_people_look_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_shown_where_people_look_for_it(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
         main(["--version"])
     assert left.value.code == 0

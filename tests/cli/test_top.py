@@ -167,7 +167,7 @@ def test_a_culprit_is_first_also_when_its_numbers_are_usual() -> None:
     assert [line.split()[1] for line in lines[heading + 1 : heading + 3]] == ["3", "30"]
 
 
-def test_a_wide_screen_tells_the_engines_and_models_of_all_servers() -> None:
+def test_a_wide_screen_shows_the_engines_and_models_of_all_servers() -> None:
     unknown = {"engine": None, "version": None, "model": None, "role": None}
     servers = [
         server_entry("h:1", role="prefill"),
@@ -251,7 +251,7 @@ def test_the_chosen_line_is_among_those_that_are_shown(count: int, row: int, roo
         (b"\xc3\xa4j", [None, None, "j"]),
     ],
 )
-def test_what_terminals_send_is_told_apart(typed: bytes, names: list[str | None]) -> None:
+def test_what_terminals_send_is_distinguished(typed: bytes, names: list[str | None]) -> None:
     found = []
     while typed:
         key, length = first_key(typed)

@@ -67,10 +67,10 @@ def test_the_trees_together_have_every_column(tmp_path: Path) -> None:
             between=lambda: node.write_proc("stat", f"cpu {next(ticks)} 0 500 8000 200 0 0 50 0 0\n"),
         ),
     ]
-    told = {
+    reported = {
         (table.scope, name) for table in records if isinstance(table, SampleTable) for name in table.columns
     }
-    assert told == {(column.scope, column.name) for column in COLUMNS}
+    assert reported == {(column.scope, column.name) for column in COLUMNS}
 
 
 def test_the_node_is_read_in_si_units() -> None:

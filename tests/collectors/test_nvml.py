@@ -67,8 +67,8 @@ def test_the_collector_keeps_the_contract_on_healthy_gpus() -> None:
     assert fake.samples_alive == 0
     assert fake.initialised == 0
     assert len(infos(records)) == 8
-    told = {name for record in records if isinstance(record, SampleTable) for name in record.columns}
-    assert told == set(NAMES)
+    reported = {name for record in records if isinstance(record, SampleTable) for name in record.columns}
+    assert reported == set(NAMES)
 
 
 def test_every_value_is_in_si_units() -> None:

@@ -90,7 +90,7 @@ def test_errors_of_the_hardware_are_not_the_applications(xid: int) -> None:
 
 
 @pytest.mark.parametrize(("xid", "words"), [(999, "without a number"), (12345, "XID 12345: see https://")])
-def test_an_unknown_xid_is_told_as_it_is(xid: int, words: str) -> None:
+def test_an_unknown_xid_is_reported_as_it_is(xid: int, words: str) -> None:
     fake = FakeNvml([FakeGpu()])
     collector = collector_of(fake)
     fake.emit(0, xid)

@@ -157,8 +157,8 @@ def test_what_is_encoded_is_decoded_exactly(table: SampleTable) -> None:
         assert row is not None
         assert row.time_unix_ns == table.times_unix_ns[position]
         assert row.entity == table.entities[position]
-        told = {name: column[position] for name, column in table.columns.items()}
-        assert row.values == {name: value for name, value in told.items() if not math.isnan(value)}
+        reported = {name: column[position] for name, column in table.columns.items()}
+        assert row.values == {name: value for name, value in reported.items() if not math.isnan(value)}
 
 
 def test_samples_that_are_not_of_gpus_are_not_encoded() -> None:

@@ -132,7 +132,7 @@ def test_the_time_limit_of_slurm_is_what_a_process_was_started_with(
     assert time_limit_unix_s(parse_environ(b"SLURM_JOB_END_TIME=" + text.encode())) == expected
 
 
-def test_torchrun_tells_the_rank() -> None:
+def test_torchrun_shows_the_rank() -> None:
     identity = resolve_rank(TORCH | {"MASTER_ADDR": "node7"}, CgroupIdentity(pod_uid=UID, container_id=ID))
     assert identity is not None
     assert identity.launcher is Launcher.TORCH
@@ -162,7 +162,7 @@ def test_a_pod_is_called_as_its_manifest_or_its_host_name_says(
     assert identity.pod_name == name
 
 
-def test_slurm_alone_tells_the_rank() -> None:
+def test_slurm_alone_shows_the_rank() -> None:
     environ = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}
     identity = resolve_rank(environ, NOWHERE)
     assert identity is not None
@@ -177,7 +177,7 @@ def test_the_size_of_the_step_wins_over_that_of_the_allocation() -> None:
     assert identity.world_size == 2
 
 
-def test_openmpi_tells_the_rank() -> None:
+def test_openmpi_shows_the_rank() -> None:
     environ = {
         "OMPI_COMM_WORLD_RANK": "2",
         "OMPI_COMM_WORLD_LOCAL_RANK": "0",
@@ -212,7 +212,7 @@ def test_the_innermost_launcher_wins() -> None:
         {"RANK": "\u0664", "WORLD_SIZE": "8"},
     ],
 )
-def test_an_environment_that_makes_no_sense_tells_no_rank(environ: dict[str, str]) -> None:
+def test_an_environment_that_makes_no_sense_shows_no_rank(environ: dict[str, str]) -> None:
     assert resolve_rank(environ, NOWHERE) is None
 
 

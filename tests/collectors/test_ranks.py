@@ -178,7 +178,7 @@ def test_new_processes_for_every_rank_are_a_restart(tmp_path: Path) -> None:
     assert placed(records) == {0: 0}
 
 
-def test_two_jobs_on_a_node_are_told_apart(tmp_path: Path) -> None:
+def test_two_jobs_on_a_node_are_distinguished(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.start(100, torch(0, 1, SLURM_JOB_ID="77"), gpus=[0])
     job.start(101, torch(0, 1, SLURM_JOB_ID="78"), gpus=[1])

@@ -80,7 +80,9 @@ def test_an_alert_of_prometheus_becomes_a_capture(stack):
     assert (capture["job"], capture["profile"]) == (JOB, "default")
     assert capture["labels"]["severity"] == "warning"
     [alert] = [
-        alert for alert in stack.prometheus.get("/api/v1/alerts")["data"]["alerts"] if told_of(alert, STALL)
+        alert
+        for alert in stack.prometheus.get("/api/v1/alerts")["data"]["alerts"]
+        if alerts_sent(alert, STALL)
     ]
     assert alert["state"] == "firing"
     known = stack.alertmanager.get("/api/v2/alerts")
@@ -174,7 +176,7 @@ static_configs: [{{targets: ['{hostile.http_address}']}}]}}]"
     assert set(names) <= set(jobs)
 
 
-def test_a_kill_of_the_aggregator_neither_ends_an_alert_nor_tells_it_again(tmp_path):
+def test_a_kill_of_the_aggregator_neither_ends_an_alert_nor_sends_it_again(tmp_path):
     """Here the embedded engine evaluates the rule, and tells the Alertmanager."""
     grpc = f"127.0.0.1:{free_port()}"
     path = tmp_path / "history.sqlite"
@@ -197,11 +199,13 @@ def test_a_kill_of_the_aggregator_neither_ends_an_alert_nor_tells_it_again(tmp_p
             assert known() == before
             captures = killed.get("/api/v1/captures")["captures"]
             assert len([one for one in captures if one["alert"] == STALL]) == 1
-        told = [one["status"] for body in people.bodies for one in body["alerts"] if told_of(one, STALL)]
-    assert told == ["firing"]
+        reported = [
+            one["status"] for body in people.bodies for one in body["alerts"] if alerts_sent(one, STALL)
+        ]
+    assert reported == ["firing"]
 
 
-def told_of(alert, name):
+def alerts_sent(alert, name):
     return alert["labels"]["alertname"] == name
 
 

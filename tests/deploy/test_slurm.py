@@ -370,7 +370,7 @@ def test_prolog_starts_an_agent_on_each_node_and_epilog_leaves_nothing(
     until(lambda: agents_of_prolog(directory, job) == len(NODES), "four agents")
     until(lambda: nodes_of(aggregator) >= NODES, "their streams")
     until(lambda: steps_of(aggregator, job) == 3, "the steps of the batch script's output")
-    until(lambda: tells_of_phase(aggregator, job, "rehearsal"), "what the hook measures in the user's loop")
+    until(lambda: reports_phase(aggregator, job, "rehearsal"), "what the hook measures in the user's loop")
     (folder / "go").touch()
     until(lambda: cluster.ended(job), "the end of the job")
     until(lambda: not list((directory / "jobs").glob(f"*/{job}")), "the end of the Epilogs")
@@ -414,7 +414,7 @@ def test_no_settings_make_a_prolog_drain_its_node_or_stop_a_job(
     assert "drain" not in cluster("sinfo", "-h", "-o", "%T")
 
 
-def test_an_agent_that_breaks_is_told_of_in_the_systems_log(
+def test_an_agent_that_breaks_is_reported_in_the_systems_log(
     cluster: Cluster, directory: Path, settings: Path
 ) -> None:
     kept, log = settings.read_text(), directory / "system.log"
@@ -587,6 +587,6 @@ def steps_of(aggregator: Aggregator, job: str) -> int | None:
     return overview[0]["steps"]["last"] if overview else None
 
 
-def tells_of_phase(aggregator: Aggregator, job: str, phase: str) -> bool:
+def reports_phase(aggregator: Aggregator, job: str, phase: str) -> bool:
     lines = aggregator.page().decode().splitlines()
     return any(f'job="{job}"' in line and f'phase="{phase}"' in line for line in lines)

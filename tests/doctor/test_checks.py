@@ -86,7 +86,7 @@ def spy(**changes):
     return replace(HEALTHY.py_spy, **changes)
 
 
-def test_a_healthy_node_has_nothing_to_mend():
+def test_a_healthy_node_has_nothing_to_fix():
     assert worst(diagnose(HEALTHY)) is Level.OK
 
 
@@ -249,5 +249,5 @@ def test_the_worst_finding_is_the_level_of_the_whole():
     ("state", "status", "synchronized"),
     [(0, 0x2001, True), (5, 0x40, False), (0, 0x40, False), (5, 0, False)],
 )
-def test_the_kernel_tells_whether_the_clock_is_disciplined(state, status, synchronized):
+def test_the_kernel_shows_whether_the_clock_is_disciplined(state, status, synchronized):
     assert clock_facts(state, status, 16_000) == ClockFacts(synchronized=synchronized, max_error_s=0.016)

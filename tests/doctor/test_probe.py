@@ -121,7 +121,7 @@ def test_a_directory_that_is_not_there_yet_is_judged_by_its_parent(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["file/below", "/proc/home", "/sys/home", "x" * 300])
-def test_where_nothing_can_be_made_the_reason_is_told_to_root_too(tmp_path, place):
+def test_where_nothing_can_be_made_root_gets_the_reason_too(tmp_path, place):
     (tmp_path / "file").touch()
     assert probe_directory(tmp_path / place).problem
 
@@ -132,9 +132,9 @@ def test_a_directory_that_cannot_even_be_looked_at_is_one_finding_among_the_othe
         f"spool: {{directory: {tmp_path}}}\ncapture: {{output_directory: {unusable}}}\n"
     )
     assert main(["doctor", "--config", str(tmp_path / "agent.yaml")]) == 1
-    told = capsys.readouterr().out
-    assert f"fail capture directory: {unusable} cannot be written: File name too long" in told
-    assert "ok   spool" in told
+    reported = capsys.readouterr().out
+    assert f"fail capture directory: {unusable} cannot be written: File name too long" in reported
+    assert "ok   spool" in reported
 
 
 def test_the_aggregator_is_reached_or_the_error_says_why():

@@ -18,56 +18,56 @@ from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.net.http import Response
 
 
-def told(deliveries, now_s):
+def reported(deliveries, now_s):
     """Send what is due; says of each alert whether it went as resolved."""
     due = deliveries.due(now_s)
     deliveries.mark_sent(due, now_s)
     return [one.as_resolved for one in due]
 
 
-def test_an_alert_that_ended_while_the_alertmanager_was_away_is_told_first_as_firing():
+def test_an_alert_that_ended_while_the_alertmanager_was_away_is_reported_first_as_firing():
     deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
     deliveries.update([alert(resolved=110.0)], [], 110.0)
-    assert told(deliveries, 200.0) == [False]
-    assert told(deliveries, 230.0) == []
+    assert reported(deliveries, 200.0) == [False]
+    assert reported(deliveries, 230.0) == []
     last = deliveries.due(260.0)
     assert [(one.as_resolved, one.ends_at_unix_s) for one in last] == [(True, 110.0)]
 
 
-def test_one_that_waits_for_hours_is_told_all_the_same():
+def test_one_that_waits_for_hours_is_sent_all_the_same():
     deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert(), alert(resolved=110.0)], [], 110.0)
     deliveries.update([], [], 50_000.0)
-    assert told(deliveries, 50_000.0) == [False]
+    assert reported(deliveries, 50_000.0) == [False]
     deliveries.update([], [], 50_060.0)
-    assert told(deliveries, 50_060.0) == [True]
+    assert reported(deliveries, 50_060.0) == [True]
 
 
-def test_a_firing_alert_is_told_again_and_its_end_at_once():
+def test_a_firing_alert_is_reported_again_and_its_end_at_once():
     deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
-    assert told(deliveries, 100.0) == [False]
-    assert told(deliveries, 130.0) == []
-    assert told(deliveries, 160.0) == [False]
+    assert reported(deliveries, 100.0) == [False]
+    assert reported(deliveries, 130.0) == []
+    assert reported(deliveries, 160.0) == [False]
     deliveries.update([alert(resolved=165.0)], [], 165.0)
-    assert told(deliveries, 165.0) == [True]
+    assert reported(deliveries, 165.0) == [True]
 
 
-def test_a_clock_that_was_set_back_keeps_nothing_from_being_told():
+def test_a_clock_that_was_set_back_keeps_nothing_from_being_reported():
     deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 5000.0)
-    assert told(deliveries, 5000.0) == [False]
-    assert [told(deliveries, now) for now in (1000.0, 1010.0, 1060.0)] == [[False], [], [False]]
+    assert reported(deliveries, 5000.0) == [False]
+    assert [reported(deliveries, now) for now in (1000.0, 1010.0, 1060.0)] == [[False], [], [False]]
 
 
-def test_an_end_is_told_for_a_quarter_of_an_hour_and_then_forgotten():
+def test_an_end_is_reported_for_a_quarter_of_an_hour_and_then_forgotten():
     deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
-    told(deliveries, 100.0)
+    reported(deliveries, 100.0)
     deliveries.update([alert(resolved=110.0)], [], 110.0)
     times = [
-        now for now in range(110, 3000, 10) if (deliveries.update([], [], now), told(deliveries, now))[1]
+        now for now in range(110, 3000, 10) if (deliveries.update([], [], now), reported(deliveries, now))[1]
     ]
     assert times == list(range(110, 1010, 60))
 
@@ -75,33 +75,33 @@ def test_an_end_is_told_for_a_quarter_of_an_hour_and_then_forgotten():
 def test_an_alert_that_fires_anew_is_not_resolved_by_its_own_past():
     deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
-    told(deliveries, 100.0)
+    reported(deliveries, 100.0)
     deliveries.update([alert(resolved=110.0)], [], 110.0)
-    told(deliveries, 110.0)
+    reported(deliveries, 110.0)
     again = alert(fired=120.0)
     deliveries.update([again], [again], 120.0)
-    assert told(deliveries, 120.0) == [False]
-    assert [told(deliveries, now) for now in (180.0, 240.0)] == [[False], [False]]
+    assert reported(deliveries, 120.0) == [False]
+    assert [reported(deliveries, now) for now in (180.0, 240.0)] == [[False], [False]]
 
 
 def test_an_alert_whose_rule_fails_ends():
     deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
-    told(deliveries, 100.0)
+    reported(deliveries, 100.0)
     deliveries.update([], [], 110.0)
     [ended] = deliveries.due(110.0)
     assert (ended.as_resolved, ended.ends_at_unix_s) == (True, 110.0)
 
 
-def test_ends_that_were_told_make_room_and_what_finds_none_is_counted():
+def test_ends_that_were_reported_make_room_and_what_finds_none_is_counted():
     deliveries = AlertDelivery(resend_s=60.0, max_alerts=2)
     first, second, third = (alert(name) for name in "abc")
     deliveries.update([first, second], [first, second], 100.0)
-    told(deliveries, 100.0)
+    reported(deliveries, 100.0)
     assert deliveries.update([third], [first, second, third], 101.0) == 1
     over = alert("a", resolved=102.0)
     deliveries.update([over], [second], 102.0)
-    told(deliveries, 102.0)
+    reported(deliveries, 102.0)
     assert deliveries.update([third], [second, third], 103.0) == 0
     assert [one.alert.name for one in deliveries.due(103.0)] == ["c"]
 
@@ -130,7 +130,7 @@ def test_alerts_wait_for_an_alertmanager_that_is_away_and_carry_external_labels(
     assert (given.tally.sent, given.tally.retries, given.tally.pending) == (2, 1, 0)
 
 
-def test_what_is_refused_is_counted_and_not_told_again_at_once():
+def test_what_is_refused_is_counted_and_not_reported_again_at_once():
     with Receiver() as receiver:
         receiver.answer = lambda _: Response(body=b"bad", status=400)
         given = context()
@@ -142,7 +142,7 @@ def test_what_is_refused_is_counted_and_not_told_again_at_once():
         exporter.close()
 
 
-def test_an_alertmanager_that_came_back_hears_of_everything_at_once():
+def test_an_alertmanager_that_came_back_receives_everything_at_once():
     with Receiver() as receiver:
         given = context()
         exporter = AlertmanagerExporter(receiver.url, AlertmanagerConfig(), given)
@@ -222,12 +222,12 @@ def test_a_name_and_a_password_from_a_file_are_sent(tmp_path):
         ),
     ],
 )
-def test_a_mistake_in_the_configuration_is_told_at_the_start(url, config, words):
+def test_a_mistake_in_the_configuration_is_reported_at_the_start(url, config, words):
     with pytest.raises(ConfigError, match=words):
         AlertmanagerExporter(url, config, context())
 
 
-def test_a_kept_connection_that_died_is_opened_again_and_everything_is_told():
+def test_a_kept_connection_that_died_is_opened_again_and_everything_is_reported():
     """As when an Alertmanager was started anew between two requests."""
     bodies = []
     with socket.create_server(("127.0.0.1", 0)) as server:

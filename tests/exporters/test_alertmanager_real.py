@@ -42,8 +42,10 @@ receivers:
 
 def notified(receiver):
     """What people were told, as (alert, state), in order and once each."""
-    told = [(one["labels"]["alertname"], one["status"]) for body in receiver.bodies for one in body["alerts"]]
-    return list(dict.fromkeys(told))
+    reported = [
+        (one["labels"]["alertname"], one["status"]) for body in receiver.bodies for one in body["alerts"]
+    ]
+    return list(dict.fromkeys(reported))
 
 
 class Embedded:
@@ -72,7 +74,7 @@ class Embedded:
         return until(lambda: (self.round(), condition())[1])
 
 
-def test_a_firing_alert_is_grouped_by_its_labels_and_its_end_is_told(tmp_path):
+def test_a_firing_alert_is_grouped_by_its_labels_and_its_end_is_reported(tmp_path):
     with Receiver() as receiver, alertmanager(tmp_path, configuration(receiver)) as server:
         embedded = Embedded(server.url)
         embedded.fire("PerfdStraggler", perfd_job="llm", rank="3")
@@ -109,7 +111,7 @@ def test_nothing_is_lost_while_the_alertmanager_is_dead_even_if_it_comes_back_em
         embedded.exporter.close()
 
 
-def test_an_alert_that_goes_on_is_no_news_however_often_it_is_told(tmp_path):
+def test_an_alert_that_goes_on_is_no_news_however_often_it_is_reported(tmp_path):
     with Receiver() as receiver, alertmanager(tmp_path, configuration(receiver)) as server:
         embedded = Embedded(server.url, resend_s=0.2)
         embedded.fire("Slow", perfd_job="llm")

@@ -214,6 +214,6 @@ def test_one_that_hangs_and_one_that_raises_hold_up_neither_rounds_nor_the_other
         (ExportersConfig(others={"gone": {}}), "tiny_exporters:nothing raised AttributeError"),
     ],
 )
-def test_a_mistake_is_told_before_anything_starts(config, words):
+def test_a_mistake_is_reported_before_anything_starts(config, words):
     with pytest.raises(ConfigError, match=words):
         ExporterRegistry(config, VirtualClock())

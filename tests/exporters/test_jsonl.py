@@ -86,6 +86,6 @@ def test_a_file_that_cannot_be_written_is_counted_and_tried_again_with_the_next_
     assert [line["time_unix_s"] for line in lines(path)] == [2.0]
 
 
-def test_a_path_that_cannot_be_used_is_told_at_the_start(exporter, tmp_path):
+def test_a_path_that_cannot_be_used_is_reported_at_the_start(exporter, tmp_path):
     with pytest.raises(ConfigError, match="cannot write"):
         exporter(tmp_path)

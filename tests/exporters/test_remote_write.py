@@ -250,6 +250,6 @@ def test_the_requests_are_those_of_remote_write_1_0(tmp_path):
         ({"url": "http://x", "external_labels": {"__name__": "x"}}, "__name__"),
     ],
 )
-def test_a_mistake_in_the_configuration_is_told_at_the_start(config, words):
+def test_a_mistake_in_the_configuration_is_reported_at_the_start(config, words):
     with pytest.raises(ConfigError, match=words):
         RemoteWriteExporter(RemoteWriteConfig(**config), context())

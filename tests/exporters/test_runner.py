@@ -54,7 +54,7 @@ def test_a_slow_exporter_drops_the_oldest_rounds_and_keeps_their_alerts():
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1), KeyboardInterrupt()])
-def test_an_exporter_that_raises_is_counted_told_once_and_goes_on(error, caplog):
+def test_an_exporter_that_raises_is_counted_reported_once_and_goes_on(error, caplog):
     runner = ExporterRunner("broken", Broken(error), ExporterTally())
     for second in range(3):
         runner.offer(Round(time_unix_s=float(second)))

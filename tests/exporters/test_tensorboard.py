@@ -154,6 +154,6 @@ def test_names_are_plain_and_stay_apart(name):
 
 
 @pytest.mark.parametrize("directory", ["/proc/nowhere", "/dev/null/x"])
-def test_a_directory_that_cannot_be_used_is_told_at_the_start(exporter, directory):
+def test_a_directory_that_cannot_be_used_is_reported_at_the_start(exporter, directory):
     with pytest.raises(ConfigError, match=directory):
         exporter(directory)

@@ -70,7 +70,7 @@ def test_each_step_is_one_row_however_often_a_round_comes():
     assert given.tally.sent == 3
 
 
-def test_steps_that_are_made_again_after_a_restart_are_told_apart_by_the_attempt():
+def test_steps_that_are_made_again_after_a_restart_are_distinguished_by_the_attempt():
     wandb = FakeWandb()
     tested = exporter(wandb, context())
     for round_ in (*rounds(10), *rounds(9, 10, attempt=2)):
@@ -197,7 +197,7 @@ def test_jobs_beyond_the_bound_are_counted():
     assert given.tally.lost == 1
 
 
-def test_an_alert_is_told_once_where_its_job_is():
+def test_an_alert_is_reported_once_where_its_job_is():
     wandb = FakeWandb()
     tested = exporter(wandb, context())
     tested.export(Round(time_unix_s=0.0, jobs=[job_round(1), job_round(1, name="other")]))
@@ -206,13 +206,13 @@ def test_an_alert_is_told_once_where_its_job_is():
         Round(time_unix_s=1.0, jobs=both, changes=[alert("Mine", perfd_job="other"), alert("Nobodys")])
     )
     tested.export(Round(time_unix_s=2.0, jobs=both, changes=[alert("Mine", perfd_job="other", resolved=2.0)]))
-    told = [
+    reported = [
         (job, message.title)
         for job, sent in wandb.sent.items()
         for message in sent
         if type(message) is SendAlert
     ]
-    assert told == [("other", "Mine")]
+    assert reported == [("other", "Mine")]
 
 
 def test_at_the_end_what_no_run_took_is_counted_as_lost():
@@ -232,6 +232,6 @@ def test_at_the_end_what_no_run_took_is_counted_as_lost():
         ({"api_key_file": "/nowhere/key"}, "cannot read /nowhere/key"),
     ],
 )
-def test_a_mistake_in_the_configuration_is_told_at_the_start(options, words):
+def test_a_mistake_in_the_configuration_is_reported_at_the_start(options, words):
     with pytest.raises(ConfigError, match=words):
         exporter(FakeWandb(), context(), **options)

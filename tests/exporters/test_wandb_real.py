@@ -110,8 +110,8 @@ def test_offline_keeps_steps_alerts_and_the_report(tmp_path):
         if record.HasField("metric")
     }
     assert axes["perfd/*"] == "perfd/step"
-    [told] = [record.alert for record in read if record.HasField("alert")]
-    assert (told.title, told.text, told.level) == ("Slow", "It is slow.", "WARN")
+    [reported] = [record.alert for record in read if record.HasField("alert")]
+    assert (reported.title, reported.text, reported.level) == ("Slow", "It is slow.", "WARN")
     [artifact] = [record.artifact for record in read if record.HasField("artifact")]
     files = {entry.path: entry.local_path for entry in artifact.manifest.contents}
     assert set(files) == {SUMMARY_FILE, REPORT_FILE}
@@ -152,7 +152,7 @@ def test_an_offline_run_is_uploaded_by_wandb_sync(server, tmp_path):
     subprocess.run([wandb, "sync", str(run)], cwd=tmp_path, env=environment, check=True)
     [stored] = server.runs.values()
     assert [row["perfd/step"] for row in stored.rows] == [STEPS]
-    assert [told["title"] for told in stored.alerts] == ["Slow"]
+    assert [reported["title"] for reported in stored.alerts] == ["Slow"]
     assert [set(artifact.files) for artifact in server.artifacts] == [{SUMMARY_FILE, REPORT_FILE}]
 
 
@@ -164,7 +164,7 @@ def test_online_a_sibling_run_gets_steps_the_alert_and_the_report(server, online
     assert (run.run_id, run.group, run.job_type, run.project) == ("llm-perfd", "llm", "perfd", "perfd")
     assert [row["perfd/step"] for row in run.rows] == [STEPS]
     assert run.summary["perfd/final/step_time_s"] == 1.0
-    assert [told["title"] for told in run.alerts] == ["Slow"]
+    assert [reported["title"] for reported in run.alerts] == ["Slow"]
     [artifact] = server.artifacts
     assert (artifact.run_id, artifact.kind) == ("llm-perfd", "perfd-report")
     assert json.loads(artifact.files[SUMMARY_FILE])["jobs"][0]["name"] == "llm"
@@ -197,7 +197,7 @@ def test_online_a_run_is_resumed_after_a_restart_of_perfd(server, online):
 
 @pytest.mark.system
 @pytest.mark.parametrize("status", [401, 404])
-def test_a_server_that_refuses_is_told_in_a_sentence(server, online, status):
+def test_a_server_that_refuses_is_reported_in_a_sentence(server, online, status):
     server.status = status
     with pytest.raises(OSError, match=str(status)):
         WandbProcess("llm", WandbConfig(**online))

@@ -25,7 +25,7 @@ SHARED = os.environ.get("PERFD_SHARED")
 
 
 @pytest.fixture(scope="module")
-def told() -> tuple[int, dict[str, Any]]:
+def reported() -> tuple[int, dict[str, Any]]:
     """Exit code and JSON of the command, which judges all recordings once."""
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
@@ -35,9 +35,9 @@ def told() -> tuple[int, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def judged(told) -> dict[str, dict[str, Any]]:
+def judged(reported) -> dict[str, dict[str, Any]]:
     """What perfd says of each recording, by name."""
-    _, document = told
+    _, document = reported
     return {case["name"]: case for case in document["judges"]["perfd"]["cases"]}
 
 
@@ -74,7 +74,7 @@ def test_of_the_runs_on_gpus_none_is_missed_and_none_raises_a_false_alarm(judged
 
 
 @pytest.mark.skipif(SHARED is None, reason="PERFD_SHARED does not name the folder of public timelines")
-def test_the_public_timelines_are_told_apart_by_any_evidence():
+def test_the_public_timelines_are_distinguished_by_any_evidence():
     cases = timeline_cases(Path(SHARED or "") / "stragglers")
 
     assert {case.name: case.blamed for case in cases} == {
@@ -88,8 +88,8 @@ def test_the_public_timelines_are_told_apart_by_any_evidence():
 
 
 @pytest.mark.slow
-def test_the_command_says_what_it_found_and_its_exit_code_is_that_of_the_worst(told, judged):
-    code, document = told
+def test_the_command_says_what_it_found_and_its_exit_code_is_that_of_the_worst(reported, judged):
+    code, document = reported
 
     assert code == 0
     assert document["schema"] == "perfd.bench.faults/1"

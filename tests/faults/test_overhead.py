@@ -38,7 +38,7 @@ def test_a_run_that_failed_leaves_out_what_depends_on_it():
     assert overheads(runs) == {"bare": [0.0]}
 
 
-def test_what_a_plugin_adds_to_a_call_is_told_against_the_bare_processes_around_it():
+def test_what_a_plugin_adds_to_a_call_is_reported_against_the_bare_processes_around_it():
     runs = [("bare", 4e-6), ("perfd", 5e-6), ("inspector", None), ("bare", 5e-6), ("perfd", 1.0)]
 
     assert added_s(runs) == {"bare": [pytest.approx(1e-6)], "perfd": [pytest.approx(0.5e-6)]}

@@ -39,12 +39,14 @@ def test_kernels_that_are_there_are_compared_though_clocks_differ(
 
     assert compare(tmp_path)
 
-    told, timed = capsys.readouterr().out.splitlines()[-2:]
-    assert "all there; -0.40% in the median, 3.00 of 3.01 ms in sum" in told
+    reported, timed = capsys.readouterr().out.splitlines()[-2:]
+    assert "all there; -0.40% in the median, 3.00 of 3.01 ms in sum" in reported
     assert "all there; -0.05% in the median, 3.01 of 3.01 ms in sum" in timed
 
 
-def test_a_kernel_that_the_plugin_missed_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_kernel_that_the_plugin_missed_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path, left_out=2)
 
     assert not compare(tmp_path)

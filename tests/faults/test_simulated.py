@@ -53,7 +53,7 @@ def test_nobody_is_blamed_where_nobody_is_to_blame(fault, strength, ranks):
     assert verdict.wrongly == frozenset()
 
 
-def test_the_slow_rank_of_a_pipeline_is_told_from_those_that_are_late_with_it():
+def test_the_slow_rank_of_a_pipeline_is_distinguished_from_those_that_are_late_with_it():
     verdict = judge(scenario(Fault.OTHER_WORK, 0.4, stages=2, step_s=0.5, length_s=60.0, rank=5))
 
     assert verdict.blamed == {5}

@@ -103,7 +103,7 @@ def test_steady_work_raises_no_doubt():
         (Device([100.0, 100.0, 100.0, 100.0, 180.0]), "vary by more than 10%"),
     ],
 )
-def test_known_mistakes_are_told(device: Device, doubt: str):
+def test_known_mistakes_are_reported(device: Device, doubt: str):
     assert doubt in " ".join(measured(device).warnings)
 
 
@@ -115,21 +115,21 @@ def test_known_mistakes_are_told(device: Device, doubt: str):
         ({"iterations": 10, "warmup": 1}, []),
     ],
 )
-def test_too_few_calls_and_no_warm_up_are_told(options, doubts: list[str]):
-    told = measured(Device([100.0]), **options).warnings
+def test_too_few_calls_and_no_warm_up_are_reported(options, doubts: list[str]):
+    reported = measured(Device([100.0]), **options).warnings
 
-    assert len(told) == len(doubts)
-    assert all(doubt in warning for doubt, warning in zip(doubts, told, strict=True))
+    assert len(reported) == len(doubts)
+    assert all(doubt in warning for doubt, warning in zip(doubts, reported, strict=True))
 
 
-def test_on_the_host_nobody_is_told_of_launches():
+def test_on_the_host_no_launches_are_reported():
     host = Device([0.005])
     host.clock = "host"
 
-    (told,) = measured(host).warnings
+    (reported,) = measured(host).warnings
 
-    assert "including reading the clock" in told
-    assert "CUDA" not in told
+    assert "including reading the clock" in reported
+    assert "CUDA" not in reported
 
 
 def test_without_a_gpu_the_clock_of_the_host_is_used():
@@ -181,9 +181,11 @@ def waits_in_passing(cuda: Cuda) -> None:
 
 
 @pytest.mark.parametrize(
-    ("also", "told"), [(waits_outright, True), (waits_in_passing, True), (lambda _: None, False)]
+    ("also", "reported"), [(waits_outright, True), (waits_in_passing, True), (lambda _: None, False)]
 )
-def test_on_a_gpu_a_function_that_waits_is_told_and_torch_is_left_as_it_was(monkeypatch, also, told: bool):
+def test_on_a_gpu_a_function_that_waits_is_reported_and_torch_is_left_as_it_was(
+    monkeypatch, also, reported: bool
+):
     cuda = Cuda()
     before = (cuda.mode, cuda.synchronize)
     monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
@@ -195,7 +197,7 @@ def test_on_a_gpu_a_function_that_waits_is_told_and_torch_is_left_as_it_was(monk
     result = benchmark(fn, iterations=3, warmup=1)
 
     assert (result.clock, result.median_s) == ("cuda", pytest.approx(0.1))
-    assert ("function synchronizes" in " ".join(result.warnings)) is told
+    assert ("function synchronizes" in " ".join(result.warnings)) is reported
     assert (cuda.mode, cuda.synchronize) == before
 
 

@@ -55,14 +55,14 @@ def test_ranks_of_one_step_are_one_block():
     assert block.phases["forward"].by_rank == {0: 0.1, 2: 2.1}
 
 
-def test_steps_are_told_by_rank_0_and_only_where_the_job_asks_for_it():
-    def told(**fields):
+def test_steps_are_reported_by_rank_0_and_only_where_the_job_asks_for_it():
+    def reported(**fields):
         parsed = parse_message(message(**fields))
         return [record for record in records_of([parsed], "train") if isinstance(record, TrainingStep)]
 
-    (step,) = told(report_steps=True)
+    (step,) = reported(report_steps=True)
     assert (step.step, step.step_time_s, step.time_unix_ns) == (7, 0.5, 10**18 + 500_000_000)
-    assert told(report_steps=True, rank=1) == told() == []
+    assert reported(report_steps=True, rank=1) == reported() == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_cut_datagram_is_dropped(cut: int):
     assert parse_message(message()[:cut]) is None
 
 
-def test_a_real_timer_is_heard_by_the_real_collector(tmp_path: Path):
+def test_a_real_timer_is_received_by_the_real_collector(tmp_path: Path):
     options = HookOptions(listen_s=0.0, socket=str(tmp_path / "hook.sock"))
     collector = SPEC.create(options, settings())
     timer = StepTimer(
@@ -133,8 +133,8 @@ def test_a_job_that_starts_again_with_another_layout_is_described_again(tmp_path
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.connect(str(path))
             sender.send(message(rank=rank, world_size=world_size, layout=sizes, report_steps=True))
-        told = [record for record in collector.collect() if isinstance(record, JobDescription)]
-        return [(record.parallel.world_size, record.parallel.dp) for record in told]
+        reported = [record for record in collector.collect() if isinstance(record, JobDescription)]
+        return [(record.parallel.world_size, record.parallel.dp) for record in reported]
 
     assert described(1, 4, dp=4) == [(4, 4)]
     assert described(2, 4, dp=4) == []
@@ -200,7 +200,7 @@ def test_the_listeners_own_user_is_kept_out_by_nobody_who_was_first() -> None:
     assert speakers.accept("other", 2000, 4.0)
 
 
-def test_a_job_is_spoken_for_by_the_user_who_spoke_first_until_nothing_came_for_a_minute():
+def test_a_job_belongs_to_the_user_who_reported_first_until_nothing_came_for_a_minute():
     speakers = SenderAuth(own_uid=0)
     assert speakers.accept("train", 1000, 0.0)
     assert not speakers.accept("train", 1001, 1.0)

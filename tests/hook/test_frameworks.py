@@ -52,7 +52,7 @@ def run_loop(name: str, folder: Path) -> str:
     return result.stderr
 
 
-def heard(listener: socket.socket) -> list[dict]:
+def got(listener: socket.socket) -> list[dict]:
     listener.setblocking(False)
     messages = []
     while True:
@@ -82,7 +82,7 @@ def test_a_framework_reports_its_steps_with_one_line(
 ) -> None:
     run_loop(name, tmp_path)
 
-    messages = heard(agent)
+    messages = got(agent)
 
     steps = [message["step"] for message in messages]
     # The first three are warm-up; a loop without an end of its last step leaves that out.

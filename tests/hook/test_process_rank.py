@@ -24,7 +24,7 @@ from perfd.hook.process_rank import process_rank
         ({"RANK": "²", "LOCAL_RANK": "1"}, (1, None)),
     ],
 )
-def test_the_launchers_variables_tell_it(environ: dict[str, str], expected: tuple[int | None, int | None]):
+def test_the_launchers_variables_show_it(environ: dict[str, str], expected: tuple[int | None, int | None]):
     assert process_rank(environ, {}) == expected
 
 

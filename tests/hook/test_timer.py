@@ -58,7 +58,7 @@ class Agent:
         self.socket.bind(str(path))
         self.socket.setblocking(False)
 
-    def heard(self) -> list[dict]:
+    def got(self) -> list[dict]:
         messages = []
         while True:
             try:
@@ -94,12 +94,12 @@ def steps(timer: StepTimer, gpu: Gpu, count: int) -> None:
             gpu.enqueued_ms += 5
 
 
-def test_a_step_is_told_when_the_gpu_has_passed_it(agent: Agent, gpu: Gpu):
+def test_a_step_is_sent_when_the_gpu_has_passed_it(agent: Agent, gpu: Gpu):
     timer = timer_of(agent.path, gpu)
 
     steps(timer, gpu, 3)
 
-    first, second = agent.heard()
+    first, second = agent.got()
     assert (first["step"], second["step"], first["rank"], first["world_size"]) == (1, 2, 3, 8)
     assert first["step_s"] == pytest.approx(0.035)
     assert first["phases"] == pytest.approx({"forward": 0.01, "backward": 0.02})
@@ -111,11 +111,11 @@ def test_a_gpu_that_is_behind_is_not_waited_for(agent: Agent, gpu: Gpu):
     gpu.done_ms = 20
 
     steps(timer, gpu, 4)
-    assert agent.heard() == []
+    assert agent.got() == []
 
     gpu.done_ms = 100
     steps(timer, gpu, 1)
-    assert [message["step"] for message in agent.heard()] == [1, 2]
+    assert [message["step"] for message in agent.got()] == [1, 2]
     timer.close()
 
 
@@ -127,12 +127,12 @@ def test_steps_that_the_gpu_never_passes_are_given_up_and_counted(agent: Agent, 
     gpu.done_ms = float("inf")
     steps(timer, gpu, 1)
 
-    told = agent.heard()
+    reported = agent.got()
     steps(timer, gpu, 1)
-    told += agent.heard()
-    assert [message["step"] for message in told][:17] == list(range(15, 32))
+    reported += agent.got()
+    assert [message["step"] for message in reported][:17] == list(range(15, 32))
     assert timer.dropped_steps == 14
-    assert told[-1]["dropped"] == 14
+    assert reported[-1]["dropped"] == 14
     timer.close()
 
 
@@ -152,7 +152,7 @@ def test_warm_up_is_left_out(agent: Agent, gpu: Gpu):
 
     steps(timer, gpu, 5)
 
-    assert [message["step"] for message in agent.heard()] == [3, 4]
+    assert [message["step"] for message in agent.got()] == [3, 4]
     timer.close()
 
 
@@ -171,7 +171,7 @@ def test_waiting_for_data_is_a_phase_of_the_step_that_it_delayed(agent: Agent, g
         with timer.step():
             gpu.enqueued_ms += 1
 
-    assert [message["phases"] for message in agent.heard()] == [{"data_loading": 0.5}, {"data_loading": 0.25}]
+    assert [message["phases"] for message in agent.got()] == [{"data_loading": 0.5}, {"data_loading": 0.25}]
     timer.close()
 
 
@@ -183,7 +183,7 @@ def test_a_phase_of_each_micro_batch_is_summed_up(agent: Agent, gpu: Gpu):
                 with timer.phase("forward"):
                     gpu.enqueued_ms += 2
 
-    assert agent.heard()[0]["phases"] == pytest.approx({"forward": 0.008})
+    assert agent.got()[0]["phases"] == pytest.approx({"forward": 0.008})
     timer.close()
 
 
@@ -209,7 +209,7 @@ def test_an_agent_that_comes_later_is_found_within_a_second_and_warm_up_is_over_
 
     steps(timer, gpu, 3)
 
-    assert [message["step"] for message in late.heard()] == [11, 12]
+    assert [message["step"] for message in late.got()] == [11, 12]
     timer.close()
     late.socket.close()
 
@@ -233,7 +233,7 @@ def test_an_agent_that_does_not_read_does_not_block_the_loop(agent: Agent, gpu: 
     steps(timer, gpu, 3000)
 
     assert timer.dropped_steps > 0
-    assert agent.heard()[0]["step"] == 1
+    assert agent.got()[0]["step"] == 1
     timer.close()
 
 
@@ -244,7 +244,7 @@ def test_an_error_inside_a_step_gets_through_and_the_next_step_is_timed(agent: A
 
     steps(timer, gpu, 2)
 
-    assert [message["step"] for message in agent.heard()] == [2]
+    assert [message["step"] for message in agent.got()] == [2]
     timer.close()
 
 
@@ -257,7 +257,7 @@ def test_the_rank_is_that_of_the_launcher(agent: Agent, gpu: Gpu, monkeypatch):
 
     steps(timer, gpu, 2)
 
-    (message,) = agent.heard()
+    (message,) = agent.got()
     assert (message["rank"], message["world_size"]) == (5, 16)
     timer.close()
 
@@ -268,14 +268,14 @@ def test_the_socket_is_where_the_environment_says():
 
 
 def test_a_socket_of_another_machine_is_not_looked_for_here(tmp_path: Path):
-    told = {"PERFD_HOOK_SOCKET": str(tmp_path / "hook.sock")}
+    reported = {"PERFD_HOOK_SOCKET": str(tmp_path / "hook.sock")}
     here, elsewhere = {"PERFD_HOOK_NODE": socket.gethostname()}, {"PERFD_HOOK_NODE": "another"}
 
-    assert default_socket(told | here) == told["PERFD_HOOK_SOCKET"]
-    assert default_socket(told | elsewhere) == default_socket({})
+    assert default_socket(reported | here) == reported["PERFD_HOOK_SOCKET"]
+    assert default_socket(reported | elsewhere) == default_socket({})
     # A container has a name of its own, and may have the folder of the machine.
     (tmp_path / "hook.sock").touch()
-    assert default_socket(told | elsewhere) == told["PERFD_HOOK_SOCKET"]
+    assert default_socket(reported | elsewhere) == reported["PERFD_HOOK_SOCKET"]
 
 
 class FakeCuda:
@@ -319,7 +319,7 @@ def test_with_torch_phases_are_cuda_events_and_nvtx_ranges(agent: Agent, gpu: Gp
 
     steps(timer, gpu, 2)
 
-    (message,) = agent.heard()
+    (message,) = agent.got()
     assert (message["clock"], message["phases"]) == (
         "cuda",
         pytest.approx({"forward": 0.01, "backward": 0.02}),
@@ -340,7 +340,7 @@ def test_while_a_cuda_graph_is_captured_no_event_is_touched(agent: Agent, gpu: G
         gpu.capturing = False
     steps(timer, gpu, 2)
 
-    whole, after = agent.heard()
+    whole, after = agent.got()
     assert (whole["step"], whole["phases"]) == (3, {})
     assert after["phases"] == pytest.approx({"forward": 0.01, "backward": 0.02})
     assert cuda.ranges[:6] == ["step 1", "forward", "end", "backward", "end", "end"]
@@ -357,7 +357,7 @@ def test_a_torch_without_nvtx_costs_the_ranges_alone(agent: Agent, gpu: Gpu, cud
 
     steps(timer, gpu, 2)
 
-    assert len(agent.heard()) == 1
+    assert len(agent.got()) == 1
     timer.close()
 
 
@@ -377,7 +377,7 @@ def test_a_process_group_that_is_made_after_the_timer_names_its_rank(
 
     steps(timer, gpu, 2)
 
-    assert [(one["rank"], one["world_size"]) for one in agent.heard()] == [(1, None)]
+    assert [(one["rank"], one["world_size"]) for one in agent.got()] == [(1, None)]
     timer.close()
 
 
@@ -391,7 +391,7 @@ def test_a_step_that_cannot_be_wrapped_begins_and_ends(agent, gpu):
 
     timer.close()
 
-    assert [(m["step"], m["step_s"], m["phases"]) for m in agent.heard()] == [
+    assert [(m["step"], m["step_s"], m["phases"]) for m in agent.got()] == [
         (7, 0.1, {"data_loading": 0.5}),
         (8, 0.1, {"data_loading": 0.5}),
     ]
@@ -407,7 +407,7 @@ def test_what_follows_a_pause_is_no_part_of_the_step(agent, gpu):
         pass
     timer.close()
 
-    assert [m["step_s"] for m in agent.heard()] == [0.1]
+    assert [m["step_s"] for m in agent.got()] == [0.1]
 
 
 def test_amounts_of_a_step_add_up(agent, gpu):
@@ -420,6 +420,6 @@ def test_amounts_of_a_step_add_up(agent, gpu):
     timer.pause()
     timer.close()
 
-    first, second = agent.heard()
+    first, second = agent.got()
     assert (first["samples"], first["tokens"], first["flops"]) == (8, 100, 1e9)
     assert "samples" not in second

@@ -150,7 +150,7 @@ def test_clocks_that_disagree_by_a_quarter_of_an_hour_hide_nobody(cluster: Clust
     assert len(summary.nccl.groups) == 1
 
 
-def test_a_rank_that_never_speaks_leaves_everybody_unblamed_and_is_told(cluster: Cluster):
+def test_a_rank_that_never_reports_leaves_all_unblamed_and_is_named(cluster: Cluster):
     for second in range(10):
         cluster.second(second, silent=(LATE,))
 
@@ -265,7 +265,7 @@ def test_ranks_timed_by_different_clocks_are_not_matched(cluster: Cluster):
     assert blamed(summary) == []
 
 
-def test_an_nccl_that_tells_no_time_on_the_gpu_leaves_the_share_open(cluster: Cluster):
+def test_an_nccl_that_shows_no_time_on_the_gpu_leaves_the_share_open(cluster: Cluster):
     for second in range(10):
         cluster.now_s += 1
         for rank in range(RANKS):

@@ -26,14 +26,14 @@ SHM = "node1:10:77 [0] NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct
 WARN = "node1:10:77 [0] misc/socket.cc:50 NCCL WARN socketPollConnect: connect returned Connection refused"
 
 
-def told(*lines: str) -> tuple[DebugLog, list[str]]:
+def reported(*lines: str) -> tuple[DebugLog, list[str]]:
     log = DebugLog()
     return log, [remark.message for line in lines for remark in log.feed(line)]
 
 
 @pytest.mark.parametrize(("line", "identity"), [(INIT, "e5ccb016b8db7e"), (OLD_INIT, "ab")])
-def test_a_communicator_is_known_by_the_id_that_the_plugin_tells_too(line: str, identity: str):
-    log, remarks = told(line)
+def test_a_communicator_is_known_by_the_id_that_the_plugin_reports_too(line: str, identity: str):
+    log, remarks = reported(line)
 
     one = log.communicators[identity, 3]
     assert (one.rank, one.ranks, one.host, one.pid) == (3, 8, "node1", 10)
@@ -53,38 +53,40 @@ def test_a_communicator_is_known_by_the_id_that_the_plugin_tells_too(line: str, 
 def test_a_pair_is_counted_once_by_its_transport(via: str, transport: str):
     line = "node1:10:77 [0] NCCL INFO Channel {:02d}/0 : 0[0] -> 1[1] via {}"
 
-    log, _ = told(line.format(0, via), line.format(1, via))
+    log, _ = reported(line.format(0, via), line.format(1, via))
 
     assert dict(log.transports) == {transport: 1}
 
 
-def test_a_detour_through_the_host_is_told_once():
-    _, remarks = told(SHM, SHM.replace("0[0] -> 1[1]", "1[1] -> 2[2]"))
+def test_a_detour_through_the_host_is_reported_once():
+    _, remarks = reported(SHM, SHM.replace("0[0] -> 1[1]", "1[1] -> 2[2]"))
 
     (remark,) = remarks
     assert "SHM" in remark
     assert "NCCL_P2P_DISABLE" in remark
 
 
-def test_two_versions_in_one_job_are_told():
-    log, remarks = told(VERSION, VERSION, VERSION.replace("2.28.9", "2.26.2"), "NCCL version 2.28.9+cuda13.0")
+def test_two_versions_in_one_job_are_reported():
+    log, remarks = reported(
+        VERSION, VERSION, VERSION.replace("2.28.9", "2.26.2"), "NCCL version 2.28.9+cuda13.0"
+    )
 
     assert list(log.versions) == ["2.28.9", "2.26.2"]
     assert remarks == ["Processes of the job use different NCCL versions: 2.26.2 and 2.28.9."]
 
 
-def test_warnings_are_told_with_what_they_say():
-    assert told(WARN)[1] == ["NCCL WARN socketPollConnect: connect returned Connection refused"]
+def test_warnings_are_reported_with_what_they_say():
+    assert reported(WARN)[1] == ["NCCL WARN socketPollConnect: connect returned Connection refused"]
 
 
 @given(st.text(max_size=300))
 def test_any_text_is_read(text: str):
-    told(text, f"node1:10:77 [0] NCCL INFO {text}", f"node1:10:77 [0] NCCL WARN {text}")
+    reported(text, f"node1:10:77 [0] NCCL INFO {text}", f"node1:10:77 [0] NCCL WARN {text}")
 
 
 @given(st.integers(0, len(INIT)))
 def test_a_cut_line_never_invents_a_communicator(cut: int):
-    log, _ = told(INIT[:cut])
+    log, _ = reported(INIT[:cut])
 
     assert set(log.communicators) <= {("e5ccb016b8db7e", 3)}
     assert cut == len(INIT) or not log.communicators

@@ -153,7 +153,7 @@ def test_a_cut_dump_is_refused(cut: int):
 
 
 @pytest.mark.parametrize("encode", [pickle.dumps, lambda content: json.dumps(content).encode()])
-def test_a_dump_tells_how_far_a_rank_is_on_each_group(encode):
+def test_a_dump_shows_how_far_a_rank_is_on_each_group(encode):
     (progress,) = read_dump(encode(dump()), job="j", rank=2, read_unix_ns=9)
 
     assert (progress.rank, progress.communicator, progress.communicator_name) == (2, "0", "default_pg")
@@ -162,7 +162,7 @@ def test_a_dump_tells_how_far_a_rank_is_on_each_group(encode):
     assert (progress.time_unix_ns, progress.source) == (1005, "flight_recorder")
 
 
-def test_a_dump_without_the_state_of_groups_is_told_by_its_entries():
+def test_a_dump_without_the_state_of_groups_is_reported_by_its_entries():
     content = dump(enqueued=7, completed=3)
     del content["pg_status"]
 
@@ -218,7 +218,7 @@ def test_a_dump_that_is_still_being_written_is_no_complaint(tmp_path: Path):
     assert [progress.rank for progress in directory.collect()] == [3]
 
 
-def test_a_dump_that_was_cut_when_the_job_ended_is_told_at_once(tmp_path: Path):
+def test_a_dump_that_was_cut_when_the_job_ended_is_reported_at_once(tmp_path: Path):
     settings = Settings(node="n", job="j", clock=VirtualClock())
     directory = DumpDirectory(str(tmp_path / "rank_"), settings)
     (tmp_path / "rank_3").write_bytes(pickle.dumps(dump())[:-9])
@@ -230,7 +230,7 @@ def test_a_folder_that_is_not_there_is_no_error(tmp_path: Path):
     assert DumpDirectory(str(tmp_path / "no" / "r"), Settings(node="n", job="j")).collect() == []
 
 
-def test_dumps_of_the_jobs_last_moment_are_told_in_the_last_call(tmp_path: Path):
+def test_dumps_of_the_jobs_last_moment_are_reported_in_the_last_call(tmp_path: Path):
     settings = Settings(node="n", job="j", clock=VirtualClock(10**9))
     options = NcclOptions(directory=str(tmp_path), flight_recorder_prefix=str(tmp_path / "rank_"))
     collector = SPEC.create(options, settings)

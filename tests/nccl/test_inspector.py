@@ -87,7 +87,7 @@ def test_a_line_is_one_collective_of_one_rank():
         line().replace(b"0xe5ccb016b8db7e", b"-5"),
     ],
 )
-def test_a_line_that_tells_no_duration_is_none(bad: bytes):
+def test_a_line_that_shows_no_duration_is_none(bad: bytes):
     assert parse_line(bad) is None
 
 
@@ -162,7 +162,7 @@ def test_files_of_a_live_job_are_followed_and_the_rank_is_that_of_the_process(tm
     directory.close()
 
 
-def test_the_environment_of_a_process_tells_its_rank(tmp_path: Path):
+def test_the_environment_of_a_process_shows_its_rank(tmp_path: Path):
     (tmp_path / "proc" / "77").mkdir(parents=True)
     (tmp_path / "proc" / "77" / "environ").write_bytes(b"RANK=6\0WORLD_SIZE=8\0SECRET=x\0")
     settings = Settings(node="n", job="j", clock=VirtualClock(), proc=tmp_path / "proc")
@@ -177,7 +177,7 @@ def test_the_environment_of_a_process_tells_its_rank(tmp_path: Path):
     directory.close()
 
 
-def test_a_replay_tells_transfer_and_waiting_of_what_the_inspector_saw_and_no_share_of_time():
+def test_a_replay_shows_transfer_and_waiting_of_what_the_inspector_saw_and_no_share_of_time():
     (summary,) = replay(ReplayOptions(recording=bundled("pp2dp2"))).summaries
 
     kernels = summary.nccl

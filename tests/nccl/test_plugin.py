@@ -31,7 +31,7 @@ pytestmark = NEEDS_GCC
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_every_operation_is_recorded_once_with_what_the_version_tells(
+def test_every_operation_is_recorded_once_with_what_the_version_shows(
     built: Path, tmp_path: Path, version: int
 ) -> None:
     with driving(built, tmp_path, version, "one", 800) as process:
@@ -81,7 +81,7 @@ def test_gpu_times_span_the_first_start_to_the_last_stop_of_all_channels(
     assert all(op.channels_seen == op.channels for op in operations)
 
 
-def test_records_of_real_operations_tell_when_these_began_by_the_nodes_clock(
+def test_records_of_real_operations_show_when_these_began_by_the_nodes_clock(
     built: Path, tmp_path: Path
 ) -> None:
     with driving(built, tmp_path, 5, "one", 64) as process:
@@ -207,7 +207,7 @@ def test_a_callback_allocates_nothing_takes_no_lock_and_calls_no_system(
     assert said == "no system call, 0 allocations, 0 locks"
 
 
-def test_launches_of_a_captured_collective_are_recorded_each_whatever_thread_tells(
+def test_launches_of_a_captured_collective_are_recorded_each_whatever_thread_shows(
     built: Path, tmp_path: Path
 ) -> None:
     with driving(built, tmp_path, 6, "graph", 500) as process:
@@ -221,14 +221,14 @@ def test_launches_of_a_captured_collective_are_recorded_each_whatever_thread_tel
     assert [communicator.live for communicator in communicators] == [False]
 
 
-@pytest.mark.parametrize(("version", "told"), [(3, 0), (4, 1), (5, 1), (6, 1)])
+@pytest.mark.parametrize(("version", "reported"), [(3, 0), (4, 1), (5, 1), (6, 1)])
 def test_a_full_shared_memory_turns_the_plugin_off_and_nccls_log_says_so_once(
-    built: Path, tmp_path: Path, version: int, told: int
+    built: Path, tmp_path: Path, version: int, reported: int
 ) -> None:
     with driving(built, tmp_path, version, "many", 10, DRIVER_ROOM_BYTES="30000") as process:
         *log, mask = wait_for(process, "ready")
     assert mask == "mask 0"
-    assert len(log) == told
+    assert len(log) == reported
     assert all(
         line.startswith("NCCL WARN perfd records no operations: cannot create its shared memory")
         for line in log
@@ -281,7 +281,7 @@ def test_the_agent_samples_and_estimates_the_time_in_kernels_between_samples(
     assert busy_between_s == pytest.approx(2 * busy_s, rel=0.05)
 
 
-def test_without_a_place_for_shared_memory_nccl_is_told_to_call_no_more(built: Path, tmp_path: Path) -> None:
+def test_without_a_place_for_shared_memory_nccl_calls_no_more(built: Path, tmp_path: Path) -> None:
     with driving(built, tmp_path / "absent", 6, "one", 10) as process:
         assert wait_for(process, "ready")[-1] == "mask 0"
 
@@ -363,7 +363,9 @@ class WatchedJob:
             return bool(json.load(answer)["jobs"][0]["nccl"]["ranks"])
 
 
-def test_perfd_run_tells_its_job_from_that_of_another_with_the_same_name(built: Path, tmp_path: Path) -> None:
+def test_perfd_run_distinguishes_its_job_from_that_of_another_with_the_same_name(
+    built: Path, tmp_path: Path
+) -> None:
     (tmp_path / "shm").mkdir()
     directory = str(tmp_path / "shm")
     jobs = [
@@ -377,7 +379,7 @@ def test_perfd_run_tells_its_job_from_that_of_another_with_the_same_name(built: 
 
 
 @pytest.mark.parametrize("named_by", ["the user", "the configuration"])
-def test_perfd_run_and_the_plugin_meet_where_either_was_told_to(
+def test_perfd_run_and_the_plugin_use_the_folder_that_either_was_given(
     built: Path, tmp_path: Path, named_by: str
 ) -> None:
     place = tmp_path / "rings"

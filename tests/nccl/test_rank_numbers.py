@@ -40,8 +40,8 @@ def numbers(**processes: CommunicatingProcess) -> dict[str, list[int]]:
     return {name: list(ranks.devices) for name, ranks in number_ranks(processes).items()}
 
 
-def of(*communicators: Communicator, **told: int) -> CommunicatingProcess:
-    return CommunicatingProcess(communicators=communicators, **told)
+def of(*communicators: Communicator, **reported: int) -> CommunicatingProcess:
+    return CommunicatingProcess(communicators=communicators, **reported)
 
 
 def test_the_largest_communicator_is_the_world() -> None:

@@ -79,7 +79,7 @@ def test_totals_are_over_all_operations_and_columns_over_those_kept() -> None:
     assert record.timing == TimingSource.GPU
 
 
-def test_how_nccl_did_it_is_told_of_the_largest_operation() -> None:
+def test_how_nccl_did_it_is_shown_for_the_largest_operation() -> None:
     small = operation(0)._replace(algorithm=0, protocol=0, channels=2, channels_seen=2)
     large = operation(1)._replace(elements=1 << 20, algorithm=1, protocol=1, channels=24, channels_seen=24)
     operations = [small, large, small._replace(operation_sequence=2)]
@@ -89,7 +89,7 @@ def test_how_nccl_did_it_is_told_of_the_largest_operation() -> None:
     assert (record.algorithm, record.protocol, record.channels) == ("RING", "LL128", 24)
 
 
-def test_sends_to_different_peers_are_told_apart() -> None:
+def test_sends_to_different_peers_are_distinguished() -> None:
     records = reduce_operations(
         [operation(0, function=SEND, peer=2), operation(0, function=SEND, peer=3)], {0: TENSOR}, WINDOW
     )
@@ -97,7 +97,7 @@ def test_sends_to_different_peers_are_told_apart() -> None:
     assert [(r.operation, r.peer, r.count) for r in records] == [("Send", 2, 1), ("Send", 3, 1)]
 
 
-def test_sends_tell_when_they_began_by_the_gpus_clock_and_collectives_need_not() -> None:
+def test_sends_show_when_they_began_by_the_gpus_clock_and_collectives_need_not() -> None:
     sends = [operation(i, start_ns=100 * i, function=SEND, peer=2) for i in range(4)]
 
     (sent,) = reduce_operations(sends, {0: TENSOR}, WINDOW, keep_one_in=2)
@@ -110,7 +110,7 @@ def test_sends_tell_when_they_began_by_the_gpus_clock_and_collectives_need_not()
     assert (late.gpu_starts_ns, reduced.gpu_starts_ns) == ([], [])
 
 
-def test_with_the_gpus_clock_known_each_operation_tells_when_it_began_and_how_long_it_was_queued() -> None:
+def test_with_the_gpus_clock_known_each_operation_shows_when_it_began_and_how_long_it_was_queued() -> None:
     # The host enqueues at 5 ns of its clock; the GPU's clock is 3 s behind it.
     clock = GpuClock(to_monotonic_ns=3 * 10**9, monotonic_to_unix_ns=10**18 - 3 * 10**9)
     window = replace(WINDOW, start_unix_ns=10**18, clock=clock)
@@ -123,7 +123,7 @@ def test_with_the_gpus_clock_known_each_operation_tells_when_it_began_and_how_lo
     assert list(record.queued_us) == [2_997_999, 3_000_499, 3_000_899, 3_005_999]
 
 
-def test_of_dropped_operations_no_start_is_told_and_the_next_one_counts_from_the_one_before() -> None:
+def test_of_dropped_operations_no_start_is_reported_and_the_next_one_counts_from_the_one_before() -> None:
     operations = [operation(i, start_ns=1_000_000 * i) for i in range(8)]
 
     (record,) = reduce_operations(
@@ -134,7 +134,7 @@ def test_of_dropped_operations_no_start_is_told_and_the_next_one_counts_from_the
     assert list(record.start_increments_us) == [0, 4_000]
 
 
-def test_without_the_gpus_clock_no_start_is_told() -> None:
+def test_without_the_gpus_clock_no_start_is_reported() -> None:
     (record,) = reduce_operations([operation(0)], {0: TENSOR}, WINDOW)
 
     assert (list(record.start_increments_us), list(record.queued_us)) == ([], [])

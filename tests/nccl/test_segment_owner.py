@@ -148,7 +148,7 @@ def test_hundreds_of_other_files_keep_no_rank_from_being_read(tmp_path: Path) ->
 
 
 @NEEDS_GCC
-def test_a_plugin_of_another_layout_is_told_and_the_others_are_read(built: Path, tmp_path: Path) -> None:
+def test_a_plugin_of_another_layout_is_reported_and_the_others_are_read(built: Path, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     with driving(built, tmp_path, 5, "one", 10, RANK="0") as older:
         wait_for(older, "ready")
@@ -163,9 +163,9 @@ def test_a_plugin_of_another_layout_is_told_and_the_others_are_read(built: Path,
 
     assert set.union(*map(ranks, records)) == {"job/1"}
     assert [ignored(one) for one in records] == [[1.0]] * 3
-    (told,) = [message for one in records for message in events(one)]
-    assert told.startswith(f"{path} has layout")
-    assert told.endswith("use a plugin and an agent of the same perfd version.")
+    (reported,) = [message for one in records for message in events(one)]
+    assert reported.startswith(f"{path} has layout")
+    assert reported.endswith("use a plugin and an agent of the same perfd version.")
 
 
 @NEEDS_GCC

@@ -66,6 +66,6 @@ def test_of_very_many_ranks_only_those_at_either_end_are_series():
 
     series = exported(ranks, late=3000, description=job)
 
-    told = [dict(labels)["rank"] for name, *labels in series if name == "perfd_rank_gain_ratio"]
-    assert len(told) <= 1024
-    assert "3000" in told
+    reported = [dict(labels)["rank"] for name, *labels in series if name == "perfd_rank_gain_ratio"]
+    assert len(reported) <= 1024
+    assert "3000" in reported

@@ -87,7 +87,7 @@ def test_only_the_operation_with_the_times_of_an_earlier_kernel_loses_them() -> 
 
 
 @given(wrong=st.sets(st.integers(0, 99), max_size=10))
-def test_a_few_wrong_times_do_not_speak_for_the_rest(wrong: set[int]) -> None:
+def test_a_few_wrong_times_do_not_represent_the_rest(wrong: set[int]) -> None:
     operations = [
         one._replace(gpu_stop_ns=one.gpu_stop_ns + 50 * MS) if number in wrong else one
         for number, one in enumerate(in_a_row(100, 2 * MS))
@@ -146,7 +146,7 @@ def test_a_channel_with_the_times_of_an_earlier_kernel_does_not_lengthen_the_ope
 
 
 @NEEDS_GCC
-def test_a_rank_whose_times_are_of_other_work_tells_none_and_says_why(built: Path, tmp_path: Path) -> None:
+def test_a_rank_whose_times_are_of_other_work_shows_none_and_says_why(built: Path, tmp_path: Path) -> None:
     reader = Reader(tmp_path)
     records = []
     with driving(built, tmp_path, 6, "bursts", 50, RANK="0", WORLD_SIZE="2", DRIVER_MIXED_UP="1") as job:
@@ -163,15 +163,15 @@ def test_a_rank_whose_times_are_of_other_work_tells_none_and_says_why(built: Pat
     assert [table.columns["nccl_operations"][0] for table in tables] == [50, 100]
     assert [table.columns["nccl_untimed_operations"][0] for table in tables] == [50, 100]
     assert all(math.isnan(table.columns["nccl_busy_s"][0]) for table in tables)
-    (told,) = [message for message in events(records) if "NCCL" in message]
-    assert told.startswith(
+    (reported,) = [message for message in events(records) if "NCCL" in message]
+    assert reported.startswith(
         "NCCL reports GPU times of other kernels for AllReduce on a communicator of 2 ranks."
     )
     # The communicator did no Broadcast, after which NCCL 2.32 mixes times up.
-    assert "2.32" not in told
+    assert "2.32" not in reported
 
 
-def test_a_rank_that_no_longer_tells_its_time_in_kernels_has_no_share_of_it() -> None:
+def test_a_rank_that_no_longer_reports_its_time_in_kernels_has_no_share_of_it() -> None:
     times = NcclTimeCounters(Limits(), AggregatorCounters())
     for second in range(20):
         times.put(0, second, 0.0 if second < 5 else math.nan, 0, 100 * second)

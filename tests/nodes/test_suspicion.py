@@ -169,7 +169,7 @@ def test_the_ledger_is_bounded_and_forgets_what_is_oldest():
     assert not known.records
 
 
-def test_what_is_told_of_a_node_that_is_not_known_is_dropped():
+def test_a_report_about_an_unknown_node_is_dropped():
     known = NodeLedger(HALF_LIFE_S)
     known.note(incident("nobody"))
     known.observe("nobody", {"0": 5.0}, NOW_S)

@@ -112,7 +112,9 @@ def test_a_file_that_is_compressed_while_it_is_read_is_read_once(
     assert words(first + rest) == [*(str(number) for number in range(1000)), "last"]
 
 
-def test_a_restart_is_told_with_the_first_bytes_of_it(container: ContainerFolder, log: ContainerLog) -> None:
+def test_a_restart_is_reported_with_the_first_bytes_of_it(
+    container: ContainerFolder, log: ContainerLog
+) -> None:
     container.prints("one")
     log.read(LIMIT)
     container.prints("two")

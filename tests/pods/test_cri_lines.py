@@ -21,7 +21,7 @@ def feed(*pieces: bytes) -> dict[str, bytes]:
     return found
 
 
-def test_streams_are_told_apart_and_each_line_keeps_its_time() -> None:
+def test_streams_are_distinguished_and_each_line_keeps_its_time() -> None:
     data = T + b" stdout F one\n" + T + b" stderr F two\n" + T + b" stdout F three\n"
     assert feed(data) == {"stdout": T + b" one\n" + T + b" three\n", "stderr": T + b" two\n"}
 

@@ -150,7 +150,7 @@ def test_what_it_cannot_read_costs_one_try(api: ApiServer, watch: PodWatch, line
     assert sorted(watch.pods()) == ["a"]
 
 
-def test_who_may_not_ask_is_told_why(
+def test_a_client_without_permission_is_given_the_reason(
     api: ApiServer, watch: PodWatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     api.forbidden = True

@@ -118,7 +118,7 @@ def test_a_folder_without_a_manifest_is_no_recording(tmp_path):
         open_recording(tmp_path)
 
 
-def test_a_recording_below_the_folder_that_was_named_is_told(tmp_path):
+def test_a_recording_below_the_folder_that_was_named_is_reported(tmp_path):
     inside = tmp_path / "run" / "recording"
     inside.mkdir(parents=True)
     (inside / "recording.json").write_text("{}", encoding="utf-8")

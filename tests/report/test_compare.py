@@ -71,16 +71,16 @@ def test_what_takes_as_long_in_a_longer_step_is_no_better(capsys):
     assert changes["step_time_jitter_ratio"]["verdict"] == "changed"
 
 
-def test_what_other_sources_tell_is_neither_better_nor_worse():
+def test_what_other_sources_show_is_neither_better_nor_worse():
     steps, job = step_table([1.0] * 20), description(world_size=4, dp=4)
     timers = phase_table(steps, {"all-grads-sync": (0.2, 0.2)})
     kernels = [NcclTime(rank=rank, busy_s=0.3, span_s=1, lost_operations=0) for rank in range(4)]
     first, again, other = (
         measures_of_summary(
-            summarise(job_data(steps, description=job, **told), AnalysisSettings()),
+            summarise(job_data(steps, description=job, **reported), AnalysisSettings()),
             "run",
         )
-        for told in (
+        for reported in (
             {"phases": timers},
             {"phases": phase_table(steps, {"all-grads-sync": (0.3, 0.3)})},
             {"phases": timers, "nccl": kernels},

@@ -89,9 +89,11 @@ def test_metrics_and_bars_and_findings_name_one_idle_time_alike(tmp_path):
     report = report_of_trace(analysis, diagnose(analysis))
     (sync,) = [one.value for one in report.metrics if one.name == "Idle, synchronizing"]
     (bar,) = report.figures[0].rows
-    (told,) = [found for found in report.findings if found.title == "Host synchronization"]
+    (reported,) = [found for found in report.findings if found.title == "Host synchronization"]
     assert (
-        sync == percent(next(part.ratio for part in bar if part.kind == "sync")) == percent(told.gain_ratio)
+        sync
+        == percent(next(part.ratio for part in bar if part.kind == "sync"))
+        == percent(reported.gain_ratio)
     )
     table = next(table for table in report.tables if table.title == "Every rank")
     cells = dict(zip(table.columns, table.rows[0], strict=True))
@@ -172,7 +174,7 @@ def test_analyze_writes_the_form_that_the_name_asks_for(tmp_path, capsys):
     assert "name it .md, .html or .json" in capsys.readouterr().err
 
 
-def test_of_a_slow_rank_the_report_tells_the_cause_first_and_the_class_after_it(tmp_path):
+def test_of_a_slow_rank_the_report_shows_the_cause_first_and_the_class_after_it(tmp_path):
     example_traces.main(tmp_path)
     analysis = analyse(read_traces(sorted(tmp_path.iterdir())))
 
@@ -275,10 +277,10 @@ def test_a_report_has_no_confidence_in_the_unknown_and_no_heading_without_advice
 def test_a_report_says_what_its_total_of_communication_does_not_count(capsys):
     assert main(["report", "pp4_few"]) == 0
 
-    told = capsys.readouterr().out
-    assert "| Communication | 0.6% |" in told
-    assert "not counting pp |" in told
-    assert "Alert PerfdPipelineStall fired at step 9 and is resolved." in told
+    reported = capsys.readouterr().out
+    assert "| Communication | 0.6% |" in reported
+    assert "not counting pp |" in reported
+    assert "Alert PerfdPipelineStall fired at step 9 and is resolved." in reported
 
 
 def test_a_recording_is_reported_on_by_its_name_and_has_no_traces(capsys):

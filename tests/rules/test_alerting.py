@@ -112,9 +112,9 @@ def test_a_clock_that_is_set_back_delays_an_alert_no_longer_than_its_for() -> No
     st.integers(0, 60),
     st.integers(0, 60),
 )
-def test_changes_tell_the_whole_story(steps: list[tuple[int, bool, bool]], for_s: int, keep_s: int) -> None:
+def test_changes_show_every_state(steps: list[tuple[int, bool, bool]], for_s: int, keep_s: int) -> None:
     alerts = book(for_s=for_s, keep_firing_for_s=keep_s)
-    told: dict[str, AlertState] = {}
+    reported: dict[str, AlertState] = {}
     now = 0.0
     for wait, a, b in steps:
         now += wait
@@ -123,8 +123,8 @@ def test_changes_tell_the_whole_story(steps: list[tuple[int, bool, bool]], for_s
         for change in changes:
             name = change.labels["i"]
             assert change.state is not before.get(name, INACTIVE)
-            told[name] = change.state
-        current = {name: state for name, state in told.items() if state in {PENDING, FIRING}}
+            reported[name] = change.state
+        current = {name: state for name, state in reported.items() if state in {PENDING, FIRING}}
         assert current == states(alerts)
         for alert in alerts.alerts:
             held = now - alert.active_at_unix_s >= for_s

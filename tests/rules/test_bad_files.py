@@ -19,13 +19,13 @@ def expected(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.name.removesuffix(".bad.yaml"))
-def test_the_mistake_is_told_with_line_and_column(path: Path) -> None:
+def test_the_mistake_is_reported_with_line_and_column(path: Path) -> None:
     found = [str(mistake).removeprefix(f"{path}:") for mistake in read_rules(path).mistakes]
     assert found == expected(path)
     assert found
 
 
-def test_all_mistakes_of_all_files_are_told_at_once() -> None:
+def test_all_mistakes_of_all_files_are_reported_at_once() -> None:
     with pytest.raises(RulesError) as caught:
         load_rules(BAD)
     lines = str(caught.value).splitlines()

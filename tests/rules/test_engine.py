@@ -60,14 +60,14 @@ def recorded(frame: SeriesFrame) -> dict[str, float]:
 def test_alerts_and_changes_are_those_of_the_rules() -> None:
     rules = engine(CHAIN)
     store = rules.new_store()
-    told: list[tuple[int, AlertState]] = []
+    reported: list[tuple[int, AlertState]] = []
     alerts: list[Alert] = []
     for second, x in enumerate([9, 9, 9, 9, 1, 1]):
         store.append(frame(second, x=x))
         evaluation = rules.evaluate(store, second)
-        told.extend((second, change.state) for change in evaluation.changes)
+        reported.extend((second, change.state) for change in evaluation.changes)
         alerts = list(evaluation.alerts)
-    assert told == [(0, AlertState.PENDING), (2, AlertState.FIRING), (4, AlertState.RESOLVED)]
+    assert reported == [(0, AlertState.PENDING), (2, AlertState.FIRING), (4, AlertState.RESOLVED)]
     assert alerts == []
 
 

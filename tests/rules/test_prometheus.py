@@ -217,13 +217,13 @@ def expectations(rules: Path, inputs: dict[str, str], steps: int) -> tuple[list[
         evaluation = engine.evaluate(store, step * 30)
         assert not evaluation.failures
         # What the evaluation says and what it recorded of itself are the same.
-        told = {key for alert in evaluation.alerts for key, _ in alert_series(alert)}
+        reported = {key for alert in evaluation.alerts for key, _ in alert_series(alert)}
         kept = {
             key
             for name in CHECKED[:2]
             for key, _ in compile_query(name).evaluate(store, step * 30_000).samples()
         }
-        assert told == kept
+        assert reported == kept
         for name in CHECKED:
             samples = compile_query(name).evaluate(store, step * 30_000).samples()
             checks.append(

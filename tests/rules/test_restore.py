@@ -123,7 +123,7 @@ def test_after_an_hour_away_a_for_starts_over_and_what_fires_still_goes_on() -> 
     assert later.states(3702 + 100, x=11)["High"] is AlertState.FIRING
 
 
-def test_the_end_of_an_alert_whose_rule_is_gone_is_told() -> None:
+def test_the_end_of_an_alert_whose_rule_is_gone_is_reported() -> None:
     server = Server()
     server.at(0, x=11)
     server.again(0, 10, RANGE)

@@ -152,7 +152,7 @@ def test_a_test_that_fails_gives_exit_code_1_and_what_was_got(
     ]
 
 
-def test_a_test_of_wrong_rules_tells_their_mistakes(
+def test_a_test_of_wrong_rules_shows_their_mistakes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "tests.yaml"

@@ -32,7 +32,7 @@ from perfd.rules.promql.tokens import tokenize
         ("bottomk(x)", 0, "wrong number of arguments"),
     ],
 )
-def test_a_mistake_is_told_with_its_place(text: str, offset: int, part: str) -> None:
+def test_a_mistake_is_reported_with_its_place(text: str, offset: int, part: str) -> None:
     with pytest.raises(TextError) as caught:
         compile_query(text)
     (problem,) = caught.value.problems
@@ -54,7 +54,7 @@ def test_an_expression_that_is_too_deep_is_refused(text: str) -> None:
         compile_query(text)
 
 
-def test_everything_that_is_not_supported_is_told_at_once() -> None:
+def test_everything_that_is_not_supported_is_reported_at_once() -> None:
     with pytest.raises(TextError) as caught:
         compile_query("foo(x) + x @ 5 + bar(y)")
     assert [problem.offset for problem in caught.value.problems] == [0, 11, 17]

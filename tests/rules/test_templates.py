@@ -80,7 +80,7 @@ def test_a_number_is_written_as_prometheus_writes_it(function: str, value: float
         ("{{ $value ) }}", 10, "unexpected"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_place(text: str, offset: int, part: str) -> None:
+def test_a_mistake_is_reported_with_its_place(text: str, offset: int, part: str) -> None:
     with pytest.raises(TextError) as caught:
         compile_template(text)
     (problem,) = caught.value.problems

@@ -160,7 +160,7 @@ def test_groups_in_another_order_give_another_result(folder: Path) -> None:
         ("series: x, ", "", "9:20: `series` is missing"),
     ],
 )
-def test_a_mistake_in_a_file_of_tests_is_told_with_its_place(
+def test_a_mistake_in_a_file_of_tests_is_reported_with_its_place(
     folder: Path, old: str, new: str, message: str
 ) -> None:
     with pytest.raises(RulesError) as caught:

@@ -160,7 +160,7 @@ def test_each_state_of_a_server_that_needs_no_theory_has_its_finding() -> None:
     assert kinds_of(queued_requests=8.0) == {Kind.QUEUEING}
 
 
-def test_few_requests_are_told_against_the_critical_batch() -> None:
+def test_few_requests_are_reported_against_the_critical_batch() -> None:
     snapshot = look(1, running_requests=2.0, kv_used_tokens=1000.0)
     measured = measure(snapshot)
     found = diagnose(measured, compare(measured, theory()))
@@ -186,7 +186,7 @@ def test_prompts_that_take_most_of_the_time_to_the_first_token_are_long() -> Non
     assert found_kinds(replace(measured, latencies=latencies(ttft=(9.0, 12.0))), theory()) == set()
 
 
-def test_prefill_without_cache_hits_is_told_where_it_outweighs_decode() -> None:
+def test_prefill_without_cache_hits_is_reported_where_it_outweighs_decode() -> None:
     measured = ServerRates(
         now=look(1), prefix_hit_ratio=0.02, computed_prompt_tokens_per_s=9000.0, generation_tokens_per_s=800.0
     )

@@ -308,7 +308,7 @@ def tls_server(certificate: Path) -> ssl.SSLContext:
     [({}, 0.0), ({"ca": True}, 1.0), ({"insecure": True}, 1.0)],
     ids=["system", "ca", "insecure"],
 )
-def test_a_server_with_a_certificate_of_its_own_is_trusted_when_told_so(
+def test_a_server_with_a_certificate_of_its_own_is_trusted_when_configured(
     serve: Callable[..., RawServer], tmp_path: Path, certificate: Path, trust: dict[str, bool], up: float
 ) -> None:
     server = serve(with_body(PAGE), tls=tls_server(certificate))

@@ -137,20 +137,20 @@ def test_every_version_leaves_whole_traces_of_its_ranks(scene: Scene, engine: st
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "reported"),
     [("0.4.3", set()), ("0.4.6.post1", {"output_dir"}), ("0.5.23", {"output_dir", "num_steps"})],
 )
-def test_sglang_is_told_what_its_version_understands(scene: Scene, version: str, told: set[str]) -> None:
+def test_sglang_is_sent_what_its_version_understands(scene: Scene, version: str, reported: set[str]) -> None:
     server = scene.serve("sglang", version)
     scene.capture()
     path, said = server.asked[0]
     assert path == "/start_profile"
-    assert {"output_dir", "num_steps"} & set(said) == told
-    if told:
+    assert {"output_dir", "num_steps"} & set(said) == reported
+    if reported:
         assert (said["with_stack"], said["activities"]) == (False, ["CPU", "GPU"])
 
 
-def test_only_a_vllm_that_counts_is_told_how_many_iterations(scene: Scene) -> None:
+def test_only_a_vllm_that_counts_is_given_a_number_of_iterations(scene: Scene) -> None:
     server = scene.serve("vllm", "0.33.0")
     scene.capture()
     assert server.asked[0] == ("/start_profile", {"max_iterations": 5})
@@ -227,7 +227,7 @@ def test_a_key_is_read_from_its_file_for_each_request(scene: Scene, tmp_path: Pa
     assert scene.capture(tool).state is CaptureState.DONE
 
 
-def test_a_rank_that_wrote_nothing_is_told(scene: Scene) -> None:
+def test_a_rank_that_wrote_nothing_is_reported(scene: Scene) -> None:
     server = scene.serve("sglang", "0.5.9", ranks=2)
     tool, plan = scene.tool(), scene.plan()
     targets = tool.ready("llama", ()).targets
@@ -315,7 +315,7 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize(("engine", "version"), [("sglang", "0.5.23"), ("vllm", "0.33.0")])
-def test_what_a_server_wrote_tells_prefill_from_decode(
+def test_what_a_server_wrote_distinguishes_prefill_from_decode(
     scene: Scene, capsys: pytest.CaptureFixture[str], engine: str, version: str
 ) -> None:
     scene.serve(engine, version, ranks=2)
@@ -381,8 +381,8 @@ def test_a_rule_that_fires_captures_the_server_that_it_names(
     agent.start()
     try:
         labels = {"capture": "serving", "node": "n1", "server": busy.address, "job": "the scrape's"}
-        told = Alert(name="Busy", labels=labels, state=AlertState.FIRING, fired_at_unix_s=1.0)
-        (capture,) = until_final(aggregator, busy, [told] if by_alertmanager else [])
+        reported = Alert(name="Busy", labels=labels, state=AlertState.FIRING, fired_at_unix_s=1.0)
+        (capture,) = until_final(aggregator, busy, [reported] if by_alertmanager else [])
         assert (capture["job"], capture["alert"]) == (f"n1/{busy.address}", "Busy")
         assert (capture["state"], capture["reason"]) == ("done", "")
         assert (capture["server"], capture["tool"]) == (True, "sglang")
@@ -412,13 +412,15 @@ def page(running: float) -> bytes:
     ).encode()
 
 
-def until_final(aggregator: Aggregator, server: StandInServer, told: Sequence[Alert]) -> list[dict[str, Any]]:
+def until_final(
+    aggregator: Aggregator, server: StandInServer, reported: Sequence[Alert]
+) -> list[dict[str, Any]]:
     """The captures once none is open; the server works meanwhile."""
     waiting = threading.Event()
     for _ in range(2000):
         aggregator.tick()
         # An Alertmanager tells again and again; only the first time that the server is known counts.
-        aggregator.receive_alerts(told)
+        aggregator.receive_alerts(reported)
         server.steps(1)
         found = aggregator.captures()
         if found and all(capture["state"] != "open" for capture in found):

@@ -148,7 +148,7 @@ def test_an_address_that_is_none_is_refused_with_its_place(tmp_path: Path) -> No
         SGLANG.create(ServingOptions(urls=("ftp://x",)), settings(tmp_path))
 
 
-def test_several_servers_of_a_node_are_found_and_told_apart(tmp_path: Path) -> None:
+def test_several_servers_of_a_node_are_found_and_distinguished(tmp_path: Path) -> None:
     pages = {role: role_page(role, running) for role, running in (("prefill", 2), ("decode", 9))}
     with (
         serving({"/metrics": pages["prefill"]}) as (_, one),

@@ -32,7 +32,7 @@ def test_nan_and_infinity_are_values() -> None:
     assert values("m +Inf\n", "m") == [math.inf]
 
 
-def test_a_series_that_is_there_twice_counts_once_and_is_told() -> None:
+def test_a_series_that_is_there_twice_counts_once_and_is_reported() -> None:
     page = read('m{a="1"} 1\nm{a="1"} 2\n')
     assert [series.value for series in page.series["m"]] == [1.0]
     assert page.duplicates == 1

@@ -67,7 +67,7 @@ def answers(address: str | None) -> list[Mapping[str, Any]]:
     return servers
 
 
-def test_the_aggregator_tells_sglang_from_vllm_and_notices_another_model(tmp_path: Path) -> None:
+def test_the_aggregator_distinguishes_sglang_from_vllm_and_notices_another_model(tmp_path: Path) -> None:
     clock = VirtualClock()
     quiet = AggregatorConfig(
         listen="127.0.0.1:0", http_listen="127.0.0.1:0", rules=RulesConfig(builtin=False)

@@ -114,7 +114,7 @@ def test_fields_of_tomorrow_in_any_order_change_nothing(said, extra, order) -> N
     assert found.reported_generation_tokens_per_s == said["gen"]
 
 
-def test_a_log_of_tomorrow_is_told_from_one_that_is_not_understood(capsys, tmp_path) -> None:
+def test_a_log_of_tomorrow_is_distinguished_from_one_that_is_not_understood(capsys, tmp_path) -> None:
     log = tmp_path / "server.log"
     old = DECODE["0.5.23 with Mamba"].format(run=3, queue=0, token=10, use=0.1, gen=20.0)
     log.write_text(f"{old}\n[2027-01-01 00:00:00] Decode batch, active: 9 of 12\n")
@@ -124,7 +124,7 @@ def test_a_log_of_tomorrow_is_told_from_one_that_is_not_understood(capsys, tmp_p
     assert "1 lines look like batches of an unknown SGLang version" in " ".join(out.split())
 
 
-def test_what_an_engine_reckons_of_its_own_use_is_a_check() -> None:
+def test_what_an_engine_estimates_of_its_own_use_is_a_check() -> None:
     said = {"run": 8, "queue": 0, "token": 5, "use": 0.1, "percent": 10.0, "gen": 20.0, "prompt": 1.0}
     sglang = measure(seen(DECODE["0.5.12"].format(**said)))
     assert sglang.estimated_flops_per_s_per_gpu == pytest.approx(9.1e12)
@@ -150,7 +150,7 @@ def test_ranks_of_data_parallelism_add_up_and_the_newest_line_of_each_counts() -
     assert [load.running_requests for load in found.replicas] == [6.0, 4.0]
 
 
-def test_prefill_lines_tell_the_share_of_the_prefix_cache() -> None:
+def test_prefill_lines_show_the_share_of_the_prefix_cache() -> None:
     line = "[2026-01-01 00:00:00] Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: {cached}, "
     line += "token usage: 0.10, #running-req: 2, #queue-req: 0, cuda graph: False, "
     found = seen(

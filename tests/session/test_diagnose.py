@@ -39,7 +39,7 @@ def test_in_words_every_finding_has_its_evidence(capsys: pytest.CaptureFixture[s
     assert "What to do: Use more micro-batches" in said
 
 
-def test_a_stream_that_cannot_be_read_is_told_and_the_rest_is_diagnosed(
+def test_a_stream_that_cannot_be_read_is_reported_and_the_rest_is_diagnosed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recording = shutil.copytree(find_recording("pp4_few"), tmp_path / "recording")
@@ -78,7 +78,7 @@ def test_jobs_of_an_aggregator_are_diagnosed(capsys: pytest.CaptureFixture[str])
         aggregator.stop()
 
 
-def test_a_job_in_the_place_of_a_recording_is_told_where_it_belongs(
+def test_a_job_in_the_place_of_a_recording_is_shown_where_it_belongs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["diagnose", "llama-70b"]) == 2

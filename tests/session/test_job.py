@@ -345,7 +345,7 @@ def test_what_is_typed_on_a_terminal_reaches_the_command(terminal):
     assert session.end() == 0
 
 
-def test_a_command_in_a_terminal_that_closes_is_told_so(terminal):
+def test_a_command_in_a_terminal_that_closes_gets_the_signal(terminal):
     session = terminal(
         python(SAY_WHEN_SIGNALLED.replace("number == signal.SIGTERM", "number == signal.SIGHUP"))
     )

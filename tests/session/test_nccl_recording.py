@@ -23,7 +23,7 @@ def test_time_in_nccl_agrees_with_the_timers_of_the_log(summary: JobSummary) -> 
     assert communication.share_ratio == pytest.approx(communication.exposed_ratio, abs=0.01)
 
 
-def test_transfer_is_told_from_waiting_and_a_healthy_job_has_no_culprit(summary: JobSummary) -> None:
+def test_transfer_is_distinguished_from_waiting_and_a_healthy_job_has_no_culprit(summary: JobSummary) -> None:
     communication = summary.communication
     assert communication.transfer_ratio is not None
     assert communication.wait_ratio is not None

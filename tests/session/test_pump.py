@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfd.session.job.output_relay import OutputRelay
 
 
-class Heard:
+class Received:
     """A listener that keeps what it heard."""
 
     def __init__(self) -> None:
@@ -23,35 +23,35 @@ class Heard:
         self.first.set()
 
 
-def pumped(write, target_fd: int) -> tuple[OutputRelay, Heard]:
+def pumped(write, target_fd: int) -> tuple[OutputRelay, Received]:
     read_fd, write_fd = os.pipe()
-    heard = Heard()
-    pump = OutputRelay(read_fd, target_fd, heard)
+    got = Received()
+    pump = OutputRelay(read_fd, target_fd, got)
     pump.start()
     write(write_fd)
     os.close(write_fd)
     pump.join()
     pump.job_ended()
-    return pump, heard
+    return pump, got
 
 
 @given(st.lists(st.binary(min_size=1, max_size=5000), max_size=20))
-def test_every_byte_passes_unchanged_and_is_heard(tmp_path_factory, chunks):
+def test_every_byte_passes_unchanged_and_is_received(tmp_path_factory, chunks):
     path = tmp_path_factory.mktemp("pump") / "out"
     with path.open("wb") as target:
-        _, heard = pumped(lambda fd: [os.write(fd, chunk) for chunk in chunks], target.fileno())
+        _, got = pumped(lambda fd: [os.write(fd, chunk) for chunk in chunks], target.fileno())
     assert path.read_bytes() == b"".join(chunks)
-    assert b"".join(heard.chunks) == b"".join(chunks)
+    assert b"".join(got.chunks) == b"".join(chunks)
 
 
 def test_output_without_a_line_end_passes_at_once(tmp_path):
     read_fd, write_fd = os.pipe()
     with (tmp_path / "out").open("wb") as target:
-        heard = Heard()
-        pump = OutputRelay(read_fd, target.fileno(), heard)
+        got = Received()
+        pump = OutputRelay(read_fd, target.fileno(), got)
         pump.start()
         os.write(write_fd, b"50 %")
-        assert heard.first.wait(30)
+        assert got.first.wait(30)
         assert (tmp_path / "out").read_bytes() == b"50 %"
         os.close(write_fd)
         pump.join()
@@ -78,8 +78,8 @@ def test_a_reader_that_left_ends_the_stream_as_it_would_without_perfd():
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
 def test_a_full_disk_loses_the_output_but_not_the_job():
     with Path("/dev/full").open("wb", buffering=0) as full:
-        pump, heard = pumped(lambda fd: [os.write(fd, b"x" * 1000) for _ in range(500)], full.fileno())
-    assert len(b"".join(heard.chunks)) == 500_000
+        pump, got = pumped(lambda fd: [os.write(fd, b"x" * 1000) for _ in range(500)], full.fileno())
+    assert len(b"".join(got.chunks)) == 500_000
     assert pump.target_failed is not None
     assert pump.target_failed.strerror == "No space left on device"
 
@@ -87,7 +87,7 @@ def test_a_full_disk_loses_the_output_but_not_the_job():
 def test_a_process_that_keeps_the_stream_open_does_not_keep_us(tmp_path):
     read_fd, write_fd = os.pipe()
     with (tmp_path / "out").open("wb") as target:
-        pump = OutputRelay(read_fd, target.fileno(), Heard())
+        pump = OutputRelay(read_fd, target.fileno(), Received())
         os.write(write_fd, b"last words")
         pump.start()
         pump.job_ended()

@@ -101,16 +101,16 @@ def test_two_replays_give_the_same_bytes_at_any_speed(name):
     assert clock.slept_s >= first.played_s / 4
 
 
-def test_progress_goes_forward_to_the_end_and_is_told_between_ticks_when_paced():
-    told: list[ReplayProgress] = []
+def test_progress_goes_forward_to_the_end_and_is_reported_between_ticks_when_paced():
+    reported: list[ReplayProgress] = []
     replay(
         ReplayOptions(recording=bundled("pp4_few"), speed=1.0),
-        on_progress=told.append,
+        on_progress=reported.append,
         real_clock=VirtualClock(),
     )
-    times = [progress.played_s for progress in told]
+    times = [progress.played_s for progress in reported]
     assert times == sorted(times)
-    assert times[-1] == told[-1].total_s
+    assert times[-1] == reported[-1].total_s
     assert len(times) > 100
 
 
@@ -154,7 +154,7 @@ def test_a_replay_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_its_gpu_samples_a_recording_still_tells_its_steps(tmp_path):
+def test_without_its_gpu_samples_a_recording_still_shows_its_steps(tmp_path):
     recording = copied(tmp_path)
     (recording / "node0/nvml.jsonl.gz").unlink()
     with pytest.raises(RecordingError, match=r"nvml\.jsonl\.gz, which is not there"):
@@ -164,7 +164,7 @@ def test_without_its_gpu_samples_a_recording_still_tells_its_steps(tmp_path):
     assert result.warnings == ("node0/nvml.jsonl.gz is missing and was skipped.",)
 
 
-def test_without_its_log_a_recording_still_tells_its_gpus(tmp_path):
+def test_without_its_log_a_recording_still_shows_its_gpus(tmp_path):
     recording = copied(tmp_path)
     (recording / "node0/stdout.log").unlink()
     (job,) = played(recording, allow_missing=True).summaries

@@ -425,7 +425,7 @@ def test_a_rule_of_the_command_line_fires_beside_those_of_the_configuration(tmp_
     ],
 )
 @pytest.mark.parametrize("where", ["option", "configuration"])
-def test_a_wrong_rules_file_is_told_before_the_job_starts(tmp_path, configuration, text, said, where):
+def test_a_wrong_rules_file_is_reported_before_the_job_starts(tmp_path, configuration, text, said, where):
     wrong = tmp_path / "wrong.yaml"
     if text is not None:
         wrong.write_text(text)
@@ -449,14 +449,14 @@ def sockets():
         yield Path(directory)
 
 
-def test_a_job_for_kineto_is_told_so_and_runs_without_nsys(tmp_path, configuration, sockets):
+def test_a_job_for_kineto_gets_its_variables_and_runs_without_nsys(tmp_path, configuration, sockets):
     nsys = install(tmp_path / "nsys")
     configuration.write_text(
         f"agent: {{capture: {{nsys_path: '{nsys}', kineto: {{socket_directory: '{sockets}'}}}}}}\n"
         "aggregator: {http_listen: null}\n"
     )
-    tell = "import os; print(os.environ['KINETO_USE_DAEMON'], 'NSYS_PROFILING_SESSION_ID' in os.environ)"
-    words = command(tmp_path, configuration, "--kineto", "--", sys.executable, "-c", tell)
+    report = "import os; print(os.environ['KINETO_USE_DAEMON'], 'NSYS_PROFILING_SESSION_ID' in os.environ)"
+    words = command(tmp_path, configuration, "--kineto", "--", sys.executable, "-c", report)
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "1 False\n"), done.stderr
     assert "ready for captures (perfd capture start" in done.stderr
@@ -494,9 +494,9 @@ def test_a_training_loop_with_the_hook_finds_the_agent_of_its_own_run(tmp_path, 
         out, _ = process.communicate()
 
     assert process.returncode == 0
-    (told,) = re.findall(r"^socket (.+)$", out, re.MULTILINE)
-    assert re.search(rf"perfd-hook-{os.getuid()}-\d+\.sock$", told)
-    assert not Path(told).exists()
+    (reported,) = re.findall(r"^socket (.+)$", out, re.MULTILINE)
+    assert re.search(rf"perfd-hook-{os.getuid()}-\d+\.sock$", reported)
+    assert not Path(reported).exists()
     assert f"on {socket.gethostname()}\n" in out
     job = only_job(tmp_path)
     assert job["steps"]["count"] > 0

@@ -116,8 +116,8 @@ def test_messages_survive_short_lines_and_the_lines_of_others_between(reason: st
     mixed = [*noise, *(line for pair in zip(*lines, strict=False) for line in pair)]
     shortest = min(map(len, lines))
     mixed += [line for part in lines for line in part[shortest:]]
-    heard = [found for line in mixed if (found := assembly.feed(line)) is not None]
-    assert {node: msgspec.json.encode(message) for node, message in heard} == {
+    got = [found for line in mixed if (found := assembly.feed(line)) is not None]
+    assert {node: msgspec.json.encode(message) for node, message in got} == {
         node: msgspec.json.encode(message) for node, message in sent.items()
     }
 
@@ -255,9 +255,9 @@ def test_a_helper_without_the_jobs_ranks_says_so_and_ends_with_its_orders(tmp_pa
         job="llama", job_id="17", step=1, directory=str(tmp_path / "files"), capture=AgentCaptureConfig()
     )
     proc = FakeNode(tmp_path).proc
-    told: list[FromNode] = []
-    serve([encode(setup)], told.append, node="n1", search_path="", clock=SystemClock(), proc=proc)
-    [present] = told
+    reported: list[FromNode] = []
+    serve([encode(setup)], reported.append, node="n1", search_path="", clock=SystemClock(), proc=proc)
+    [present] = reported
     assert isinstance(present, NodeReady)
     assert present.ranks == []
     assert "step 17.1" in present.reason
@@ -303,7 +303,7 @@ def test_a_choice_that_means_no_rank_ends_the_helpers_and_says_why(tmp_path: Pat
 
 
 @pytest.mark.parametrize("output", ["", "sys.stdout.close(); sys.stderr.close(); os.close(1); os.close(2)\n"])
-def test_an_srun_that_hears_nothing_is_killed_and_what_it_told_stays(tmp_path: Path, output: str):
+def test_an_srun_that_receives_nothing_is_killed_and_what_it_reported_stays(tmp_path: Path, output: str):
     found = capture(
         tmp_path,
         "import os, signal, time\n"

@@ -68,25 +68,25 @@ def test_what_is_not_known_is_said_to_be_unknown_and_never_zero(summary):
     )
     _, *numbers = [line for line in in_words([bare]).splitlines() if line.startswith("    ")]
     (line,) = numbers
-    name, *told = line.replace(",", "").split()
+    name, *reported = line.replace(",", "").split()
     assert name == "unknown"
-    assert {"MFU", "stall", "optimizer", "goodput"} <= set(told)
+    assert {"MFU", "stall", "optimizer", "goodput"} <= set(reported)
 
 
 def test_how_much_of_communication_is_waiting_stands_beside_it_where_that_is_known(summary):
     kernels = Communication(share_ratio=0.4, transfer_ratio=0.16, wait_ratio=0.24, source="nccl plugin")
 
-    told = in_words([dataclasses.replace(summary, communication=kernels)])
-    untold = in_words(
+    reported = in_words([dataclasses.replace(summary, communication=kernels)])
+    unreported = in_words(
         [dataclasses.replace(summary, communication=Communication(share_ratio=0.4, source="nccl plugin"))]
     )
 
     line = "communication         40.0% (nccl plugin)"
-    assert f"{line}: 16.0% moves data, 24.0% waits for other ranks\n" in told
-    assert f"{line}\n" in untold
+    assert f"{line}: 16.0% moves data, 24.0% waits for other ranks\n" in reported
+    assert f"{line}\n" in unreported
 
 
-def test_evidence_of_the_bottleneck_is_not_told_again_below_it(summary):
+def test_evidence_of_the_bottleneck_is_not_reported_again_below_it(summary):
     silent = Finding(kind=Kind.MISSING_TELEMETRY, confidence=0.9, evidence=["Rank 3 says nothing."])
     memory = Finding(
         kind=Kind.MEMORY_CAPACITY, confidence=0.8, evidence=["Rank 3 says nothing.", "Memory is full."]
@@ -109,29 +109,29 @@ def kernels(group, share, **changes):
 
 def numbers(summary, **changes):
     """The lines of a summary's numbers, by name; those without one belong to the line above."""
-    told: dict[str, list[str]] = {}
+    reported: dict[str, list[str]] = {}
     name = ""
     for line in in_words([dataclasses.replace(summary, **changes)]).splitlines():
         if line.startswith("    "):
             name = line[4:25].strip() or name
-            told.setdefault(name, []).append(line[26:])
-    return told
+            reported.setdefault(name, []).append(line[26:])
+    return reported
 
 
 def test_a_total_by_timers_says_which_dimensions_it_does_not_count(summary):
     stages = Dimension(group="pp", share_ratio=0.24, exposed_ratio=0.24, exposed_source="timers", source="t")
     timed = Communication(share_ratio=0.006, source="timers: all-grads-sync", dimensions=[stages])
 
-    told = numbers(summary, communication=timed)
+    reported = numbers(summary, communication=timed)
 
-    assert told["communication"] == ["0.6% (timers: all-grads-sync), not counting pp"]
-    assert told["by dimension"] == ["pp 24.0%, exposed 24.0% (timers)"]
+    assert reported["communication"] == ["0.6% (timers: all-grads-sync), not counting pp"]
+    assert reported["by dimension"] == ["pp 24.0%, exposed 24.0% (timers)"]
     # A capture counts all that communicates.
     captured = dataclasses.replace(timed, share_ratio=0.3, source="capture c-1")
     assert numbers(summary, communication=captured)["communication"] == ["30.0% (capture c-1)"]
 
 
-def test_dimensions_that_communicate_at_once_are_told_with_what_they_take_together(summary):
+def test_dimensions_that_communicate_at_once_are_reported_with_what_they_take_together(summary):
     why = {"missing": "no capture was analyzed"}
     seen = Communication(
         share_ratio=0.3,
@@ -139,16 +139,16 @@ def test_dimensions_that_communicate_at_once_are_told_with_what_they_take_togeth
         dimensions=[kernels("pp", 0.2, **why), kernels("dp", 0.18, **why)],
     )
 
-    told = numbers(summary, communication=seen)
+    reported = numbers(summary, communication=seen)
 
-    assert told["communication"] == ["30.0% (nccl plugin)"]
-    assert told["by dimension"] == [
+    assert reported["communication"] == ["30.0% (nccl plugin)"]
+    assert reported["by dimension"] == [
         "pp 20.0%, dp 18.0%; exposed unknown (no capture was analyzed)",
         "together 30.0%: they overlap",
     ]
 
 
-def test_of_each_dimension_it_is_told_why_its_exposed_part_is_unknown(summary):
+def test_each_dimension_shows_why_its_exposed_part_is_unknown(summary):
     dimensions = [
         kernels("dp", 0.2, exposed_ratio=0.1, exposed_source="timers"),
         kernels("tp", 0.1, missing="no capture was analyzed"),
@@ -177,7 +177,7 @@ def test_a_stall_by_waiting_is_of_the_time_and_one_by_timers_of_the_schedule(sum
         assert numbers(summary, parallel=parallel, pipeline=pipeline)["pipeline stall"] == [said]
 
 
-def test_without_a_gpu_flops_are_told_per_rank(summary):
+def test_without_a_gpu_flops_are_reported_per_rank(summary):
     assert "model FLOP/s per GPU" in numbers(summary)
     assert "model FLOP/s per rank" in numbers(summary, gpus=())
 
@@ -271,7 +271,7 @@ def test_how_a_capture_ended_stands_below_the_alerts_of_its_job(summary, ended, 
     assert f"No alerts fired.\n\nCaptures:\n{said}" in text
 
 
-def test_a_capture_of_no_job_that_is_told_stands_by_itself(summary):
+def test_a_capture_of_no_job_that_is_reported_stands_by_itself(summary):
     text = in_words([summary], captures=[capture(job="n1/127.0.0.1:30000")])
     assert text.endswith("\n\nOther captures:\n- slow-1 (nsys, alert Slow): done.\n")
 
@@ -284,7 +284,7 @@ def test_without_any_job_it_says_what_that_means():
     assert in_words([], notes=["the log was empty."]) == f"{NO_JOB}\n\nNote: the log was empty.\n"
 
 
-def test_a_name_cannot_speak_to_the_terminal(summary):
+def test_a_name_cannot_control_the_terminal(summary):
     named = dataclasses.replace(summary, name="llama\x1b[31m\r\x9b2J\nred")
 
     for text in (in_words([named]), *findings_in_words([named])):

@@ -2,8 +2,9 @@
 
     python -m tests.style.lint_words [PATH...]
 
-Without paths: documentation, rules, the page, and the strings, docstrings and comments of the code. Prints
-`FILE:LINE: WORD -> what to write`, exits 1 if there is any.
+Without paths: documentation, rules, the page, the strings, docstrings and comments of the code, and the names
+that it defines; of tests and benchmarks only the names. Prints `FILE:LINE: WORD -> what to write`, exits 1 if
+there is any.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ CHECKED = (
     "collectors/*.py",
 )
 """As of git: `*` also matches `/`."""
+NAMES_CHECKED = ("perfd/*.py", "collectors/*.py", "deploy/*.py", "benchmarks/*.py", "tests/*.py")
+"""Where the names that code defines are checked."""
 _FENCED = re.compile(r"^\s*```.*?^\s*```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`]*`|\]\([^)]*\)|^ {4,}perfd .*$", re.MULTILINE)
 _CONTEXT = 60
@@ -63,6 +66,8 @@ class WordList:
 
     rules: Sequence[WordRule]
     allowed: Sequence[AllowedText] = ()
+    names: Sequence[WordRule] = ()
+    """For names of modules, classes, functions, parameters and variables: words between underscores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +94,38 @@ def load_words() -> WordList:
     return WordList(
         rules=[WordRule(_pattern(one["pattern"]), one["use"]) for one in content["rules"]],
         allowed=[AllowedText(one["path"], _pattern(one["pattern"])) for one in content["allow"]],
+        names=[WordRule(_name_pattern(one["pattern"]), one["use"]) for one in content["names"]],
     )
 
 
 def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text.replace(" ", r"\s+"), re.MULTILINE | re.IGNORECASE)
+
+
+def _name_pattern(text: str) -> re.Pattern[str]:
+    return re.compile(rf"(?:^|_)(?:{text})(?=_|$)", re.IGNORECASE)
+
+
+def refused_names(path: str, content: str, words: WordList) -> list[RefusedWord]:
+    """Every name that a Python file defines with a refused word; names that it only uses are another's."""
+    return [
+        RefusedWord(path, line, name, rule.use)
+        for line, name in sorted(set(_defined_names(ast.parse(content))))
+        for rule in words.names
+        if rule.pattern.search(name)
+    ]
+
+
+def _defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.attr
 
 
 def refused_words(path: str, content: str, words: WordList) -> list[RefusedWord]:
@@ -171,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
     """Check files, print what is refused, and return the exit code."""
     words = load_words()
     listed = subprocess.run(
-        ["git", "ls-files", "--", *(arguments or CHECKED)],
+        ["git", "ls-files", "--", *(arguments or {*CHECKED, *NAMES_CHECKED})],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -179,11 +211,13 @@ def main(arguments: Sequence[str]) -> int:
     ).stdout.split()
     found: list[RefusedWord] = []
     for path in listed:
-        checked = any(fnmatch(path, glob) for glob in CHECKED) and not path.endswith(
-            ("_pb2.py", "_pb2_grpc.py")
-        )
-        if checked:
-            found += refused_words(path, (ROOT / path).read_text(encoding="utf-8"), words)
+        if path.endswith(("_pb2.py", "_pb2_grpc.py")) or not (ROOT / path).is_file():
+            continue
+        text = (ROOT / path).read_text(encoding="utf-8")
+        if any(fnmatch(path, glob) for glob in CHECKED):
+            found += refused_words(path, text, words)
+        if any(fnmatch(path, glob) for glob in NAMES_CHECKED):
+            found += refused_names(path, text, words)
     sys.stdout.writelines(f"{one.path}:{one.line}: {one.word!r} -> {one.use}\n" for one in found)
     if found:
         sys.stdout.write(f"{len(found)} refused words; tests/style/words.yaml lists them.\n")

@@ -6,12 +6,12 @@ import re
 
 import pytest
 
-from tests.style.lint_words import AllowedText, WordList, WordRule, load_words, refused_words
+from tests.style.lint_words import AllowedText, WordList, WordRule, load_words, refused_names, refused_words
 
-TELL = WordList(rules=[WordRule(re.compile(r"\btold\b"), "reported")])
+REPORTED = WordList(rules=[WordRule(re.compile(r"\btold\b"), "reported")])
 
 
-def lines(path: str, content: str, words: WordList = TELL) -> list[int]:
+def lines(path: str, content: str, words: WordList = REPORTED) -> list[int]:
     return [found.line for found in refused_words(path, content, words)]
 
 
@@ -65,8 +65,25 @@ def test_of_the_changelog_only_what_is_unreleased_is_read() -> None:
 
 
 def test_an_exception_is_for_one_text_in_one_file() -> None:
-    words = WordList(rules=TELL.rules, allowed=[AllowedText("docs/a.md", re.compile("NCCL told"))])
+    words = WordList(rules=REPORTED.rules, allowed=[AllowedText("docs/a.md", re.compile("NCCL told"))])
 
     assert lines("docs/a.md", "NCCL told us.", words) == []
     assert lines("docs/a.md", "We told NCCL.", words) == [1]
     assert lines("docs/b.md", "NCCL told us.", words) == [1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "told = 1", "def tell(): ...", "class Heard: ...", "def f(*, untold): ...", "self.heard_s = 1",
+        "def test_a_rank_is_told(): ...", "_LEASH = 1", "for speaks in x: ...",
+    ],
+)  # fmt: skip
+def test_names_with_refused_words_are_refused_where_they_are_defined(content: str) -> None:
+    assert refused_names("tests/test_a.py", content, load_words())
+
+
+def test_names_of_others_and_words_inside_of_words_are_fine() -> None:
+    content = "position = file.tell()\nbookteller = shear = amended = 1\nimport told\n"
+
+    assert refused_names("perfd/a.py", content, load_words()) == []

@@ -85,7 +85,7 @@ class FakeAgent:
                 previous_epoch=self.epochs[1],
             )
         )
-        welcome = self.hear()
+        welcome = self.receive()
         if not isinstance(welcome, Welcome):
             raise TypeError(f"The aggregator answered a Hello with {welcome!r}.")
         return welcome
@@ -94,7 +94,7 @@ class FakeAgent:
         """Send a batch under the next sequence, or another; returns the one that is acknowledged."""
         self.sequence = self.sequence + 1 if sequence is None else sequence
         self.say(Batch(sequence=self.sequence, sent_unix_ns=sent_unix_ns, records=records))
-        while not isinstance(message := self.hear(), Ack):
+        while not isinstance(message := self.receive(), Ack):
             pass
         return message.sequence
 
@@ -108,7 +108,7 @@ class FakeAgent:
         """Send a message, or bytes that are none."""
         self._outgoing.put(message if isinstance(message, bytes) else convert.encode_message(message))
 
-    def hear(self) -> AggregatorMessage:
+    def receive(self) -> AggregatorMessage:
         """The next message of the aggregator."""
         message = convert.decode_aggregator_message(next(self._answers))
         if message is None:

@@ -60,7 +60,7 @@ def test_the_text_says_what_limits_the_capture(trace, capsys):
     assert "60.0%" in text
 
 
-def test_mfu_is_told_when_the_models_arithmetic_is_known(trace, capsys):
+def test_mfu_is_shown_when_the_models_arithmetic_is_known(trace, capsys):
     assert main(["analyze", str(trace), "--model-flops-per-step", "4e10", "--json"]) == 0
 
     assert json.loads(capsys.readouterr().out)["model_use"]["mfu_ratio"] == pytest.approx(0.404, rel=0.01)
@@ -86,7 +86,7 @@ def test_the_same_files_give_the_same_bytes(trace, capsys):
     assert capsys.readouterr().out == first
 
 
-def test_a_summary_beside_the_trace_tells_the_models_arithmetic(trace, capsys):
+def test_a_summary_beside_the_trace_shows_the_models_arithmetic(trace, capsys):
     main(["replay", "dp4", "--speed", "max", "--json"])
     summary = capsys.readouterr().out
     (trace.parent / "summary.json").write_text(summary, encoding="utf-8")

@@ -51,7 +51,7 @@ def test_the_shortest_is_the_transfer_and_the_rest_waiting(tmp_path):
     assert first.total_s == pytest.approx(first.transfer_s + first.wait_s)
 
 
-def test_of_each_group_it_is_told_how_much_nothing_hid(tmp_path):
+def test_each_group_shows_how_much_nothing_hid(tmp_path):
     tensor = _reduce(0, 30, ranks="[0, 1]")
     args = dict(tensor.args) | {"Process Group Description": "TP", "Process Group Name": "4"}
     operations = [
@@ -141,7 +141,7 @@ def test_a_broadcast_is_not_split(tmp_path):
     assert _row(found, 0, "broadcast").transfer_s is None
 
 
-def test_barriers_and_reductions_of_one_element_are_told_apart(tmp_path):
+def test_barriers_and_reductions_of_one_element_are_distinguished(tmp_path):
     operations = [
         _reduce(0, 10, elements=0, name="barrier"),
         _reduce(20, 30, elements=1),
@@ -271,7 +271,7 @@ def test_in_the_real_pipeline_communication_is_nearly_all_waiting(shared):
     assert [stall.stage for stall in analysis.stages] == [0, 1, 2, 3]
 
 
-def test_sends_in_groups_that_nobody_described_tell_no_ranks(tmp_path):
+def test_sends_in_groups_that_nobody_described_show_no_ranks(tmp_path):
     # What PyTorch writes of a group that was made without a description.
     groups = [
         {"pg_name": name, "pg_desc": "undefined", "ranks": ranks}

@@ -174,7 +174,7 @@ def test_the_size_that_a_header_claims_reserves_nothing(tmp_path):
         read_traces([database])
 
 
-def test_the_folder_that_jax_was_told_means_its_newest_run_and_each_rank_once(tmp_path):
+def test_the_folder_that_jax_was_given_means_its_newest_run_and_each_rank_once(tmp_path):
     for run in ("2026_11_20_23_59_59", "2026_11_21_12_43_19"):
         folder = tmp_path / "plugins" / "profile" / run
         folder.mkdir(parents=True)

@@ -110,7 +110,7 @@ def test_shares_add_up_to_the_window(tmp_path):
     assert sum(parts) == pytest.approx(1)
 
 
-def test_idle_time_without_host_calls_is_told_as_unexplained(tmp_path):
+def test_idle_time_without_host_calls_is_reported_as_unexplained(tmp_path):
     diagnosis = diagnose(_analysis(tmp_path, [Op(COMPUTE, 0, 100)], steps={1: (0, 1000)}))
 
     assert diagnosis.bottleneck.kind is Kind.HOST_BOUND
@@ -216,7 +216,7 @@ def test_kernels_are_counted_where_they_begin_and_timed_where_they_run(tmp_path)
     assert row.total_s == pytest.approx(25e-6)
 
 
-def test_launches_tell_their_cost_and_how_long_their_kernels_queue(tmp_path):
+def test_launches_show_their_cost_and_how_long_their_kernels_queue(tmp_path):
     operations = [Op(COMPUTE, 10, 12, launched=4), Op(COMPUTE, 30, 50, launched=22)]
 
     cost = _analysis(tmp_path, operations).ranks[0].launches

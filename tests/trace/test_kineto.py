@@ -177,7 +177,7 @@ def test_a_bare_list_of_events_is_a_trace(tmp_path):
     assert len(_read(tmp_path, events)[0].operations) == 1
 
 
-def test_times_whose_sum_no_number_holds_are_left_out_and_told(tmp_path):
+def test_times_whose_sum_no_number_holds_are_left_out_and_reported(tmp_path):
     operations = [Op(COMPUTE, 1, 2), Op(COMPUTE, -8e15, 0), Op(COMPUTE, 1, 1e15), Op(COMPUTE, 3.9e15, 3.9e15)]
     (trace,) = _read(tmp_path, kineto(operations))
 
@@ -185,7 +185,7 @@ def test_times_whose_sum_no_number_holds_are_left_out_and_told(tmp_path):
     assert trace.notes == ["2 GPU operations have no valid time, and are left out."]
 
 
-def test_negative_durations_are_left_out_and_told(tmp_path):
+def test_negative_durations_are_left_out_and_reported(tmp_path):
     (trace,) = _read(tmp_path, kineto([Op(COMPUTE, 1, 2), Op(COMPUTE, 9, 5)]))
 
     assert len(trace.operations) == 1
@@ -315,7 +315,7 @@ def test_one_odd_event_does_not_lose_the_others(tmp_path):
     assert any("left out" in note for note in read.notes)
 
 
-def test_a_trace_of_cpus_alone_is_told_from_an_empty_one(tmp_path):
+def test_a_trace_of_cpus_alone_is_distinguished_from_an_empty_one(tmp_path):
     operators = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": at, "dur": 1} for at in range(1200)]
     path = write_json(tmp_path / "rank0.pt.trace.json", {"traceEvents": operators})
 

@@ -152,7 +152,7 @@ def test_a_capture_whose_times_are_all_invalid_says_so(export):
         ("3.24.1", (NEWER,)),
     ],
 )
-def test_a_schema_that_perfd_was_not_tried_with_is_told(export, version, notes):
+def test_a_schema_that_perfd_was_not_tried_with_is_reported(export, version, notes):
     export.kernel(COMPUTE, 1_000, 4_000)
     export.schema(version)
 

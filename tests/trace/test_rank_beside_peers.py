@@ -144,7 +144,7 @@ def test_pauses_of_one_of_two_real_ranks_are_found_at_their_length(shared):
     assert first.cost_s == pytest.approx(10 * PAUSE_NS / 1e9, rel=0.1)
 
 
-def test_slow_input_of_the_rank_is_told_from_other_work_of_its_host(tmp_path):
+def test_slow_input_of_the_rank_is_distinguished_from_other_work_of_its_host(tmp_path):
     slow = rank(1, kernels=6, gap_us=1300, ranges=[("get_batch", 5, 1340)])
     full = [rank(at, kernels=9, ranges=[("get_batch", 0, 1)]) for at in (0, 2)]
     _, found = diagnosed(tmp_path, [full[0], slow, full[1]], slow_rank=1)
@@ -161,7 +161,7 @@ def test_slow_input_of_the_rank_is_told_from_other_work_of_its_host(tmp_path):
         ({"kernels": 8}, "it has more work, 9 kernels instead of 5"),
     ],
 )
-def test_slower_kernels_are_told_from_more_kernels(tmp_path, work, how):
+def test_slower_kernels_are_distinguished_from_more_kernels(tmp_path, work, how):
     _, found = diagnosed(tmp_path, [rank(0), rank(1), rank(2, **work)], slow_rank=2)
 
     assert found.comparison.answer.startswith("Rank 2 computes")

@@ -52,7 +52,7 @@ def test_the_ridge_decides_without_a_time(sizes, expected):
         (0.3, RooflineVerdict.COMPUTE, False),
     ],
 )
-def test_a_measured_time_tells_how_far_from_the_roof_it_is(share, expected, at_limit):
+def test_a_measured_time_shows_how_far_from_the_roof_it_is(share, expected, at_limit):
     work = OperationWork(name="w", flops=1e12, traffic_bytes=1e9, precision="bf16")
 
     found = place(work, _GPU, time_s=1 / share)
@@ -118,7 +118,7 @@ def test_tiles_pad_along_the_layout():
     assert rows.size_bytes == 104 * 256 * 2
 
 
-def test_padding_is_told():
+def test_padding_is_reported():
     work = read_line(_DOT.replace("bf16[64,100]{1,0}", "bf16[64,100]{1,0:T(8,128)}"))
 
     assert work.notes == ("Tiling pads bf16[64,100] to 1.28 times its size.",)
@@ -160,7 +160,7 @@ def test_a_copy_computes_nothing():
         ("%a = f32[99999999999999999] add(f32[8] %a)", "No array"),
     ],
 )
-def test_a_line_that_does_not_tell_is_one_clear_sentence(line, words):
+def test_a_line_that_shows_nothing_is_one_clear_sentence(line, words):
     with pytest.raises(PerfdError, match=words):
         read_line(line)
 
@@ -290,8 +290,8 @@ def test_the_picture_is_one_file_that_needs_nothing_else(tmp_path, capsys):
     path = tmp_path / "r.svg"
     assert main(["roofline", "--matmul", "4096x4096x1024", "--time", "6e-5", "-o", str(path)]) == 0
     text = path.read_text(encoding="utf-8")
-    ((_, _, told),) = _points(text)
-    assert told == "matmul 4096 x 4096 x 1024 bf16: compute bound, 57.9% of the peak"
+    ((_, _, reported),) = _points(text)
+    assert reported == "matmul 4096 x 4096 x 1024 bf16: compute bound, 57.9% of the peak"
     assert "prefers-color-scheme: dark" in text
     assert not re.search(r"(?:href|src|url|@import)", text)
 
@@ -324,8 +324,8 @@ def test_an_operation_without_a_time_lies_on_the_roof(tmp_path):
     for sizes in ("4096x64x64", "8192x8192x8192"):
         main(["roofline", "--matmul", sizes, "-o", str(path)])
         picture = path.read_text(encoding="utf-8")
-        ((x, y, told),) = _points(picture)
-        assert "at most, as no time was given" in told
+        ((x, y, reported),) = _points(picture)
+        assert "at most, as no time was given" in reported
         (roof,) = re.findall(r'class="roof" points="([^"]+)"', picture)
         corners = [tuple(map(float, corner.split(","))) for corner in roof.split()]
         assert y == pytest.approx(np.interp(x, *zip(*corners, strict=True)), abs=0.1)
@@ -356,12 +356,12 @@ def test_a_roofline_that_nobody_measured_is_less_sure_than_one_with_a_time(tmp_p
     assert confidence() < confidence("--time", "0.0003")
 
 
-def test_a_small_operation_is_told_in_small_units(capsys):
+def test_a_small_operation_is_reported_in_small_units(capsys):
     assert main(["roofline", "--matmul", "64x100x32"]) == 0
-    told = capsys.readouterr().out
-    assert "409.6 kFLOP" in told
-    assert "23.3 kB" in told
-    assert "at least 4.9 ns" in told
+    reported = capsys.readouterr().out
+    assert "409.6 kFLOP" in reported
+    assert "23.3 kB" in reported
+    assert "at least 4.9 ns" in reported
 
 
 def test_what_nsight_compute_measured_on_a_gpu_is_read_as_it_shows_it():

@@ -95,12 +95,12 @@ def test_layers_that_repeat_are_no_steps():
     assert whole_steps(trace, 10.0) == 0, "less time than a step takes"
 
 
-def test_a_sequence_that_does_not_repeat_tells_nothing():
+def test_a_sequence_that_does_not_repeat_shows_nothing():
     names = [f"kernel {at}" for at in range(100)]
     assert whole_steps(recorded(names), 0.01) is None
 
 
-def test_of_two_streams_the_busier_one_tells_the_repeats():
+def test_of_two_streams_the_busier_one_shows_the_repeats():
     step = [f"kernel {at % 7}" for at in range(40)] + ["once a step"]
     names = [name for name in step * 4 for name in (name,)]
     one = recorded(names)
@@ -132,7 +132,7 @@ def test_marked_steps_before_the_gpu_is_recorded_do_not_count(count, before):
     assert whole_steps(trace) == count
 
 
-def test_calls_of_the_optimizer_on_the_host_tell_steps_without_a_gpu():
+def test_calls_of_the_optimizer_on_the_host_show_steps_without_a_gpu():
     updates = [Span(start_ns=at * 50 * MS, end_ns=at * 50 * MS + MS) for at in range(6)]
     assert whole_steps(Recorded(updates=updates)) == 5
     chained = [Span(start_ns=one.end_ns + 1000, end_ns=one.end_ns + MS) for one in updates]
@@ -157,7 +157,7 @@ def test_whatever_was_recorded_there_are_never_more_steps_than_kernels(rows, ste
     assert whole is None or 0 <= whole <= len(rows)
 
 
-def test_an_export_tells_each_process_by_itself(tmp_path):
+def test_an_export_shows_each_process_by_itself(tmp_path):
     export = NsysExport(tmp_path / "x.sqlite")
     for process, count in ((11, 4), (12, 2)):
         for at, name in enumerate(a_step() * count):

@@ -177,7 +177,7 @@ def test_a_directory_and_a_dangling_link_are_no_logs(tmp_path: Path, follow: Cal
     assert follow(tmp_path / "*").poll() == []
 
 
-def test_a_fully_read_file_tells_when_it_was_written(tmp_path: Path, follow: Callable[..., Reader]) -> None:
+def test_a_fully_read_file_shows_when_it_was_written(tmp_path: Path, follow: Callable[..., Reader]) -> None:
     log = tmp_path / "train.log"
     append(log, "one\n")
     os.utime(log, ns=(5, 1_000_000_000))

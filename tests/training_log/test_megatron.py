@@ -123,7 +123,7 @@ def test_timers_of_the_start_are_no_phases_of_a_step() -> None:
     assert records_of(timers(setup) + iteration(10), StepPhases) == []
 
 
-def test_the_timers_of_the_first_iteration_are_mended() -> None:
+def test_the_timers_of_the_first_iteration_are_fixed() -> None:
     # Core 0.16 prints the first iteration, divides its timers by the log interval and goes on averaging.
     text = dump() + "".join(
         iteration(step, stamp=f"2026-05-01 10:00:{step:02d}.123456") + timers({"optimizer": (10.0, 20.0)})
@@ -259,7 +259,7 @@ def test_what_is_no_layer_pattern_is_refused(text: str) -> None:
         {"multi_latent_attention": True, "kv_lora_rank": None},
     ],
 )
-def test_a_model_that_cannot_be_told_for_sure_is_absent(changes: dict[str, object]) -> None:
+def test_a_model_that_is_uncertain_is_absent(changes: dict[str, object]) -> None:
     said = described(dump(**changes))
 
     assert said.model is None
@@ -356,7 +356,7 @@ def test_sizes_of_the_one_line_start_survive_its_missing_separators() -> None:
     assert (said.world_size, said.dp, said.cp, said.tp, said.pp) == (64, 2, 1, 4, 8)
 
 
-def test_memory_reports_run_together_are_told_apart() -> None:
+def test_memory_reports_run_together_are_distinguished() -> None:
     text = (
         "[Rank 9] (after 1 iterations) memory (MB) | allocated: 1.5 | max allocated: 2.0 | reserved: 3.0 |"
         " max reserved: 4.0[Rank 8] (after 1 iterations) memory (MB) | allocated: 5.0 | max allocated: 6.0\n"
@@ -373,7 +373,7 @@ def test_memory_reports_run_together_are_told_apart() -> None:
     assert (eight.rank, eight.max_allocated_bytes, eight.max_reserved_bytes) == (8, 6 * 2**20, None)
 
 
-def test_straggler_power_in_milliwatts_is_told_in_watts() -> None:
+def test_straggler_power_in_milliwatts_is_reported_in_watts() -> None:
     text = (
         "INFO:megatron.core.utils:[2024-06-01 12:00:00] | MnRtt/Rnk: 3453.08ms/8 | MxRtt/Rnk: 3468.20ms/0 |"
         " MnPwr/Rnk: 601796.00W/8 | MxPwr/Rnk: 683801W/18 | MnUtl/Rnk: 97%/8 | MxEtpt/Rnk: 297.32TF/8\n"
@@ -389,7 +389,7 @@ def test_straggler_power_in_milliwatts_is_told_in_watts() -> None:
     assert event.values["throughput_max_flops_per_s"] == 297.32e12
 
 
-def test_a_checkpoint_tells_how_long_it_took() -> None:
+def test_a_checkpoint_shows_how_long_it_took() -> None:
     text = (
         iteration(20)
         + timers(LEVEL_1)

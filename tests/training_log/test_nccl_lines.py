@@ -33,7 +33,7 @@ def read(text: str) -> LogDocument:
     return understanding
 
 
-def test_transports_versions_and_warnings_of_nccl_are_told_once_and_steps_all_the_same():
+def test_transports_versions_and_warnings_of_nccl_are_reported_once_and_steps_all_the_same():
     understanding = read(LOG)
 
     messages = [event.message for event in understanding.events if event.kind is EventKind.NCCL_WARNING]
@@ -44,7 +44,7 @@ def test_transports_versions_and_warnings_of_nccl_are_told_once_and_steps_all_th
     assert [step.step for step in understanding.steps] == [1]
 
 
-def test_communicators_with_their_ranks_and_how_these_are_connected_are_told():
+def test_communicators_with_their_ranks_and_how_these_are_connected_are_reported():
     assert read(LOG).document()["nccl"] == {
         "versions": ["2.27.3", "2.28.9"],
         "networks": ["Socket"],

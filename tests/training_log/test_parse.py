@@ -134,7 +134,7 @@ def test_help_names_the_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert "perfd.log/2" in capsys.readouterr().out
 
 
-def test_an_empty_log_is_told_from_one_that_is_not_understood(
+def test_an_empty_log_is_distinguished_from_one_that_is_not_understood(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "train.log"

@@ -73,7 +73,7 @@ def test_lines_that_are_far_apart_leave_the_steps_to_the_bar() -> None:
     "about",
     ["Downloading shards:", "Map (num_proc=8):", "Tokenizing:", "Loading checkpoint shards:", "Evaluating:"],
 )
-def test_a_bar_of_other_work_tells_no_step(about: str) -> None:
+def test_a_bar_of_other_work_shows_no_step(about: str) -> None:
     assert steps_of("".join(bar(step, about=about) for step in range(1, 60)) + "\n") == []
 
 

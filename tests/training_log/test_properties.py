@@ -216,7 +216,11 @@ def is_multiple(value: tuple[object, ...], known: set[tuple[object, ...]]) -> bo
     *name, seconds = value
     if not isinstance(seconds, float):
         return value in known
-    factors = [seconds / told for *other, told in known if other == name and isinstance(told, float) and told]
+    factors = [
+        seconds / reported
+        for *other, reported in known
+        if other == name and isinstance(reported, float) and reported
+    ]
     nearest = [float(Fraction(factor).limit_denominator(_MOST_STEPS)) for factor in factors]
     return value in known or any(map(math.isclose, factors, nearest))
 

@@ -194,7 +194,7 @@ def test_a_log_without_any_time_is_played_at_the_start(record: Callable[..., Pat
     assert (progress.lines, progress.unrecognized_lines) == (1, 1)
 
 
-def test_an_empty_log_tells_no_time(record: Callable[..., Path]) -> None:
+def test_an_empty_log_shows_no_time(record: Callable[..., Path]) -> None:
     log, clock = opened(record("", start_unix_s=None))
 
     assert log.span_unix_ns() is None

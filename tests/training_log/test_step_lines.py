@@ -90,7 +90,7 @@ def test_llama_factory_times_its_steps_in_whole_seconds() -> None:
     assert {step: time_s for step, time_s in times.items() if time_s} == {30: 1.05, 50: 1.05}
 
 
-def test_maxtext_tells_rates_of_a_device_and_tokens_of_all() -> None:
+def test_maxtext_shows_rates_of_a_device_and_tokens_of_all() -> None:
     log = (
         "Num_devices: 4, shape (1, 4)\ncompleted step: 7, seconds: 0.250, TFLOP/s/device: 204.5, "
         "Tokens/s/device: 32768.000, total_weights: 32768, loss: 10.625\n"

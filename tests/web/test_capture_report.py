@@ -62,7 +62,7 @@ def captured(
     )
     running.tick()
     running.start_capture(StartBody(job="llm", id=capture_id))
-    while not isinstance(request := agent.hear(), CaptureRequest):
+    while not isinstance(request := agent.receive(), CaptureRequest):
         pass
     folder.mkdir()
     trace = write_json(folder / name, document)

@@ -24,7 +24,7 @@ def api(url: str, path: str) -> Any:
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_a_job_shows_what_the_interface_tells(recording: str, tab: Tab, played: Callable[[str], str]) -> None:
+def test_a_job_shows_what_the_api_returns(recording: str, tab: Tab, played: Callable[[str], str]) -> None:
     url = played(recording)
     tab.open(f"{url}/jobs/{recording}", SHOWN)
     (job,) = api(url, f"jobs?job={recording}")["jobs"]

@@ -52,7 +52,7 @@ def until_viewers(live: Live, server: HttpServer, count: int) -> None:
             pass
 
 
-def test_a_viewer_is_told_at_once_and_of_each_round(live: Live, server: HttpServer) -> None:
+def test_a_viewer_gets_an_update_at_once_and_in_each_round(live: Live, server: HttpServer) -> None:
     connection, answer = connect(server)
 
     assert answer.headers["Content-Type"].startswith("text/event-stream")

@@ -167,8 +167,8 @@ def test_what_the_job_complained_of_and_how_much_of_communication_is_waiting_is_
     stand_in.answers["jobs"] = {"jobs": [job_entry("llama", troubles=[trouble], communication=communication)]}
     tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#troubles')")
 
-    told = "CUDA out of memory ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more · after step 17 · 9 times"
-    assert tab.text("#troubles").startswith(told)
+    reported = "CUDA out of memory ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more · after step 17 · 9 times"
+    assert tab.text("#troubles").startswith(reported)
     assert "transfer, 24.0% waiting for other ranks" in tab.text("main").replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -241,7 +241,7 @@ def test_a_total_by_timers_says_which_dimensions_it_does_not_count(tab: Tab, sta
     assert "of a step, not counting pp\n" in tab.text("main")
 
 
-def test_without_a_gpu_numbers_are_told_per_rank(tab: Tab, stand_in: StandIn) -> None:
+def test_without_a_gpu_numbers_are_reported_per_rank(tab: Tab, stand_in: StandIn) -> None:
     for gpus, device in (({}, "GPU"), ({"gpus": []}, "rank")):
         stand_in.answers["jobs"] = {
             "jobs": [job_entry("llama", efficiency={"tokens_per_s_per_gpu": 10.0}, **gpus)]
@@ -680,7 +680,7 @@ def test_a_server_says_what_is_the_matter_with_it(
     assert said in tab.text("article")
 
 
-def test_the_browser_tells_of_what_a_policy_refuses(browser: Browser, stand_in: StandIn) -> None:
+def test_the_browser_reports_what_a_policy_refuses(browser: Browser, stand_in: StandIn) -> None:
     # The other tests rely on it.
     tab = browser.tab()
     tab.open(f"{stand_in.url}/", "document.querySelector('#empty')")

@@ -42,7 +42,7 @@ _GONE_S = 1.0
 _MOST_BYTES = 64 << 20
 """Of what an analysis says: it is read into the aggregator's memory."""
 _PERFD = (sys.executable, "-P", "-m", "perfd")
-_LEASH = (sys.executable, "-I", "-S", child_guard.__file__)
+_GUARD = (sys.executable, "-I", "-S", child_guard.__file__)
 
 Made = Callable[[str, CaptureReport], None]
 """Takes the report of a capture; called from a separate thread."""
@@ -125,7 +125,7 @@ class CaptureReports:
                 known = [*self._known(capture.job, Path(scratch)), *_question(capture)]
                 verb = ["analyze", "--json", "--report", str(page), *known, *map(str, traces)]
                 paths = (scratch, str(document), str(page))
-                self._run([*_LEASH, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
+                self._run([*_GUARD, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
             if document.stat().st_size > _MOST_BYTES:
                 raise CaptureError(f"What the traces say has more than {_MOST_BYTES >> 20} MiB.")
             said = msgspec.json.decode(document.read_bytes(), type=TraceDocument)
@@ -156,13 +156,13 @@ class CaptureReports:
         """Run a verb of perfd; raises `CaptureError` with its complaint."""
         theirs, ours = os.pipe()
         with os.fdopen(ours):
-            with os.fdopen(theirs) as leash_end, self._lock:
+            with os.fdopen(theirs) as guard_end, self._lock:
                 if self._stopped:
                     raise CaptureError("The aggregator was stopped.")
                 process = self._process = subprocess.Popen(
                     command,
                     # Only this process has the other end, so the child ends with it.
-                    stdin=leash_end,
+                    stdin=guard_end,
                     stdout=output,
                     stderr=subprocess.PIPE,
                     # Ctrl-C in a terminal is for the aggregator, which ends it.

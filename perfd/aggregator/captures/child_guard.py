@@ -20,7 +20,7 @@ _FIRST_TO_GO = "1000"
 
 
 def run(command: Sequence[str], paths: Sequence[str]) -> int:
-    """Run the command on the leash; its exit code, or its signal as a negative number."""
+    """Run the command under the guard; its exit code, or its signal as a negative number."""
     # What may not be lowered stays as it is.
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, _LEAST_URGENT)

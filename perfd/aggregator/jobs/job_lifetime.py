@@ -76,7 +76,7 @@ class Lifetime:
         """Whether no agent is left that could see it run."""
         return self._deserted is not None
 
-    def speaks(self, agent_id: str) -> None:
+    def reports(self, agent_id: str) -> None:
         """An agent said something of the job; a new one, or one that is back, shows that it goes on."""
         witness = self._witnesses.get(agent_id)
         if witness is not None and not witness.left:
@@ -90,14 +90,14 @@ class Lifetime:
         """Ranks of the job are on an agent's node; those that started after its end take the end back."""
         if self.end is not None and started_unix_s is not None and started_unix_s > self.end.time_unix_s:
             self.revive()
-        self.speaks(agent_id)
+        self.reports(agent_id)
         if agent_id in self._witnesses:
             self._witnesses[agent_id].ranks = True
             self._deserted = None
 
     def ranks_gone(self, agent_id: str, time_unix_s: float, now_s: float) -> None:
         """An agent sees no rank of the job on its node any more."""
-        self.speaks(agent_id)
+        self.reports(agent_id)
         if agent_id in self._witnesses:
             self._witnesses[agent_id].ranks = False
             self._look_around(time_unix_s, now_s)

@@ -87,9 +87,9 @@ class JobOwnership:
         listed = origin is not None and bool(origin.nodes) and _listed(node, origin.nodes)
         return listed or node in self._members or node in self._any_job
 
-    def silent(self, heard_s: Mapping[str, float], now_s: float) -> bool:
-        """Whether all nodes of the job are silent for a while; `heard_s` has when each last sent."""
-        silent_s = (now_s - heard_s.get(node, -math.inf) for node in self._members)
+    def silent(self, received_s: Mapping[str, float], now_s: float) -> bool:
+        """Whether all nodes of the job are silent for a while; `received_s` has when each last sent."""
+        silent_s = (now_s - received_s.get(node, -math.inf) for node in self._members)
         return all(one > SILENT_AFTER_S for one in silent_s)
 
     def joins(self, node: str) -> None:

@@ -138,7 +138,7 @@ class JobState:
         self.nodes[source.node] = source.now_s
         self.received_s = max(self.received_s, source.now_s)
         if source.agent_id:
-            self.lifetime.speaks(source.agent_id)
+            self.lifetime.reports(source.agent_id)
         if self.attempts.started_unix_s is None:
             self.attempts.started_unix_s = source.sent_unix_s
 

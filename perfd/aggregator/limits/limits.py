@@ -17,7 +17,7 @@ class Limits:
     nodes: int = 20_000
     jobs: int = 256
     jobs_per_node: int = 64
-    """Jobs that go on and of which only this node speaks."""
+    """Jobs that go on and that only this node reports."""
     nodes_per_job: int = 8_192
     ranks_per_job: int = 65_536
     steps_per_job: int = 50_000

@@ -43,7 +43,7 @@ class CollectiveBuffer:
         self._methods: list[Method] = []
         self._ranks: Ints = np.empty((1, columns), dtype=np.int64)
         """Global rank of each column; -1 until it reports."""
-        self._heard_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
+        self._reported_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
         """When each column's rank last reported it, by the clock of its node."""
         self._newest: Ints = np.empty((1, columns), dtype=np.int64)
         """The newest operation that each column's rank reported, -1 before any."""
@@ -91,7 +91,7 @@ class CollectiveBuffer:
         """
         count = len(self._names)
         ranks = self._ranks[:count]
-        silent_ns = newest_unix_ns[ranks] - self._heard_unix_ns[:count]
+        silent_ns = newest_unix_ns[ranks] - self._reported_unix_ns[:count]
         return np.asarray(~((silent_ns > left_after_ns) & (ranks >= 0)).any(axis=1))
 
     def put(self, row: int, column: int, times: CollectiveTimes) -> None:
@@ -108,7 +108,7 @@ class CollectiveBuffer:
             self._windows.clear(row)
         self._sources[row] = times.source
         self._note_method(row, times)
-        self._heard_unix_ns[row, column] = times.end_unix_ns
+        self._reported_unix_ns[row, column] = times.end_unix_ns
         self._windows.put(row, column, times, new_ratio=new_ratio(times, int(self._newest[row, column])))
         if reported is not None:
             self._newest[row, column] = max(self._newest[row, column], reported.sequence[-1])
@@ -162,8 +162,8 @@ class CollectiveBuffer:
         Neither the rate of operations nor the extent of a step is known across such a hole.
         """
         start, end = self._bounds(row)
-        heard_unix_ns = int(self._heard_unix_ns[row, column])
-        if start == end or not heard_unix_ns or times.start_unix_ns - heard_unix_ns < _HOLE_NS:
+        reported_unix_ns = int(self._reported_unix_ns[row, column])
+        if start == end or not reported_unix_ns or times.start_unix_ns - reported_unix_ns < _HOLE_NS:
             return False
         missing = int(reported.sequence[0] - self._sequence[row, end - 1])
         usual = int(reported.sequence[-1] - reported.sequence[0]) // max(1, len(reported.sequence) - 1)
@@ -271,7 +271,7 @@ class CollectiveBuffer:
 
     def _make_rows(self, rows: int) -> None:
         self._ranks = roomier(self._ranks, (rows,))
-        self._heard_unix_ns = roomier(self._heard_unix_ns, (rows,))
+        self._reported_unix_ns = roomier(self._reported_unix_ns, (rows,))
         self._newest = roomier(self._newest, (rows,))
         self._ends = roomier(self._ends, (rows,))
         self._sequence = roomier(self._sequence, (rows,))
@@ -283,7 +283,7 @@ class CollectiveBuffer:
 
     def _clear(self, row: int) -> None:
         self._ranks[row] = -1
-        self._heard_unix_ns[row] = 0
+        self._reported_unix_ns[row] = 0
         self._newest[row] = -1
         self._ends[row] = 0
         self._methods[row] = Method()

@@ -105,8 +105,8 @@ def server_values(node: NodeState, now_s: float, stale_after_s: float) -> list[V
             },
             1.0,
         )
-        for server, heard in zip(readings.layout.entities.known, fresh, strict=True)
-        if heard.any() and (info := node.server_infos.get(server)) is not None
+        for server, received in zip(readings.layout.entities.known, fresh, strict=True)
+        if received.any() and (info := node.server_infos.get(server)) is not None
     ]
 
 

@@ -49,7 +49,7 @@ class AgentState(BatchSequence):
     perfd_version: str = ""
     history: DayQuota = field(default_factory=DayQuota)
     stream: int | None = None
-    """The number of the stream that speaks for the agent now; None when none is open."""
+    """The number of the stream that represents the agent now; None when none is open."""
     left: bool = False
     """It said goodbye, and has not come back since."""
     capture_tools: tuple[CaptureTool, ...] = ()
@@ -111,7 +111,7 @@ class AgentRegistry:
         return sum(agent.stream is not None for agent in self._agents.values())
 
     def of_node(self, node: str) -> AgentState | None:
-        """The agent that speaks for a node now, or None."""
+        """The agent that represents a node now, or None."""
         return next((a for a in self._agents.values() if a.node == node and a.stream is not None), None)
 
     def restore(

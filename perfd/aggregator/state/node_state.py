@@ -138,7 +138,7 @@ class NodeState:
         return True
 
     def comes_back(self) -> None:
-        """Its agent speaks; after a goodbye, what was counted before is another agent's story."""
+        """Its agent reports; after a goodbye, what was counted before is another agent's story."""
         if self.left:
             self.left = False
             self.health.clear()

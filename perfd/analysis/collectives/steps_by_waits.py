@@ -83,8 +83,8 @@ def _within_lines(stacks: Sequence[CommunicatorBatch], steps: StepTable) -> Step
 
 def _by_period(stack: CommunicatorBatch, row: int) -> float | None:
     """Steps since the first operation, where sizes repeat with each; None where they do not."""
-    told = stack.collectives
-    sizes = told.size_bytes[row, : told.lengths[row]]
+    collectives = stack.collectives
+    sizes = collectives.size_bytes[row, : collectives.lengths[row]]
     if len(sizes) < _FEWEST or stack.operation not in MATCHED_OPERATIONS or not np.isfinite(sizes).all():
         return None
     found = repeat_period(sizes[-_MOST:].astype(np.int64).tolist())

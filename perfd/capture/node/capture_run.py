@@ -149,7 +149,7 @@ class CaptureRun:
 
         Files that no outcome names are deleted, such as half a report on a full disk.
         """
-        spoken: set[int] = set()
+        answered: set[int] = set()
         named = [file for outcome in outcomes for file in outcome.files]
         self._around.store.discard(self._request.capture_id, keep=named)
         for outcome in outcomes:
@@ -165,8 +165,8 @@ class CaptureRun:
             short = shortfall(self._request.steps, outcome.whole_steps)
             reason = " ".join(filter(None, (outcome.reason, remark, short, kept, unshared)))
             self._send_status(state, reason, mine, [*files, *shared], outcome.whole_steps)
-            spoken.update(mine or ranks)
-        if silent := [rank for rank in ranks if rank not in spoken]:
+            answered.update(mine or ranks)
+        if silent := [rank for rank in ranks if rank not in answered]:
             self._send_status(CaptureState.EMPTY, "No report covers this rank.", silent)
 
     def _share(self, files: Sequence[CaptureFile]) -> tuple[Sequence[CaptureFile], str]:

@@ -67,7 +67,7 @@ class CaptureOptions:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Heard:
+class _Received:
     """What the helpers have reported so far."""
 
     present: dict[str, NodeReady] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class SlurmCapture:
         self._srun = srun
         self._clock = clock
         self._patience = patience or SrunTimeouts()
-        self._heard = _Heard()
+        self._received = _Received()
         self._inbox: SimpleQueue[tuple[str, FromNode] | None] = SimpleQueue()
         self._complaint: list[str] = []
         threading.Thread(target=self._read, name="perfd-srun", daemon=True).start()
@@ -120,10 +120,12 @@ class SlurmCapture:
                     capture=_config(self._wish),
                 )
             )
-            self._listen(lambda heard: len(heard.present) == len(self._place.nodes), self._patience.present_s)
+            self._listen(
+                lambda received: len(received.present) == len(self._place.nodes), self._patience.present_s
+            )
             self._ask()
             self._listen(
-                lambda heard: all(who.final for who in heard.participants),
+                lambda now: all(who.final for who in now.participants),
                 self._wish.duration_s + self._patience.end_s,
             )
         except KeyboardInterrupt:
@@ -138,19 +140,23 @@ class SlurmCapture:
             requested_unix_s=began_unix_s,
             start_unix_s=began_unix_s,
             max_duration_s=self._wish.duration_s,
-            participants=self._heard.participants,
+            participants=self._received.participants,
             ended_unix_s=self._clock.unix_ns() / 1e9,
         )
         return _ended(
             capture,
-            [node for node in self._place.nodes if not self._heard.asked or node not in self._heard.present],
+            [
+                node
+                for node in self._place.nodes
+                if not self._received.asked or node not in self._received.present
+            ],
             self._words(why),
         )
 
     def _ask(self) -> None:
         """Choose among the present ranks, and send orders to their nodes."""
         present = {
-            node: self._heard.present[node] for node in self._place.nodes if node in self._heard.present
+            node: self._received.present[node] for node in self._place.nodes if node in self._received.present
         }
         views = [
             RankView(rank=rank.rank, node=node, gpu=rank.gpu)
@@ -160,7 +166,7 @@ class SlurmCapture:
         chosen = RankSelection(by_node={})
         if views:
             chosen = select(self._wish.ranks, JobView(job=self._job.name, nodes=list(present), ranks=views))
-        self._heard.participants = (
+        self._received.participants = (
             *(Participant(node=node, rank=rank) for node, ranks in chosen.by_node.items() for rank in ranks),
             *(
                 Participant(node="", rank=rank, state=CaptureState.REFUSED, reason=reason)
@@ -172,7 +178,7 @@ class SlurmCapture:
                 if said.reason and (not views or "all" in self._wish.ranks)
             ),
         )
-        self._heard.asked = True
+        self._received.asked = True
         self._send(CaptureOrder(requests=self._requests(chosen)))
 
     def _requests(self, chosen: RankSelection) -> dict[str, CaptureRequest]:
@@ -190,25 +196,25 @@ class SlurmCapture:
             for node, ranks in chosen.by_node.items()
         }
 
-    def _listen(self, enough: Callable[[_Heard], bool], timeout_s: float) -> None:
+    def _listen(self, enough: Callable[[_Received], bool], timeout_s: float) -> None:
         """Read the helpers' messages until they suffice, srun ends, or the time is over."""
         deadline_s = time.monotonic() + timeout_s
-        while not enough(self._heard) and not self._heard.srun_ended:
+        while not enough(self._received) and not self._received.srun_ended:
             try:
                 item = self._inbox.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except Empty:
                 return
-            self._hear(item)
+            self._receive(item)
 
-    def _hear(self, item: tuple[str, FromNode] | None) -> None:
+    def _receive(self, item: tuple[str, FromNode] | None) -> None:
         if item is None:
-            self._heard.srun_ended = True
+            self._received.srun_ended = True
             return
         node, message = item
         if isinstance(message, NodeReady):
-            self._heard.present[node] = message
+            self._received.present[node] = message
         elif isinstance(message, RankStatus):
-            self._heard.participants = apply(self._heard.participants, node, message.status)
+            self._received.participants = apply(self._received.participants, node, message.status)
 
     def _leave(self) -> None:
         """Close the helpers' input, which ends what they still do, and wait for srun."""
@@ -217,7 +223,7 @@ class SlurmCapture:
             with contextlib.suppress(OSError):
                 self._srun.stdin.close()
         self._listen(lambda _: False, self._patience.leave_s)
-        if not self._heard.srun_ended:
+        if not self._received.srun_ended:
             self._srun.terminate()
         self._end()
         # Its last output is the reason; processes that it left behind may keep the pipe open.
@@ -252,8 +258,8 @@ class SlurmCapture:
     def _read(self) -> None:
         assembly = LineAssembly()
         for line in self._srun.stdout or ():
-            if (heard := assembly.feed(line)) is not None:
-                self._inbox.put(heard)
+            if (received := assembly.feed(line)) is not None:
+                self._inbox.put(received)
         self._inbox.put(None)
 
     def _read_errors(self) -> None:

@@ -100,8 +100,10 @@ def capture(found: Running, ranks: str, token: Path) -> dict[str, Any]:
         check=False,
         timeout=200,
     )
-    told: dict[str, Any] = json.loads(asked.stdout)["capture"] if asked.stdout else {"state": asked.stderr}
-    return told
+    reported: dict[str, Any] = (
+        json.loads(asked.stdout)["capture"] if asked.stdout else {"state": asked.stderr}
+    )
+    return reported
 
 
 def newest_done(found: Running) -> Any:
@@ -136,9 +138,9 @@ def test_a_capture_of_pods_by_their_names_is_of_the_ranks_in_them_and_of_no_othe
         # Refused until the ranks are known, and late where the machine is busy.
         by_name = f"pod={names[1]}"
         until(lambda: capture(pods[0], by_name, token)["state"] == "done", "a capture by name", 300)
-        told = newest_done(pods[0])
-        assert [(rank["rank"], rank["node"]) for rank in told["ranks"]] == [(1, "node-1")]
-        made = tmp_path / names[1] / "training-perfd-state" / "spool" / "captures" / told["id"]
+        reported = newest_done(pods[0])
+        assert [(rank["rank"], rank["node"]) for rank in reported["ranks"]] == [(1, "node-1")]
+        made = tmp_path / names[1] / "training-perfd-state" / "spool" / "captures" / reported["id"]
         assert list(made.glob("rank1_*.trace.json"))
         assert not list((tmp_path / names[0]).glob("training-perfd-state/spool/captures/*/rank*"))
         nobody = capture(pods[0], "pod=pretrain-none", token)

@@ -113,7 +113,7 @@ def test_a_container_beyond_its_limit_is_killed(image: Image, name: str, tmp_pat
         assert not found.container("perfd").ended()
 
 
-def test_two_agents_on_one_node_are_told_apart_or_told_why_not(
+def test_two_agents_on_one_node_are_distinguished_or_refused_with_the_reason(
     image: Image, name: str, tmp_path: Path
 ) -> None:
     """The agent of the DaemonSet, the sidecar of a pod on the node's network, and two agents too many."""
