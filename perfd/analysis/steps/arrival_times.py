@@ -9,8 +9,8 @@ import numpy as np
 from perfd.analysis.data.job_data import Floats, StepTable
 
 _READS_PER_TIME = 30.0
-"""A time covers at least so many intervals in which a log is read: not knowing when in an interval a line came
-shifts it by 3.3% at most, and the median of several by less than 2%."""
+"""A time covers at least so many intervals in which a log is read: not knowing when in an interval a line
+came shifts it by 3.3% at most, and the median of several by less than 2%."""
 _PAUSE_RATIO = 3.0
 """Gaps longer than so many usual ones are pauses, such as evaluations; they say nothing of the reader."""
 _RARE_RATIO = 0.01

@@ -198,12 +198,10 @@ def _missing(
     described = job.description
     if not len(rows) or median_of(job.steps.step_time_s[rows]) is None:
         return None
-    if flops is None and described is not None and described.model is not None:
-        if tokens is None:
-            return "Nothing says how many tokens there are per step: --tokens-per-step, or perfd.hook."
-        if world_size(job) is None:
-            return "No GPU is known."
-    if flops is None:
+    shaped = described is not None and described.model is not None
+    if shaped and tokens is None and flops is None:
+        return "Nothing says how many tokens there are per step: --tokens-per-step, or perfd.hook."
+    if flops is None and not (shaped and world_size(job) is None):
         return (
             "Nothing says how many FLOPs there are per step: --model-config with tokens per step,"
             " --flops-per-step, or perfd.hook."
