@@ -20,16 +20,22 @@ from perfd.agent.collection.collector_task import SHORTEST_INTERVAL_S
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.collector import CollectorSpec
 from perfd.config import AgentConfig, AggregatorConfig
+from perfd.model import JOB_LABELS, OWNER_LABELS
 
 SCHEMA = Path(__file__).parent / "perfd" / "values.schema.json"
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 _URL = {"pattern": "^https?://[^ /]+"}
+_TAGS = {"items": {"type": "string", "minLength": 1, "maxLength": 64}}
+_MATCH = {"minProperties": 1, "propertyNames": {"enum": [*JOB_LABELS, *OWNER_LABELS]}}
 _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
     ("AggregatorConfig", "round_interval_s"): {"minimum": 0.05},
     ("AggregatorConfig", "health_listen"): {"pattern": "^[^ ]+:[0-9]+$"},
     ("AnalysisConfig", "flops_convention"): {"enum": [*FlopsConvention]},
     ("NodesConfig", "half_life_days"): {"exclusiveMinimum": 0, "exclusiveMaximum": 3660},
     ("RulesConfig", "files"): {"items": {"type": "string", "minLength": 1}},
+    ("WandbConfig", "tags"): _TAGS,
+    ("WandbTeam", "tags"): _TAGS,
+    ("WandbTeam", "match"): _MATCH,
     ("RemoteWriteConfig", "url"): _URL,
     ("OtlpConfig", "url"): _URL,
     ("AlertmanagerConfig", "urls"): {"items": {"type": "string", **_URL}},

@@ -78,6 +78,9 @@ def _job(found: Derived, facts: LiveFacts) -> JobRound:
     loss = float(steps.loss[-1]) if len(steps) else math.nan
     return JobRound(
         summary=found.summary,
+        labels=facts.labels,
+        title=facts.title,
+        outcome=None if facts.end is None else facts.end.outcome,
         step=int(steps.step[-1]) if len(steps) else None,
         loss=None if math.isnan(loss) else loss,
         attempt=facts.attempt,

@@ -29,8 +29,10 @@ from perfd.config.exporter_config import (
     JsonLinesConfig,
     OtlpConfig,
     RemoteWriteConfig,
+    TeamConfig,
     TensorBoardConfig,
     WandbConfig,
+    WandbTeam,
 )
 from perfd.config.strict import TlsConfig
 from perfd.config.unknown_keys import unknown_keys
@@ -57,10 +59,12 @@ __all__ = [
     "RulesConfig",
     "ServerConfig",
     "SpoolConfig",
+    "TeamConfig",
     "TensorBoardConfig",
     "TlsConfig",
     "UplinkConfig",
     "WandbConfig",
+    "WandbTeam",
     "WebhookConfig",
     "load",
     "parse",

@@ -42,6 +42,25 @@ class TensorBoardConfig(Strict, frozen=True):
     """Jobs written at a time; further ones are counted as lost."""
 
 
+class TeamConfig(Strict, frozen=True):
+    """Whose jobs: the first team that matches a job counts; what it leaves null is the exporter's."""
+
+    match: dict[str, str]
+    """Patterns with `*`, `?` and `[...]` by label: `perfd_job`, `cluster`, `namespace`, `user`, `account` or
+    `partition`. All must match; a label that a job lacks matches as empty text."""
+
+
+class WandbTeam(TeamConfig, frozen=True):
+    """Where the runs of a team are."""
+
+    project: str | None = None
+    entity: str | None = None
+    api_key_file: str | None = None
+    api_key_variable: str | None = None
+    tags: list[str] = []
+    """Besides the exporter's."""
+
+
 class WandbConfig(Strict, frozen=True):
     """Weights & Biases; needs the package `perfd[wandb]`."""
 
@@ -60,11 +79,17 @@ class WandbConfig(Strict, frozen=True):
     base_url: str | None = None
     """A self-hosted server; null: from W&B's own configuration, else wandb.ai."""
     api_key_file: str | None = None
-    """null: W&B's own configuration, for example ~/.netrc."""
+    """null: `api_key_variable`, else W&B's own configuration, for example ~/.netrc."""
+    api_key_variable: str | None = None
+    """The environment variable of the aggregator that holds the key."""
+    tags: list[str] = []
+    """Of a sibling run, at most 64 characters each."""
+    teams: list[WandbTeam] = []
+    """Jobs whose project, entity, key and tags are others."""
     alerts: bool = True
     timeout_s: float = 30.0
-    max_runs: int = 16
-    """Runs open at a time, each a W&B process; rows of further jobs are counted as lost."""
+    max_runs: int = 128
+    """Runs open at a time; rows of further jobs are counted as lost."""
 
 
 class PushConfig(Strict, frozen=True):

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from perfd.analysis.diagnosis import JobSummary
 from perfd.clock import Clock
 from perfd.metrics.series import SeriesFrame
-from perfd.model import Alert
+from perfd.model import Alert, JobOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,12 @@ class JobRound:
 
     summary: JobSummary
     """Its newest numbers, medians over `analysis.window_steps`."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Those of all its series: `perfd_job`, and what is known of its origin (`perfd.model.job_labels`)."""
+    title: str = ""
+    """What its user calls it, which need not be unique."""
+    outcome: JobOutcome | None = None
+    """How it ended, if that is known."""
     step: int | None
     """The newest training step."""
     loss: float | None = None

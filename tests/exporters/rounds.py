@@ -10,10 +10,21 @@ from perfd.analysis.steps import Efficiency
 from perfd.exporters.exporter import JobRound
 
 
-def job_round(step, *, name="llm", attempt=1, ended=False, loss=None, **efficiency):
+def job_round(
+    step, *, name="llm", attempt=1, ended=False, loss=None, outcome=None, labels=None, title="", **efficiency
+):
     """A job of steps of one second; what else is known of its efficiency is given by name."""
     found = replace(_summary(), name=name, efficiency=Efficiency(**efficiency))
-    return JobRound(summary=found, step=step, attempt=attempt, ended=ended, loss=loss)
+    return JobRound(
+        summary=found,
+        labels={"perfd_job": name} if labels is None else labels,
+        title=title,
+        outcome=outcome,
+        step=step,
+        attempt=attempt,
+        ended=ended,
+        loss=loss,
+    )
 
 
 @cache

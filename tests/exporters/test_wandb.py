@@ -1,31 +1,60 @@
 """What is handed to W&B, when, and what happens when W&B does not take it."""
 
+import msgspec
 import pytest
 from exporters.rounds import job_round
 from exporters.support import alert, context
 
-from perfd.config import WandbConfig
+from perfd.config import WandbConfig, WandbTeam
 from perfd.errors import ConfigError
 from perfd.exporters.exporter import Round
 from perfd.exporters.wandb.wandb_exporter import REPORT_FILE, SUMMARY_FILE, WandbExporter
 from perfd.exporters.wandb.wandb_messages import LogNumbers, SaveReport, SendAlert
+from perfd.exporters.wandb.wandb_runs import RunLostError
 
 
 class FakeWandb:
-    """Runs that remember what they were sent. `broken` runs fail, and while `away`, none opens."""
+    """Runs that remember what they were sent. `broken` runs fail, and while `away`, none opens.
+
+    When it `dies`, it is over another job's message.
+    """
 
     def __init__(self):
         self.sent = {}
+        self.running = set()
+        self.refused = set()
+        self.configs = {}
+        self.dies = False
         self.ended = []
         self.opened = []
         self.away = False
         self.broken = False
 
-    def __call__(self, job, config):
-        if self.away:
+    def open(self, job, config, labels):
+        if job in self.running:
+            return
+        if self.away or job in self.refused:
             raise OSError("nobody answers")
         self.opened.append(job)
-        return FakeRun(self, job)
+        self.configs[job] = config
+        self.running.add(job)
+
+    def send(self, job, message):
+        if self.dies:
+            self.running.clear()
+            self.dies = False
+            raise RunLostError("another job's message")
+        if self.broken:
+            self.running.discard(job)
+            raise OSError("it is gone")
+        self.sent.setdefault(job, []).append(message)
+
+    def close(self, job):
+        self.running.discard(job)
+        self.ended.append(job)
+
+    def close_all(self):
+        self.ended += sorted(self.running)
 
     def rows(self, job="llm"):
         return [
@@ -35,26 +64,8 @@ class FakeWandb:
         ]
 
 
-class FakeRun:
-    """One of them."""
-
-    def __init__(self, wandb, job):
-        self.wandb, self.job = wandb, job
-
-    def send(self, message):
-        if self.wandb.broken:
-            raise OSError("it is gone")
-        self.wandb.sent.setdefault(self.job, []).append(message)
-
-    def hang_up(self):
-        pass
-
-    def end(self, within_s):
-        self.wandb.ended.append(self.job)
-
-
 def exporter(wandb, given, **options):
-    return WandbExporter(WandbConfig(mode="offline", **options), given, open_run=wandb)
+    return WandbExporter(WandbConfig(mode="offline", **options), given, runs=wandb)
 
 
 def rounds(*steps, **options):
@@ -145,15 +156,56 @@ def test_a_run_that_breaks_is_opened_again_and_only_the_row_in_flight_is_lost():
     assert (given.tally.lost, given.tally.retries) == (1, 1)
 
 
+def test_a_run_that_ends_over_another_jobs_message_is_opened_again_and_nothing_is_lost():
+    wandb, given = FakeWandb(), context()
+    tested = exporter(wandb, given)
+    tested.export(rounds(1)[0])
+    wandb.dies = True
+    tested.export(rounds(2)[0])
+    tested.export(rounds(3)[0])
+    assert wandb.rows() == [1, 2, 3]
+    assert wandb.opened == ["llm", "llm"]
+    assert (given.tally.lost, given.tally.retries) == (0, 1)
+
+
+TEAMS = [
+    {"match": {"account": "vision*"}, "project": "vision", "entity": "cv", "api_key_variable": "VISION_KEY"},
+    {"match": {"namespace": "nlp", "user": "ada"}, "tags": ["ada"]},
+    {"match": {"account": "vision2"}, "project": "never"},
+]
+
+
+@pytest.mark.parametrize(
+    ("labels", "wanted"),
+    [
+        ({"account": "vision2"}, ("vision", "cv", None, "VISION_KEY", ["all"])),
+        ({"namespace": "nlp", "user": "ada"}, ("perfd", None, "key", None, ["all", "ada"])),
+        ({"namespace": "nlp"}, ("perfd", None, "key", None, ["all"])),
+        ({"account": "Vision"}, ("perfd", None, "key", None, ["all"])),
+        ({}, ("perfd", None, "key", None, ["all"])),
+    ],
+)
+def test_the_first_team_whose_labels_all_match_decides_where_a_job_goes(
+    labels, wanted, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("VISION_KEY", "v" * 40)
+    (tmp_path / "key").write_text("k" * 40)
+    wandb = FakeWandb()
+    key = str(tmp_path / "key")
+    tested = exporter(
+        wandb, context(), tags=["all"], api_key_file=key, teams=msgspec.convert(TEAMS, list[WandbTeam])
+    )
+    tested.export(rounds(1, labels={"perfd_job": "llm", **labels})[0])
+    config = wandb.configs["llm"]
+    found = (config.project, config.entity, config.api_key_file, config.api_key_variable, config.tags)
+    assert found == tuple(key if value == "key" else value for value in wanted)
+
+
 def test_one_job_that_cannot_open_its_run_holds_up_no_other():
     wandb, given = FakeWandb(), context()
 
-    def open_run(job, config):
-        if job == "bad":
-            raise OSError("no")
-        return FakeRun(wandb, job)
-
-    tested = WandbExporter(WandbConfig(mode="offline"), given, open_run=open_run)
+    wandb.refused.add("bad")
+    tested = exporter(wandb, given)
     tested.export(Round(time_unix_s=0.0, jobs=[job_round(1, name="bad"), job_round(1, name="good")]))
     assert wandb.rows("good") == [1]
 
@@ -230,6 +282,11 @@ def test_at_the_end_what_no_run_took_is_counted_as_lost():
         ({"run_id": "{rank}"}, "may contain {job}"),
         ({"group": "{0}"}, "may contain {job}"),
         ({"api_key_file": "/nowhere/key"}, "cannot read /nowhere/key"),
+        ({"api_key_variable": "NO_SUCH_KEY"}, "api_key_variable: NO_SUCH_KEY is not set"),
+        ({"tags": ["x" * 65]}, "1 to 64 characters"),
+        ({"teams": [WandbTeam(match={"team": "a"})]}, r"teams\[0\].match: 'team' is not a label"),
+        ({"teams": [WandbTeam(match={})]}, "it is empty"),
+        ({"teams": [WandbTeam(match={"user": "a"}, api_key_file="/no/key")]}, r"teams\[0\].api_key_file"),
     ],
 )
 def test_a_mistake_in_the_configuration_is_reported_at_the_start(options, words):

@@ -19,7 +19,7 @@ from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, ExportersConfig, RulesConfig, WandbConfig
 from perfd.exporters.wandb.wandb_exporter import REPORT_FILE, SUMMARY_FILE
 from perfd.exporters.wandb.wandb_messages import LogNumbers
-from perfd.exporters.wandb.wandb_process import WandbProcess
+from perfd.exporters.wandb.wandb_runs import WandbRuns
 from perfd.exporters.wandb.wandb_worker import init_arguments, run_id
 from perfd.recording import bundled
 from perfd.session.replay_session import ReplayOptions, replay
@@ -174,12 +174,12 @@ def test_online_a_sibling_run_gets_steps_the_alert_and_the_report(server, online
 @pytest.mark.system
 def test_online_the_jobs_own_run_is_written_beside_the_job_and_not_ended(server, online):
     config = WandbConfig(**online, run="same")
-    job = WandbProcess("llm", WandbConfig(**online, run="sibling", run_id="llm"))
-    perfd = WandbProcess("llm", config)
-    perfd.send(LogNumbers({"perfd/step": 7.0, "perfd/mfu_ratio": 0.4}))
-    perfd.end(60.0)
-    job.end(60.0)
-    assert init_arguments("llm", config)["id"] == "llm"
+    job = opened("llm", WandbConfig(**online, run="sibling", run_id="llm"))
+    perfd = opened("llm", config)
+    perfd.send("llm", LogNumbers({"perfd/step": 7.0, "perfd/mfu_ratio": 0.4}))
+    perfd.close_all()
+    job.close_all()
+    assert init_arguments("llm", config, {})["id"] == "llm"
     assert [row["perfd/mfu_ratio"] for row in server.runs["llm"].rows] == [0.4]
     assert server.runs["llm"].exit_codes == []
 
@@ -187,9 +187,9 @@ def test_online_the_jobs_own_run_is_written_beside_the_job_and_not_ended(server,
 @pytest.mark.system
 def test_online_a_run_is_resumed_after_a_restart_of_perfd(server, online):
     for step_number in (1.0, 2.0):
-        run = WandbProcess("llm", WandbConfig(**online))
-        run.send(LogNumbers({"perfd/step": step_number}))
-        run.end(60.0)
+        run = opened("llm", WandbConfig(**online))
+        run.send("llm", LogNumbers({"perfd/step": step_number}))
+        run.close_all()
     [stored] = server.runs.values()
     assert [row["perfd/step"] for row in stored.rows] == [1.0, 2.0]
     assert [row["_step"] for row in stored.rows] == [0, 1]
@@ -200,7 +200,7 @@ def test_online_a_run_is_resumed_after_a_restart_of_perfd(server, online):
 def test_a_server_that_refuses_is_reported_in_a_sentence(server, online, status):
     server.status = status
     with pytest.raises(OSError, match=str(status)):
-        WandbProcess("llm", WandbConfig(**online))
+        opened("llm", WandbConfig(**online))
 
 
 @pytest.mark.system
@@ -209,7 +209,7 @@ def test_without_a_key_nobody_is_asked_for_one(tmp_path, monkeypatch):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     with pytest.raises(OSError, match="No API key configured"):
-        WandbProcess("llm", WandbConfig(mode="online", directory=str(tmp_path)))
+        opened("llm", WandbConfig(mode="online", directory=str(tmp_path)))
 
 
 @pytest.mark.system
@@ -244,15 +244,76 @@ def test_a_server_that_hangs_holds_up_neither_rounds_nor_the_end_and_no_process_
 @pytest.mark.system
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_run_whose_processes_are_killed_or_stopped_fails_and_leaves_nothing(server, online, ending):
-    run = WandbProcess("llm", WandbConfig(**{**online, "timeout_s": 10.0}))
+    run = opened("llm", WandbConfig(**{**online, "timeout_s": 10.0}))
     [worker] = psutil.Process().children()
     everything = (*worker.children(recursive=True), worker)
     assert len(everything) > 1
     for process in everything:
         os.kill(process.pid, ending)
     with pytest.raises(OSError, match="W&B's process"):
-        run.send(LogNumbers({"perfd/step": 1.0}))
+        run.send("llm", LogNumbers({"perfd/step": 1.0}))
     assert until(lambda: not any(map(runs, everything)))
+
+
+def opened(job, config):
+    """The run of a job, in a process of its own."""
+    runs = WandbRuns()
+    runs.open(job, config, {})
+    return runs
+
+
+@pytest.mark.system
+def test_jobs_of_several_teams_share_one_process_with_a_key_project_and_tags_of_their_own(
+    server, online, tmp_path
+):
+    runs = WandbRuns()
+    jobs = [f"job{number}" for number in range(6)]
+    for number, job in enumerate(jobs):
+        key = tmp_path / f"key-{number % 2}"
+        key.write_text(str(number % 2) * 40)
+        options = {
+            **online,
+            "api_key_file": str(key),
+            "project": f"p{number % 2}",
+            "tags": [f"team{number % 2}"],
+        }
+        runs.open(job, WandbConfig(**options), {"perfd_job": job, "account": f"a{number % 2}"})
+    [worker] = psutil.Process().children()
+    for job in jobs:
+        runs.send(job, LogNumbers({"perfd/step": float(job[3:])}))
+    # Ending one keeps nobody waiting, and it can begin anew.
+    runs.close(jobs[0])
+    runs.send(jobs[1], LogNumbers({"perfd/step": 100.0}))
+    runs.open(jobs[0], WandbConfig(**online), {})
+    runs.send(jobs[0], LogNumbers({"perfd/step": 200.0}))
+    assert psutil.Process().children() == [worker]
+    runs.close_all()
+    stored = [server.runs[f"{job}-perfd"] for job in jobs]
+    assert [[row["perfd/step"] for row in run.rows] for run in stored] == [
+        [0.0, 200.0],
+        [1.0, 100.0],
+        *([float(number)] for number in range(2, 6)),
+    ]
+    assert [(run.project, run.tags, run.keys) for run in stored[1:]] == [
+        (f"p{number % 2}", [f"team{number % 2}"], {str(number % 2) * 40}) for number in range(1, 6)
+    ]
+    assert stored[3].config["perfd"]["value"] == {"perfd_job": "job3", "account": "a1"}
+
+
+@pytest.mark.system
+def test_a_team_that_is_refused_keeps_no_other_from_its_run_and_has_its_own_once_it_is_not(server, online):
+    runs = WandbRuns()
+    runs.open("good", WandbConfig(**online), {})
+    server.status = 401
+    with pytest.raises(OSError, match="401"):
+        runs.open("bad", WandbConfig(**online), {})
+    server.status = 200
+    runs.send("good", LogNumbers({"perfd/step": 1.0}))
+    runs.open("bad", WandbConfig(**online), {})
+    runs.send("bad", LogNumbers({"perfd/step": 2.0}))
+    runs.close_all()
+    rows = {name: [row["perfd/step"] for row in run.rows] for name, run in server.runs.items()}
+    assert rows == {"good-perfd": [1.0], "bad-perfd": [2.0]}
 
 
 def runs(process):
@@ -269,9 +330,10 @@ def test_what_was_handed_over_is_uploaded_even_when_perfd_is_killed(server, onli
         "import json, os, signal, sys, msgspec\n"
         "from perfd.config import WandbConfig\n"
         "from perfd.exporters.wandb.wandb_messages import LogNumbers\n"
-        "from perfd.exporters.wandb.wandb_process import WandbProcess\n"
-        "run = WandbProcess('llm', msgspec.convert(json.loads(sys.argv[1]), WandbConfig))\n"
-        "run.send(LogNumbers({'perfd/step': 5.0}))\n"
+        "from perfd.exporters.wandb.wandb_runs import WandbRuns\n"
+        "runs = WandbRuns()\n"
+        "runs.open('llm', msgspec.convert(json.loads(sys.argv[1]), WandbConfig), {})\n"
+        "runs.send('llm', LogNumbers({'perfd/step': 5.0}))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", dying, json.dumps(online)], check=False)

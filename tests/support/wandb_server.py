@@ -6,6 +6,7 @@ history, to alert and to store an artifact. It remembers what it was told, and c
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import re
@@ -34,6 +35,10 @@ class StoredRun:
     """How often a client opened it; more than once is a resume, or a second writer."""
     exit_codes: list[int] = field(default_factory=list)
     alerts: list[dict[str, Any]] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    keys: set[str] = field(default_factory=set)
+    """The API keys with which it was written."""
 
 
 @dataclass(slots=True)
@@ -97,10 +102,11 @@ class WandbServer:
             answer = getattr(self, f"_{_snake(operation)}", None)
             return answer(variables) if answer else {}
 
-    def stream(self, run_id: str, body: Mapping[str, Any]) -> None:
+    def stream(self, run_id: str, body: Mapping[str, Any], key: str) -> None:
         """Lines of history and summary of a run."""
         with self._lock:
             run = self.runs.setdefault(run_id, StoredRun(run_id))
+            run.keys.add(key)
             for name, content in (body.get("files") or {}).items():
                 lines = [json.loads(line) for line in content.get("content", ())]
                 if name == "wandb-history.jsonl":
@@ -134,6 +140,8 @@ class WandbServer:
         run.project = variables.get("project") or run.project
         run.group = variables.get("groupName") or run.group
         run.job_type = variables.get("jobType") or run.job_type
+        run.tags = variables.get("tags") or run.tags
+        run.config |= json.loads(variables.get("config") or "{}")
         bucket = {
             "id": run.run_id,
             "name": run.run_id,
@@ -232,7 +240,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer({"data": self.store.graphql(asked["query"], asked.get("variables") or {})})
         elif self.path.startswith("/files/"):
             # /files/ENTITY/PROJECT/RUN/file_stream
-            self.store.stream(self.path.split("/")[4], json.loads(body))
+            _, _, given = self.headers.get("Authorization", "").partition("Basic ")
+            _, _, key = base64.b64decode(given).decode().partition(":")
+            self.store.stream(self.path.split("/")[4], json.loads(body), key)
             self._answer({"exitcode": None, "limits": {}})
         else:
             self._answer({})

@@ -1,4 +1,4 @@
-"""Logs to Weights & Biases, one process per run."""
+"""Logs to Weights & Biases, all runs in one process."""
 
 from perfd.exporters.wandb.wandb_exporter import WandbExporter
 

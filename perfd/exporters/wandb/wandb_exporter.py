@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import logging
-import time
+import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import msgspec
 
 from perfd.analysis.diagnosis import JobSummary, to_json
-from perfd.config import WandbConfig
+from perfd.config import WandbConfig, WandbTeam
 from perfd.errors import ConfigError
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.exporter import ExporterContext, JobRound, Round
 from perfd.exporters.http_post import read_secret
 from perfd.exporters.job_numbers import job_numbers, summary_numbers
-from perfd.exporters.wandb.wandb_messages import LogNumbers, Message, SaveReport, SendAlert
-from perfd.exporters.wandb.wandb_process import END_WITHIN_S, WandbProcess
+from perfd.exporters.job_teams import check_teams, team_of
+from perfd.exporters.wandb.wandb_messages import LogNumbers, RunMessage, SaveReport, SendAlert
+from perfd.exporters.wandb.wandb_runs import RunLostError, WandbRuns
 from perfd.model import Alert
 from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
@@ -33,30 +34,31 @@ _MAX_WAITING = 10_000
 _KEY = "exporters.wandb"
 _LEVELS = {"critical": "ERROR", "warning": "WARN"}
 
-Item: TypeAlias = LogNumbers | SendAlert | SaveReport
+_MAX_TAG = 64
+"""Characters of a tag; W&B refuses longer ones."""
 
 
-class WandbRun(Protocol):
-    """An open run. An `OSError` from `send` means that it is closed."""
+class Runs(Protocol):
+    """What the exporter needs of `WandbRuns`."""
 
-    def send(self, message: Message, /) -> None:
-        """Wait, for a bounded time, until W&B has the message."""
+    def open(self, job: str, config: WandbConfig, labels: Mapping[str, str], /) -> None:
+        """Open the run of a job, if it is not open. Raises `OSError` if W&B does not answer or refuses."""
 
-    def hang_up(self) -> None:
-        """Let W&B upload the rest and end."""
+    def send(self, job: str, message: RunMessage, /) -> None:
+        """Wait, for a bounded time, until W&B has the message. An `OSError` means that the run is closed."""
 
-    def end(self, within_s: float) -> None:
-        """Wait for that, at most this long."""
+    def close(self, job: str) -> None:
+        """Let W&B upload the rest of a run."""
 
-
-OpenRun: TypeAlias = Callable[[str, WandbConfig], WandbRun]
-"""Opens the run of a job; raises `OSError` if W&B does not answer or refuses."""
+    def close_all(self) -> None:
+        """Let W&B upload the rest of all runs, and end."""
 
 
 @dataclass(slots=True)
 class _Job:
-    run: WandbRun | None = None
-    waiting: deque[Item] = field(default_factory=deque)
+    config: WandbConfig
+    labels: Mapping[str, str]
+    waiting: deque[RunMessage] = field(default_factory=deque)
     step: tuple[int, int] | None = None
     ended: bool = False
     backoff: Backoff = field(default_factory=Backoff)
@@ -65,18 +67,16 @@ class _Job:
 class WandbExporter:
     """One run per job: the job's own (`run: same`) or a separate one (`run: sibling`).
 
-    Each has its own process, which keeps rows on disk and uploads them when it can. Until a run is open
+    W&B has its own process, which keeps rows on disk and uploads them when it can. Until a run is open
     its rows wait here.
     """
 
-    def __init__(
-        self, config: WandbConfig, context: ExporterContext, *, open_run: OpenRun = WandbProcess
-    ) -> None:
+    def __init__(self, config: WandbConfig, context: ExporterContext, *, runs: Runs | None = None) -> None:
         if find_spec("wandb") is None:
             raise ConfigError(f"{_KEY}: install perfd[wandb].")
         check(config)
         self._config = config
-        self._open = open_run
+        self._runs: Runs = WandbRuns() if runs is None else runs
         self._clock = context.clock
         self._tally = context.tally
         self._chance = context.chance
@@ -97,7 +97,7 @@ class WandbExporter:
         done = {name: job for name, job in self._jobs.items() if job.ended and not job.waiting}
         for name in done:
             del self._jobs[name]
-        _end(done.values())
+            self._runs.close(name)
         self._tally.pending = sum(len(known.waiting) for known in self._jobs.values())
 
     def close(self) -> None:
@@ -110,7 +110,7 @@ class WandbExporter:
                     "W&B never accepted these rows and alerts of a job; they are lost.",
                     extra={"job": name, "count": len(job.waiting)},
                 )
-        _end(self._jobs.values())
+        self._runs.close_all()
         self._jobs.clear()
         self._tally.pending = 0
 
@@ -123,7 +123,7 @@ class WandbExporter:
             if len(self._jobs) >= self._config.max_runs:
                 self._tally.lost += 1
                 return
-            known = self._jobs[name] = _Job()
+            known = self._jobs[name] = _Job(config_of(self._config, job.labels), job.labels)
         known.ended = job.ended
         position = (job.attempt, job.step)
         if position == known.step:
@@ -153,7 +153,7 @@ class WandbExporter:
         }
         self._wait(job, SaveReport(numbers, files))
 
-    def _wait(self, job: _Job, item: Item) -> None:
+    def _wait(self, job: _Job, item: RunMessage) -> None:
         job.waiting.append(item)
         if len(job.waiting) > _MAX_WAITING:
             job.waiting.popleft()
@@ -163,11 +163,13 @@ class WandbExporter:
         if not job.waiting or not job.backoff.due(self._clock.monotonic_s()):
             return
         try:
-            job.run = job.run or self._open(name, self._config)
+            self._runs.open(name, job.config, job.labels)
             while job.waiting:
-                self._send(job.run, job.waiting.popleft())
+                self._send(name, job)
+        except RunLostError:
+            # Nothing is lost, and W&B may well work: it is opened again in the next round.
+            self._tally.retries += 1
         except OSError as error:
-            job.run = None
             self._tally.retries += 1
             if job.backoff.failures == 0:
                 log.warning(
@@ -178,30 +180,52 @@ class WandbExporter:
         else:
             job.backoff = job.backoff.succeeded()
 
-    def _send(self, run: WandbRun, item: Item) -> None:
+    def _send(self, name: str, job: _Job) -> None:
         try:
-            run.send(item)
+            self._runs.send(name, job.waiting[0])
+        except RunLostError:
+            raise
         except OSError:
             # Whether W&B has it is unknown: resent, it might be there twice, or fail forever.
+            job.waiting.popleft()
             self._tally.lost += 1
             raise
+        job.waiting.popleft()
         self._tally.sent += 1
 
 
-def _end(jobs: Iterable[_Job]) -> None:
-    """End the runs of these jobs, all at the same time."""
-    runs = [job.run for job in jobs if job.run is not None]
-    for run in runs:
-        run.hang_up()
-    deadline_s = time.monotonic() + END_WITHIN_S
-    for run in runs:
-        run.end(max(0.0, deadline_s - time.monotonic()))
+def config_of(config: WandbConfig, labels: Mapping[str, str]) -> WandbConfig:
+    """The configuration for a job of these labels, by its team."""
+    team = team_of(labels, config.teams)
+    if team is None:
+        return msgspec.structs.replace(config, teams=[])
+    key_file, key_variable = config.api_key_file, config.api_key_variable
+    if team.api_key_file is not None or team.api_key_variable is not None:
+        key_file, key_variable = team.api_key_file, team.api_key_variable
+    return msgspec.structs.replace(
+        config,
+        project=config.project if team.project is None else team.project,
+        entity=config.entity if team.entity is None else team.entity,
+        api_key_file=key_file,
+        api_key_variable=key_variable,
+        tags=[*config.tags, *team.tags],
+        teams=[],
+    )
 
 
 def check(config: WandbConfig) -> None:
     """Raises `ConfigError` for a configuration that can never work."""
-    if config.api_key_file is not None:
-        read_secret(config.api_key_file, f"{_KEY}.api_key_file")
+    check_teams(config.teams, key=_KEY)
+    settings: dict[str, WandbConfig | WandbTeam] = {_KEY: config}
+    settings |= {f"{_KEY}.teams[{place}]": team for place, team in enumerate(config.teams)}
+    for place, one in settings.items():
+        if one.api_key_file is not None:
+            read_secret(one.api_key_file, f"{place}.api_key_file")
+        elif one.api_key_variable is not None and not os.environ.get(one.api_key_variable):
+            raise ConfigError(f"{place}.api_key_variable: {one.api_key_variable} is not set.")
+        for tag in one.tags:
+            if not 0 < len(tag) <= _MAX_TAG:
+                raise ConfigError(f"{place}.tags: {tag!r} must have 1 to {_MAX_TAG} characters.")
     for key, template in (("run_id", config.run_id), ("group", config.group)):
         try:
             (template or "").format(job="job")

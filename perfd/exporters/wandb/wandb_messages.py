@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -11,10 +12,12 @@ from perfd.config import WandbConfig
 
 
 class OpenRun(msgspec.Struct, frozen=True, tag="open"):
-    """Open the run of a job: the first message, and the only one of its kind."""
+    """Open the run of the job: the first message about it."""
 
-    job: str
     config: WandbConfig
+    """With the job's team applied."""
+    labels: Mapping[str, str] = {}
+    """Of the job, for the run's own configuration."""
 
 
 class LogNumbers(msgspec.Struct, frozen=True, tag="log"):
@@ -38,13 +41,25 @@ class SaveReport(msgspec.Struct, frozen=True, tag="report"):
     files: dict[str, str]
 
 
+class CloseRun(msgspec.Struct, frozen=True, tag="close"):
+    """Upload the rest of the run and end it; answered before that is done."""
+
+
+RunMessage: TypeAlias = LogNumbers | SendAlert | SaveReport
+Message: TypeAlias = OpenRun | RunMessage | CloseRun
+
+
+class WorkerRequest(msgspec.Struct, frozen=True):
+    """A message about the run of one job."""
+
+    job: str
+    message: Message
+
+
 class WorkerReply(msgspec.Struct, frozen=True):
     """Empty on success, otherwise the reason."""
 
     error: str = ""
-
-
-Message: TypeAlias = OpenRun | LogNumbers | SendAlert | SaveReport
 
 
 class WorkerPipe:
@@ -54,7 +69,7 @@ class WorkerPipe:
         self._socket = connection
         self._received = bytearray()
 
-    def send(self, message: Message | WorkerReply) -> None:
+    def send(self, message: WorkerRequest | WorkerReply) -> None:
         """Write one message."""
         self._socket.sendall(msgspec.json.encode(message) + b"\n")
 

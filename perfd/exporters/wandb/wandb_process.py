@@ -1,4 +1,4 @@
-"""A W&B run in its own process, which is killed if it does not answer (docs/adr/0006)."""
+"""A process with W&B runs, which is killed if it does not answer (docs/adr/0023)."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from contextlib import suppress
 import msgspec
 import psutil
 
-from perfd.config import WandbConfig
-from perfd.exporters.wandb.wandb_messages import Message, OpenRun, WorkerPipe, WorkerReply
+from perfd.exporters.wandb.wandb_messages import Message, OpenRun, WorkerPipe, WorkerReply, WorkerRequest
 
 START_WITHIN_S = 12.0
 """Time for W&B's processes to start, in addition to W&B's time to answer."""
 END_WITHIN_S = 8.0
-"""Time for a process to end: more than W&B's own to finish a run, less than the aggregator's."""
+"""Time for a process to end: more than W&B's own to finish its runs, less than the aggregator's."""
+
+
+class RefusedByWandbError(OSError):
+    """W&B's own reason; the process goes on."""
 
 
 class WandbProcess:
-    """The open run of one job. Raises `OSError` with W&B's reason if it cannot be opened.
+    """Runs in one process. Any `OSError` but `RefusedByWandbError` means that the process is gone."""
 
-    After an `OSError` of any method the process is gone.
-    """
-
-    def __init__(self, job: str, config: WandbConfig) -> None:
+    def __init__(self) -> None:
+        self.alive = True
         self._socket, theirs = socket.socketpair()
-        self._socket.settimeout(START_WITHIN_S + config.timeout_s)
         self._line = WorkerPipe(self._socket)
         with theirs:
             # In its own session, out of reach of a Ctrl-C in the terminal. W&B must not prompt: there is no
@@ -41,22 +41,21 @@ class WandbProcess:
                 start_new_session=True,
                 env=os.environ | {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"},
             )
-        self.send(OpenRun(job, config))
-        self._socket.settimeout(config.timeout_s)
 
-    def send(self, message: Message) -> None:
+    def send(self, job: str, message: Message, *, timeout_s: float) -> None:
         """Wait until W&B has the message."""
+        self._socket.settimeout(timeout_s + (START_WITHIN_S if isinstance(message, OpenRun) else 0.0))
         try:
-            answer = self._ask(message)
+            answer = self._ask(WorkerRequest(job, message))
         except OSError as error:
             self.end(within_s=0.0)
             raise OSError(f"W&B's process: {error}") from error
         if answer.error:
-            self.end(within_s=0.0)
-            raise OSError(answer.error)
+            raise RefusedByWandbError(answer.error)
 
     def hang_up(self) -> None:
-        """Let W&B upload the rest and end."""
+        """Let W&B upload the rest of all runs and end."""
+        self.alive = False
         self._socket.close()
 
     def end(self, within_s: float) -> None:
@@ -73,8 +72,8 @@ class WandbProcess:
                     process.kill()
         self._process.wait()
 
-    def _ask(self, message: Message) -> WorkerReply:
-        self._line.send(message)
+    def _ask(self, request: WorkerRequest) -> WorkerReply:
+        self._line.send(request)
         data = self._line.receive()
         if data is None:
             raise ConnectionResetError("it ended by itself")
