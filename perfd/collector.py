@@ -112,6 +112,8 @@ class PodJob(NamedTuple):
     namespace: str
     own_agent: bool
     """A sidecar in the pod reports its ranks, so this agent does not."""
+    cluster: str = ""
+    """As the operator calls the Kubernetes cluster; empty if not."""
 
 
 class PodJobs:

@@ -198,19 +198,21 @@ def test_the_agent_of_one_job_of_slurm_leaves_the_others_on_its_node_to_theirs(t
 def test_ranks_in_a_pod_are_of_the_pods_job_whatever_they_say(tmp_path: Path) -> None:
     other = UID.replace("0f7ac4f5", "1f7ac4f5")
     job = Job(tmp_path)
-    job.start(100, torch(0, 1, PERFD_NAMESPACE="vision"), gpus=[0], cgroup=POD)
+    job.start(100, torch(0, 1, PERFD_NAMESPACE="vision", PERFD_CLUSTER="mine"), gpus=[0], cgroup=POD)
     job.start(101, torch(0, 1), gpus=[1], cgroup=POD.replace(UID, other))
     job.settings.pod_jobs.replace(
         {
-            UID: PodJob("research/pretrain", "research", own_agent=False),
+            UID: PodJob("research/pretrain", "research", own_agent=False, cluster="east"),
             other: PodJob("vision/pretrain", "vision", own_agent=False),
         }
     )
     records = job.collect()
     found = {(record.job, record.rank, record.gpu) for record in records if isinstance(record, RankPlacement)}
     assert found == {("research/pretrain", 0, 0), ("vision/pretrain", 0, 1)}
-    whose = {record.job: record.namespace for record in records if isinstance(record, JobOrigin)}
-    assert whose == {"research/pretrain": "research", "vision/pretrain": "vision"}
+    whose = {
+        record.job: (record.cluster, record.namespace) for record in records if isinstance(record, JobOrigin)
+    }
+    assert whose == {"research/pretrain": ("east", "research"), "vision/pretrain": ("", "vision")}
 
 
 def test_ranks_of_a_pod_with_an_agent_of_its_own_are_left_to_it(tmp_path: Path) -> None:

@@ -199,10 +199,13 @@ def test_containers_have_no_privilege_that_nobody_asked_for(values: dict[str, An
             assert (user == 0) is (container["name"] in added or root_training)
 
 
-def test_only_agents_that_read_pods_may_ask_the_api_and_only_for_pods() -> None:
+def test_only_agents_that_read_pods_may_ask_the_api_and_only_for_pods_and_namespaces() -> None:
     documents = render({"agent.features.podLogs": True}, "--namespace=monitoring")
     role = one(documents, "ClusterRole")
-    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+        {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]},
+    ]
     binding = one(documents, "ClusterRoleBinding")
     assert binding["roleRef"]["name"] == role["metadata"]["name"] == "perfd-agent-monitoring"
     account = {"kind": "ServiceAccount", "name": "perfd", "namespace": "monitoring"}
@@ -229,6 +232,27 @@ def test_an_agent_that_asks_the_kubelet_has_its_directory_of_sockets_and_no_toke
     assert spec["automountServiceAccountToken"] is False
     config = yaml.safe_load(one(documents, "ConfigMap", "perfd-agent")["data"]["agent.yaml"])
     assert config["collectors"]["pod_resources"] == {"enabled": True}
+
+
+def test_all_kinds_of_agents_know_what_the_cluster_is_called() -> None:
+    values = TRAINING | {"cluster": "east", "injection.by": "webhook", "agent.features.podLogs": True}
+    documents = render(values)
+    found = {
+        container["name"]: variable["value"]
+        for spec in pod_specs(documents)
+        for container in containers(spec)
+        for variable in container.get("env", [])
+        if variable["name"] == "PERFD_CLUSTER"
+    }
+    assert found == {"agent": "east", "perfd": "east"}
+    injected = json.dumps(documents)
+    assert injected.count("PERFD_CLUSTER") == 3
+    assert "PERFD_CLUSTER" not in json.dumps(render(values | {"cluster": None}))
+
+
+@pytest.mark.parametrize("cluster", ["", "a b", "x" * 64, 7])
+def test_a_cluster_is_called_by_what_fits_a_label(cluster: object) -> None:
+    assert "cluster" in refusal({"cluster": cluster})
 
 
 INJECTION = {"injection.by": "policy", "tls.agentSecret": "perfd-client"}

@@ -62,6 +62,22 @@ def test_without_the_api_server_the_pods_name_has_it(pod: str, job: str) -> None
     assert job_of_name(pod) == job
 
 
+@pytest.mark.parametrize(
+    ("limits", "gpu"),
+    [
+        ({"nvidia.com/gpu": "8"}, True),
+        ({"nvidia.com/mig-1g.10gb": 1, "cpu": 2}, True),
+        ({"cpu": 2.5, "memory": "1Gi"}, False),
+        ({}, False),
+    ],
+)
+def test_a_pod_has_a_gpu_by_its_limits_and_names_its_account(limits: dict[str, Any], *, gpu: bool) -> None:
+    containers = [{"name": "side"}, {"name": "train", "resources": {"limits": limits}}]
+    document = {"metadata": {"name": "p"}, "spec": {"serviceAccountName": "sa", "containers": containers}}
+    found = facts_of(msgspec.json.decode(msgspec.json.encode(document), type=ApiPod))
+    assert (found.has_gpu, found.service_account) == (gpu, "sa")
+
+
 def terminated(code: int, reason: str = "Error", at: str = "2026-05-01T10:00:00Z") -> dict[str, Any]:
     state = {"terminated": {"exitCode": code, "reason": reason, "finishedAt": at}}
     return {"name": "train", "state": state}

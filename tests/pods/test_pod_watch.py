@@ -12,7 +12,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from perfd_collectors.pods.pod_watch import ApiAccess, PodWatch, access_of_pod
+from perfd_collectors.pods.api_access import ApiAccess, access_of_pod
+from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceReader
+from perfd_collectors.pods.pod_watch import PodWatch
 
 TOKEN = "a-token"
 
@@ -31,6 +33,7 @@ class ApiServer:
     def __init__(self) -> None:
         self.pods: list[dict[str, Any]] = []
         self.changes: Queue[dict[str, Any] | bytes | None] = Queue()
+        self.namespaces: dict[str, dict[str, Any]] = {}
         self.forbidden = False
         self.asked: list[dict[str, str]] = []
         outer = self
@@ -42,6 +45,10 @@ class ApiServer:
                 allowed = self.headers["Authorization"] == f"Bearer {TOKEN}" and not outer.forbidden
                 if not allowed:
                     self._send(403, {"kind": "Status", "code": 403, "message": "pods is forbidden"})
+                elif self.path.startswith("/api/v1/namespaces/"):
+                    found = outer.namespaces.get(self.path.rpartition("/")[2])
+                    absent = {"kind": "Status", "code": 404, "message": "namespaces not found"}
+                    self._send(404 if found is None else 200, {"metadata": found} if found else absent)
                 elif "watch" in query:
                     self._watch()
                 else:
@@ -158,6 +165,42 @@ def test_a_client_without_permission_is_given_the_reason(
     until(lambda: "forbidden" in (watch.problem or ""))
     assert "pods is forbidden" in watch.problem  # type: ignore[operator]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+@pytest.fixture
+def namespaces(watch: PodWatch) -> Iterator[NamespaceReader]:
+    reader = NamespaceReader(watch._access)
+    yield reader
+    reader.stop()
+
+
+def test_namespaces_are_asked_for_when_they_are_wanted(api: ApiServer, namespaces: NamespaceReader) -> None:
+    api.namespaces = {
+        "a": {"name": "a", "labels": {"perfd/inject": "true"}},
+        "b": {"name": "b", "annotations": {"owner": "x" * 10_000}},
+    }
+    namespaces.start()
+    namespaces.want(frozenset("a"))
+    until(lambda: namespaces.facts("a") is not None)
+    assert namespaces.facts("a") == NamespaceFacts(labels={"perfd/inject": "true"})
+    assert namespaces.facts("b") is None
+    namespaces.want(frozenset("b"))
+    until(lambda: namespaces.facts("b") is not None)
+    assert namespaces.facts("b") == NamespaceFacts(annotations={"owner": "x" * 10_000})
+    until(lambda: namespaces.facts("a") is None)
+
+
+@pytest.mark.parametrize("why", ["forbidden", "gone", "odd"])
+def test_a_namespace_that_cannot_be_read_has_no_labels_and_is_said_once(
+    api: ApiServer, namespaces: NamespaceReader, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    api.forbidden = why == "forbidden"
+    api.namespaces = {"odd": {"labels": 7}}
+    namespaces.start()
+    namespaces.want(frozenset({why}))
+    until(lambda: namespaces.facts(why) == NamespaceFacts())
+    until(lambda: len(caplog.records) == 1)
+    assert caplog.records[0].levelname == "WARNING"
 
 
 def test_a_pod_has_access_by_its_service_account(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from perfd_collectors.pods import SPEC, PodsCollector, PodsOptions
+from perfd_collectors.pods.api_access import ApiAccess
+from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceReader
 from perfd_collectors.pods.pod_facts import PodEnd, PodFacts
-from perfd_collectors.pods.pod_watch import ApiAccess, PodWatch
+from perfd_collectors.pods.pod_watch import PodWatch
 from pods.node_logs import UIDS, ContainerFolder, pod
 from training_log.logs import dump, iteration
 
@@ -16,7 +19,16 @@ from perfd.clock import VirtualClock
 from perfd.collector import PodJob, Settings
 from perfd.collector_loading import load_collector
 from perfd.errors import ConfigError
-from perfd.model import Event, EventKind, JobOrigin, JobOutcome, LogProgress, Record, TrainingStep
+from perfd.model import (
+    Event,
+    EventKind,
+    JobOrigin,
+    JobOutcome,
+    LogProgress,
+    Record,
+    SampleTable,
+    TrainingStep,
+)
 from perfd.testing.collector_contract import check_collector, check_unavailable
 
 NOW_NS = 1_777_629_600 * 10**9  # 2026-05-01 10:00:00 UTC
@@ -28,6 +40,8 @@ class KnownApi(PodWatch):
     def __init__(self) -> None:
         super().__init__(ApiAccess(host="127.0.0.1", port=1), "node0")
         self.known: dict[str, PodFacts] = {}
+        self.more: dict[str, Any] = {}
+        """What is the same for all pods, besides their names."""
         self.deleted: set[str] = set()
         self.trouble: str | None = None
 
@@ -39,7 +53,7 @@ class KnownApi(PodWatch):
     ) -> None:
         named = labels or {"batch.kubernetes.io/job-name": "pretrain"}
         self.known[UIDS[number]] = PodFacts(
-            namespace="research", name=name, uid=UIDS[number], labels=named, end=end
+            namespace="research", name=name, uid=UIDS[number], labels=named, end=end, **self.more
         )
 
     @property
@@ -53,17 +67,33 @@ class KnownApi(PodWatch):
         return uid in self.known and uid not in self.deleted
 
 
+class KnownNamespaces(NamespaceReader):
+    """What an API server has said of namespaces."""
+
+    def __init__(self) -> None:
+        super().__init__(ApiAccess(host="127.0.0.1", port=1))
+        self.known: dict[str, NamespaceFacts] = {}
+
+    def start(self) -> None:
+        """Nothing to ask."""
+
+    def facts(self, namespace: str) -> NamespaceFacts | None:
+        return self.known.get(namespace)
+
+
 class Node:
     """A node with pods and the collector that reads them."""
 
-    def __init__(self, root: Path, api: KnownApi | None, **options: object) -> None:
+    def __init__(self, root: Path, api: KnownApi | None, cluster: str = "", **options: object) -> None:
         self.logs = root / "pods"
         self.logs.mkdir()
         self.api = api
         self.clock = VirtualClock(NOW_NS)
         self.settings = Settings(node="node0", job="default", clock=self.clock)
         self.options = PodsOptions(directory=str(self.logs), **options)  # type: ignore[arg-type]
-        self.collector = PodsCollector(self.options, self.settings, api)
+        self.namespaces = KnownNamespaces()
+        self.without_agent: list[float] = []
+        self.collector = PodsCollector(self.options, self.settings, api, self.namespaces, cluster)
 
     def container(self, number: int = 0, name: str = "pretrain-x7k2p", **more: str) -> ContainerFolder:
         return ContainerFolder(
@@ -71,9 +101,14 @@ class Node:
         )
 
     def collect(self, times: int = 1) -> list[Record]:
+        """What is said, besides the number of pods without an agent."""
         found: list[Record] = []
         for _ in range(times):
-            found += self.collector.collect()
+            for record in self.collector.collect():
+                if isinstance(record, SampleTable):
+                    self.without_agent += record.columns["pods_without_agent"]
+                else:
+                    found.append(record)
             self.clock.advance(1.0)
         return found
 
@@ -309,6 +344,109 @@ def test_a_pod_whose_injection_failed_is_reported_once(node: Node, caplog: pytes
     node.api.says(0, **{"perfd/inject": "true"})
     node.collect(3)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+INJECTED = NamespaceFacts(labels={"perfd/inject": "true"})
+
+
+@pytest.mark.parametrize(
+    ("namespace", "label", "gpu", "counted"),
+    [
+        (INJECTED, None, True, 1.0),
+        (INJECTED, None, False, 0.0),
+        (INJECTED, "false", True, 0.0),
+        (NamespaceFacts(), None, True, 0.0),
+        (NamespaceFacts(labels={"perfd/inject": "yes"}), None, True, 0.0),
+        (NamespaceFacts(), "true", False, 1.0),
+        (None, None, True, 0.0),
+    ],
+)
+def test_pods_that_began_before_injection_are_counted_as_the_policy_would_choose_them(
+    node: Node, namespace: NamespaceFacts | None, label: str | None, gpu: bool, counted: float
+) -> None:
+    assert node.api is not None
+    if namespace is not None:
+        node.namespaces.known["research"] = namespace
+    node.api.more["has_gpu"] = gpu
+    node.container()
+    node.api.says(0, **{"job-name": "pretrain"} | ({} if label is None else {"perfd/inject": label}))
+    node.collect()
+    assert node.without_agent == [counted]
+
+
+def test_each_pod_without_its_agent_is_named_once_and_counted_until_it_ends(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert node.api is not None
+    node.namespaces.known["research"] = INJECTED
+    node.api.more["has_gpu"] = True
+    for number in range(2):
+        node.container(number, f"pretrain-{number}-x7k2p")
+        node.api.says(number, name=f"pretrain-{number}-x7k2p")
+    node.collect(3)
+    assert [record.__dict__["pod"] for record in caplog.records] == [
+        "pretrain-0-x7k2p", "pretrain-1-x7k2p",
+    ]  # fmt: skip
+    assert {record.__dict__["job"] for record in caplog.records} == {"research/pretrain"}
+    node.api.says(0, done())
+    node.collect()
+    assert node.without_agent == [2.0, 2.0, 2.0, 1.0]
+
+
+def test_pods_without_gpus_are_counted_where_all_are_injected(tmp_path: Path) -> None:
+    api = KnownApi()
+    node = Node(tmp_path, api, injected_gpu_pods_only=False)
+    node.namespaces.known["research"] = INJECTED
+    node.container()
+    api.says(0)
+    node.collect()
+    node.collector.close()
+    assert node.without_agent == [1.0]
+
+
+def whose(node: Node, **labels: str) -> tuple[str, str]:
+    """User and queue of the job."""
+    assert node.api is not None
+    node.container().prints(iteration(10))
+    node.api.says(0, **{"job-name": "pretrain"} | labels)
+    (origin,) = [record for record in node.collect(2) if isinstance(record, JobOrigin)]
+    return origin.user, origin.partition
+
+
+@pytest.mark.parametrize(
+    ("labels", "namespace", "account", "user"),
+    [
+        ({"perfd/owner": "ana"}, NamespaceFacts(labels={"perfd/owner": "team"}), "sa", "ana"),
+        ({}, NamespaceFacts(labels={"perfd/owner": "team"}), "sa", "team"),
+        ({}, NamespaceFacts(annotations={"owner": "ana@example.org"}), "sa", "ana@example.org"),
+        ({}, NamespaceFacts(annotations={"owner": "x" * 100_000}), "sa", "x" * 128),
+        ({}, NamespaceFacts(), "pretrainer", "pretrainer"),
+        ({}, NamespaceFacts(), "default", ""),
+        ({}, None, "pretrainer", ""),
+    ],
+)
+def test_the_owner_is_that_of_pod_or_namespace_else_its_service_account(
+    node: Node, labels: dict[str, str], namespace: NamespaceFacts | None, account: str, user: str
+) -> None:
+    assert node.api is not None
+    node.api.more["service_account"] = account
+    if namespace is not None:
+        node.namespaces.known["research"] = namespace
+    assert whose(node, **labels)[0] == user
+
+
+@pytest.mark.parametrize("label", ["kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/local-queue-name"])
+def test_the_queue_of_kueue_is_the_partition(node: Node, label: str) -> None:
+    assert whose(node, **{label: "team-queue"})[1] == "team-queue"
+
+
+def test_jobs_have_the_name_of_their_cluster(tmp_path: Path) -> None:
+    node = Node(tmp_path, None, cluster="east")
+    node.container().prints(iteration(10))
+    (origin,) = [record for record in node.collect(2) if isinstance(record, JobOrigin)]
+    node.collector.close()
+    assert origin == JobOrigin(job="research/pretrain", namespace="research", cluster="east")
+    assert node.settings.pod_jobs.of(UIDS[0]) == PodJob("research/pretrain", "research", False, "east")
 
 
 def test_ranks_can_ask_for_the_job_of_a_pod(alone: Node) -> None:

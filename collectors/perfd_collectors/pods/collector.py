@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from perfd.collector import CollectorSpec, Options, PodJob, Settings
+from perfd.collector import CollectorSpec, Column, Options, PodJob, Settings
 from perfd.errors import ConfigError, Unavailable, reason_of
-from perfd.model import Event, EventKind, JobOrigin, Record
+from perfd.model import Event, EventKind, JobOrigin, Record, SampleTable, Scope
+from perfd_collectors.pods.api_access import access_of_pod
 from perfd_collectors.pods.known_pods import KnownPod, KnownPods
 from perfd_collectors.pods.log_files import PodFolder, pod_folders
+from perfd_collectors.pods.missing_agents import MissingAgents, wants_agent
+from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceReader
 from perfd_collectors.pods.pod_facts import worst_end
 from perfd_collectors.pods.pod_log import LogFormat, PodLogs
-from perfd_collectors.pods.pod_watch import PodWatch, access_of_pod
+from perfd_collectors.pods.pod_owner import owner_of, queue_of
+from perfd_collectors.pods.pod_watch import PodWatch
 from perfd_collectors.training_log.formats import compiled_pattern
 from perfd_collectors.training_log.log_parser import FORMATS
 
@@ -32,7 +37,13 @@ class PodsOptions(Options, frozen=True):
     exclude_namespaces: tuple[str, ...] = ("kube-*",)
     """Those of them whose pods are not."""
     api: bool = True
-    """Ask the API server for labels and ends of the node's pods (`list` and `watch` on pods)."""
+    """Ask the API server for labels and ends of the node's pods (`list` and `watch` on pods), and for their
+    namespaces (`get`)."""
+    owner_keys: tuple[str, ...] = ("perfd/owner", "owner")
+    """Labels of pods, or labels or annotations of namespaces, that name a job's owner; Kubeflow's profiles
+    write the second. Without one it is the pod's service account, unless that is `default`."""
+    injected_gpu_pods_only: bool = True
+    """In namespaces with the label `perfd/inject`, only pods with GPUs should have an agent."""
     framework: str | None = None
     """Parse only this framework's lines; default: those of all known ones."""
     patterns: tuple[str, ...] = ()
@@ -44,10 +55,20 @@ class PodsOptions(Options, frozen=True):
 class PodsCollector:
     """Reads the logs of the node's pods; a pod with its own agent is left to that."""
 
-    def __init__(self, options: PodsOptions, settings: Settings, watch: PodWatch | None = None) -> None:
+    def __init__(
+        self,
+        options: PodsOptions,
+        settings: Settings,
+        watch: PodWatch | None = None,
+        namespaces: NamespaceReader | None = None,
+        cluster: str = "",
+    ) -> None:
         self._options = options
         self._settings = settings
         self._watch = watch
+        self._namespaces = namespaces
+        self._cluster = cluster
+        self._missing_agents = MissingAgents()
         patterns = [compiled_pattern(text) for text in options.patterns]
         self._form = LogFormat(framework=options.framework, patterns=patterns)
         self._pods = KnownPods(watch, settings.clock)
@@ -56,6 +77,8 @@ class PodsCollector:
         self._repeat_due_s = float("-inf")
         if watch is not None:
             watch.start()
+        if namespaces is not None:
+            namespaces.start()
 
     def collect(self) -> Sequence[Record]:
         """Records of the lines since the last call, and of jobs that ended."""
@@ -68,8 +91,13 @@ class PodsCollector:
             raise Unavailable(f"{self._options.directory} cannot be read: {reason_of(error)}.") from error
         pods = self._pods.look([folder for folder in folders if self._wanted(folder)])
         self._settings.pod_jobs.replace(
-            {pod.folder.uid: PodJob(pod.job, pod.folder.namespace, pod.own_agent) for pod in pods}
+            {
+                pod.folder.uid: PodJob(pod.job, pod.folder.namespace, pod.own_agent, self._cluster)
+                for pod in pods
+            }
         )
+        if self._namespaces is not None:
+            self._namespaces.want(frozenset(pod.folder.namespace for pod in pods))
         read = [pod for pod in pods if not pod.own_log]
         for pod in read:
             logs = self._jobs.setdefault(pod.job, PodLogs(pod.job, self._form))
@@ -78,11 +106,13 @@ class PodsCollector:
         records = self._read(now_unix_ns)
         for job, logs in list(self._jobs.items()):
             records += self._end(logs, [pod for pod in read if pod.job == job], now_unix_ns)
-        return [*self._origins(), *records]
+        return [*self._origins(pods), *records, *self._without_agent(pods, now_unix_ns)]
 
     def close(self) -> None:
         if self._watch is not None:
             self._watch.stop()
+        if self._namespaces is not None:
+            self._namespaces.stop()
         for logs in self._jobs.values():
             logs.close()
         self._jobs.clear()
@@ -131,14 +161,45 @@ class PodsCollector:
             )
         ]
 
-    def _origins(self) -> list[Record]:
+    def _without_agent(self, pods: Sequence[KnownPod], now_unix_ns: int) -> list[Record]:
+        """How many pods should have an agent and do not."""
+        if self._watch is None:
+            return []
+        missing = [pod for pod in pods if pod.end is None and not pod.own_agent and self._wants_agent(pod)]
+        self._missing_agents.look(missing)
+        return [
+            SampleTable(
+                scope=Scope.NODE,
+                times_unix_ns=[now_unix_ns],
+                entities=[""],
+                columns={"pods_without_agent": [float(len(missing))]},
+            )
+        ]
+
+    def _wants_agent(self, pod: KnownPod) -> bool:
+        return pod.facts is not None and wants_agent(
+            pod.facts, self._namespace_of(pod), gpu_pods_only=self._options.injected_gpu_pods_only
+        )
+
+    def _namespace_of(self, pod: KnownPod) -> NamespaceFacts | None:
+        return None if self._namespaces is None else self._namespaces.facts(pod.folder.namespace)
+
+    def _origin(self, job: str, pods: Sequence[KnownPod]) -> JobOrigin:
+        first = next((pod for pod in pods if pod.job == job and pod.facts is not None), None)
+        origin = JobOrigin(job=job, cluster=self._cluster, namespace=job.partition("/")[0])
+        if first is None or first.facts is None:
+            return origin
+        owner = owner_of(first.facts, self._namespace_of(first), self._options.owner_keys)
+        return replace(origin, user=owner, partition=queue_of(first.facts))
+
+    def _origins(self, pods: Sequence[KnownPod]) -> list[Record]:
         """Whose the jobs are that train."""
         now_s = self._settings.clock.monotonic_s()
         if now_s >= self._repeat_due_s:
             self._repeat_due_s = now_s + _REPEAT_EVERY_S
             self._reported.clear()
         training = {job for job, logs in self._jobs.items() if logs.trains}
-        whose = {job: JobOrigin(job=job, namespace=job.partition("/")[0]) for job in sorted(training)}
+        whose = {job: self._origin(job, pods) for job in sorted(training)}
         reported = [origin for job, origin in whose.items() if self._reported.get(job) != origin]
         self._reported |= whose
         return list(reported)
@@ -154,7 +215,21 @@ def create(options: PodsOptions, settings: Settings) -> PodsCollector:
     if not Path(options.directory).is_dir():
         raise Unavailable(f"{options.directory} is not there: mount the node's folder of pod logs.")
     access = access_of_pod(os.environ) if options.api else None
-    return PodsCollector(options, settings, PodWatch(access, settings.node) if access else None)
+    cluster = os.environ.get("PERFD_CLUSTER", "")
+    if access is None:
+        return PodsCollector(options, settings, cluster=cluster)
+    return PodsCollector(
+        options, settings, PodWatch(access, settings.node), NamespaceReader(access), cluster=cluster
+    )
 
 
-SPEC = CollectorSpec(name="pods", options=PodsOptions, create=create, enabled=False)
+_WITHOUT_AGENT = Column(
+    scope=Scope.NODE,
+    name="pods_without_agent",
+    help="Pods that ask for perfd's agent by the label perfd/inject, or whose namespace does, and have none.",
+    source="the API server's pods and namespaces",
+    absent="Without access to the API server.",
+)
+SPEC = CollectorSpec(
+    name="pods", options=PodsOptions, create=create, enabled=False, columns=(_WITHOUT_AGENT,)
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,12 +12,9 @@ from perfd_collectors.pods.log_files import PodFolder, log_files
 from perfd_collectors.pods.pod_facts import PodEnd, PodFacts
 from perfd_collectors.pods.pod_watch import PodWatch
 
-log = logging.getLogger(__name__)
-
 _SIDECAR, _INJECTED = "perfd", "perfd-agent"
 """The container of a pod's own agent: of the chart's jobs, which reads the output, and an injected one."""
 _LABEL = "perfd-agent"
-_WANTED = ("perfd/inject", "true")
 _WAIT_S = 10.0
 """How long a pod's name is not used while the API server has not reported its labels."""
 _OLD_S = 600.0
@@ -36,6 +32,8 @@ class KnownPod:
     """Its own agent reports its ranks."""
     own_log: bool
     """Its own agent reads its output, too."""
+    facts: PodFacts | None = None
+    """What the API server said of it last."""
     end: PodEnd | None = None
 
 
@@ -61,6 +59,7 @@ class KnownPods:
             if folder.uid not in self._pods and folder.uid not in self._done:
                 self._meet(folder, facts.get(folder.uid))
         for uid, pod in self._pods.items():
+            pod.facts = facts.get(uid, pod.facts)
             pod.end = self._end(facts.get(uid), there=uid in here)
         if self._watch is not None:
             for uid in facts.keys() - here:
@@ -93,7 +92,6 @@ class KnownPods:
             return
         name = job_of_name(folder.name) if facts is None else job_of(facts)
         label = None if facts is None else facts.labels.get(_LABEL)
-        wanted = facts is not None and facts.labels.get(_WANTED[0]) == _WANTED[1]
         own_log = label == "sidecar" or (folder.path / _SIDECAR).is_dir()
         self._pods[folder.uid] = KnownPod(
             folder,
@@ -101,11 +99,6 @@ class KnownPods:
             own_agent=own_log or label == "injected" or (folder.path / _INJECTED).is_dir(),
             own_log=own_log,
         )
-        if wanted and not self._pods[folder.uid].own_agent:
-            log.warning(
-                "A pod with the label perfd/inject has no agent: its admission policy or webhook failed.",
-                extra={"namespace": folder.namespace, "pod": folder.name},
-            )
 
     def _end(self, facts: PodFacts | None, *, there: bool) -> PodEnd | None:
         if facts is not None and facts.end is not None:

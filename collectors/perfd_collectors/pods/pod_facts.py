@@ -58,11 +58,28 @@ class _Status(msgspec.Struct, rename="camel"):
     container_statuses: list[_ContainerStatus] = []
 
 
+class _Resources(msgspec.Struct):
+    limits: dict[str, msgspec.Raw] = {}
+
+
+class _Container(msgspec.Struct):
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+
+
+class _Spec(msgspec.Struct, rename="camel"):
+    service_account_name: str = ""
+    containers: list[_Container] = []
+
+
 class ApiPod(msgspec.Struct, rename="camel"):
     """A pod of the API; fields that are not named here are ignored."""
 
     metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    spec: _Spec = msgspec.field(default_factory=_Spec)
     status: _Status = msgspec.field(default_factory=_Status)
+
+
+_GPU = "nvidia.com/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +101,9 @@ class PodFacts:
     labels: Mapping[str, str]
     owner_kind: str = ""
     owner_name: str = ""
+    service_account: str = ""
+    has_gpu: bool = False
+    """One of its containers has a limit on NVIDIA's GPUs."""
     end: PodEnd | None = None
 
 
@@ -98,6 +118,10 @@ def facts_of(pod: ApiPod) -> PodFacts:
         labels=meta.labels,
         owner_kind=owner.kind,
         owner_name=owner.name,
+        service_account=pod.spec.service_account_name,
+        has_gpu=any(
+            name.startswith(_GPU) for container in pod.spec.containers for name in container.resources.limits
+        ),
         end=_end(pod),
     )
 

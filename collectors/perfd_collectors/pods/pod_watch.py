@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import logging
-import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.client import HTTPResponse
-from pathlib import Path
 from urllib.parse import urlencode
 
 import msgspec
 
 from perfd.errors import PerfdError, reason_of
-from perfd.net import BoundedConnection, BoundedTlsConnection
+from perfd.net import BoundedConnection
+from perfd_collectors.pods.api_access import ApiAccess, OutdatedError
 from perfd_collectors.pods.pod_facts import ApiPod, PodFacts, facts_of
 
 log = logging.getLogger(__name__)
 
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _LIST_TIMEOUT_S = 30.0
 _WATCH_S = 300
 """The API server ends a watch after this time, and the next one begins where it was."""
@@ -29,38 +26,7 @@ _RETRY_INITIAL_S = 1.0
 _RETRY_MAX_S = 60.0
 _MOST_BYTES = 64 << 20
 """Of an answer; 1,000 pods of 10 kB are 10 MB."""
-_OK, _GONE = 200, 410
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApiAccess:
-    """Where the API server is, and what shows who we are; files are read before each request."""
-
-    host: str
-    port: int
-    token_file: Path = _ACCOUNT / "token"
-    ca_file: Path | None = _ACCOUNT / "ca.crt"
-    """None: plain HTTP, for a proxy on this machine."""
-
-    def connection(self) -> BoundedConnection:
-        """A connection; raises `OSError` when the certificates cannot be read."""
-        if self.ca_file is None:
-            return BoundedConnection(self.host, self.port)
-        context = ssl.create_default_context(cafile=str(self.ca_file))
-        return BoundedTlsConnection(self.host, self.port, context=context)
-
-    def headers(self) -> dict[str, str]:
-        """Those of each request; raises `OSError`."""
-        token = self.token_file.read_text(encoding="ascii").strip()
-        return {"Authorization": f"Bearer {token}", "Accept": "application/json"}
-
-
-def access_of_pod(environ: Mapping[str, str], account: Path = _ACCOUNT) -> ApiAccess | None:
-    """What a pod with a service account's token has; None without."""
-    host, port = environ.get("KUBERNETES_SERVICE_HOST"), environ.get("KUBERNETES_SERVICE_PORT", "443")
-    if not host or not port.isdecimal() or not (account / "token").exists():
-        return None
-    return ApiAccess(host=host, port=int(port), token_file=account / "token", ca_file=account / "ca.crt")
+_GONE = 410
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):
@@ -85,10 +51,6 @@ class _Problem(msgspec.Struct):
 _CHANGE = msgspec.json.Decoder(_Change)
 _POD = msgspec.json.Decoder(ApiPod)
 _POD_LIST = msgspec.json.Decoder(_PodList)
-
-
-class _OutdatedError(Exception):
-    """The API server no longer knows where the watch was; a new list is needed."""
 
 
 class PodWatch:
@@ -149,7 +111,7 @@ class PodWatch:
                 delay_s = _RETRY_INITIAL_S
                 while not self._stopping.is_set():
                     version = self._watch(version)
-            except _OutdatedError:
+            except OutdatedError:
                 continue
             except (OSError, ValueError, PerfdError, msgspec.MsgspecError) as error:
                 self._say(f"Pods cannot be listed: {reason_of(error)}")
@@ -188,7 +150,7 @@ class PodWatch:
                 if change.type == "ERROR":
                     problem = msgspec.json.decode(change.object, type=_Problem)
                     if problem.code == _GONE:
-                        raise _OutdatedError
+                        raise OutdatedError
                     raise PerfdError(problem.message)
                 pod = _POD.decode(change.object)
                 version = pod.metadata.resource_version
@@ -210,13 +172,6 @@ class PodWatch:
         connection.deadline_s = time.monotonic() + timeout_s
         try:
             path = f"/api/v1/pods?{urlencode({**self._selector, **query})}"
-            connection.request("GET", path, headers=self._access.headers())
-            answer = connection.getresponse()
-            if answer.status == _GONE:
-                raise _OutdatedError
-            if answer.status != _OK:
-                said = msgspec.json.decode(answer.read(1 << 16), type=_Problem)
-                raise PerfdError(said.message or f"The API server answers with status {answer.status}.")
-            yield answer
+            yield self._access.get(connection, path)
         finally:
             connection.close()

@@ -204,15 +204,15 @@ class RanksCollector:
         return None if pod.own_agent else replace(process, identity=named)
 
     def _whose(self, ranks: Sequence[RankProcess]) -> list[JobOrigin]:
-        """Whose the jobs are; the namespace is that of the pod, whatever a process says."""
+        """Whose the jobs are; namespace and cluster are those of the pod, whatever a process says."""
         of_pods = [self._settings.pod_jobs.of(process.identity.pod_uid) for process in ranks]
-        namespaces = {pod.job: pod.namespace for pod in of_pods if pod is not None}
+        pods = {pod.job: pod for pod in of_pods if pod is not None}
         known = {origin.job: origin for origin in origins(ranks, self._job_of)}
-        known |= {job: JobOrigin(job=job) for job in namespaces.keys() - known.keys()}
-        return [
-            replace(origin, namespace=namespaces.get(job, origin.namespace))
-            for job, origin in sorted(known.items())
-        ]
+        known |= {job: JobOrigin(job=job) for job in pods.keys() - known.keys()}
+        for job, pod in pods.items():
+            cluster = pod.cluster or known[job].cluster
+            known[job] = replace(known[job], namespace=pod.namespace, cluster=cluster)
+        return [origin for _, origin in sorted(known.items())]
 
     def _rank_process(
         self, pid: int, process: Process, named: RankIdentity, gpu: int | None, *, holds_gpu: bool

@@ -16,10 +16,14 @@
 {{- toYaml (mergeOverwrite (deepCopy .config) $fixed) -}}
 {{- end -}}
 
-{{/* Arguments that both kinds of agent have; `node` names the field that the node's name is taken from. */}}
+{{/* What this cluster is called, and the node, from the named field. Takes the root, and the field. */}}
 {{- define "perfd.agentEnv" -}}
 - name: PERFD_NODE
-  valueFrom: {fieldRef: {fieldPath: {{ . }}}}
+  valueFrom: {fieldRef: {fieldPath: {{ last . }}}}
+{{- with (first .).Values.cluster }}
+- name: PERFD_CLUSTER
+  value: {{ . | quote }}
+{{- end }}
 {{- end -}}
 
 {{/* Jobs of one name in two namespaces are two jobs. */}}

@@ -37,7 +37,7 @@ TORCH_NCCL_DEBUG_INFO_TEMP_FILE: /run/perfd/nccl_trace_rank_
   imagePullPolicy: {{ .Values.image.pullPolicy }}
   args: [agent, --config, /run/perfd/agent.yaml, --node, $(PERFD_NODE), --job, $(PERFD_JOB), --log-json]
   env:
-    - {name: PERFD_NODE, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
+    {{- include "perfd.agentEnv" (list . "metadata.name") | nindent 4 }}
     - {name: PERFD_NAMESPACE, valueFrom: {fieldRef: {fieldPath: metadata.namespace}}}
     - {name: PERFD_JOB, valueFrom: {fieldRef: {fieldPath: "metadata.annotations['perfd/job']"}}}
   resources: {{- toYaml .Values.injection.resources | nindent 4 }}

@@ -63,7 +63,7 @@ initContainers:
     image: {{ include "perfd.image" . }}
     imagePullPolicy: {{ .Values.image.pullPolicy }}
     args: [agent, --config, /etc/perfd/agent.yaml, --node, $(PERFD_NODE), --job, {{ $training.name }}, --job-end, /run/perfd/end, --log-json]
-    env: {{- include "perfd.agentEnv" .Values.sidecar.nodeNameFrom | nindent 6 }}
+    env: {{- include "perfd.agentEnv" (list . .Values.sidecar.nodeNameFrom) | nindent 6 }}
       {{- include "perfd.namespaceEnv" . | nindent 6 }}
     {{- if not $training.hostNetwork }}
     ports:
