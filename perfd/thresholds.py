@@ -118,6 +118,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     hang_pauses: float
     hang_certain_s: float
     hang_checkpoint_s: float
+    hang_io_bytes_per_s: float
     hang_first_evaluation_s: float
     hang_gpu_busy_ratio: float
     hang_gpu_idle_ratio: float

@@ -77,6 +77,7 @@ class RankColumn(WellKnownColumn):
     LAUNCH_BUSY = "launch_threads_busy_s", ColumnKind.COUNTER
     LOADER_BUSY = "loader_workers_busy_s", ColumnKind.COUNTER
     LOADER_WORKERS = "loader_workers"
+    IO = "io_bytes", ColumnKind.COUNTER
 
 
 class ServerColumn(WellKnownColumn):

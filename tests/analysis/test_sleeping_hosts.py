@@ -15,6 +15,7 @@ from perfd.aggregator.operations import LaunchReadings
 from perfd.analysis.data.job_data import JobData, LaunchTable, OperationPace, StepPauses
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Finding, Kind
+from perfd.model import RankColumn
 
 RANKS = 4
 SPANS_S = np.array([2.0, 4.0, 10.0, 60.0])
@@ -147,8 +148,17 @@ def readings(counts: Sequence[tuple[float, float]], *, rank: int = 0) -> LaunchR
     """Times and counters of one rank."""
     found = LaunchReadings(Limits(), AggregatorCounters())
     for time_s, busy_s in counts:
-        found.put(rank, time_s, busy_s, 2 * busy_s, 4.0, read_s=time_s)
+        found.put(rank, time_s, counted(busy_s), read_s=time_s)
     return found
+
+
+def counted(busy_s: float) -> dict[RankColumn, float]:
+    return {
+        RankColumn.LAUNCH_BUSY: busy_s,
+        RankColumn.LOADER_BUSY: 2 * busy_s,
+        RankColumn.LOADER_WORKERS: 4.0,
+        RankColumn.IO: 1e6 * busy_s,
+    }
 
 
 def test_rates_are_over_the_newest_readings() -> None:
@@ -161,13 +171,31 @@ def test_rates_are_over_the_newest_readings() -> None:
     assert table.span_s[:, 0].tolist() == [2.0, 4.0, 10.0, 24.0]
     assert table.asleep_ratio[:, 0].tolist() == pytest.approx([0.5, 0.5, 0.2, 2 / 24])
     assert table.loader_busy_ratio[0, 0] == pytest.approx(2 * 0.5 / 4)
+    assert table.io_bytes_per_s is not None
+    assert table.io_bytes_per_s[:, 0].tolist() == pytest.approx([5e5, 5e5, 8e5, 22e6 / 24])
+
+
+def test_what_a_rank_reads_and_writes_is_known_before_its_threads_are() -> None:
+    found = LaunchReadings(Limits(), AggregatorCounters())
+    for at in range(4):
+        found.put(0, float(at), {RankColumn.IO: 3e6 * at}, read_s=float(at))
+    table = found.table(3.0)
+    assert table is not None
+    assert table.io_bytes_per_s is not None
+    assert table.io_bytes_per_s[:, 0].tolist() == pytest.approx([3e6] * 4)
+    assert np.isnan(table.asleep_ratio).all()
+    for at in (4, 5):
+        found.put(0, float(at), counted(100.0 + at / 2), read_s=float(at))
+    table = found.table(5.0)
+    assert table is not None
+    assert table.asleep_ratio[:, 0].tolist() == pytest.approx([0.5] * 4)
 
 
 def test_counters_that_went_back_begin_again_and_a_silent_rank_has_no_row() -> None:
     restarted = readings([(0.0, 5.0), (1.0, 6.0), (2.0, 0.5)])
 
     assert restarted.table(2.0) is None
-    restarted.put(0, 3.0, 0.75, 0.0, 4.0, read_s=3.0)
+    restarted.put(0, 3.0, counted(0.75), read_s=3.0)
     table = restarted.table(4.5)
     assert table is not None
     assert table.asleep_ratio[-1, 0] == pytest.approx(0.75)

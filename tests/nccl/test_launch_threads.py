@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from perfd_collectors.nccl.launch_threads import LaunchThreads
@@ -70,3 +72,57 @@ def test_a_process_that_is_gone_or_without_the_kernels_counters_says_nothing(tmp
     put(tmp_path, RANK, RANK, "python3", 1.0)
     (tmp_path / str(RANK) / "task" / str(RANK) / "schedstat").write_text("x y\n")
     assert LaunchThreads(tmp_path, RANK).read() == {}
+
+
+def test_what_a_process_reads_and_writes_counts_by_calls_or_by_storage(tmp_path: Path) -> None:
+    def at(called: int, stored: int) -> None:
+        file.write_text(f"rchar: {called}\nwchar: 5\nread_bytes: 7\nwrite_bytes: {stored}\nsyscr: 1\n")
+
+    put(tmp_path, RANK, RANK, "python3", 1.0)
+    file = tmp_path / str(RANK) / "io"
+    threads = LaunchThreads(tmp_path, RANK)
+    at(1000, 500)
+    assert threads.read() == {"io_bytes": 0.0}
+    at(1400, 500)
+    assert threads.read() == {"io_bytes": 400.0}
+    # A call that writes for long has not returned.
+    at(1400, 4500)
+    assert threads.read() == {"io_bytes": 4400.0}
+    # The id belongs to another process.
+    at(10, 0)
+    assert threads.read() == {"io_bytes": 4400.0}
+    file.write_text("rchar: 10\n")
+    assert threads.read() == {}
+
+
+def test_a_real_process_that_writes_a_file_is_seen_and_one_that_waits_is_not(tmp_path: Path) -> None:
+    code = """
+import sys
+for line in sys.stdin:
+    if line == "write\\n":
+        with open(sys.argv[1], "wb") as file:
+            for _ in range(8):
+                file.write(bytes(1 << 20))
+    print("done", flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "checkpoint.pt")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+
+        def answer(word: str) -> float:
+            print(word, file=child.stdin, flush=True)
+            assert child.stdout is not None
+            assert child.stdout.readline() == "done\n"
+            return threads.read()["io_bytes"]
+
+        threads = LaunchThreads(Path("/proc"), child.pid)
+        answer("wait")
+        waited = answer("wait")
+        assert answer("write") - waited >= 8 << 20
+        assert waited < 1 << 16
+        child.stdin.close()

@@ -305,6 +305,7 @@ SPEC = CollectorSpec(
         RankColumn.LAUNCH_BUSY,
         RankColumn.LOADER_BUSY,
         RankColumn.LOADER_WORKERS,
+        RankColumn.IO,
     ),
     replay={"nccl-inspector": RecordedInspector, "flight-recorder": RecordedDump},
 )

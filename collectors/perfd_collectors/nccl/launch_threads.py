@@ -1,4 +1,4 @@
-"""For how long the threads that launch a process's work were busy, and the workers that load its data."""
+"""How busy the threads that launch a process's work and its loader workers were, and what it read and wrote."""
 
 from __future__ import annotations
 
@@ -43,6 +43,14 @@ COLUMNS: Sequence[Column] = (
         source="its child processes named pt_data_worker",
         absent="Without perfd's NCCL plugin, or such workers.",
     ),
+    Column(
+        scope=Scope.RANK,
+        name=RankColumn.IO.value,
+        help="Bytes that the rank's process read and wrote: by system calls, or by storage if that is more.",
+        source="/proc/PID/io",
+        absent="Without perfd's NCCL plugin, or CONFIG_TASK_IO_ACCOUNTING.",
+        kind=ColumnKind.COUNTER,
+    ),
 )
 
 
@@ -57,9 +65,25 @@ class LaunchThreads:
         self._own: list[Path] = []
         self._last: dict[Path, float] = {}
         self._busy_s = {RankColumn.LAUNCH_BUSY.value: 0.0, RankColumn.LOADER_BUSY.value: 0.0}
+        self._last_io: tuple[int, int] | None = None
+        self._io_bytes = 0
 
     def read(self) -> Mapping[str, float]:
         """The columns that are known; none for a process that is gone."""
+        return {**self._read_threads(), **self._read_io()}
+
+    def _read_io(self) -> Mapping[str, float]:
+        now, last = _io_bytes(self._proc / str(self._pid) / "io"), self._last_io
+        if now is None:
+            return {}
+        if last is not None:
+            # A call counts when it returns, which may be after many seconds, storage page by page; but not
+            # all that is read and written is storage.
+            self._io_bytes += max(0, now[0] - last[0], now[1] - last[1])
+        self._last_io = now
+        return {RankColumn.IO.value: float(self._io_bytes)}
+
+    def _read_threads(self) -> Mapping[str, float]:
         if self._readings % _SCAN_EVERY == 0 or self._readings & (self._readings - 1) == 0:
             self._own = [self._tasks / str(self._pid), *self._named(_AUTOGRAD)]
         self._readings += 1
@@ -98,3 +122,12 @@ def _busy_s(task: Path) -> float | None:
     if len(fields) < 2 or not (fields[0].isdigit() and fields[1].isdigit()):
         return None
     return (int(fields[0]) + int(fields[1])) / 1e9
+
+
+def _io_bytes(file: Path) -> tuple[int, int] | None:
+    """Read and written by system calls, and by storage."""
+    lines = (line.partition(b":") for line in (read_bytes(file) or b"").splitlines())
+    counted = {name: int(value) for name, _, value in lines if value.strip().isdigit()}
+    if not counted.keys() >= {b"rchar", b"wchar", b"read_bytes", b"write_bytes"}:
+        return None
+    return counted[b"rchar"] + counted[b"wchar"], counted[b"read_bytes"] + counted[b"write_bytes"]

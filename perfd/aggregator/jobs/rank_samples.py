@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from perfd.aggregator.jobs.job_state import JobState
 from perfd.aggregator.jobs.record_source import RecordSource
-from perfd.aggregator.operations import HOST_COLUMNS
+from perfd.aggregator.operations import HOST_COLUMNS, LAUNCH_COLUMNS
 from perfd.model import RankColumn, SampleTable
 
 _MOST_RANK_DIGITS = 9
@@ -18,10 +18,7 @@ def put_rank_samples(table: SampleTable, jobs: Mapping[str, JobState], source: R
     busy_s = table.columns.get(RankColumn.NCCL_BUSY)
     lost = table.columns.get(RankColumn.NCCL_LOST_OPERATIONS)
     begun = table.columns.get(RankColumn.NCCL_OPERATIONS) or [math.nan] * len(table.entities)
-    unknown = [math.nan] * len(table.entities)
-    launched = table.columns.get(RankColumn.LAUNCH_BUSY)
-    loaded = table.columns.get(RankColumn.LOADER_BUSY) or unknown
-    workers = table.columns.get(RankColumn.LOADER_WORKERS) or unknown
+    hosts = {column: table.columns[column] for column in LAUNCH_COLUMNS if column in table.columns}
     waits = {column: table.columns[column] for column in HOST_COLUMNS if column in table.columns}
     for row, (time_unix_ns, entity) in enumerate(zip(table.times_unix_ns, table.entities, strict=True)):
         name, _, rank = entity.rpartition("/")
@@ -35,8 +32,9 @@ def put_rank_samples(table: SampleTable, jobs: Mapping[str, JobState], source: R
             busy, gone = busy_s[row], lost[row]
             if math.isfinite(gone) and not math.isinf(busy):
                 job.nccl.put(int(rank), time_unix_s, busy, gone, begun[row], read_s=read_s)
-        if launched is not None:
-            job.launches.put(int(rank), time_unix_s, launched[row], loaded[row], workers[row], read_s=read_s)
+        if hosts:
+            read = {column: values[row] for column, values in hosts.items()}
+            job.launches.put(int(rank), time_unix_s, read, read_s=read_s)
         if waits:
             job.host_waits.put(
                 int(rank), {column: values[row] for column, values in waits.items()}, read_s=read_s

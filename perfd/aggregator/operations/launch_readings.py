@@ -1,14 +1,21 @@
-"""How busy the threads that launch ranks' work, and their loader workers, were lately."""
+"""How busy ranks' launching threads and loader workers were lately, and what ranks read and wrote."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations.growable_arrays import roomier
 from perfd.analysis.data.job_data import Floats, Ints, LaunchTable
+from perfd.model import RankColumn
+
+LAUNCH_COLUMNS = (
+    RankColumn.LAUNCH_BUSY, RankColumn.LOADER_BUSY, RankColumn.IO, RankColumn.LOADER_WORKERS,
+)  # fmt: skip
+"""Counters, and the number of workers."""
 
 _READINGS = 64
 """In memory per rank: a minute at one a second."""
@@ -16,7 +23,7 @@ _WINDOWS = (2, 4, 10, 60)
 """How many of the newest readings a rate is over."""
 _OLDEST_S = 30.0
 """A rank without a newer reading has no row."""
-_TIME_S, _BUSY_S, _LOADER_S = range(3)
+_TIME_S, _BUSY_S, _LOADER_S, _IO_BYTES = range(4)
 
 
 class LaunchReadings:
@@ -30,17 +37,16 @@ class LaunchReadings:
         self._counts: Ints = np.zeros(1, dtype=np.int64)
         self._read_s: Floats = np.zeros(1)
         self._workers: Floats = np.full(1, np.nan)
-        self._values: Floats = np.full((1, _READINGS, 3), np.nan)
-        """Time, and both counters."""
+        self._values: Floats = np.full((1, _READINGS, 4), np.nan)
+        """Time, and the counters."""
 
-    def put(
-        self, rank: int, time_unix_s: float, busy_s: float, loader_s: float, workers: float, *, read_s: float
-    ) -> None:
+    def put(self, rank: int, time_unix_s: float, read: Mapping[RankColumn, float], *, read_s: float) -> None:
         """Add one reading of a rank's counters; those that went back begin again, as after a restart.
 
         `time_unix_s` is by the clock of the rank's node, `read_s` by one that all ranks share.
         """
-        if not math.isfinite(busy_s):
+        *counters, workers = (read.get(column, math.nan) for column in LAUNCH_COLUMNS)
+        if not np.isfinite(counters).any():
             return
         row = self._rows.get(rank)
         if row is None:
@@ -51,9 +57,10 @@ class LaunchReadings:
         count = int(self._counts[row])
         if count:
             last = self._values[row, (count - 1) % _READINGS]
-            if time_unix_s <= last[_TIME_S] or busy_s < last[_BUSY_S]:
+            began = math.isnan(last[_BUSY_S]) and not math.isnan(counters[0])
+            if began or time_unix_s <= last[_TIME_S] or (counters < last[_BUSY_S:]).any():
                 count = 0
-        self._values[row, count % _READINGS] = time_unix_s, busy_s, loader_s
+        self._values[row, count % _READINGS] = time_unix_s, *counters
         self._counts[row] = count + 1
         self._workers[row], self._read_s[row] = workers, read_s
 
@@ -82,6 +89,7 @@ class LaunchReadings:
             asleep_ratio=np.clip(1 - rates[..., _BUSY_S], 0.0, 1.0),
             loader_busy_ratio=np.clip(rates[..., _LOADER_S] / self._workers[rows], 0.0, 1.0),
             loader_workers=self._workers[rows],
+            io_bytes_per_s=np.asarray(rates[..., _IO_BYTES]),
             age_s=np.maximum(0.0, now_s - self._read_s[rows]),
         )
 

@@ -269,7 +269,7 @@ class HostWaitTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LaunchTable:
-    """How long the threads that launch ranks' work slept, by rank, over windows up to the newest reading.
+    """What ranks' processes did on their hosts, by rank, over windows up to the newest reading.
 
     w windows, the shortest first, cover about 2, 4, 10 and 60 s; NaN is unknown.
     """
@@ -286,6 +286,8 @@ class LaunchTable:
     """(n,)"""
     age_s: Floats
     """(n,): how long ago the windows end."""
+    io_bytes_per_s: Floats | None = None
+    """(w, n): what the rank's process read and wrote; None if not needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -4,8 +4,9 @@ A log is silent while a job saves a checkpoint, too, and all ranks wait for the 
 counts from where it is longer than any earlier pause of this job, and far longer after the log has said that
 a checkpoint begins, or the first time that it evaluates; and something else must show that the ranks wait:
 counters of NCCL operations that stop, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's
-flight recorder. Of a job that ended with an error the same is asked of the time after its newest step:
-watchdogs end jobs that hang, and so do people.
+flight recorder. And the rank for which they wait must do nothing: one that reads or writes files, or computes
+on its GPU, works, such as the one that saves a checkpoint for all. Of a job that ended with an error the same
+is asked of the time after its newest step: watchdogs end jobs that hang, and so do people.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _OCCASIONS = frozenset({
     EventKind.CHECKPOINT, EventKind.CHECKPOINT_STARTED, EventKind.EVALUATION, EventKind.PROFILE,
 })  # fmt: skip
 _NO_TENSOR = 0.01
+_NEWEST_S = 5.0
+"""What a rank did longer ago says nothing of now; it is read once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,8 @@ def hang(job: JobData) -> Hang | None:
     if nobody_waits and silent_s < THRESHOLDS.hang_certain_s:
         # All may load, save or end, as a trainer does that writes its last checkpoint.
         return None
+    if job.ended_unix_s is None and silent_s < THRESHOLDS.hang_checkpoint_s and _works(job, named):
+        return None
     return Hang(
         silent_s=silent_s,
         culprits=named,
@@ -88,6 +93,27 @@ def hang(job: JobData) -> Hang | None:
         ],
         sources=len(clues),
     )
+
+
+def _works(job: JobData, named: Collection[int]) -> bool:
+    """Whether one of the ranks that did not come, or any if those are unknown, reads, writes or computes."""
+    return any(rank in named or not named for rank in (*_ranks_with_io(job), *_computing_ranks(job.gpu)))
+
+
+def _ranks_with_io(job: JobData) -> Sequence[int]:
+    table = job.launches
+    if table is None or table.io_bytes_per_s is None:
+        return ()
+    newest = (table.age_s <= _NEWEST_S) & (table.io_bytes_per_s[0] >= THRESHOLDS.hang_io_bytes_per_s)
+    return [int(rank) for rank in table.rank[newest]]
+
+
+def _computing_ranks(gpu: GpuTable) -> Sequence[int]:
+    tensor = _recent(gpu, GpuColumn.TENSOR_ACTIVE, _newest(gpu, _NEWEST_S))
+    if tensor is None:
+        return ()
+    busy = (key.rank for key, ratio in zip(gpu.gpus, tensor, strict=True) if ratio > _NO_TENSOR)
+    return [rank for rank in busy if rank is not None]
 
 
 def _said(job: JobData, silent_s: float) -> str:

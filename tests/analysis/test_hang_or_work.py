@@ -1,0 +1,102 @@
+"""A job that is silent because one rank works while the others wait for it does not hang."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from analysis.jobs import description, job_data, step_table
+
+from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, LaunchTable, NcclTime
+from perfd.analysis.hang import hang
+from perfd.thresholds import THRESHOLDS
+
+RANKS = 4
+STEPS = step_table([1.0] * 20)
+NOTHING = (0.0, 0.0, 0.0, 0.0)
+
+
+def silent(
+    seconds: float,
+    *,
+    behind: int | None = 0,
+    io_bytes_per_s: tuple[float, ...] | None = NOTHING,
+    computing: tuple[float, ...] = NOTHING,
+    age_s: float = 0.5,
+) -> JobData:
+    """All ranks but one wait in NCCL; `computing` is the tensor activity of their GPUs."""
+    keys = [GpuKey(node="n", gpu=str(rank), rank=rank) for rank in range(RANKS)]
+    times_s = 1000 + np.arange(60.0)
+    # Until the silence began all computed.
+    before = (times_s < times_s[-1] - seconds)[:, None]
+    tensor = np.where(before, 0.5, np.array(computing)).astype(np.float32)
+    table = None
+    if io_bytes_per_s is not None:
+        shape = (4, RANKS)
+        table = LaunchTable(
+            rank=np.arange(RANKS),
+            span_s=np.broadcast_to(np.array([2.0, 4.0, 10.0, 60.0])[:, None], shape),
+            asleep_ratio=np.full(shape, np.nan),
+            loader_busy_ratio=np.full(shape, np.nan),
+            loader_workers=np.full(RANKS, np.nan),
+            age_s=np.full(RANKS, age_s),
+            # Before, the job may have written or not.
+            io_bytes_per_s=np.array([io_bytes_per_s, NOTHING, NOTHING, NOTHING]),
+        )
+    return job_data(
+        STEPS,
+        description=description(world_size=RANKS, dp=RANKS),
+        log_silent_s=seconds,
+        nccl=[
+            NcclTime(
+                rank=rank,
+                busy_s=1,
+                span_s=60,
+                lost_operations=0,
+                operations=4999 if rank == behind else 5000,
+                still_s=seconds,
+            )
+            for rank in range(RANKS)
+        ],
+        launches=table,
+        gpu=GpuTable(time_unix_s=times_s, gpus=keys, metrics={"tensor_active_ratio": tensor}),
+    )
+
+
+def test_a_rank_that_does_nothing_hangs_the_job_within_eight_seconds() -> None:
+    for io_bytes_per_s in (NOTHING, None):
+        found = hang(silent(8, io_bytes_per_s=io_bytes_per_s))
+        assert found is not None
+        assert found.culprits == (0,)
+
+
+@pytest.mark.parametrize("seconds", [8, 30, 90, 899])
+def test_the_rank_that_writes_the_checkpoint_of_all_does_not_hang(seconds: float) -> None:
+    assert hang(silent(seconds, io_bytes_per_s=(2e8, 0.0, 0.0, 0.0))) is None
+
+
+def test_a_rank_that_writes_no_more_than_a_log_or_did_so_long_ago_hangs() -> None:
+    least = THRESHOLDS.hang_io_bytes_per_s
+    assert hang(silent(8, io_bytes_per_s=(least, 0.0, 0.0, 0.0))) is None
+    assert hang(silent(8, io_bytes_per_s=(0.99 * least, 0.0, 0.0, 0.0))) is not None
+    assert hang(silent(8, io_bytes_per_s=(2e8, 0.0, 0.0, 0.0), age_s=5.0)) is None
+    assert hang(silent(8, io_bytes_per_s=(2e8, 0.0, 0.0, 0.0), age_s=5.1)) is not None
+    assert hang(silent(900, io_bytes_per_s=(2e8, 0.0, 0.0, 0.0))) is not None
+
+
+def test_what_another_rank_writes_excuses_nobody() -> None:
+    found = hang(silent(8, io_bytes_per_s=(0.0, 2e8, 2e8, 2e8)))
+    assert found is not None
+    assert found.culprits == (0,)
+
+
+def test_where_nobody_is_known_to_be_missing_any_rank_may_be_the_one() -> None:
+    assert hang(silent(30, behind=None)) is not None
+    assert hang(silent(30, behind=None, io_bytes_per_s=(0.0, 0.0, 2e8, 0.0))) is None
+
+
+def test_a_rank_that_evaluates_alone_computes_and_does_not_hang() -> None:
+    assert hang(silent(30, computing=(0.4, 0.0, 0.0, 0.0))) is None
+    # It is not the one that they wait for.
+    found = hang(silent(30, computing=(0.0, 0.4, 0.0, 0.0)))
+    assert found is not None
+    assert found.culprits == (0,)
