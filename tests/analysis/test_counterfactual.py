@@ -136,6 +136,18 @@ def test_a_fault_costs_at_most_what_steps_are_longer_since_it_began() -> None:
     assert change_ratio(np.array([0.8] * 4 + [1.0] * 5), 5) is None
 
 
+def test_what_made_steps_long_further_back_is_another_fault() -> None:
+    assert change_ratio(np.array([1.0] * 30 + [0.8] * 8 + [1.0] * 5), 5) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("seen_later", "change"), [(0, 0.2), (5, 0.2), (15, 0.0)])
+def test_a_fault_that_peers_are_seen_to_wait_for_a_few_steps_later_is_as_old_as_the_longer_steps(
+    seen_later: int, change: float
+) -> None:
+    times = np.array([0.8] * 20 + [1.0] * (seen_later + 6))
+    assert change_ratio(times, 6) == pytest.approx(change)
+
+
 def test_peers_have_the_same_stage_tensor_position_and_experts() -> None:
     def roles(**sizes: int) -> list[int]:
         layout = ParallelLayout(**sizes)

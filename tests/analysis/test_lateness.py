@@ -83,6 +83,40 @@ def test_a_rank_that_costs_a_tenth_of_a_step_is_named_with_what_it_costs(ranks):
     assert any("would save 10.0% of the step" in sentence for sentence in summary.bottleneck.evidence)
 
 
+def newly_late(lag_s: float, longer_s: float) -> JobSummary:
+    """Rank 1 of two is late by as much for each bucket of the newest 20 of 60 steps, which take longer."""
+    longer = lags(60, 2, {})
+    longer[40:, 1] = lag_s
+    table = gradients(longer, buckets=4)
+    steps = step_table([STEP_S] * 40 + [STEP_S + longer_s] * 20)
+    times = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(2)]
+    return summarise(
+        job_data(
+            steps,
+            description=description(world_size=2, dp=2),
+            collectives=[table],
+            nccl=times,
+            now_unix_s=2000.0,
+        ),
+        AnalysisSettings(),
+    )
+
+
+@pytest.mark.parametrize("longer", [0.12, 0.2, 0.3])
+def test_between_the_longest_wait_and_their_sum_the_longer_steps_say_what_is_lost(longer: float) -> None:
+    """A rank that falls further behind between buckets is waited for at each, and costs more than at one."""
+    summary = newly_late(0.1 * STEP_S, longer * STEP_S)
+    assert blamed(summary) == [1]
+    assert summary.bottleneck.gain_ratio == pytest.approx(longer / (1 + longer), rel=0.02)
+
+
+def test_no_more_is_lost_than_peers_wait_and_no_more_than_steps_are_longer() -> None:
+    # Four waits of at most a tenth of the step before; something else made steps longer, too.
+    most = newly_late(0.1 * STEP_S, STEP_S).bottleneck
+    assert most.kind is not Kind.STRAGGLER or (most.gain_ratio or 0.0) <= 0.4 / 2 + 0.01
+    assert blamed(newly_late(0.1 * STEP_S, 0.0)) == []
+
+
 def test_without_a_log_the_sizes_of_operations_show_what_a_step_is():
     assert blamed(judged(gradients(lags(40, 4, {1: 0.1})), step_s=None)) == [1]
     assert blamed(judged(gradients(lags(40, 4, {1: 0.005})), step_s=None)) == []

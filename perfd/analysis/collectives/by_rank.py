@@ -260,7 +260,8 @@ class _Late:
 def _gains(losses: LateRankLosses, window: AnalysisWindow, caused: Floats, step_time_s: Floats) -> Floats:
     """By rank: of those that cost most by a replay of the steps, of the others how long they are waited for.
 
-    What a rank costs since it became slow is at most what steps last longer since.
+    What a rank costs since it became slow is what steps last longer since, if its peers wait for as long: of
+    what they wait beside computation the replay has the longest wait only, at least so much.
     """
     gains = np.array(caused)
     costly = highest(np.nan_to_num(caused), _MOST_REPLAYED)
@@ -272,7 +273,8 @@ def _gains(losses: LateRankLosses, window: AnalysisWindow, caused: Floats, step_
         newest = steps_since(losses.late_steps(place))
         change = None if newest is None else change_ratio(step_time_s, newest)
         if change is not None:
-            gains[place] = min(gains[place], max(change, 0.0))
+            most = losses.gains(window, np.array([place]), step_time_s, at_most=True)
+            gains[place] = np.clip(change, 0.0, max(gains[place], float(most[0])))
     return gains
 
 

@@ -110,14 +110,17 @@ class LateRankLosses:
         """All that is known."""
         return Lateness(*self._columns(window, _ALL).transpose(0, 2, 1))
 
-    def gains(self, window: AnalysisWindow, places: Ints, step_time_s: Floats) -> Floats:
+    def gains(
+        self, window: AnalysisWindow, places: Ints, step_time_s: Floats, *, at_most: bool = False
+    ) -> Floats:
         """(k,): the share of a step that the job would gain if each of these ranks were as its peers.
 
-        `step_time_s` has one entry per step, the newest last; without any the usual time of a step holds.
+        At least that much, or `at_most`. `step_time_s` has one entry per step, the newest last; without any
+        the usual time of a step holds.
         """
         at_once, beside = np.zeros(len(places)), np.zeros(len(places))
         for source, shape in self._of_peers(window):
-            rows, found, gains_s = source.gains_by_step(shape, places)
+            rows, found, gains_s = source.gains_by_step(shape, places, at_most=at_most)
             if not len(found):
                 continue
             share = trimmed_mean(gains_s, shape.blocks) * source.per_s(shape)[rows]
@@ -256,8 +259,13 @@ class _Source:
             return np.asarray(shape.paces / operations)
         return steps_per_s(shape, shape.per_step, self.step_s)
 
-    def gains_by_step(self, shape: StepShape, places: Ints) -> tuple[Ints, Ints, Floats]:
-        """Communicators of the shape, indices into `places`, and (k, steps): what is gained, in seconds."""
+    def gains_by_step(
+        self, shape: StepShape, places: Ints, *, at_most: bool = False
+    ) -> tuple[Ints, Ints, Floats]:
+        """Communicators of the shape, indices into `places`, and (k, steps): what is gained, in seconds.
+
+        `at_most` adds up what is waited for beside computation, too.
+        """
         members = self.stack.ranks[self._rows(shape)]
         by_place = np.full(max(int(members.max()), int(places.max())) + 1, -1)
         by_place[places] = np.arange(len(places))
@@ -274,7 +282,7 @@ class _Source:
             wait_s.reshape(len(needed), steps, -1, members.shape[1]),
         )
         known = (last >= 0)[..., None]
-        if shape.needed_at_once:
+        if shape.needed_at_once or at_most:
             waited = np.where(known, wait_s, 0.0).sum(axis=2)
         else:
             waited = np.where(known, wait_s, 0.0).max(axis=2)

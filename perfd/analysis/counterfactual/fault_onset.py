@@ -14,8 +14,10 @@ _FEWEST_BEFORE = 5
 """Steps without the fault."""
 _MOSTLY = 0.8
 """Of the steps since, and not of those before."""
-_MOST_BEFORE = 50
-"""Steps before the fault that its own are compared with: a job's start is another time."""
+_MOST_BEFORE = 10
+"""Steps before the fault that its own are compared with: other faults may lie further back."""
+_SEEN_LATER = 5
+"""Steps after which peers may be seen to wait at last: hosts and stages run ahead of each other."""
 
 
 def steps_since(late: Bools) -> int | None:
@@ -36,11 +38,19 @@ def steps_since(late: Bools) -> int | None:
 
 
 def change_ratio(step_time_s: Floats, newest: int) -> float | None:
-    """The share of a step by which the newest so many last longer than those before; None where unknown.
+    """The share of a step by which about so many last longer than those before; None where unknown.
 
     `step_time_s` has one entry per step, the newest last. It is negative where steps became shorter.
     """
-    before, since = step_time_s[:-newest], step_time_s[len(step_time_s) - newest :]
+    at_onset = _change_ratio(step_time_s, newest)
+    if at_onset is None or at_onset <= 0:
+        return at_onset
+    earlier = (_change_ratio(step_time_s, newest + more) for more in range(1, _SEEN_LATER + 1))
+    return max(at_onset, *(change for change in earlier if change is not None))
+
+
+def _change_ratio(step_time_s: Floats, newest: int) -> float | None:
+    before, since = step_time_s[:-newest], step_time_s[max(0, len(step_time_s) - newest) :]
     before = before[-_MOST_BEFORE:]
     before, since = before[np.isfinite(before)], since[np.isfinite(since)]
     if len(before) < _FEWEST_BEFORE or not len(since):
