@@ -12,7 +12,7 @@ from analysis.test_late_hosts import LONGER, gpus
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import LaunchReadings
-from perfd.analysis.data.job_data import JobData, LaunchTable, OperationPace, StepPauses
+from perfd.analysis.data.job_data import JobData, LaunchTable, OperationPace, StepPauses, StepsWithinLines
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Finding, Kind
 from perfd.model import RankColumn
@@ -79,6 +79,20 @@ def test_hosts_that_began_to_sleep_when_steps_became_longer_wait_for_data_and_no
     assert "since step 13" in found.evidence[1]
     assert "loader workers of each rank sleep" in found.evidence[-2]
     assert "lock or a barrier" in found.evidence[-1]
+
+
+def test_a_log_with_a_line_every_five_steps_is_no_obstacle_where_operations_show_each() -> None:
+    lines = step_table([0.4, 0.4, 0.44, 0.6], steps_covered=[5] * 4)
+    data = replace(job(), steps=replace(lines, step=np.array([5, 10, 15, 20])))
+    assert loading(data) is None
+
+    pace = OperationPace(
+        communicator="ab", operation="AllReduce", per_step=5, row_end_sequence=100, certain=True, exact=True
+    )
+    found = loading(replace(data, within_lines=StepsWithinLines(steps=step_table(LONGER), pace=pace)))
+    assert found is not None
+    assert found.gain_ratio == pytest.approx(GAIN)
+    assert "since step 13" in found.evidence[1]
 
 
 def test_a_window_that_holds_some_of_the_time_before_hides_nothing() -> None:

@@ -1,4 +1,4 @@
-"""How busy the threads that launch a process's work and its loader workers were, and what it read and wrote."""
+"""How busy a process's launching threads and its loader workers were, and what it read and wrote."""
 
 from __future__ import annotations
 

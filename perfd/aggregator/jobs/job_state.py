@@ -11,6 +11,7 @@ from perfd.aggregator.jobs.job_attempts import JobAttempts
 from perfd.aggregator.jobs.job_lifetime import JobEnd, Lifetime
 from perfd.aggregator.jobs.job_logs import JobLogs
 from perfd.aggregator.jobs.job_ownership import JobOwnership
+from perfd.aggregator.jobs.operation_step_rows import OperationStepRows
 from perfd.aggregator.jobs.record_source import RecordSource
 from perfd.aggregator.jobs.step_tables import PhaseRows, StepRows
 from perfd.aggregator.limits import AggregatorCounters, Limits
@@ -21,7 +22,6 @@ from perfd.aggregator.operations import (
     HostWaitReadings,
     LaunchReadings,
     NcclTimeCounters,
-    OperationSteps,
     ProgressRows,
 )
 from perfd.analysis.data.job_data import Captured, OperationPace, StepTable
@@ -59,7 +59,7 @@ class JobState:
         self.attempts = JobAttempts(limits.ranks_per_job)
         self.description: JobDescription | None = None
         self.steps = StepRows(limits.steps_per_job)
-        self._operation_steps = OperationSteps()
+        self.operation_steps = OperationStepRows(limits.steps_per_job)
         self._steps_by_operations = self._steps_by_hook = self._log_has_times = self._communicates = False
         self._timed_step: int | None = None
         """Of the newest line with a time that came beside steps by operations."""
@@ -123,7 +123,7 @@ class JobState:
     @property
     def operation_pace(self) -> OperationPace | None:
         """Which operations show its steps; None where a log does, or nothing."""
-        return self._operation_steps.pace if self._steps_by_operations else None
+        return self.operation_steps.pace if self._steps_by_operations else None
 
     @property
     def world_size(self) -> int | None:
@@ -169,7 +169,7 @@ class JobState:
             return None
         self.description = description
         self.steps = StepRows(self._limits.steps_per_job)
-        self._operation_steps = OperationSteps()
+        self.operation_steps = OperationStepRows(self._limits.steps_per_job)
         self._steps_by_operations = self._steps_by_hook = self._log_has_times = self._communicates = False
         self._timed_step = None
         self.phases = self._new_phases(self._limits)
@@ -233,9 +233,12 @@ class JobState:
         self.version += 1
         self.collectives.put(times)
         self._communicates = True
-        if (self.step_source is StepSource.LOG and self._log_has_times) or source.late or not source.member:
+        by_log = self.step_source is StepSource.LOG and self._log_has_times
+        if (by_log and not self.steps.several_a_line) or source.late or not source.member:
             return
-        found = self._operation_steps.put(times)
+        found = self.operation_steps.put(times, source.sent_unix_s)
+        if by_log:
+            return  # They are kept beside the log's lines.
         if found.anew or (found.rows and not self._steps_by_operations):
             # Lines of the log without times show less than operations do.
             self.steps = StepRows(self._limits.steps_per_job)

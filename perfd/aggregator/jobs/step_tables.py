@@ -56,6 +56,11 @@ class StepRows:
         return int(self._step[self._rows - 1]) if self._rows else None
 
     @property
+    def several_a_line(self) -> bool:
+        """Whether the line of the highest step covers more than that step."""
+        return self._rows > 0 and self._covered[self._rows - 1] > 1
+
+    @property
     def last_unix_s(self) -> float | None:
         """When the line of the highest step was printed, or None before the first line."""
         return float(self._floats[0, self._rows - 1]) if self._rows else None

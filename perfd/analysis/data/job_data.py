@@ -303,6 +303,14 @@ class StepPauses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepsWithinLines:
+    """Steps one by one, by operations, of a job whose log has a line every few steps; numbered as there."""
+
+    steps: StepTable
+    pace: OperationPace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """What the newest capture of a job whose traces were read showed, and when that was."""
 
@@ -348,6 +356,8 @@ class JobData:
     """None without steps."""
     operation_pace: OperationPace | None = None
     """None where a log shows the steps."""
+    within_lines: StepsWithinLines | None = None
+    """None unless a line of the log covers several steps, and operations show each."""
     log_silent_s: float | None = None
     started_unix_s: float | None = None
     run_began_unix_s: float | None = None

@@ -20,6 +20,7 @@ from perfd.analysis.hang import hang, message_of, troubles
 from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds, tensor_groups
 from perfd.analysis.steps import (
     ComputeChange,
+    EachStep,
     Efficiency,
     GpuActivity,
     SteadySteps,
@@ -119,7 +120,8 @@ def facts_of(
     capture = capture_evidence(job, of_steps.median)
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
     seen = with_kernels(communication(timers, times, description, link), kernels, description)
-    longer = longer_steps(job.gpu, job.steps, steady.unmarked)
+    each = _each_step(job, steady)
+    longer = longer_steps(job.gpu, each.steps, each.unmarked)
     return JobEvidence(
         parallel=parallel,
         description=description,
@@ -157,7 +159,7 @@ def facts_of(
         longer_steps=longer,
         only_reader=only_reader(parallel, job.launches),
         reading=reading_rank(kernels.slow_since, job, parallel, longer),
-        sleeping=sleeping_hosts(job, steady, activity, longer, parallel.world_size),
+        sleeping=sleeping_hosts(job, each, activity, longer, parallel.world_size),
         stall=periodic_stall(job.steps, job.events, job.collectives, parallel),
         contention=host_contention(job.host_waits),
         hang=hang(job),
@@ -171,6 +173,15 @@ def facts_of(
         and any(key.node not in joined.inside_bytes_per_s for key in activity.gpus),
         gpu_seen=bool(gpu_infos(job) or activity.gpus),
     )
+
+
+def _each_step(job: JobData, steady: SteadySteps) -> EachStep:
+    """Steps one by one where that is known, else the lines of the log."""
+    within = job.within_lines
+    if within is None:
+        return EachStep(job.steps, steady.rows, steady.unmarked, job.operation_pace)
+    rows = steady_rows(within.steps, job.events)
+    return EachStep(within.steps, rows.rows, rows.unmarked, within.pace)
 
 
 def _since(changed: ComputeChange | None, job: JobData, steady: SteadySteps) -> Timers:

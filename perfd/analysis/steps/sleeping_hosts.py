@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats, JobData, LaunchTable
+from perfd.analysis.data.job_data import Floats, Ints, JobData, LaunchTable, OperationPace, StepTable
 from perfd.analysis.data.robust_stats import known, median
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.longer_steps import LongerSteps, lines_since
-from perfd.analysis.steps.steady_steps import SteadySteps
 from perfd.thresholds import THRESHOLDS
 
 _ASLEEP = 0.8
@@ -58,20 +57,31 @@ class SleepingHosts:
     loader_busy_ratio: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EachStep:
+    """Steps, as finely as they are known."""
+
+    steps: StepTable
+    rows: Ints
+    """The steady ones."""
+    unmarked: Ints
+    """These and the outliers."""
+    pace: OperationPace | None
+    """Which operations show them, if any do."""
+
+
 def sleeping_hosts(
-    job: JobData, steady: SteadySteps, activity: GpuActivity, longer: LongerSteps | None, world: int | None
+    job: JobData, each: EachStep, activity: GpuActivity, longer: LongerSteps | None, world: int | None
 ) -> SleepingHosts | None:
     """What is seen of all ranks; None where one is not seen, or does not sleep."""
     table = job.launches
     if table is None or not world or len(table.rank) != world:
         return None
-    return _since_change(job, table, steady, longer) or _all_along(job, table, steady, activity)
+    return _since_change(table, each, longer) or _all_along(table, each, activity)
 
 
-def _since_change(
-    job: JobData, table: LaunchTable, steady: SteadySteps, longer: LongerSteps | None
-) -> SleepingHosts | None:
-    steps, rows = job.steps, steady.unmarked
+def _since_change(table: LaunchTable, each: EachStep, longer: LongerSteps | None) -> SleepingHosts | None:
+    steps, rows = each.steps, each.unmarked
     times = steps.step_time_s[rows]
     since = lines_since(times)
     if since is None or (longer is not None and bool((longer.running_ratio > _RUNNING).any())):
@@ -90,7 +100,7 @@ def _since_change(
     if not bool((asleep >= _ASLEEP * gain).all()):
         return None
     since_step = int(steps.step[newest[0]])
-    at_begin, lead_lost = _pauses(job, since_step, since_s - before_s)
+    at_begin, lead_lost = _pauses(each.pace, since_step, since_s - before_s)
     slept_before = _before(table, window)
     more = slept_before is not None and bool((asleep - slept_before >= _MORE * gain).all())
     if not (more or lead_lost):
@@ -109,9 +119,7 @@ def _since_change(
     )
 
 
-def _all_along(
-    job: JobData, table: LaunchTable, steady: SteadySteps, activity: GpuActivity
-) -> SleepingHosts | None:
+def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> SleepingHosts | None:
     if not activity.usual(activity.metrics.get(activity.kernel_metric)):
         return None
     running = dict(
@@ -122,8 +130,8 @@ def _all_along(
         )
     )
     idle = np.array([1 - running.get(rank, np.nan) for rank in table.rank.tolist()])
-    rows = steady.rows[-_BEFORE:]
-    step_s = known(float(median(job.steps.step_time_s[rows]))) if len(rows) >= _BEFORE else None
+    rows = each.rows[-_BEFORE:]
+    step_s = known(float(median(each.steps.step_time_s[rows]))) if len(rows) >= _BEFORE else None
     long_enough = np.flatnonzero(median(table.span_s, axis=1) >= _STEPS * (step_s or np.inf))
     if step_s is None or not len(long_enough):
         return None
@@ -133,7 +141,7 @@ def _all_along(
     if not bool((lost >= THRESHOLDS.idle_ratio).all()):
         return None
     gain = float(median(lost))
-    pauses = job.operation_pace.pauses if job.operation_pace is not None else None
+    pauses = each.pace.pauses if each.pace is not None else None
     at_begin = None
     if pauses is not None and len(pauses.step) >= _BEFORE:
         at_begin = bool(float(np.mean(pauses.pause_s[-_BEFORE:])) >= _IN_PAUSE * gain * step_s)
@@ -148,9 +156,9 @@ def _all_along(
     )
 
 
-def _pauses(job: JobData, since_step: int, longer_s: float) -> tuple[bool | None, bool]:
+def _pauses(pace: OperationPace | None, since_step: int, longer_s: float) -> tuple[bool | None, bool]:
     """Whether the added time is at the begin of steps, and whether the host's lead is lost."""
-    pauses = job.operation_pace.pauses if job.operation_pace is not None else None
+    pauses = pace.pauses if pace is not None else None
     if pauses is None:
         return None, False
     # The pause after a step's last reduction belongs to the next one.

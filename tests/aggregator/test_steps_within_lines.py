@@ -1,0 +1,74 @@
+"""A log with a line every five steps, beside operations that show each step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from aggregator.support import fleet, source, step
+from aggregator.test_exact_steps import DDP, Op, Timeline
+
+from perfd.aggregator.state import Fleet, job_data
+from perfd.analysis.data.job_data import JobData
+from perfd.model import Record
+
+SLOW = [Op(DDP[0].operation, DDP[0].size, DDP[0].after_us + 60_000), *DDP[1:]]
+FAST_S, SLOW_S = 0.103, 0.163
+
+
+def played(
+    *, covered: int, steps: int = 60, slow_from: int = 41, resumed_at: int = 0
+) -> tuple[Fleet, Timeline]:
+    """All that a log and a rank's operations say, in the order of time; steps from one on are slow."""
+    timeline = Timeline()
+    for number in range(1, steps + 1):
+        timeline.step([SLOW if number >= slow_from else DDP])
+    records: list[tuple[float, Record]] = [(one.end_unix_ns / 1e9, one) for one in timeline.records()]
+    ends_s = [end / 1e6 for end in timeline.ends_us]
+    for number in range(covered, steps + 1, covered):
+        time_s = ends_s[number - 1] + 0.003
+        lasted_s = (ends_s[number - 1] - ends_s[max(0, number - 1 - covered)]) / covered
+        line = step(
+            resumed_at + number,
+            job="job",
+            time_s=time_s,
+            step_time_s=lasted_s,
+            steps_covered=covered,
+        )
+        records.append((time_s + 0.5, line))
+    made = fleet()
+    for _, record in sorted(records, key=lambda one: one[0]):
+        made.apply([record], source())
+    return made, timeline
+
+
+def snapshot(made: Fleet) -> JobData:
+    return job_data(made, made.jobs["job"], now_unix_s=2e6, now_s=2e6)
+
+
+@pytest.mark.parametrize("resumed_at", [0, 1000])
+def test_each_step_has_its_own_time_and_the_number_that_the_log_gives_it(resumed_at: int) -> None:
+    made, timeline = played(covered=5, resumed_at=resumed_at)
+    data = snapshot(made)
+    within = data.within_lines
+
+    assert set(data.steps.steps_covered.tolist()) == {5}
+    assert within is not None
+    numbers = within.steps.step - resumed_at
+    assert set(within.steps.steps_covered.tolist()) == {1}
+    assert within.steps.time_unix_s == pytest.approx([timeline.ends_us[n - 1] / 1e6 for n in numbers])
+    assert within.steps.step_time_s[numbers >= 42] == pytest.approx(SLOW_S, rel=0.05)
+    assert within.steps.step_time_s[(numbers > 20) & (numbers < 41)] == pytest.approx(FAST_S, rel=0.05)
+    assert numbers[-1] >= 55
+
+
+def test_a_log_with_a_line_for_each_step_needs_no_operations() -> None:
+    made, _ = played(covered=1)
+    assert snapshot(made).within_lines is None
+
+
+def test_without_operations_there_is_nothing_within_lines() -> None:
+    made = fleet()
+    made.apply([step(n, job="job", step_time_s=0.1, steps_covered=5) for n in range(5, 60, 5)], source())
+    data = snapshot(made)
+    assert data.within_lines is None
+    assert np.all(data.steps.steps_covered == 5)
