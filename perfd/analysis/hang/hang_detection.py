@@ -31,7 +31,7 @@ _OCCASIONS = frozenset({
 })  # fmt: skip
 _NO_TENSOR = 0.01
 _NEWEST_S = 5.0
-"""What a rank did longer ago says nothing of now; it is read once a second."""
+"""What a rank did longer ago is over; it is read once a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
