@@ -191,7 +191,7 @@ class ApiAnswers:
         age_s = self._rounds.stale_s
         if age_s is None:
             return None
-        return f"No round of analysis was finished for {age_s:.0f} s; the log says why."
+        return f"No analysis round has finished for {age_s:.0f} s; the log says why."
 
     def _overview_of(self, name: str) -> dict[str, Any] | None:
         live = self._rounds.live(name)

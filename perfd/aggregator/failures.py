@@ -81,7 +81,7 @@ class Failures:
             self._logged.add(condition)
         if not known:
             log.error(
-                "A part of the work failed, and all else goes on; this is logged once.",
+                "Part of the work failed; the rest continues. This is logged once.",
                 exc_info=error,
                 extra={"part": part.value, **_named(job=job, node=node, record=record)},
             )

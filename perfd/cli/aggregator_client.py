@@ -65,7 +65,7 @@ def _authorization(path: str | Path | None) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         raise PerfdError(f"Cannot read the token in {path}: {reason_of(error)}.") from error
     if len(token.split()) != 1:
-        raise PerfdError(f"{path} must hold one word, the token of the aggregator's http_token_file.")
+        raise PerfdError(f"{path} must contain one word, the token of the aggregator's http_token_file.")
     return {"Authorization": f"Bearer {token}"}
 
 

@@ -88,7 +88,7 @@ class AccessControl:
             return None
         return _error(
             403,
-            f"The name {host[:100]!r} is unknown here: add it to http_hosts, or use the server's address.",
+            f"The name {host[:100]!r} is not allowed: add it to http_hosts, or use the server's address.",
         )
 
     def _shows_token(self, request: Request) -> bool:
@@ -112,7 +112,7 @@ class AccessControl:
     def _stranger(self, request: Request) -> Response | None:
         if self._capture is not None:
             sentence = (
-                f"Show the bearer token that the aggregator's {_CAPTURE_KEY} holds; "
+                f"Send the bearer token that the aggregator's {_CAPTURE_KEY} holds; "
                 "`perfd capture` has --token-file."
             )
             return _check([self._capture], request, sentence, "Bearer")

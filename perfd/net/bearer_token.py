@@ -33,5 +33,5 @@ class BearerToken:
         except OSError as error:
             raise ConfigError(f"{self._key}: cannot read {self._path}: {error.strerror or error}.") from error
         if not token or len(token.split()) != 1:
-            raise ConfigError(f"{self._key}: {self._path} must hold one word, the token.")
+            raise ConfigError(f"{self._key}: {self._path} must contain one word, the token.")
         return token

@@ -192,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(int(length))
         if self._is_of_another_site():
-            self._send(_error(403, "A page of another site may not do this."))
+            self._send(_error(403, "Requests from pages of other sites are not allowed."))
             return
         self._answer(body)
 

@@ -52,5 +52,5 @@ def _unpack(source: Path, target: Path) -> str | None:
                         raise RecordingError(f"{source} unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB.")
                     plain.write(chunk)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            return f"{source.name} is damaged ({error}); it is played up to there, {size} bytes."
+            return f"{source.name} is damaged ({error}); it is replayed up to there, {size} bytes."
     return None

@@ -197,7 +197,7 @@ def _batch_from_wire(message: pb.Batch) -> Batch:
 def _record_to_wire(record: Record) -> pb.Record:
     field = _RECORD_FIELD.get(type(record))
     if field is None:
-        raise WireError(f"{type(record).__name__} is not a record that the wire knows; see perfd/model/.")
+        raise WireError(f"{type(record).__name__} is not a known type of record; see perfd/model/.")
     return pb.Record(**cast("Any", {field: _RECORDS[field].to_wire(record)}))
 
 

@@ -144,7 +144,7 @@ def test_a_token_file_of_the_client_that_holds_none_is_one_sentence(tmp_path):
         authorization_of(Arguments, {"PERFD_TOKEN_FILE": str(tmp_path)})
     Arguments.token_file = tmp_path / "two"
     Arguments.token_file.write_text("two words")
-    with pytest.raises(PerfdError, match="must hold one word"):
+    with pytest.raises(PerfdError, match="must contain one word"):
         authorization_of(Arguments, {})
     Arguments.token_file.write_text("one\n")
     assert authorization_of(Arguments, {}) == {"Authorization": "Bearer one"}

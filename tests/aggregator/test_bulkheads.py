@@ -270,7 +270,7 @@ def test_a_page_that_is_not_of_now_is_not_served(clock, broken_rounds, interval_
         clock.advance(fresh_for_s)
         assert ask(running, "/metrics")[0] == ask(running, "/api/v1/readyz")[0] == 200
         clock.advance(0.1)
-        sentence = f"No round of analysis was finished for {fresh_for_s:.0f} s; the log says why.\n"
+        sentence = f"No analysis round has finished for {fresh_for_s:.0f} s; the log says why.\n"
         assert ask(running, "/metrics") == ask(running, "/api/v1/readyz") == (503, sentence)
         assert ask(running, "/api/v1/healthz")[0] == 200
         running.tick()

@@ -495,7 +495,7 @@ def test_an_analysis_that_says_too_much_is_not_read(tmp_path: Path) -> None:
     until(lambda: reported)
     reports.stop()
     assert [(one.path, one.words) for one in reported] == [
-        (None, "What the traces say has more than 64 MiB.")
+        (None, "The analysis of the traces has more than 64 MiB.")
     ]
     assert [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"]
 

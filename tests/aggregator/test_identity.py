@@ -214,7 +214,7 @@ def test_a_stream_without_a_hello_is_ended_after_a_while():
         with FakeAgent(running.grpc_address) as silent:
             assert silent.end() is grpc.StatusCode.DEADLINE_EXCEEDED
             # The client gives up with the same code.
-            assert silent.reason == "No Hello came in time."
+            assert silent.reason == "No Hello within the time limit."
 
 
 def test_a_renewed_certificate_of_the_aggregator_is_served_without_a_restart(pki, tmp_path):

@@ -229,7 +229,7 @@ def test_too_many_agents_are_turned_away_with_a_sentence():
         one.hello()
         two.say(Hello(agent_id="b", node="n", perfd_version="", sent_unix_ns=0, first_sequence=1))
         assert two.end() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "as many agents as it can hold" in two.reason
+        assert "at its limit of agents" in two.reason
 
 
 def test_the_offset_of_a_nodes_clock_is_shown_and_not_believed():

@@ -235,7 +235,7 @@ def test_another_file_is_one_clear_sentence(tmp_path, text):
     path = tmp_path / "x.csv"
     path.write_text(text, encoding="utf-8")
 
-    with pytest.raises(TraceError, match=r"x\.csv: (not a CSV|the report holds no kernel)"):
+    with pytest.raises(TraceError, match=r"x\.csv: (not a CSV|the report has no kernels)"):
         read_ncu(path)
 
 

@@ -73,7 +73,7 @@ def test_a_file_that_is_cut_is_an_error_that_names_it(file, kept):
         (b"\xff" * 64, "this is not an XSpace"),
         (b"{}", "this is not an XSpace"),
         (b"\x0b\x0b", "wire type 3"),
-        (plane("/host:CPU", [], {}), "no device of this trace did anything"),
+        (plane("/host:CPU", [], {}), "the trace has no device activity"),
     ],
 )
 def test_what_is_no_trace_is_an_error_that_names_it(file, content, words):

@@ -140,7 +140,7 @@ def test_an_empty_log_is_distinguished_from_one_that_is_not_understood(
     path = tmp_path / "train.log"
     path.touch()
     assert main(["parse", str(path)]) == 0
-    assert capsys.readouterr().out == "The log is empty, or has no whole line yet.\n"
+    assert capsys.readouterr().out == "The log is empty, or has no complete line yet.\n"
     path.write_text("hello\n")
     assert main(["parse", str(path)]) == 0
     assert "No known training log format" in capsys.readouterr().out

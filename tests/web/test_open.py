@@ -90,7 +90,7 @@ def test_a_chart_has_at_most_the_points_asked_for_and_the_newest_one(
 def test_nothing_that_needs_a_live_job_is_there(opened: str) -> None:
     with pytest.raises(urllib.error.HTTPError, match="503") as metrics:
         urllib.request.urlopen(f"{opened}/metrics", timeout=20)
-    assert b"This run is over" in metrics.value.read()
+    assert b"This run has ended" in metrics.value.read()
     start = urllib.request.Request(f"{opened}/api/v1/captures", data=b'{"job": "pp4_few"}')
     start.add_header("Content-Type", "application/json")
     with pytest.raises(urllib.error.HTTPError) as capture:

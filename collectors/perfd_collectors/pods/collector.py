@@ -213,7 +213,7 @@ def create(options: PodsOptions, settings: Settings) -> PodsCollector:
             f"use one of {', '.join(FORMATS)}."
         )
     if not Path(options.directory).is_dir():
-        raise Unavailable(f"{options.directory} is not there: mount the node's folder of pod logs.")
+        raise Unavailable(f"{options.directory} does not exist: mount the node's directory of pod logs.")
     access = access_of_pod(os.environ) if options.api else None
     cluster = os.environ.get("PERFD_CLUSTER", "")
     if access is None:

@@ -41,7 +41,7 @@ COLUMNS: Sequence[Column] = tuple(
         ),
         (
             RankColumn.CPU_DEMAND,
-            "Time on CPUs and waiting for them of those threads, by that of the CPUs that the rank may use.",
+            "Time those threads ran or waited for a CPU, over the time of the CPUs that the rank may use.",
             "/proc/PID/task/TID/schedstat, Cpus_allowed_list",
             "Without CONFIG_SCHED_INFO.",
         ),

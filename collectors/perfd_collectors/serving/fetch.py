@@ -131,7 +131,7 @@ def _refused(url: str, status: int, location: str | None) -> str:
     if 300 <= status < 400:
         return f"{url} redirects to {location} (status {status}): use that address if you trust it."
     if status in {401, 403}:
-        return f"{url} requires an authorization (status {status}): set a file or variable with it."
+        return f"{url} requires authorization (status {status}): set a file or variable with it."
     if status == 404:
         return f"{url} does not exist: start SGLang with --enable-metrics, or set the path of the metrics."
     return f"{url} responded with status {status}."

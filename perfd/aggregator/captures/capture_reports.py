@@ -127,7 +127,7 @@ class CaptureReports:
                 paths = (scratch, str(document), str(page))
                 self._run([*_GUARD, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
             if document.stat().st_size > _MOST_BYTES:
-                raise CaptureError(f"What the traces say has more than {_MOST_BYTES >> 20} MiB.")
+                raise CaptureError(f"The analysis of the traces has more than {_MOST_BYTES >> 20} MiB.")
             said = msgspec.json.decode(document.read_bytes(), type=TraceDocument)
             document.replace(folder / DOCUMENT_NAME)
             page.replace(folder / REPORT_NAME)

@@ -112,7 +112,7 @@ def set_aside(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
     connection = _connect(path, busy_timeout_s)
     rows = _save_rows(damaged, connection)
     log.error(
-        "The history file was damaged: it is set aside, and what could be read is in a new one.",
+        "The history file was damaged: it was moved aside, and what could be read was copied to a new one.",
         extra={"path": str(path), "set_aside_as": str(damaged), "rows": rows},
     )
     return connection

@@ -183,7 +183,7 @@ class TelemetryServer:
                 if self._intake.unkept(agent):
                     with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
                         await stream.context.abort(
-                            grpc.StatusCode.ABORTED, "History has room again: send what is not stored."
+                            grpc.StatusCode.ABORTED, "History has space again: resend what is not stored."
                         )
                 elif agent.stored_sequence < agent.last_sequence:
                     stream.slow = True
@@ -201,7 +201,7 @@ class TelemetryServer:
         except RefusedError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
         except TimeoutError:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "No Hello came in time.")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "No Hello within the time limit.")
         except PerfdError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         finally:

@@ -91,7 +91,7 @@ class Ingest:
                 namespace=credential.namespace,
             )
             if greeting is None:
-                raise PerfdError("This aggregator has as many agents as it can hold; start another one.")
+                raise PerfdError("This aggregator is at its limit of agents; start another one.")
             if greeting.agent is None:
                 state.audit.refused(
                     Refusal.AGENT_IDENTITY,

@@ -188,7 +188,7 @@ def _summary_since(source: ApiSource, job: str, since: str) -> Response:
     if found is None:
         return _no_job(job, " in memory")
     if not found.steps.count and found.bottleneck.kind is not Kind.ANALYSIS_FAILED:
-        return _error(404, f"Job {job!r} showed no step since then.")
+        return _error(404, f"Job {job!r} has had no step since then.")
     return _json(to_json([found]))
 
 

@@ -22,7 +22,7 @@ _STEPS = 10_000
 _POINTS = 2_000
 _MAX_BYTES = 128 * 1024 * 1024
 """Unpacked: 10,000 steps of 16,384 ranks stay far below it, and a file that claims more is not ours."""
-_OVER = "This run is over: {what}."
+_OVER = "This run has ended: {what}."
 
 
 class _Job(msgspec.Struct, kw_only=True):
@@ -183,7 +183,7 @@ def _read(folder: Path) -> _Page:
     except FileNotFoundError:
         raise PerfdError(
             f"{folder} has no saved page ({PAGE_FILE}). `perfd run` writes it at the end of a job; "
-            f"`perfd report {folder}` makes a report of a summary alone."
+            f"`perfd report {folder}` makes a report from a summary alone."
         ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise PerfdError(f"{path} is damaged: {error}.") from error

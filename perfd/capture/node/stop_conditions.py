@@ -96,7 +96,7 @@ def note(request: CaptureRequest, why: StopReason, progress: CaptureProgress) ->
     """The note about an early end; otherwise empty."""
     if why is StopReason.TIME and request.steps is not None and progress.steps is not None:
         whole = max(0, progress.steps - 1)
-        return f"The time limit of {request.max_duration_s:g} s came after {whole} of {request.steps} steps."
+        return f"Stopped at the limit of {request.max_duration_s:g} s after {whole} of {request.steps} steps."
     if why is StopReason.TIME and request.steps is not None:
         return f"No steps were seen in the job's log, so it ran for {request.max_duration_s:g} s."
     return {

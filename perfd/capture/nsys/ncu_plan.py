@@ -85,7 +85,7 @@ def plan(wanted: NcuPlan) -> str:
     if not all(_SECTION.fullmatch(section) for section in wanted.sections):
         raise CaptureError("A section is a word, such as SpeedOfLight; `ncu --list-sections` has all.")
     if wanted.skip < 0 or (wanted.count is not None and wanted.count < 1):
-        raise CaptureError("--skip is at least 0 and --count at least 1.")
+        raise CaptureError("--skip must be at least 0 and --count at least 1.")
     notes = (
         "#!/bin/sh",
         "# Reruns one rank alone. Never run ncu on a rank of a live job: it serializes and replays kernels,",

@@ -124,7 +124,7 @@ def _link(name: str, override: Path | None) -> tuple[float, str]:
     ):
         if speed is not None:
             return speed / 2, f"{row.name}{kind}{', unverified' if row.unverified_of(field) else ''}"
-    raise PerfdError(f"{row.name} has no link in the table of peaks; give --bandwidth of what joins them.")
+    raise PerfdError(f"{row.name} has no link in the table of peaks; set --bandwidth.")
 
 
 def _size(text: str) -> float:

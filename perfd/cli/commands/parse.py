@@ -95,7 +95,7 @@ def _refuse_binary(name: str, log: BinaryIO) -> None:
 def _show(understanding: LogDocument, console: Console) -> None:
     said = understanding.description
     if not understanding.lines:
-        console.print("The log is empty, or has no whole line yet.")
+        console.print("The log is empty, or has no complete line yet.")
         return
     if said is None:
         console.print(

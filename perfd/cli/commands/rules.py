@@ -27,7 +27,7 @@ from perfd.rules.unit_tests import TestFailure, read_tests, run_tests
 from perfd.session.session_config import load_aggregator
 
 _CHECK_HELP = """\
-Exit code 0: all files are right; 1: a file has mistakes. With --json:
+Exit code 0: all files are valid; 1: a file has mistakes. With --json:
 {"schema": "perfd.rules.check/1", "ok", "files": [{"path", "rules",
  "mistakes": [{"line", "column", "message"}], "warnings": [sentence]}]}
 A warning (a metric of perfd's that nothing exports, a capture profile that is not

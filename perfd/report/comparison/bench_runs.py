@@ -49,7 +49,7 @@ def results_in(document: Mapping[str, Any], name: str) -> Results:
     try:
         results: Results = msgspec.convert(document.get("results"), list[_Entry])
     except msgspec.ValidationError as error:
-        raise PerfdError(f"{name}: the results are not as perfd writes them: {error}.") from error
+        raise PerfdError(f"{name}: these are not results of perfd bench-serving: {error}.") from error
     if not results:
         raise PerfdError(f"{name}: there is no result in it.")
     return results

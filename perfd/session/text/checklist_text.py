@@ -20,7 +20,11 @@ def checklist_in_words(summaries: Sequence[JobSummary]) -> list[str]:
 def _job(summary: JobSummary) -> list[str]:
     checks = summary.checklist.checks
     if not checks:
-        return [f"# {summary.name}", "", "This summary is of a version of perfd without a checklist."]
+        return [
+            f"# {summary.name}",
+            "",
+            "This summary is from a version of perfd without a checklist.",
+        ]
     lines = [f"# {summary.name}", "", summary.checklist.conclusion, ""]
     return [*lines, *(_line(check) for check in checks), "", "> asked by the decision tree at this MFU"]
 

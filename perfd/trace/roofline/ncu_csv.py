@@ -70,7 +70,7 @@ def read_csv(path: Path) -> list[KernelMetrics]:
     except csv.Error as error:
         raise TraceError(f"{path}: not a CSV of Nsight Compute: {error}.") from error
     if not kernels:
-        raise TraceError(f"{path}: the report holds no kernel.")
+        raise TraceError(f"{path}: the report has no kernels.")
     require_known(path, kernels, names)
     return kernels
 
@@ -133,7 +133,7 @@ def _kernels(path: Path, rows: Iterator[list[str]]) -> tuple[list[KernelMetrics]
         units, table = [], [units, *table]
     table = [row for row in table if row and row[0].strip().isdigit()]
     if any(len(row) < len(header) for row in table):
-        raise TraceError(f"{path}: the CSV is cut: a row has fewer values than the header has names.")
+        raise TraceError(f"{path}: the CSV is truncated: a row has fewer values than the header has names.")
     numbers = _Numbers.of(cell for row in table for cell in row[_MIN_KERNEL_CELLS:])
     unit_of = dict(zip(header, units, strict=False))
     return [_raw(dict(zip(header, row, strict=False)), unit_of, numbers) for row in table], header[11:]

@@ -57,7 +57,7 @@ def read(path: Path, *, shown_as: str | None = None) -> list[RankTrace]:
         raise TraceError(f"{shown}: cannot be read: {error.strerror or error}.") from error
     except (ValueError, DecodeError, RecursionError) as error:
         raise TraceError(
-            f"{shown}: this is not an XSpace of XLA's profiler, or it is cut: {error}."
+            f"{shown}: this is not an XSpace of XLA's profiler, or it is truncated: {error}."
         ) from error
 
 
@@ -67,7 +67,7 @@ def read_space(content: bytes, shown: Path) -> list[RankTrace]:
         return _traces(memoryview(content), shown)
     except (ValueError, DecodeError, RecursionError) as error:
         raise TraceError(
-            f"{shown}: this is not an XSpace of XLA's profiler, or it is cut: {error}."
+            f"{shown}: this is not an XSpace of XLA's profiler, or it is truncated: {error}."
         ) from error
 
 
@@ -85,7 +85,7 @@ def _traces(space: memoryview, shown: Path) -> list[RankTrace]:
                 events.add(event)
     found = events.traces(shown)
     if not found:
-        raise TraceError(f"{shown}: no device of this trace did anything.")
+        raise TraceError(f"{shown}: the trace has no device activity.")
     return found
 
 
