@@ -112,6 +112,13 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     alert_hold_ratio: float
     step_regression_ratio: float
     step_jitter_ratio: float
+    sleeping_hosts_asleep_ratio: float
+    sleeping_hosts_more_ratio: float
+    sleeping_hosts_lead_ratio: float
+    sleeping_hosts_pause_ratio: float
+    sleeping_hosts_kernels_ratio: float
+    loader_workers_busy_ratio: float
+    loader_workers_asleep_ratio: float
     hang_silence_s: float
     hang_one_rank_silence_s: float
     hang_intervals: float

@@ -16,6 +16,7 @@ from perfd.analysis.data.job_data import JobData, LaunchTable, OperationPace, St
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Finding, Kind
 from perfd.model import RankColumn
+from perfd.thresholds import THRESHOLDS
 
 RANKS = 4
 SPANS_S = np.array([2.0, 4.0, 10.0, 60.0])
@@ -93,6 +94,23 @@ def test_a_log_with_a_line_every_five_steps_is_no_obstacle_where_operations_show
     assert found is not None
     assert found.gain_ratio == pytest.approx(GAIN)
     assert "since step 13" in found.evidence[1]
+
+
+@pytest.mark.parametrize(
+    ("least", "found"), [(1.01, True), (0.99, False)], ids=["a little more", "a little less"]
+)
+def test_hosts_must_sleep_for_most_of_the_added_time(least: float, found: bool) -> None:
+    asleep = least * THRESHOLDS.sleeping_hosts_asleep_ratio * GAIN
+    assert (loading(job(launches([[asleep], [asleep], [asleep / 2], [0.0]]))) is not None) is found
+
+
+@pytest.mark.parametrize(("busy", "sure"), [(0.8, 0.8), (0.79, 0.6), (0.2, 0.6)])
+def test_workers_that_are_busy_are_what_the_input_waits_for(busy: float, sure: float) -> None:
+    seen = loading(job(launches([[0.4], [0.4], [0.2], [0.03]], busy=busy)))
+    assert seen is not None
+    assert seen.confidence == sure
+    asleep = any("workers of each rank sleep" in sentence for sentence in seen.evidence)
+    assert asleep is (busy <= THRESHOLDS.loader_workers_asleep_ratio)
 
 
 def test_a_window_that_holds_some_of_the_time_before_hides_nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
-from perfd.analysis.diagnosis.straggler_findings import BUSY_WORKERS, one_rank_loads_slowly
+from perfd.analysis.diagnosis.straggler_findings import one_rank_loads_slowly
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
 from perfd.formatting import duration, percent
@@ -13,9 +13,6 @@ from perfd.thresholds import THRESHOLDS
 
 _ALIKE = 0.05
 """GPUs that differ by less do alike: their samples are no more exact."""
-
-
-_SLEEPING_WORKERS = 0.2
 
 
 class _Cause(Enum):
@@ -73,11 +70,11 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
     if hosts.at_begin:
         evidence.append("That time lies between a step's last reduction and the next one's first (NCCL).")
     busy, workers = hosts.loader_busy_ratio, hosts.loader_workers
-    if busy is not None and busy >= BUSY_WORKERS:
+    if busy is not None and busy >= THRESHOLDS.loader_workers_busy_ratio:
         evidence.append(f"The {workers} loader workers of each rank are busy {percent(busy)} of the time.")
         sure = 0.8
     else:
-        if busy is not None and busy <= _SLEEPING_WORKERS:
+        if busy is not None and busy <= THRESHOLDS.loader_workers_asleep_ratio:
             evidence.append(
                 f"The {workers} loader workers of each rank sleep, too: storage or a network keeps them, or"
                 " what comes after them."

@@ -14,8 +14,6 @@ from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
 _SLOWER_CLOCK = 0.95
-BUSY_WORKERS = 0.8
-"""Workers that are busy for longer are what the input waits for."""
 
 
 def one_rank_loads_slowly(data: DataLoading) -> bool:
@@ -156,7 +154,7 @@ def _of_reader(facts: JobEvidence, slow: SlowRank, reading: ReadingRank) -> Find
             f"Threads that launch its work sleep {percent(asleep)} of the time (kernel): its host waits for"
             " something."
         )
-    loading = asleep is not None and busy is not None and busy >= BUSY_WORKERS
+    loading = asleep is not None and busy is not None and busy >= THRESHOLDS.loader_workers_busy_ratio
     if loading:
         evidence.append(f"Its {reading.loader_workers} loader workers are busy {percent(busy or 0)} of it.")
     return _reader_role(

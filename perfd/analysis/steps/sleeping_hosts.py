@@ -17,16 +17,6 @@ from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.longer_steps import LongerSteps, lines_since
 from perfd.thresholds import THRESHOLDS
 
-_ASLEEP = 0.8
-"""Of the added time, that hosts sleep at least."""
-_MORE = 0.6
-"""Of it, that they sleep more than before, unless they were ahead of their GPUs then and are not now."""
-_LEAD_LOST = 0.75
-"""Of the usual lead of the host, what is left at most where it is lost."""
-_IN_PAUSE = 0.7
-"""Of the added time, in the pause after a step's last reduction: it is at the step's begin."""
-_RUNNING = 0.75
-"""Of the added time: GPUs that run kernels for longer have work, or wait for each other."""
 _LATEST_S = 0.5
 """A window that is so much longer than the time since a change still is of that time."""
 _STEPS = 3
@@ -84,7 +74,9 @@ def _since_change(table: LaunchTable, each: EachStep, longer: LongerSteps | None
     steps, rows = each.steps, each.unmarked
     times = steps.step_time_s[rows]
     since = lines_since(times)
-    if since is None or (longer is not None and bool((longer.running_ratio > _RUNNING).any())):
+    if since is None or (
+        longer is not None and bool((longer.running_ratio > THRESHOLDS.sleeping_hosts_kernels_ratio).any())
+    ):
         return None
     before_s = float(np.median(times[len(times) - since - _BEFORE : len(times) - since]))
     newest = rows[len(rows) - since :]
@@ -97,12 +89,14 @@ def _since_change(table: LaunchTable, each: EachStep, longer: LongerSteps | None
         return None
     window = int(within[-1])
     asleep = table.asleep_ratio[window]
-    if not bool((asleep >= _ASLEEP * gain).all()):
+    if not bool((asleep >= THRESHOLDS.sleeping_hosts_asleep_ratio * gain).all()):
         return None
     since_step = int(steps.step[newest[0]])
     at_begin, lead_lost = _pauses(each.pace, since_step, since_s - before_s)
     slept_before = _before(table, window)
-    more = slept_before is not None and bool((asleep - slept_before >= _MORE * gain).all())
+    more = slept_before is not None and bool(
+        (asleep - slept_before >= THRESHOLDS.sleeping_hosts_more_ratio * gain).all()
+    )
     if not (more or lead_lost):
         return None
     workers, busy = _loaders(table, window)
@@ -144,7 +138,9 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
     pauses = each.pace.pauses if each.pace is not None else None
     at_begin = None
     if pauses is not None and len(pauses.step) >= _BEFORE:
-        at_begin = bool(float(np.mean(pauses.pause_s[-_BEFORE:])) >= _IN_PAUSE * gain * step_s)
+        at_begin = bool(
+            float(np.mean(pauses.pause_s[-_BEFORE:])) >= THRESHOLDS.sleeping_hosts_pause_ratio * gain * step_s
+        )
     workers, busy = _loaders(table, window)
     return SleepingHosts(
         asleep_ratio=float(table.asleep_ratio[window].min()),
@@ -168,8 +164,10 @@ def _pauses(pace: OperationPace | None, since_step: int, longer_s: float) -> tup
         return None, False
     grown_s = float(np.median(pauses.pause_s[later]) - np.median(pauses.pause_s[before]))
     lead_s = float(np.median(pauses.lead_s[before]))
-    lost = lead_s > 0 and float(np.median(pauses.lead_s[later])) <= _LEAD_LOST * lead_s
-    return grown_s >= _IN_PAUSE * longer_s, lost
+    lost = (
+        lead_s > 0 and float(np.median(pauses.lead_s[later])) <= THRESHOLDS.sleeping_hosts_lead_ratio * lead_s
+    )
+    return grown_s >= THRESHOLDS.sleeping_hosts_pause_ratio * longer_s, lost
 
 
 def _before(table: LaunchTable, window: int) -> Floats | None:
