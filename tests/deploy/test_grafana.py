@@ -141,11 +141,56 @@ def test_a_query_is_valid_and_names_only_metrics_of_the_catalog_and_their_labels
     expr = filled_in(query.expr, job="j", node="n", server="s")
     promql_parser.parse(expr)
     catalog = exported()
-    selectors = re.findall(r"((?!perfd_job\b)perfd_\w+)(?:\{([^}]*)\})?", expr)
+    selectors = re.findall(r"(?<!:)\b((?!perfd_job\b)perfd_\w+)(?:\{([^}]*)\})?", expr)
     assert selectors
     for name, matchers in selectors:
         assert name in catalog
         assert set(re.findall(r"(\w+)\s*(?:=~|!=|=)", matchers)) <= catalog[name]
+
+
+FLEET_RULES = HERE.parents[1] / "deploy" / "prometheus" / "fleet.yaml"
+RECORDED = {
+    "job:perfd_mfu_ratio:avg_1h": {"big": 0.5, "small": 0.1, "over": 0.9},
+    "job:perfd_gpu_sm_active_ratio:avg": {"big": 0.7, "small": 0.01},
+    "job:perfd_gpu_power_watts:sum": {"big": 1500.0, "small": 100.0, "over": 100.0},
+    "job:perfd_tokens_per_joule:ratio": {"big": 2.0},
+}
+"""What panels of the fleet show of the series in prometheus/fleet.yaml, by recording rule and job."""
+
+
+def test_the_fleet_uses_the_recording_rules_of_jobs() -> None:
+    rules = [rule for group in yaml.safe_load(FLEET_RULES.read_text())["groups"] for rule in group["rules"]]
+    recorded = {rule["record"]: rule["expr"] for rule in rules if "record" in rule}
+    used = [found for one in ASKED for found in re.findall(r"(\w+:perfd_\w+:\w+)\{([^}]*)\}", one.expr)]
+    assert {name for name, _ in used} == set(RECORDED)
+    for name, matchers in used:
+        assert "by (cluster, namespace, perfd_job" in recorded[name]
+        assert re.findall(r"(\w+)\s*(?:=~|!=|=)", matchers) == ["cluster", "namespace", "perfd_job"]
+
+
+@pytest.mark.system
+@need_prometheus
+@pytest.mark.parametrize("rules", [[str(FLEET_RULES)], []], ids=["recorded", "not recorded"])
+def test_a_panel_shows_the_same_with_and_without_recording_rules(tmp_path: Path, rules: list[str]) -> None:
+    document = yaml.safe_load((Path(__file__).parent / "prometheus" / "fleet.yaml").read_text())
+    group = document["tests"][0]
+    group["promql_expr_test"] = [
+        {
+            "expr": f"sum by (perfd_job) ({filled_in(one.expr, job='.*')})",
+            "eval_time": "2m",
+            "exp_samples": [
+                {"labels": f'{{perfd_job="{job}"}}', "value": value} for job, value in RECORDED[name].items()
+            ],
+        }
+        for name in RECORDED
+        for one in ASKED
+        if name in one.expr
+    ]
+    assert len(group["promql_expr_test"]) == len(RECORDED)
+    path = tmp_path / "panels.yaml"
+    path.write_text(yaml.safe_dump({**document, "rule_files": rules, "tests": [group]}))
+    found = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

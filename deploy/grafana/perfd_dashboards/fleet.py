@@ -23,8 +23,7 @@ from perfd_dashboards.panels import (
 )
 
 _JOB = f'{PLACE}, perfd_job=~"$job"'
-
-
+_NODE = '{node=~"$node"}'
 _JOBS = f"perfd_job_ended{{{PLACE}}}"
 
 
@@ -34,8 +33,9 @@ def dashboard() -> Dashboard:
     for variable in place_choices("perfd_job_ended"):
         fleet = fleet.with_variable(variable)
     fleet = fleet.with_variable(choice("job", "Job", f"label_values({_JOBS}, perfd_job)", many=True))
+    fleet = fleet.with_variable(choice("node", "Node", "label_values(perfd_agent_up, node)", many=True))
     fleet = fleet.link(page_link("Page", "/"))
-    for panel in (_numbers, _jobs, _graphs, _nodes):
+    for panel in (_numbers, _jobs, _graphs, _use, _nodes):
         fleet = panel(fleet)
     return fleet
 
@@ -173,13 +173,81 @@ def _graphs(fleet: Dashboard) -> Dashboard:
     )
 
 
+def _use(fleet: Dashboard) -> Dashboard:
+    """What the recording rules of deploy/prometheus/fleet.yaml hold; computed where they are not loaded."""
+    tokens = f"sum by ({BY_JOB}) (perfd_tokens_per_second{{{_JOB}}})"
+    power = f'sum by ({BY_JOB}) (perfd_gpu_power_watts{{{_JOB}, perfd_job!=""}})'
+    running = f"unless on ({BY_JOB}) perfd_job_ended == 1"
+    return (
+        fleet.with_row(Row("Use of GPUs"))
+        .with_panel(
+            graph(
+                "MFU of the last hour",
+                q(
+                    f"job:perfd_mfu_ratio:avg_1h{{{_JOB}}} or "
+                    f"avg by ({BY_JOB}, convention) (avg_over_time(perfd_mfu_ratio{{{_JOB}}}[1h]))",
+                    "{{perfd_job}}",
+                ),
+                unit=PERCENT,
+                help_text="The mean of each job's MFU over an hour.",
+            )
+        )
+        .with_panel(
+            graph(
+                "GPU activity",
+                q(
+                    f"job:perfd_gpu_sm_active_ratio:avg{{{_JOB}}} or "
+                    f'avg by ({BY_JOB}) (perfd_gpu_sm_active_ratio{{{_JOB}, perfd_job!=""}})',
+                    "{{perfd_job}}",
+                ),
+                unit=PERCENT,
+                most=1.0,
+                help_text="Share of time in which SMs have work, mean of each job's GPUs.",
+            )
+        )
+        .with_panel(
+            graph(
+                "Power",
+                q(f"job:perfd_gpu_power_watts:sum{{{_JOB}}} or {power}", "{{perfd_job}}"),
+                unit="watt",
+                stacked=True,
+                help_text="Of all GPUs of each job.",
+            )
+        )
+        .with_panel(
+            graph(
+                "Tokens per joule",
+                q(
+                    f"job:perfd_tokens_per_joule:ratio{{{_JOB}}} or "
+                    f"{tokens} / on ({BY_JOB}) {power} {running}",
+                    "{{perfd_job}}",
+                ),
+                unit=COUNT,
+                help_text="Tokens for each joule of the job's GPUs, while it runs.",
+            )
+        )
+    )
+
+
 def _nodes(fleet: Dashboard) -> Dashboard:
     columns = (
-        Column(title="Connected", expr="max by (node) (perfd_agent_up)", unit="bool_yes_no"),
-        Column(title="Silent", expr="max by (node) (perfd_agent_silent_seconds)", unit=SECONDS),
-        Column(title="Clock ahead", expr="max by (node) (perfd_agent_clock_offset_seconds)", unit=SECONDS),
-        Column(title="Collectors that fail", expr="sum by (node) (1 - perfd_collector_success)", unit=COUNT),
-        Column(title="Records dropped", expr="sum by (node) (perfd_agent_dropped_records_total)", unit=COUNT),
+        Column(title="Connected", expr=f"max by (node) (perfd_agent_up{_NODE})", unit="bool_yes_no"),
+        Column(title="Silent", expr=f"max by (node) (perfd_agent_silent_seconds{_NODE})", unit=SECONDS),
+        Column(
+            title="Clock ahead",
+            expr=f"max by (node) (perfd_agent_clock_offset_seconds{_NODE})",
+            unit=SECONDS,
+        ),
+        Column(
+            title="Collectors that fail",
+            expr=f"sum by (node) (1 - perfd_collector_success{_NODE})",
+            unit=COUNT,
+        ),
+        Column(
+            title="Records dropped",
+            expr=f"sum by (node) (perfd_agent_dropped_records_total{_NODE})",
+            unit=COUNT,
+        ),
     )
     return fleet.with_row(Row("Nodes")).with_panel(
         rows(
