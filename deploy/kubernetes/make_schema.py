@@ -26,6 +26,7 @@ SCHEMA = Path(__file__).parent / "perfd" / "values.schema.json"
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 _URL = {"pattern": "^https?://[^ /]+"}
 _TAGS = {"items": {"type": "string", "minLength": 1, "maxLength": 64}}
+_EXPERIMENT = {"minLength": 1, "maxLength": 500}
 _MATCH = {"minProperties": 1, "propertyNames": {"enum": [*JOB_LABELS, *OWNER_LABELS]}}
 _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
     ("AggregatorConfig", "round_interval_s"): {"minimum": 0.05},
@@ -36,6 +37,10 @@ _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
     ("WandbConfig", "tags"): _TAGS,
     ("WandbTeam", "tags"): _TAGS,
     ("WandbTeam", "match"): _MATCH,
+    ("MlflowConfig", "url"): _URL,
+    ("MlflowConfig", "experiment"): _EXPERIMENT,
+    ("MlflowTeam", "experiment"): _EXPERIMENT,
+    ("MlflowTeam", "match"): _MATCH,
     ("RemoteWriteConfig", "url"): _URL,
     ("OtlpConfig", "url"): _URL,
     ("AlertmanagerConfig", "urls"): {"items": {"type": "string", **_URL}},

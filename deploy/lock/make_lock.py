@@ -51,6 +51,7 @@ LOCKS = (
     DEVELOPMENT,
     Lock(path="deploy/lock/documentation.txt", groups=("docs",), beside=DEVELOPMENT.path),
     Lock(path="deploy/lock/frameworks.txt", groups=("frameworks",)),
+    Lock(path="deploy/lock/services.txt", groups=("services",)),
     Lock(path="deploy/lock/release.txt", groups=("release",)),
 )
 

@@ -70,6 +70,7 @@ class RoundBuilder:
             time_unix_s=now_unix_s,
             firing=tuple(alert for alert in active if alert.firing),
             finals=tuple(one for one in summaries if one is not None),
+            last=True,
         )
 
 

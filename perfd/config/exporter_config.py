@@ -92,6 +92,34 @@ class WandbConfig(Strict, frozen=True):
     """Runs open at a time; rows of further jobs are counted as lost."""
 
 
+class MlflowTeam(TeamConfig, frozen=True):
+    """Where the runs of a team are."""
+
+    experiment: str | None = None
+    tags: dict[str, str] = {}
+    """Besides the exporter's, which they override."""
+    http: HttpClientConfig | None = None
+    """Credentials of the team."""
+
+
+class MlflowConfig(Strict, frozen=True):
+    """An MLflow tracking server, by its REST API 2.0."""
+
+    url: str | None = None
+    """For example http://mlflow:5000; null: off."""
+    experiment: str = "perfd"
+    """Created if it does not exist."""
+    tags: dict[str, str] = {}
+    """Of every run."""
+    teams: list[MlflowTeam] = []
+    """Jobs whose experiment, tags and credentials are others."""
+    max_runs: int = 128
+    """Runs written at a time; rows of further jobs are counted as lost."""
+    backoff_initial_s: float = 1.0
+    backoff_max_s: float = 60.0
+    http: HttpClientConfig = HttpClientConfig()
+
+
 class PushConfig(Strict, frozen=True):
     """All series, sent over HTTP at an interval."""
 
@@ -145,6 +173,7 @@ class ExportersConfig(Strict, frozen=True):
     jsonl: JsonLinesConfig = JsonLinesConfig()
     tensorboard: TensorBoardConfig = TensorBoardConfig()
     wandb: WandbConfig = WandbConfig()
+    mlflow: MlflowConfig = MlflowConfig()
     remote_write: RemoteWriteConfig = RemoteWriteConfig()
     otlp: OtlpConfig = OtlpConfig()
     alertmanager: AlertmanagerConfig = AlertmanagerConfig()

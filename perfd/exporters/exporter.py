@@ -47,6 +47,8 @@ class Round:
     finals: Sequence[JobSummary] = ()
     """Summaries of whole jobs that ended since the previous round, were forgotten after a long silence,
     or still run when the aggregator stops; one per end."""
+    last: bool = False
+    """The aggregator stops: it has no `jobs`, and those in `finals` may go on."""
 
     def after(self, dropped: Round) -> Round:
         """This round, with the parts of an earlier, dropped one that must not be lost."""

@@ -15,13 +15,14 @@ from perfd.exporters.alertmanager import AlertmanagerExporter
 from perfd.exporters.exporter import Exporter, ExporterContext, ExporterTally, MakeExporter, Round
 from perfd.exporters.exporter_runner import ExporterRunner, ExporterStatus
 from perfd.exporters.jsonl import JsonLinesExporter
+from perfd.exporters.mlflow import MlflowExporter
 from perfd.exporters.otlp import OtlpExporter
 from perfd.exporters.remote_write import RemoteWriteExporter
 from perfd.exporters.tensorboard import TensorBoardExporter
 from perfd.exporters.wandb import WandbExporter
 
 EXPORTER_GROUP = "perfd.exporters"
-SHIPPED = frozenset({"jsonl", "tensorboard", "wandb", "remote_write", "otlp", "alertmanager"})
+SHIPPED = frozenset({"jsonl", "tensorboard", "wandb", "mlflow", "remote_write", "otlp", "alertmanager"})
 
 Made = tuple[str, Callable[[ExporterContext], Exporter]]
 
@@ -67,6 +68,8 @@ def _configured(config: ExportersConfig) -> Iterator[Made]:
         yield "tensorboard", lambda context: TensorBoardExporter(tensorboard, context)
     if wandb.mode != "disabled":
         yield "wandb", lambda context: WandbExporter(wandb, context)
+    if config.mlflow.url is not None:
+        yield "mlflow", lambda context: MlflowExporter(config.mlflow, context)
     if remote_write.url is not None:
         yield "remote_write", lambda context: RemoteWriteExporter(remote_write, context)
     if config.otlp.url is not None:

@@ -49,13 +49,16 @@ class Poster:
     Secret files are read for each request, so that a new token takes effect with the next one.
     """
 
-    def __init__(self, url: str, config: HttpClientConfig, *, key: str) -> None:
+    def __init__(
+        self, url: str, config: HttpClientConfig, *, key: str, max_answer_bytes: int = _MAX_ANSWER_BYTES
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ConfigError(f"{key}: {url!r} is not an http or https URL.")
         self._host, self._port = parts.hostname, _port(parts, key)
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._config = config
+        self._max_answer_bytes = max_answer_bytes
         self._key = key
         self._context = _context(config, key) if parts.scheme == "https" else None
         self._connection: BoundedConnection | None = None
@@ -63,10 +66,11 @@ class Poster:
         _authorization(config, key)
         _check_headers(config, key)
 
-    def post(self, body: bytes, headers: Mapping[str, str]) -> PostResponse:
-        """Send one body; never raises for errors of the network, the receiver or a secret file.
+    def post(self, body: bytes, headers: Mapping[str, str], *, path: str = "") -> PostResponse:
+        """Send one body, to the URL followed by `path`.
 
-        It returns within `timeout_s`, however slowly the receiver reads and answers.
+        It never raises for errors of the network, the receiver or a secret file, and returns within
+        `timeout_s`, however slowly the receiver reads and answers.
         """
         try:
             authorization = _authorization(self._config, self._key)
@@ -75,10 +79,10 @@ class Poster:
         sent = {"User-Agent": f"perfd/{__version__}", **self._config.headers, **authorization, **headers}
         kept = self._connection is not None
         deadline_s = time.monotonic() + self._config.timeout_s
-        answer = self._attempt(body, sent, deadline_s)
+        answer = self._attempt(path, body, sent, deadline_s)
         if kept and answer.status == 0 and self._closed_at_once:
             # The receiver, or a proxy, closed an idle connection: not a failure yet.
-            answer = replace(self._attempt(body, sent, deadline_s), reconnected=True)
+            answer = replace(self._attempt(path, body, sent, deadline_s), reconnected=True)
         return answer
 
     def close(self) -> None:
@@ -88,22 +92,22 @@ class Poster:
                 self._connection.close()
             self._connection = None
 
-    def _attempt(self, body: bytes, headers: Mapping[str, str], deadline_s: float) -> PostResponse:
+    def _attempt(self, path: str, body: bytes, headers: Mapping[str, str], deadline_s: float) -> PostResponse:
         self._closed_at_once = False
         try:
-            return self._once(body, headers, deadline_s)
+            return self._once(path, body, headers, deadline_s)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             self._closed_at_once = isinstance(error, ConnectionError)
             return PostResponse(status=0, text=str(error) or type(error).__name__)
 
-    def _once(self, body: bytes, headers: Mapping[str, str], deadline_s: float) -> PostResponse:
+    def _once(self, path: str, body: bytes, headers: Mapping[str, str], deadline_s: float) -> PostResponse:
         if self._connection is None:
             self._connection = self._connect()
         self._connection.deadline_s = deadline_s
-        self._connection.request("POST", self._path, body, dict(headers))
+        self._connection.request("POST", self._path + path, body, dict(headers))
         response = self._connection.getresponse()
-        text = response.read(_MAX_ANSWER_BYTES).decode(errors="replace")
+        text = response.read(self._max_answer_bytes).decode(errors="replace")
         if not response.isclosed() or response.will_close:
             # These interfaces never answer more than we read: reconnect.
             self.close()

@@ -36,6 +36,7 @@ class Service:
         ready: str,
         folder: Path,
         scheme: str = "http",
+        start_within_s: float = _START_WITHIN_S,
     ) -> None:
         self.port = free_port()
         self.url = f"{scheme}://127.0.0.1:{self.port}"
@@ -43,6 +44,7 @@ class Service:
         if shutil.which(self._command[0]) is None:
             raise FileNotFoundError(f"There is no {self._command[0]} on PATH; install its package.")
         self._ready = ready
+        self._start_within_s = start_within_s
         self._log = folder / f"{Path(self._command[0]).name}-{self.port}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -62,7 +64,7 @@ class Service:
         """Start it, and return when it says that it is ready; raises `OSError` when it ends instead."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        deadline = time.monotonic() + _START_WITHIN_S
+        deadline = time.monotonic() + self._start_within_s
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
