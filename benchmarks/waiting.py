@@ -33,7 +33,7 @@ import numpy as np
 
 from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.series import keep_freed_memory
+from perfd.aggregator.series import tune_malloc
 from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.data.job_data import CollectiveStack, Ints
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
@@ -195,7 +195,7 @@ class MadeJob:
 
 def measure(ranks: int = 16_384, held: int = 12, rounds: int = 15) -> dict[str, Any]:
     """Milliseconds of a step's arrival, of the copy of what is held, and of the diagnosis with its split."""
-    keep_freed_memory()
+    tune_malloc()
     jobs = [MadeJob(ranks, held, late) for late in (LATE_RANK, None)]
     for job in jobs:
         for _ in range(held):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import urllib.request
+from pathlib import Path
 
 import pytest
 
 _ROUNDS = """
 import resource, sys
 import numpy as np
-from perfd.aggregator.series.malloc import keep_freed_memory
-if sys.argv[1] == "keep" and not keep_freed_memory():
+from perfd.aggregator.series.malloc import tune_malloc
+if sys.argv[1] == "keep" and not tune_malloc():
     sys.exit("no mallopt")
 for _ in range(3):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -32,3 +35,25 @@ def faults(mode: str) -> int:
 
 def test_a_round_takes_its_arrays_from_what_the_one_before_freed() -> None:
     assert faults("keep") < faults("as it is") / 4
+
+
+def test_it_runs_under_a_limit_on_addresses_or_says_that_it_cannot(tmp_path: Path) -> None:
+    config = tmp_path / "aggregator.yaml"
+    config.write_text(f"history: {{path: {tmp_path / 'history.sqlite'}}}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "perfd", "aggregator", "--config", str(config), "--log-json"]
+    command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+    refused = subprocess.run(
+        ["prlimit", "--as=400000000", *command], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "limited to 400 MB" in refused.stderr
+    with subprocess.Popen(["prlimit", "--as=700000000", *command], stderr=subprocess.PIPE, text=True) as runs:
+        assert runs.stderr is not None
+        try:
+            lines = (json.loads(line) for line in runs.stderr)
+            address = next(line["http"] for line in lines if "http" in line)
+            with urllib.request.urlopen(f"http://{address}/api/v1/healthz", timeout=60) as answer:
+                assert answer.status == 200
+        finally:
+            runs.terminate()
+    assert runs.returncode == 0

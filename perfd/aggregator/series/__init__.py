@@ -1,6 +1,6 @@
 """Turns the state into series and serves them as a Prometheus page."""
 
-from perfd.aggregator.series.malloc import keep_freed_memory
+from perfd.aggregator.series.malloc import tune_malloc
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.aggregator.series.self_metrics import self_registry
@@ -11,6 +11,6 @@ __all__ = [
     "MetricNames",
     "PageRenderer",
     "SeriesFrames",
-    "keep_freed_memory",
     "self_registry",
+    "tune_malloc",
 ]

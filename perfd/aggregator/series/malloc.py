@@ -1,23 +1,27 @@
-"""Memory that a round gives back is kept for the next one."""
+"""How this process's memory is kept and reserved, by glibc's mallopt(3)."""
 
 from __future__ import annotations
 
 import ctypes
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _KEPT_BYTES = 64 << 20
 _LARGEST_BYTES = 32 << 20
 """The most that glibc takes from its heaps on 64 bits; larger arrays always go back to the kernel."""
+_ARENAS = 2
+"""Python's interpreter lets one thread run at a time; the second one is for those of gRPC."""
 
 
-def keep_freed_memory() -> bool:
-    """Have this process keep up to 64 MiB that it has freed; False where the C library cannot.
+def tune_malloc() -> bool:
+    """Have this process keep up to 64 MiB that it has freed, in two arenas; False where the C library cannot.
 
     A round on thousands of ranks makes and drops some 20 MB of arrays. glibc gives them back to the kernel,
-    and to get each page anew costs more than what is computed with it (mallopt(3)).
+    and to get each page anew costs more than what is computed with it. Each further arena, up to eight per
+    core, reserves 64 MiB of addresses: under a limit on these (`ulimit -v`) threads could not start.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _LARGEST_BYTES) and mallopt(_TRIM_THRESHOLD, _KEPT_BYTES))
+    options = ((_MMAP_THRESHOLD, _LARGEST_BYTES), (_TRIM_THRESHOLD, _KEPT_BYTES), (_ARENA_MAX, _ARENAS))
+    return all(mallopt(option, value) for option, value in options)

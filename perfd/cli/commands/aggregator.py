@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import resource
 import signal
 from pathlib import Path
 
@@ -11,11 +12,15 @@ import msgspec
 
 from perfd import logs
 from perfd.aggregator import Aggregator
-from perfd.aggregator.series import keep_freed_memory
+from perfd.aggregator.series import tune_malloc
 from perfd.cli.signals import set_by_signals
 from perfd.config import AggregatorConfig, load
+from perfd.errors import ConfigError
 
 log = logging.getLogger("perfd.aggregator")
+
+_FEWEST_ADDRESSES_BYTES = 500_000_000
+"""It reserves 390 MB before the first agent connects, on two cores."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; history is written before it ends."""
     logs.configure(args.log_level, json_lines=args.log_json)
     config = effective_config(args)
-    keep_freed_memory()
+    tune_malloc()
+    _check_address_space()
     stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
     aggregator = Aggregator(config)
     aggregator.start()
@@ -49,6 +55,17 @@ def run(args: argparse.Namespace) -> int:
     log.info("The aggregator stops.")
     aggregator.stop()
     return 0
+
+
+def _check_address_space() -> None:
+    """Raises `ConfigError` where no thread could start, which libraries answer with an abort."""
+    limit_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit_bytes != resource.RLIM_INFINITY and limit_bytes < _FEWEST_ADDRESSES_BYTES:
+        raise ConfigError(
+            f"The address space is limited to {limit_bytes / 1e6:.0f} MB (ulimit -v), and the aggregator "
+            f"reserves up to {_FEWEST_ADDRESSES_BYTES / 1e6:.0f} MB. Limit its memory by a cgroup instead "
+            "(MemoryMax of systemd, limits of Kubernetes), which counts what is used."
+        )
 
 
 def effective_config(args: argparse.Namespace) -> AggregatorConfig:
