@@ -49,8 +49,11 @@ def number(text: str, power: int = 0) -> float | None:
     text = text.strip()
     if not _NUMBER.fullmatch(text):
         return None
-    digits, _, exponent = text.lower().partition("e")
-    value = float(f"{digits}e{int(exponent[:_MAX_EXPONENT_CHARS] or 0) + power}")
+    if power == 0:
+        value = float(text)
+    else:
+        digits, _, exponent = text.lower().partition("e")
+        value = float(f"{digits}e{int(exponent[:_MAX_EXPONENT_CHARS] or 0) + power}")
     return value if math.isfinite(value) else None
 
 

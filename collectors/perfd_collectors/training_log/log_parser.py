@@ -86,6 +86,7 @@ class LogParser:
         self._formats: list[FormatParser] = [OwnPatternParser(job, patterns)] if patterns else []
         self._formats += [FORMATS[name](job) for name in chosen]
         self._formats += [FailureParser(job), NcclLineParser(job)]
+        self._with_blocks = [one for one in self._formats if type(one).in_block is not FormatParser.in_block]
         self._keywords = _shortest_keywords(
             keyword for parser in self._formats for keyword in parser.keywords
         )
@@ -144,7 +145,7 @@ class LogParser:
         while position < len(block):
             _advance(hits, block, position)
             start = position
-            if not any(parser.in_block for parser in self._formats):
+            if not any(parser.in_block for parser in self._with_blocks):
                 if not hits:
                     break
                 start = block.rfind(b"\n", position, hits[0][0]) + 1 or position

@@ -56,8 +56,13 @@ class ParserOutput:
 
     def describe(self, **fields: Any) -> None:  # noqa: ANN401  (checked by `replace`)
         """Add fields of the job's description; None is ignored."""
-        known = {name: value for name, value in fields.items() if value is not None}
-        self.description = replace(self.description, **known)
+        current = self.description
+        news = {
+            name: value for name, value in fields.items() if value not in (None, getattr(current, name, None))
+        }
+        # Most lines say what the one before said, and a copy of all fields would cost more than they do.
+        if news:
+            self.description = replace(current, **news)
 
     def describe_layout(self, **sizes: int | None) -> None:
         """Add sizes of the parallel layout; None is ignored."""
@@ -68,9 +73,15 @@ class ParserOutput:
         """Add the job's options under their own names."""
         self.describe(arguments={**self.description.arguments, **arguments})
 
-    def step(self, step: TrainingStep, printed_ns: int | None) -> None:
-        """Add a progress line; its time is set in `take`."""
-        self._add(printed_ns, lambda unix_ns: replace(step, time_unix_ns=unix_ns))
+    def step(
+        self, step: TrainingStep, printed_ns: int | None, *, steps_covered: int = 1, warmup: bool = False
+    ) -> None:
+        """Add a progress line that covers so many steps; its time is set in `take`."""
+
+        def build(unix_ns: int) -> TrainingStep:
+            return replace(step, time_unix_ns=unix_ns, steps_covered=steps_covered, warmup=warmup)
+
+        self._add(printed_ns, build)
 
     def add(self, record: StepPhases | MemoryReport) -> None:
         """Add a record without a time."""

@@ -165,7 +165,7 @@ class StepLog:
             self._seen.clear()
         coverage = self._run.cover(step.step, keeps_first=keeps_first, interval=interval)
         self._remember(step.step, printed_ns)
-        self._out.step(replace(step, steps_covered=coverage.steps, warmup=coverage.warmup), printed_ns)
+        self._out.step(step, printed_ns, steps_covered=coverage.steps, warmup=coverage.warmup)
         self._matcher.line(_Current(step.step, coverage.scale))
 
     def amend(self, step: TrainingStep) -> None:
