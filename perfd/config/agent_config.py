@@ -128,7 +128,7 @@ class AgentConfig(Strict, frozen=True):
     http_tls: TlsConfig | None = None
     """Certificate of the agent's HTTP server; null: plain HTTP."""
     sandbox: bool | None = None
-    """Whether logs and dumps are parsed in a process without rights; null: if the agent is root."""
+    """Whether logs and dumps are parsed in processes without rights; null: if the agent is root."""
     proc: str = "/proc"
     sys: str = "/sys"
     uplink: UplinkConfig = UplinkConfig()

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from perfd.collector import CollectorSpec, Column, Options, PodJob, Settings
-from perfd.errors import ConfigError, Unavailable, reason_of
+from perfd.errors import ConfigError, SandboxError, Unavailable, reason_of
 from perfd.model import Event, EventKind, JobOrigin, Record, SampleTable, Scope
 from perfd_collectors.pods.api_access import access_of_pod
 from perfd_collectors.pods.known_pods import KnownPod, KnownPods
@@ -17,8 +17,9 @@ from perfd_collectors.pods.log_files import PodFolder, pod_folders
 from perfd_collectors.pods.missing_agents import MissingAgents, wants_agent
 from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceReader
 from perfd_collectors.pods.pod_facts import worst_end
-from perfd_collectors.pods.pod_log import LogFormat, PodLogs
+from perfd_collectors.pods.pod_log import PodLogs
 from perfd_collectors.pods.pod_owner import owner_of, queue_of
+from perfd_collectors.pods.pod_parsers import LogFormat, ParsersHere, PodParsers, SandboxedParsers
 from perfd_collectors.pods.pod_watch import PodWatch
 from perfd_collectors.training_log.formats import compiled_pattern
 from perfd_collectors.training_log.log_parser import FORMATS
@@ -69,8 +70,12 @@ class PodsCollector:
         self._namespaces = namespaces
         self._cluster = cluster
         self._missing_agents = MissingAgents()
-        patterns = [compiled_pattern(text) for text in options.patterns]
-        self._form = LogFormat(framework=options.framework, patterns=patterns)
+        for text in options.patterns:
+            compiled_pattern(text)
+        form = LogFormat(framework=options.framework, patterns=options.patterns)
+        self._parsers: PodParsers = (
+            SandboxedParsers(form, settings.clock) if settings.sandboxed else ParsersHere(form)
+        )
         self._pods = KnownPods(watch, settings.clock)
         self._jobs: dict[str, PodLogs] = {}
         self._reported: dict[str, JobOrigin] = {}
@@ -100,7 +105,7 @@ class PodsCollector:
             self._namespaces.want(frozenset(pod.folder.namespace for pod in pods))
         read = [pod for pod in pods if not pod.own_log]
         for pod in read:
-            logs = self._jobs.setdefault(pod.job, PodLogs(pod.job, self._form))
+            logs = self._jobs.setdefault(pod.job, PodLogs(pod.job, self._parsers))
             for container in pod.folder.containers():
                 logs.follow(pod.folder.name, container)
         records = self._read(now_unix_ns)
@@ -116,6 +121,7 @@ class PodsCollector:
         for logs in self._jobs.values():
             logs.close()
         self._jobs.clear()
+        self._parsers.close()
 
     def _wanted(self, folder: PodFolder) -> bool:
         def among(patterns: Sequence[str]) -> bool:
@@ -129,7 +135,12 @@ class PodsCollector:
         for job in list(self._jobs):
             # Each is first in its turn, so that a chatty one does not silence the others.
             logs = self._jobs[job] = self._jobs.pop(job)
-            found, taken = logs.read(limit, now_unix_ns)
+            try:
+                found, taken = logs.read(limit, now_unix_ns)
+            except SandboxError:
+                # They are read anew; those of other namespaces go on.
+                self._jobs.pop(job).close()
+                continue
             limit -= taken
             records += found
             if limit <= 0:

@@ -2,55 +2,36 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.model import Event, EventKind, JobDescription, LogProgress, Record, TrainingStep
+from perfd.model import JobDescription, Record, TrainingStep
 from perfd_collectors.pods.container_log import ContainerLog
-from perfd_collectors.pods.cri_lines import CriLines
-from perfd_collectors.training_log.log_parser import LogParser, new_job
+from perfd_collectors.pods.pod_parsers import JobPieces, LogPiece, PodParsers
 
 _GIVE_UP_BYTES = 64 << 20
 """A container that has printed so much without a step trains nothing. Chosen, not measured."""
-_SETTLED_AFTER_NS = 2 * 10**9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFormat:
-    """Which lines are steps, as in the collector `training_log`."""
-
-    framework: str | None = None
-    patterns: Sequence[re.Pattern[str]] = ()
 
 
 @dataclass(slots=True)
 class _Container:
     name: str
     log: ContainerLog
-    lines: CriLines = field(default_factory=CriLines)
-    parsers: dict[str, LogParser] = field(default_factory=dict)
-    last_line_unix_ns: dict[str, int] = field(default_factory=dict)
     read_bytes: int = 0
 
 
 class PodLogs:
     """Reads the containers of a job's pods. Nothing is reported before the first step or description."""
 
-    def __init__(self, job: str, form: LogFormat) -> None:
-        self._form = form
-        self._context = new_job(job)
+    def __init__(self, job: str, parsers: PodParsers) -> None:
+        self.job = job
+        """The job's name."""
+        self._parsers = parsers
         self._containers: dict[Path, _Container] = {}
         self.drained = True
         """Whether the last read reached the end of all logs."""
         self.trains = False
         """Whether a container has printed steps."""
-
-    @property
-    def job(self) -> str:
-        """The job's name."""
-        return self._context.out.job
 
     def follow(self, pod: str, folder: Path) -> None:
         """Read a container's folder from now on; legal for one that is read already."""
@@ -63,36 +44,30 @@ class PodLogs:
             self._containers.pop(folder).log.close()
 
     def close(self) -> None:
-        """Close all logs; legal twice."""
+        """Close all logs, and forget what they had; legal twice."""
         for container in self._containers.values():
             container.log.close()
         self._containers.clear()
+        self._parsers.forget(self.job)
 
     def read(self, limit_bytes: int, now_unix_ns: int) -> tuple[list[Record], int]:
-        """The records of what is new, and how many bytes that was; at most `limit_bytes` are read."""
+        """The records of what is new, and how many bytes that was; at most `limit_bytes` are read.
+
+        Raises `SandboxError` when what was read is lost: close these logs, and follow them anew.
+        """
+        self._parsers.ready(self.job)
         taken = 0
-        out = self._context.out
-        restarts: list[str] = []
+        pieces: list[LogPiece] = []
         for folder in self._in_turn():
             if taken >= limit_bytes:
                 break
-            taken += self._read(self._containers[folder], limit_bytes - taken, now_unix_ns, restarts)
-        self._settle(now_unix_ns)
+            taken += self._read(self._containers[folder], limit_bytes - taken, pieces)
+        names = [container.name for container in self._containers.values()]
+        new = JobPieces(job=self.job, now_unix_ns=now_unix_ns, containers=names, pieces=pieces)
+        records = list(self._parsers.records(new))
         self.drained = taken == 0
-        records = list(out.take(now_unix_ns))
         self.trains |= any(isinstance(record, TrainingStep | JobDescription) for record in records)
-        if not self.trains:
-            return [], taken
-        events = [
-            Event(
-                kind=EventKind.RESTARTED,
-                time_unix_ns=now_unix_ns,
-                message=f"{name} was restarted.",
-                job=out.job,
-            )
-            for name in restarts
-        ]
-        return [*events, *records, *self._progress()], taken
+        return records if self.trains else [], taken
 
     def _in_turn(self) -> list[Path]:
         """The one that was first goes to the end, so that a chatty one does not silence the others."""
@@ -101,47 +76,13 @@ class PodLogs:
             self._containers[folders[0]] = self._containers.pop(folders[0])
         return folders
 
-    def _read(self, container: _Container, limit_bytes: int, now_unix_ns: int, restarts: list[str]) -> int:
+    def _read(self, container: _Container, limit_bytes: int, pieces: list[LogPiece]) -> int:
         before = container.read_bytes
         for part in container.log.read(limit_bytes):
-            if part.gap:
-                container.lines.gap()
-            if part.restarted:
-                container.lines = CriLines()
-                restarts.append(container.name)
-            for parser in container.parsers.values():
-                if part.restarted:
-                    parser.restart()
-                elif part.gap:
-                    parser.gap()
             container.read_bytes += len(part.data)
-            for stream, data in container.lines.feed(part.data).items():
-                if stream not in container.parsers:
-                    container.parsers[stream] = LogParser(
-                        self._context, framework=self._form.framework, patterns=self._form.patterns
-                    )
-                container.parsers[stream].feed(data)
-                container.last_line_unix_ns[stream] = now_unix_ns
+            pieces.append(
+                LogPiece(container=container.name, data=part.data, restarted=part.restarted, gap=part.gap)
+            )
         if not self.trains and container.read_bytes > _GIVE_UP_BYTES:
             container.log.give_up()
         return container.read_bytes - before
-
-    def _settle(self, now_unix_ns: int) -> None:
-        for container in self._containers.values():
-            for stream, last_unix_ns in container.last_line_unix_ns.items():
-                if now_unix_ns - last_unix_ns >= _SETTLED_AFTER_NS:
-                    container.parsers[stream].settle()
-
-    def _progress(self) -> list[LogProgress]:
-        return [
-            LogProgress(
-                job=self._context.out.job,
-                stream=f"{container.name}/{stream}",
-                lines=parser.lines,
-                read_bytes=parser.read_bytes,
-                unrecognized_lines=parser.unrecognized_lines,
-                last_line_unix_ns=container.last_line_unix_ns.get(stream),
-            )
-            for container in self._containers.values()
-            for stream, parser in container.parsers.items()
-        ]
