@@ -241,15 +241,19 @@ def test_operations_of_a_node_of_another_job_show_no_steps():
 
 
 @pytest.mark.parametrize(
-    ("shown", "source"),
-    [({}, StepSource.NCCL), ({"step_time_s": 0.25}, StepSource.LOG), ({"tokens_per_s": 9.0}, StepSource.LOG)],
+    ("shown", "before", "source"),
+    [
+        ({}, StepSource.ARRIVAL, StepSource.NCCL),
+        ({"step_time_s": 0.25}, StepSource.LOG, StepSource.LOG),
+        ({"tokens_per_s": 9.0}, StepSource.LOG, StepSource.LOG),
+    ],
     ids=["nothing", "times", "rates"],
 )
-def test_lines_that_show_no_pace_leave_it_to_the_operations(shown, source):
+def test_lines_that_show_no_pace_leave_it_to_the_operations(shown, before, source):
     job = JobState("job", Limits(), AggregatorCounters())
     sender = RecordSource(agent_id="a", node="n", sent_unix_s=0.0, now_s=0.0)
     job.step(TrainingStep(job="job", step=1, **shown), sender)
-    assert job.step_source is StepSource.LOG
+    assert job.step_source is before
     rank = Rank(DDP, 0.25)
     for second in range(30):
         for times in rank.second(second):

@@ -48,7 +48,7 @@ def test_a_line_without_a_time_does_not_replace_steps_by_operations():
     made = fleet()
     made.apply([step(1)], source())
     job = made.jobs["llm"]
-    job._steps_by_operations = True
+    job._sources.by_operations = True
 
     made.apply([step(5, step_time_s=None, loss=2.5)], source())
 

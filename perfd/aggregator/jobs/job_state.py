@@ -13,6 +13,7 @@ from perfd.aggregator.jobs.job_logs import JobLogs
 from perfd.aggregator.jobs.job_ownership import JobOwnership
 from perfd.aggregator.jobs.operation_step_rows import OperationStepRows
 from perfd.aggregator.jobs.record_source import RecordSource
+from perfd.aggregator.jobs.step_sources import StepSources, shows_pace
 from perfd.aggregator.jobs.step_tables import PhaseRows, StepRows
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.bounded_records import bounded
@@ -60,9 +61,7 @@ class JobState:
         self.description: JobDescription | None = None
         self.steps = StepRows(limits.steps_per_job)
         self.operation_steps = OperationStepRows(limits.steps_per_job)
-        self._steps_by_operations = self._steps_by_hook = self._log_has_times = self._communicates = False
-        self._timed_step: int | None = None
-        """Of the newest line with a time that came beside steps by operations."""
+        self._sources = StepSources()
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
         self.host_waits = HostWaitReadings(limits, counters)
@@ -104,26 +103,17 @@ class JobState:
     @property
     def step_source(self) -> StepSource | None:
         """What shows its steps; None before the first."""
-        if not len(self.steps):
-            return None
-        if self._steps_by_operations:
-            return StepSource.NCCL
-        return StepSource.ARRIVAL if self._paced_by_arrival else StepSource.LOG
+        return self._sources.used if len(self.steps) else None
 
     def step_table(self) -> StepTable:
         """A copy of its steps that later lines do not change."""
         table = self.steps.table()
-        return timed_by_arrival(table) if self._paced_by_arrival else table
-
-    @property
-    def _paced_by_arrival(self) -> bool:
-        """Neither does its log show a pace, nor can its operations."""
-        return not (self._steps_by_operations or self._log_has_times or self._communicates)
+        return timed_by_arrival(table) if self._sources.by_arrival else table
 
     @property
     def operation_pace(self) -> OperationPace | None:
         """Which operations show its steps; None where a log does, or nothing."""
-        return self.operation_steps.pace if self._steps_by_operations else None
+        return self.operation_steps.pace if self._sources.by_operations else None
 
     @property
     def world_size(self) -> int | None:
@@ -170,8 +160,7 @@ class JobState:
         self.description = description
         self.steps = StepRows(self._limits.steps_per_job)
         self.operation_steps = OperationStepRows(self._limits.steps_per_job)
-        self._steps_by_operations = self._steps_by_hook = self._log_has_times = self._communicates = False
-        self._timed_step = None
+        self._sources = StepSources()
         self.phases = self._new_phases(self._limits)
         self._forget_communication()
         self.memory.clear()
@@ -183,26 +172,26 @@ class JobState:
 
         Raises `RefusedError` if the node is none of the job's.
         """
-        if self._steps_by_operations and not source.member:
+        if self._sources.by_operations and not source.member:
             raise RefusedError("A node that is none of the job's reported steps that its log does not show.")
         self.version += 1
-        if self._steps_by_operations:
-            if not self._takes_over(line):
+        if self._sources.by_operations:
+            if not self._sources.takes_over(line):
                 # Operations show the time, too.
                 return None
             # The log knows better.
             self.steps = StepRows(self._limits.steps_per_job)
-            self._steps_by_operations = False
-        self._log_has_times = self._log_has_times or _shows_pace(line)
-        if HOOK_MARK not in line.extras and self._steps_by_hook:
+            self._sources.by_operations = False
+        self._sources.log_has_times = self._sources.log_has_times or shows_pace(line)
+        if HOOK_MARK not in line.extras and self._sources.by_hook:
             # The job's own process knows better; its log adds what that leaves out, such as the loss.
             if self.steps.unix_s(line.step) is not None:
                 self.steps.put(line, source.sent_unix_s)
             return None
-        if HOOK_MARK in line.extras and not self._steps_by_hook:
+        if HOOK_MARK in line.extras and not self._sources.by_hook:
             if not source.member and len(self.steps):
                 raise RefusedError("A node that is none of the job's reported steps of its process.")
-            self._steps_by_hook = True
+            self._sources.by_hook = True
             self.steps = StepRows(self._limits.steps_per_job)
             self.attempts.forget_logs()
         event = None
@@ -214,15 +203,6 @@ class JobState:
         self.steps.put(line, source.sent_unix_s)
         return event
 
-    def _takes_over(self, line: TrainingStep) -> bool:
-        """Whether lines show the pace better than operations do: one step alone may be a bar's last word."""
-        if HOOK_MARK in line.extras:
-            return True
-        if line.step_time_s is None:
-            return False
-        before, self._timed_step = self._timed_step, line.step
-        return before is not None and before != line.step
-
     def step_phases(self, block: StepPhases, _source: RecordSource) -> None:
         """Add a block of phase timers."""
         self.version += 1
@@ -232,17 +212,17 @@ class JobState:
         """Add what one rank reported of its collectives; where no log shows steps, they may."""
         self.version += 1
         self.collectives.put(times)
-        self._communicates = True
-        by_log = self.step_source is StepSource.LOG and self._log_has_times
+        self._sources.communicates = True
+        by_log = self.step_source is StepSource.LOG and self._sources.log_has_times
         if (by_log and not self.steps.several_a_line) or source.late or not source.member:
             return
         found = self.operation_steps.put(times, source.sent_unix_s)
         if by_log:
             return  # They are kept beside the log's lines.
-        if found.anew or (found.rows and not self._steps_by_operations):
+        if found.anew or (found.rows and not self._sources.by_operations):
             # Lines of the log without times show less than operations do.
             self.steps = StepRows(self._limits.steps_per_job)
-        self._steps_by_operations = self._steps_by_operations or bool(found.rows)
+        self._sources.by_operations = self._sources.by_operations or bool(found.rows)
         for row in found.rows:
             self.steps.put(row, source.sent_unix_s)
 
@@ -266,7 +246,7 @@ class JobState:
         time_unix_s = event.time_unix_ns / 1e9
         self.attempts.event(event)
         if event.kind in {EventKind.JOB_STARTED, EventKind.RESTARTED}:
-            self._steps_by_hook = False
+            self._sources.by_hook = False
             self.lifetime.starts(time_unix_s)
         elif event.kind is EventKind.NCCL_TIMES_WRONG:
             self.collectives.doubt()
@@ -396,8 +376,3 @@ class JobState:
         return PhaseRows(
             names=limits.phases_per_job, ranks=limits.ranks_per_job, cells=limits.phase_cells_per_job
         )
-
-
-def _shows_pace(line: TrainingStep) -> bool:
-    rates = (line.step_time_s, line.tokens_per_s, line.samples_per_s, line.flops_per_s_per_gpu)
-    return any(rate is not None for rate in rates)

@@ -1,0 +1,50 @@
+"""Which of its sources shows a job's steps: its own process, its log, its NCCL operations, or arrivals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from perfd.model import HOOK_MARK, StepSource, TrainingStep
+
+
+@dataclass(slots=True)
+class StepSources:
+    """What has shown steps since the job's start."""
+
+    by_operations: bool = False
+    """Its NCCL operations do, since nothing better does."""
+    by_hook: bool = False
+    """The job's own process does."""
+    log_has_times: bool = False
+    """Its log shows a pace."""
+    communicates: bool = False
+    """It has NCCL operations, which may show steps later."""
+    _timed_step: int | None = field(default=None, init=False)
+    """Of the newest line with a time that came beside steps by operations."""
+
+    @property
+    def by_arrival(self) -> bool:
+        """Neither does its log show a pace, nor can its operations."""
+        return not (self.by_operations or self.log_has_times or self.communicates)
+
+    @property
+    def used(self) -> StepSource:
+        """What shows the job's steps, if it has any."""
+        if self.by_operations:
+            return StepSource.NCCL
+        return StepSource.ARRIVAL if self.by_arrival else StepSource.LOG
+
+    def takes_over(self, line: TrainingStep) -> bool:
+        """Whether lines show the pace better than operations do: one step alone may be a bar's last word."""
+        if HOOK_MARK in line.extras:
+            return True
+        if line.step_time_s is None:
+            return False
+        before, self._timed_step = self._timed_step, line.step
+        return before is not None and before != line.step
+
+
+def shows_pace(line: TrainingStep) -> bool:
+    """Whether a line says how long steps take."""
+    rates = (line.step_time_s, line.tokens_per_s, line.samples_per_s, line.flops_per_s_per_gpu)
+    return any(rate is not None for rate in rates)
