@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.analysis.data.job_data import CollectiveTable
+from perfd.analysis.steps import steady_rows
 from perfd.analysis.stragglers import PeriodicStall, periodic_stall
 from perfd.model import ParallelLayout
 
@@ -22,7 +23,8 @@ def steps_with_stalls(count: int, every: int, stall_s: float, *, seed: int = 1) 
 
 
 def found(times_s: list[float], collectives: list[CollectiveTable] | None = None) -> PeriodicStall | None:
-    return periodic_stall(step_table(times_s), (), collectives or [], LAYOUT)
+    steps = step_table(times_s)
+    return periodic_stall(steps, steady_rows(steps, ()).unmarked, collectives or [], LAYOUT)
 
 
 def all_reduces(count: int, every: int, stall_s: float, ranks: list[int]) -> CollectiveTable:
@@ -120,7 +122,7 @@ def test_stalls_that_ended_are_over_after_two_periods() -> None:
 def test_lines_of_several_steps_show_no_single_one() -> None:
     steps = step_table(steps_with_stalls(40, 5, 0.6), steps_covered=10)
 
-    assert periodic_stall(steps, (), [], LAYOUT) is None
+    assert periodic_stall(steps, steady_rows(steps, ()).unmarked, [], LAYOUT) is None
 
 
 @given(places=st.sets(st.integers(1, 99), min_size=4, max_size=20))

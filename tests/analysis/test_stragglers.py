@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +11,19 @@ from analysis.jobs import gpu_table, phase_table, step_table
 
 from perfd.analysis.steps.activity_by_gpu import GpuActivity, gpu_activity
 from perfd.analysis.steps.phase_timers import Timers
-from perfd.analysis.stragglers.peer_comparison import Pattern, stragglers_by_activity, stragglers_by_timers
+from perfd.analysis.stragglers.peer_comparison import (
+    Pattern,
+    Straggler,
+    compare_activity,
+    stragglers_by_timers,
+)
 from perfd.model import ParallelLayout
 
 DP8 = ParallelLayout(world_size=8, pp=1, dp=8)
+
+
+def stragglers_by_activity(activity: GpuActivity, layout: ParallelLayout) -> Sequence[Straggler]:
+    return compare_activity(activity, layout).stragglers
 
 
 def activity_of(noise: float = 0.0, steps: int = 20, **metrics: list[float]) -> GpuActivity:

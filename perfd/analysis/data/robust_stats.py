@@ -21,15 +21,15 @@ _SHORT, _MANY = 16, 4096
 
 def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     """The median over one axis of what is known; NaN where nothing is."""
-    columns = np.moveaxis(values, axis, 0)
-    if not len(columns):
-        return np.full(columns.shape[1:], np.nan)
-    if len(columns) <= _SHORT and columns[0].size >= _MANY:
-        return _median_of_few(columns)
+    length = values.shape[axis]
+    if not length:
+        return np.full(np.delete(values.shape, axis), np.nan)
+    if length <= _SHORT and values.size >= _MANY * length:
+        return _median_of_few(np.moveaxis(values, axis, 0))
     # Sorting whole rows in memory's order is several times faster than numpy's own
     # median, and puts NaN last, so that the known values are a prefix of known length.
-    rows = np.sort(np.ascontiguousarray(np.moveaxis(values, axis, -1)), axis=-1)
-    length = rows.shape[-1]
+    rows = np.array(values if axis in {-1, values.ndim - 1} else np.moveaxis(values, axis, -1), order="C")
+    rows.sort(axis=-1)
     if not np.isnan(rows[..., -1]).any():
         return _middle(rows[..., (length - 1) // 2], rows[..., length // 2])
     known = (~np.isnan(rows)).sum(axis=-1, keepdims=True)

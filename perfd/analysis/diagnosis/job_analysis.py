@@ -44,17 +44,14 @@ from perfd.analysis.steps import (
     world_size,
 )
 from perfd.analysis.stragglers import (
+    compare_activity,
     expert_imbalance,
     host_contention,
     only_reader,
     periodic_stall,
     reading_rank,
-    seen_busier_ratio,
-    seen_idle_ratio,
     slowdowns,
-    stragglers_by_activity,
     stragglers_by_timers,
-    undecided_by_activity,
     unequal_sequences,
     waiting_pair,
 )
@@ -114,6 +111,7 @@ def facts_of(
         parallel, gpu_infos(job), job, settings.peaks, _slowest(joined, settings)
     )
     by_timers = stragglers_by_timers(timers, times, parallel)
+    by_activity = compare_activity(activity, parallel)
     changed = compute_change(timers, job.steps.step[steady.rows], parallel)
     by_phases = pipeline(_since(changed, job, steady), description, {one.rank for one in by_timers})
     of_steps = step_time(job.steps.step_time_s, steady)
@@ -148,10 +146,10 @@ def facts_of(
         activity=activity,
         slowdowns=slowdowns(timers, kernels, parallel),
         stragglers_by_timers=by_timers,
-        stragglers_by_activity=stragglers_by_activity(activity, parallel),
-        activity_undecided=undecided_by_activity(activity, parallel),
-        idle_ratio=seen_idle_ratio(activity, parallel),
-        busier_ratio=seen_busier_ratio(activity, parallel),
+        stragglers_by_activity=by_activity.stragglers,
+        activity_undecided=by_activity.undecided,
+        idle_ratio=by_activity.idle_ratio,
+        busier_ratio=by_activity.busier_ratio,
         held_clocks=held_clocks(job, activity),
         sequences=unequal_sequences(timers, times, parallel),
         experts=expert_imbalance(activity, parallel, longer),
@@ -160,7 +158,7 @@ def facts_of(
         only_reader=only_reader(parallel, job.launches),
         reading=reading_rank(kernels.slow_since, job, parallel, longer),
         sleeping=sleeping_hosts(job, each, activity, longer, parallel.world_size),
-        stall=periodic_stall(job.steps, job.events, job.collectives, parallel),
+        stall=periodic_stall(job.steps, steady.every_unmarked, job.collectives, parallel),
         contention=host_contention(job.host_waits),
         hang=hang(job),
         capture=capture,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from perfd.analysis.data.job_data import Floats, GpuTable, Ints, StepTable
-from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, mean
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, mean, median
 from perfd.model import GpuColumn
 
 _FEWEST_SINCE, _MOST_SINCE = 6, 50
@@ -99,18 +99,19 @@ def lines_since(times: Floats) -> int | None:
         return None
     newest = times[-(_MOST_SINCE + _BEFORE) :]
     before = sliding_window_view(newest, _BEFORE)[: 1 - _FEWEST_SINCE]
-    usual_s = np.median(before, axis=1)
-    scatter_s = MAD_TO_SIGMA * np.median(np.abs(before - usual_s[:, None]), axis=1)
+    usual_s = median(before)
+    scatter_s = MAD_TO_SIGMA * median(np.abs(before - usual_s[:, None]))
+    # One row for each moment at which it may have begun: the lines from then on.
+    since_s = newest[_BEFORE:]
+    place = np.arange(len(since_s))
+    now_s = median(np.where(place >= np.arange(len(before))[:, None], since_s, np.nan))
+    middle_s = (usual_s + now_s) / 2
+    may = since_s[: len(before)] > middle_s
+    may &= now_s - usual_s >= np.maximum(_LEAST_RATIO * now_s, _SIGMAS * scatter_s)
     # The earliest moment from which on it holds: a few lines later it does, too.
-    for first in range(len(before) - 1):
-        own, since = newest[first : first + _BEFORE], newest[first + _BEFORE :]
-        now_s = float(np.median(since))
-        middle_s = (usual_s[first] + now_s) / 2
-        if since[0] <= middle_s or now_s - usual_s[first] < max(
-            _LEAST_RATIO * now_s, _SIGMAS * scatter_s[first]
-        ):
-            continue
-        longer, shorter = since > middle_s, own < middle_s
+    for first in np.flatnonzero(may[:-1]).tolist():
+        own, since = before[first], since_s[first:]
+        longer, shorter = since > middle_s[first], own < middle_s[first]
         if longer.mean() >= _MOSTLY and shorter.mean() >= _MOSTLY and longer[-_NEWEST:].all():
             return len(since)
     return None

@@ -47,6 +47,8 @@ class SteadySteps:
     rows: Ints
     unmarked: Ints
     """`rows` and the outliers: what jitter is measured on, since outliers are what it is about."""
+    every_unmarked: Ints
+    """The same without a window: of all lines that are known."""
     dropped: Mapping[ExclusionReason, Sequence[int]]
     """Step numbers by reason; a step that has several is under the first of the enumeration."""
 
@@ -68,11 +70,13 @@ def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = 
     outliers = unmarked[_outliers(steps.step_time_s[unmarked])]
     reasons[ExclusionReason.OUTLIER] = np.isin(np.arange(len(steps)), outliers)
     kept &= ~reasons[ExclusionReason.OUTLIER]
-    rows = np.flatnonzero(kept)
+    rows, newest = np.flatnonzero(kept), unmarked
     if window is not None and len(rows) > window:
         rows = rows[len(rows) - window :]
-        unmarked = unmarked[unmarked >= rows[0]]
-    return SteadySteps(rows=rows, unmarked=unmarked, dropped=_by_reason(steps, reasons))
+        newest = unmarked[unmarked >= rows[0]]
+    return SteadySteps(
+        rows=rows, unmarked=newest, every_unmarked=unmarked, dropped=_by_reason(steps, reasons)
+    )
 
 
 def _first_lines(steps: StepTable, events: Iterable[Event]) -> Bools:

@@ -4,13 +4,11 @@ from perfd.analysis.stragglers.expert_imbalance import ExpertImbalance, expert_i
 from perfd.analysis.stragglers.host_contention import HostContention, host_contention
 from perfd.analysis.stragglers.late_ranks import Late, late
 from perfd.analysis.stragglers.peer_comparison import (
+    ActivityComparison,
     Pattern,
     Straggler,
-    seen_busier_ratio,
-    seen_idle_ratio,
-    stragglers_by_activity,
+    compare_activity,
     stragglers_by_timers,
-    undecided_by_activity,
 )
 from perfd.analysis.stragglers.periodic_stall import PeriodicStall, periodic_stall
 from perfd.analysis.stragglers.phase_waiting import WaitingPair, waiting_pair
@@ -19,6 +17,7 @@ from perfd.analysis.stragglers.reading_rank import OwnWork, ReadingRank, only_re
 from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences, unequal_sequences
 
 __all__ = [
+    "ActivityComparison",
     "ExpertImbalance",
     "HostContention",
     "Late",
@@ -30,18 +29,15 @@ __all__ = [
     "Straggler",
     "UnequalSequences",
     "WaitingPair",
+    "compare_activity",
     "expert_imbalance",
     "host_contention",
     "late",
     "only_reader",
     "periodic_stall",
     "reading_rank",
-    "seen_busier_ratio",
-    "seen_idle_ratio",
     "slowdowns",
-    "stragglers_by_activity",
     "stragglers_by_timers",
-    "undecided_by_activity",
     "unequal_sequences",
     "waiting_pair",
 ]

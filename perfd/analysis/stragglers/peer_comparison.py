@@ -7,7 +7,7 @@ of its own steps; where a peer is missing, no rank is named.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,8 +15,8 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, median
-from perfd.analysis.layout import roles_of
-from perfd.analysis.steps import STEADY_STEPS, TRAINING_TIME, GpuActivity, Timers, stage_of_ranks
+from perfd.analysis.steps import STEADY_STEPS, TRAINING_TIME, GpuActivity, Timers
+from perfd.analysis.stragglers.role_groups import RoleBlock, others, role_blocks
 from perfd.model import GpuColumn, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
@@ -26,7 +26,6 @@ _FEWEST_SAMPLED_STEPS = 10
 _SIGMAS = 3.0
 _MAD_FLOOR = 0.005
 """Timers and GPM are no more exact than this."""
-_SMALL_GROUP = 8
 _MAJORITY = 3
 """With so many peers the one that differs from the others is known."""
 
@@ -58,6 +57,20 @@ class Straggler:
     source: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActivityComparison:
+    """What the GPUs of ranks of one role show, compared with each other."""
+
+    stragglers: Sequence[Straggler] = ()
+    """The one that its peers wait for most comes first."""
+    undecided: bool = False
+    """Whether GPUs of all peers are read that may yet show who is slow, but in too few steps so far."""
+    idle_ratio: float | None = None
+    """How much more of the time than its peers' the idlest GPU runs no kernel; None where one is not seen."""
+    busier_ratio: float | None = None
+    """How much more than its peers' the tensor cores, or SMs, of the busiest GPU are active, by theirs."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Differences:
     """For each peer: whether it stands out, its median ratio, and in how many of the steps it does."""
@@ -78,30 +91,31 @@ def stragglers_by_timers(
     if phases is None:
         return ()
     forward, backward = phases
-    found = []
+    ranks = np.arange(forward.shape[1])
+    found: list[_Named] = []
     hold_waiting = timers.hold_waiting
-    for peers in peer_groups(np.arange(forward.shape[1]), parallel):
-        own = forward[:, peers] + backward[:, peers]
-        if not np.isfinite(own).any(axis=0).all() or (hold_waiting and len(peers) < _MAJORITY):
+    for block in role_blocks(ranks, parallel):
+        own = forward[:, block.places] + backward[:, block.places]
+        if hold_waiting and block.places.shape[1] < _MAJORITY:
             continue
-        typical = _others(own)
+        typical = others(own)
         if hold_waiting:
-            typical = typical - _waited_for(forward[:, peers], backward[:, peers])
+            typical = typical - _waited_for(forward[:, block.places], backward[:, block.places])
         difference = _differences(_relative(own, typical), _FEWEST_STEPS)
-        waits = median((own - typical) / step_time_s[:, None], axis=0)
-        flagged = difference.flagged & (waits >= THRESHOLDS.straggler_wait_ratio)
-        found += _named(flagged, peers, difference, waits, pattern=Pattern.SLOW_COMPUTE)
-    return tuple(sorted(found, key=lambda straggler: -straggler.wait_ratio))
+        waits = median((own - typical) / step_time_s[:, None, None], axis=0)
+        flagged = difference.flagged & (waits >= THRESHOLDS.straggler_wait_ratio) & _seen(own)[:, None]
+        found += _named(flagged, block, ranks, difference, waits, pattern=Pattern.SLOW_COMPUTE)
+    return _worst_first(found)
 
 
 def _waited_for(forward: Floats, backward: Floats) -> Floats:
     """How long the others wait for each peer in backward; no more than its forward is longer than theirs."""
-    longer, shorter = forward - _others(forward), _others(backward) - backward
+    longer, shorter = forward - others(forward), others(backward) - backward
     return np.maximum(np.minimum(longer, shorter), 0.0)
 
 
-def stragglers_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> tuple[Straggler, ...]:
-    """Ranks whose GPU keeps computing, or keeps idling, while their peers wait.
+def compare_activity(activity: GpuActivity, parallel: ParallelLayout) -> ActivityComparison:
+    """Ranks whose GPU keeps computing, or keeps idling, while their peers wait, and by how much any differs.
 
     Waiting in an NCCL kernel occupies a few SMs and no tensor core. So a rank
     with more work, or with a slower clock, shows more tensor and SM activity than
@@ -109,74 +123,37 @@ def stragglers_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> t
     activity of any kind.
     """
     ranks = _ranks(activity)
-    if activity.source != STEADY_STEPS or ranks is None:
-        return ()
-    found: list[Straggler] = []
-    for peers in peer_groups(ranks, parallel):
-        found += _busy_longer(activity, peers, ranks)
-        found += _idle(activity, peers, ranks)
-    return tuple(sorted(found, key=lambda straggler: -straggler.wait_ratio))
+    blocks = [] if ranks is None else role_blocks(ranks, parallel)
+    if ranks is None or not blocks:
+        return ActivityComparison()
+    undecided = activity.source != TRAINING_TIME and _undecided(activity)
+    if activity.source != STEADY_STEPS:
+        return ActivityComparison(undecided=undecided)
+    fewest = _fewest_sampled_steps(activity)
+    found: list[_Named] = []
+    idle: list[float | None] = []
+    busier: list[float | None] = []
+    for block in blocks:
+        in_busy, busy_ratio = _busy_longer(activity, block, ranks, fewest)
+        in_idle, idle_ratio = _idle(activity, block, ranks, fewest)
+        found += [*in_busy, *in_idle]
+        busier.append(busy_ratio)
+        idle.append(idle_ratio)
+    return ActivityComparison(
+        stragglers=_worst_first(found),
+        undecided=undecided,
+        idle_ratio=_most(idle),
+        busier_ratio=_most(busier),
+    )
 
 
-def undecided_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> bool:
-    """Whether GPUs of all peers are read that may yet show who is slow, but in too few steps so far."""
-    ranks = _ranks(activity)
-    if activity.source == TRAINING_TIME or ranks is None or not peer_groups(ranks, parallel):
-        return False
+def _undecided(activity: GpuActivity) -> bool:
     tensor = activity.metrics.get(GpuColumn.TENSOR_ACTIVE)
     sampled = activity.metrics.get(activity.kernel_metric) if tensor is None else tensor
     if sampled is None:
         return activity.source is None
     # By the median GPU: one that is never read shows nothing, however long it is waited for.
     return bool(np.median(np.isfinite(sampled).sum(axis=0)) < _fewest_sampled_steps(activity))
-
-
-def seen_idle_ratio(activity: GpuActivity, parallel: ParallelLayout) -> float | None:
-    """How much more of the time than its peers' the idlest GPU runs no kernel; None where one is not seen."""
-    return _most(activity, parallel, activity.kernel_metric, _idler)
-
-
-def seen_busier_ratio(activity: GpuActivity, parallel: ParallelLayout) -> float | None:
-    """How much more than its peers' the tensor cores, or SMs, of the busiest GPU are active, by theirs."""
-    found = [
-        _most(activity, parallel, unit, _busier) for unit in (GpuColumn.TENSOR_ACTIVE, GpuColumn.SM_ACTIVE)
-    ]
-    known = [ratio for ratio in found if ratio is not None]
-    return max(known) if len(known) == len(found) else None
-
-
-def _most(
-    activity: GpuActivity, parallel: ParallelLayout, metric: GpuColumn, differing: Callable[[Floats], Floats]
-) -> float | None:
-    """The largest over all GPUs of the median over steps of how one differs from its peers."""
-    ranks = _ranks(activity)
-    if activity.source != STEADY_STEPS or ranks is None:
-        return None
-    groups = peer_groups(ranks, parallel)
-    values = [_of_peers(activity, metric, peers) for peers in groups]
-    fewest = _fewest_sampled_steps(activity)
-    reported = [one for one in values if one is not None and np.isfinite(one).sum(axis=0).min() >= fewest]
-    if not reported or len(reported) < len(groups):
-        return None
-    return max(float(median(differing(one), axis=0).max()) for one in reported)
-
-
-def _idler(active: Floats) -> Floats:
-    return _others(active) - active
-
-
-def _busier(active: Floats) -> Floats:
-    return _relative(active, _others(active)) - 1
-
-
-def peer_groups(ranks: Ints, parallel: ParallelLayout) -> list[Ints]:
-    """Positions of the ranks of each role; none when the layout is unknown or a rank is missing."""
-    stages = stage_of_ranks(ranks, parallel)
-    if stages is None or len(ranks) != parallel.world_size:
-        return []
-    roles = roles_of(ranks, stages, parallel)
-    groups = [np.flatnonzero(roles == role) for role in np.unique(roles)]
-    return [group for group in groups if len(group) > 1]
 
 
 def _ranks(activity: GpuActivity) -> Ints | None:
@@ -190,44 +167,63 @@ def _fewest_sampled_steps(activity: GpuActivity) -> int:
     return _FEWEST_STEPS if one_clock else _FEWEST_SAMPLED_STEPS
 
 
-def _busy_longer(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Straggler]:
-    tensor = _of_peers(activity, GpuColumn.TENSOR_ACTIVE, peers)
-    streaming = _of_peers(activity, GpuColumn.SM_ACTIVE, peers)
+def _busy_longer(
+    activity: GpuActivity, block: RoleBlock, ranks: Ints, fewest: int
+) -> tuple[list[_Named], float | None]:
+    """Who is busier than its peers, and how much more the busiest is."""
+    tensor = _of_block(activity, GpuColumn.TENSOR_ACTIVE, block)
+    streaming = _of_block(activity, GpuColumn.SM_ACTIVE, block)
     if tensor is None or streaming is None:
-        return []
-    difference = _differences(_relative(tensor, _others(tensor)), _fewest_sampled_steps(activity))
+        return [], None
+    tensor_others, streaming_others = others(tensor), others(streaming)
+    by_tensor = _relative(tensor, tensor_others)
+    ratio = None
+    if _enough(tensor, fewest) and _enough(streaming, fewest):
+        by_streaming = _relative(streaming, streaming_others)
+        ratio = max(float(median(one - 1, axis=0).max()) for one in (by_tensor, by_streaming))
+    difference = _differences(by_tensor, fewest)
     # What the peers' SMs do not do and the rank's do is their waiting, a little less than all of it.
-    waits = median(1 - _relative(_others(streaming), streaming), axis=0)
-    flagged = difference.flagged & (waits >= THRESHOLDS.straggler_wait_ratio)
-    return _named(flagged, ranks[peers], difference, waits, pattern=Pattern.BUSY_LONGER)
+    waits = median(1 - _relative(streaming_others, streaming), axis=0)
+    known = _seen(tensor) & _seen(streaming)
+    flagged = difference.flagged & (waits >= THRESHOLDS.straggler_wait_ratio) & known[:, None]
+    return _named(flagged, block, ranks, difference, waits, pattern=Pattern.BUSY_LONGER), ratio
 
 
-def _idle(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Straggler]:
-    active = _of_peers(activity, activity.kernel_metric, peers)
+def _idle(
+    activity: GpuActivity, block: RoleBlock, ranks: Ints, fewest: int
+) -> tuple[list[_Named], float | None]:
+    """Who is idler than its peers, and how much more of the time the idlest is."""
+    active = _of_block(activity, activity.kernel_metric, block)
     if active is None:
-        return []
-    missing = _idler(active)
-    difference = _differences(1 + missing, _fewest_sampled_steps(activity))
+        return [], None
+    missing = others(active) - active
+    difference = _differences(1 + missing, fewest)
     waits = median(missing, axis=0)
-    return _named(difference.flagged, ranks[peers], difference, waits, pattern=Pattern.IDLE)
+    ratio = float(waits.max()) if _enough(active, fewest) else None
+    flagged = difference.flagged & _seen(active)[:, None]
+    return _named(flagged, block, ranks, difference, waits, pattern=Pattern.IDLE), ratio
 
 
-def _of_peers(activity: GpuActivity, metric: GpuColumn, peers: Ints) -> Floats | None:
-    """Steps by peers, or None if one of them is missing: then no rank can be named."""
+def _most(ratios: Sequence[float | None]) -> float | None:
+    """The largest of all roles; None where one is unknown."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    return max(known) if len(known) == len(ratios) else None
+
+
+def _of_block(activity: GpuActivity, metric: GpuColumn, block: RoleBlock) -> Floats | None:
+    """Steps by roles by peers; None where no GPU has the metric."""
     values = activity.metrics.get(metric)
-    if values is None:
-        return None
-    chosen = np.asarray(values[:, peers], dtype=np.float64)
-    return chosen if np.isfinite(chosen).any(axis=0).all() else None
+    return None if values is None else np.asarray(values[:, block.places], dtype=np.float64)
 
 
-def _others(values: Floats) -> Floats:
-    """For each peer, the median of the others in each step."""
-    if values.shape[1] <= _SMALL_GROUP:
-        columns = [median(np.delete(values, index, axis=1), axis=1) for index in range(values.shape[1])]
-        return np.stack(columns, axis=1)
-    # In a larger group one member does not move the median by much.
-    return np.broadcast_to(median(values, axis=1)[:, None], values.shape)
+def _seen(values: Floats) -> Bools:
+    """Of each role, whether every peer has a value in some step: where one is missing, no rank is named."""
+    return np.asarray(np.isfinite(values).any(axis=0).all(axis=-1))
+
+
+def _enough(values: Floats, fewest: int) -> bool:
+    """Whether every peer of every role has values in so many steps."""
+    return bool(np.isfinite(values).sum(axis=0).min() >= fewest)
 
 
 def _relative(values: Floats, reference: Floats) -> Floats:
@@ -247,21 +243,41 @@ def _differences(ratios: Floats, fewest: int) -> _Differences:
     return _Differences(flagged, middle, persistence)
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    role: int
+    straggler: Straggler
+
+
 def _named(
-    flagged: Bools, ranks: Ints, difference: _Differences, waits: Floats, *, pattern: Pattern
-) -> list[Straggler]:
+    flagged: Bools,
+    block: RoleBlock,
+    ranks: Ints,
+    difference: _Differences,
+    waits: Floats,
+    *,
+    pattern: Pattern,
+) -> list[_Named]:
     # Half of a group cannot be slow by comparison with the other half: that is another kind of job.
-    if not 0 < np.count_nonzero(flagged) <= max(1, (len(ranks) - 1) // 2):
-        return []
+    counts = np.count_nonzero(flagged, axis=1)
+    few = (counts > 0) & (counts <= max(1, (flagged.shape[1] - 1) // 2))
     return [
-        Straggler(
-            rank=int(ranks[index]),
-            pattern=pattern,
-            ratio=float(difference.ratio[index]),
-            wait_ratio=float(waits[index]),
-            persistence_ratio=float(difference.persistence[index]),
-            peers=tuple(np.delete(ranks, index).tolist()),
-            source="timers: by rank" if pattern is Pattern.SLOW_COMPUTE else "nvml",
+        _Named(
+            int(block.roles[row]),
+            Straggler(
+                rank=int(ranks[block.places[row, index]]),
+                pattern=pattern,
+                ratio=float(difference.ratio[row, index]),
+                wait_ratio=float(waits[row, index]),
+                persistence_ratio=float(difference.persistence[row, index]),
+                peers=tuple(np.delete(ranks[block.places[row]], index).tolist()),
+                source="timers: by rank" if pattern is Pattern.SLOW_COMPUTE else "nvml",
+            ),
         )
-        for index in np.flatnonzero(flagged)
+        for row, index in np.argwhere(flagged & few[:, None]).tolist()
     ]
+
+
+def _worst_first(found: Sequence[_Named]) -> tuple[Straggler, ...]:
+    ordered = sorted(found, key=lambda one: (-one.straggler.wait_ratio, one.role))
+    return tuple(one.straggler for one in ordered)

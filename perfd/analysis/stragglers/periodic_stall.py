@@ -11,8 +11,7 @@ from perfd.analysis.data.job_data import Bools, CollectiveStack, CollectiveTable
 from perfd.analysis.data.robust_stats import median_of, sigma_of
 from perfd.analysis.operations.communicator_batch import stacked
 from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
-from perfd.analysis.steps import steady_rows
-from perfd.model import Event, ParallelLayout
+from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
 _NEWEST = 200
@@ -50,15 +49,15 @@ class PeriodicStall:
 
 def periodic_stall(
     steps: StepTable,
-    events: Sequence[Event],
+    rows: Ints,
     collectives: Sequence[CollectiveTable | CollectiveStack],
     parallel: ParallelLayout,
 ) -> PeriodicStall | None:
-    """Stalls of one period among the newest steps; None without, or where they cost little.
+    """Stalls of one period among the newest of these rows; None without, or where they cost little.
 
     At least four stalls, the start and three periods, are needed. Lines of several steps show no single one.
     """
-    rows = steady_rows(steps, events).unmarked[-_NEWEST:]
+    rows = rows[-_NEWEST:]
     times, numbers = steps.step_time_s[rows], steps.step[rows]
     if not len(rows) or (steps.steps_covered[rows] != 1).any():
         return None

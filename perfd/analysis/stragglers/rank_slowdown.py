@@ -10,7 +10,7 @@ from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
 from perfd.analysis.steps import Timers
-from perfd.analysis.stragglers.peer_comparison import peer_groups
+from perfd.analysis.stragglers.role_groups import peer_groups
 from perfd.model import ParallelLayout
 
 _MOST_RANKS = 1024

@@ -15,7 +15,7 @@ import numpy as np
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
 from perfd.analysis.steps import BACKWARD, FORWARD, Timers
-from perfd.analysis.stragglers.peer_comparison import peer_groups
+from perfd.analysis.stragglers.role_groups import peer_groups
 from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
