@@ -66,7 +66,7 @@ def job_data(
         steps=steps,
         step_source=job.step_source,
         operation_pace=job.operation_pace,
-        within_lines=job.operation_steps.within(steps),
+        within_lines=job.operation_steps.within(steps) if job.operation_steps.pace else None,
         phases=job.phases.table(
             first_step=first_step, ranks=min(job.world_size or 0, fleet.limits.ranks_per_job)
         ),
