@@ -226,7 +226,8 @@ class LiveSession:
 
 def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: int) -> AgentConfig:
     """The operator's configuration with the session's own settings."""
-    agent = with_options(config.agent, LOG_COLLECTOR, {"stdin": True}, interval_s=_INTERVAL_S)
+    read = {"stdin": True, "root_pid": root_pid}
+    agent = with_options(config.agent, LOG_COLLECTOR, read, interval_s=_INTERVAL_S)
     agent = with_options(agent, RANK_COLLECTOR, {"root_pid": root_pid})
     if settings.hook_socket is not None:
         agent = with_options(agent, HOOK_COLLECTOR, {"socket": settings.hook_socket})

@@ -19,6 +19,7 @@ _PROTOS = {
     Path("perfd/wire/v1/telemetry.proto"): ("python", "pyi", "grpc_python"),
     Path("perfd/trace/readers/xplane/xplane.proto"): ("python", "pyi"),
     Path("collectors/perfd_collectors/pod_resources/pod_resources.proto"): ("python", "pyi"),
+    Path("collectors/perfd_collectors/training_log/metric_files/metric_files.proto"): ("python", "pyi"),
 }
 _GENERATED = tuple(
     proto.with_name(proto.stem + _OUTPUTS[kind]) for proto, kinds in _PROTOS.items() for kind in kinds

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import pickle
+import struct
 import tempfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,12 @@ from perfd_collectors.serving.sglang.log_lines import SglangLog
 from perfd_collectors.serving.sglang.mini import MiniSglangLog
 from perfd_collectors.serving.vllm import metrics as vllm_metrics
 from perfd_collectors.serving.vllm.log_lines import VllmLog
-from perfd_collectors.training_log.log_parser import parse_log
+from perfd_collectors.training_log.log_parser import new_job, parse_log
+from perfd_collectors.training_log.metric_files import (
+    MetricFileParser,
+    metric_file_reader,
+    metric_files_pb2,
+)
 
 from perfd.capture.redact.file_copies import redacted_copy
 from perfd.clock import VirtualClock
@@ -134,6 +141,30 @@ def _flight(data: bytes) -> None:
         check(record)
 
 
+def _metric_file(name: str) -> Callable[[bytes], object]:
+    def run(data: bytes) -> None:
+        job, reader = new_job("j"), metric_file_reader(name)
+        assert reader is not None
+        parser = MetricFileParser(job, name, reader)
+        # As it grows.
+        for at in range(0, len(data), 1000):
+            parser.feed(data[at : at + 1000], 1_700_000_000_000_000_000 + at)
+        parser.settle(1_800_000_000_000_000_000)
+        for record in job.out.take(1):
+            check(record)
+
+    return run
+
+
+def _run_file() -> bytes:
+    """W&B's, with one record."""
+    item = metric_files_pb2.HistoryItem(key="train/loss", number=2.5)
+    step = metric_files_pb2.HistoryStep(num=7)
+    record = metric_files_pb2.RunRecord(history=metric_files_pb2.History(item=[item], step=step))
+    data = record.SerializeToString()
+    return b":W&B\x67\xbe\x00" + struct.pack("<IHB", zlib.crc32(b"\x01" + data), len(data), 1) + data
+
+
 def _inspector(data: bytes) -> None:
     operations = list(InspectorLines().feed(data))
     for record in reduce_inspected(operations, job="j", rank=1, start_unix_ns=0, end_unix_ns=1):
@@ -216,6 +247,12 @@ def targets() -> dict[str, Target]:
     batches = gzip.decompress((_ROOT / "perfd/data/recordings/dp2_nccl/vm/records.bin.gz").read_bytes())
     return {
         "training_log": Target(parse_log, _samples("tests/fixtures/training_log/*.log")),
+        "event_file": Target(
+            _metric_file("events.out.tfevents.1.node.1.0"),
+            [_sample("training_log/metric_files/events.out.tfevents.1700000000.node.4711.0")],
+        ),
+        "wandb_file": Target(_metric_file("run-1.wandb"), [_run_file()]),
+        "csv_file": Target(_metric_file("metrics.csv"), [_sample("training_log/metric_files/metrics.csv")]),
         "serving_log": Target(
             lambda data: _lines(data, (SglangLog, VllmLog, MiniSglangLog)),
             [

@@ -11,7 +11,9 @@ from perfd.collector import CollectorSpec, OnUnavailable, Options, Settings
 from perfd.errors import ConfigError, Unavailable
 from perfd.model import LogProgress, Record
 from perfd_collectors.file_follower import Chunk, FileFollower
+from perfd_collectors.ranks.processes import ProcessTable
 from perfd_collectors.training_log.formats import compiled_pattern
+from perfd_collectors.training_log.job_files import JobFiles
 from perfd_collectors.training_log.job_output import JobOutput, JobProcesses
 from perfd_collectors.training_log.log_parser import FORMATS, LogParser, new_job
 from perfd_collectors.training_log.log_sources import (
@@ -21,6 +23,7 @@ from perfd_collectors.training_log.log_sources import (
     matching_files,
     torchrun_files,
 )
+from perfd_collectors.training_log.metric_files import MetricFileParser, is_metric_file, metric_file_reader
 from perfd_collectors.training_log.replay import RecordedLog
 from perfd_collectors.training_log.sandboxed import ParserSettings, SandboxedTrainingLog
 
@@ -44,6 +47,8 @@ class TrainingLogOptions(Options, frozen=True):
     """The job's user; default: that of the agent."""
     stdin: bool = False
     """Also read standard input."""
+    root_pid: int | None = None
+    """Also read the metric files (TensorBoard, W&B, CSV) of this process and its descendants."""
     framework: str | None = None
     """Parse only this framework's lines; default: those of all known ones."""
     patterns: tuple[str, ...] = ()
@@ -68,11 +73,12 @@ class TrainingLogCollector:
     ) -> None:
         self._sources = sources
         self._clock = settings.clock
+        self._ending = settings.ending
         self._framework = framework
         self._patterns = [compiled_pattern(text) for text in patterns]
         self._max_read_bytes = max_read_bytes
         self._job = new_job(settings.job)
-        self._parsers: dict[str, LogParser] = {}
+        self._parsers: dict[str, LogParser | MetricFileParser] = {}
         self._last_line_unix_ns: dict[str, int] = {}
 
     def collect(self) -> Sequence[Record]:
@@ -88,8 +94,8 @@ class TrainingLogCollector:
                 written_unix_ns = min(chunk.newest_unix_ns or now_unix_ns, now_unix_ns)
                 newest_unix_ns = None if chunk.backlog else written_unix_ns
         for stream, last_unix_ns in self._last_line_unix_ns.items():
-            if now_unix_ns - last_unix_ns >= _SETTLED_AFTER_NS:
-                self._parsers[stream].settle()
+            if self._ending.is_set() or now_unix_ns - last_unix_ns >= _SETTLED_AFTER_NS:
+                self._settle(self._parsers[stream], now_unix_ns)
         records = list(self._job.out.take(now_unix_ns, newest_unix_ns))
         return records + [self._progress(stream, parser) for stream, parser in self._parsers.items()]
 
@@ -98,14 +104,30 @@ class TrainingLogCollector:
         for source in self._sources:
             source.close()
 
+    def _settle(self, parser: LogParser | MetricFileParser, now_unix_ns: int) -> None:
+        if isinstance(parser, MetricFileParser):
+            parser.settle(now_unix_ns)
+        else:
+            parser.settle()
+
     def _parse(self, chunk: Chunk, now_unix_ns: int) -> None:
         parser = self._parsers.get(chunk.stream)
         if parser is None:
-            parser = self._parsers[chunk.stream] = LogParser(
-                self._job, framework=self._framework, patterns=self._patterns
+            reader = metric_file_reader(chunk.stream)
+            parser = self._parsers[chunk.stream] = (
+                LogParser(self._job, framework=self._framework, patterns=self._patterns)
+                if reader is None
+                else MetricFileParser(self._job, chunk.stream, reader)
             )
         if chunk.begins_anew:
             parser.restart()
+        if isinstance(parser, MetricFileParser):
+            parser.feed(chunk.data, min(chunk.newest_unix_ns or now_unix_ns, now_unix_ns))
+            self._last_line_unix_ns[chunk.stream] = now_unix_ns
+        else:
+            self._parse_log(parser, chunk, now_unix_ns)
+
+    def _parse_log(self, parser: LogParser, chunk: Chunk, now_unix_ns: int) -> None:
         if chunk.attached:
             parser.attach()
         if chunk.lost:
@@ -117,7 +139,7 @@ class TrainingLogCollector:
         if parser.lines > lines:
             self._last_line_unix_ns[chunk.stream] = now_unix_ns
 
-    def _progress(self, stream: str, parser: LogParser) -> LogProgress:
+    def _progress(self, stream: str, parser: LogParser | MetricFileParser) -> LogProgress:
         return LogProgress(
             job=self._job.out.job,
             stream=stream,
@@ -137,7 +159,9 @@ def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollec
         )
     for text in options.patterns:
         compiled_pattern(text)
-    if not (options.paths or options.stdin or {options.log_dir, options.job_output} != {None}):
+    if not (
+        options.paths or options.stdin or {options.log_dir, options.job_output, options.root_pid} != {None}
+    ):
         raise Unavailable(
             "No training log is configured: set paths, log_dir, job_output or stdin in "
             "collectors.training_log.options."
@@ -169,18 +193,30 @@ def _sources(options: TrainingLogOptions, settings: Settings) -> list[LogSource]
         uid = os.geteuid() if options.job_output_uid is None else options.job_output_uid
         processes = JobProcesses(job=options.job_output, uid=uid)
         finders.append(JobOutput(settings.proc, processes, settings.clock))
+        finders.append(JobFiles(settings.proc, partial(processes.folders, settings.proc), settings.clock))
+    if options.root_pid is not None:
+        descendants = partial(_descendants, settings.proc, options.root_pid)
+        finders.append(JobFiles(settings.proc, descendants, settings.clock))
     if finders:
-        # One follower reads a file once, also when it is found in both ways.
-        def find() -> Mapping[str, Path]:
-            return {name: path for one in finders for name, path in one().items()}
-
-        sources.append(FileFollower(find, from_start=options.from_start))
+        # One follower reads a file once, also when it is found in several ways. What is not made of lines is
+        # read from its start, or not at all.
+        sources.append(FileFollower(partial(_logs, finders, of_metrics=False), from_start=options.from_start))
+        sources.append(FileFollower(partial(_logs, finders, of_metrics=True), from_start=True))
     if options.log_dir is not None:
         tree = partial(torchrun_files, Path(options.log_dir))
         sources.append(FileFollower(tree, from_start=options.from_start))
     if options.stdin:
         sources.append(StdinSource())
     return sources
+
+
+def _logs(finders: Sequence[Callable[[], Mapping[str, Path]]], *, of_metrics: bool) -> Mapping[str, Path]:
+    found = {name: path for one in finders for name, path in one().items()}
+    return {name: path for name, path in found.items() if is_metric_file(name) is of_metrics}
+
+
+def _descendants(proc: Path, root_pid: int) -> Sequence[Path]:
+    return [proc / str(pid) for pid in ProcessTable(proc).descendants(root_pid)]
 
 
 def spec_of_feed(feed: InMemoryLog) -> CollectorSpec:

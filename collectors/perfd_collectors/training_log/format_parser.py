@@ -12,6 +12,33 @@ from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.progress_bar_log import BarLog
 from perfd_collectors.training_log.step_log import StepLog
 
+_SILENT_NS = 10 * 10**9
+_SILENT_INTERVALS = 10
+"""A file that had no row for so long, and for so many times what lay between its last two, has ended. Chosen,
+not measured: a restart of a job takes longer, and then its first rows wait."""
+
+
+@dataclass(slots=True)
+class MetricFileSource:
+    """Which metric file's steps count, of several that a job writes: the first, until it has ended."""
+
+    stream: str | None = None
+    newest_unix_ns: int = 0
+    """Of its newest row."""
+    _interval_ns: int = 0
+
+    def has_ended(self, other_began_unix_ns: int, now_unix_ns: int) -> bool:
+        """Whether another file that began then may go on now, as after a restart."""
+        silent_ns = max(_SILENT_NS, _SILENT_INTERVALS * self._interval_ns)
+        return other_began_unix_ns > self.newest_unix_ns and (
+            self.stream is None or now_unix_ns - self.newest_unix_ns > silent_ns
+        )
+
+    def take(self, stream: str, unix_ns: int) -> None:
+        """Note a row of the file that counts."""
+        self._interval_ns = unix_ns - self.newest_unix_ns if stream == self.stream else 0
+        self.stream, self.newest_unix_ns = stream, unix_ns
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogContext:
@@ -21,6 +48,7 @@ class LogContext:
     steps: StepLog
     bars: BarLog = field(default_factory=BarLog)
     nccl: DebugLog = field(default_factory=DebugLog)
+    metric_file: MetricFileSource = field(default_factory=MetricFileSource)
 
 
 class FormatParser(ABC):

@@ -40,6 +40,17 @@ class JobProcesses:
         own = any(one.startswith(OWN_PROCESS) for one in variables)
         return not own and b"SLURM_JOB_ID=" + self.job.encode() in variables
 
+    def folders(self, proc: Path) -> Iterator[Path]:
+        """The folders in /proc of the job's processes."""
+        for entry in os.scandir(proc):
+            if not entry.name.isdigit():
+                continue
+            process = Path(entry.path)
+            # A process may end at any moment.
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == self.uid and self.includes((process / "environ").read_bytes()):
+                    yield process
+
 
 class JobOutput:
     """Finds regular files of text that are standard output or error of a job's processes.
@@ -74,20 +85,13 @@ class JobOutput:
         for name, link in sorted(written.items()):
             with contextlib.suppress(OSError):
                 if name not in self._found and len(self._found) < MOST_FILES and self._is_text(link):
-                    self._found[name] = _shorter(name, link)
+                    self._found[name] = own_name(name, link)
 
     def _links(self) -> Iterator[Path]:
         """Descriptors of regular files that the job's processes write to."""
-        for entry in os.scandir(self._proc):
-            if not entry.name.isdigit():
-                continue
-            process = Path(entry.path)
-            # A process may end at any moment.
+        for process in self._processes.folders(self._proc):
             with contextlib.suppress(OSError):
-                if entry.stat().st_uid == self._processes.uid and self._processes.includes(
-                    (process / "environ").read_bytes()
-                ):
-                    yield from (link for link in _descriptors(process) if _is_written(process, link))
+                yield from (link for link in _descriptors(process) if is_written(process, link))
 
     def _is_text(self, link: Path) -> bool:
         """Whether there is something, and it is not an archive or checkpoint, which would be much to read."""
@@ -106,7 +110,8 @@ def _descriptors(process: Path) -> Iterator[Path]:
         yield process / "fd" / name
 
 
-def _is_written(process: Path, link: Path) -> bool:
+def is_written(process: Path, link: Path) -> bool:
+    """Whether a process writes to a regular file by this descriptor."""
     try:
         if not stat.S_ISREG(link.stat().st_mode):
             return False
@@ -117,7 +122,7 @@ def _is_written(process: Path, link: Path) -> bool:
     return bool(int(flags, 8) & _WRITES)
 
 
-def _shorter(name: str, link: Path) -> Path:
+def own_name(name: str, link: Path) -> Path:
     """The file's own name if it leads to the same file here; raises `OSError`."""
     path = Path(name)
     with contextlib.suppress(OSError):

@@ -180,11 +180,12 @@ def add_step(
     printed_ns: int | None,
     *,
     family: ProgressSource | None = None,
+    anew: bool = False,
 ) -> None:
     """Add a step line; without a time it counts only where nothing else shows steps."""
     timed = ProgressSource.LOOP if "step_time_s" in found.values else ProgressSource.UNTIMED_LOOP
     line = training_step(job, step, found.values, found.losses, {})
-    steps.add(line, printed_ns, family=family or timed)
+    steps.add(line, printed_ns, family=family or timed, anew=anew)
 
 
 def fields_of(pairs: Iterable[tuple[str, float]]) -> StepFields:

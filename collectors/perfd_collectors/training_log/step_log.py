@@ -21,14 +21,16 @@ class ProgressSource(IntEnum):
 
     UNTIMED_LOOP = 1
     """A loop's own line, without a time."""
-    PROGRESS_BAR = 2
-    LOOP = 3
+    METRIC_FILE = 2
+    """What a logger wrote to its own file, as for TensorBoard."""
+    PROGRESS_BAR = 3
+    LOOP = 4
     """A loop's own line, with a time or a rate."""
-    DEEPSPEED = 4
+    DEEPSPEED = 5
     """The engine of many trainers: its lines count until the trainer's own appear."""
-    HUGGING_FACE = 5
-    TRAINER = 6
-    OWN_PATTERN = 7
+    HUGGING_FACE = 6
+    TRAINER = 7
+    OWN_PATTERN = 8
     """What the user said how to read."""
 
 
@@ -138,11 +140,13 @@ class StepLog:
         family: ProgressSource = ProgressSource.TRAINER,
         keeps_first: bool = False,
         interval: int | None = None,
+        anew: bool = False,
     ) -> None:
         """Add a progress line.
 
         `keeps_first`: the first line of a run does not reset the averages. `interval` is the
-        trainer's log interval, by which it divides timers regardless of the number of steps.
+        trainer's log interval, by which it divides timers regardless of the number of steps. `anew`: its
+        source has begun anew, so that a step that was seen was done again.
         """
         if self._family is not None and family < self._family:
             return
@@ -156,7 +160,7 @@ class StepLog:
                 self._run.reset_at = step.step
                 self._seen[last] = None
                 return
-        if self._is_repeat(step.step, printed_ns):
+        if not anew and self._is_repeat(step.step, printed_ns):
             return
         last = self.last_step
         if last is not None and step.step <= last and not self._run.fresh:

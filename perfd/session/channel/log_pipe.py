@@ -14,6 +14,8 @@ from perfd.model import LogProgress, Record
 _STUCK_AFTER_S = 5.0
 _PIECE_BYTES = 64 * 1024
 _PIPE_BYTES = 1024 * 1024
+_STREAM = "stdin"
+"""The name that the collector gives to standard input."""
 
 
 class LogPipe:
@@ -50,7 +52,7 @@ class LogPipe:
     def observe(self, records: Sequence[Record]) -> None:
         """Update the collector's read position from the records that it returned."""
         for record in records:
-            if isinstance(record, LogProgress):
+            if isinstance(record, LogProgress) and record.stream == _STREAM:
                 with self._seen:
                     self._seen_bytes = max(self._seen_bytes, record.read_bytes)
                     self._seen.notify_all()
