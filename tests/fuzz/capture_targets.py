@@ -13,6 +13,7 @@ from perfd.capture.kineto.trace_contents import contents_of
 from perfd.errors import PerfdError
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.tables import TABLES, tables_of
 from perfd.wire.convert import check
 from tests.support.traces import Op, kineto
 
@@ -50,6 +51,32 @@ def kineto_trace() -> bytes:
     return json.dumps(trace).encode()
 
 
+def profiled_memory() -> bytes:
+    """A trace with changes of a GPU's memory, and what the host was in meanwhile."""
+    span = {"ph": "X", "pid": 1, "tid": 1, "ts": 1.5, "dur": 90.0}
+    change = {"Total Reserved": 4096, "Device Id": 0, "Device Type": 1, "Addr": 2**63 + 512}
+    events: list[dict[str, object]] = [
+        {**span, "cat": "python_function", "name": "train.py(3): step"},
+        {**span, "cat": "cpu_op", "name": "aten::mm", "args": {"Input Dims": [[2, 2]], "Sequence number": 1}},
+    ]
+    for at, (name, size, total) in enumerate(
+        [("[memory]", 512, 1024), ("[memory]", -512, 512), ("[OutOfMemory]", 9, 512)]
+    ):
+        known = {**change, "Bytes": size, "Total Allocated": total}
+        events.append(
+            {
+                "ph": "i",
+                "cat": "cpu_instant_event",
+                "name": name,
+                "pid": 1,
+                "tid": 1,
+                "ts": 2 + at,
+                "args": known,
+            }
+        )
+    return json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+
+
 def read_kineto(data: bytes) -> None:
     """Check a file as the agent does at the end of a capture, then analyze it."""
     with tempfile.TemporaryDirectory() as folder:
@@ -58,6 +85,14 @@ def read_kineto(data: bytes) -> None:
         with contextlib.suppress(PerfdError):
             contents_of(path)
         analyse(read_traces([path]))
+
+
+def read_tables(data: bytes) -> None:
+    """Make all tables of a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        path.write_bytes(data)
+        tables_of(read_traces([path], detailed=True), list(TABLES))
 
 
 def hook_datagram() -> bytes:

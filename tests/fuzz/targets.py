@@ -46,6 +46,7 @@ from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.session.recording.recorded_streams import installed_players, open_playback
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.memory.allocation_history import replay
+from perfd.trace.memory.memory_files import memory_of
 from perfd.trace.memory.memory_findings import memory_findings, places
 from perfd.trace.memory.memory_snapshot import snapshot_of
 from perfd.trace.readers.trace_files import read_traces
@@ -53,7 +54,14 @@ from perfd.trace.readers.xplane.xplane_reader import read_space
 from perfd.trace.roofline.hlo_line import read_line
 from perfd.trace.roofline.ncu_csv import read_csv
 from perfd.wire.convert import check, decode_agent_message
-from tests.fuzz.capture_targets import hook_datagram, kineto_trace, read_datagram, read_kineto
+from tests.fuzz.capture_targets import (
+    hook_datagram,
+    kineto_trace,
+    profiled_memory,
+    read_datagram,
+    read_kineto,
+    read_tables,
+)
 from tests.fuzz.evaluation_targets import (
     analyze_batch,
     batch,
@@ -124,6 +132,12 @@ def _exposition(data: bytes) -> None:
     page = PageReader().read(data)
     sglang_metrics.snapshot(page)
     vllm_metrics.snapshot(page)
+
+
+def _memory_of_trace(path: Path) -> None:
+    for history in memory_of(path):
+        memory_findings(history)
+        places(history)
 
 
 def _in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
@@ -311,6 +325,8 @@ def targets() -> dict[str, Target]:
             lambda data: [(memory_findings(h), places(h)) for h in map(replay, snapshot_of(data))],
             [pickle.dumps(_MEMORY, 2)],
         ),
+        "trace_tables": Target(read_tables, [kineto_trace(), profiled_memory()]),
+        "profiled_memory": Target(_in_file("t.json", _memory_of_trace), [profiled_memory()]),
         "xplane": Target(lambda data: read_space(data, Path("t.xplane.pb")), [xplane_space()]),
         "analysis": Target(analyze_batch, [batch(), _first_message(batches)]),
     }

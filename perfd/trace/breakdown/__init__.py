@@ -5,7 +5,7 @@ from perfd.trace.breakdown.idle_time import launching_call
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, busy_by_class, kernel_rows, launch_cost
 from perfd.trace.breakdown.loader_time import LoaderTime, loader_time
 from perfd.trace.breakdown.pipeline_stages import StageStall, spans_stages, stage_of, stage_stalls
-from perfd.trace.breakdown.range_table import PhaseRow, phase_rows
+from perfd.trace.breakdown.range_table import PhaseRow, phase_rows, range_rows
 from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
 from perfd.trace.breakdown.sync_points import SyncPoint, sync_points
 
@@ -27,6 +27,7 @@ __all__ = [
     "launching_call",
     "loader_time",
     "phase_rows",
+    "range_rows",
     "spans_stages",
     "stage_of",
     "stage_stalls",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,9 @@ class PhaseRow:
     count: int
     host_s: float
     """Sum of the ranges on the host."""
+    host_median_s: float
+    host_min_s: float
+    host_max_s: float
     gpu_s: float
     """Sum of the ranges projected to the GPU: from the first to the last operation launched within."""
     busy_s: float
@@ -27,10 +31,19 @@ class PhaseRow:
 
 
 def phase_rows(timeline: RankTimeline) -> list[PhaseRow]:
-    """One row a name, those that keep the GPU longest first, at most `MAX_ROWS`."""
+    """One row a name in the window, those that keep the GPU longest first, at most `MAX_ROWS`."""
+    return range_rows(timeline)[:MAX_ROWS] if len(timeline.trace.calls) else []
+
+
+def range_rows(
+    timeline: RankTimeline, name_of: Callable[[str], str] = str, *, whole_trace: bool = False
+) -> list[PhaseRow]:
+    """One row for each name that `name_of` gives to ranges, those that keep the GPU longest first."""
     trace, window = timeline.trace, timeline.window
-    phases = [phase for phase in trace.phases if window.start_ns <= phase.start_ns < window.end_ns]
-    if not phases or not len(trace.calls):
+    phases = [
+        phase for phase in trace.phases if whole_trace or window.start_ns <= phase.start_ns < window.end_ns
+    ]
+    if not phases:
         return []
     at = timeline.launched_by
     known = np.flatnonzero(at >= 0)
@@ -43,11 +56,14 @@ def phase_rows(timeline: RankTimeline) -> list[PhaseRow]:
         int(one): np.searchsorted(thread, (one, one + 1)).tolist() for one in sorted(set(thread.tolist()))
     }
     rows: dict[str, list[int]] = {}
+    lengths: dict[str, list[int]] = {}
     for phase in phases:
         low, high = bounds.get(phase.thread, (0, 0))
         first = low + int(np.searchsorted(launched[low:high], phase.start_ns))
         last = low + int(np.searchsorted(launched[low:high], phase.end_ns))
-        row = rows.setdefault(phase.name, [0, 0, 0, 0, 0])
+        name = name_of(phase.name)
+        row = rows.setdefault(name, [0, 0, 0, 0, 0])
+        lengths.setdefault(name, []).append(phase.end_ns - phase.start_ns)
         row[0] += 1
         row[1] += phase.end_ns - phase.start_ns
         if last > first:
@@ -59,10 +75,13 @@ def phase_rows(timeline: RankTimeline) -> list[PhaseRow]:
             name=name,
             count=count,
             host_s=host_ns / 1e9,
+            host_median_s=float(np.median(lengths[name])) / 1e9,
+            host_min_s=min(lengths[name]) / 1e9,
+            host_max_s=max(lengths[name]) / 1e9,
             gpu_s=gpu_ns / 1e9,
             busy_s=busy_ns / 1e9,
             operation_count=operations,
         )
         for name, (count, host_ns, gpu_ns, busy_ns, operations) in rows.items()
     ]
-    return sorted(found, key=lambda row: (-row.gpu_s, row.name))[:MAX_ROWS]
+    return sorted(found, key=lambda row: (-row.gpu_s, -row.host_s, row.name))

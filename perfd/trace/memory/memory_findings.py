@@ -25,7 +25,10 @@ _ADVICE = {
     MemoryUse.GRADIENTS: "Shard the gradients (FSDP, ZeRO 2), or reduce them in 16 bits.",
     MemoryUse.BACKWARD: "Use fused losses and attention, whose backward passes keep no large temporaries.",
     MemoryUse.COMMUNICATION: "Use smaller buckets (DDP: bucket_cap_mb; ZeRO: reduce_bucket_size).",
-    MemoryUse.UNKNOWN: "Call torch.cuda.memory._record_memory_history() before the model is made.",
+    MemoryUse.UNKNOWN: (
+        "To know what it is, record from before the model is made:"
+        " torch.cuda.memory._record_memory_history(), then torch.cuda.memory._dump_snapshot()."
+    ),
 }
 _LIBRARIES = ("/torch/", "<string>", "<frozen")
 
@@ -75,7 +78,10 @@ def place_of(stack: Stack, use: MemoryUse | None = None) -> str:
     """The innermost frame of the job's own code; of code that is all PyTorch's, the innermost frame."""
     if not stack:
         return "unknown" if use in {None, MemoryUse.UNKNOWN} else "backward pass"
-    own = next((frame for frame in stack if not any(part in frame.file for part in _LIBRARIES)), stack[0])
+    lines = [frame for frame in stack if frame.file.endswith(".py")]
+    own = next(
+        (frame for frame in lines if not any(part in f"/{frame.file}" for part in _LIBRARIES)), stack[0]
+    )
     return _in_words(own)
 
 
@@ -106,6 +112,18 @@ def _failed(history: AllocationHistory) -> Iterator[MemoryFinding]:
 
 
 def _unused(history: AllocationHistory) -> Iterator[MemoryFinding]:
+    reserved = history.reserved_at_peak_bytes
+    if not history.pieces_known and reserved:
+        unused = reserved - history.peak_bytes
+        if unused / reserved >= THRESHOLDS.memory_unused_ratio:
+            yield MemoryFinding(
+                evidence=(
+                    f"At the peak {data_size(unused)} ({percent(unused / reserved)} of what is reserved) are"
+                    " not in use: free blocks of sizes that no request fits."
+                ),
+                advice=f"Set {_EXPANDABLE}; a snapshot of PyTorch's allocator shows the pieces.",
+            )
+        return
     unused = sum(history.unused_pieces_bytes)
     if history.expandable_segments or not history.reserved_bytes:
         return
@@ -146,25 +164,40 @@ def _single(history: AllocationHistory) -> Iterator[MemoryFinding]:
 
 
 def _in_words(frame: StackFrame) -> str:
+    if not frame.line:
+        return frame.function
     parts = frame.file.rsplit("/", 2)
     return f"{'/'.join(parts[-2:])}:{frame.line} {frame.function}".strip()
 
 
-def as_document(histories: Sequence[AllocationHistory]) -> dict[str, object]:
-    """The object of schema perfd.memory/1."""
+def as_document(histories: Sequence[tuple[str, AllocationHistory]]) -> dict[str, object]:
+    """The object of schema perfd.memory/1, of histories and the files that they are from."""
     return {
         "schema": "perfd.memory/1",
         "gpus": [
             {
+                "file": file,
                 "gpu": history.device,
                 "peak_bytes": history.peak_bytes,
                 "peak_reserved_bytes": history.peak_reserved_bytes,
                 "allocated_bytes": history.allocated_bytes,
                 "reserved_bytes": history.reserved_bytes,
-                "unused_pieces_bytes": sum(history.unused_pieces_bytes),
-                "largest_unused_piece_bytes": max(history.unused_pieces_bytes, default=0),
+                "unused_pieces_bytes": sum(history.unused_pieces_bytes) if history.pieces_known else None,
+                "largest_unused_piece_bytes": (
+                    max(history.unused_pieces_bytes, default=0) if history.pieces_known else None
+                ),
                 "expandable_segments": history.expandable_segments,
                 "events": history.events,
+                "peak_time_us": history.peak_time_us,
+                "reserved_at_peak_bytes": history.reserved_at_peak_bytes,
+                "levels": [
+                    {
+                        "time_us": level.time_us,
+                        "allocated_bytes": level.allocated_bytes,
+                        "reserved_bytes": level.reserved_bytes,
+                    }
+                    for level in history.levels
+                ],
                 "at_peak_bytes": {use.value: size for use, size in sizes_by_use(history)},
                 "places": [
                     {
@@ -189,6 +222,6 @@ def as_document(histories: Sequence[AllocationHistory]) -> dict[str, object]:
                     for finding in memory_findings(history)
                 ],
             }
-            for history in histories
+            for file, history in histories
         ],
     }

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfd.trace.model.intervals import Codes, Indices, Ns
+from perfd.trace.model.trace_detail import TraceDetail
 from perfd.trace.model.trace_steps import TraceStep
 
 
@@ -122,6 +123,8 @@ class RankTrace:
     """Wall time of the clock's zero, if the trace has it: puts the ranks of a capture on one clock."""
     notes: Sequence[str] = ()
     """What the reader of the trace should know: what was missing, what was skipped."""
+    detail: TraceDetail | None = None
+    """What tables need; None unless requested of the reader, and of traces that have none."""
 
 
 EMPTY = np.empty(0, dtype=np.int64)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -65,16 +66,25 @@ class ChromeEvent(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-_decode_events = msgspec.json.Decoder(list[ChromeEvent], strict=False).decode
+@cache
+def _decoder(event_type: type[ChromeEvent]) -> Callable[[bytes], list[ChromeEvent]]:
+    # One for all files: msgspec 0.22.0 crashes after some thousands of decoders were made.
+    return msgspec.json.Decoder(list[event_type], strict=False).decode  # type: ignore[valid-type]
+
+
 _decode_loose = msgspec.json.Decoder(list[Any]).decode
 
 
 class ChromeFile:
     """One file: its events in pieces, and when they are through, what stood around them."""
 
-    def __init__(self, path: Path, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self, path: Path, piece_bytes: int = PIECE_BYTES, event_type: type[ChromeEvent] = ChromeEvent
+    ) -> None:
         self._path = path
         self._piece_bytes = piece_bytes
+        self._event_type = event_type
+        self._decode_events = _decoder(event_type)
         self.head: dict[str, Any] = {}
         """The object's other members; complete only after the last piece."""
         self.malformed_events = 0
@@ -161,9 +171,9 @@ class ChromeFile:
 
     def _decode(self, data: bytes) -> list[ChromeEvent]:
         try:
-            return _decode_events(data)
+            return self._decode_events(data)
         except msgspec.ValidationError:
-            events = [_loosely(raw) for raw in self._decode_any(data)]
+            events = [_loosely(raw, self._event_type) for raw in self._decode_any(data)]
             self.malformed_events += events.count(None)
             return [event for event in events if event is not None]
         except _NOT_JSON as error:
@@ -219,7 +229,7 @@ def members_behind(suffix: bytes, is_object: bool = True) -> dict[str, Any] | No
         return None
 
 
-def _loosely(raw: object) -> ChromeEvent | None:
+def _loosely(raw: object, event_type: type[ChromeEvent]) -> ChromeEvent | None:
     """An event whose fields have types of their own: what does not fit is left out."""
     if not isinstance(raw, dict):
         return None
@@ -228,7 +238,7 @@ def _loosely(raw: object) -> ChromeEvent | None:
     slim = {key: value for key, value in args.items() if key in known} if isinstance(args, dict) else None
     for candidate in (raw, {**raw, "args": slim}, {**raw, "args": None}):
         try:
-            return msgspec.convert(candidate, ChromeEvent, strict=False)
+            return msgspec.convert(candidate, event_type, strict=False)
         except msgspec.ValidationError:
             continue
     return None

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from array import array
-
-import numpy as np
-
 from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import HostCalls, Message, Phase, calls_of
 from perfd.trace.readers.chrome_json import Args, ChromeEvent
+from perfd.trace.readers.kineto_columns import Columns, Times
 from perfd.trace.readers.nccl_messages import HostMessage
 
-_MAX_TIME_US = 4e15
-"""The year 2096: later times are invalid."""
-_MAX_DURATION_US = 1e14
-"""Three years. From the earliest start to the latest end are nanoseconds that 64 bits hold."""
 _KERNEL, _MEMORY, _CALL, _ANNOTATION, _HOST_OPERATION, _OVERHEAD, _SPAN = range(7)
 _CATEGORIES = {
     spelling: code
@@ -32,6 +25,8 @@ _CATEGORIES = {
     for name in names
     for spelling in (name, name.capitalize())
 }
+GPU_CATEGORIES = frozenset(name for name, code in _CATEGORIES.items() if code in {_KERNEL, _MEMORY})
+CALL_CATEGORIES = frozenset(name for name, code in _CATEGORIES.items() if code == _CALL)
 
 
 class KinetoEvents:
@@ -45,15 +40,15 @@ class KinetoEvents:
         self.collectives: list[tuple[int, Args]] = []
         """Rows of the operations, and what was written on them."""
         self._threads: dict[int | str | None, int] = {}
-        self._operation_times = _Times()
-        self._operations = _Columns("kind", "name", "stream", "correlation", "device")
-        self._call_times = _Times()
-        self._calls = _Columns("kind", "correlation", "thread", "name")
-        self._overhead = _Times()
-        self._spans = _Times()
-        self._range_times = _Times()
+        self._operation_times = Times()
+        self._operations = Columns("kind", "name", "stream", "correlation", "device")
+        self._call_times = Times()
+        self._calls = Columns("kind", "correlation", "thread", "name")
+        self._overhead = Times()
+        self._recorded = Times()
+        self._range_times = Times()
         self._ranges: list[tuple[str, int]] = []
-        self._message_times = _Times()
+        self._message_times = Times()
         self._messages: list[tuple[int, Message]] = []
 
     def add(self, event: ChromeEvent) -> None:
@@ -74,7 +69,7 @@ class KinetoEvents:
         elif code == _OVERHEAD:
             self._overhead.append(event)
         elif event.name.startswith("PyTorch Profiler"):
-            self._spans.append(event)
+            self._recorded.append(event)
 
     def operations(self) -> tuple[dict[str, Ns], Flags]:
         """The columns of the operations, and which rows have a valid time."""
@@ -116,7 +111,7 @@ class KinetoEvents:
 
     def captured_ns(self) -> tuple[int, int] | None:
         """When the recording began and ended."""
-        start, end, valid = self._spans.ns()
+        start, end, valid = self._recorded.ns()
         return (int(start[valid].min()), int(end[valid].max())) if valid.any() else None
 
     def _add_operation(self, event: ChromeEvent, kind: OperationKind) -> None:
@@ -138,11 +133,11 @@ class KinetoEvents:
             self._call_times.append(event)
             correlation = _number(event.args.correlation) if event.args else -1
             name = self.call_names.setdefault(event.name, len(self.call_names))
-            self._calls.append(kind, correlation, self._thread(event), name)
+            self._calls.append(kind, correlation, self.thread_of(event), name)
 
     def _add_range(self, event: ChromeEvent) -> None:
         self._range_times.append(event)
-        self._ranges.append((event.name, self._thread(event)))
+        self._ranges.append((event.name, self.thread_of(event)))
 
     def _add_host_operation(self, event: ChromeEvent) -> None:
         self.host_operations += 1
@@ -153,49 +148,13 @@ class KinetoEvents:
             if args.collective in {"send", "recv"} and peer is not None:
                 group = args.group_description or args.group or ""
                 self._message_times.append(event)
-                self._messages.append((self._thread(event), Message(peer=peer, sent=sent, group=group)))
+                self._messages.append((self.thread_of(event), Message(peer=peer, sent=sent, group=group)))
         elif event.name.startswith("ProfilerStep"):
             self._add_range(event)
 
-    def _thread(self, event: ChromeEvent) -> int:
+    def thread_of(self, event: ChromeEvent) -> int:
+        """The number of an event's thread, as in `HostCalls.thread`."""
         return self._threads.setdefault(event.tid, len(self._threads))
-
-
-class _Times:
-    """Starts and durations as the file has them, converted all at once."""
-
-    def __init__(self) -> None:
-        self.start_us = array("d")
-        self.duration_us = array("d")
-
-    def append(self, event: ChromeEvent) -> None:
-        self.start_us.append(event.ts)
-        self.duration_us.append(event.dur)
-
-    def ns(self) -> tuple[Ns, Ns, Flags]:
-        """Starts, ends, and which of them are times at all."""
-        start, duration = np.array(self.start_us), np.array(self.duration_us)
-        valid = (np.abs(start) < _MAX_TIME_US) & (duration >= 0) & (duration < _MAX_DURATION_US)
-        start, duration = np.where(valid, start, 0), np.where(valid, duration, 0)
-        # Whole microseconds apart, as absolute times in nanoseconds do not fit into a double.
-        whole = np.floor(start)
-        start_ns = whole.astype(np.int64) * 1000 + np.rint((start - whole) * 1000).astype(np.int64)
-        return start_ns, start_ns + np.rint(duration * 1000).astype(np.int64), valid
-
-
-class _Columns:
-    """Rows of whole numbers, kept as columns."""
-
-    def __init__(self, *names: str) -> None:
-        self._names = names
-        self._flat = array("q")
-
-    def append(self, *values: int) -> None:
-        self._flat.extend(values)
-
-    def arrays(self) -> dict[str, Ns]:
-        table = np.array(self._flat, dtype=np.int64).reshape(-1, len(self._names))
-        return {name: np.ascontiguousarray(table[:, at]) for at, name in enumerate(self._names)}
 
 
 _NO_ARGS = Args()

@@ -28,9 +28,12 @@ from perfd.trace.model.rank_trace import (
     operations_of,
 )
 from perfd.trace.model.serving_steps import step_name
+from perfd.trace.model.trace_detail import TraceDetail
 from perfd.trace.model.trace_steps import PROFILER_STEP, steps_among
-from perfd.trace.readers.chrome_json import PIECE_BYTES, ChromeFile
+from perfd.trace.readers.chrome_json import PIECE_BYTES, ChromeEvent, ChromeFile
+from perfd.trace.readers.detailed_events import DetailedEvent
 from perfd.trace.readers.jax_events import JaxEvents
+from perfd.trace.readers.kineto_detail import DetailedKinetoEvents
 from perfd.trace.readers.kineto_events import KinetoEvents
 from perfd.trace.readers.nccl_messages import collective, messages_by_operation
 
@@ -63,12 +66,15 @@ class _Head(msgspec.Struct, rename="camel"):
     base_time_nanoseconds: int | None = None
 
 
-def read(path: Path, piece_bytes: int = PIECE_BYTES) -> list[RankTrace]:
+def read(path: Path, piece_bytes: int = PIECE_BYTES, *, detailed: bool = False) -> list[RankTrace]:
     """The file's data about each GPU that its process used; `piece_bytes` of it are decoded at a time.
+
+    With `detailed` the traces have their `detail`.
 
     Raises `TraceError`, naming the file, when it is no such trace, is cut, or holds no GPU operation.
     """
-    file, events, jax = ChromeFile(path, piece_bytes), KinetoEvents(), JaxEvents()
+    file = ChromeFile(path, piece_bytes, DetailedEvent if detailed else ChromeEvent)
+    events, jax = DetailedKinetoEvents() if detailed else KinetoEvents(), JaxEvents()
     for piece in file.pieces():
         for event in piece:
             if event.cat is None:
@@ -152,9 +158,13 @@ class _File:
                     phases=named,
                     overhead=overhead,
                     captured_ns=captured_ns,
+                    detail=self._detail(mine[order]),
                 )
             )
         return traces
+
+    def _detail(self, rows: Ns) -> TraceDetail | None:
+        return self._events.detail(rows) if isinstance(self._events, DetailedKinetoEvents) else None
 
     def _collectives(
         self, operations: GpuOperations, rows: Ns, calls: HostCalls, groups: Sequence[Group]

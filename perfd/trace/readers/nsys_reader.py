@@ -17,6 +17,7 @@ from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.kernel_classes import kernel_class
 from perfd.trace.model.rank_trace import HostCalls, RankTrace, calls_of, operations_of
 from perfd.trace.model.trace_steps import NAMED_STEP, steps_among
+from perfd.trace.readers.nsys_detail import NsysDetail
 from perfd.trace.readers.nsys_tables import Activity, Tables
 
 _OLDEST, _NEWEST = (3, 11), (3, 20)
@@ -25,8 +26,8 @@ _STRAY_RATIO = 0.05
 """A device with less than this share of a process' operations is not its device."""
 
 
-def read(path: Path, shown_as: str | None = None) -> list[RankTrace]:
-    """One trace for each process and GPU that it used, in order of device.
+def read(path: Path, shown_as: str | None = None, *, detailed: bool = False) -> list[RankTrace]:
+    """One trace for each process and GPU that it used, in order of device; `detailed` ones with it.
 
     Raises `TraceError`, naming the file (or `shown_as`), if it is not an export of Nsight Systems, truncated,
     damaged, or has no GPU operation.
@@ -38,7 +39,7 @@ def read(path: Path, shown_as: str | None = None) -> list[RankTrace]:
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
-            return _traces(name, Tables(name, connection))
+            return _traces(name, Tables(name, connection), detailed)
         finally:
             connection.close()
     except (sqlite3.Error, UnicodeDecodeError) as error:
@@ -62,7 +63,7 @@ def _check_size(path: Path, name: str) -> None:
             )
 
 
-def _traces(name: str, tables: Tables) -> list[RankTrace]:
+def _traces(name: str, tables: Tables, detailed: bool) -> list[RankTrace]:
     schema_notes = _of_schema(name, tables.schema())
     activity = tables.activity()
     if not len(activity.rows):
@@ -73,9 +74,10 @@ def _traces(name: str, tables: Tables) -> list[RankTrace]:
     captured, epoch_ns, notes = tables.captured_ns(), tables.epoch_ns(), (*schema_notes, *tables.notes())
     if activity.invalid:
         notes = (*notes, f"{activity.invalid} GPU operations have no valid time, and are left out.")
+    details = NsysDetail(tables, activity) if detailed else None
     traces = []
     for process, device, mine in _by_gpu(activity):
-        operations, _ = operations_of({column: activity.column(column)[mine] for column in _OPERATION})
+        operations, order = operations_of({column: activity.column(column)[mine] for column in _OPERATION})
         mine_calls = _calls_of_process(calls, process)
         named = phases.get(process, [])
         traces.append(
@@ -96,6 +98,7 @@ def _traces(name: str, tables: Tables) -> list[RankTrace]:
                 recorded_from_ns=_first_ns(operations.start_ns, mine_calls.start_ns),
                 epoch_ns=epoch_ns,
                 notes=notes,
+                detail=details.of(process, np.flatnonzero(mine)[order]) if details else None,
             )
         )
     return traces

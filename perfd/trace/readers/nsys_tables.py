@@ -26,6 +26,13 @@ _FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
 _GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _OVERHEAD = "PROFILER_OVERHEAD"
+_SIZES: Mapping[str, Sequence[str]] = {
+    _KERNELS: ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
+    _COPIES: ("bytes",),
+    _FILLS: ("bytes",),
+    _GRAPHS: (),
+}
+"""What says how large an operation is, in the order in which tables are read."""
 _OPERATION = "start, end, deviceId, streamId, COALESCE(correlationId, -1), globalPid"
 _PUSH_POP, _START_END = 59, 60
 # A global thread id is (hardware, virtual machine, process, thread); without the thread it names the process.
@@ -33,6 +40,7 @@ _THREAD_BITS = 24
 _MAX_TIME_NS = 10**17
 """Three years: what claims more is damaged, and sums of it would overflow."""
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
+_API_VERSION = re.compile(r"_v\d{1,8}$")
 _DROPPED = re.compile(r"events dropped:\s*(\d+)")
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
@@ -44,8 +52,8 @@ class Activity:
 
     names: Sequence[str]
     rows: Ns
-    invalid: int = 0
-    """Rows without a valid time, which are left out."""
+    valid: Flags
+    """Of the rows of the export, in its tables' order: those without a valid time are left out."""
     columns: Sequence[str] = (
         "start_ns",
         "end_ns",
@@ -56,6 +64,11 @@ class Activity:
         "name",
         "kind",
     )
+
+    @property
+    def invalid(self) -> int:
+        """How many rows have no valid time."""
+        return int((~self.valid).sum())
 
     def column(self, name: str) -> Ns:
         """One column by its name."""
@@ -81,7 +94,7 @@ class Tables:
         parts = [part for part in self._activities(names) if len(part)]
         rows = np.concatenate(parts) if parts else np.empty((0, 8), dtype=np.int64)
         valid = _are_times(rows[:, 0], rows[:, 1])
-        return Activity(names=names, rows=rows[valid], invalid=int((~valid).sum()))
+        return Activity(names=names, rows=rows[valid], valid=valid)
 
     def _activities(self, names: list[str]) -> Iterator[Ns]:
         if _KERNELS in self._tables:
@@ -133,6 +146,36 @@ class Tables:
         self.call_names = [functions[int(key)] for key in used]
         found = (rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], kind, process, index)
         return dict(zip(columns, found, strict=True))
+
+    def operation_sizes(self) -> Ns:
+        """Bytes, blocks (3) and threads (3) of each row of `activity`, invalid ones too; -1 where unknown."""
+        parts = []
+        for table, columns in _SIZES.items():
+            if table in self._tables:
+                known = [f"COALESCE({one}, -1)" if self._has(table, one) else "-1" for one in columns]
+                names = ", ".join(known) or "-1"
+                rows = self._rows(f"SELECT {names} FROM {table}", max(1, len(columns)))  # noqa: S608
+                sizes = np.full((len(rows), 7), -1, dtype=np.int64)
+                if table == _KERNELS:
+                    sizes[:, 1:] = rows
+                else:
+                    sizes[:, 0] = rows[:, 0]
+                parts.append(sizes)
+        return np.concatenate(parts) if parts else np.empty((0, 7), dtype=np.int64)
+
+    def named_calls(self, table: str) -> tuple[Ns, Sequence[str]]:
+        """Start, end, process and index of the name of all calls in a table, failed ones too; the names."""
+        if table not in self._tables:
+            return np.empty((0, 4), dtype=np.int64), ()
+        rows = self._rows(f"SELECT start, end, globalTid, nameId FROM {table}", 4)  # noqa: S608
+        rows = rows[_are_times(rows[:, 0], rows[:, 1])]
+        used, index = np.unique(rows[:, 3], return_inverse=True)
+        process = rows[:, 2] >> _THREAD_BITS << _THREAD_BITS
+        # The runtime's functions have the version in their name: cudaLaunchKernel_v7000.
+        plain = [_API_VERSION.sub("", str(self._strings.get(int(key), ""))) for key in used]
+        names = {name: at for at, name in enumerate(dict.fromkeys(plain))}
+        place = np.array([names[name] for name in plain], dtype=np.int64)
+        return np.column_stack((rows[:, :2], process, place[index])), list(names)
 
     def phases(self) -> dict[int, list[Phase]]:
         """NVTX ranges by process, in order of start."""

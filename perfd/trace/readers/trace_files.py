@@ -75,15 +75,18 @@ def _instead(folder: Path) -> str:
     return f": no file ends in {', '.join(_SUFFIXES)}"
 
 
-def read_traces(paths: Iterable[Path], nsys_program: str | None = None) -> list[RankTrace]:
+def read_traces(
+    paths: Iterable[Path], nsys_program: str | None = None, *, detailed: bool = False
+) -> list[RankTrace]:
     """The ranks of all files, numbered and in order of their numbers.
 
     A rank's number is what its file says. Where no file says any, it is the device's, if each device is
     there once, else the place in the order of files and devices. `nsys_program` exports `.nsys-rep` files.
+    With `detailed` traces of PyTorch and Nsight Systems have their `detail`.
 
     Raises `TraceError` with one sentence that names the file, or the rank that two files claim to be.
     """
-    traces = [trace for path in paths for trace in _read(path, nsys_program)]
+    traces = [trace for path in paths for trace in _read(path, nsys_program, detailed)]
     if not traces:
         raise TraceError("There is no trace to read: name at least one file.")
     return numbered(traces)
@@ -110,7 +113,7 @@ def numbered(traces: Sequence[RankTrace]) -> list[RankTrace]:
     return sorted(traces, key=lambda trace: trace.rank or 0)
 
 
-def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
+def _read(path: Path, nsys_program: str | None, detailed: bool) -> list[RankTrace]:
     start = _start(path)
     if start.startswith(_NSIGHT_COMPUTE):
         raise TraceError(f"{path}: this is a report of Nsight Compute; `perfd roofline --ncu` reads it.")
@@ -123,27 +126,27 @@ def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
         from perfd.trace.readers.decompress import exported  # noqa: PLC0415
 
         with exported(path, nsys_program) as database:
-            return nsys_reader.read(database, shown_as=str(path))
+            return nsys_reader.read(database, shown_as=str(path), detailed=detailed)
     if start.startswith(_SQLITE):
-        return nsys_reader.read(path)
+        return nsys_reader.read(path, detailed=detailed)
     if start.startswith(_GZIP):
         from perfd.trace.readers.decompress import unpacked, unpacked_start  # noqa: PLC0415
 
         if unpacked_start(path, len(_SQLITE)).startswith(_SQLITE):
             with unpacked(path) as database:
-                return nsys_reader.read(database, shown_as=str(path))
-        return _chrome(path)
+                return nsys_reader.read(database, shown_as=str(path), detailed=detailed)
+        return _chrome(path, detailed)
     if path.suffix == ".gz":
         raise TraceError(f"{path}: the name ends in .gz, but the file is not compressed by gzip.")
     if path.suffix in {".sqlite", ".db"}:
         raise TraceError(f"{path}: not an SQLite file.")
-    return _chrome(path)
+    return _chrome(path, detailed)
 
 
-def _chrome(path: Path) -> list[RankTrace]:
+def _chrome(path: Path, detailed: bool) -> list[RankTrace]:
     from perfd.trace.readers import kineto_reader  # noqa: PLC0415
 
-    return kineto_reader.read(path)
+    return kineto_reader.read(path, detailed=detailed)
 
 
 def _start(path: Path) -> bytes:

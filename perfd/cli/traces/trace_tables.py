@@ -1,0 +1,94 @@
+"""Tables of traces themselves, apart from their arguments because this imports NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import msgspec
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from perfd.cli.terminal import Terminal
+from perfd.errors import TraceError
+from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, percent
+from perfd.report.report_text import kernel_name
+from perfd.trace.readers.trace_files import read_traces, with_folders_opened
+from perfd.trace.tables import Cell, TraceTable, tables_of
+
+_NAME_WIDTH = 56
+_LEAST_WIDTH = 10
+_MOST_COLUMNS = 14
+_LESS_USED = frozenset({"mean_s", "min_s", "p95_s", "deviation_s", "mean_bytes", "min_bytes"})
+"""Left out of tables that would have more columns; CSV and JSON have all."""
+_FORMATS: Mapping[str, Callable[[float], str]] = {
+    "s": duration,
+    "bytes": data_size,
+    "bytes/s": bandwidth,
+    "ratio": percent,
+    "count": lambda value: f"{value:,.0f}" if value == int(value) else f"{value:,.1f}",
+}
+_UNITS = ("_s", "_bytes", "_bytes_per_s", "_ratio", "_count")
+
+
+def wanted_tables(
+    files: Sequence[Path], names: Sequence[str], rank: int | None, nsys_program: str
+) -> list[TraceTable]:
+    """The tables of these files; raises `TraceError` for a rank that none of them has."""
+    traces = read_traces(with_folders_opened(files), nsys_program, detailed=True)
+    chosen = [trace for trace in traces if rank in {None, trace.rank}]
+    if not chosen:
+        known = ", ".join(str(trace.rank) for trace in traces)
+        raise TraceError(f"No trace is of rank {rank}; there are {known}.")
+    return tables_of(chosen, names)
+
+
+def to_json(tables: Sequence[TraceTable]) -> str:
+    """One object of schema perfd.trace_tables/1."""
+    document = {"schema": "perfd.trace_tables/1", "tables": [asdict(table) for table in tables]}
+    return msgspec.json.encode(document).decode()
+
+
+def show(tables: Sequence[TraceTable], most_rows: int) -> None:
+    """Print the tables for people."""
+    console = Terminal()
+    for found in tables:
+        if not found.rows:
+            console.print(Text(f"{found.title}: {found.missing or 'nothing'}"))
+            continue
+        table = Table(
+            title=found.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
+        )
+        kept = [
+            at for at, column in enumerate(found.columns) if column.unit or any(row[at] for row in found.rows)
+        ]
+        for at in kept:
+            column = found.columns[at]
+            table.add_column(
+                _heading(column.name),
+                justify="right" if column.unit else "left",
+                overflow="fold",
+                min_width=None if column.unit else _LEAST_WIDTH,
+            )
+        for row in found.rows[:most_rows]:
+            table.add_row(*(Text(_words(row[at], found.columns[at].unit)) for at in kept))
+        console.print(table)
+        if len(found.rows) > most_rows:
+            console.print(
+                Text(f"{len(found.rows) - most_rows:,} more rows: --rows, --csv or --json.", style="dim")
+            )
+
+
+def _heading(name: str) -> str:
+    unit = next((unit for unit in sorted(_UNITS, key=len, reverse=True) if name.endswith(unit)), "")
+    return name.removesuffix(unit).replace("_", " ") if name.removesuffix(unit) else name
+
+
+def _words(value: Cell, unit: str) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, str):
+        return kernel_name(value, _NAME_WIDTH)
+    return _FORMATS[unit](value)

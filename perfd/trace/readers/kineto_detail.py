@@ -1,0 +1,71 @@
+"""Collects what tables need of a Kineto trace, beside what every analysis does."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from perfd.trace.model.intervals import Ns
+from perfd.trace.model.trace_detail import NamedCalls, TraceDetail, no_named_calls
+from perfd.trace.readers.chrome_json import ChromeEvent
+from perfd.trace.readers.detailed_events import DetailedArgs, detail_of, whole
+from perfd.trace.readers.host_span_events import HostSpanEvents
+from perfd.trace.readers.kineto_columns import Times
+from perfd.trace.readers.kineto_events import CALL_CATEGORIES, GPU_CATEGORIES, KinetoEvents
+
+
+class DetailedKinetoEvents(KinetoEvents):
+    """Takes events that were read as `DetailedEvent`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spans = HostSpanEvents()
+        self._sizes = array("q")
+        self._shapes = array("q")
+        self._shape_names: dict[str, int] = {}
+        self._api_times = Times()
+        self._api_names: dict[str, int] = {}
+        self._api = array("q")
+
+    def add(self, event: ChromeEvent) -> None:
+        super().add(event)
+        if event.ph != "X" or event.cat is None:
+            return
+        if event.cat in GPU_CATEGORIES:
+            args = detail_of(event)
+            size = whole(args.copied_bytes)
+            self._sizes.append(-1 if size is None else max(-1, size))
+            shape = _launch_shape(args)
+            self._shapes.append(
+                -1 if shape is None else self._shape_names.setdefault(shape, len(self._shape_names))
+            )
+        elif event.cat in CALL_CATEGORIES:
+            self._api_times.append(event)
+            self._api.append(self._api_names.setdefault(event.name, len(self._api_names)))
+        else:
+            self._spans.add(event, self.thread_of(event))
+
+    def detail(self, rows: Ns) -> TraceDetail:
+        """Of the operations in these rows."""
+        start, end, valid = self._api_times.ns()
+        return TraceDetail(
+            size_bytes=np.array(self._sizes, dtype=np.int64)[rows],
+            launch_shape=np.array(self._shapes, dtype=np.int64)[rows],
+            launch_shapes=list(self._shape_names),
+            api=NamedCalls(
+                start_ns=start[valid],
+                end_ns=end[valid],
+                name=np.array(self._api, dtype=np.int64)[valid],
+                names=list(self._api_names),
+            ),
+            os_calls=no_named_calls(),
+            spans=self._spans.spans(),
+        )
+
+
+def _launch_shape(args: DetailedArgs) -> str | None:
+    sizes = [args.grid, args.block]
+    if not all(isinstance(one, list) and len(one) == 3 for one in sizes):
+        return None
+    return " ".join("x".join(str(part)[:12] for part in one) for one in sizes)

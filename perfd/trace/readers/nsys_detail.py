@@ -1,0 +1,44 @@
+"""What tables need of an export of Nsight Systems, beside what every analysis does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from perfd.trace.model.intervals import Ns
+from perfd.trace.model.trace_detail import NamedCalls, TraceDetail
+from perfd.trace.readers.nsys_tables import Activity, Tables
+
+_RUNTIME, _OS_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API"
+
+
+class NsysDetail:
+    """Of one export; asked for each process."""
+
+    def __init__(self, tables: Tables, activity: Activity) -> None:
+        sizes = tables.operation_sizes()[activity.valid]
+        self._size_bytes = sizes[:, 0]
+        used, shapes = np.unique(sizes[:, 1:], axis=0, return_inverse=True)
+        known = used[:, 0] >= 0 if len(used) else np.zeros(0, dtype=np.bool_)
+        self._shape_names = [
+            "x".join(map(str, row[:3])) + " " + "x".join(map(str, row[3:])) for row in used.tolist()
+        ]
+        self._shapes = np.where(known[shapes.ravel()], shapes.ravel(), -1)
+        self._api = tables.named_calls(_RUNTIME)
+        self._os_calls = tables.named_calls(_OS_RUNTIME)
+
+    def of(self, process: int, rows: Ns) -> TraceDetail:
+        """Of a process' operations in these rows of the activity."""
+        return TraceDetail(
+            size_bytes=self._size_bytes[rows],
+            launch_shape=self._shapes[rows],
+            launch_shapes=self._shape_names,
+            api=_calls_of(*self._api, process),
+            os_calls=_calls_of(*self._os_calls, process),
+        )
+
+
+def _calls_of(rows: Ns, names: Sequence[str], process: int) -> NamedCalls:
+    mine = rows[rows[:, 2] == process]
+    return NamedCalls(start_ns=mine[:, 0], end_ns=mine[:, 1], name=mine[:, 3], names=names)

@@ -1,0 +1,209 @@
+"""PyTorch's operators: inputs, place in the model and the code, and the GPU time that they launch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.trace.breakdown import launching_call
+from perfd.trace.model.host_spans import HostSpans, SpanKind
+from perfd.trace.model.intervals import Flags, Ns
+from perfd.trace.model.rank_trace import RankTrace
+from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+
+_MISSING = "No trace has operators: they are in those of PyTorch's profiler with ProfilerActivity.CPU."
+_NOT_OWN = re.compile(r"(?:^|/)torch/|^<|^(?:contextlib|threading|functools|runpy)\.py\(")
+"""Python functions that are not the job's own code, by file."""
+_BACKWARD = re.compile(r"^autograd::|Backward\d*$")
+_LINE = re.compile(r"(?P<file>[^()]{1,512})\((?P<line>\d{1,9})\): (?P<function>.{1,512})")
+_MODULE = "nn.Module: "
+
+
+def operators(traces: Sequence[RankTrace]) -> TraceTable:
+    """By operator, inputs, module and line: host and GPU time, of itself and with what it calls."""
+    return TraceTable(
+        name="operators",
+        title="Operators",
+        columns=(
+            RANK,
+            TableColumn("operator"),
+            TableColumn("shapes"),
+            TableColumn("dtypes"),
+            TableColumn("module"),
+            TableColumn("line"),
+            TableColumn("count", "count"),
+            TableColumn("gpu_self_s", "s"),
+            TableColumn("gpu_total_s", "s"),
+            TableColumn("host_self_s", "s"),
+            TableColumn("host_total_s", "s"),
+            TableColumn("operations_count", "count"),
+        ),
+        rows=[row for trace in traces for row in _operator_rows(trace)],
+        missing=_MISSING,
+    )
+
+
+def lines(traces: Sequence[RankTrace]) -> TraceTable:
+    """GPU time by line of code, module, operator and kernel."""
+    return TraceTable(
+        name="lines",
+        title="GPU time by line of code",
+        columns=(
+            RANK,
+            TableColumn("line"),
+            TableColumn("module"),
+            TableColumn("operator"),
+            TableColumn("kernel"),
+            TableColumn("count", "count"),
+            TableColumn("gpu_s", "s"),
+            TableColumn("share_ratio", "ratio"),
+        ),
+        rows=[row for trace in traces for row in _line_rows(trace)],
+        missing=_MISSING,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where spans are: indices of spans, -1 where that is not known."""
+
+    module: Ns
+    line: Ns
+
+
+def _places(spans: HostSpans) -> _Places:
+    """The module and the own line around each span; of a backward pass those of its forward pass."""
+    own = np.array(
+        [label.kind is SpanKind.FUNCTION and not _NOT_OWN.search(label.name) for label in spans.labels],
+        dtype=np.bool_,
+    )
+    module = spans.nearest(spans.are(SpanKind.MODULE))
+    line = spans.nearest(own[spans.label])
+    backward = np.array([bool(_BACKWARD.search(label.name)) for label in spans.labels], dtype=np.bool_)
+    numbered = spans.are(SpanKind.OPERATOR) & (spans.sequence >= 0)
+    forward = np.flatnonzero(numbered & ~backward[spans.label])
+    # The last operator with a number is the one whose backward pass has it.
+    forward = forward[np.lexsort((spans.start_ns[forward], spans.sequence[forward]))]
+    numbers = spans.sequence[forward]
+    asked = spans.nearest(numbered & backward[spans.label])
+    at = np.flatnonzero(asked >= 0)
+    if len(forward) and len(at):
+        wanted = spans.sequence[asked[at]]
+        place = np.searchsorted(numbers, wanted, side="right") - 1
+        known = (place >= 0) & (numbers[np.maximum(place, 0)] == wanted)
+        origin, at = forward[place[known]], at[known]
+        module, line = module.copy(), line.copy()
+        module[at], line[at] = module[origin], line[origin]
+    return _Places(module, line)
+
+
+def _launching_spans(trace: RankTrace, spans: HostSpans) -> Ns:
+    """The innermost span in which each operation was launched; -1 where that is not known."""
+    call = launching_call(trace)
+    known = np.flatnonzero(call >= 0)
+    found = np.full(len(call), -1, dtype=np.int64)
+    found[known] = spans.innermost(trace.calls.thread[call[known]], trace.calls.start_ns[call[known]])
+    return found
+
+
+def _operator_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
+    spans = trace.detail.spans if trace.detail else None
+    if spans is None or not len(spans):
+        return []
+    is_operator = spans.are(SpanKind.OPERATOR)
+    innermost = spans.nearest(is_operator)
+    parent = np.where(spans.parent >= 0, innermost[spans.parent], -1)
+    launched = _launching_spans(trace, spans)
+    operator = np.where(launched >= 0, innermost[launched], -1)
+    known = operator >= 0
+    durations = (trace.operations.end_ns - trace.operations.start_ns)[known]
+    size = len(spans)
+    gpu_self = np.bincount(operator[known], weights=durations, minlength=size)
+    count = np.bincount(operator[known], minlength=size)
+    host = spans.end_ns - spans.start_ns
+    nested = is_operator & (parent >= 0)
+    host_self = host - np.bincount(parent[nested], weights=host[nested], minlength=size)
+    gpu_total = _with_nested(gpu_self.tolist(), parent, is_operator)
+    places = _places(spans)
+    groups: dict[tuple[int, int, int], list[float]] = {}
+    label_of = np.append(spans.label, -1)
+    own, launched_counts, host_own, host_all = (one.tolist() for one in (gpu_self, count, host_self, host))
+    for at in np.flatnonzero(is_operator).tolist():
+        key = (int(spans.label[at]), int(label_of[places.module[at]]), int(label_of[places.line[at]]))
+        row = groups.setdefault(key, [0, 0, 0, 0, 0, 0])
+        values = (1, own[at], gpu_total[at], host_own[at], host_all[at], launched_counts[at])
+        for column, value in enumerate(values):
+            row[column] += value
+    rows: list[tuple[Cell, ...]] = []
+    for (label, module, line), sums in groups.items():
+        one = spans.labels[label]
+        calls, *times, launched_count = sums
+        seconds = [value / 1e9 for value in times]
+        words = (_module_words(spans, module), _line_words(spans, line))
+        rows.append(
+            (trace.rank, one.name, one.shapes, one.dtypes, *words, int(calls), *seconds, int(launched_count))
+        )
+    return sorted(rows, key=lambda row: (-float(row[7] or 0), -float(row[9] or 0)))
+
+
+def _with_nested(own: list[float], parent: Ns, chosen: Flags) -> list[float]:
+    """What each span has with all below it; spans come after those around them."""
+    total = list(own)
+    parents = parent.tolist()
+    for at in reversed(np.flatnonzero(chosen).tolist()):
+        if parents[at] >= 0:
+            total[parents[at]] += total[at]
+    return total
+
+
+def _line_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
+    spans = trace.detail.spans if trace.detail else None
+    if spans is None or not len(spans):
+        return []
+    launched = _launching_spans(trace, spans)
+    innermost, places = spans.nearest(spans.are(SpanKind.OPERATOR)), _places(spans)
+    durations = trace.operations.end_ns - trace.operations.start_ns
+    label_of = np.append(spans.label, -1)
+    columns = [
+        label_of[np.where(launched >= 0, found[launched], -1)]
+        for found in (places.line, places.module, innermost)
+    ]
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for *key, duration in zip(
+        *(column.tolist() for column in columns),
+        trace.operations.name.tolist(),
+        durations.tolist(),
+        strict=True,
+    ):
+        row = groups.setdefault(tuple(key), [0, 0])
+        row[0] += 1
+        row[1] += duration
+    total = int(durations.sum()) or 1
+    rows: list[tuple[Cell, ...]] = [
+        (
+            trace.rank,
+            _line_words(spans, line),
+            _module_words(spans, module),
+            spans.labels[operator].name if operator >= 0 else "",
+            trace.names[name],
+            count,
+            time_ns / 1e9,
+            time_ns / total,
+        )
+        for (line, module, operator, name), (count, time_ns) in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -float(row[6] or 0))
+
+
+def _module_words(spans: HostSpans, label: int) -> str:
+    return spans.labels[label].name.removeprefix(_MODULE) if label >= 0 else ""
+
+
+def _line_words(spans: HostSpans, label: int) -> str:
+    if label < 0:
+        return ""
+    found = _LINE.fullmatch(spans.labels[label].name)
+    return f"{found['file']}:{found['line']} {found['function']}" if found else spans.labels[label].name

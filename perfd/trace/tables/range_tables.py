@@ -1,0 +1,56 @@
+"""Ranges that the program named, those that differ only in numbers together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+
+from perfd.trace.breakdown import RankTimeline, range_rows
+from perfd.trace.model.rank_trace import RankTrace
+from perfd.trace.tables.trace_table import RANK, TableColumn, TraceTable
+
+_NUMBER = re.compile(r"(?<![A-Za-z])\d+(?:\.\d+)?")
+
+
+def ranges(traces: Sequence[RankTrace]) -> TraceTable:
+    """By pattern, as `my_decode_*`: time on the host, and on the GPU of what was launched within."""
+    return TraceTable(
+        name="ranges",
+        title="Named ranges, by pattern",
+        columns=(
+            RANK,
+            TableColumn("range"),
+            TableColumn("count", "count"),
+            TableColumn("host_total_s", "s"),
+            TableColumn("host_median_s", "s"),
+            TableColumn("host_min_s", "s"),
+            TableColumn("host_max_s", "s"),
+            TableColumn("gpu_s", "s"),
+            TableColumn("gpu_busy_s", "s"),
+            TableColumn("operations_count", "count"),
+        ),
+        rows=[
+            (
+                trace.rank,
+                row.name,
+                row.count,
+                row.host_s,
+                row.host_median_s,
+                row.host_min_s,
+                row.host_max_s,
+                row.gpu_s,
+                row.busy_s,
+                row.operation_count,
+            )
+            for trace in traces
+            for row in range_rows(RankTimeline(trace), pattern_of, whole_trace=True)
+        ],
+        missing="No trace has named ranges: NVTX for Nsight Systems, record_function for PyTorch's profiler.",
+    )
+
+
+@lru_cache(maxsize=65536)
+def pattern_of(name: str) -> str:
+    """The name with `*` for each number that stands by itself or behind a mark: `layer_*`, `fp8` stays."""
+    return _NUMBER.sub("*", name)

@@ -1,0 +1,161 @@
+"""Streams of the GPUs: how busy, how many operations wait in them, and why they are idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from perfd.trace.breakdown import launching_call
+from perfd.trace.model.intervals import Coverage, Ns
+from perfd.trace.model.rank_trace import RankTrace
+from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+
+CONSECUTIVE_NS = 30
+"""Between kernels that follow each other directly: HolisticTraceAnalysis' default."""
+QUEUE_LIMIT = 1024
+"""Launches that CUDA queues before a further one blocks: HolisticTraceAnalysis' default."""
+_STREAM = TableColumn("stream", "count")
+
+
+def streams(traces: Sequence[RankTrace]) -> TraceTable:
+    """How busy each stream is, and for how long nothing else runs beside it."""
+    return TraceTable(
+        name="streams",
+        title="Streams",
+        columns=(
+            RANK,
+            _STREAM,
+            TableColumn("operations_count", "count"),
+            TableColumn("busy_s", "s"),
+            TableColumn("busy_ratio", "ratio"),
+            TableColumn("alone_s", "s"),
+            TableColumn("beside_others_ratio", "ratio"),
+        ),
+        rows=[row for trace in traces for row in _stream_rows(trace)],
+    )
+
+
+def _by_stream(trace: RankTrace) -> Iterator[tuple[int, Ns]]:
+    stream = trace.operations.stream
+    for one in sorted(set(stream.tolist())):
+        yield one, np.flatnonzero(stream == one)
+
+
+def _stream_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
+    operations = trace.operations
+    span_ns = int(operations.end_ns.max() - operations.start_ns[0])
+    found = [
+        (stream, len(rows), Coverage(operations.start_ns[rows], operations.end_ns[rows]))
+        for stream, rows in _by_stream(trace)
+    ]
+    alone = _alone_ns([coverage for _, _, coverage in found])
+    rows: list[tuple[Cell, ...]] = []
+    for (stream, count, coverage), alone_ns in zip(found, alone, strict=True):
+        busy_ns = coverage.total_ns
+        beside = 1 - alone_ns / busy_ns if busy_ns else None
+        share = busy_ns / span_ns if span_ns else None
+        rows.append((trace.rank, stream, count, busy_ns / 1e9, share, alone_ns / 1e9, beside))
+    return sorted(rows, key=lambda row: -float(row[3] or 0))
+
+
+def _alone_ns(parts: Sequence[Coverage]) -> list[int]:
+    """How long each is active while no other is."""
+    starts = np.concatenate([part.starts_ns for part in parts])
+    ends = np.concatenate([part.ends_ns for part in parts])
+    owner = np.concatenate([np.full(len(part.starts_ns), at) for at, part in enumerate(parts)])
+    times = np.concatenate((starts, ends))
+    order = np.argsort(times, kind="stable")
+    change = np.concatenate((np.ones(len(starts), dtype=np.int64), np.full(len(ends), -1, dtype=np.int64)))
+    active = np.cumsum(change[order])
+    # With one active, the sum of the numbers of those active is its number.
+    who = np.cumsum((change * np.concatenate((owner, owner)))[order])
+    lengths = np.diff(times[order], append=times[order][-1:] if len(times) else [])
+    single = active == 1
+    weights = np.bincount(who[single], weights=lengths[single], minlength=len(parts))
+    return [int(value) for value in weights]
+
+
+def queue(traces: Sequence[RankTrace]) -> TraceTable:
+    """How many operations are launched and have not begun, at each change."""
+    return TraceTable(
+        name="queue",
+        title="Queue length of each stream, over its changes",
+        columns=(
+            RANK,
+            _STREAM,
+            TableColumn("changes_count", "count"),
+            TableColumn("mean_length", "count"),
+            TableColumn("median_length", "count"),
+            TableColumn("max_length", "count"),
+            TableColumn("full_s", "s"),
+        ),
+        rows=[row for trace in traces for row in _queue_rows(trace)],
+        missing="No trace has the host's launches.",
+    )
+
+
+def _queue_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
+    at = launching_call(trace)
+    for stream, rows in _by_stream(trace):
+        launched = rows[at[rows] >= 0]
+        if not len(launched):
+            continue
+        begins, starts = trace.calls.start_ns[at[launched]], trace.operations.start_ns[launched]
+        times = np.concatenate((begins, starts))
+        change = np.concatenate((np.ones(len(begins), dtype=np.int64), np.full(len(starts), -1)))
+        order = np.argsort(times, kind="stable")
+        length = np.cumsum(change[order])
+        lasts = np.diff(times[order], append=times[order][-1:])
+        yield (
+            trace.rank,
+            stream,
+            len(length),
+            float(length.mean()),
+            float(np.median(length)),
+            int(length.max()),
+            int(lasts[length >= QUEUE_LIMIT].sum()) / 1e9,
+        )
+
+
+def idle(traces: Sequence[RankTrace]) -> TraceTable:
+    """Gaps of each stream by cause."""
+    return TraceTable(
+        name="idle",
+        title="Gaps of each stream by cause",
+        columns=(
+            RANK,
+            _STREAM,
+            TableColumn("idle_s", "s"),
+            TableColumn("host_wait_s", "s"),
+            TableColumn("kernel_wait_s", "s"),
+            TableColumn("other_s", "s"),
+            TableColumn("median_gap_s", "s"),
+            TableColumn("max_gap_s", "s"),
+        ),
+        rows=[row for trace in traces for row in _idle_rows(trace)],
+        missing="No stream has two operations.",
+    )
+
+
+def _idle_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
+    at = launching_call(trace)
+    operations = trace.operations
+    for stream, rows in _by_stream(trace):
+        if len(rows) < 2:
+            continue
+        reached = np.maximum.accumulate(operations.end_ns[rows])[:-1]
+        gap = np.maximum(operations.start_ns[rows][1:] - reached, 0)
+        calls = at[rows][1:]
+        launched_ns = trace.calls.start_ns[np.maximum(calls, 0)] if len(trace.calls) else np.zeros(len(gap))
+        host = (calls >= 0) & (launched_ns > reached)
+        kernel = ~host & (gap < CONSECUTIVE_NS)
+        parts = [int(gap[which].sum()) / 1e9 for which in (host, kernel, ~host & ~kernel)]
+        yield (
+            trace.rank,
+            stream,
+            int(gap.sum()) / 1e9,
+            *parts,
+            float(np.median(gap)) / 1e9,
+            int(gap.max()) / 1e9,
+        )
