@@ -325,7 +325,7 @@ def targets() -> dict[str, Target]:
             lambda data: [(memory_findings(h), places(h)) for h in map(replay, snapshot_of(data))],
             [pickle.dumps(_MEMORY, 2)],
         ),
-        "trace_tables": Target(read_tables, [kineto_trace(), profiled_memory()]),
+        "trace_tables": Target(read_tables, [kineto_trace()]),
         "profiled_memory": Target(_in_file("t.json", _memory_of_trace), [profiled_memory()]),
         "xplane": Target(lambda data: read_space(data, Path("t.xplane.pb")), [xplane_space()]),
         "analysis": Target(analyze_batch, [batch(), _first_message(batches)]),

@@ -157,3 +157,36 @@ def test_a_bound_that_is_no_ratio_is_refused(bound, capsys):
     with pytest.raises(SystemExit):
         main(["compare", "a", "b", f"--max-regression={bound}"])
     assert "write 3% or 0.03" in capsys.readouterr().err
+
+
+def test_kernels_are_new_gone_more_longer_or_shorter(tmp_path, capsys):
+    def capture(name, *operations):
+        content = kineto([*operations, Op("same_gemm", 900, 950)], steps={1: (0, 500), 2: (500, 1000)})
+        return str(write_json(tmp_path / name, content))
+
+    a = capture(
+        "a.json",
+        Op("old_gemm", 0, 50),
+        Op("a_gemm", 100, 200),
+        Op("b_gemm", 300, 310),
+        Op("c_gemm", 400, 440),
+    )
+    b = capture(
+        "b.json",
+        Op("new_gemm", 0, 60),
+        Op("a_gemm", 100, 230),
+        *(Op("b_gemm", at, at + 10) for at in (300, 320, 340)),
+        Op("c_gemm", 400, 410),
+    )
+    main(["compare", a, b, "--json"])
+    kernels = {one["name"]: one for one in json.loads(capsys.readouterr().out)["kernels"]}
+    assert {name: one["kind"] for name, one in kernels.items()} == {
+        "old_gemm": "gone",
+        "new_gemm": "new",
+        "a_gemm": "longer",
+        "b_gemm": "more",
+        "c_gemm": "shorter",
+    }
+    assert (kernels["b_gemm"]["a_count"], kernels["b_gemm"]["b_count"]) == (0.5, 1.5)
+    main(["compare", a, b])
+    assert "more (0.5 to 1.5)" in capsys.readouterr().out

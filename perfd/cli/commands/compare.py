@@ -24,6 +24,7 @@ from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
 from perfd.report.comparison import (
     Change,
+    KernelChange,
     MeasuredRun,
     RunComparison,
     Unit,
@@ -45,13 +46,16 @@ from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 _EPILOG = """\
 With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "a", "b",
 "max_regression_ratio", "changes": [{"name", "unit", "a", "b", "change_ratio", "better", "gate",
-"verdict"}], "kernels": [{"name", "a_s", "b_s"}]}. `verdict` is better, worse, same, changed (of a
-number whose `better` is null: neither good nor bad in itself, or its source differs between
-the runs), unknown (only one of the two has it), or regressed: worse by more than
-allowed, of a number that counts (`gate`). Kernels are there for traces only.
+"verdict"}], "kernels": [{"name", "kind", "a_s", "b_s", "a_count", "b_count"}]}.
+`verdict` is better, worse, same, changed (of a number whose `better` is null: neither good nor bad in
+itself, or its source differs between the runs), unknown (only one of the two has it), or regressed: worse
+by more than allowed, of a number that counts (`gate`). Kernels are there for traces only, all that changed:
+`kind` is new, gone, more or fewer (launches a step, by over 1%), longer or shorter.
 Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared.
 """
 _WHOLE_ABOVE = 100
+_KERNELS = 12
+"""Shown; JSON has all."""
 _START_BYTES = 200
 _OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"perfd\.')
 _SNIFFED_BYTES = 1024 * 1024
@@ -196,16 +200,25 @@ def _kernels(comparison: RunComparison) -> list[Table]:
         box=box.SIMPLE_HEAD, pad_edge=False, title="Kernels that changed most, a step", title_justify="left"
     )
     table.add_column("kernel")
+    table.add_column("")
     for name in ("A", "B", "change"):
         table.add_column(name, justify="right")
-    for kernel in comparison.kernels:
+    for kernel in comparison.kernels[:_KERNELS]:
         table.add_row(
             Text(kernel_name(kernel.name, 64)),
+            _kernel_words(kernel),
             duration(kernel.a_s),
             duration(kernel.b_s),
             duration(kernel.b_s - kernel.a_s),
         )
     return [table]
+
+
+def _kernel_words(kernel: KernelChange) -> str:
+    """What became of it; of more or fewer launches also how many."""
+    if kernel.kind in {"more", "fewer"}:
+        return f"{kernel.kind} ({kernel.a_count:.4g} to {kernel.b_count:.4g})"
+    return kernel.kind
 
 
 def _verdict(comparison: RunComparison) -> Text:

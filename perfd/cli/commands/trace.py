@@ -29,7 +29,7 @@ Tables, each of the whole trace and by rank:
               50 µs, kernels that begin more than 100 µs after their call
   streams     how busy each stream is, and how long alone
   queue       operations that are launched and have not begun; how long there were 1,024 or more
-  idle        gaps of each stream: not launched yet (host), under 30 ns (kernel), other
+  idle        gaps of each stream: not launched yet (host), under 30 µs (kernel), other
   operators   PyTorch's operators with inputs, module and line of code: GPU and host time
   lines       GPU time by line of code, module, operator and kernel
   ranges      NVTX ranges and record_function, those that differ only in numbers together
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the tables."""
     # As numpy is loaded: nothing here is for its linear algebra.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from perfd.cli.traces.trace_tables import show, to_json, wanted_tables  # noqa: PLC0415
+    from perfd.cli.traces.table_output import show, to_json, wanted_tables  # noqa: PLC0415
 
     tables = wanted_tables(args.files, args.names, args.rank, args.nsys)
     if args.json:

@@ -55,6 +55,8 @@ class MeasuredRun:
     measures: Sequence[Measure]
     kernels_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds a step by kernel, as a mean over ranks."""
+    kernel_counts: Mapping[str, float] = field(default_factory=dict)
+    """How often each of them runs in a step, as a mean over ranks."""
 
 
 class _Step(msgspec.Struct):
@@ -70,6 +72,7 @@ class _Step(msgspec.Struct):
 class _Kernel(msgspec.Struct):
     name: str
     total_s: float
+    count: int = 0
 
 
 class _Rank(msgspec.Struct):
@@ -125,10 +128,13 @@ def measures_of_trace(document: Mapping[str, Any], name: str) -> MeasuredRun:
     ranks = [rank for rank in trace.ranks if rank.complete]
     steps = [step for rank in ranks for step in rank.steps]
     kernels: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for rank in ranks:
         for row in rank.kernels if steps else ():
             share = row.total_s / max(1, len(rank.steps)) / len(ranks)
             kernels[row.name] = kernels.get(row.name, 0.0) + share
+            often = row.count / max(1, len(rank.steps)) / len(ranks)
+            counts[row.name] = counts.get(row.name, 0.0) + often
     mfu = trace.model_use.mfu_ratio if trace.model_use else None
     seconds = ("compute_s", "communication_s", "exposed_communication_s", "exposed_memory_s", "idle_s")
     rows = (
@@ -137,7 +143,13 @@ def measures_of_trace(document: Mapping[str, Any], name: str) -> MeasuredRun:
         *((key, _mean(steps, key), Unit.SECONDS, Better.LOWER, False) for key in seconds),
         ("kernel_count", _mean(steps, "kernel_count"), Unit.COUNT, None, False),
     )
-    return MeasuredRun(name=name, kind="trace", measures=[_measure(*row) for row in rows], kernels_s=kernels)
+    return MeasuredRun(
+        name=name,
+        kind="trace",
+        measures=[_measure(*row) for row in rows],
+        kernels_s=kernels,
+        kernel_counts=counts,
+    )
 
 
 def _mean(steps: Sequence[_Step], key: str) -> float | None:

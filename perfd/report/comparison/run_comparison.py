@@ -13,7 +13,6 @@ from perfd.report.comparison.measures import Better, Measure, MeasuredRun
 SCHEMA = "perfd.compare/1"
 SAME_RATIO = 0.01
 """What changes by less than this is called the same."""
-_KERNELS = 10
 
 
 class ChangeVerdict(StrEnum):
@@ -47,11 +46,24 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelChange:
-    """One kernel of both runs, in seconds a step; 0 where a run does not have it."""
+    """One kernel of both runs: seconds and launches a step; 0 where a run does not have it."""
 
     name: str
     a_s: float
     b_s: float
+    a_count: float
+    b_count: float
+
+    @property
+    def kind(self) -> str:
+        """`new`, `gone`, `more` or `fewer` launches by over 1%, else `longer` or `shorter`."""
+        if not self.a_s:
+            return "new"
+        if not self.b_s:
+            return "gone"
+        if abs(self.b_count - self.a_count) > SAME_RATIO * self.a_count:
+            return "more" if self.b_count > self.a_count else "fewer"
+        return "longer" if self.b_s > self.a_s else "shorter"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +75,7 @@ class RunComparison:
     max_regression_ratio: float
     changes: Sequence[Change]
     kernels: Sequence[KernelChange] = ()
-    """Those that changed most."""
+    """All that changed, those with the largest change first."""
 
     @property
     def regressed(self) -> bool:
@@ -97,7 +109,8 @@ def compare(a: MeasuredRun, b: MeasuredRun, max_regression_ratio: float) -> RunC
 
 def to_json(comparison: RunComparison) -> dict[str, Any]:
     """The object of schema perfd.compare/1."""
-    return {"schema": SCHEMA, "regressed": comparison.regressed, **asdict(comparison)}
+    kernels = [asdict(kernel) | {"kind": kernel.kind} for kernel in comparison.kernels]
+    return {"schema": SCHEMA, "regressed": comparison.regressed, **asdict(comparison), "kernels": kernels}
 
 
 def _change(a: Measure, b: Measure, max_regression_ratio: float) -> Change:
@@ -142,8 +155,14 @@ def _kernels(a: MeasuredRun, b: MeasuredRun) -> list[KernelChange]:
         return []
     names = sorted(a.kernels_s.keys() | b.kernels_s.keys())
     changes = [
-        KernelChange(name=name, a_s=a.kernels_s.get(name, 0.0), b_s=b.kernels_s.get(name, 0.0))
+        KernelChange(
+            name=name,
+            a_s=a.kernels_s.get(name, 0.0),
+            b_s=b.kernels_s.get(name, 0.0),
+            a_count=a.kernel_counts.get(name, 0.0),
+            b_count=b.kernel_counts.get(name, 0.0),
+        )
         for name in names
         if a.kernels_s.get(name) != b.kernels_s.get(name)
     ]
-    return sorted(changes, key=lambda change: -abs(change.b_s - change.a_s))[:_KERNELS]
+    return sorted(changes, key=lambda change: -abs(change.b_s - change.a_s))

@@ -11,8 +11,9 @@ from perfd.trace.model.intervals import Coverage, Ns
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
 
-CONSECUTIVE_NS = 30
-"""Between kernels that follow each other directly: HolisticTraceAnalysis' default."""
+CONSECUTIVE_NS = 30_000
+"""Up to this long between kernels that were both launched: as HolisticTraceAnalysis 0.5 does, whose 30 are
+microseconds."""
 QUEUE_LIMIT = 1024
 """Launches that CUDA queues before a further one blocks: HolisticTraceAnalysis' default."""
 _STREAM = TableColumn("stream", "count")

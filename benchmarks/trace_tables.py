@@ -1,0 +1,284 @@
+"""`perfd trace table` beside SQL on an export of Nsight Systems and HolisticTraceAnalysis on PyTorch traces.
+
+    python -m benchmarks.trace_tables --shared DIR [--hta PYTHON] [--json]
+
+DIR holds `traces/kineto-pp4_few/*.json.gz` and `traces/nsys-*.sqlite.gz`; PERFD_SHARED names it too. PYTHON
+is the interpreter of an environment with HolisticTraceAnalysis. For each table it prints how many numbers
+both have, how many differ by more than 0.1%, and the largest difference; what is compared
+stands beside each comparison below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import sqlite3
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.tables import tables_of
+
+SCHEMA = "perfd.bench.trace_tables/1"
+_ALIKE_RATIO = 1e-3
+_Numbers = dict[str, float]
+_HTA = """
+import json, sys, time, warnings
+warnings.filterwarnings("ignore")
+from hta.trace_analysis import TraceAnalysis
+begin = time.perf_counter()
+analysis = TraceAnalysis(trace_files={at: path for at, path in enumerate(sys.argv[1:])}, trace_dir="/")
+ranks = list(range(len(sys.argv) - 1))
+found = {}
+_, kernels = analysis.get_gpu_kernel_breakdown(
+    visualize=False, num_kernels=10_000, duration_ratio=1.0, include_memory_kernels=True)
+found["kernels"] = kernels.to_dict("records")
+queue = analysis.get_queue_length_summary(ranks=ranks).reset_index()
+queue.columns = [str(one[-1] or one[0]) if isinstance(one, tuple) else str(one) for one in queue.columns]
+found["queue"] = queue.to_dict("records")
+launches = analysis.get_cuda_kernel_launch_stats(
+    ranks=ranks, visualize=False, include_memory_events=False)
+found["launches"] = {
+    str(rank): {
+        "count": len(frame),
+        "short": int((frame.gpu_duration < frame.cpu_duration).sum()),
+        "slow": int((frame.cpu_duration > 50).sum()),
+        "late": int((frame.launch_delay > 100).sum()),
+    } for rank, frame in launches.items()
+}
+idle = [analysis.get_idle_time_breakdown(ranks=[rank], visualize=False)[0] for rank in ranks]
+found["idle"] = [row for frame in idle for row in frame.to_dict("records")]
+found["seconds"] = time.perf_counter() - begin
+print("\\n" + json.dumps(found, default=float))
+"""
+
+
+def measure(shared: Path, hta: str | None = None) -> dict[str, Any]:
+    """What both tools say of each table, and how long each took."""
+    result: dict[str, Any] = {"schema": SCHEMA, "comparisons": []}
+    for packed in sorted((shared / "traces").glob("nsys-*.sqlite.gz")):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "export.sqlite")
+            path.write_bytes(gzip.decompress(packed.read_bytes()))
+            for name, ours, theirs in _beside_sql(path):
+                result["comparisons"].append(_compared(f"{packed.name} {name}", "SQL", ours, theirs))
+    if hta:
+        packed_traces = sorted((shared / "traces" / "kineto-pp4_few").glob("*.json.gz"))
+        with tempfile.TemporaryDirectory() as folder:
+            paths = [_for_both(path, Path(folder)) for path in packed_traces]
+            begin = time.perf_counter()
+            rows = _rows_of_tables(paths, ("kernels", "copies", "queue", "idle", "launches"))
+            result["perfd_s"] = time.perf_counter() - begin
+            found = _holistic(hta, paths)
+        result["hta_s"] = found["seconds"]
+        for name, ours, theirs in _beside_hta(rows, found):
+            result["comparisons"].append(_compared(f"kineto-pp4_few {name}", "HTA", ours, theirs))
+    return result
+
+
+def _for_both(packed: Path, folder: Path) -> Path:
+    """A copy without what HTA leaves out.
+
+    That is the last step of those that are marked, and launches by calls into the driver (as of Triton and
+    cuBLAS' newest kernels), which it does not find in queues, launches and gaps.
+    """
+    trace = json.loads(gzip.decompress(packed.read_bytes()))
+    by_driver = {
+        event["args"]["correlation"] for event in trace["traceEvents"] if event.get("cat") == "cuda_driver"
+    }
+    kept = [
+        event
+        for event in trace["traceEvents"]
+        if "ProfilerStep" not in event["name"]
+        and event.get("args", {}).get("correlation") not in by_driver
+        and not (event.get("cat") == "ac2g" and event.get("id") in by_driver)
+    ]
+    path = folder / packed.name
+    path.write_bytes(gzip.compress(json.dumps(trace | {"traceEvents": kept}).encode(), 1))
+    return path
+
+
+def _rows_of_tables(paths: Sequence[Path], names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    found = {}
+    for table in tables_of(read_traces(paths, detailed=True), names):
+        keys = [column.name for column in table.columns]
+        found[table.name] = [dict(zip(keys, row, strict=True)) for row in table.rows]
+    return found
+
+
+def _beside_sql(path: Path) -> Iterator[tuple[str, _Numbers, _Numbers]]:
+    """Count, total, least and most by name over all ranks, in nanoseconds: what `nsys stats` sums."""
+    queries = {
+        "kernels": "SELECT s.value, e.start, e.end FROM CUPTI_ACTIVITY_KIND_KERNEL e"
+        " JOIN StringIds s ON s.id = e.demangledName",
+        "api": "SELECT s.value, e.start, e.end FROM CUPTI_ACTIVITY_KIND_RUNTIME e"
+        " JOIN StringIds s ON s.id = e.nameId",
+        "os": "SELECT s.value, e.start, e.end FROM OSRT_API e JOIN StringIds s ON s.id = e.nameId",
+        "copies": "SELECT 'copies', e.start, e.end FROM CUPTI_ACTIVITY_KIND_MEMCPY e",
+    }
+    keys = {"kernels": "kernel", "api": "call", "os": "call", "copies": "operation"}
+    tables = _rows_of_tables([path], list(queries))
+    with closing(sqlite3.connect(path)) as database:
+        for name, query in queries.items():
+            try:
+                events = database.execute(query).fetchall()
+            except sqlite3.OperationalError:
+                continue
+            theirs: dict[str, list[float]] = {}
+            for text, start, end in events:
+                plain, _, version = str(text).rpartition("_v")
+                key = plain if name == "api" and version.isdigit() else str(text)
+                _add(theirs, key, (end - start,) * 3, 1)
+            ours: dict[str, list[float]] = {}
+            for row in tables[name]:
+                key = str(row[keys[name]])
+                if name == "copies":
+                    if not key.startswith("Memcpy"):
+                        continue
+                    key = "copies"
+                if name == "kernels" and key == "CUDA graph":
+                    # Of another table of the export; `nsys stats` leaves it out here, too.
+                    continue
+                times = (row["total_s"] * 1e9, row["min_s"] * 1e9, row["max_s"] * 1e9)
+                _add(ours, key, times, row["count"])
+            yield name, _flat(ours), _flat(theirs)
+
+
+def _add(into: dict[str, list[float]], key: str, times: tuple[float, float, float], count: int) -> None:
+    total, least, most = times
+    row = into.setdefault(key, [0.0, float("inf"), 0.0, 0.0])
+    row[0] += total
+    row[1], row[2] = min(row[1], least), max(row[2], most)
+    row[3] += count
+
+
+def _flat(rows: Mapping[str, Sequence[float]]) -> _Numbers:
+    names = ("total", "min", "max", "count")
+    return {
+        f"{key} {name}": value for key, row in rows.items() for name, value in zip(names, row, strict=True)
+    }
+
+
+def _beside_hta(
+    rows: Mapping[str, Sequence[dict[str, Any]]], found: Mapping[str, Any]
+) -> Iterator[tuple[str, _Numbers, _Numbers]]:
+    """Microseconds and counts."""
+    ours: _Numbers = {}
+    for row in (*rows["kernels"], *rows["copies"]):
+        name = str(row.get("kernel") or row["operation"])
+        for column in ("total", "min", "max", "mean", "deviation"):
+            if column != "deviation" or row["count"] > 1:
+                ours[f"{row['rank']} {name} {column}"] = row[f"{column}_s"] * 1e6
+    columns = {"sum": "total", "min": "min", "max": "max", "mean": "mean", "stddev": "deviation"}
+    theirs = {
+        f"{int(row['rank'])} {row['name']} {name}": float(value)
+        for row in found["kernels"]
+        for column, name in columns.items()
+        if (value := row.get(f"{column} (us)", row.get(column))) is not None
+    }
+    yield "kernels", ours, theirs
+    yield (
+        "queue",
+        {
+            f"{row['rank']} {row['stream']} {name}": row[key]
+            for row in rows["queue"]
+            for name, key in (("count", "changes_count"), ("mean", "mean_length"), ("max", "max_length"))
+        },
+        {
+            f"{int(row['rank'])} {int(row['stream'])} {name}": float(row[name])
+            for row in found["queue"]
+            for name in ("count", "mean", "max")
+        },
+    )
+    yield (
+        "idle",
+        {
+            f"{row['rank']} {row['stream']} {name}": row[f"{name}_s"] * 1e6
+            for row in rows["idle"]
+            for name in ("host_wait", "kernel_wait", "other")
+        },
+        {
+            f"{int(row['rank'])} {int(row['stream'])} {row['idle_category']}": float(row["idle_time"])
+            for row in found["idle"]
+        },
+    )
+    counts = {"count": "count", "short": "short_count", "slow": "slow_call_count", "late": "late_count"}
+    summed: _Numbers = {}
+    for row in rows["launches"]:
+        if row["operation"].startswith("Mem"):
+            continue
+        for name, key in counts.items():
+            at = f"{row['rank']} {name}"
+            summed[at] = summed.get(at, 0) + row[key]
+    yield (
+        "launches",
+        summed,
+        {f"{rank} {name}": float(row[name]) for rank, row in found["launches"].items() for name in counts},
+    )
+
+
+def _compared(table: str, tool: str, ours: _Numbers, theirs: _Numbers) -> dict[str, Any]:
+    common = sorted(ours.keys() & theirs.keys())
+    off = {
+        key: abs(ours[key] - theirs[key]) / max(abs(theirs[key]), 1e-9)
+        for key in common
+        if abs(ours[key] - theirs[key]) > _ALIKE_RATIO * max(abs(theirs[key]), 1e-9)
+    }
+    worst = max(off, key=lambda key: off[key], default=None)
+    return {
+        "table": table,
+        "tool": tool,
+        "common": len(common),
+        "only_perfd": len(ours.keys() - theirs.keys()),
+        "only_other": len(theirs.keys() - ours.keys()),
+        "different": len(off),
+        "worst": None if worst is None else {"number": worst, "perfd": ours[worst], tool: theirs[worst]},
+    }
+
+
+def _holistic(python: str, paths: Sequence[Path]) -> dict[str, Any]:
+    done = subprocess.run(
+        [python, "-c", _HTA, *map(str, paths)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "HTA_DISABLE_NS_ROUNDING": "1"},
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what was compared."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    shared = os.environ.get("PERFD_SHARED")
+    parser.add_argument("--shared", type=Path, default=shared and Path(shared), required=not shared)
+    parser.add_argument("--hta", metavar="PYTHON", help="interpreter with HolisticTraceAnalysis")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args(arguments)
+    result = measure(args.shared, args.hta)
+    if args.json:
+        print(json.dumps(result))
+        return 0
+    for one in result["comparisons"]:
+        print(
+            f"{one['table']:38} {one['tool']:4} {one['common']:6,} numbers, {one['different']:4} differ,"
+            f" only perfd {one['only_perfd']}, only {one['tool']} {one['only_other']}"
+            + (f"; most: {one['worst']}" if one["worst"] else "")
+        )
+    if "hta_s" in result:
+        print(f"perfd {result['perfd_s']:.1f} s, HTA {result['hta_s']:.1f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
