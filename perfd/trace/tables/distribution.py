@@ -11,7 +11,7 @@ from perfd.trace.tables.trace_table import Cell, TableColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Distribution:
+class DurationSpread:
     """Durations of one group. The standard deviation is that of a sample, and 0 of one member."""
 
     group: int
@@ -51,7 +51,7 @@ COLUMNS = (
 )
 
 
-def distributions(groups: Ns, durations_ns: Ns) -> list[Distribution]:
+def distributions(groups: Ns, durations_ns: Ns) -> list[DurationSpread]:
     """One for each group that occurs, that with the most time first."""
     if not len(groups):
         return []
@@ -63,7 +63,7 @@ def distributions(groups: Ns, durations_ns: Ns) -> list[Distribution]:
         part = durations[low:high]
         count = high - low
         found.append(
-            Distribution(
+            DurationSpread(
                 group=int(groups[low]),
                 count=count,
                 total_ns=int(part.sum()),
