@@ -195,9 +195,9 @@ model = torch.nn.Linear(256, 1024)
 optimizer = torch.optim.AdamW(model.parameters())
 with torch.profiler.profile(profile_memory=True, with_stack=True) as profile:
     for _ in range(2):
-        model(torch.randn(8, 256)).square().mean().backward()
+        # With so many activations the peak is not within the optimizer, which has temporary values, too.
+        model(torch.randn(4096, 256)).square().mean().backward()
         optimizer.step()
-        optimizer.zero_grad()
 profile.export_chrome_trace(sys.argv[1])
 """
 
@@ -217,5 +217,7 @@ def test_the_real_profilers_events_have_the_fields_that_are_read(tmp_path):
     (history,) = memory_of(path)
     uses = dict(sizes_by_use(history))
     parameters = (256 * 1024 + 1024) * 4
-    assert uses[MemoryUse.OPTIMIZER] == pytest.approx(2 * parameters, rel=0.6)
-    assert uses[MemoryUse.GRADIENTS] == parameters
+    # AdamW keeps two values for each parameter, and a count for each of the two tensors.
+    assert uses[MemoryUse.OPTIMIZER] == 2 * parameters + 2 * 4
+    # The gradient of the loss, which the backward pass begins with, is one number.
+    assert uses[MemoryUse.GRADIENTS] == parameters + 4

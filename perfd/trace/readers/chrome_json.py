@@ -68,7 +68,7 @@ class ChromeEvent(msgspec.Struct, gc=False):
 
 @cache
 def _decoder(event_type: type[ChromeEvent]) -> Callable[[bytes], list[ChromeEvent]]:
-    # One for all files: msgspec 0.22.0 crashes after some thousands of decoders were made.
+    # Made once per type, for all files.
     return msgspec.json.Decoder(list[event_type], strict=False).decode  # type: ignore[valid-type]
 
 

@@ -12,8 +12,8 @@ from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
 
 CONSECUTIVE_NS = 30_000
-"""Up to this long between kernels that were both launched: as HolisticTraceAnalysis 0.5 does, whose 30 are
-microseconds."""
+"""Shorter gaps between kernels that were both launched are `kernel_wait`: as in HolisticTraceAnalysis 0.5.0,
+whose documentation says 30 nanoseconds, but which compares microseconds."""
 QUEUE_LIMIT = 1024
 """Launches that CUDA queues before a further one blocks: HolisticTraceAnalysis' default."""
 _STREAM = TableColumn("stream", "count")
