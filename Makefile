@@ -30,8 +30,8 @@ $(VENV)/.installed-dev: $(VENV)/.installed deploy/lock/development.txt
 	@touch $@
 
 demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow rank through the whole system
-	@$(BIN)/perfd replay dp4_slow2 --skip 18
-	@echo "Next: 'source $(VENV)/bin/activate', then 'perfd run -- YOUR COMMAND'. See docs/first-hour.md."
+	@$(BIN)/perfd demo
+	@echo "(First: 'source $(VENV)/bin/activate'. See docs/first-hour.md.)"
 
 # A process per core, and not more than 8: each of them imports all tests first.
 IN_PARALLEL := -n logical --maxprocesses 8 --dist worksteal

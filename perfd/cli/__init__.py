@@ -19,6 +19,7 @@ from perfd.errors import PerfdError
 from perfd.formatting import printable_text
 
 VERBS = {
+    "demo": "replay a recorded 4-GPU job with a slow GPU, to see what perfd finds",
     "run": "run a command under perfd: agent and aggregator beside it, a diagnosis at the end",
     "agent": "collect on this node and stream to an aggregator",
     "aggregator": "receive agents' streams: metrics, analysis, rules, captures, history",
@@ -30,6 +31,7 @@ VERBS = {
     "diagnose": "diagnose what limits a job: evidence and advice",
     "status": "list the jobs of an aggregator once",
     "top": "watch the jobs of an aggregator",
+    "watch": "print a line about a job each few seconds, for CI logs and tmux",
     "nodes": "show what nodes were blamed for over all jobs, and which are suspects",
     "capture": "list, show, start and cancel captures of an aggregator's jobs",
     "analyze": "analyze traces: what limits the job",
@@ -46,9 +48,9 @@ VERBS = {
     "version": "print the version",
 }
 """Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
-_OWN_OUTPUT = ("run", "agent", "aggregator", "replay", "top", "open", "webhook", "version")
+_OWN_OUTPUT = ("demo", "run", "agent", "aggregator", "replay", "top", "open", "webhook", "version")
 """Verbs that pass on what a job prints, draw on the screen, or print nothing of others."""
-_USES_GRPC = ("agent", "aggregator", "replay")
+_USES_GRPC = ("agent", "aggregator", "demo", "replay")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
