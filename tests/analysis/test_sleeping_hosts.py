@@ -9,10 +9,18 @@ import numpy as np
 import pytest
 from analysis.jobs import description, job_data, step_table
 from analysis.test_late_hosts import LONGER, gpus
+from analysis.test_lateness import STEP_S, gradients, lags
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import LaunchReadings
-from perfd.analysis.data.job_data import JobData, LaunchTable, OperationPace, StepPauses, StepsWithinLines
+from perfd.analysis.data.job_data import (
+    JobData,
+    LaunchTable,
+    NcclTime,
+    OperationPace,
+    StepPauses,
+    StepsWithinLines,
+)
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Finding, Kind
 from perfd.model import RankColumn
@@ -78,6 +86,7 @@ def test_hosts_that_began_to_sleep_when_steps_became_longer_wait_for_data_and_no
     assert (found.confidence, found.culprits) == (0.6, ())
     assert found.gain_ratio == pytest.approx(GAIN)
     assert "since step 13" in found.evidence[1]
+    assert found.longer_for_s == pytest.approx(4.8)
     assert "loader workers of each rank sleep" in found.evidence[-2]
     assert "lock or a barrier" in found.evidence[-1]
 
@@ -174,6 +183,48 @@ def test_slow_from_the_first_step_they_sleep_for_as_long_as_gpus_idle() -> None:
     assert found.gain_ratio == pytest.approx(1 - 0.38 / 0.6, abs=0.01)
     assert loading(job(launches([[0.5, 0.5, 0.5, 0.05]] * 4), [0.6] * 20)) is None
     assert loading(job(launches([[0.5]] * 4), [0.4] * 20)) is None
+
+
+def test_while_workers_of_all_ranks_are_busy_the_gpu_that_idles_most_counts_for_all() -> None:
+    # Rank 1 gets its data last: the others wait for it in NCCL, which runs a kernel.
+    waiting = (False, True, False, False)
+    busy = launches([[0.5]] * 4, busy=THRESHOLDS.loader_workers_busy_ratio)
+    found = loading(job(busy, [0.6] * 20, idle=waiting))
+
+    assert found is not None
+    assert (found.confidence, found.culprits) == (0.8, ())
+    assert found.gain_ratio == pytest.approx(1 - 0.38 / 0.6, abs=0.01)
+    assert any("GPU that idles most runs no kernel in 36." in sentence for sentence in found.evidence)
+    assert loading(job(launches([[0.5]] * 4, busy=0.79), [0.6] * 20, idle=waiting)) is None
+    of_three = replace(busy, loader_busy_ratio=np.tile([1.0, 1.0, 1.0, 0.5], (4, 1)))
+    assert loading(job(of_three, [0.6] * 20, idle=waiting)) is None
+
+
+@pytest.mark.parametrize(
+    ("asleep", "busy", "gpus_seen", "named"),
+    [
+        (0.5, 0.8, False, False),
+        (0.5, 0.79, False, True),
+        (0.04, 0.8, False, True),
+        (0.5, 0.8, True, True),
+    ],
+    ids=["all wait", "workers keep up", "costs more", "GPUs are busy"],
+)
+def test_a_rank_that_comes_last_while_all_wait_for_busy_workers_is_not_named_until_gpus_show_the_cost(
+    asleep: float, busy: float, gpus_seen: bool, named: bool
+) -> None:
+    steps = step_table([STEP_S] * 100)
+    data = job_data(
+        steps,
+        description=description(world_size=RANKS, dp=RANKS),
+        collectives=[gradients(lags(20, RANKS, {0: 0.1}))],
+        nccl=[NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(RANKS)],
+        launches=launches([[asleep]] * 4, busy=busy),
+        now_unix_s=2000.0,
+        **({"gpu": gpus(steps, idle=(False,) * RANKS)} if gpus_seen else {}),
+    )
+    found = summarise(data, AnalysisSettings()).findings
+    assert any(one.kind is Kind.STRAGGLER for one in found) is named
 
 
 def readings(counts: Sequence[tuple[float, float]], *, rank: int = 0) -> LaunchReadings:

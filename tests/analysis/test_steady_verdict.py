@@ -52,6 +52,13 @@ def changes(said: Sequence[Finding]) -> int:
     return sum((a.kind, a.culprits) != (b.kind, b.culprits) for a, b in itertools.pairwise(said))
 
 
+def test_a_cause_that_began_with_longer_steps_is_shown_at_once_and_held_as_any_other():
+    began = Finding(kind=Kind.DATA_LOADING, confidence=0.6, gain_ratio=0.12, longer_for_s=HOLD_S)
+    assert heads([LAUNCH, began, LAUNCH, LAUNCH]) == [LAUNCH, began, began, began]
+    for long_ago_s in (HOLD_S + 0.1, None):
+        assert heads([LAUNCH, replace(began, longer_for_s=long_ago_s)] * 2) == [LAUNCH] * 4
+
+
 def test_what_crosses_a_threshold_for_a_few_looks_changes_nothing():
     looks = [LAUNCH, LAUNCH, UNKNOWN, LAUNCH, HOST, HOST, LAUNCH, UNKNOWN]
     assert set(heads(looks)) == {LAUNCH}

@@ -40,8 +40,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     """All findings, the one to act on first at the front; never empty."""
     starved = judge_sleeping_hosts(facts)
     straggler = judge_straggler(facts)
-    if starved is not None and straggler is not None and _costs_more(starved, straggler):
-        # Where all ranks wait for their input, chance decides who comes last.
+    if straggler is not None and _last_by_chance(facts, straggler, starved):
         straggler = None
     slow = {culprit.id for culprit in straggler.culprits} if straggler else set()
     left = 1 - ((straggler.gain_ratio if straggler else None) or 0.0)
@@ -76,6 +75,14 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     computation = judge_compute(facts)
     leads = computation_leads(found, computation)
     return [_with_advice(finding, facts) for finding in ([computation, *found] if leads else found)]
+
+
+def _last_by_chance(facts: JobEvidence, straggler: Finding, starved: Finding | None) -> bool:
+    """Whether all ranks wait for their input, and for longer than for the one that comes last."""
+    if starved is not None:
+        return _costs_more(starved, straggler)
+    asleep = facts.asleep_for_workers
+    return facts.data.share_ratio is None and asleep is not None and (straggler.gain_ratio or 0.0) < asleep
 
 
 def _costs_more(one: Finding, other: Finding) -> bool:

@@ -63,8 +63,13 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
             f"Steps take {duration(hosts.since_s)} since step {hosts.since_step} and took"
             f" {duration(hosts.before_s)} before."
         )
-    if hosts.idle_ratio is not None:
+    if hosts.idle_ratio is not None and hosts.idle_ratio >= THRESHOLDS.idle_ratio:
         evidence.append(f"GPUs of all ranks run no kernel in {percent(hosts.idle_ratio)} and more (NVML).")
+    elif hosts.idlest_ratio is not None:
+        evidence.append(
+            f"The GPU that idles most runs no kernel in {percent(hosts.idlest_ratio)} of the time (NVML);"
+            " whichever rank gets its data first waits for the others in NCCL."
+        )
     if hosts.lead_lost:
         evidence.append("Hosts are less far ahead of their GPUs than before (NCCL).")
     if hosts.at_begin:
@@ -87,6 +92,7 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
         evidence=evidence,
         advice=advice.SLOW_INPUT,
         gain_ratio=hosts.gain_ratio,
+        longer_for_s=hosts.longer_for_s,
     )
 
 

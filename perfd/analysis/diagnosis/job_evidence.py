@@ -88,6 +88,8 @@ class JobEvidence:
     reading: ReadingRank | None = None
     """The rank that became slow by its own past, if it is that one."""
     sleeping: SleepingHosts | None = None
+    asleep_for_workers: float | None = None
+    """The share of time, the least of all ranks, while all loader workers are busy; None once GPUs show."""
     stall: PeriodicStall | None = None
     contention: Sequence[HostContention] = ()
     """What ranks' hosts wait for, the worst first."""

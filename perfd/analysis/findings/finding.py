@@ -76,6 +76,8 @@ class Finding:
     finding may explain it; None when all of it may be that."""
     ranks: Sequence[int] = ()
     """Ranks that it concerns if its culprits are not ranks; empty for all."""
+    longer_for_s: float | None = None
+    """For how long steps have been longer, where that they became so is the evidence; else None."""
     effects: Sequence[Effect] = ()
     """Symptoms of the same job that this one explains, the largest first."""
 

@@ -1,13 +1,15 @@
 """The headline of a live job, which a look changes only once other evidence has lasted.
 
 Shares near a threshold cross it in one look and are back in the next; the headline follows only what costs
-far more. A finding that blames a rank already needs several steps of evidence: it is the headline at once.
+far more. A finding that blames a rank, or that began with a change of the step time, already needs several
+steps of evidence: it is the headline at once.
 If looks found it for a second it is held for some steps more, since the evidence of a window that a fault
 just fills has gaps; then the headline before it is back.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -63,9 +65,9 @@ def steady_verdict(
     """The verdict after this look, and its findings with that headline at the front.
 
     `found` has at least one finding, the one to act on first at the front. The headline changes at once while
-    steps are few and where the job began anew, where a rank is blamed, where culprits are not found any more
-    that looks found for a moment only, and where another cause costs far more; else once others were found
-    for some steps and seconds in a row.
+    steps are few and where the job began anew, where a rank is blamed, where steps became longer, where
+    culprits are not found any more that looks found for a moment only, and where another cause costs far
+    more; else once others were found for some steps and seconds in a row.
     """
     head = found[0]
     if _blames_rank(head):
@@ -103,7 +105,7 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if _young(since, now):
         # There is nothing to hold before the first verdict.
         return Verdict(settled=None if head.kind is Kind.UNKNOWN else head), found
-    if settled is None or _same(settled, head) or _lasted(since, now):
+    if settled is None or _same(settled, head) or _just_began(head, now) or _lasted(since, now):
         return Verdict(settled=head), found
     still = next((one for one in found if _same(one, settled)), None)
     blamed_before = still is None and bool(settled.culprits)
@@ -138,6 +140,12 @@ def _weight(finding: Finding) -> float:
 def _young(since: Moment, now: Moment) -> bool:
     began_anew = (now.step or 0) < (since.step or 0)
     return began_anew or now.steady_steps < THRESHOLDS.verdict_steady_steps_count
+
+
+def _just_began(finding: Finding, now: Moment) -> bool:
+    """A change that is longer ago than any headline is held should have been found before."""
+    least_s = THRESHOLDS.verdict_hold_steps_count * (now.step_s or 0.0)
+    return (finding.longer_for_s or math.inf) <= max(THRESHOLDS.verdict_hold_s, least_s)
 
 
 def _lasted(since: Moment, now: Moment) -> bool:

@@ -24,7 +24,7 @@ from perfd.analysis.steps.pipeline_bubble import (
     pipeline,
     stage_of_ranks,
 )
-from perfd.analysis.steps.sleeping_hosts import EachStep, SleepingHosts, sleeping_hosts
+from perfd.analysis.steps.sleeping_hosts import EachStep, SleepingHosts, asleep_for_workers, sleeping_hosts
 from perfd.analysis.steps.steady_steps import SteadySteps, steady_rows
 from perfd.analysis.steps.step_time_change import StepTimeChange, step_time_change
 from perfd.analysis.steps.throttling import HeldClock, held_clocks
@@ -70,6 +70,7 @@ __all__ = [
     "StepTime",
     "StepTimeChange",
     "Timers",
+    "asleep_for_workers",
     "breakdown",
     "bubble_theory_ratio",
     "compute_change",

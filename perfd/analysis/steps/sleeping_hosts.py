@@ -21,6 +21,8 @@ _LATEST_S = 0.5
 """A window that is so much longer than the time since a change still is of that time."""
 _STEPS = 3
 """A window covers so many at least."""
+_SETTLED, _USUAL = 1, 2
+"""Windows that are longer than a moment, and long enough to be what is usual."""
 _BEFORE = 8
 
 
@@ -36,12 +38,16 @@ class SleepingHosts:
     """None where it is not known to have been otherwise."""
     before_s: float | None = None
     since_s: float | None = None
+    longer_for_s: float | None = None
+    """The time of all steps since."""
     at_begin: bool | None = None
     """Whether the time lies between a step's last reduction and the next one's first; None if unknown."""
     lead_lost: bool = False
     """Whether hosts are less ahead of their GPUs than before."""
     idle_ratio: float | None = None
     """The share of time in which GPUs run no kernel, the least of all; None where a change shows it."""
+    idlest_ratio: float | None = None
+    """The same, the most of all."""
     loader_workers: int | None = None
     """Of each rank."""
     loader_busy_ratio: float | None = None
@@ -68,6 +74,19 @@ def sleeping_hosts(
     if table is None or not world or len(table.rank) != world:
         return None
     return _since_change(table, each, longer) or _all_along(table, each, activity)
+
+
+def asleep_for_workers(table: LaunchTable | None, activity: GpuActivity, world: int | None) -> float | None:
+    """The least share of time that a rank's host sleeps while loader workers of all ranks are busy.
+
+    None where workers of a rank keep up, and once GPUs have been seen for long enough to say more. Until
+    then a rank may come last by chance: whichever has its data first waits for the others in NCCL.
+    """
+    if table is None or not world or len(table.rank) != world:
+        return None
+    if activity.usual(activity.metrics.get(activity.kernel_metric)) or not _all_busy(table):
+        return None
+    return known(float(np.min(table.asleep_ratio[_SETTLED])))
 
 
 def _since_change(table: LaunchTable, each: EachStep, longer: LongerSteps | None) -> SleepingHosts | None:
@@ -106,6 +125,7 @@ def _since_change(table: LaunchTable, each: EachStep, longer: LongerSteps | None
         since_step=since_step,
         before_s=before_s,
         since_s=since_s,
+        longer_for_s=elapsed_s,
         at_begin=at_begin,
         lead_lost=lead_lost,
         loader_workers=workers,
@@ -129,9 +149,11 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
     long_enough = np.flatnonzero(median(table.span_s, axis=1) >= _STEPS * (step_s or np.inf))
     if step_s is None or not len(long_enough):
         return None
-    # The second shortest and later ones: a moment is not what is usual.
-    window = max(int(long_enough[0]), 2)
-    lost = np.minimum(idle, table.asleep_ratio[min(window, len(table.span_s) - 1)])
+    window = min(max(int(long_enough[0]), _USUAL), len(table.span_s) - 1)
+    # While workers of all ranks are too slow, a GPU without work is one of whoever gets its data last: the
+    # others run a kernel that waits for it.
+    counted = np.full(len(idle), idle.max()) if _all_busy(table) else idle
+    lost = np.minimum(counted, table.asleep_ratio[window])
     if not bool((lost >= THRESHOLDS.idle_ratio).all()):
         return None
     gain = float(median(lost))
@@ -147,6 +169,7 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
         gain_ratio=gain,
         at_begin=at_begin,
         idle_ratio=float(idle.min()),
+        idlest_ratio=float(idle.max()),
         loader_workers=workers,
         loader_busy_ratio=busy,
     )
@@ -184,6 +207,11 @@ def _before(table: LaunchTable, window: int) -> Floats | None:
     part, whole = (later[0], later[1]) if len(later) > 1 else (window, later[0])
     slept_s = table.asleep_ratio[whole] * table.span_s[whole] - table.asleep_ratio[part] * table.span_s[part]
     return np.asarray(slept_s / (table.span_s[whole] - table.span_s[part]))
+
+
+def _all_busy(table: LaunchTable) -> bool:
+    """Whether the loader workers of all ranks are never done; False where they are not seen."""
+    return bool((table.loader_busy_ratio[_SETTLED] >= THRESHOLDS.loader_workers_busy_ratio).all())
 
 
 def _loaders(table: LaunchTable, window: int) -> tuple[int | None, float | None]:
