@@ -153,6 +153,8 @@ def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_nobod
         ("fsdp2x2", 5.0),
         ("lightning2", 5.0),
         ("lightning2_checkpoint", 5.0),
+        ("ddpacc2", 5.0),
+        ("fsdpacc2", 5.0),
         ("ddp2storage", 20.0),
     ],
 )
@@ -167,6 +169,15 @@ def test_slow_data_of_loops_without_timers_is_named_and_no_rank_is(name: str, wi
     assert not watched.false_blame
     named = [look for look in watched.looks if look.kind == "data_loading"]
     assert all(look.unix_s >= slow.phase.begin_unix_s for look in named)
+
+
+@pytest.mark.parametrize("name", ["ddpacc2", "ep2", "fsdpacc2", "fsdp2x2decoding"])
+def test_every_fault_of_a_run_is_named_and_no_other_rank_is(name: str) -> None:
+    recording = STARTS / name / "recording"
+    watched = watch(recording, name, truth_of(recording))
+    assert watched.right
+    assert not watched.false_blame
+    assert not watched.too_many_flips
 
 
 def test_a_job_that_writes_its_last_checkpoint_for_twelve_seconds_does_not_hang() -> None:
