@@ -371,7 +371,7 @@ def test_a_damaged_file_is_set_aside_and_what_can_be_read_is_kept(path, damage, 
         assert "llm" in state.fleet.jobs
     if damage != "empty":
         assert path.with_name(path.name + ".damaged").exists()
-        assert "set aside" in caplog.text
+        assert "moved aside" in caplog.text
     history.close()
 
 

@@ -67,7 +67,7 @@ def _restore_job(state: AggregatorState, stored: StoredJob, now_unix_s: float, n
             job.phases.put(block)
     for line in stored.steps:
         with contained(Part.HISTORY):
-            job.steps.put(line, now_unix_s)
+            job.restore_step(line, now_unix_s)
     for _, event in stored.events:
         with contained(Part.HISTORY):
             job.event(event)

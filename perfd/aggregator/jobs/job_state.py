@@ -313,6 +313,11 @@ class JobState:
         self.description = None if description is None else plausible_description(description)
         self.version += 1
 
+    def restore_step(self, line: TrainingStep, sent_unix_s: float) -> None:
+        """Add a step that history knows."""
+        self._sources.was_paced = self._sources.was_paced or shows_pace(line)
+        self.steps.put(line, sent_unix_s)
+
     def _new_line(self, line: TrainingStep, source: RecordSource) -> Event | None:
         printed_unix_s = source.sent_unix_s if line.time_unix_ns is None else line.time_unix_ns / 1e9
         end = self.lifetime.end

@@ -17,6 +17,8 @@ class StepSources:
     """The job's own process does."""
     log_has_times: bool = False
     """Its log shows a pace."""
+    was_paced: bool = False
+    """Steps that history knows had a pace, whatever showed it."""
     communicates: bool = False
     """It has NCCL operations, which may show steps later."""
     _timed_step: int | None = field(default=None, init=False)
@@ -24,8 +26,8 @@ class StepSources:
 
     @property
     def by_arrival(self) -> bool:
-        """Neither does its log show a pace, nor can its operations."""
-        return not (self.by_operations or self.log_has_times or self.communicates)
+        """Neither does its log show a pace, nor did anything before a restart, nor can its operations."""
+        return not (self.by_operations or self.log_has_times or self.was_paced or self.communicates)
 
     @property
     def used(self) -> StepSource:
