@@ -150,6 +150,30 @@ def test_gaps_are_the_hosts_if_it_launched_after_them(tmp_path):
     assert row["other_s"] == pytest.approx(40e-6)
 
 
+@pytest.mark.parametrize(("gap_us", "cause"), [(29.999, "kernel_wait_s"), (30, "other_s")])
+def test_a_gap_from_30_us_on_is_not_only_the_next_kernels(tmp_path, gap_us, cause):
+    path = kineto_file(
+        tmp_path,
+        [
+            Op(COMPUTE, 100, 200, launched=0, took=1),
+            Op(COMPUTE, 200 + gap_us, 300, launched=2, took=1),
+        ],
+    )
+    (row,) = rows_of(path, "idle")
+    assert row[cause] == pytest.approx(gap_us / 1e6)
+
+
+@pytest.mark.parametrize(("launches", "full_s"), [(1023, 0), (1024, 1007e-6)])
+def test_a_queue_is_full_with_1024_operations(tmp_path, launches, full_s):
+    path = kineto_file(
+        tmp_path,
+        [Op(COMPUTE, 2030 + at, 2030.5 + at, launched=at, took=0) for at in range(launches)],
+    )
+    (row,) = rows_of(path, "queue")
+    assert row["max_length"] == launches
+    assert row["full_s"] == pytest.approx(full_s)
+
+
 def test_operators_know_inputs_module_line_and_the_gpu_time_below_them(tmp_path):
     path = kineto_file(
         tmp_path,
