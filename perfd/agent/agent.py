@@ -34,6 +34,9 @@ from perfd.net import AccessControl, HttpServer, Request, Response, ServerTls
 log = logging.getLogger(__name__)
 
 _COLLECTORS_TIMEOUT_S = 2.0
+_FIRST_READING_S = 12.0
+"""For a collector that is starting when the agent ends, as the process that parses the log of a short job.
+It took over 6 s on a busy machine. With the time to send it is below the 20 s of deploy/slurm/epilog.sh."""
 _FLUSH_TIMEOUT_S = 3.0
 _ORIGIN_INTERVAL_S = 30.0
 """How often the agent repeats whose job it is, for aggregators that start later."""
@@ -163,7 +166,7 @@ class Agent:
             return
         self._stopping.set()
         self._batcher.wake()
-        for name in self._runner.stop(_COLLECTORS_TIMEOUT_S):
+        for name in self._runner.stop(_COLLECTORS_TIMEOUT_S, first_within_s=_FIRST_READING_S):
             log.warning("A collector hangs and is left behind.", extra={"collector": name})
         if self._batch_thread.is_alive():
             self._batch_thread.join()

@@ -52,6 +52,57 @@ def test_a_hanging_collector_holds_up_no_other() -> None:
     assert runner.stop(20.0) == []
 
 
+def test_the_end_waits_for_a_first_reading_that_has_begun_and_for_what_came_during_it() -> None:
+    entered, release, left = threading.Event(), threading.Event(), list[str]()
+    lines = [1]
+
+    def start_slowly() -> list[Record]:
+        found, lines[:] = list(lines), []
+        entered.set()
+        release.wait()
+        return [step for number in found for step in steps(number)]
+
+    sink = Sink()
+    clock = SystemClock()
+    runner = Runner([task(start_slowly, clock=clock, interval_s=0.1)], sink, clock)
+    runner.start()
+    assert entered.wait(20.0)
+    lines.append(2)
+    end = threading.Thread(target=lambda: left.extend(runner.stop(0.0, first_within_s=60.0)))
+    end.start()
+    end.join(0.1)
+    assert end.is_alive()
+    release.set()
+    end.join(20.0)
+    assert left == []
+    assert [record.step for record in sink.records if isinstance(record, TrainingStep)] == [1, 1, 2]
+
+
+def test_a_first_reading_that_takes_too_long_and_a_later_one_hold_up_no_end() -> None:
+    entered, release = threading.Event(), threading.Event()
+    calls = list[int]()
+
+    def hang(after: int) -> list[Record]:
+        calls.append(1)
+        if len(calls) > after:
+            entered.set()
+            release.wait()
+        return []
+
+    for after in (0, 1):
+        calls.clear()
+        entered.clear()
+        clock = VirtualClock() if after == 0 else SystemClock()
+        hanging = task(lambda after=after: hang(after), name="hanging", clock=clock, interval_s=0.1)
+        runner = Runner([hanging], Sink(), clock)
+        runner.start()
+        assert entered.wait(20.0)
+        if isinstance(clock, VirtualClock):
+            clock.advance(60.0)
+        assert runner.stop(0.0, first_within_s=60.0) == ["hanging"]
+    release.set()
+
+
 def test_a_collector_that_hangs_is_reported_every_few_seconds() -> None:
     entered, release = threading.Event(), threading.Event()
 

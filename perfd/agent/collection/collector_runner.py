@@ -46,17 +46,19 @@ class Runner:
         for opening in openings:
             opening.result(_OPEN_TIMEOUT_S)
 
-    def stop(self, timeout_s: float) -> list[str]:
+    def stop(self, timeout_s: float, *, first_within_s: float = 0.0) -> list[str]:
         """Collect once more and end all threads; returns the names of collectors that hang.
 
-        Those are abandoned: a thread that waits in a driver cannot be ended.
+        Those are abandoned: a thread that waits in a driver cannot be ended. A collector that reads
+        for the first time has `first_within_s` from the beginning of that: it may start a process.
         """
         for task in self._tasks:
             task.announce_end()
         self._stop.set()
         deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+        for task, thread in zip(self._tasks, self._threads, strict=False):
+            left_s = max(deadline_s - time.monotonic(), first_within_s - self._first_reading_s(task))
+            thread.join(max(0.0, left_s))
         if not self._threads:
             for task in self._tasks:
                 task.close()
@@ -96,17 +98,23 @@ class Runner:
             return
         schedule = Schedule(interval_s=task.interval_s, start_s=self._clock.monotonic_s())
         while not task.state.finished:
+            if self._stop.wait(max(0.0, schedule.next_s - self._clock.monotonic_s())):
+                # The last lines of a log are often the ones that matter.
+                task.deliver_due(self._deliver, self._clock.monotonic_s())
+                break
             now_s = self._clock.monotonic_s()
             if schedule.due(now_s):
                 task.miss(schedule.take(now_s))
                 task.deliver_due(self._deliver, now_s)
-            elif self._stop.wait(schedule.next_s - now_s):
-                # The last lines of a log are often the ones that matter.
-                task.deliver_due(self._deliver, self._clock.monotonic_s())
-                break
-            if self._stop.is_set():
-                break
         task.close()
+
+    def _first_reading_s(self, task: CollectorTask) -> float:
+        """For how long a collector has been reading for the first time; infinite for one that has read."""
+        state = task.state
+        if state.success is not None or state.finished:
+            return float("inf")
+        now_s = self._clock.monotonic_s()
+        return now_s - (now_s if state.running_since_s is None else state.running_since_s)
 
 
 class _Opening:
