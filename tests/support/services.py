@@ -5,8 +5,11 @@ Each needs its Debian package: `prometheus`, `prometheus-alertmanager`, `victori
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
@@ -63,7 +66,8 @@ class Service:
     def start(self) -> None:
         """Start it, and return when it says that it is ready; raises `OSError` when it ends instead."""
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            # A group of its own: killed alone, `mlflow server` leaves its workers, and the port with them.
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + self._start_within_s
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -76,12 +80,14 @@ class Service:
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
-            self._process = None
+        self.kill()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End it at once, its own processes too."""
         if self._process is not None:
-            self._process.kill()
+            # Nothing is left of it after a `stop`, as a rule.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
             self._process = None
 
