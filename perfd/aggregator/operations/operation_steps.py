@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfd.aggregator.operations.exact_steps import ExactSteps, FoundSteps
-from perfd.aggregator.operations.operation_stream import LONE_S, Cycle, OperationStream
+from perfd.aggregator.operations.operation_stream import LONE_S, RECEIVE, Cycle, OperationStream
 from perfd.analysis.data.job_data import OperationPace
 from perfd.model import CollectiveTimes, TrainingStep
 
@@ -21,9 +21,12 @@ _LOOK_S = 1.0
 """Between looks for what repeats, before it is known."""
 _GATHERING, _ENDING_STEPS = "AllGather", "ReduceScatter"
 _REPEATS_AWAITED = 20
-"""Of gathers, before these show steps although there are reductions."""
+"""Of gathers, before these show steps although there are reductions, and of others before what a group hands
+on does."""
 _SHARDED = (_GATHERING, _ENDING_STEPS)
 """FSDP and ZeRO repeat these in each micro-batch; what is reduced once per step separates steps."""
+_HANDED_ON = ("Broadcast", RECEIVE)
+"""Tensor and pipeline groups hand data on in each micro-batch. They may reduce a number in each one, too."""
 _SCALAR_BYTES = 4096
 """The norm of gradients is a number, or a few."""
 _FEWEST_SCALARS = 8
@@ -82,7 +85,8 @@ class OperationSteps:
 
     def __init__(self) -> None:
         self._rank: int | None = None
-        self._streams: dict[tuple[str, str], OperationStream] = {}
+        self._streams: dict[tuple[str, str, int | None], OperationStream] = {}
+        """By communicator, operation and, of receives, the peer."""
         self._mark: _Mark | None = None
         self._first: TrainingStep | None = None
         """A row that waits until the stream goes on: what repeats while a job starts ends soon."""
@@ -111,14 +115,18 @@ class OperationSteps:
         """Add what a rank did; returns rows of steps, with nothing but times, when some are complete."""
         if self._rank is None:
             self._rank = times.rank
-        if times.rank != self._rank or times.peer is not None or not times.sequences or not times.sizes_bytes:
+        if times.rank != self._rank or not times.sequences or not times.sizes_bytes:
             return _NOTHING
-        key = (times.communicator, times.operation)
+        if times.peer is not None and times.operation != RECEIVE:
+            return _NOTHING
+        key = (times.communicator, times.operation, times.peer)
         stream = self._streams.get(key)
         if stream is None:
             if len(self._streams) >= _MOST_STREAMS:
                 return _NOTHING
-            stream = self._streams[key] = OperationStream(*key, times.sequences[0] - 1)
+            stream = self._streams[key] = OperationStream(
+                times.communicator, times.operation, times.sequences[0] - 1
+            )
         stream.put(times)
         exact = stream.spans[-1] is not None
         since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
@@ -208,6 +216,8 @@ class OperationSteps:
             for stream in streams
             if (cycle := stream.repeat()) and cycle.size_bytes > _SCALAR_BYTES
         ]
+        # What a pipeline hands on may be larger than what ends its steps.
+        cycles = [one for one in cycles if one[0].operation != RECEIVE] or cycles
         if not cycles:
             return None
         current = self._mark.stream if self._mark else None
@@ -218,10 +228,12 @@ class OperationSteps:
         )
         if current is None and stream.operation == _GATHERING and self._may_end_steps(stream, cycle):
             return None
+        if current is None and stream.operation in _HANDED_ON and _may_show_better(streams):
+            return None
         if stream.total_bytes < _LEAST_BYTES_RATIO * sum(one.total_bytes for one in streams):
             # What moves the job's data has not repeated often enough yet.
             return None
-        if stream.operation not in _SHARDED:
+        if stream.operation not in (*_SHARDED, *_HANDED_ON):
             return _Pace(stream, cycle, 1)
         return self._sharded_pace(stream, cycle)
 
@@ -242,7 +254,7 @@ class OperationSteps:
         ]
         slower = [(ratio, count) for ratio, count in ratios if ratio > _SLOWER]
         if not slower:
-            once = any(ratio > 1 / _SLOWER for ratio, _ in ratios)
+            once = stream.operation in _SHARDED and any(ratio > 1 / _SLOWER for ratio, _ in ratios)
             return _Pace(stream, cycle, 1 if once else None)
         whole = [round(ratio) for ratio, count in slower if _is_whole(ratio, count)]
         return _Pace(stream, cycle, max(whole)) if whole else None
@@ -273,6 +285,12 @@ def _as_row(job: str, mark: _Mark, since_step: float, since_unix_ns: int) -> Tra
         step_time_s=(mark.time_unix_ns - since_unix_ns) / 1e9 / (mark.step - since_step),
         steps_covered=covered,
     )
+
+
+def _may_show_better(streams: Sequence[OperationStream]) -> bool:
+    """Whether what ends steps, such as a reduction of gradients, has only not repeated often enough yet."""
+    largest = [(one.sizes, max(one.sizes, default=0)) for one in streams if one.operation not in _HANDED_ON]
+    return any(size > _SCALAR_BYTES and sizes.count(size) < _REPEATS_AWAITED for sizes, size in largest)
 
 
 def _are_scalars(sizes: Sequence[int] | deque[int]) -> bool:

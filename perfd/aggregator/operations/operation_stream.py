@@ -6,8 +6,10 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from perfd.analysis.operations.repeat_period import repeat_period
-from perfd.analysis.operations.step_boundaries import OperationSpan
+import numpy as np
+
+from perfd.analysis.operations.repeat_period import Repeat, repeat_period
+from perfd.analysis.operations.step_boundaries import OperationSpan, receives_of_step
 from perfd.model import CollectiveTimes
 
 _HELD_OPERATIONS = 2048
@@ -20,6 +22,7 @@ _MOST_LONE_PER_S = 20.0
 """A stream of one size may have one operation per step up to this rate; tensor parallelism has more."""
 LONE_S = 3.0
 """For so long a stream of one size must have been seen."""
+RECEIVE = "Recv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class OperationStream:
     sizes: deque[int] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
     spans: deque[OperationSpan | None] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
     """When each ran; None where that is unknown."""
+    durations_us: deque[float] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
+    """Of receives, since the newest hole."""
     seen: int = 0
     """Operations since the first report, those that were not reported included."""
     seen_s: float = 0.0
@@ -75,6 +80,10 @@ class OperationStream:
             # The order of what is held is not that of the job any more.
             self.sizes.clear()
             self.spans.clear()
+        if self.operation == RECEIVE:
+            if hole:
+                self.durations_us.clear()
+            self.durations_us.extend(duration / 1e3 for duration in times.durations_ns)
         self.sizes.extend(times.sizes_bytes)
         self.spans.extend(_spans(times))
         self.total_bytes += times.total_bytes or 0.0
@@ -95,8 +104,14 @@ class OperationStream:
         found = repeat_period(large)
         if found is None or found.length < _FEWEST_REPEATS * found.period:
             return None
-        if found.period == 1 and (self.per_s > _MOST_LONE_PER_S or self.seen_s < LONE_S):
-            return None
+        if self.operation == RECEIVE:
+            found = self._received(found)
+            if found is None:
+                return None
+        elif found.period == 1:
+            large_per_s = self.per_s * len(large) / len(self.sizes)
+            if large_per_s > _MOST_LONE_PER_S or self.seen_s < LONE_S:
+                return None
         return Cycle(
             size_bytes=max(large[-found.period :]),
             operations=found.period * len(self.sizes) / len(large),
@@ -104,6 +119,15 @@ class OperationStream:
             known=found.length,
             moved_bytes=sum(large[-found.period :]),
         )
+
+    def _received(self, found: Repeat) -> Repeat | None:
+        """What receives of one size repeat, by how long they take."""
+        if found.period != 1 or self.seen_s < LONE_S:
+            return None
+        count = receives_of_step(np.array(self.durations_us))
+        if count is None or self.per_s / count > _MOST_LONE_PER_S:
+            return None
+        return Repeat(count, min(found.length, len(self.durations_us)))
 
     def repeating(self, cycle: Cycle) -> list[TimedOperation] | None:
         """The large operations that repeat; None where it is unknown when one of them ran."""

@@ -26,6 +26,9 @@ _LEAD_LOST = 0.5
 """Where the host was so much less ahead than usual, it waited for the GPU, as for a loss to print: its pause
 is longer for that."""
 _LEAST_LEAD_US = 1_000.0
+_LEAST_WAIT_RATIO = 3.0
+"""A receive that waits takes longer than the others by this multiple of their time. In recordings of
+pipelines of two stages it is by 150 times and more; transfers of one size differ by less than a half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,23 @@ def micro_batches_of(pauses_us: Floats, leads_us: Floats, each_us: float) -> tup
         ends = np.arange(len(pauses_us)) % count == last
         if _stand_out(pauses_us, ends, _LEAST_RATIO * each_us):
             return (count, last) if _still_ahead(leads_us, ends) else None
+    return None
+
+
+def receives_of_step(durations_us: Floats) -> int | None:
+    """How many receives of a pipeline stage make a step; None where that does not show.
+
+    `durations_us` (n,) are those of one rank from one peer, none left out. The receives in the middle of a
+    step share a kernel with a send, and end with it (see `p2p_timing`); the one that begins or ends a step
+    runs alone, and waits for the other stage. So each so many receives one takes longer.
+    """
+    for count in range(2, min(_MOST_MICRO_BATCHES, len(durations_us) // _FEWEST_STEPS) + 1):
+        whole = durations_us[-(len(durations_us) // count) * count :]
+        longest = int(np.argmax(np.median(whole.reshape(-1, count), axis=0)))
+        waits = np.arange(len(whole)) % count == longest
+        usual_us = float(np.median(whole[~waits]))
+        if _stand_out(whole, waits, _LEAST_WAIT_RATIO * usual_us):
+            return count
     return None
 
 
