@@ -26,6 +26,7 @@ SCHEMA = Path(__file__).parent / "perfd" / "values.schema.json"
 _PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 _URL = {"pattern": "^https?://[^ /]+"}
 _TAGS = {"items": {"type": "string", "minLength": 1, "maxLength": 64}}
+_RECEIVER_NAME = {"pattern": "^[A-Za-z0-9_.-]{1,64}$"}
 _EXPERIMENT = {"minLength": 1, "maxLength": 500}
 _MATCH = {"minProperties": 1, "propertyNames": {"enum": [*JOB_LABELS, *OWNER_LABELS]}}
 _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
@@ -43,6 +44,18 @@ _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
     ("MlflowTeam", "match"): _MATCH,
     ("RemoteWriteConfig", "url"): _URL,
     ("OtlpConfig", "url"): _URL,
+    ("NotificationsConfig", "external_url"): _URL,
+    ("NotificationsConfig", "group_wait_s"): {"minimum": 0},
+    ("NotificationsConfig", "group_interval_s"): {"minimum": 0},
+    ("NotificationsConfig", "repeat_interval_s"): {"minimum": 1},
+    ("NotificationsConfig", "max_alerts"): {"minimum": 1},
+    ("WebhookReceiver", "name"): _RECEIVER_NAME,
+    ("WebhookReceiver", "url"): _URL,
+    ("EmailReceiver", "name"): _RECEIVER_NAME,
+    ("EmailReceiver", "host"): {"minLength": 1},
+    ("EmailReceiver", "port"): {"minimum": 1, "maximum": 65535},
+    ("EmailReceiver", "timeout_s"): {"exclusiveMinimum": 0},
+    ("EmailReceiver", "to"): {"minItems": 1},
     ("AlertmanagerConfig", "urls"): {"items": {"type": "string", **_URL}},
     ("KubernetesIdentityConfig", "api_server"): {"pattern": "^https://[^ /]+"},
     ("AgentCaptureConfig", "retention_days"): {"minimum": 0.0417},

@@ -11,7 +11,7 @@ from perfd.aggregator.analysis_loop import AnalysisLoop
 from perfd.aggregator.api_answers import ApiAnswers
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.captures import CaptureService
-from perfd.aggregator.history import HistoryStore, restore
+from perfd.aggregator.history import HistoryStore, StoredExporterMemory, restore
 from perfd.aggregator.ingest import Ingest, IngestThread, TelemetryServer
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits, failed_captures
@@ -96,7 +96,11 @@ class Aggregator(ApiAnswers):
                 live=self.live,
                 peaks_file=config.analysis.gpu_peaks_file,
             )
-            self._exporters = ExporterRegistry(config.exporters, clock)
+            self._exporters = ExporterRegistry(
+                config.exporters,
+                clock,
+                lambda name: None if history is None else StoredExporterMemory(history, name),
+            )
             nodes = NodeMemory(
                 state,
                 history,

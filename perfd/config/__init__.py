@@ -25,7 +25,6 @@ from perfd.config.config_file import load, parse, read_mapping
 from perfd.config.exporter_config import (
     AlertmanagerConfig,
     ExportersConfig,
-    HttpClientConfig,
     JsonLinesConfig,
     MlflowConfig,
     MlflowTeam,
@@ -35,6 +34,13 @@ from perfd.config.exporter_config import (
     TensorBoardConfig,
     WandbConfig,
     WandbTeam,
+)
+from perfd.config.http_client_config import HttpClientConfig
+from perfd.config.notification_config import (
+    EmailReceiver,
+    NotificationReceiver,
+    NotificationsConfig,
+    WebhookReceiver,
 )
 from perfd.config.strict import TlsConfig
 from perfd.config.unknown_keys import unknown_keys
@@ -48,6 +54,7 @@ __all__ = [
     "AnalysisConfig",
     "CaptureProfile",
     "CollectorConfig",
+    "EmailReceiver",
     "ExportersConfig",
     "HistoryConfig",
     "HttpClientConfig",
@@ -58,6 +65,8 @@ __all__ = [
     "MlflowTeam",
     "NodeDrainConfig",
     "NodesConfig",
+    "NotificationReceiver",
+    "NotificationsConfig",
     "OtlpConfig",
     "RemoteWriteConfig",
     "RulesConfig",
@@ -70,6 +79,7 @@ __all__ = [
     "WandbConfig",
     "WandbTeam",
     "WebhookConfig",
+    "WebhookReceiver",
     "load",
     "parse",
     "read_mapping",

@@ -4,24 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from perfd.config.http_client_config import HttpClientConfig
+from perfd.config.notification_config import NotificationsConfig
 from perfd.config.strict import Strict
-
-
-class HttpClientConfig(Strict, frozen=True):
-    """Requests to another server."""
-
-    timeout_s: float = 10.0
-    """For a whole request and its response."""
-    username: str | None = None
-    password_file: str | None = None
-    bearer_token_file: str | None = None
-    ca: str | None = None
-    """Certificates to trust, in a PEM file; null: the system's."""
-    certificate: str | None = None
-    """The client's certificate for mutual TLS, with its `key`; PEM files."""
-    key: str | None = None
-    headers: dict[str, str] = {}
-    """Additional headers, for example `X-Scope-OrgID` for Mimir."""
 
 
 class JsonLinesConfig(Strict, frozen=True):
@@ -177,5 +162,6 @@ class ExportersConfig(Strict, frozen=True):
     remote_write: RemoteWriteConfig = RemoteWriteConfig()
     otlp: OtlpConfig = OtlpConfig()
     alertmanager: AlertmanagerConfig = AlertmanagerConfig()
+    notifications: NotificationsConfig = NotificationsConfig()
     others: dict[str, dict[str, Any]] = {}
     """Options of third-party exporters, by the name of their entry point."""

@@ -78,12 +78,28 @@ class ExporterTally:
     """Items waiting for the receiver."""
 
 
+class ExporterMemory(Protocol):
+    """What an exporter remembers over a restart of the aggregator. Both methods return at once."""
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more is stored, because the aggregator stops."""
+
+    def load(self) -> bytes | None:
+        """What an earlier process stored last; None if there is nothing."""
+
+    def save(self, state: bytes) -> None:
+        """Store this instead of what was stored before."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterContext:
     """What an exporter gets besides its configuration."""
 
     clock: Clock
     tally: ExporterTally
+    memory: ExporterMemory | None = None
+    """None without `history.path`."""
     chance: Callable[[], float] = random.random
     """Uniform from 0 to below 1, for waits that should differ between processes."""
 

@@ -12,17 +12,27 @@ from perfd.clock import Clock
 from perfd.config import ExportersConfig
 from perfd.errors import ConfigError
 from perfd.exporters.alertmanager import AlertmanagerExporter
-from perfd.exporters.exporter import Exporter, ExporterContext, ExporterTally, MakeExporter, Round
+from perfd.exporters.exporter import (
+    Exporter,
+    ExporterContext,
+    ExporterMemory,
+    ExporterTally,
+    MakeExporter,
+    Round,
+)
 from perfd.exporters.exporter_runner import ExporterRunner, ExporterStatus
 from perfd.exporters.jsonl import JsonLinesExporter
 from perfd.exporters.mlflow import MlflowExporter
+from perfd.exporters.notifications import NotificationExporter, receivers_of
 from perfd.exporters.otlp import OtlpExporter
 from perfd.exporters.remote_write import RemoteWriteExporter
 from perfd.exporters.tensorboard import TensorBoardExporter
 from perfd.exporters.wandb import WandbExporter
 
 EXPORTER_GROUP = "perfd.exporters"
-SHIPPED = frozenset({"jsonl", "tensorboard", "wandb", "mlflow", "remote_write", "otlp", "alertmanager"})
+SHIPPED = frozenset(
+    {"jsonl", "tensorboard", "wandb", "mlflow", "remote_write", "otlp", "alertmanager", "notifications"}
+)
 
 Made = tuple[str, Callable[[ExporterContext], Exporter]]
 
@@ -30,12 +40,18 @@ Made = tuple[str, Callable[[ExporterContext], Exporter]]
 class ExporterRegistry:
     """All configured exporters, running. Raises `ConfigError` if one cannot work."""
 
-    def __init__(self, config: ExportersConfig, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: ExportersConfig,
+        clock: Clock,
+        memory: Callable[[str], ExporterMemory | None] = lambda _name: None,
+    ) -> None:
+        """`memory` gives what the exporter of a name remembers over restarts."""
         # All are created before the first thread starts: an error in one leaves nothing behind.
         made = []
         for name, make in _configured(config):
             tally = ExporterTally()
-            made.append((name, make(ExporterContext(clock=clock, tally=tally)), tally))
+            made.append((name, make(ExporterContext(clock=clock, tally=tally, memory=memory(name))), tally))
         self._runners = [ExporterRunner(name, exporter, tally) for name, exporter, tally in made]
 
     def __bool__(self) -> bool:
@@ -78,6 +94,12 @@ def _configured(config: ExportersConfig) -> Iterator[Made]:
         # One exporter per Alertmanager: one that does not answer must not delay the others.
         name = "alertmanager" if len(alertmanager.urls) == 1 else f"alertmanager-{place}"
         yield name, lambda context, url=url: AlertmanagerExporter(url, alertmanager, context)  # type: ignore[misc]  # defaults bind the loop's values
+    notifications = config.notifications
+    for receiver in receivers_of(notifications):
+        yield (
+            f"notifications-{receiver.name}",
+            lambda context, receiver=receiver: NotificationExporter(receiver, notifications, context),  # type: ignore[misc]  # as above
+        )
     for name, options in config.others.items():
         yield name, partial(_make_other, _entry_point(name), options)
 

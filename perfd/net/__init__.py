@@ -2,9 +2,9 @@
 
 from perfd.net.access_control import AccessControl
 from perfd.net.bearer_token import BearerToken
-from perfd.net.deadline import connect
+from perfd.net.deadline import DeadlineReader, connect, left_s
 from perfd.net.http import Handler, HttpServer, Request, Response, is_loopback, require_free, split_address
-from perfd.net.http_client import BoundedConnection, BoundedTlsConnection
+from perfd.net.http_client import BoundedConnection, BoundedTlsConnection, secure_connection
 from perfd.net.server_tls import ServerTls
 from perfd.net.tls import client_context
 
@@ -13,6 +13,7 @@ __all__ = [
     "BearerToken",
     "BoundedConnection",
     "BoundedTlsConnection",
+    "DeadlineReader",
     "Handler",
     "HttpServer",
     "Request",
@@ -21,6 +22,8 @@ __all__ = [
     "client_context",
     "connect",
     "is_loopback",
+    "left_s",
     "require_free",
+    "secure_connection",
     "split_address",
 ]

@@ -56,13 +56,13 @@ class BoundedTlsConnection(BoundedConnection):
     def _connected(self, address: tuple[str, int], *_: object) -> socket.socket:
         connection = super()._connected(address)
         try:
-            return _shaken(connection, self._context, self.host, self.deadline_s)
+            return secure_connection(connection, self._context, self.host, self.deadline_s)
         except BaseException:
             connection.close()
             raise
 
 
-def _shaken(
+def secure_connection(
     connection: socket.socket, context: ssl.SSLContext, host: str, deadline_s: float
 ) -> ssl.SSLSocket:
     """The connection with TLS on it; its handshake goes step by step, since `ssl` only bounds each read."""

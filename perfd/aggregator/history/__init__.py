@@ -16,11 +16,13 @@ from perfd.aggregator.history.history_tables import (
     summary_row,
 )
 from perfd.aggregator.history.recovery import restore
+from perfd.aggregator.history.stored_exporter_memory import StoredExporterMemory
 
 __all__ = [
     "HistoryRecorder",
     "HistoryStore",
     "Statement",
+    "StoredExporterMemory",
     "agent_left_row",
     "agent_row",
     "alert_row",

@@ -139,6 +139,14 @@ class HistoryReader:
         found = self._at_start(lambda reader: self._sound(reader.execute(query), state))
         return found[0] if found else None
 
+    def exporter_state(self, exporter: str) -> bytes | None:
+        """What an exporter stored last, or None."""
+        query = "SELECT body FROM exporters WHERE exporter = ?"
+        found = self._at_start(
+            lambda reader: self._sound(reader.execute(query, (exporter,)), lambda row: bytes(row[0]))
+        )
+        return found[0] if found else None
+
     def captures(self, kind: type[_T], *, limit: int) -> list[_T]:
         """The newest captures, decoded as `kind`, oldest first."""
         query = "SELECT body FROM captures ORDER BY requested_unix_s DESC LIMIT ?"

@@ -95,6 +95,11 @@ class HistoryStore(HistoryReader):
         return self._healthy
 
     @property
+    def closing(self) -> bool:
+        """Whether it takes no more rows."""
+        return self._closing
+
+    @property
     def has_room(self) -> bool:
         """Whether it can be written and much more may be submitted."""
         return self._healthy and self._queued_bytes * 2 < self._max_queued_bytes

@@ -26,7 +26,7 @@ from perfd.rules.rule_model import EngineState
 
 _K = TypeVar("_K", int, str)
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """`PRAGMA user_version` of the file. A later version adds tables and columns, and migrates."""
 
 MIGRATIONS = {
@@ -37,6 +37,7 @@ MIGRATIONS = {
         "CREATE TABLE IF NOT EXISTS node_memory (node TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, "
         "unix_s REAL NOT NULL, body TEXT NOT NULL, PRIMARY KEY (node, kind, key)) WITHOUT ROWID"
     ),
+    5: "CREATE TABLE IF NOT EXISTS exporters (exporter TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID",
 }
 """From each version to the next."""
 
@@ -61,6 +62,8 @@ CREATE TABLE IF NOT EXISTS alerts (
   PRIMARY KEY (name, labels, started_unix_s)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS engine (
   id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS exporters (
+  exporter TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS retention (
   id INTEGER PRIMARY KEY CHECK (id = 1), unix_s REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS node_facts (
@@ -113,6 +116,7 @@ _AGENT = (
 _AGENT_LEFT = "DELETE FROM agents WHERE agent_id = ?"
 _ALERT = "INSERT OR REPLACE INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _ENGINE = "INSERT OR REPLACE INTO engine VALUES (1, ?)"
+_EXPORTER = "INSERT OR REPLACE INTO exporters VALUES (?, ?)"
 _CAPTURE = "INSERT OR REPLACE INTO captures VALUES (?, ?, ?)"
 _NODE_MEMORY = "INSERT OR REPLACE INTO node_memory VALUES (?, ?, ?, ?, ?)"
 _RETENTION = "INSERT OR REPLACE INTO retention VALUES (1, ?)"
@@ -193,6 +197,11 @@ def alert_row(alert: Alert, now_unix_s: float) -> Statement:
 def engine_row(state: EngineState) -> Statement:
     """What the rule engine of a later process goes on from."""
     return _ENGINE, (_packed(state),)
+
+
+def exporter_row(exporter: str, body: bytes) -> Statement:
+    """What an exporter of a later process goes on from."""
+    return _EXPORTER, (exporter, body)
 
 
 def capture_row(capture_id: str, requested_unix_s: float, body: bytes) -> Statement:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from urllib.parse import quote
 
 import msgspec
 
@@ -17,6 +16,7 @@ from perfd.exporters.backoff import Backoff
 from perfd.exporters.exporter import ExporterContext, Round
 from perfd.exporters.http_post import Poster, PostResponse
 from perfd.exporters.labels import check_external_labels
+from perfd.exporters.links import complete_runbook, job_page
 from perfd.model import Alert
 
 log = logging.getLogger(__name__)
@@ -105,22 +105,9 @@ class AlertmanagerExporter:
         )
 
     def _body(self, chunk: Sequence[OutgoingAlert]) -> bytes:
-        alerts = [wire_alert(one, self._generator_url(one.alert)) for one in chunk]
+        alerts = [wire_alert(one, job_page(self._external_url, one.alert.job)) for one in chunk]
         for alert in alerts:
-            _complete_runbook(alert["annotations"], self._external_url)
+            alert["annotations"] = complete_runbook(alert["annotations"], self._external_url)
             for key in ("startsAt", "endsAt"):
                 alert[key] = datetime.fromtimestamp(alert[key], UTC).isoformat(timespec="milliseconds")
         return msgspec.json.encode(alerts)
-
-    def _generator_url(self, alert: Alert) -> str | None:
-        if self._external_url is None:
-            return None
-        base = self._external_url.rstrip("/")
-        return f"{base}/jobs/{quote(alert.job, safe='')}" if alert.job else base
-
-
-def _complete_runbook(annotations: dict[str, str], external_url: str | None) -> None:
-    """Give the path of a shipped rule's runbook the address at which people reach the aggregator."""
-    path = annotations.get("runbook_url", "")
-    if external_url is not None and path.startswith("/"):
-        annotations["runbook_url"] = external_url.rstrip("/") + path
