@@ -14,6 +14,10 @@ set -u
 # shellcheck source=deploy/slurm/slurm.sh
 . "${PERFD_SLURM_CONF:=/etc/perfd/slurm.sh}" || exit 1
 : "${SLURM_JOB_ID:?is what slurmd sets for a Prolog}" "${PERFD_AGGREGATOR:?is missing in $PERFD_SLURM_CONF}"
+case " ${PERFD_PARTITIONS:-${SLURM_JOB_PARTITION:-}} " in
+  *" ${SLURM_JOB_PARTITION:-} "*) ;;
+  *) exit 0 ;;
+esac
 [ -x "${PERFD:?is missing in $PERFD_SLURM_CONF}" ] || { echo "$PERFD cannot be run here" >&2; exit 1; }
 node=${SLURMD_NODENAME:-$(hostname -s)}
 state=${PERFD_STATE:?is missing in $PERFD_SLURM_CONF}/$node/$SLURM_JOB_ID

@@ -25,3 +25,6 @@ PERFD_LOG=stdout
 # For task-prolog.sh, on a disk that the job's containers see too. Its path prints
 #   python -c 'import perfd_collectors.nccl as n; print(*n.__path__)'
 PERFD_NCCL_PLUGIN=/opt/perfd/lib/libnccl-profiler-perfd.so
+
+# The partitions whose jobs perfd watches, separated by spaces; empty: all.
+PERFD_PARTITIONS=

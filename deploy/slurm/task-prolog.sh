@@ -4,6 +4,10 @@
 settings() {
   # shellcheck source=deploy/slurm/slurm.sh
   . "${PERFD_SLURM_CONF:=/etc/perfd/slurm.sh}" >&2 || return
+  case " ${PERFD_PARTITIONS:-${SLURM_JOB_PARTITION:-}} " in
+    *" ${SLURM_JOB_PARTITION:-} "*) ;;
+    *) return ;;
+  esac
   # PERFD_NCCL_PLUGIN is looked for once, at installation: starting Python for every task would be slow.
   [ -n "${NCCL_PROFILER_PLUGIN:-}" ] || [ ! -r "${PERFD_NCCL_PLUGIN:-}" ] ||
     echo "export NCCL_PROFILER_PLUGIN=$PERFD_NCCL_PLUGIN"

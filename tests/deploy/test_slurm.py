@@ -7,16 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from deploy.slurm.cluster import USER, Cluster, down, processes_that_name, until, up
+from deploy.slurm.cluster import USER, Cluster, processes_that_name, until
 
 from perfd.aggregator import Aggregator
-from perfd.config import AggregatorConfig
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ("slurmctld", "slurmd", "munged", "srun")
@@ -31,59 +29,6 @@ pytestmark = [
 NODES = {"n1", "n2", "n3", "n4"}
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 FOUR_NODES = "--nodes=4 --ntasks-per-node=2 --gpus-per-node=8"
-
-
-@pytest.fixture(scope="module")
-def directory() -> Iterator[Path]:
-    # munge's socket has a short name and everybody must reach it: not in pytest's own directory.
-    path = Path(tempfile.mkdtemp(prefix="perfd-slurm-"))
-    path.chmod(0o755)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture(scope="module")
-def aggregator() -> Iterator[Aggregator]:
-    """The cluster's, which the agents of the Prolog are configured with."""
-    aggregator = Aggregator(AggregatorConfig(listen="127.0.0.1:0", http_listen=None))
-    aggregator.start()
-    yield aggregator
-    aggregator.stop()
-
-
-@pytest.fixture(scope="module")
-def settings(directory: Path, aggregator: Aggregator) -> Path:
-    """The file of settings of Prolog, Epilog and TaskProlog."""
-    etc = directory / "etc"
-    (etc / "bin").mkdir(parents=True)
-    (etc / "agent.yaml").write_text("listen: null\n")
-    (etc / "plugin.so").touch()
-    # The system's log, in a file.
-    (etc / "bin" / "logger").write_text(f'#!/bin/sh\nexec sed "s/^/$2: /" >>{directory}/system.log\n')
-    (etc / "bin" / "logger").chmod(0o755)
-    path = etc / "slurm.sh"
-    path.write_text(
-        f"PERFD={etc}/perfd\nPERFD_AGGREGATOR={aggregator.grpc_address}\nPERFD_AGENT_CONFIG={etc}/agent.yaml\n"
-        f"PERFD_STATE={directory}/jobs\nPERFD_RUN={directory}/run\nPERFD_LOG=stdout\n"
-        f"PERFD_NCCL_PLUGIN={etc}/plugin.so\n"
-    )
-    return path
-
-
-@pytest.fixture(scope="module")
-def cluster(directory: Path, settings: Path) -> Iterator[Cluster]:
-    scripts = directory / "repository" / "deploy" / "slurm"
-    for name, script in (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task-prolog")):
-        path = settings.parent / name
-        path.write_text(
-            f"#!/bin/sh\nexport PERFD_SLURM_CONF={settings} PATH={settings.parent}/bin:$PATH\n"
-            f"exec {scripts}/{script}.sh\n"
-        )
-        path.chmod(0o755)
-    started = up(directory, nodes=5, gpus=8)
-    yield started
-    down(started)
-    until(lambda: processes_that_name(str(directory)) == [], "the end of all processes")
 
 
 @pytest.fixture(autouse=True)
@@ -412,6 +357,35 @@ def test_no_settings_make_a_prolog_drain_its_node_or_stop_a_job(
     assert words in log.read_text()
     assert "perfd-prolog: no agent for job" in log.read_text()
     assert "drain" not in cluster("sinfo", "-h", "-o", "%T")
+
+
+def test_a_site_can_switch_perfd_on_for_some_partitions_alone(
+    cluster: Cluster, aggregator: Aggregator, directory: Path, settings: Path
+) -> None:
+    kept = settings.read_text()
+    settings.write_text(kept + "PERFD_PARTITIONS='test main'\n")
+    lines = ("env >environ", f"srun {cluster.trainer} 5", "while [ ! -e go ]; do sleep 0.1; done")
+    folders = {name: cluster.folder(f"partition-{name}", USER) for name in ("main", "urgent")}
+    try:
+        jobs = {
+            name: cluster.submit(folder, f"--partition={name} --ntasks=1", *lines, user=USER)
+            for name, folder in folders.items()
+        }
+        until(lambda: steps_of(aggregator, jobs["main"]) == 5, "the steps of the one that is watched")
+        until(lambda: "iteration        5/" in output(folders["urgent"]), "those of the other")
+        assert agents_of_prolog(directory, jobs["main"]) == 1
+        assert agents_of_prolog(directory, jobs["urgent"]) == 0
+        for folder in folders.values():
+            (folder / "go").touch()
+        until(lambda: all(map(cluster.ended, jobs.values())), "the end of both")
+    finally:
+        settings.write_text(kept)
+    until(lambda: outcome_of(aggregator, jobs["main"]) == "completed", "the Epilog")
+    assert jobs["urgent"] not in aggregator.jobs()
+    has_plugin = {
+        name: "NCCL_PROFILER_PLUGIN" in (folder / "environ").read_text() for name, folder in folders.items()
+    }
+    assert has_plugin == {"main": True, "urgent": False}
 
 
 def test_an_agent_that_breaks_is_reported_in_the_systems_log(

@@ -60,7 +60,11 @@ CONF
     echo "NodeName=n$node NodeHostname=n$node NodeAddr=127.0.0.1 Port=${ports[$node]} CPUs=16 RealMemory=4000" \
       "Gres=gpu:h100:$gpus State=UNKNOWN"
   done
-  echo "PartitionName=main Nodes=n[1-$nodes] Default=YES MaxTime=INFINITE State=UP"
+  # A job of `urgent` requeues those of `main` that are in its way.
+  echo "PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=main Nodes=n[1-$nodes] Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=urgent Nodes=n[1-$nodes] MaxTime=INFINITE State=UP PriorityTier=2 PreemptMode=OFF"
 } >"$dir/etc/slurm.conf"
 export SLURM_CONF=$dir/etc/slurm.conf
 setsid slurmctld -c -D -f "$SLURM_CONF" </dev/null >"$dir/log/slurmctld.out" 2>&1 &
