@@ -95,6 +95,18 @@ def test_a_log_that_begins_to_say_times_is_believed():
     assert np.isnan(times_s[:-1]).all()
 
 
+def test_operations_that_show_no_steps_for_fifty_lines_leave_them_to_arrivals():
+    made = fleet()
+    made.apply([untimed(1), OPERATIONS, *(untimed(n) for n in range(2, 51))], source())
+    job = made.jobs["llm"]
+    assert job.step_source is StepSource.LOG
+
+    made.apply([untimed(51)], source())
+
+    assert job.step_source is StepSource.ARRIVAL
+    assert job.step_table().step_time_s[1:] == pytest.approx(0.4)
+
+
 def test_a_job_that_communicates_waits_for_steps_by_its_operations():
     made = fleet()
     made.apply([untimed(n) for n in range(1, 9)], source())

@@ -183,6 +183,7 @@ class JobState:
             self.steps = StepRows(self._limits.steps_per_job)
             self._sources.by_operations = False
         self._sources.log_has_times = self._sources.log_has_times or shows_pace(line)
+        self._sources.lines_beside_operations += self._sources.communicates
         if HOOK_MARK not in line.extras and self._sources.by_hook:
             # The job's own process knows better; its log adds what that leaves out, such as the loss.
             if self.steps.unix_s(line.step) is not None:

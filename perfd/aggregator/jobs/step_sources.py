@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from perfd.model import HOOK_MARK, StepSource, TrainingStep
 
+_LINES_BEFORE_ARRIVAL = 50
+"""Steps by operations need ten repeats; operations that show none by so many lines will not soon. Chosen."""
+
 
 @dataclass(slots=True)
 class StepSources:
@@ -21,13 +24,16 @@ class StepSources:
     """Steps that history knows had a pace, whatever showed it."""
     communicates: bool = False
     """It has NCCL operations, which may show steps later."""
+    lines_beside_operations: int = 0
+    """Lines of the log since then, while the operations show no steps."""
     _timed_step: int | None = field(default=None, init=False)
     """Of the newest line with a time that came beside steps by operations."""
 
     @property
     def by_arrival(self) -> bool:
-        """Neither does its log show a pace, nor did anything before a restart, nor can its operations."""
-        return not (self.by_operations or self.log_has_times or self.was_paced or self.communicates)
+        """Neither does its log show a pace, nor did anything before a restart, nor its operations."""
+        waits = self.communicates and self.lines_beside_operations < _LINES_BEFORE_ARRIVAL
+        return not (self.by_operations or self.log_has_times or self.was_paced or waits)
 
     @property
     def used(self) -> StepSource:

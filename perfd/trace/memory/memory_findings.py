@@ -149,7 +149,9 @@ def _uses(history: AllocationHistory) -> Iterator[MemoryFinding]:
 
 
 def _single(history: AllocationHistory) -> Iterator[MemoryFinding]:
-    largest = max(history.at_peak, key=lambda allocation: allocation.size_bytes, default=None)
+    # What was there before the record is one sum, not one allocation.
+    seen = [allocation for allocation in history.at_peak if allocation.use is not MemoryUse.UNKNOWN]
+    largest = max(seen, key=lambda allocation: allocation.size_bytes, default=None)
     ratio = history.share_of_peak(largest.size_bytes) if largest else 0.0
     if largest is None or ratio < THRESHOLDS.memory_single_ratio:
         return
