@@ -42,13 +42,14 @@ VERBS = {
     "memory": "show what fills the memory of GPUs, by a snapshot of PyTorch's allocator or a trace",
     "collective": "compute what a collective takes at least, and what a measured one reaches of that",
     "report": "write a report of a job or of traces as a page",
+    "mcp": "answer assistants about an aggregator's jobs, over the Model Context Protocol",
     "rules": "check rules files and run their unit tests",
     "webhook": "add perfd's agent to pods, as an admission webhook of Kubernetes",
     "doctor": "check prerequisites on this node and suggest fixes",
     "version": "print the version",
 }
 """Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
-_OWN_OUTPUT = ("demo", "run", "agent", "aggregator", "replay", "top", "open", "webhook", "version")
+_OWN_OUTPUT = ("demo", "run", "agent", "aggregator", "replay", "top", "open", "mcp", "webhook", "version")
 """Verbs that pass on what a job prints, draw on the screen, or print nothing of others."""
 _USES_GRPC = ("agent", "aggregator", "demo", "replay")
 

@@ -54,10 +54,13 @@ def add_token(parser: argparse.ArgumentParser) -> None:
 
 def authorization_of(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The header that shows the token which the arguments or the environment name; raises `PerfdError`."""
-    return _authorization(args.token_file or (os.environ if environ is None else environ).get(TOKEN_VARIABLE))
+    return authorization_in(
+        args.token_file or (os.environ if environ is None else environ).get(TOKEN_VARIABLE)
+    )
 
 
-def _authorization(path: str | Path | None) -> dict[str, str]:
+def authorization_in(path: str | Path | None) -> dict[str, str]:
+    """The header that shows the token in a file, none without a file; raises `PerfdError`."""
     if not path:
         return {}
     try:
@@ -74,7 +77,7 @@ def get(url: str, path: str) -> dict[str, Any]:
 
     The token is that of the environment.
     """
-    return ask(url, "GET", path, headers=_authorization(os.environ.get(TOKEN_VARIABLE)))
+    return ask(url, "GET", path, headers=authorization_in(os.environ.get(TOKEN_VARIABLE)))
 
 
 def ask(

@@ -62,6 +62,14 @@ _SECTIONS = (
 )
 
 
+def every_metric() -> Iterator[MetricInfo]:
+    """What docs/metrics.md lists, in its order."""
+    for _, _, metrics in _SECTIONS:
+        yield from metrics
+    for name in sorted(collector_entry_points()):
+        yield from map(raw_metric, load_collector(name).columns)
+
+
 def document() -> str:
     """The whole of docs/metrics.md."""
     parts = [_HEAD]

@@ -1,4 +1,4 @@
-"""Reports that a browser opens: of a job, made from its summary, and of a capture, as it was analyzed."""
+"""Reports of a job, made from its summary, and of a capture, as it was analyzed; and that analysis."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from perfd.aggregator.captures import REPORT_NAME, TimeoutCall, is_folder_of
+from perfd.aggregator.captures import DOCUMENT_NAME, REPORT_NAME, TimeoutCall, is_folder_of
 from perfd.aggregator.web_api.html_pages import html_document, html_response, message_page
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.errors import PerfdError
@@ -36,11 +36,15 @@ class ReportSource(Protocol):
 
 
 def report_routes(source: ReportSource, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
-    """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` if its traces are in several folders."""
+    """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` if its traces are in several folders.
+
+    `/api/v1/traces/ID`, with `?folder=N`, is what the report of a capture is made from.
+    """
     patience = TimeoutCall(file_timeout_s)
     return {
         "/reports/jobs/": lambda request: _job(source, unquote(request.rest)),
         "/reports/captures/": lambda request: _capture(source, request, patience),
+        "/api/v1/traces/": lambda request: _trace(source, request, patience),
     }
 
 
@@ -79,6 +83,35 @@ def _stored(capture: Mapping[str, Any], number: str) -> Response:
     if body is None:
         return message_page(404, "No such report", f"This capture has {len(there)} here.")
     return html_response(body)
+
+
+def _trace(source: ReportSource, request: Request, patience: TimeoutCall) -> Response:
+    capture_id = unquote(request.rest)
+    capture = next((one for one in source.captures() if one["id"] == capture_id), None)
+    if capture is None:
+        return _error(404, f"No capture {capture_id!r}; see `perfd capture list`.")
+    number = request.query.get("folder", "")
+    try:
+        return patience.call(lambda: _document(capture, number))
+    except TimeoutError:
+        return _error(503, "The file system that the trace may be on does not answer.")
+
+
+def _document(capture: Mapping[str, Any], number: str) -> Response:
+    there = [folder for folder in _folders(capture) if _is_file(folder / DOCUMENT_NAME)]
+    if not there:
+        return _error(404, " ".join(("No analyzed trace here yet.", *_how_to_make(capture))))
+    if not number and len(there) > 1:
+        return _error(400, f"This capture has traces in {len(there)} folders: `folder` is a number from 1.")
+    chosen = next((folder for n, folder in enumerate(there, 1) if number in {"", str(n)}), None)
+    body = _read(chosen / DOCUMENT_NAME) if chosen else None
+    if body is None:
+        return _error(404, f"No such folder: this capture has traces in {len(there)} here.")
+    return Response(body=body)
+
+
+def _error(status: int, sentence: str) -> Response:
+    return Response(body=msgspec.json.encode({"error": sentence}) + b"\n", status=status)
 
 
 def _overview(capture: Mapping[str, Any], count: int) -> Response:
