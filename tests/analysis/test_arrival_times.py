@@ -58,8 +58,7 @@ def test_the_times_of_all_stretches_add_up_to_the_time_between_their_lines(gaps_
         covered = steps.steps_covered[closing].sum()
         first = int(closing[-1] - covered)
         assert total_s == pytest.approx(steps.time_unix_s[closing[-1]] - steps.time_unix_s[first])
-    rest = np.setdiff1d(np.arange(len(steps)), closing)
-    assert (steps.steps_covered[rest] == before.steps_covered[rest]).all()
+    assert steps.steps_covered.sum() == before.steps_covered.sum()
 
 
 def test_lines_whose_times_are_exact_have_a_time_each():

@@ -20,8 +20,8 @@ _RARE_RATIO = 0.01
 def timed_by_arrival(steps: StepTable) -> StepTable:
     """The steps, with a time on the lines that close a stretch long enough to be measured.
 
-    Such a line covers all steps of its stretch; the lines between have no time. Steps
-    that have times, or too few lines, are returned as they are.
+    Such a line covers all steps of its stretch; the lines between have no time and
+    cover none. Steps that have times, or too few lines, are returned as they are.
     """
     if len(steps) < 2 or bool(np.isfinite(steps.step_time_s).any()):
         return steps
@@ -35,6 +35,7 @@ def timed_by_arrival(steps: StepTable) -> StepTable:
     begin = 0
     while (end := _at_least_after(came_s, begin, shortest_s)) < len(rows):
         row, before = rows[end], rows[begin]
+        covered[before + 1 : row] = 0
         covered[row] = steps.step[row] - steps.step[before]
         time_s[row] = (came_s[end] - came_s[begin]) / covered[row]
         begin = end
