@@ -66,7 +66,7 @@ def test_the_report_has_three_forms(served, capsys, tmp_path, form):
 def test_a_time_without_steps_is_one_sentence(served, capsys):
     assert main(["report", "--job", "llm", "--aggregator", served, "--since", "1m"]) == 2
     err = capsys.readouterr().err
-    assert "showed no step since then" in err
+    assert "has had no step since then" in err
     assert err.count("\n") == 1
 
 

@@ -169,7 +169,7 @@ def test_a_server_that_failed_is_left_alone_for_ten_seconds(
         (with_body(b"<html>sign in</html>", b"Content-Type: text/html"), "not a metrics page"),
         (with_body(b'{"status": "ok"}'), "not a metrics page"),
         (with_body(b""), "is empty"),
-        (with_body(b"", status=b"401 Unauthorized"), "requires an authorization"),
+        (with_body(b"", status=b"401 Unauthorized"), "requires authorization"),
         (with_body(b"", status=b"404 Not Found"), "--enable-metrics"),
         (with_body(b"", status=b"503 Service Unavailable"), "status 503"),
         (with_body(gauge("smg_http_requests_total", ({}, 1)).encode()), "metrics of a router"),
