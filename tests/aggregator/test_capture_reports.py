@@ -399,17 +399,19 @@ def unpacking(pid_file: Path) -> Sequence[str]:
     program = (
         "import subprocess, sys, tempfile, time; from pathlib import Path; tempfile.mkdtemp(prefix='left-');"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)']);"
-        f"told = Path({str(pid_file)!r} + '.part');"
-        f"told.write_text(f'{{child.pid}} {{tempfile.gettempdir()}}'); told.rename({str(pid_file)!r});"
+        f"report = Path({str(pid_file)!r} + '.part');"
+        f"report.write_text(f'{{child.pid}} {{tempfile.gettempdir()}}'); report.rename({str(pid_file)!r});"
         "time.sleep(3600)"
     )
     return (sys.executable, "-c", program)
 
 
 def test_an_analysis_that_is_ended_leaves_neither_programs_nor_what_it_unpacked(tmp_path: Path) -> None:
-    reports = CaptureReports(lambda *_: None, SystemClock(), perfd=unpacking(tmp_path / "told"))
+    reports = CaptureReports(lambda *_: None, SystemClock(), perfd=unpacking(tmp_path / "reported"))
     reports.submit(ended("c1", trace(tmp_path / "c1" / "rank0.trace.json")))
-    pid, folder = until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text().split())
+    pid, folder = until(
+        lambda: (tmp_path / "reported").exists() and (tmp_path / "reported").read_text().split()
+    )
     assert list(Path(folder).glob("left-*"))
     reports.stop()
     until(lambda: not runs(Path("/proc"), int(pid)))
@@ -423,8 +425,8 @@ from pathlib import Path
 if "analyze" in sys.orig_argv:
     tempfile.mkdtemp(prefix="left-")
     child = subprocess.Popen(["sleep", "3600"])
-    told = Path(os.environ["TOLD"])
-    part = told.with_suffix(".part")
+    report = Path(os.environ["REPORTED"])
+    part = report.with_suffix(".part")
     part.write_text(f"{os.getpid()} {child.pid} {tempfile.gettempdir()}")
     part.rename(told)
     time.sleep(3600)
@@ -469,7 +471,7 @@ def test_an_aggregator_that_is_killed_takes_its_analysis_with_it(
     (tmp_path / "hanging").mkdir()
     (tmp_path / "hanging" / "sitecustomize.py").write_text(HANGING)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hanging"))
-    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    monkeypatch.setenv("REPORTED", str(tmp_path / "reported"))
     (tmp_path / "aggregator.yaml").write_text(
         "{listen: '127.0.0.1:0', http_listen: '127.0.0.1:0', capture_profiles: {default: {tool: kineto}}}"
     )
@@ -478,7 +480,7 @@ def test_an_aggregator_that_is_killed_takes_its_analysis_with_it(
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             captured_over_http(process, trace(tmp_path / "c1" / "rank0.trace.json"))
-            reported = until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text())
+            reported = until(lambda: (tmp_path / "reported").exists() and (tmp_path / "reported").read_text())
         finally:
             process.kill()
     *pids, folder = reported.split()

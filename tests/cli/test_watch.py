@@ -103,7 +103,7 @@ def test_one_line_of_the_only_job(aggregator: StandIn, capsys: pytest.CaptureFix
         ([], [], "knows no job yet"),
         ([], ["llm", "vision"], "There are 2 jobs; name one of them: llm, vision."),
         (["lllm"], ["llm", "vision"], "No job is named lllm; did you mean llm?"),
-        (["zebra"], ["llm", "vision"], "No job is named zebra; there are llm, vision."),
+        (["zebra"], ["llm", "vision"], "No job is named zebra; known: llm, vision."),
     ],
 )
 def test_a_job_that_is_not_there_is_a_sentence(

@@ -9,11 +9,11 @@ from typing import Protocol
 import msgspec
 
 from perfd.clock import Clock
-from perfd.errors import SandboxError, WireError
-from perfd.model import Batch, Event, EventKind, LogProgress, Record
+from perfd.errors import SandboxError
+from perfd.model import Event, EventKind, LogProgress, Record
 from perfd.sandbox import Sandbox
-from perfd.wire.convert import check, decode_agent_message, encode_message
 from perfd_collectors.pods.cri_lines import CriLines
+from perfd_collectors.sandboxed_records import decode_records, encode_records
 from perfd_collectors.training_log.format_parser import LogContext
 from perfd_collectors.training_log.formats import compiled_pattern
 from perfd_collectors.training_log.log_parser import LogParser, new_job
@@ -190,7 +190,7 @@ class SandboxedParsers:
             return ()
         try:
             sandbox = self._sandboxes.get(namespace) or self._begin(namespace)
-            records = _answer(sandbox, new)
+            records = decode_records(sandbox.ask(msgspec.msgpack.encode(new)))
         except SandboxError as error:
             self._end(namespace)
             log.warning(str(error), extra={"namespace": namespace})
@@ -235,13 +235,6 @@ class SandboxedParsers:
             sandbox.close()
 
 
-def _answer(sandbox: Sandbox, new: JobPieces) -> Sequence[Record]:
-    batch = decode_agent_message(sandbox.ask(msgspec.msgpack.encode(new)))
-    if not isinstance(batch, Batch):
-        raise SandboxError("The process that parses logs of pods answered with something else.")
-    return batch.records
-
-
 def _namespace(job: str) -> str:
     """Jobs of pods are `NAMESPACE/NAME`."""
     return job.partition("/")[0]
@@ -261,16 +254,7 @@ class _Reader:
         if new.ended:
             self._parsers.forget(new.job)
             return b""
-        records = [record for record in self._parsers.records(new) if _fits(record)]
-        return encode_message(Batch(sequence=1, sent_unix_ns=0, records=records))
-
-
-def _fits(record: Record) -> bool:
-    try:
-        check(record)
-    except WireError:
-        return False
-    return True
+        return encode_records(self._parsers.records(new))
 
 
 def reader() -> Callable[[bytes], bytes]:

@@ -68,7 +68,7 @@ def job_row(jobs: list[Json], name: str | None) -> Json:
     if name is None:
         raise PerfdError(f"There are {len(jobs)} jobs; name one of them: {', '.join(known[:8])}.")
     alike = get_close_matches(name, known, 1)
-    hint = f"did you mean {alike[0]}?" if alike else f"there are {', '.join(known[:8])}."
+    hint = f"did you mean {alike[0]}?" if alike else f"known: {', '.join(known[:8])}."
     raise PerfdError(f"No job is named {name}; {hint}")
 
 

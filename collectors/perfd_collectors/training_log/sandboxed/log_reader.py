@@ -7,10 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from perfd.collector import Settings
-from perfd.errors import WireError
-from perfd.model import Batch, Record
-from perfd.wire.convert import check, encode_message
 from perfd_collectors.file_follower import Chunk
+from perfd_collectors.sandboxed_records import encode_records
 from perfd_collectors.training_log.collector import TrainingLogCollector
 from perfd_collectors.training_log.sandboxed.sandboxed_log import LogPieces, ParserSettings
 
@@ -48,16 +46,7 @@ class _Parser:
             )
             return b""
         self._pieces.chunks += msgspec.msgpack.decode(message, type=LogPieces).chunks
-        records = [record for record in self._collector.collect() if _fits(record)]
-        return encode_message(Batch(sequence=1, sent_unix_ns=0, records=records))
-
-
-def _fits(record: Record) -> bool:
-    try:
-        check(record)
-    except WireError:
-        return False
-    return True
+        return encode_records(self._collector.collect())
 
 
 def reader() -> Callable[[bytes], bytes]:

@@ -8,10 +8,10 @@ import msgspec
 
 from perfd.clock import Clock
 from perfd.errors import SandboxError
-from perfd.model import Batch, Record
+from perfd.model import Record
 from perfd.sandbox import Sandbox
-from perfd.wire.convert import decode_agent_message
 from perfd_collectors.file_follower import Chunk
+from perfd_collectors.sandboxed_records import decode_records
 from perfd_collectors.training_log.log_sources import LogSource
 
 _READER = "perfd_collectors.training_log.sandboxed.log_reader:reader"
@@ -93,7 +93,4 @@ class SandboxedTrainingLog:
             limit -= sum(len(chunk.data) for chunk in read)
             chunks += read
         answer = sandbox.ask(msgspec.msgpack.encode(LogPieces(chunks=chunks)))
-        batch = decode_agent_message(answer)
-        if not isinstance(batch, Batch):
-            raise SandboxError("The process that parses training logs answered with something else.")
-        return batch.records
+        return decode_records(answer)
