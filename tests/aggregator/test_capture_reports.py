@@ -428,7 +428,7 @@ if "analyze" in sys.orig_argv:
     report = Path(os.environ["REPORTED"])
     part = report.with_suffix(".part")
     part.write_text(f"{os.getpid()} {child.pid} {tempfile.gettempdir()}")
-    part.rename(told)
+    part.rename(report)
     time.sleep(3600)
 """
 """Python runs it at its start, so that analyses hang with all that they have started."""
