@@ -74,7 +74,7 @@ def test_the_failed_request_of_a_real_job_comes_first():
     (memory,) = read_snapshot(RECORDED / "transformer-oom.pickle.gz")
     first, second, third = (finding.evidence for finding in memory_findings(replay(memory)))
     assert first.startswith("A request for 429.5 GB failed at job/snap.py:35 <module>, with 145.6 GB free")
-    assert second.startswith("879.0 MB (23.7% of what is reserved) lie unused in 37 pieces")
+    assert second.startswith("879.0 MB (23.7% of what is reserved) are unused in 37 pieces")
     assert third.startswith("Activations hold 50.7% of the peak")
 
 
@@ -117,9 +117,9 @@ def test_blocks_of_old_versions_have_no_address_and_follow_each_other():
 def test_pieces_are_a_finding_from_the_threshold_on_unless_segments_can_grow(unused, words):
     blocks = [segment(1000, (1000 - unused, True), (unused, False))]
     found = memory_findings(history_of(blocks, []))
-    assert sum("lie unused" in finding.evidence for finding in found) == words
+    assert sum("are unused" in finding.evidence for finding in found) == words
     found = memory_findings(history_of(blocks, [], expandable_segments=True))
-    assert not any("lie unused" in finding.evidence for finding in found)
+    assert not any("are unused" in finding.evidence for finding in found)
 
 
 @pytest.mark.parametrize(("asked", "suffice"), [(300, True), (301, False)])

@@ -84,7 +84,7 @@ def test_a_pause_behind_more_waits_than_its_peers_have_is_the_waits(tmp_path):
     traces = [synchronizing(0), synchronizing(1, pause_us=300, syncs=6), synchronizing(2)]
     _, found = diagnosed(tmp_path, traces, slow_rank=1)
 
-    assert "lets its GPU run dry by waiting for it" in found.comparison.answer
+    assert "lets its GPU idle by waiting for it" in found.comparison.answer
 
 
 def of_stage(number, stage, **work):

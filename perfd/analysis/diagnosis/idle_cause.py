@@ -64,7 +64,10 @@ def _late(capture: CaptureEvidence, launch: float) -> str:
 
 
 def _waited(capture: CaptureEvidence, waited: float) -> str:
-    return f"In {percent(waited)} they run dry because the host had waited for them ({capture.source})."
+    return (
+        f"In {percent(waited)} they idle because the host waited for them before it launched more work"
+        f" ({capture.source})."
+    )
 
 
 def _launch_earlier(capture: CaptureEvidence) -> str:

@@ -64,7 +64,7 @@ _DOES = {
     "input": "waits for input",
     "host": "launches nothing in gaps over 100 µs: its host is busy with something else",
     "launches": "launches later",
-    "synchronization": "lets its GPU run dry by waiting for it",
+    "synchronization": "lets its GPU idle by waiting for it",
     "copies": "copies with nothing beside it",
     "compute": "computes",
 }

@@ -130,7 +130,7 @@ def _unused(history: AllocationHistory) -> Iterator[MemoryFinding]:
     if unused / history.reserved_bytes >= THRESHOLDS.memory_unused_ratio:
         yield MemoryFinding(
             evidence=(
-                f"{data_size(unused)} ({percent(unused / history.reserved_bytes)} of what is reserved) lie"
+                f"{data_size(unused)} ({percent(unused / history.reserved_bytes)} of what is reserved) are"
                 f" unused in {len(history.unused_pieces_bytes)} pieces between used blocks; the largest has"
                 f" {data_size(history.unused_pieces_bytes[0])}."
             ),
