@@ -257,9 +257,9 @@ def blamed(summary: JobSummary) -> list[int | str]:
 
 
 def newest_matched(aggregator: Aggregator) -> int:
-    """The newest operation of which both ranks told."""
+    """The newest operation that both ranks reported; -1 while there is none after the gap."""
     state = aggregator.state
     with state.lock:
         (stack,) = state.fleet.jobs["j1"].collectives.stacks()
     both = ~(stack.durations_s[0] != stack.durations_s[0]).any(axis=1)
-    return int(stack.sequence[0][both].max())
+    return int(stack.sequence[0][both].max(initial=-1))
