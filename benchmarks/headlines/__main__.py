@@ -6,7 +6,8 @@ Each recording is played at full speed and looked at each second of its time, as
 `--folder` these are the recordings that ship, and those of `PERFD_SHARED` if that is set; `--runs` adds the
 recorded runs of the fault benchmark. NAME takes only recordings whose name contains it. The truth is
 `truth.toml`, or `case.json` beside a run. The exit code is 0 if every headline is right at the end, nobody
-is blamed wrongly at any look, and none changes more often than its job.
+is blamed wrongly at any look, and none changes more often than its job. Where `looks.jsonl` lies beside a
+recording, what the live session said is compared with the replay.
 
 `--json` prints one object: `schema`, and `recordings` with `name`, `right`, `flips`, `false_blame`,
 `cost_ratio` (what was measured to be lost by a fault), `gain_error` (of the last look) and `runs` of looks
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.headlines.live import agreement, live_looks
 from benchmarks.headlines.looks import OfPhase, Run, Watched, must_be_named, watch
 from benchmarks.headlines.truth import truth_of
 from perfd.formatting import percent
@@ -145,6 +147,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         watched.append(watch(path, name, truth_of(path)))
         if not args.json:
             _print(watched[-1])
+            if (live := live_looks(path)) is not None:
+                print(f"  {agreement(live, watched[-1].looks)}", flush=True)
     if args.json:
         print(json.dumps(document(watched)))
     known = [one for one in watched if one.right is not None]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from benchmarks.headlines.truth import Phase, Truth
 from perfd.analysis.diagnosis import JobSummary
@@ -24,6 +25,8 @@ _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENT
 _SLOW_DATA = frozenset({"loader", "storage", "decoding"})
 _SLOW_HOSTS = frozenset({"host", "stall"})
 LIVE_TICK_S = 1.0
+Said = tuple[str, tuple[str, ...]]
+"""A headline without its figures: its kind and its culprits."""
 _LEAST_LOST = 0.1
 
 
@@ -48,7 +51,7 @@ class Look:
     """Of the first such finding."""
 
     @property
-    def said(self) -> tuple[str, tuple[str, ...]]:
+    def said(self) -> Said:
         """The headline, without its figures."""
         return self.kind, self.culprits
 
@@ -193,7 +196,20 @@ def _look(at_s: float, start_unix_s: float, summary: JobSummary) -> Look:
     )
 
 
-def unlike(looks: Sequence[Look], others: Sequence[Look], within_s: float = 2.0) -> list[Look]:
+class Timed(Protocol):
+    """A headline at one moment."""
+
+    @property
+    def unix_s(self) -> float: ...
+
+    @property
+    def said(self) -> Said: ...
+
+
+OneLook = TypeVar("OneLook", bound=Timed)
+
+
+def unlike(looks: Sequence[OneLook], others: Sequence[Timed], within_s: float = 2.0) -> list[OneLook]:
     """Those whose headline none of the others has at about the same time of the recording."""
     return [
         look
