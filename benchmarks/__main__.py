@@ -14,6 +14,7 @@ import sys
 STEPS = (
     ("agent: CPU and memory, 8 GPUs at 1 Hz", "benchmarks.agent_cost", "--seconds", "30"),
     ("aggregator: what one process takes in from 1,000 nodes", "benchmarks.aggregator_ingest"),
+    ("fleet: rounds, page and memory for 1,000 nodes with 50 jobs", "benchmarks.fleet"),
     ("reference: Prometheus scraping as many values", "benchmarks.prometheus_scrape"),
     ("aggregator: a page of 100,000 series, beside prometheus_client", "benchmarks.aggregator_render"),
     ("NCCL plugin: what an operation's callbacks cost", "benchmarks.nccl_callbacks"),

@@ -1,0 +1,149 @@
+"""What a fleet costs its one aggregator: rounds, the page of series on the wire, memory.
+
+    python -m benchmarks.fleet [--nodes 1000] [--jobs 50] [--seconds 30] [--beside CHECKOUT] [--json]
+
+Agents of nodes with 8 GPUs each first send two minutes that they have kept, as after a partition, so
+that every window of the analysis is full; then each sends one batch a second over real gRPC, and the
+page is read every 15 s, as Prometheus does. With `--beside` the perfd of another checkout takes the
+same, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.fleet_agents import ROOT, AggregatorProcess, batch, connected, kind_of
+
+SCHEMA = "perfd.bench.fleet/1"
+_KEPT_S = 120
+"""As long as the longest window of GPU samples in a live number."""
+_SCRAPE_EVERY_S = 15
+_SETTLED_S = 5
+"""Rounds after the burst that are not counted: they catch up with it."""
+_LIMIT_BYTES = 1 << 30
+"""The chart's `aggregator.resources.limits.memory`."""
+
+
+def measure(nodes: int, jobs: int, seconds: int, checkout: Path) -> dict[str, Any]:
+    """The figures of one aggregator that starts empty."""
+    with tempfile.TemporaryDirectory() as folder:
+        rounds = Path(folder) / "rounds"
+        program = (str(Path(__file__).with_name("timed_rounds.py")), str(rounds))
+        with AggregatorProcess(Path(folder), program=program, checkout=checkout) as aggregator:
+            driven = asyncio.run(_drive(aggregator, rounds, nodes, jobs, seconds))
+            peak_bytes = aggregator.peak_bytes()
+    return {
+        "schema": SCHEMA,
+        "checkout": str(checkout),
+        "nodes": nodes,
+        "jobs": jobs,
+        **driven,
+        "peak_memory_bytes": peak_bytes,
+        "memory_limit_ratio": peak_bytes / _LIMIT_BYTES,
+    }
+
+
+async def _drive(
+    aggregator: AggregatorProcess, rounds: Path, nodes: int, jobs: int, seconds: int
+) -> dict[str, Any]:
+    kinds = sorted({kind_of(node, jobs) for node in range(nodes)})
+    async with connected(aggregator, nodes, jobs) as agents:
+        start_ns = time.time_ns()
+
+        def batches_of(second: int) -> dict[int, bytes]:
+            now_ns = start_ns + second * 1_000_000_000
+            return {kind: batch(_KEPT_S + second + 2, jobs, kind, now_ns) for kind in kinds}
+
+        for first in range(-_KEPT_S, 0, 10):
+            several = [batches_of(second) for second in range(first, first + 10)]
+            await asyncio.gather(
+                *(agent.send([one[kind_of(n, jobs)] for one in several]) for n, agent in enumerate(agents))
+            )
+        # What is made in the meantime is late, and of all agents alike.
+        start_ns, before, pages, late_s, cpu_s = time.time_ns(), 0, [], 0.0, 0.0
+        started_s = time.perf_counter()
+        for second in range(_SETTLED_S + seconds):
+            if second == _SETTLED_S:
+                before, cpu_s = len(_rounds(rounds)), aggregator.cpu_s()
+            now = batches_of(second)
+            await asyncio.gather(*(agent.send([now[kind_of(n, jobs)]]) for n, agent in enumerate(agents)))
+            if second % _SCRAPE_EVERY_S == _SETTLED_S:
+                read_s = time.perf_counter()
+                page = await asyncio.to_thread(aggregator.page)
+                pages.append((len(page), time.perf_counter() - read_s))
+            ahead_s = started_s + second + 1 - time.perf_counter()
+            late_s = max(late_s, -ahead_s)
+            await asyncio.sleep(max(0.0, ahead_s))
+        took_s = time.perf_counter() - started_s - _SETTLED_S
+        cpu_s = aggregator.cpu_s() - cpu_s
+        times = _rounds(rounds)[before:]
+        lost = aggregator.values()["perfd_lost_batches_total"]
+    return {
+        "rounds": len(times),
+        **{f"round_{name}_s": value for name, value in _spread(times[:, 0]).items()},
+        **{f"round_cpu_{name}_s": value for name, value in _spread(times[:, 1]).items()},
+        "cpu_ratio": cpu_s / took_s,
+        "page_bytes": max(size for size, _ in pages),
+        "page_s": max(took for _, took in pages),
+        "late_s": late_s,
+        "lost_batches": lost,
+    }
+
+
+def _rounds(path: Path) -> np.ndarray:
+    lines = path.read_text(encoding="ascii").splitlines(keepends=True)
+    return np.array([[float(part) for part in line.split()] for line in lines if line.endswith("\n")])
+
+
+def _spread(values: np.ndarray) -> dict[str, float]:
+    return {
+        "median": float(np.median(values)),
+        "mean": float(values.mean()),
+        "p95": float(np.percentile(values, 95)),
+        "longest": float(values.max()),
+    }
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--beside", type=Path, help="another checkout, measured in turn")
+    parser.add_argument("--pairs", type=int, default=1, help="how often each is measured")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    for _ in range(args.pairs):
+        for checkout in (args.beside.resolve(), ROOT) if args.beside else (ROOT,):
+            result = measure(args.nodes, args.jobs, args.seconds, checkout)
+            print(json.dumps(result) if args.json else _text(result), flush=True)
+
+
+def _text(result: dict[str, Any]) -> str:
+    wall, cpu = (
+        ", ".join(
+            f"{name} {result[f'{kind}_{name}_s'] * 1e3:.0f}" for name in ("median", "mean", "p95", "longest")
+        )
+        for kind in ("round", "round_cpu")
+    )
+    return (
+        f"{result['checkout']}: {result['nodes']} nodes, {result['jobs']} jobs, {result['rounds']} rounds\n"
+        f"round, ms: {wall}; CPU of its thread: {cpu}\n"
+        f"page: {result['page_bytes'] / 1e6:.2f} MB with gzip, in {result['page_s']:.2f} s\n"
+        f"{result['cpu_ratio']:.0%} of a core, {result['peak_memory_bytes'] / 1e6:.0f} MB at most "
+        f"({result['memory_limit_ratio']:.0%} of the chart's limit), "
+        f"{result['lost_batches']:.0f} batches lost, at most {result['late_s']:.2f} s behind"
+    )
+
+
+if __name__ == "__main__":
+    main()

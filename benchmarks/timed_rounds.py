@@ -1,0 +1,26 @@
+"""`python benchmarks/timed_rounds.py FILE aggregator ...` is `perfd aggregator ...` that times its rounds.
+
+Each round adds a line to the file: its wall time and the CPU time of its thread, in seconds.
+For `benchmarks.fleet` only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from perfd.aggregator.analysis_loop import AnalysisLoop
+from perfd.cli import main
+
+if __name__ == "__main__":
+    run = AnalysisLoop.run
+    rounds = Path(sys.argv.pop(1)).open("a", buffering=1, encoding="ascii")  # noqa: SIM115  (until the end)
+
+    def _timed(loop: AnalysisLoop, now_unix_s: float) -> None:
+        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        run(loop, now_unix_s)
+        print(time.perf_counter() - wall_s, time.thread_time() - cpu_s, file=rounds)
+
+    AnalysisLoop.run = _timed  # type: ignore[method-assign]
+    sys.exit(main())
