@@ -219,20 +219,30 @@ def test_a_client_that_thinks_between_requests_has_time_for_each() -> None:
     server.close()
 
 
-def test_connections_beyond_the_bound_are_refused_until_others_end(caplog: pytest.LogCaptureFixture) -> None:
-    server = HttpServer("127.0.0.1:0", {"/tree/": lambda _: Response(body=b"[]")}, connections=2)
-    kept = [talk(server, b"GET /tree/ HTTP/1.1\r\nHost: here\r\n\r\n") for _ in range(2)]
-    assert all(client.recv(15) == b"HTTP/1.1 200 OK" for client in kept)
+def test_connections_beyond_the_bound_are_refused_while_all_others_are_answered(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(_: Request) -> Response:
+        asked.release()
+        go_on.wait()
+        return Response(body=b"late")
+
+    server = HttpServer("127.0.0.1:0", {"/slow": slow}, connections=2, slow_s=0.0)
+    kept = [talk(server, b"GET /slow HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n") for _ in range(2)]
+    for _ in kept:
+        assert asked.acquire(timeout=50)
     for _ in range(3):
         head, _, body = to_its_end(talk(server, b"")).partition(b"\r\n\r\n")
         assert b" 503 " in head
         assert b"Too many connections" in json.loads(body)["error"].encode()
     assert caplog.text.count("Too many HTTP connections") == 1
-    for client in kept:
-        client.close()
+    go_on.set()
+    assert all(to_its_end(client).endswith(b"late") for client in kept)
     status = 503
     while status == 503:
-        answer = to_its_end(talk(server, b"GET /tree/ HTTP/1.0\r\n\r\n"))
+        answer = to_its_end(talk(server, b"GET /slow HTTP/1.0\r\n\r\n"))
         status = int(answer.split()[1]) if answer else 503
     assert status == 200
     server.close()

@@ -6,6 +6,7 @@ import io
 import ipaddress
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -108,8 +109,9 @@ class HttpServer:
 
     Port 0 picks a free one; `address` is the real one. Raises `PerfdError` when the port is in use.
     A client that takes nothing of a stream for `stalled_s` is dropped, and so is one that vanished.
-    Beyond so many `connections` at a time further ones get status 503. One on which no request begins for
-    `idle_s` is closed, and so is one whose request is not whole `request_s` after its first byte.
+    Beyond so many `connections` at a time a further one takes the place of one that is idle or slow (for
+    `slow_s`), or gets status 503. One on which no request begins for `idle_s` is closed, and so is one whose
+    request is not whole `request_s` after its first byte.
     """
 
     def __init__(
@@ -121,13 +123,16 @@ class HttpServer:
         connections: int = 256,
         idle_s: float = 30.0,
         request_s: float = 15.0,
+        slow_s: float = 1.0,
         tls: ServerTls | None = None,
     ) -> None:
         host, port = split_address(address)
         bound = {"routes": dict(routes), "stalled_s": stalled_s, "idle_s": idle_s, "request_s": request_s}
         handler = type("_BoundHandler", (_Handler,), bound)
         try:
-            self._server = BoundedServer((host, port), handler, connections, tls=tls, handshake_s=request_s)
+            self._server = BoundedServer(
+                (host, port), handler, connections, tls=tls, handshake_s=request_s, slow_s=slow_s
+            )
         except OSError as error:
             raise PerfdError(_cannot_listen(address, error)) from error
         serve = partial(self._server.serve_forever, poll_interval=_CLOSE_WITHIN_S)
@@ -156,20 +161,23 @@ class _Handler(BaseHTTPRequestHandler):
     stalled_s = 10.0
     idle_s = 30.0
     request_s = 15.0
+    server: BoundedServer
 
     def setup(self) -> None:
         super().setup()
         self.connection.settimeout(self.timeout)
         self.rfile.close()
-        self._reader = RequestReader(self.connection, idle_s=self.idle_s, request_s=self.request_s)
+        self._reader = RequestReader(
+            self.connection, self.server, idle_s=self.idle_s, request_s=self.request_s
+        )
         self.rfile = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
         self._reader.expect()
         try:
             super().handle_one_request()
-        except ConnectionError:
-            # Between two requests the client went away: that is not worth a word.
+        except (ConnectionError, ssl.SSLError):
+            # The client went away or lost its place between two requests: that is not worth a word.
             self.close_connection = True
 
     def do_GET(self) -> None:
@@ -208,6 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         return origin is not None and origin.partition("://")[2] != self.headers.get("Host")
 
     def _answer(self, body: bytes) -> None:
+        self.server.answers(self.connection)
         try:
             url = urlsplit(self.path)
         except ValueError:
@@ -243,10 +252,12 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, response: Response) -> None:
         self.connection.settimeout(self.timeout)
         try:
-            self._send_head(response)
             if response.stream is None:
+                self.server.waits(self.connection, idle=False)
+                self._send_head(response)
                 self.wfile.write(response.body)
             else:
+                self._send_head(response)
                 self._send_stream(response.stream)
         except OSError:
             # It went away, or does not read: neither is that.

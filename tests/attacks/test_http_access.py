@@ -19,6 +19,7 @@ from perfd.cli.output_escapes import safe_output
 from perfd.config import TlsConfig
 from perfd.logs import TextFormatter
 from perfd.net import AccessControl, HttpServer, Response, ServerTls
+from perfd.net.connections import OpenConnection, longest_waiting
 from tests.support.fake_agent import FakeAgent
 from tests.support.pki import Authority
 
@@ -143,22 +144,87 @@ def test_a_body_whose_end_two_servers_could_see_differently_is_refused(heads):
         assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_one_address_cannot_take_all_connections_and_probes_have_a_listener_of_their_own():
+def test_idle_connections_of_one_address_do_not_block_others():
     with (
         aggregator(http_listen="127.0.0.1:0", health_listen="127.0.0.1:0") as running,
         contextlib.ExitStack() as idle,
     ):
         host, port = running.http_address.rsplit(":", 1)
-        for _ in range(256):
+        # The kernel has all of 127.0.0.0/8, so another address of this machine is another peer.
+        other = idle.enter_context(
+            socket.create_connection((host, int(port)), 20, source_address=("127.0.0.2", 0))
+        )
+        for _ in range(1200):
             idle.enter_context(socket.create_connection((host, int(port)), 20))
-        assert ask(running.http_address, "/api/v1/healthz")[0] == 503
+        for _ in range(3):
+            assert ask(running.http_address, "/api/v1/healthz")[0] == 200
+        other.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert other.recv(15) == b"HTTP/1.1 200 OK"
         assert ask(running.health_address, "/api/v1/healthz")[0] == 200
         assert ask(running.health_address, "/metrics")[0] == 404
-        # The kernel has all of 127.0.0.0/8, so another address of this machine is another peer.
-        other = socket.create_connection((host, int(port)), 20, source_address=("127.0.0.2", 0))
-        with other:
-            other.sendall(b"GET /api/v1/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert other.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def ask_until_served(address, context=None):
+    """Ask until the server has seen how its other clients are, which it reads in threads of their own."""
+    while True:
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            if ask(address, "/x", context=context)[0] == 200:
+                return
+
+
+@pytest.mark.parametrize(
+    "sent", [b"G", b"GET /x HTTP/1.1\r\nA: b\r\n", b"POST /x HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"]
+)
+def test_requests_that_never_end_lose_their_place(sent):
+    server = HttpServer("127.0.0.1:0", {"/x": lambda _: Response(body=b"ok")}, connections=4, slow_s=0.0)
+    host, port = server.address.rsplit(":", 1)
+    with contextlib.ExitStack() as slow, contextlib.closing(server):
+        for _ in range(4):
+            slow.enter_context(socket.create_connection((host, int(port)), 20)).sendall(sent)
+        ask_until_served(server.address)
+
+
+def test_clients_that_do_not_take_their_answers_lose_their_place():
+    routes = {"/large": lambda _: Response(body=bytes(64 << 20)), "/x": lambda _: Response(body=b"ok")}
+    server = HttpServer("127.0.0.1:0", routes, connections=4, slow_s=0.0)
+    host, port = server.address.rsplit(":", 1)
+    with contextlib.ExitStack() as stuck, contextlib.closing(server):
+        for _ in range(4):
+            client = stuck.enter_context(socket.create_connection((host, int(port)), 20))
+            client.sendall(b"GET /large HTTP/1.1\r\nHost: here\r\n\r\n")
+        ask_until_served(server.address)
+
+
+def test_clients_that_begin_no_handshake_lose_their_place(pki, caplog):
+    routes = {"/x": lambda _: Response(body=b"ok")}
+    tls = ServerTls(pki.tls("server"), key="http_tls")
+    server = HttpServer("127.0.0.1:0", routes, connections=4, tls=tls)
+    host, port = server.address.rsplit(":", 1)
+    with contextlib.ExitStack() as idle, contextlib.closing(server):
+        for _ in range(20):
+            idle.enter_context(socket.create_connection((host, int(port)), 20))
+        assert ask(server.address, "/x", context=client_context(pki, "client")) == (200, b"ok")
+    warnings = [record for record in caplog.records if "Too many HTTP connections" in record.message]
+    assert [record.client for record in warnings] == ["127.0.0.1"]
+    assert "failed" not in caplog.text
+
+
+def test_the_one_that_has_been_idle_for_longest_loses_its_place():
+    with contextlib.ExitStack() as ends:
+
+        def connection(since_s, *, idle=True, sent=b""):
+            ours, theirs = (ends.enter_context(end) for end in socket.socketpair())
+            theirs.sendall(sent)
+            return OpenConnection(ours, "a", since_s, idle)
+
+        young, old, sending = connection(5.0), connection(2.0), connection(1.0, sent=b"GET")
+        slow, busy = connection(0.0, idle=False), connection(None, idle=False)
+        everyone = [young, old, sending, slow, busy]
+        assert longest_waiting(everyone, 10.0, 1.0) is old
+        assert longest_waiting([sending, slow, busy], 10.0, 1.0) is slow
+        assert longest_waiting([sending, slow, busy], 1.0, 1.0) is None
+        assert longest_waiting([sending, slow, busy], 1.001, 1.0) is slow
+        assert longest_waiting([busy], 10.0, 1.0) is None
 
 
 @pytest.mark.parametrize(
