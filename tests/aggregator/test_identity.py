@@ -209,12 +209,13 @@ def test_an_agent_that_gave_up_more_says_so_when_it_connects_again():
 
 
 def test_a_stream_without_a_hello_is_ended_after_a_while():
-    with aggregator() as running:
-        running._server._hello_within_s = 0.05
-        with FakeAgent(running.grpc_address) as silent:
-            assert silent.end() is grpc.StatusCode.DEADLINE_EXCEEDED
-            # The client gives up with the same code.
-            assert silent.reason == "No Hello within the time limit."
+    with (
+        aggregator(limits=Limits(hello_within_s=0.05)) as running,
+        FakeAgent(running.grpc_address) as silent,
+    ):
+        assert silent.end() is grpc.StatusCode.DEADLINE_EXCEEDED
+        # The client gives up with the same code.
+        assert silent.reason == "No Hello within the time limit."
 
 
 def test_a_renewed_certificate_of_the_aggregator_is_served_without_a_restart(pki, tmp_path):

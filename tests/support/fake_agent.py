@@ -126,6 +126,11 @@ class FakeAgent:
         return code
 
     @property
+    def ended(self) -> bool:
+        """Whether the aggregator has ended the stream."""
+        return bool(self._call.done())
+
+    @property
     def reason(self) -> str:
         """What the aggregator said when it ended the stream."""
         return str(self._call.details())

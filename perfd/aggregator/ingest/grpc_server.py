@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import resource
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from perfd.aggregator.ingest.address_shares import AddressShares, address_of
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential, credential_of_certificate
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.ingest.kubernetes_tokens import TokenReviews
@@ -39,10 +41,10 @@ from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
 
 log = logging.getLogger(__name__)
 
-_HELLO_WITHIN_S = 15.0
-"""For how long a stream may stay without a Hello. An agent sends its own at once."""
 _MAX_MESSAGES = 1024
 """That wait for an agent that does not read."""
+_MAX_WARNED = 1024
+"""Addresses that are remembered as logged."""
 _LOOK_EVERY_S = 1.0
 """How often streams are looked at whose batches are received and not stored."""
 _Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -88,11 +90,8 @@ class TelemetryServer:
         intake: Ingest,
         events: AgentEvents,
         identity: AgentIdentityConfig | None = None,
-        *,
-        hello_within_s: float = _HELLO_WITHIN_S,
     ) -> None:
         self._intake = intake
-        self._hello_within_s = hello_within_s
         self._identity = identity or AgentIdentityConfig()
         self._must_show_certificate = False
         tokens = self._identity.kubernetes
@@ -106,8 +105,13 @@ class TelemetryServer:
         self._stored_of: deque[str] = deque()
         """Agents of which something was stored."""
         self._waking = False
+        self._warned: set[str] = set()
+        """Addresses that had their share, logged once."""
         self._large = ThreadPoolExecutor(1, "perfd-large-messages")
-        self._held_bytes = 0
+        limits = intake.limits
+        self._agents_of = AddressShares(limits.agents)
+        self._strangers_of = AddressShares(limits.streams_without_hello)
+        self._held_bytes_of = AddressShares(limits.held_message_bytes)
 
     async def start(self, address: str, tls: TlsConfig | None, *, allow_plaintext: bool) -> str:
         """Listen; returns the real address. Raises `PerfdError` when that is not possible.
@@ -131,7 +135,7 @@ class TelemetryServer:
                 extra={"listen": address},
             )
         self._loop = asyncio.get_running_loop()
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        server = grpc.aio.server(options=(*SERVER_OPTIONS, *self._connection_options()))
         # Raw bytes in and out: what is malformed is ours to count and to answer.
         handler = grpc.stream_stream_rpc_method_handler(self._connect)
         service, method = CONNECT_METHOD.strip("/").split("/")
@@ -150,6 +154,19 @@ class TelemetryServer:
         self._server = server
         self._watch = asyncio.create_task(self._watch_streams())
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _connection_options(self) -> tuple[tuple[str, int], ...]:
+        """Limits on connections, which are gRPC's own: no code of perfd sees one before its stream."""
+        within_ms = round(self._intake.limits.hello_within_s * 1000)
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        options = [
+            ("grpc.server_handshake_timeout_ms", within_ms),
+            ("grpc.max_connection_idle_ms", within_ms),
+        ]
+        if descriptors != resource.RLIM_INFINITY:
+            # The rest is for HTTP, history and captures.
+            options.append(("grpc.max_allowed_incoming_connections", descriptors // 2))
+        return tuple(options)
 
     async def stop(self, grace_s: float) -> None:
         """Close all streams; agents will come back later."""
@@ -191,10 +208,15 @@ class TelemetryServer:
 
     async def _connect(self, _requests: object, context: _Context) -> None:
         stream: _Stream | None = None
+        address = address_of(context.peer())
         try:
-            stream = await self._greet(context)
-            if stream is not None:
-                await self._read_all(stream)
+            with self._agents_of.hold(address) as has_room:
+                self._require(has_room, "agents", address)
+                with self._strangers_of.hold(address) as admitted:
+                    self._require(admitted, "streams_without_hello", address)
+                    stream = await self._greet(context)
+                if stream is not None:
+                    await self._read_all(stream)
         except WireError as error:
             self._intake.malformed()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
@@ -208,10 +230,29 @@ class TelemetryServer:
             if stream is not None:
                 self._leave(stream)
 
+    def _require(self, admitted: bool, bound: str, address: str) -> None:
+        """Raise `PerfdError` if an address has no room left."""
+        if not admitted:
+            self._intake.rejected(bound)
+            if address not in self._warned:
+                if len(self._warned) >= _MAX_WARNED:
+                    self._warned.clear()
+                self._warned.add(address)
+                log.warning(
+                    "An address has its share of a limit: what more it sends is refused until it has less.",
+                    extra={"address": address, "bound": bound},
+                )
+            raise PerfdError(
+                f"This aggregator is at its limit of {bound}, or has as much of this address as it takes: "
+                "try again later."
+            )
+
     async def _greet(self, context: _Context) -> _Stream | None:
         """Take the Hello; None when the agent has to come back with another identity."""
         credential = await self._credential(context)
-        data = await asyncio.wait_for(context.read(), self._hello_within_s)
+        data = await asyncio.wait_for(context.read(), self._intake.limits.hello_within_s)
+        if isinstance(data, bytes) and len(data) > self._intake.limits.large_message_bytes:
+            raise WireError("The first message of a stream is too large for a Hello.")
         hello = decode_agent_message(data) if isinstance(data, bytes) else None
         if not isinstance(hello, Hello):
             raise WireError("The first message of a stream must be a Hello.")
@@ -266,14 +307,10 @@ class TelemetryServer:
 
     async def _receive_large(self, stream: _Stream, data: bytes) -> None:
         """Take a message in the thread for large ones, one after the other."""
-        if self._held_bytes + len(data) > self._intake.limits.held_message_bytes:
-            self._intake.rejected("held_message_bytes")
-            raise PerfdError("Too many large messages wait for their turn: send this one again later.")
-        self._held_bytes += len(data)
-        try:
+        address = address_of(stream.context.peer())
+        with self._held_bytes_of.hold(address, len(data)) as admitted:
+            self._require(admitted, "held_message_bytes", address)
             await asyncio.get_running_loop().run_in_executor(self._large, self._receive, stream, data)
-        finally:
-            self._held_bytes -= len(data)
 
     def _receive(self, stream: _Stream, data: bytes) -> None:
         """Take a message. What cannot be taken is left out and counted."""

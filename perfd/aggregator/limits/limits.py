@@ -14,6 +14,13 @@ class Limits:
     """Bounds of the state. What is beyond a bound is refused or forgotten, and counted by its name."""
 
     agents: int = 20_000
+    """Streams of one address are at most three quarters of it."""
+    streams_without_hello: int = 2_048
+    """Of all addresses, and three quarters of it of one. An agent's Hello follows at once, so that these are
+    many only when thousands of agents connect in the same moment; those beyond come back after a pause."""
+    hello_within_s: float = 15.0
+    """For how long a stream may stay without a Hello, and a connection without its handshake or a stream. An
+    agent does all of it at once."""
     nodes: int = 20_000
     jobs: int = 256
     jobs_per_node: int = 64
@@ -53,7 +60,8 @@ class Limits:
     large_message_bytes: int = 16_384
     """Messages above it are decoded and applied by a thread beside the one that serves all agents."""
     held_message_bytes: int = 268_435_456
-    """Large messages that wait for that thread, of all agents together. The stream beyond it is closed."""
+    """Large messages that wait for that thread, of all agents, and three quarters of it of one address. The
+    stream beyond it is closed, and its agent sends again."""
     history_bytes_per_agent_and_day: int = 2_147_483_648
     """Rows that one agent may write to history in a day; what is beyond is live only."""
     collectors_per_node: int = 64

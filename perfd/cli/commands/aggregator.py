@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import resource
 import signal
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     config = effective_config(args)
     tune_malloc()
     _check_address_space()
+    _allow_many_connections()
     stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
     aggregator = Aggregator(config)
     aggregator.start()
@@ -66,6 +68,13 @@ def _check_address_space() -> None:
             f"reserves up to {_FEWEST_ADDRESSES_BYTES / 1e6:.0f} MB. Limit its memory by a cgroup instead "
             "(MemoryMax of systemd, limits of Kubernetes), which counts what is used."
         )
+
+
+def _allow_many_connections() -> None:
+    """Use all file descriptors that this process may have: half of them are for agents, one each."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # Then what there is has to do.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def effective_config(args: argparse.Namespace) -> AggregatorConfig:
