@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -65,8 +66,11 @@ class ApiAnswers:
         return self._rounds.jobs()
 
     def summary(self, job: str | None = None) -> list[JobSummary]:
-        """The summary of one job, or of all, over the whole job."""
-        return self._rounds.summary(job)
+        """The summary of one job, or of all, over the whole job.
+
+        While a job runs, its findings are those of its newest steps, as the page and its alerts have them.
+        """
+        return [self._with_newest_findings(one) for one in self._rounds.summary(job)]
 
     def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
         """The summary of a job from a moment on, of what is in memory; None when it is not."""
@@ -192,6 +196,13 @@ class ApiAnswers:
         if age_s is None:
             return None
         return f"No analysis round has finished for {age_s:.0f} s; the log says why."
+
+    def _with_newest_findings(self, summary: JobSummary) -> JobSummary:
+        with self._state.lock:
+            job = self._state.fleet.jobs.get(summary.name)
+            running = job is not None and not job.ended
+        live = self._rounds.live(summary.name) if running else None
+        return replace(summary, findings=live.findings) if live else summary
 
     def _overview_of(self, name: str) -> dict[str, Any] | None:
         live = self._rounds.live(name)

@@ -234,3 +234,18 @@ def test_the_log_of_one_job_on_two_nodes_is_one_job(tmp_path):
     result = played(recording)
     assert [job.name for job in result.summaries] == ["pp4_few"]
     assert result.summaries[0].steps.count == 18
+
+
+def test_while_a_job_runs_its_summary_has_the_findings_of_its_newest_steps() -> None:
+    compared: list[bool] = []
+
+    def compare(progress: ReplayProgress) -> None:
+        aggregator = progress.aggregator
+        for summary in aggregator.summary():
+            live = aggregator.live(summary.name)
+            compared.append(live is not None and summary.findings == live.findings)
+
+    # The recording has the job's end; from there on, its findings are those of the whole job.
+    replay(ReplayOptions(recording=bundled("dp2_nccl")), on_progress=compare)
+    assert len(compared) > 10
+    assert all(compared[:-2])

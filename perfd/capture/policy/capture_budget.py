@@ -38,7 +38,7 @@ class CaptureBudget:
         last = self._last_by_rule.get((job.job, event.alert.name, name))
         if last is not None and (ago_s := now_unix_s - last) < profile.cooldown_s:
             left_s = profile.cooldown_s - ago_s
-            before = f"{event.alert.name} captured this {job.kind} {ago_s:.0f} s ago"
+            before = f"{event.alert.name} requested a capture of this {job.kind} {ago_s:.0f} s ago"
             return f"Cooldown: {before}; {left_s:.0f} s are left."
         recent = sum(
             now_unix_s - start < _HOUR_S
