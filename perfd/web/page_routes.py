@@ -16,6 +16,7 @@ _TYPES: Mapping[str, str] = {
     ".svg": "image/svg+xml",
 }
 _DOCUMENT = "index.html"
+_VIEWS = ("/", "/servers", "/agents", "/nodes", "/compare")
 _ROOT = b'<html lang="en">'
 
 # Names, labels and reasons come from jobs. The page writes them as text only; this guards it twice.
@@ -42,13 +43,16 @@ def page_routes(known: Callable[[str], bool], saved_unix_s: float | None = None)
     if saved_unix_s is not None:
         document = document.replace(_ROOT, b'%s data-saved="%d">' % (_ROOT[:-1], saved_unix_s), 1)
 
-    def home(_: Request) -> Response:
-        return _file(_DOCUMENT, document)
+    def page(request: Request, status: int = 200) -> Response:
+        # Relative, so that a proxy may serve all of this below another path.
+        up = b"../" * (request.path.count("/") - 1)
+        body = document.replace(b'="static/', b'="%sstatic/' % up).replace(b'href="./"', b'href="%s./"' % up)
+        return _file(_DOCUMENT, body, status=status)
 
     def job(request: Request) -> Response:
         # The document itself says that there is no such job; the status is for programs.
         name = unquote(request.rest.partition("/")[0])
-        return _file(_DOCUMENT, document, status=200 if known(name) else 404)
+        return page(request, 200 if known(name) else 404)
 
     def static(request: Request) -> Response:
         body = assets.get(request.rest)
@@ -61,7 +65,7 @@ def page_routes(known: Callable[[str], bool], saved_unix_s: float | None = None)
             )
         return _file(request.rest, body)
 
-    return {"/": home, "/servers": home, "/agents": home, "/nodes": home, "/jobs/": job, "/static/": static}
+    return {**dict.fromkeys(_VIEWS, page), "/jobs/": job, "/static/": static}
 
 
 def _assets() -> dict[str, bytes]:

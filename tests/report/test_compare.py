@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from analysis.jobs import description, job_data, phase_table, step_table
@@ -10,9 +11,20 @@ from analysis.jobs import description, job_data, phase_table, step_table
 from perfd.analysis.data.job_data import NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.cli import main
-from perfd.report.comparison.measures import measures_of_summary
-from perfd.report.comparison.run_comparison import ChangeVerdict, compare
+from perfd.model import ModelShape
+from perfd.report.comparison.measures import Better, Measure, MeasuredRun, Unit, measures_of_summary
+from perfd.report.comparison.run_comparison import ChangeVerdict, UnrelatedRunsError, compare
 from tests.support.traces import COMPUTE, MATMUL, NCCL, Op, kineto, write_json
+
+MODEL = ModelShape(
+    layers=24,
+    hidden_size=1024,
+    ffn_size=4096,
+    attention_heads=16,
+    kv_heads=16,
+    head_size=64,
+    sequence_length=2048,
+)
 
 
 def _capture(folder, name, step_us, *, kernel=MATMUL):
@@ -190,3 +202,77 @@ def test_kernels_are_new_gone_more_longer_or_shorter(tmp_path, capsys):
     assert (kernels["b_gemm"]["a_count"], kernels["b_gemm"]["b_count"]) == (0.5, 1.5)
     main(["compare", a, b])
     assert "more (0.5 to 1.5)" in capsys.readouterr().out
+
+
+def _run_of(name="run", times=(1.0,) * 20, **fields):
+    job = job_data(step_table(list(times)), description=replace(description(), **fields))
+    return measures_of_summary(summarise(job, AnalysisSettings()), name)
+
+
+def test_runs_of_other_models_are_refused_unless_asked_for():
+    small, large = (
+        _run_of(name, model=replace(MODEL, layers=layers)) for name, layers in (("small", 24), ("large", 96))
+    )
+
+    with pytest.raises(UnrelatedRunsError, match="small and large are unrelated runs: layers 24 and 96"):
+        compare(small, large, 0.03)
+    found = compare(small, large, 0.03, any_runs=True)
+    assert ("model", "layers", "24", "96") in {
+        (one.area, one.name, one.a, one.b) for one in found.differences
+    }
+
+
+def test_runs_of_other_frameworks_are_refused_and_unknown_ones_are_not():
+    with pytest.raises(UnrelatedRunsError, match="framework megatron-lm and hf-trainer"):
+        compare(_run_of(framework="megatron-lm"), _run_of(framework="hf-trainer"), 0.03)
+    assert not compare(_run_of(framework="megatron-lm"), _run_of(framework=""), 0.03).regressed
+
+
+def test_a_longer_sequence_is_a_difference_of_one_model():
+    found = compare(_run_of(model=MODEL), _run_of(model=replace(MODEL, sequence_length=123)), 0.03)
+    assert [(one.area, one.name, one.b) for one in found.differences] == [("model", "sequence_length", "123")]
+
+
+def test_options_that_differ_are_listed_and_secrets_are_not():
+    a = _run_of(arguments={"lr": "1e-4", "seed": "1", "wandb_api_key": "abc", "url": "https://me:pw@host/x"})
+    b = _run_of(arguments={"lr": "3e-4", "seed": "1", "wandb_api_key": "def", "new": "yes"})
+
+    found = {(one.name, one.a, one.b) for one in compare(a, b, 0.03).differences}
+
+    assert found == {("lr", "1e-4", "3e-4"), ("url", "https://(hidden)@host/x", None), ("new", None, "yes")}
+    assert a.settings["arguments"]["wandb_api_key"] == "(hidden)"
+
+
+def test_what_was_zero_is_new():
+    def run(value):
+        step = Measure(name="step_time_s", value=1.0, unit=Unit.SECONDS, better=Better.LOWER, gate=True)
+        stall = Measure(name="data_loading_s", value=value, unit=Unit.SECONDS, better=Better.LOWER)
+        return MeasuredRun(name="run", kind="summary", measures=(step, stall))
+
+    verdicts = [compare(run(a), run(b), 0.03).changes[1].verdict for a, b in ((0, 0.2), (0, 0), (0.2, 0))]
+
+    assert verdicts == [ChangeVerdict.NEW, ChangeVerdict.SAME, ChangeVerdict.BETTER]
+
+
+def test_traces_without_a_common_kernel_are_refused(tmp_path, capsys):
+    def one(name, kernel):
+        content = kineto([Op(kernel, 0, 400)], steps={1: (0, 500)})
+        return str(write_json(tmp_path / name, content))
+
+    a, b = one("a.json", MATMUL), one("b.json", COMPUTE)
+
+    assert main(["compare", a, b]) == 2
+    assert "no kernel in common" in capsys.readouterr().err
+    assert main(["compare", a, b, "--unrelated"]) == 0
+
+
+@pytest.mark.parametrize("ending", ["md", "html", "json"])
+def test_a_comparison_is_a_report_too(tmp_path, ending, capsys):
+    path = tmp_path / f"report.{ending}"
+
+    assert main(["compare", "dp4", "pp4_few", "--output", str(path)]) == 1
+
+    text = path.read_text(encoding="utf-8").replace("\\", "")
+    assert "pipeline_model_parallel_size" in text
+    assert "Regressed: tokens_per_s, mfu_ratio (3.0% allowed)." in text
+    assert "pipeline_model_parallel_size" in capsys.readouterr().out

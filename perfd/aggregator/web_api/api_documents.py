@@ -29,7 +29,7 @@ def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None)
     `failure` is what of perfd's own work on it fails, if anything does.
     """
     entry = summary_of_job(live)
-    for left_to_the_summary in ("alerts", "findings"):
+    for left_to_the_summary in ("alerts", "findings", "configuration"):
         entry.pop(left_to_the_summary, None)
     table = job.steps
     entry["steps"] = {"count": len(table), "last": table.last_step}

@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import msgspec
 
 from perfd import __version__
+from perfd.aggregator.web_api.compare_routes import compare_routes
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Kind
@@ -31,6 +32,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
 /api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N
+/api/v1/compare                 two jobs over each other (perfd.compare/1); ?a=JOB&b=JOB
 /api/v1/alerts                  alerts of perfd's own engine; ?job=JOB
 /api/v1/servers                 serving engines
 /api/v1/agents                  agents and their nodes
@@ -113,6 +115,7 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         "/api/v1": lambda _: _text(_INDEX.format(version=__version__)),
         "/metrics": lambda request: _metrics(source, request),
         **report_routes(source),
+        **compare_routes(source),
         "/api/v1/fleet": lambda _: _json({"schema": "perfd.fleet/2", **source.fleet()}),
         "/api/v1/jobs": lambda request: _json(
             {"schema": "perfd.jobs/2", "jobs": source.overview(request.query.get("job"))}

@@ -12,8 +12,9 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from perfd.aggregator.captures import DOCUMENT_NAME, REPORT_NAME, TimeoutCall, is_folder_of
+from perfd.aggregator.web_api.compare_routes import summary_of
 from perfd.aggregator.web_api.html_pages import html_document, html_response, message_page
-from perfd.analysis.diagnosis import JobSummary, from_json
+from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError
 from perfd.net import Handler, Request, Response
 from perfd.report.render.html import to_html
@@ -50,15 +51,12 @@ def report_routes(source: ReportSource, *, file_timeout_s: float = 5.0) -> dict[
 
 def _job(source: ReportSource, name: str) -> Response:
     try:
-        found = source.summary(name)
-        stored = None if found else source.stored_summary(name)
-        if stored is not None:
-            found = from_json({"schema": "perfd.summary/2", "jobs": [stored]})
+        found = summary_of(source, name)
     except (PerfdError, msgspec.ValidationError) as error:
         return message_page(503, "The summary of this job cannot be read", str(error))
-    if not found:
+    if found is None:
         return message_page(404, "No such job", f"There is no job {name!r}; the page at / lists them.")
-    return html_response(to_html(report_of_summary(found[0], "perfd aggregator")).encode())
+    return html_response(to_html(report_of_summary(found, "perfd aggregator")).encode())
 
 
 def _capture(source: ReportSource, request: Request, patience: TimeoutCall) -> Response:
@@ -118,7 +116,7 @@ def _overview(capture: Mapping[str, Any], count: int) -> Response:
     if count == 0:
         return message_page(404, "No report here yet", *_how_to_make(capture))
     capture_id = capture["id"]
-    address = f"/reports/captures/{quote(capture_id, safe='')}"
+    address = quote(capture_id, safe="")
     links = [f'<a href="{address}/{n}">Report {n}</a>' for n in range(1, count + 1)]
     return html_response(html_document(f"Reports of {capture_id}", links))
 

@@ -28,7 +28,7 @@ def runbook_routes(rules: RuleSet) -> dict[str, Handler]:
 
     def page(name: str) -> Response:
         if not name:
-            links = [f'<a href="{PATH}{quote(one, safe="")}">{escape(one)}</a>' for one in sorted(found)]
+            links = [f'<a href="{quote(one, safe="")}">{escape(one)}</a>' for one in sorted(found)]
             return html_response(html_document("Alerts", links))
         if name not in found:
             return message_page(404, "No such alert", f"No rule here raises {name!r}; {PATH} lists all.")

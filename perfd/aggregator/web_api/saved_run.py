@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Never
 
@@ -23,6 +25,9 @@ _POINTS = 2_000
 _MAX_BYTES = 128 * 1024 * 1024
 """Unpacked: 10,000 steps of 16,384 ranks stay far below it, and a file that claims more is not ours."""
 _OVER = "This run has ended: {what}."
+
+
+_LISTS = ("servers", "alerts", "agents", "nodes", "captures")
 
 
 class _Job(msgspec.Struct, kw_only=True):
@@ -72,13 +77,15 @@ def save_run(source: ApiSource, path: Path, saved_unix_s: float) -> None:
 
 
 class SavedRun:
-    """Serves what `save_run` wrote, as an aggregator does (`ApiSource`).
+    """Serves what `save_run` wrote of one run or of several, as an aggregator does (`ApiSource`).
 
-    Raises `PerfdError` if the folder has no page, or one that cannot be read.
+    Raises `PerfdError` if a folder has no page, or one that cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._page = _read(folder)
+    def __init__(self, *folders: Path) -> None:
+        pages = [_read(folder) for folder in folders]
+        names = [folder.resolve().name for folder in folders]
+        self._page = pages[0] if len(pages) == 1 else _together(pages, names)
 
     @property
     def saved_unix_s(self) -> float:
@@ -173,6 +180,48 @@ class SavedRun:
 
     def unready(self) -> None:
         """It always serves."""
+
+
+def _together(pages: Sequence[_Page], folders: Sequence[str]) -> _Page:
+    """The pages of several runs as one; a job whose name others have too gets that of its folder."""
+    taken = Counter(name for page in pages for name in page.jobs)
+    shown: set[str] = set()
+    merged = _Page(
+        schema=_SCHEMA,
+        saved_unix_s=max(page.saved_unix_s for page in pages),
+        fleet={"jobs": [], "alerts": [], "agents": Counter(), "servers": Counter()},
+        **{key: [] for key in _LISTS},
+        jobs={},
+    )
+    for page, folder in zip(pages, folders, strict=True):
+        names = {name: name if taken[name] == 1 else _unused(folder, shown) for name in page.jobs}
+        shown.update(names.values())
+        for name, job in page.jobs.items():
+            here = names[name]
+            merged.jobs[here] = _Job(
+                overview=job.overview | {"name": here},
+                summary=job.summary | {"name": here},
+                steps=job.steps,
+                series=job.series,
+            )
+        merged.fleet["jobs"] += [row | {"name": names[row["name"]]} for row in page.fleet["jobs"]]
+        merged.fleet["alerts"] += page.fleet["alerts"]
+        for what in ("agents", "servers"):
+            merged.fleet[what].update(page.fleet[what])
+        for key in _LISTS:
+            entries = getattr(merged, key)
+            entries += [one | _job_of(one, names) for one in getattr(page, key)]
+    return merged
+
+
+def _job_of(entry: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {"job": names.get(entry["job"], entry["job"])} if "job" in entry else {}
+
+
+def _unused(folder: str, shown: set[str]) -> str:
+    """The name of a folder, counted on where it is given twice."""
+    names = (folder if number == 1 else f"{folder} ({number})" for number in count(1))
+    return next(name for name in names if name not in shown)
 
 
 def _read(folder: Path) -> _Page:

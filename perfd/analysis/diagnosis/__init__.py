@@ -1,6 +1,7 @@
 """What limits a job: findings with evidence, confidence and advice, and the job summary."""
 
 from perfd.analysis.data.analysis_settings import AnalysisSettings
+from perfd.analysis.data.run_configuration import RunConfiguration
 from perfd.analysis.diagnosis.checklist import Check, Checklist, CheckState
 from perfd.analysis.diagnosis.job_analysis import summarise
 from perfd.analysis.diagnosis.job_summary import (
@@ -19,6 +20,7 @@ __all__ = [
     "CheckState",
     "Checklist",
     "JobSummary",
+    "RunConfiguration",
     "StepsSummary",
     "from_json",
     "job_json",

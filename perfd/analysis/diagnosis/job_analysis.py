@@ -11,6 +11,7 @@ from perfd.analysis.collectives import nccl, with_waiting
 from perfd.analysis.communication import capture_evidence, communication, with_capture, with_kernels
 from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
+from perfd.analysis.data.run_configuration import configuration_of
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.checklist import checklist
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
@@ -96,6 +97,7 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         findings=tuple(findings),
         checklist=checklist(facts),
         troubles=troubles(job.events),
+        configuration=configuration_of(job),
     )
 
 

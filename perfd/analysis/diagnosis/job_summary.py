@@ -10,6 +10,7 @@ import msgspec
 
 from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
+from perfd.analysis.data.run_configuration import RunConfiguration
 from perfd.analysis.diagnosis.checklist import Checklist
 from perfd.analysis.findings import Finding, finding_json
 from perfd.analysis.hang import ErrorSummary
@@ -100,6 +101,8 @@ class JobSummary:
     """What the log, NCCL and the hardware complained of."""
     alerts: Sequence[Alert] = ()
     """Of the job, that fired; no number depends on them."""
+    configuration: RunConfiguration = field(default_factory=RunConfiguration)
+    """Model, software and options, to compare with another run."""
 
     @property
     def bottleneck(self) -> Finding:

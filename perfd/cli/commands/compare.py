@@ -19,15 +19,12 @@ from perfd.cli.commands.bench_serving import document as document_of_benchmark
 from perfd.cli.commands.bench_serving import results_of
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
-from perfd.formatting import UNKNOWN, duration, percent, signed_percent
+from perfd.formatting import UNKNOWN, duration
 from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
 from perfd.report.comparison import (
-    Change,
-    KernelChange,
     MeasuredRun,
     RunComparison,
-    Unit,
     compare,
     jobs_of,
     measures_of_benchmarks,
@@ -38,24 +35,33 @@ from perfd.report.comparison import (
     summary_of_run,
     to_json,
 )
+from perfd.report.comparison.comparison_report import (
+    change_text,
+    kernel_words,
+    report_of_comparison,
+    value_text,
+)
+from perfd.report.render.report_writer import write_report
 from perfd.report.report_text import kernel_name
 from perfd.session.replay_session import ReplayOptions, replay
 from perfd.trace.diagnosis import TraceSettings, analyse, diagnose, trace_json
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 
 _EPILOG = """\
-With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "a", "b",
+With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "sentence", "a", "b",
 "max_regression_ratio", "changes": [{"name", "unit", "a", "b", "change_ratio", "better", "gate",
-"verdict"}], "kernels": [{"name", "kind", "a_s", "b_s", "a_count", "b_count"}]}.
-`verdict` is better, worse, same, changed (of a number whose `better` is null: neither good nor bad in
-itself, or its source differs between the runs), unknown (only one of the two has it), or regressed: worse
-by more than allowed, of a number that counts (`gate`). Kernels are there for traces only, all that changed:
-`kind` is new, gone, more or fewer (launches a step, by over 1%), longer or shorter.
-Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared.
+"verdict"}], "kernels": [{"name", "kind", "a_s", "b_s", "a_count", "b_count"}], "differences": [{"area",
+"name", "a", "b"}]}. `verdict` is better, worse, same, changed (of a number whose `better` is null: neither
+good nor bad in itself, or its source differs between the runs), new (it was zero in A), unknown (only one of
+the two has it), or regressed: worse by more than allowed, of a number that counts (`gate`). `differences`
+are settings that the two runs do not share: software, layout, model, arguments. Kernels are there for traces
+only, all that changed: `kind` is new, gone, more or fewer (launches a step, by over 1%), longer or shorter.
+Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared, or are of
+different models (--unrelated compares these too).
 """
-_WHOLE_ABOVE = 100
 _KERNELS = 12
 """Shown; JSON has all."""
+_SETTINGS = 24
 _START_BYTES = 200
 _OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"perfd\.')
 _SNIFFED_BYTES = 1024 * 1024
@@ -87,18 +93,37 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="model FLOPs per step of traces, to compare MFU",
     )
     parser.add_argument(
+        "--unrelated",
+        action="store_true",
+        help="compare runs of different models too, or without a common kernel",
+    )
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="also write a report: Markdown (.md), HTML (.html) or JSON (.json)",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one object of schema perfd.compare/1, only"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Say what changed; fail when it got worse than allowed."""
-    comparison = compare(*_runs(args), args.max_regression)
+    comparison = compare(*_runs(args), args.max_regression, any_runs=args.unrelated)
+    if args.output:
+        write_report(report_of_comparison(comparison, "perfd compare"), args.output)
     if args.json:
         print(msgspec.json.encode(to_json(comparison)).decode())
     else:
         console = Terminal()
-        for part in (_table(comparison), *_kernels(comparison), _verdict(comparison)):
+        for part in (
+            _table(comparison),
+            *_kernels(comparison),
+            *_differences(comparison),
+            _verdict(comparison),
+        ):
             console.print(part)
     return 1 if comparison.regressed else 0
 
@@ -174,23 +199,17 @@ def _table(comparison: RunComparison) -> Table:
     for change in comparison.changes:
         if change.a is None and change.b is None:
             continue
-        ratio = signed_percent(change.change_ratio)
+        ratio = change_text(change)
         verdict = change.verdict.value
         style = {"regressed": "bold red", "worse": "yellow", "better": "green"}.get(verdict, "dim")
         table.add_row(
-            change.name, _value(change.a, change), _value(change.b, change), ratio, Text(verdict, style=style)
+            change.name,
+            value_text(change.a, change.unit),
+            value_text(change.b, change.unit),
+            ratio,
+            Text(verdict, style=style),
         )
     return table
-
-
-def _value(value: float | None, change: Change) -> str:
-    if value is None:
-        return UNKNOWN
-    if change.unit == Unit.SECONDS:
-        return duration(value)
-    if change.unit == Unit.RATIO:
-        return percent(value)
-    return f"{value:,.0f}" if value >= _WHOLE_ABOVE else f"{value:.3g}"
 
 
 def _kernels(comparison: RunComparison) -> list[Table]:
@@ -206,7 +225,7 @@ def _kernels(comparison: RunComparison) -> list[Table]:
     for kernel in comparison.kernels[:_KERNELS]:
         table.add_row(
             Text(kernel_name(kernel.name, 64)),
-            _kernel_words(kernel),
+            kernel_words(kernel),
             duration(kernel.a_s),
             duration(kernel.b_s),
             duration(kernel.b_s - kernel.a_s),
@@ -214,16 +233,18 @@ def _kernels(comparison: RunComparison) -> list[Table]:
     return [table]
 
 
-def _kernel_words(kernel: KernelChange) -> str:
-    """What became of it; of more or fewer launches also how many."""
-    if kernel.kind in {"more", "fewer"}:
-        return f"{kernel.kind} ({kernel.a_count:.4g} to {kernel.b_count:.4g})"
-    return kernel.kind
-
-
 def _verdict(comparison: RunComparison) -> Text:
-    bound = f"{percent(comparison.max_regression_ratio)} allowed"
-    if not comparison.regressed:
-        return Text(f"No regression ({bound}).", style="bold green")
-    names = ", ".join(change.name for change in comparison.changes if change.verdict.value == "regressed")
-    return Text(f"Regressed: {names} ({bound}).", style="bold red")
+    return Text(comparison.sentence, style="bold red" if comparison.regressed else "bold green")
+
+
+def _differences(comparison: RunComparison) -> list[Table]:
+    if not comparison.differences:
+        return []
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Settings that differ", title_justify="left")
+    for name in ("", "", "A", "B"):
+        table.add_column(name, overflow="fold")
+    for one in comparison.differences[:_SETTINGS]:
+        table.add_row(one.area, Text(one.name), Text(one.a or UNKNOWN), Text(one.b or UNKNOWN))
+    if (left := len(comparison.differences) - _SETTINGS) > 0:
+        table.add_row("", f"and {left} more; --json has all", "", "")
+    return [table]

@@ -12,6 +12,7 @@ import msgspec
 from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError
 from perfd.formatting import kind_of_source
+from perfd.report.comparison.run_settings import RunSettings, settings_of
 
 
 class Better(StrEnum):
@@ -57,6 +58,8 @@ class MeasuredRun:
     """Seconds a step by kernel, as a mean over ranks."""
     kernel_counts: Mapping[str, float] = field(default_factory=dict)
     """How often each of them runs in a step, as a mean over ranks."""
+    settings: RunSettings = field(default_factory=dict)
+    """What it ran with, by area; empty for a trace."""
 
 
 class _Step(msgspec.Struct):
@@ -110,9 +113,12 @@ def measures_of_summary(job: JobSummary, name: str) -> MeasuredRun:
         ("communication_s", job.communication.share_ratio, job.communication.source),
         ("data_loading_s", job.data.share_ratio, job.data.source),
         ("optimizer_s", job.optimizer.share_ratio, job.optimizer.source),
+        ("forward_s", job.breakdown.forward_ratio, "timers"),
+        ("backward_s", job.breakdown.backward_ratio, "timers"),
+        ("outside_timers_s", job.breakdown.unattributed_ratio, "timers"),
     )
     measures = [_measure(*row) for row in rows] + [_part(*part, step_s) for part in parts]
-    return MeasuredRun(name=name, kind="summary", measures=measures)
+    return MeasuredRun(name=name, kind="summary", measures=measures, settings=settings_of(job))
 
 
 def measures_of_trace(document: Mapping[str, Any], name: str) -> MeasuredRun:

@@ -8,11 +8,17 @@ from enum import StrEnum
 from typing import Any
 
 from perfd.errors import PerfdError
+from perfd.formatting import percent
 from perfd.report.comparison.measures import Better, Measure, MeasuredRun
+from perfd.report.comparison.run_settings import SettingDifference, differences, unrelated
 
 SCHEMA = "perfd.compare/1"
 SAME_RATIO = 0.01
 """What changes by less than this is called the same."""
+
+
+class UnrelatedRunsError(PerfdError):
+    """Two runs of different models: their numbers say nothing about each other."""
 
 
 class ChangeVerdict(StrEnum):
@@ -23,6 +29,8 @@ class ChangeVerdict(StrEnum):
     SAME = "same"
     CHANGED = "changed"
     """By enough to be reported; by itself neither good nor bad."""
+    NEW = "new"
+    """It was zero in the first run."""
     UNKNOWN = "unknown"
     """Only one of the two runs has it."""
     REGRESSED = "regressed"
@@ -76,21 +84,35 @@ class RunComparison:
     changes: Sequence[Change]
     kernels: Sequence[KernelChange] = ()
     """All that changed, those with the largest change first."""
+    differences: Sequence[SettingDifference] = ()
+    """Of configuration, software and options."""
 
     @property
     def regressed(self) -> bool:
         """Whether a number that counts got worse beyond the bound."""
         return any(change.verdict is ChangeVerdict.REGRESSED for change in self.changes)
 
+    @property
+    def sentence(self) -> str:
+        """Whether it got worse than is allowed, and what."""
+        bound = f"{percent(self.max_regression_ratio)} allowed"
+        names = [change.name for change in self.changes if change.verdict is ChangeVerdict.REGRESSED]
+        return f"Regressed: {', '.join(names)} ({bound})." if names else f"No regression ({bound})."
 
-def compare(a: MeasuredRun, b: MeasuredRun, max_regression_ratio: float) -> RunComparison:
+
+def compare(
+    a: MeasuredRun, b: MeasuredRun, max_regression_ratio: float, *, any_runs: bool = False
+) -> RunComparison:
     """Hold the second run against the first.
 
     Raises `PerfdError` when they are of different kinds or have no number in common that counts: a gate
-    that cannot see must not let pass.
+    that cannot see must not let pass. Also when they are of different models or share no kernel, unless
+    `any_runs`.
     """
     if a.kind != b.kind:
         raise PerfdError(f"{a.name} is a {a.kind} and {b.name} a {b.kind}: compare like with like.")
+    if not any_runs and (why := unrelated(a.settings, b.settings) or _no_kernel_in_common(a, b)):
+        raise UnrelatedRunsError(f"{a.name} and {b.name} are unrelated runs: {why}.")
     of_b = {measure.name: measure for measure in b.measures}
     changes = [_change(measure, of_b[measure.name], max_regression_ratio) for measure in a.measures]
     if not any(change.gate and change.change_ratio is not None for change in changes):
@@ -104,13 +126,15 @@ def compare(a: MeasuredRun, b: MeasuredRun, max_regression_ratio: float) -> RunC
         max_regression_ratio=max_regression_ratio,
         changes=changes,
         kernels=_kernels(a, b),
+        differences=differences(a.settings, b.settings),
     )
 
 
 def to_json(comparison: RunComparison) -> dict[str, Any]:
     """The object of schema perfd.compare/1."""
     kernels = [asdict(kernel) | {"kind": kernel.kind} for kernel in comparison.kernels]
-    return {"schema": SCHEMA, "regressed": comparison.regressed, **asdict(comparison), "kernels": kernels}
+    own = {"regressed": comparison.regressed, "sentence": comparison.sentence}
+    return {"schema": SCHEMA, **own, **asdict(comparison), "kernels": kernels}
 
 
 def _change(a: Measure, b: Measure, max_regression_ratio: float) -> Change:
@@ -125,7 +149,9 @@ def _change(a: Measure, b: Measure, max_regression_ratio: float) -> Change:
         change_ratio=ratio,
         better=better,
         gate=a.gate,
-        verdict=_verdict(ratio, better, max_regression_ratio if a.gate else None),
+        verdict=ChangeVerdict.NEW
+        if a.value == 0 and b.value
+        else _verdict(ratio, better, max_regression_ratio if a.gate else None),
     )
 
 
@@ -148,6 +174,12 @@ def _verdict(ratio: float | None, better: Better | None, max_regression_ratio: f
     if better is None:
         return ChangeVerdict.CHANGED
     return ChangeVerdict.WORSE if worse > 0 else ChangeVerdict.BETTER
+
+
+def _no_kernel_in_common(a: MeasuredRun, b: MeasuredRun) -> str:
+    if not a.kernels_s or not b.kernels_s or a.kernels_s.keys() & b.kernels_s.keys():
+        return ""
+    return "they have no kernel in common"
 
 
 def _kernels(a: MeasuredRun, b: MeasuredRun) -> list[KernelChange]:

@@ -1,5 +1,7 @@
 // The aggregator's JSON interface (docs/api.md).
 
+import { to } from "./paths.js";
+
 const TIMEOUT_MS = 10_000;
 
 // A failed request; `status` 0 means that there was no answer.
@@ -13,7 +15,7 @@ export class ApiError extends Error {
 export async function get(path) {
   let answer;
   try {
-    answer = await fetch(`/api/v1/${path}`, { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store" });
+    answer = await fetch(to(`api/v1/${path}`), { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store" });
   } catch {
     throw new ApiError(0, "The aggregator does not answer.");
   }
@@ -24,3 +26,17 @@ export async function get(path) {
 }
 
 export const jobPath = (name) => `jobs/${encodeURIComponent(name)}`;
+
+// For `catch`: what is not there is null.
+export function missing(error) {
+  if (error instanceof ApiError && error.status === 404) return null;
+  throw error;
+}
+
+// A job's newest numbers; of one that is only in history, its final summary.
+export async function overviewOf(name) {
+  const { jobs } = await get(`jobs?job=${encodeURIComponent(name)}`);
+  if (jobs.length) return jobs[0];
+  const summary = await get(jobPath(name));
+  return { ...summary.jobs[0], ended: true };
+}

@@ -9,7 +9,8 @@ const DIMENSIONS = {
 
 const width = (ratio) => ({ width: `${(Math.min(Math.max(ratio, 0), 1) * 100).toFixed(2)}%` });
 
-export function breakdownBar(job) {
+// `longest_s`: the step that fills the width, to draw two runs to one scale.
+export function breakdownBar(job, { id = "breakdown", longest_s = null } = {}) {
   const parts = [
     ["forward", "Forward", job.breakdown?.forward_ratio],
     ["backward", "Backward", job.breakdown?.backward_ratio],
@@ -17,7 +18,7 @@ export function breakdownBar(job) {
     ["optimizer", "Optimizer", job.optimizer?.share_ratio],
     ["untimed", "Outside timers", job.breakdown?.unattributed_ratio],
   ].filter(([, , ratio]) => ratio != null);
-  if (!parts.length) return el("p", { class: "quiet", id: "breakdown" }, "The log has no timers: no breakdown.");
+  if (!parts.length) return el("p", { class: "quiet", id }, "The log has no timers: no breakdown.");
   const sum = parts.reduce((total, [, , ratio]) => total + ratio, 0);
   // The rest is waiting only if the compute time of stages is known.
   const timed = job.breakdown?.forward_ratio != null && job.breakdown?.backward_ratio != null;
@@ -30,8 +31,8 @@ export function breakdownBar(job) {
   const less = spread == null ? "." : `; the fastest rank takes ${percent(spread)} of the step less.`;
   return el(
     "figure",
-    { id: "breakdown" },
-    el("div", { class: "bar", role: "img", "aria-label": `Step of ${duration(job.step_time_s?.median)}: ${text}` },
+    { id },
+    el("div", { class: "bar", style: width(longest_s && job.step_time_s?.median ? job.step_time_s.median / longest_s : 1), role: "img", "aria-label": `Step of ${duration(job.step_time_s?.median)}: ${text}` },
       parts.map(([key, name, ratio]) => el("span", { class: `part ${key}`, style: width(ratio / scale), title: `${name} ${percent(ratio)}` }, ratio > 0.08 && percent(ratio, 0)))),
     el("ul", { class: "legend" }, parts.map(([key, name, ratio]) => el("li", { "data-part": key }, el("span", { class: `swatch ${key}` }), `${name} `, el("strong", {}, percent(ratio))))),
     el("figcaption", { class: "quiet" }, `Shares of a step of ${duration(job.step_time_s?.median)}. `, timed ? `Forward and backward are those of the slowest rank${less}` : "The log has no timers of forward and backward."),

@@ -2,6 +2,7 @@
 
 import { el, section } from "./dom.js";
 import { dataSize, duration, moment, plural, rankNames, words } from "./format.js";
+import { to } from "./paths.js";
 
 const MAX_RANKS = 64;
 const MAX_CAPTURES = 100;
@@ -40,7 +41,7 @@ function link(one) {
   const files = one.ranks.filter((who) => who.state !== "empty").flatMap((who) => who.files ?? []);
   const unread = !one.report && files.some((file) => TRACE.test(file.path) && !file.removed);
   const text = one.report?.path ? "Open the report" : unread && "How to read the traces";
-  return text && el("p", {}, el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, text));
+  return text && el("p", {}, el("a", { href: to(`reports/captures/${encodeURIComponent(one.id)}`) }, text));
 }
 
 // Ranks with equal outcomes and no files are one line: a job may have thousands.

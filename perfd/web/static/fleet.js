@@ -2,6 +2,7 @@
 
 import { el, section } from "./dom.js";
 import { count, duration, layout, percent, plural, progress } from "./format.js";
+import { jobAddress, to } from "./paths.js";
 import { sortedTable } from "./table.js";
 import { isHeldUp, kind, shortSentence } from "./verdict.js";
 
@@ -35,7 +36,7 @@ const table = sortedTable({
   order,
   text: (job) => [job.name, job.framework, stateText(job), kind(job.bottleneck)].join(" "),
   columns: [
-    { name: "Job", wide: true, value: (job) => job.name, cell: (job) => [el("a", { href: `/jobs/${encodeURIComponent(job.name)}`, id: `job-${job.name}`, class: "row" }, job.name), el("small", {}, layout(job))] },
+    { name: "Job", wide: true, value: (job) => job.name, cell: (job) => [el("a", { href: jobAddress(job.name), id: `job-${job.name}`, class: "row" }, job.name), el("small", {}, layout(job))] },
     { name: "State", value: state, cell: (job) => el("span", { class: `state ${state(job)}` }, stateText(job)) },
     { name: "Step", number: true, value: (job) => job.step, cell: (job) => progress(job.step, job.train_steps) },
     { name: "Step time", number: true, value: (job) => job.step_time_s, cell: (job) => duration(job.step_time_s) },
@@ -83,7 +84,7 @@ function summary({ jobs, agents, servers }) {
     "div",
     {},
     el("h1", { id: "summary" }, limited ? `${limited} of ${plural(running + silent, "active job")} ${limited === 1 ? "has" : "have"} a bottleneck` : plural(all, "job")),
-    el("p", { class: "quiet" }, facts.filter(Boolean).join(" · "), " · ", el("a", { href: "/agents" }, `${agents.connected} of ${plural(agents.count, "agent")} connected`), servers.count > 0 && [" · ", el("a", { href: "/servers" }, plural(servers.count, "serving engine"))]),
+    el("p", { class: "quiet" }, facts.filter(Boolean).join(" · "), " · ", el("a", { href: to("agents") }, `${agents.connected} of ${plural(agents.count, "agent")} connected`), servers.count > 0 && [" · ", el("a", { href: to("servers") }, plural(servers.count, "serving engine"))]),
   );
 }
 
@@ -94,6 +95,6 @@ function empty(agents, servers) {
     el("h1", {}, "No jobs yet"),
     el("p", {}, agents.connected ? `${plural(agents.connected, "agent is", "agents are")} connected; none sees a job. ` : "No agent is connected. ", "Start an agent on the job’s node with its log:"),
     el("pre", {}, "perfd agent --aggregator HOST:9461 --log train.log"),
-    servers.count > 0 && el("p", {}, el("a", { href: "/servers" }, `See ${plural(servers.count, "serving engine")}`)),
+    servers.count > 0 && el("p", {}, el("a", { href: to("servers") }, `See ${plural(servers.count, "serving engine")}`)),
   );
 }

@@ -1,11 +1,12 @@
 // One job: what limits it, then the numbers.
 
-import { ApiError, get, jobPath } from "./api.js";
+import { get, jobPath, missing, overviewOf } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
+import { chartGroup, lineChart } from "./chart.js";
 import { el, section } from "./dom.js";
 import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames } from "./format.js";
-import { progressChart } from "./progress.js";
+import { compareAddress, jobAddress, to } from "./paths.js";
 import { heatMap } from "./ranks.js";
 import { headline } from "./verdict.js";
 
@@ -13,33 +14,22 @@ const MOST_ALERTS = 50;
 const MOST_CAPTURES = 5;
 // A dimension with a smaller share of the step is not drawn.
 const LEAST_SHARE = 0.001;
+const group = chartGroup("job");
 const charts = [
-  { chart: progressChart({ id: "mfu-chart", name: "MFU", show: percent }), column: "mfu_ratio" },
-  { chart: progressChart({ id: "time-chart", name: "Step time", show: duration }), column: "step_time_s" },
+  { chart: lineChart({ id: "mfu-chart", name: "MFU", show: percent, group }), column: "mfu_ratio", color: "--forward" },
+  { chart: lineChart({ id: "time-chart", name: "Step time", show: duration, group }), column: "step_time_s", color: "--forward" },
 ];
 
 // Loads first and returns a draw function, so a failed request leaves the page as it was.
 export async function showJob(main, name) {
   const asked = encodeURIComponent(name);
-  const [jobs, series, alerts, captures] = await Promise.all([
-    get(`jobs?job=${asked}`),
+  const [job, series, alerts, captures] = await Promise.all([
+    overviewOf(name),
     get(`${jobPath(name)}/series`).catch(missing),
     get(`alerts?job=${asked}`),
     get(`captures?job=${asked}`),
   ]);
-  const job = jobs.jobs[0] ?? (await stored(name));
   return () => draw(main, job, series, alerts.alerts, captures.captures);
-}
-
-function missing(error) {
-  if (error instanceof ApiError && error.status === 404) return null;
-  throw error;
-}
-
-// The final summary of a job that is only in the history.
-async function stored(name) {
-  const { jobs } = await get(jobPath(name));
-  return { ...jobs[0], ended: true };
 }
 
 function draw(main, job, series, alerts, captures) {
@@ -68,7 +58,7 @@ function title(job) {
     { class: "title" },
     el("strong", { id: "job" }, job.name), " ", el("span", { class: `state ${state(job)}` }, stateText(job)),
     el("span", { class: "quiet" }, ` ${layout(job)} · step ${steps(job)} · `),
-    el("a", { href: `/reports/jobs/${encodeURIComponent(job.name)}`, id: "report" }, "Report"),
+    el("a", { href: to(`reports/jobs/${encodeURIComponent(job.name)}`), id: "report" }, "Report"), " · ", el("a", { href: compareAddress(job.name), id: "compare" }, "Compare"),
   );
 }
 
@@ -126,10 +116,12 @@ function drawCharts(main, series, alerts, captures) {
   section(main, "progress", [known, absent], () => (known ? charts.map(({ chart }) => chart.element) : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]));
   if (!known) return;
   const marks = [
-    ...alerts.filter((alert) => alert.first_step != null).map((alert) => ({ kind: "alert", step: alert.first_step, text: alert.name })),
-    ...captures.map((one) => ({ kind: "capture", step: stepAt(series, one.requested_unix_s), text: `capture ${one.id}` })),
+    ...alerts.filter((alert) => alert.first_step != null).map((alert) => ({ kind: "alert", x: alert.first_step, text: alert.name })),
+    ...captures.map((one) => ({ kind: "capture", x: stepAt(series, one.requested_unix_s), text: `capture ${one.id}` })),
   ];
-  for (const { chart, column } of charts) chart.update({ series, values: series[column], marks, width: main.querySelector('[data-section="progress"]').clientWidth });
+  const axis = { x: series.step, showX: (step) => `step ${step}`, axisX: (step, i) => (i ? String(step) : `step ${step}`), steady: series.steady, marks };
+  const width = main.querySelector('[data-section="progress"]').clientWidth;
+  for (const { chart, column, color } of charts) chart.update({ ...axis, lines: [{ name: chart.element.querySelector("h2").textContent, values: series[column], color }], width });
 }
 
 function stepAt(series, unixS) {
@@ -168,7 +160,7 @@ function troubleList(troubles) {
 
 function captureList(job, captures) {
   if (!captures.length) return [];
-  const all = `/jobs/${encodeURIComponent(job.name)}/captures`;
+  const all = jobAddress(job.name, "captures");
   const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), " ", el("a", { href: `${all}#capture-${encodeURIComponent(one.id)}` }, one.id), " ", el("span", { class: "quiet" }, moment(one.requested_unix_s)));
   return [el("h2", {}, el("a", { href: all }, "Captures")), el("ul", { id: "captures" }, captures.slice(-MOST_CAPTURES).reverse().map(line))];
 }

@@ -1,21 +1,22 @@
 // Keyboard shortcuts; `?` lists them.
 
 import { el } from "./dom.js";
+import { jobAddress, to } from "./paths.js";
 
 const typing = (target) => target.closest("input, textarea, select") !== null;
 
 export function listenToKeys(place) {
-  const job = place.job === undefined ? null : `/jobs/${encodeURIComponent(place.job)}`;
+  const job = place.job === undefined ? null : jobAddress(place.job);
   const keys = [
     ["?", "this list", () => help.showModal()],
     ["/", "search", () => document.getElementById("search")?.focus()],
     ["j", "next row or section", () => step(1)],
     ["k", "previous row or section", () => step(-1)],
-    ["h", "all jobs", () => location.assign("/")],
-    ["s", "serving engines", () => location.assign("/servers")],
-    ["n", "nodes", () => location.assign("/nodes")],
-    ["a", "agents", () => location.assign("/agents")],
-    ...(job ? [["o", "this job", () => location.assign(job)], ["c", "its captures", () => location.assign(`${job}/captures`)], ["r", "its report", () => location.assign(job.replace("/jobs/", "/reports/jobs/"))]] : []),
+    ["h", "all jobs", () => location.assign(to(""))],
+    ["s", "serving engines", () => location.assign(to("servers"))],
+    ["n", "nodes", () => location.assign(to("nodes"))],
+    ["a", "agents", () => location.assign(to("agents"))],
+    ...(job ? [["o", "this job", () => location.assign(job)], ["c", "its captures", () => location.assign(`${job}/captures`)], ["r", "its report", () => location.assign(to(`reports/jobs/${encodeURIComponent(place.job)}`))]] : []),
   ];
   const help = dialog(keys);
   document.body.append(help);

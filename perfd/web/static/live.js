@@ -1,5 +1,7 @@
 // Refreshes on the aggregator's events, and every few seconds in any case.
 
+import { to } from "./paths.js";
+
 const POLL_MS = 5_000;
 const TRY_AGAIN_MS = 30_000;
 
@@ -35,7 +37,7 @@ function eventStream(wake, changed) {
   let again = null;
   const open = () => {
     clearTimeout(again);
-    source = new EventSource("/api/v1/events");
+    source = new EventSource(to("api/v1/events"));
     source.addEventListener("open", () => changed("live"));
     source.addEventListener("round", wake);
     source.addEventListener("error", () => {

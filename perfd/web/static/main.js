@@ -3,6 +3,7 @@
 import { showAgents } from "./agents.js";
 import { get, jobPath } from "./api.js";
 import { showCaptures } from "./captures.js";
+import { showComparison } from "./compare.js";
 import { el } from "./dom.js";
 import { showFleet } from "./fleet.js";
 import { clock } from "./format.js";
@@ -10,16 +11,17 @@ import { showJob } from "./job.js";
 import { listenToKeys } from "./keys.js";
 import { follow } from "./live.js";
 import { showNodes } from "./nodes.js";
+import { jobAddress, to, within } from "./paths.js";
 import { showServers } from "./servers.js";
 
 const main = document.getElementById("main");
-const place = placeOf(location.pathname);
+const place = placeOf(within(location.pathname));
 let shownAt = null;
 let how = "polling";
 
 function placeOf(path) {
   const [, top, name, view] = path.split("/");
-  if (["servers", "agents", "nodes"].includes(top)) return { view: top };
+  if (["servers", "agents", "nodes", "compare"].includes(top)) return { view: top };
   if (top !== "jobs" || !name) return { view: "fleet" };
   try {
     return { view: view === "captures" ? "captures" : "job", job: decodeURIComponent(name) };
@@ -31,14 +33,13 @@ function placeOf(path) {
 function drawPlace() {
   const link = (view, href, text) => el("a", { href, "aria-current": place.view === view ? "page" : null }, text);
   const where = document.getElementById("where");
-  where.append(link("fleet", "/", "Jobs"), link("servers", "/servers", "Serving"), link("nodes", "/nodes", "Nodes"), link("agents", "/agents", "Agents"));
+  where.append(link("fleet", to(""), "Jobs"), link("servers", to("servers"), "Serving"), link("nodes", to("nodes"), "Nodes"), link("agents", to("agents"), "Agents"), link("compare", to("compare"), "Compare"));
   if (!place.job) {
     document.title = `${where.querySelector("[aria-current]").textContent} – perfd`;
     return;
   }
   document.title = `${place.job} – perfd`;
-  const base = `/jobs/${encodeURIComponent(place.job)}`;
-  document.getElementById("job-place").append(link("job", base, place.job), link("captures", `${base}/captures`, "Captures"));
+  document.getElementById("job-place").append(link("job", jobAddress(place.job), place.job), link("captures", jobAddress(place.job, "captures"), "Captures"));
 }
 
 // Loads first and returns a draw function, so a failed request leaves the page as it was.
@@ -59,6 +60,7 @@ async function load() {
     const { nodes } = await get("nodes");
     return () => showNodes(main, nodes);
   }
+  if (place.view === "compare") return showComparison(main, new URLSearchParams(location.search));
   if (place.view === "captures") {
     const { captures } = await get(`captures?job=${encodeURIComponent(place.job)}`);
     // 404 if there is no such job.
@@ -98,7 +100,7 @@ function fail(error) {
   const since = shownAt ? ` Showing data from ${clock(shownAt)}.` : "";
   if (error.status === 404) {
     main.dataset.state = "missing";
-    main.replaceChildren(el("div", { class: "empty" }, el("h1", {}, "Job not found"), el("p", {}, error.message), el("p", {}, el("a", { href: "/" }, "All jobs"))));
+    main.replaceChildren(el("div", { class: "empty" }, el("h1", {}, "Job not found"), el("p", {}, error.message), el("p", {}, el("a", { href: to("") }, "All jobs"))));
     notice(null);
     shownAt = null;
     return;
