@@ -8,6 +8,7 @@ import numpy as np
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations.growable_arrays import roomier
+from perfd.aggregator.operations.rank_rows import RankRows
 from perfd.analysis.data.job_data import Floats, HostWaitTable, Ints
 from perfd.analysis.data.robust_stats import median
 from perfd.model import RankColumn
@@ -32,22 +33,16 @@ class HostWaitReadings:
     """The newest readings of each rank's host."""
 
     def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
-        self._limits = limits
-        self._counters = counters
-        self._rows: dict[int, int] = {}
-        """By rank."""
+        self._rows = RankRows(limits, counters, self._begin)
         self._counts: Ints = np.zeros(1, dtype=np.int64)
         self._read_s: Floats = np.zeros(1)
         self._values: Floats = np.full((1, _READINGS, len(HOST_COLUMNS)), np.nan)
 
     def put(self, rank: int, values: Mapping[str, float], *, read_s: float) -> None:
         """Add one reading of a rank; `read_s` is when it came, by a clock that all ranks share."""
-        row = self._rows.get(rank)
+        row = self._rows.row_of(rank)
         if row is None:
-            if max(rank, len(self._rows)) >= self._limits.ranks_per_job:
-                self._counters.rejected["ranks_per_job"] += 1
-                return
-            row = self._new(rank)
+            return
         reading = [values.get(column, np.nan) for column in HOST_COLUMNS]
         self._values[row, self._counts[row] % _READINGS] = np.where(np.isfinite(reading), reading, np.nan)
         self._counts[row] += 1
@@ -59,24 +54,20 @@ class HostWaitReadings:
 
     def table(self, now_s: float) -> HostWaitTable | None:
         """What is usual lately, of ranks that were read twice; None without any."""
-        ranks = np.fromiter(self._rows, np.int64, len(self._rows))
-        rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
+        ranks, rows = self._rows.by_rank()
         kept = (self._counts[rows] >= _FEWEST) & (now_s - self._read_s[rows] <= _OLDEST_S)
         if not kept.any():
             return None
-        order = np.argsort(ranks[kept])
-        values = median(self._values[rows[kept][order]], axis=1)
+        values = median(self._values[rows[kept]], axis=1)
         return HostWaitTable(
-            rank=ranks[kept][order],
+            rank=ranks[kept],
             waits={column: values[:, place] for place, column in enumerate(HOST_COLUMNS)},
         )
 
-    def _new(self, rank: int) -> int:
-        row = self._rows[rank] = len(self._rows)
+    def _begin(self, row: int) -> None:
         if row == len(self._counts):
             self._counts = roomier(self._counts, (2 * row,))
             self._read_s = roomier(self._read_s, (2 * row,))
             self._values = roomier(self._values, (2 * row,))
         self._counts[row], self._read_s[row] = 0, 0.0
         self._values[row] = np.nan
-        return row

@@ -9,6 +9,7 @@ import numpy as np
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations.growable_arrays import roomier
+from perfd.aggregator.operations.rank_rows import RankRows
 from perfd.analysis.data.job_data import Floats, Ints, LaunchTable
 from perfd.model import RankColumn
 
@@ -30,10 +31,7 @@ class LaunchReadings:
     """The newest readings of each rank."""
 
     def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
-        self._limits = limits
-        self._counters = counters
-        self._rows: dict[int, int] = {}
-        """By rank."""
+        self._rows = RankRows(limits, counters, self._begin)
         self._counts: Ints = np.zeros(1, dtype=np.int64)
         self._read_s: Floats = np.zeros(1)
         self._workers: Floats = np.full(1, np.nan)
@@ -48,12 +46,9 @@ class LaunchReadings:
         *counters, workers = (read.get(column, math.nan) for column in LAUNCH_COLUMNS)
         if not np.isfinite(counters).any():
             return
-        row = self._rows.get(rank)
+        row = self._rows.row_of(rank)
         if row is None:
-            if max(rank, len(self._rows)) >= self._limits.ranks_per_job:
-                self._counters.rejected["ranks_per_job"] += 1
-                return
-            row = self._new(rank)
+            return
         count = int(self._counts[row])
         if count:
             last = self._values[row, (count - 1) % _READINGS]
@@ -70,11 +65,9 @@ class LaunchReadings:
 
     def table(self, now_s: float) -> LaunchTable | None:
         """Rates over the newest readings, of ranks that were read at least twice; None without any."""
-        ranks = np.fromiter(self._rows, np.int64, len(self._rows))
-        rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
+        ranks, rows = self._rows.by_rank()
         kept = (self._counts[rows] > 1) & (now_s - self._read_s[rows] <= _OLDEST_S)
-        order = np.argsort(ranks[kept])
-        ranks, rows = ranks[kept][order], rows[kept][order]
+        ranks, rows = ranks[kept], rows[kept]
         if not len(rows):
             return None
         counts = self._counts[rows]
@@ -93,12 +86,10 @@ class LaunchReadings:
             age_s=np.maximum(0.0, now_s - self._read_s[rows]),
         )
 
-    def _new(self, rank: int) -> int:
-        row = self._rows[rank] = len(self._rows)
+    def _begin(self, row: int) -> None:
         if row == len(self._counts):
             self._counts = roomier(self._counts, (2 * row,))
             self._read_s = roomier(self._read_s, (2 * row,))
             self._workers = roomier(self._workers, (2 * row,))
             self._values = roomier(self._values, (2 * row,))
         self._counts[row], self._read_s[row] = 0, 0.0
-        return row

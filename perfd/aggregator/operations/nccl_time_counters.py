@@ -8,6 +8,7 @@ import numpy as np
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations.growable_arrays import roomier
+from perfd.aggregator.operations.rank_rows import RankRows
 from perfd.analysis.data.job_data import Floats, Ints, NcclTimeTable
 from perfd.analysis.data.robust_stats import median
 
@@ -21,14 +22,9 @@ class NcclTimeCounters:
     """What each rank's counters of time in NCCL said lately."""
 
     def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
-        self._limits = limits
-        self._counters = counters
-        self._rows: dict[int, int] = {}
-        """By rank."""
-        self._ranks: Ints = np.empty(1, dtype=np.int64)
-        """By row, and so on."""
+        self._rows = RankRows(limits, counters, self._begin)
         self._counts: Ints = np.empty(1, dtype=np.int64)
-        """Readings since the counters began."""
+        """Readings since the counters began, by row."""
         self._time_s: Floats = np.empty((_WINDOWS, 1))
         """One column per rank; the newest readings take the place of the oldest."""
         self._busy_s: Floats = np.empty((_WINDOWS, 1))
@@ -53,12 +49,9 @@ class NcclTimeCounters:
         report the time in kernels. `time_unix_s` is by the clock of the rank's node, `read_s` by one that all
         ranks share.
         """
-        row = self._rows.get(rank)
+        row = self._rows.row_of(rank)
         if row is None:
-            if max(rank, len(self._rows)) >= self._limits.ranks_per_job:
-                self._counters.rejected["ranks_per_job"] += 1
-                return
-            row = self._new(rank)
+            return
         count, since_s = int(self._counts[row]), time_unix_s
         if count:
             last_s, last_busy_s, _, last_operations, last_since_s, _ = self._newest[row].tolist()
@@ -78,15 +71,16 @@ class NcclTimeCounters:
 
     def table(self) -> NcclTimeTable:
         """What is usual between the oldest reading and the newest, of ranks that have two, by rank."""
-        rows = np.argsort(self._ranks[: len(self._rows)])
-        rows = rows[self._counts[rows] > 1]
+        ranks, rows = self._rows.by_rank()
+        read_twice = self._counts[rows] > 1
+        ranks, rows = ranks[read_twice], rows[read_twice]
         newest, counts = self._newest[rows], self._counts[rows]
         operations = newest[:, _LAST_OPERATIONS]
         oldest = np.where(counts > _WINDOWS, counts % _WINDOWS, 0)
         span_s = newest[:, _LAST_TIME_S] - self._time_s[oldest, rows]
         usual, lately = self._ratios(rows)
         return NcclTimeTable(
-            rank=self._ranks[rows],
+            rank=ranks,
             busy_s=usual * span_s,
             span_s=span_s,
             lost_operations=(newest[:, _LAST_LOST] - self._lost[oldest, rows]).astype(np.int64),
@@ -96,17 +90,14 @@ class NcclTimeCounters:
             lately_ratio=lately,
         )
 
-    def _new(self, rank: int) -> int:
-        row = self._rows[rank] = len(self._rows)
+    def _begin(self, row: int) -> None:
         if row == len(self._counts):
             self._counts = roomier(self._counts, (2 * row,))
-            self._ranks = roomier(self._ranks, (2 * row,))
             self._time_s = roomier(self._time_s, (_WINDOWS, 2 * row))
             self._busy_s = roomier(self._busy_s, (_WINDOWS, 2 * row))
             self._lost = roomier(self._lost, (_WINDOWS, 2 * row))
             self._newest = roomier(self._newest, (2 * row,))
-        self._ranks[row], self._counts[row] = rank, 0
-        return row
+        self._counts[row] = 0
 
     def _ratios(self, rows: Ints) -> tuple[Floats, Floats]:
         """The share of time in the usual stretch, the median of eight, and in the newest one.
