@@ -295,7 +295,7 @@ def test_a_rank_brings_in_no_file_of_root_and_none_without_end(place, what, stat
 OF_THE_UNIT = """
 import os, sys, time
 from pathlib import Path
-from perfd.capture.kineto.trace_directory import TraceDirectory
+from perfd.capture.node.trace_directory import TraceDirectory
 from perfd.capture.node import environment_of
 from perfd.sandbox import Sandbox
 from perfd_collectors.hook.collector import HookCollector, HookOptions

@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 import pytest
 from capture.conftest import request
 
-from perfd.capture.kineto.trace_directory import TraceDirectory
 from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore, free_bytes
 from perfd.capture.node.retention import FolderWatch
+from perfd.capture.node.trace_directory import TraceDirectory
 from perfd.capture.nsys import nsys_cli
 from perfd.errors import CaptureError
 from perfd.model import CaptureState

@@ -16,7 +16,6 @@ from perfd.capture.kineto.client_registry import ConfigDelivery
 from perfd.capture.kineto.config_text import parse
 from perfd.capture.kineto.daemon_socket import CLIENT_PREFIX, KinetoEndpoint
 from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTiming, KinetoTool
-from perfd.capture.kineto.trace_directory import PREFIX
 from perfd.capture.node.job_guards import JobProgress
 from perfd.clock import SystemClock
 from perfd.model import CaptureCancel, CaptureState, CaptureTool, RankPlacement
@@ -390,7 +389,7 @@ def test_an_agent_that_was_killed_leaves_folders_that_the_next_one_removes(job):
     job.rank()
     executor = job.capture(max_duration_s=300)
     job.node.until_state(CaptureState.RUNNING)
-    assert job.leftovers[0].startswith(PREFIX)
+    assert job.leftovers[0].startswith("perfd-kineto-")
     record = json.loads((job.node.captures / "c1" / "capture.json").read_text())
     fresh = KinetoTool(None, placements=lambda job: (), clock=SystemClock())
     fresh.abort(record["handles"])

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.kineto import config_text, kineto_protocol, trace_contents, trace_directory
+from perfd.capture.kineto import config_text, kineto_protocol, trace_contents
 from perfd.capture.kineto.client_registry import ClientRegistry, ConfigDelivery
 from perfd.capture.kineto.kineto_protocol import ConfigPoll, ContextRequest
+from perfd.capture.node import trace_directory
 from perfd.errors import CaptureError
 
 I32 = st.integers(-(2**31), 2**31 - 1)
@@ -175,7 +176,7 @@ def test_a_large_trace_is_judged_by_its_end_and_its_marks(tmp_path, monkeypatch)
 @pytest.mark.parametrize("place", ["relative", "/a/../b", "/a=b", "/a!b"])
 def test_a_place_that_is_no_plain_path_is_refused(tmp_path, place):
     with pytest.raises(CaptureError, match="KINETO_ONDEMAND_TRACE_DIR"):
-        trace_directory.plan(tmp_path, 1, place)
+        trace_directory.plan(tmp_path, 1, place, source="KINETO_ONDEMAND_TRACE_DIR", profiler="kineto")
 
 
 def test_a_link_on_the_way_is_not_followed(tmp_path):

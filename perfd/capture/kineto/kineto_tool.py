@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.kineto import config_text, trace_directory
+from perfd.capture.kineto import config_text
 from perfd.capture.kineto.at_exit import waits_at_exit
 from perfd.capture.kineto.client_registry import POLL_PERIOD_S, ConfigDelivery, KinetoClient
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.process_matching import match
 from perfd.capture.kineto.trace_contents import Contents, TraceWork, contents_of
-from perfd.capture.kineto.trace_directory import DEFAULT_PLACE, TraceDirectory
 from perfd.capture.kineto.window import Window, window
 from perfd.capture.node import (
     Begun,
@@ -21,9 +20,12 @@ from perfd.capture.node import (
     CaptureTarget,
     Readiness,
     Tool,
+    TraceDirectory,
     environment_of,
     owner_of,
+    plan_trace_directory,
     runs,
+    trace_directory_of,
 )
 from perfd.clock import Clock
 from perfd.errors import CaptureError
@@ -32,6 +34,7 @@ from perfd.trace.model.step_coverage import whole_steps
 
 _TRACE_NAME = "trace.json"
 _PLACE_VARIABLE = "KINETO_ONDEMAND_TRACE_DIR"
+_DEFAULT_PLACE = "/tmp"  # noqa: S108  (what libkineto allows by default; the folder below it is private)
 _WRITTEN_AT_LATEST_S = 30.0
 """How long after its window a process is kept from ending without its trace: libkineto needs 2 s, more on a
 busy node."""
@@ -141,8 +144,8 @@ class KinetoTool(Tool):
         for rank, client in found.clients.items():
             pid = client.host_pid or self._pid_of(job, rank)
             try:
-                place = environment_of(self._proc, pid).get(_PLACE_VARIABLE) or DEFAULT_PLACE
-                box = trace_directory.plan(self._proc, pid, place)
+                place = environment_of(self._proc, pid).get(_PLACE_VARIABLE) or _DEFAULT_PLACE
+                box = plan_trace_directory(self._proc, pid, place, source=_PLACE_VARIABLE, profiler="kineto")
             except CaptureError as error:
                 refused[rank] = str(error)
                 continue
@@ -220,7 +223,7 @@ class KinetoTool(Tool):
                 if one is not None and self._endpoint.delivery(one.client.key) in _UNDELIVERED:
                     one.box.unmark(one.own_pid)
             self._endpoint.withdraw_all()
-        for box in map(trace_directory.from_handle, handles):
+        for box in map(trace_directory_of, handles):
             if box is not None:
                 box.remove()
 

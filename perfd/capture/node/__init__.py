@@ -27,9 +27,13 @@ from perfd.capture.node.process_environment import (
     runs,
     scan_nsys_processes,
 )
+from perfd.capture.node.process_targets import placed_targets, started_pythons
 from perfd.capture.node.read_lock import reading
 from perfd.capture.node.retention import FolderWatch, OnRemoved, keep_s
 from perfd.capture.node.shared_folder import SharedFolder
+from perfd.capture.node.trace_directory import TraceDirectory
+from perfd.capture.node.trace_directory import from_handle as trace_directory_of
+from perfd.capture.node.trace_directory import plan as plan_trace_directory
 
 __all__ = [
     "DAEMON_VARIABLE",
@@ -51,6 +55,7 @@ __all__ = [
     "SharedFolder",
     "Sharing",
     "Tool",
+    "TraceDirectory",
     "environment_of",
     "free_bytes",
     "keep_s",
@@ -58,9 +63,13 @@ __all__ = [
     "namespace_pids",
     "owner_of",
     "pids",
+    "placed_targets",
+    "plan_trace_directory",
     "rank_of",
     "reading",
     "runs",
     "scan_nsys_processes",
     "size_bytes",
+    "started_pythons",
+    "trace_directory_of",
 ]

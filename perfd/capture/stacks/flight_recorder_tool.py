@@ -23,9 +23,9 @@ from perfd.capture.node import (
     Tool,
     environment_of,
     owner_of,
+    placed_targets,
     runs,
 )
-from perfd.capture.stacks.pyspy_tool import placed_targets
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.file_access import open_as

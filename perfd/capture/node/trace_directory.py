@@ -20,8 +20,7 @@ from perfd.errors import CaptureError
 from perfd.file_access import as_user
 from perfd.formatting import data_size
 
-PREFIX = "perfd-kineto-"
-DEFAULT_PLACE = "/tmp"  # noqa: S108  (what libkineto allows by default; the folder below it is private)
+_PREFIX = "perfd-"
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SEPARATOR = "!"
 
@@ -142,7 +141,7 @@ def _as_owner(name: str, place: int, action: Callable[[], None]) -> None:
 
 def _mark(pid: int) -> str:
     """The same name as in `perfd_at_exit`."""
-    return f"{PREFIX}until-{pid}"
+    return f"perfd-kineto-until-{pid}"
 
 
 def _copy(file: BinaryIO, to: Path) -> None:
@@ -155,11 +154,14 @@ def _copy(file: BinaryIO, to: Path) -> None:
         raise CaptureError(f"The trace cannot be kept as {to}: {error.strerror}.") from error
 
 
-def plan(proc: Path, pid: int, place: str) -> TraceDirectory:
-    """A folder of a new name below `place` in the file system of a process; raises `CaptureError`."""
+def plan(proc: Path, pid: int, place: str, *, source: str, profiler: str) -> TraceDirectory:
+    """A folder of a new name below `place` in the file system of a process; raises `CaptureError`.
+
+    `source` is the setting that named the place, `profiler` a part of the new name.
+    """
     path = PurePosixPath(place)
     if not path.is_absolute() or ".." in path.parts or set("=\n!") & set(place):
-        raise CaptureError(f"{place!r} (KINETO_ONDEMAND_TRACE_DIR) cannot hold traces; use a plain path.")
+        raise CaptureError(f"{place!r} ({source}) cannot hold traces; use a plain path.")
     root = proc / str(pid) / "root"
     try:
         # Our own root outlives the process.
@@ -169,12 +171,12 @@ def plan(proc: Path, pid: int, place: str) -> TraceDirectory:
             f"The file system of process {pid} cannot be seen: {error.strerror}; "
             "run the agent as the job's user or as root."
         ) from error
-    return TraceDirectory(root=root, place=path, name=f"{PREFIX}{secrets.token_hex(8)}")
+    return TraceDirectory(root=root, place=path, name=f"{_PREFIX}{profiler}-{secrets.token_hex(8)}")
 
 
 def from_handle(handle: str) -> TraceDirectory | None:
     """The folder that a handle names; None for a handle of something else."""
     parts = handle.split(_SEPARATOR)
-    if len(parts) != 3 or not parts[2].startswith(PREFIX) or "/" in parts[2]:
+    if len(parts) != 3 or not parts[2].startswith(_PREFIX) or "/" in parts[2]:
         return None
     return TraceDirectory(root=Path(parts[0]), place=PurePosixPath(parts[1]), name=parts[2])
