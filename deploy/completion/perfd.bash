@@ -11,7 +11,7 @@ _shtab_perfd_rules_subparsers=(check test)
 _shtab_perfd_subparsers=(demo run agent aggregator replay record parse serving bench-serving diagnose status top watch nodes capture analyze trace open compare roofline memory collective report mcp rules webhook doctor version)
 
 _shtab_perfd_demo_option_strings=(-h --help --http --hold)
-_shtab_perfd_run_option_strings=(-h --help --config --rules --job --http --out --record --no-nsys --kineto --model-config --sequence-length --tokens-per-step --flops-per-step --precision)
+_shtab_perfd_run_option_strings=(-h --help --config --rules --job --http --out --record --no-nsys --kineto --jax --model-config --sequence-length --tokens-per-step --flops-per-step --precision)
 _shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --job-output --job-user --job-end --once --json --log-level --log-json)
 _shtab_perfd_aggregator_option_strings=(-h --help --config --listen --http --log-level --log-json)
 _shtab_perfd_replay_option_strings=(-h --help --speed --skip --look-every --json --config --rules --http --hold --allow-missing)
@@ -130,6 +130,7 @@ _shtab_perfd_run__h_nargs=0
 _shtab_perfd_run___help_nargs=0
 _shtab_perfd_run___no_nsys_nargs=0
 _shtab_perfd_run___kineto_nargs=0
+_shtab_perfd_run___jax_nargs=0
 _shtab_perfd_agent__h_nargs=0
 _shtab_perfd_agent___help_nargs=0
 _shtab_perfd_agent___once_nargs=0

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfd.capture.expected_end import exit_options, exit_unix_s, limit_unix_s, positive
+from perfd.capture.jax import JaxOptions, JaxTool
 from perfd.capture.kineto import KinetoEndpoint, KinetoOptions, KinetoTool
 from perfd.capture.node import (
     CaptureExecutor,
@@ -140,6 +141,13 @@ def create_executor(
             options=NsysOptions(export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics, run=run),
         ),
         _kineto(config.kineto, facts=facts, proc=proc, clock=clock),
+        JaxTool(
+            placements=facts.placements,
+            clock=clock,
+            proc=proc,
+            options=JaxOptions(ports=config.jax.ports, cpu_only=config.jax.cpu_only),
+            run=run,
+        ),
         PySpyTool(
             find_py_spy(config.py_spy_path, search_path),
             placements=facts.placements,

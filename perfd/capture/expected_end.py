@@ -12,8 +12,9 @@ FOR_HANGS = frozenset({CaptureTool.PY_SPY, CaptureTool.FLIGHT_RECORDER})
 """Tools that read once, at once, and leave nothing in the job: for jobs that hang."""
 MARGIN_S = 3.0
 """If steps become shorter, or a log line is late, the end is nearer than expected."""
-_WRITING_S = {CaptureTool.NSYS: 10.0, CaptureTool.KINETO: 5.0}
-"""From the end of the window until the report is written: nsys took 5 s for 400,000 events, libkineto 2 s."""
+_WRITING_S = {CaptureTool.NSYS: 10.0, CaptureTool.KINETO: 5.0, CaptureTool.JAX: 5.0}
+"""From the end of the window until the report is written: nsys took 5 s for 400,000 events, libkineto 2 s.
+That of JAX's profiler is as for Kineto, not measured."""
 _CUT_STEPS = 2
 """A window by the clock cuts the first and the last step in it."""
 

@@ -55,6 +55,15 @@ class KinetoConfig(Strict, frozen=True):
     """With steps, start at the next multiple of this many optimizer steps; null: start by time."""
 
 
+class JaxConfig(Strict, frozen=True):
+    """Captures with JAX's profiler, in processes that called `jax.profiler.start_server`."""
+
+    ports: tuple[int, ...] = ()
+    """Ports of profiler servers; empty: found among those on which the job's processes listen."""
+    cpu_only: bool = False
+    """Accept traces without work of a GPU or TPU."""
+
+
 class ServerConfig(Strict, frozen=True):
     """A serving engine on this node that can profile itself."""
 
@@ -100,6 +109,7 @@ class AgentCaptureConfig(Strict, frozen=True):
     gpu_metrics: bool = False
     """Sample GPU metrics in captures; needs admin permissions on the GPUs, and excludes DCGM profiling."""
     kineto: KinetoConfig = KinetoConfig()
+    jax: JaxConfig = JaxConfig()
     py_spy_path: str | None = None
     """py-spy, which dumps stacks of hanging jobs. Default: the one on `$PATH`, else the one beside perfd."""
     py_spy_nonblocking: bool = True

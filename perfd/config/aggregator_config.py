@@ -144,7 +144,7 @@ class AggregatorConfig(Strict, frozen=True):
             "serving": CaptureProfile(steps=10),
         }
     )
-    capture_tool: Literal["nsys", "kineto"] = "nsys"
+    capture_tool: Literal["nsys", "kineto", "jax"] = "nsys"
     """Default tool of captures of jobs."""
     capture_reports: bool = True
     """Analyze traces of finished captures, if readable on this machine."""

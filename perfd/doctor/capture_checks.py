@@ -143,6 +143,22 @@ def check_kineto_socket(facts: NodeFacts) -> CheckResult:
     )
 
 
+def check_jax(facts: NodeFacts) -> CheckResult:
+    """Whether JAX's processes of this node can be captured by their own profiler."""
+    refused = {pid: reason for pid, reason in facts.jax.items() if reason}
+    if not refused:
+        what = "reachable" if facts.jax else "no process of this node has loaded JAX"
+        count = f" in {len(facts.jax)} processes" if len(facts.jax) > 1 else ""
+        return CheckResult(check="jax", level=Level.OK, title="JAX's profiler", what=f"{what}{count}")
+    return CheckResult(
+        check="jax",
+        level=Level.WARN,
+        title="JAX's profiler",
+        what=f"{len(refused)} of {len(facts.jax)} processes with JAX: {next(iter(refused.values()))}",
+        fix="Call jax.profiler.start_server(PORT) in the job; other tools work without it.",
+    )
+
+
 def check_py_spy(facts: NodeFacts) -> CheckResult:
     """Whether the stacks of a hanging job can be read."""
     spy = facts.py_spy

@@ -8,11 +8,13 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from perfd.capture.jax import find_server, loaded
 from perfd.capture.kineto import NAME, abstract
 from perfd.capture.node import pids
 from perfd.capture.stacks import find_py_spy
 from perfd.config import AgentCaptureConfig, KinetoConfig
 from perfd.doctor.node_facts import PySpyFacts, SocketFacts
+from perfd.errors import CaptureError
 
 _CAP_SYS_PTRACE = 19
 """Bit of the capability, in include/uapi/linux/capability.h."""
@@ -33,6 +35,20 @@ def probe_kineto_socket(config: KinetoConfig, proc: Path) -> SocketFacts | None:
         except OSError as error:
             return SocketFacts(place=place, taken=False, problem=error.strerror or str(error))
     return SocketFacts(place=place, taken=True, owner=_owner(place, proc))
+
+
+def probe_jax(config: AgentCaptureConfig, proc: Path) -> Mapping[int, str]:
+    """The processes that have loaded JAX, with why its profiler cannot capture them (empty: it can)."""
+    found: dict[int, str] = {}
+    for pid in pids(proc) if config.enabled else ():
+        if loaded(proc, pid):
+            try:
+                find_server(proc, pid, config.jax.ports)
+            except CaptureError as error:
+                found[pid] = str(error)
+            else:
+                found[pid] = ""
+    return found
 
 
 def probe_py_spy(config: AgentCaptureConfig, environment: Mapping[str, str], proc: Path) -> PySpyFacts:

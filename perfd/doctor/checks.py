@@ -8,6 +8,7 @@ from typing import Any
 
 from perfd.doctor.capture_checks import (
     check_importer,
+    check_jax,
     check_kineto,
     check_kineto_socket,
     check_nsys,
@@ -186,6 +187,7 @@ CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
     check_importer,
     check_kineto,
     check_kineto_socket,
+    check_jax,
     check_py_spy,
     check_perf_events,
     check_nccl_plugin,

@@ -136,6 +136,8 @@ class NodeFacts:
     """Kineto's variables in doctor's environment, which jobs started from here inherit."""
     kineto_socket: SocketFacts | None
     """None when Kineto captures are disabled."""
+    jax: Mapping[int, str]
+    """Processes that have loaded JAX: why its profiler cannot capture them, empty when it can."""
     py_spy: PySpyFacts
     aggregator: AggregatorFacts
     history: HistoryFacts | None

@@ -16,7 +16,7 @@ from perfd import __version__
 from perfd.capture.node import free_bytes, pids, size_bytes
 from perfd.capture.nsys import Installation, NsysCli, find_libdw, find_nsys, importer_problem, parse_version
 from perfd.config import AgentConfig, AggregatorConfig, HistoryConfig
-from perfd.doctor.capture_probe import probe_kineto_socket, probe_py_spy
+from perfd.doctor.capture_probe import probe_jax, probe_kineto_socket, probe_py_spy
 from perfd.doctor.clock_sync import read_clock
 from perfd.doctor.node_facts import (
     AggregatorFacts,
@@ -74,6 +74,7 @@ def probe(
         shared_memory=probe_directory(Path(environment.get("PERFD_NCCL_DIR") or "/dev/shm")),  # noqa: S108
         kineto={name: environment[name] for name in _KINETO_VARIABLES if name in environment},
         kineto_socket=probe_kineto_socket(config.capture.kineto, Path(config.proc)),
+        jax=probe_jax(config.capture, Path(config.proc)),
         py_spy=probe_py_spy(config.capture, environment, Path(config.proc)),
         aggregator=probe_aggregator(config.uplink.address, configured=configured),
         history=None if aggregator is None else probe_history(aggregator.history),

@@ -16,6 +16,7 @@ class CaptureTool(StrEnum):
     VLLM = "vllm"
     PY_SPY = "py_spy"
     FLIGHT_RECORDER = "flight_recorder"
+    JAX = "jax"
 
 
 class CaptureState(StrEnum):

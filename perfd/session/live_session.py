@@ -24,7 +24,7 @@ from perfd.config import (
     UplinkConfig,
 )
 from perfd.errors import PerfdError
-from perfd.model import Event, EventKind, JobOutcome, Record, job_origin
+from perfd.model import CaptureTool, Event, EventKind, JobOutcome, Record, job_origin
 from perfd.session.channel import LogPipe
 from perfd.session.recording import BestEffortRecorder, tapped
 from perfd.session.session_collectors import SessionEvents, with_options
@@ -129,8 +129,8 @@ class LiveSession:
         )
         if asked is not None:
             wanted = msgspec.structs.replace(wanted, http_listen=asked)
-        if self._settings.kineto:
-            wanted = msgspec.structs.replace(wanted, capture_tool="kineto")
+        if self._settings.capture_tool is not None:
+            wanted = msgspec.structs.replace(wanted, capture_tool=self._settings.capture_tool)
         try:
             return self._started(wanted)
         except PerfdError:
@@ -238,7 +238,7 @@ def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: in
     # The aggregator of this process serves the metrics of both.
     listen = None if agent.listen == AgentConfig().listen else agent.listen
     capture = agent.capture
-    if settings.kineto:
+    if settings.capture_tool == CaptureTool.KINETO:
         kineto = msgspec.structs.replace(capture.kineto, enabled=True)
         capture = msgspec.structs.replace(capture, kineto=kineto)
     if capture.output_directory is None and settings.results is not None:

@@ -58,8 +58,8 @@ class MonitorSettings:
     """The directory of the NCCL plugin's rings in this job's processes; None for its default."""
     run: str | None = None
     """Distinguishes this job's processes from those of other runs on the node; None for all."""
-    kineto: bool = False
-    """Whether the job was started for captures by PyTorch's profiler."""
+    capture_tool: str | None = None
+    """What captures the job where a profile names no tool; None for the configured one."""
     model: Mapping[str, str | float] = field(default_factory=dict)
     """Options of the collector `model_config`, from the command line."""
 

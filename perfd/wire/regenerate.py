@@ -18,6 +18,7 @@ _OUTPUTS = {"python": "_pb2.py", "pyi": "_pb2.pyi", "grpc_python": "_pb2_grpc.py
 _PROTOS = {
     Path("perfd/wire/v1/telemetry.proto"): ("python", "pyi", "grpc_python"),
     Path("perfd/trace/readers/xplane/xplane.proto"): ("python", "pyi"),
+    Path("perfd/capture/jax/profiler_service.proto"): ("python", "pyi"),
     Path("collectors/perfd_collectors/pod_resources/pod_resources.proto"): ("python", "pyi"),
     Path("collectors/perfd_collectors/training_log/metric_files/metric_files.proto"): ("python", "pyi"),
 }

@@ -8,6 +8,7 @@ import pytest
 from perfd.capture.nsys.nsys_installation import Installation
 from perfd.doctor.capture_checks import (
     check_importer,
+    check_jax,
     check_kineto,
     check_kineto_socket,
     check_nsys,
@@ -75,6 +76,7 @@ HEALTHY = NodeFacts(
     shared_memory=DirectoryFacts(path=Path("/dev/shm"), free_bytes=2**30),
     kineto={},
     kineto_socket=SocketFacts(place="@dynolog", taken=False),
+    jax={},
     py_spy=PySpyFacts(path=Path("/usr/bin/py-spy"), ptrace_scope=1, may_trace=True),
     aggregator=AggregatorFacts(address="head:9461", configured=True),
     history=None,
@@ -164,6 +166,9 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
             "Run doctor as root to identify it",
         ),
         (check_kineto_socket, {"kineto_socket": None}, Level.OK, "is off"),
+        (check_jax, {"jax": {}}, Level.OK, "no process"),
+        (check_jax, {"jax": {7: ""}}, Level.OK, "reachable"),
+        (check_jax, {"jax": {7: "", 8: "has no server"}}, Level.WARN, "1 of 2 processes with JAX: has no"),
         (check_kineto_socket, {"captures_enabled": False}, Level.OK, "capture.enabled"),
         (check_py_spy, {"py_spy": spy(path=None)}, Level.WARN, "pip install py-spy"),
         (check_py_spy, {"py_spy": spy(may_trace=False)}, Level.WARN, "CAP_SYS_PTRACE"),

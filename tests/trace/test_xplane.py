@@ -11,8 +11,9 @@ import pytest
 
 from perfd.errors import TraceError
 from perfd.trace.model.operation_kinds import OperationKind
-from perfd.trace.readers import kineto_reader, xplane
+from perfd.trace.readers import kineto_reader
 from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.readers.xplane import xplane_reader
 from perfd.trace.readers.xplane.message_fields import submessages
 from tests.support.xplane import plane, xplane_space
 
@@ -37,7 +38,7 @@ def rows(trace):
 
 
 def test_operations_have_their_names_classes_and_times_to_the_nanosecond(file):
-    first, second = xplane.read(file)
+    first, second = xplane_reader.read(file)
     assert (first.device, second.device) == (0, 1)
     assert rows(first) == [
         ("nvjet_sm90", "matmul", OperationKind.COMPUTE, 50, 1_001),
@@ -63,7 +64,7 @@ def test_it_is_recognized_by_its_name_also_compressed(file, tmp_path):
 def test_a_file_that_is_cut_is_an_error_that_names_it(file, kept):
     file.write_bytes(xplane_space()[:kept])
     with pytest.raises(TraceError, match=r"host\.xplane\.pb: this is not an XSpace"):
-        xplane.read(file)
+        xplane_reader.read(file)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_fields_that_nobody_uses_are_skipped():
 def test_a_real_job_has_the_same_operations_as_in_its_chrome_trace():
     pairs = zip(
         kineto_reader.read(SHARED / "jax.trace.json.gz"),
-        xplane.read(SHARED / "jax.xplane.pb.gz"),
+        xplane_reader.read(SHARED / "jax.xplane.pb.gz"),
         strict=True,
     )
     for chrome, own in pairs:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from perfd.model import CaptureState, CaptureTool
 
-TRACE_SUFFIXES = (".sqlite", ".trace.json", ".trace.json.gz")
+TRACE_SUFFIXES = (".sqlite", ".trace.json", ".trace.json.gz", ".xplane.pb")
 """Endings of the names of traces that perfd can analyze."""
 
 

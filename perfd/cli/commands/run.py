@@ -66,6 +66,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="capture with PyTorch's profiler instead: sets KINETO_USE_DAEMON=1 for the command",
     )
+    tracer.add_argument(
+        "--jax",
+        action="store_true",
+        help="capture with JAX's profiler instead: the job must call jax.profiler.start_server(PORT)",
+    )
     _add_model(parser)
     add_command(parser)
 
@@ -107,9 +112,15 @@ def run(args: argparse.Namespace) -> int:
         http=args.http,
         out=Path(args.out),
         recording=Path(args.record) if args.record else None,
-        tracer=CaptureTool.KINETO if args.kineto else None if args.no_nsys else CaptureTool.NSYS,
+        tracer=_tracer(args),
         model=_model_options(args),
     )
+
+
+def _tracer(args: argparse.Namespace) -> CaptureTool | None:
+    if args.kineto or args.jax:
+        return CaptureTool.KINETO if args.kineto else CaptureTool.JAX
+    return None if args.no_nsys else CaptureTool.NSYS
 
 
 def _model_options(args: argparse.Namespace) -> Mapping[str, str | float]:
@@ -162,10 +173,10 @@ def watch(
         hook_socket=_hook_socket(configuration.agent, os.environ),
         nccl_directory=_nccl_directory(configuration.agent, os.environ),
         run=uuid.uuid4().hex,
-        kineto=tracer is CaptureTool.KINETO,
+        capture_tool=tracer.value if tracer in {CaptureTool.KINETO, CaptureTool.JAX} else None,
         model=model or {},
     )
-    if settings.kineto and configuration.agent.capture.enabled:
+    if tracer is CaptureTool.KINETO and configuration.agent.capture.enabled:
         _say(f"perfd: {_kineto_note(configuration.agent.capture.kineto, name)}")
     if plugin_missing(os.environ) and _collector(configuration.agent, NCCL_COLLECTOR).enabled is not False:
         _say(f"perfd: {NOT_BUILT}")
@@ -231,7 +242,7 @@ def _environment(settings: MonitorSettings, environment: Mapping[str, str]) -> d
         DIRECTORY_VARIABLE: settings.nccl_directory,
         RUN_VARIABLE: settings.run,
     }
-    if settings.kineto:
+    if settings.capture_tool == CaptureTool.KINETO:
         variables[DAEMON_VARIABLE] = "1"
         environment = with_wait_at_exit(environment)
     if settings.hook_socket is not None:

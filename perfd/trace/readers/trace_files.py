@@ -118,9 +118,9 @@ def _read(path: Path, nsys_program: str | None, detailed: bool) -> list[RankTrac
     if start.startswith(_NSIGHT_COMPUTE):
         raise TraceError(f"{path}: this is a report of Nsight Compute; `perfd roofline --ncu` reads it.")
     if path.name.endswith(_XPLANE):
-        from perfd.trace.readers import xplane  # noqa: PLC0415
+        from perfd.trace.readers.xplane import xplane_reader  # noqa: PLC0415
 
-        return xplane.read(path)
+        return xplane_reader.read(path)
     if path.suffix == ".nsys-rep":
         # What most captures do not need would only make it start later, here and below.
         from perfd.trace.readers.decompress import exported  # noqa: PLC0415

@@ -32,6 +32,7 @@ class CaptureTool(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAPTURE_TOOL_VLLM: _ClassVar[CaptureTool]
     CAPTURE_TOOL_PY_SPY: _ClassVar[CaptureTool]
     CAPTURE_TOOL_FLIGHT_RECORDER: _ClassVar[CaptureTool]
+    CAPTURE_TOOL_JAX: _ClassVar[CaptureTool]
 
 class CaptureState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -61,6 +62,7 @@ CAPTURE_TOOL_SGLANG: CaptureTool
 CAPTURE_TOOL_VLLM: CaptureTool
 CAPTURE_TOOL_PY_SPY: CaptureTool
 CAPTURE_TOOL_FLIGHT_RECORDER: CaptureTool
+CAPTURE_TOOL_JAX: CaptureTool
 CAPTURE_STATE_UNSPECIFIED: CaptureState
 CAPTURE_STATE_ARMED: CaptureState
 CAPTURE_STATE_RUNNING: CaptureState

@@ -1,46 +1,19 @@
-"""Reads an XSpace of XLA's profiler: planes (devices, the host) with lines (streams, threads) of events.
-
-Memory grows with the longest line, not with the file.
-"""
+"""Reads the files of XLA's profiler, `HOST.xplane.pb`, as traces of their devices."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
 from perfd.errors import TraceError
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.readers.chrome_json import Args, ChromeEvent
 from perfd.trace.readers.decompress import unpacked
 from perfd.trace.readers.jax_events import JaxEvents
-from perfd.trace.readers.xplane import xplane_pb2 as pb
-from perfd.trace.readers.xplane.message_fields import submessages
+from perfd.trace.readers.xplane.plane_events import chrome_events
 
-_PLANE = 1
-"""The field of an XSpace."""
-_NAME, _LINE, _EVENT_METADATA, _STAT_METADATA = 2, 3, 4, 5
-"""Fields of an XPlane."""
-_PS_PER_US = 1_000_000
-_NS_PER_US = 1_000
-_USED = frozenset({"hlo_op", "hlo_category", "correlation_id", "step_num"})
 _GZIP = b"\x1f\x8b"
-
-_Value = str | int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plane:
-    name: str
-    lines: list[memoryview]
-    names: Mapping[int, str]
-    """Of events, by their metadata's id."""
-    stats_of_names: Mapping[int, Mapping[str, _Value]]
-    """What all events of a name have in common, by the same id."""
-    stat_names: Mapping[int, str]
 
 
 def read(path: Path, *, shown_as: str | None = None) -> list[RankTrace]:
@@ -72,82 +45,10 @@ def read_space(content: bytes, shown: Path) -> list[RankTrace]:
 
 
 def _traces(space: memoryview, shown: Path) -> list[RankTrace]:
-    planes = [_plane(part) for number, part in submessages(space) if number == _PLANE]
-    base_ns: int | None = None
     events = JaxEvents()
-    for number, plane in enumerate(planes):
-        events.add(ChromeEvent(ph="M", name="process_name", pid=number, args=Args(name=plane.name)))
-        for thread, part in enumerate(plane.lines):
-            line = pb.XLine.FromString(bytes(part))
-            # Microseconds since the first line, since those since 1970 would lose their nanoseconds.
-            base_ns = line.timestamp_ns if base_ns is None else base_ns
-            for event in _events(plane, line, base_ns, number, thread):
-                events.add(event)
+    for event in chrome_events(space):
+        events.add(event)
     found = events.traces(shown)
     if not found:
         raise TraceError(f"{shown}: the trace has no device activity.")
     return found
-
-
-def _plane(message: memoryview) -> _Plane:
-    name, lines = "", []
-    names: dict[int, str] = {}
-    stats: dict[int, list[pb.XStat]] = {}
-    stat_names: dict[int, str] = {}
-    for number, part in submessages(message):
-        if number == _NAME:
-            name = bytes(part).decode("utf-8", "replace")
-        elif number == _LINE:
-            lines.append(part)
-        elif number == _EVENT_METADATA:
-            event = pb.EventMetadataEntry.FromString(bytes(part))
-            names[event.key] = event.value.display_name or event.value.name
-            stats[event.key] = list(event.value.stats)
-        elif number == _STAT_METADATA:
-            stat = pb.StatMetadataEntry.FromString(bytes(part))
-            stat_names[stat.key] = stat.value.name
-    return _Plane(
-        name=name,
-        lines=lines,
-        names=names,
-        stats_of_names={key: _values(found, stat_names) for key, found in stats.items()},
-        stat_names=stat_names,
-    )
-
-
-def _events(plane: _Plane, line: pb.XLine, base_ns: int, process: int, thread: int) -> Iterator[ChromeEvent]:
-    yield ChromeEvent(ph="M", name="thread_name", pid=process, tid=thread, args=Args(name=line.name))
-    start_us = (line.timestamp_ns - base_ns) / _NS_PER_US
-    for event in line.events:
-        if event.WhichOneof("data") == "num_occurrences":
-            continue
-        values = {**plane.stats_of_names.get(event.metadata_id, {}), **_values(event.stats, plane.stat_names)}
-        yield ChromeEvent(
-            ph="X",
-            name=plane.names.get(event.metadata_id, ""),
-            ts=start_us + event.offset_ps / _PS_PER_US,
-            dur=event.duration_ps / _PS_PER_US,
-            pid=process,
-            tid=thread,
-            args=Args(
-                hlo_op=_text(values.get("hlo_op")),
-                hlo_category=_text(values.get("hlo_category")),
-                correlation_id=values.get("correlation_id"),
-                step_num=values.get("step_num"),
-            ),
-        )
-
-
-def _values(stats: Iterable[pb.XStat], names: Mapping[int, str]) -> dict[str, _Value]:
-    found: dict[str, _Value] = {}
-    for stat in stats:
-        name = names.get(stat.metadata_id, "")
-        kind = stat.WhichOneof("value") if name in _USED else None
-        if kind is not None:
-            value = getattr(stat, kind)
-            found[name] = names.get(value, "") if kind == "ref_value" else value
-    return found
-
-
-def _text(value: _Value | None) -> str | None:
-    return value if isinstance(value, str) else None
