@@ -9,6 +9,7 @@ import pytest
 
 from perfd.errors import TraceError
 from perfd.trace.readers import decompress
+from perfd.trace.readers.decompress import database_bytes, unpacked
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 from tests.support.traces import COMPUTE, NsysExport, Op, kineto, write_json
 
@@ -102,11 +103,41 @@ def test_a_file_that_is_not_there_and_a_folder_are_one_clear_sentence(tmp_path):
             read_traces([path])
 
 
-def test_an_export_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "bomb.sqlite.gz"
-    path.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(2_000_000)))
-    monkeypatch.setattr(decompress, "MAX_UNPACKED_BYTES", 1_000_000)
+def _packed_database(path, *, pages, page_bytes=4096, content_bytes=2_000_000, changes=1):
+    """A compressed file with the header of a database and then zeros."""
+    header = bytearray(b"SQLite format 3\0".ljust(100, b"\0"))
+    header[16:18] = (page_bytes & 0xFFFF).to_bytes(2, "big")
+    header[24:28], header[92:96] = changes.to_bytes(4, "big"), (1).to_bytes(4, "big")
+    header[28:32] = pages.to_bytes(4, "big")
+    path.write_bytes(gzip.compress(bytes(header).ljust(content_bytes, b"\0")))
 
+
+@pytest.mark.parametrize("page_bytes", [0, 1000, 256])
+def test_a_packed_database_without_a_header_is_refused_before_it_is_unpacked(tmp_path, page_bytes):
+    path = tmp_path / "bomb.sqlite.gz"
+    _packed_database(path, pages=1, page_bytes=page_bytes)
+    with pytest.raises(TraceError, match="its header is damaged"):
+        read_traces([path])
+
+
+def test_only_what_the_header_claims_is_unpacked(tmp_path):
+    path = tmp_path / "bomb.sqlite.gz"
+    _packed_database(path, pages=3, page_bytes=4096)
+    assert database_bytes(path) == 12_288
+    with unpacked(path, database_bytes(path)) as database:
+        assert database.stat().st_size == 12_288
+    _packed_database(path, pages=2, page_bytes=1)
+    assert database_bytes(path) == 131_072
+
+
+def test_a_size_that_the_header_does_not_vouch_for_is_not_used(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.sqlite.gz"
+    monkeypatch.setattr(decompress, "MAX_UNPACKED_BYTES", 1_000_000)
+    for pages, changes in ((0, 1), (3, 2)):
+        _packed_database(path, pages=pages, changes=changes)
+        with pytest.raises(TraceError, match="unpacks to more than"):
+            read_traces([path])
+    _packed_database(path, pages=400)
     with pytest.raises(TraceError, match="unpacks to more than"):
         read_traces([path])
 

@@ -16,6 +16,8 @@ from perfd.errors import TraceError
 MAX_UNPACKED_BYTES = 16 * 1024**3
 """A compressed export that unpacks to more than this is refused."""
 EXPORT_TIMEOUT_S = 600.0
+_HEADER_BYTES, _SMALLEST_PAGE_BYTES, _LARGEST_PAGE_BYTES = 100, 512, 65_536
+"""Of SQLite's file format."""
 _COPY_BYTES = 4 * 1024 * 1024
 
 
@@ -28,20 +30,39 @@ def unpacked_start(path: Path, size_bytes: int) -> bytes:
         raise TraceError(f"{path}: the compressed file is cut or damaged: {error}.") from error
 
 
+def database_bytes(path: Path) -> int | None:
+    """How large the SQLite database in a file of gzip is, None if its header does not say that.
+
+    Raises `TraceError` if it is none. Source: SQLite's file format, 1.3 (https://www.sqlite.org/fileformat.html).
+    """
+    header = unpacked_start(path, _HEADER_BYTES).ljust(_HEADER_BYTES, b"\0")
+    page_bytes = int.from_bytes(header[16:18], "big")
+    if page_bytes == 1:
+        page_bytes = _LARGEST_PAGE_BYTES
+    if page_bytes < _SMALLEST_PAGE_BYTES or page_bytes & (page_bytes - 1):
+        raise TraceError(f"{path}: not an SQLite file: its header is damaged.")
+    pages, changes, valid_for = (int.from_bytes(header[at : at + 4], "big") for at in (28, 24, 92))
+    return pages * page_bytes if pages and changes == valid_for else None
+
+
 @contextmanager
-def unpacked(path: Path) -> Iterator[Path]:
-    """The file without its compression, for as long as the context lasts."""
+def unpacked(path: Path, used_bytes: int | None = None) -> Iterator[Path]:
+    """The file without its compression, for as long as the context lasts; only its first `used_bytes`."""
     with tempfile.TemporaryDirectory(prefix="perfd-") as folder:
         target = Path(folder) / "export.sqlite"
         try:
             with gzip.open(path, "rb") as source, target.open("wb") as copy:
-                while piece := source.read(_COPY_BYTES):
+                while piece := source.read(_next_bytes(copy.tell(), used_bytes)):
                     if copy.tell() + len(piece) > MAX_UNPACKED_BYTES:
                         raise TraceError(f"{path}: it unpacks to more than {MAX_UNPACKED_BYTES} bytes.")
                     copy.write(piece)
         except (EOFError, OSError, zlib.error) as error:
             raise TraceError(f"{path}: cannot be unpacked: {error}.") from error
         yield target
+
+
+def _next_bytes(done_bytes: int, used_bytes: int | None) -> int:
+    return _COPY_BYTES if used_bytes is None else min(_COPY_BYTES, used_bytes - done_bytes)
 
 
 @contextmanager

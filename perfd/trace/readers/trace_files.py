@@ -130,10 +130,10 @@ def _read(path: Path, nsys_program: str | None, detailed: bool) -> list[RankTrac
     if start.startswith(_SQLITE):
         return nsys_reader.read(path, detailed=detailed)
     if start.startswith(_GZIP):
-        from perfd.trace.readers.decompress import unpacked, unpacked_start  # noqa: PLC0415
+        from perfd.trace.readers.decompress import database_bytes, unpacked, unpacked_start  # noqa: PLC0415
 
         if unpacked_start(path, len(_SQLITE)).startswith(_SQLITE):
-            with unpacked(path) as database:
+            with unpacked(path, database_bytes(path)) as database:
                 return nsys_reader.read(database, shown_as=str(path), detailed=detailed)
         return _chrome(path, detailed)
     if path.suffix == ".gz":
