@@ -31,6 +31,8 @@ class StandIn:
         self.live = Live(viewers=viewers, heartbeat_s=0.1)
         self.asked: list[str] = []
         """Paths below /api/v1, in the order in which they were asked for."""
+        self.posted: list[tuple[str, Any, str | None]] = []
+        """What was posted: path, decoded body and the header `Authorization`."""
         self._server = HttpServer("127.0.0.1:0", self._routes())
         self.url = f"http://{self._server.address}"
 
@@ -51,6 +53,8 @@ class StandIn:
 
     def _answer(self, request: Request) -> Response:
         self.asked.append(request.rest)
+        if request.method == "POST":
+            self.posted.append((request.rest, json.loads(request.body), request.headers.get("authorization")))
         answer = self.answers.get(request.rest)
         if isinstance(answer, Response):
             return answer

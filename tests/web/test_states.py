@@ -541,12 +541,12 @@ def test_the_focus_goes_from_the_top_to_the_bottom(tab: Tab, stand_in: StandIn) 
     everything(stand_in)
     tab.open(f"{stand_in.url}/", FLEET)
     order = []
-    for _ in range(9):
+    for _ in range(10):
         tab.press("Tab")
         order.append(tab.run("document.activeElement.innerText || document.activeElement.id"))
 
     assert order == [
-        *("Skip to content", "perfd", "Jobs", "Serving", "Nodes", "Agents", "?"),
+        *("Skip to content", "perfd", "Jobs", "Serving", "Nodes", "Agents", "Compare", "?"),
         *("0 of 0 agents connected", "search"),
     ]
 

@@ -18,6 +18,7 @@ from perfd.aggregator.state import AgentState, AggregatorState
 from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.diagnosis import job_json as summary_of_job
+from perfd.analysis.findings import finding_json
 
 _SHOWN_CULPRITS = 4
 _SHOWN_ALERTS = 20
@@ -31,6 +32,7 @@ def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None)
     entry = summary_of_job(live)
     for left_to_the_summary in ("alerts", "findings", "configuration"):
         entry.pop(left_to_the_summary, None)
+    entry["other_findings"] = [finding_json(finding) for finding in live.others]
     table = job.steps
     entry["steps"] = {"count": len(table), "last": table.last_step}
     entry |= {

@@ -12,10 +12,15 @@ export class ApiError extends Error {
   }
 }
 
-export async function get(path) {
+export const get = (path) => ask(path, {});
+
+export const post = (path, body, token) =>
+  ask(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", ...(token && { Authorization: `Bearer ${token}` }) } });
+
+async function ask(path, options) {
   let answer;
   try {
-    answer = await fetch(to(`api/v1/${path}`), { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store" });
+    answer = await fetch(to(`api/v1/${path}`), { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store", ...options });
   } catch {
     throw new ApiError(0, "The aggregator does not answer.");
   }

@@ -2,6 +2,9 @@
 
 import { el } from "./dom.js";
 import { duration, percent } from "./format.js";
+import { isHeldUp, shortSentence } from "./verdict.js";
+
+const MOST_COSTS = 4;
 
 const DIMENSIONS = {
   dp: "Data (dp)", tp: "Tensor (tp)", pp: "Pipeline (pp)", cp: "Context (cp)", ep: "Experts (ep)", world: "All ranks",
@@ -29,15 +32,34 @@ export function breakdownBar(job, { id = "breakdown", longest_s = null } = {}) {
   const text = parts.map(([, name, ratio]) => `${name} ${percent(ratio)}`).join(", ");
   const spread = job.breakdown?.spread_ratio;
   const less = spread == null ? "." : `; the fastest rank takes ${percent(spread)} of the step less.`;
+  const named = costs(job);
   return el(
     "figure",
     { id },
     el("div", { class: "bar", style: width(longest_s && job.step_time_s?.median ? job.step_time_s.median / longest_s : 1), role: "img", "aria-label": `Step of ${duration(job.step_time_s?.median)}: ${text}` },
       parts.map(([key, name, ratio]) => el("span", { class: `part ${key}`, style: width(ratio / scale), title: `${name} ${percent(ratio)}` }, ratio > 0.08 && percent(ratio, 0)))),
     el("ul", { class: "legend" }, parts.map(([key, name, ratio]) => el("li", { "data-part": key }, el("span", { class: `swatch ${key}` }), `${name} `, el("strong", {}, percent(ratio))))),
-    el("figcaption", { class: "quiet" }, `Shares of a step of ${duration(job.step_time_s?.median)}. `, timed ? `Forward and backward are those of the slowest rank${less}` : "The log has no timers of forward and backward."),
+    named.length > 0 && el("div", { class: "costs", style: width(longest_s && job.step_time_s?.median ? job.step_time_s.median / longest_s : 1) }, named.map(cost)),
+    el("figcaption", { class: "quiet" }, `Shares of a step of ${duration(job.step_time_s?.median)}. `, timed ? `Forward and backward are those of the slowest rank${less}` : "The log has no timers of forward and backward.", adds(parts, job), named.length > 0 && " What findings cost is time within these parts; it cannot be added to them."),
   );
 }
+
+// Of the headline and what else is found: the number that stands there, drawn to the scale of the bar above.
+const costs = (job) => [job.bottleneck, ...(job.other_findings ?? [])].filter((finding) => isHeldUp(finding) && finding.gain_ratio > 0).slice(0, MOST_COSTS);
+
+const cost = (finding) =>
+  el("div", { class: "cost-line" }, el("span", { class: "part cost", style: width(finding.gain_ratio), "data-kind": finding.kind }), el("span", { class: "cost-name" }, `${shortSentence(finding)} `, el("strong", {}, percent(finding.gain_ratio))));
+
+// Why the numbers add up to something else than the whole, or what they add up to.
+function adds(parts, { pipeline }) {
+  const sum = parts.reduce((total, [, , ratio]) => total + ratio, 0);
+  const whole = Math.abs(sum - 1) < 0.005 ? "" : ` They add up to ${percent(sum)}: each is a median, and the slowest rank of one part need not be that of another.`;
+  const { stall_ratio: idle, bubble_theory_ratio: theory, excess_ratio: excess } = pipeline ?? {};
+  if (!(theory > 0) || idle == null || excess == null) return whole;
+  const sign = excess < 0 ? "-" : "+";
+  return `${whole} Of the schedule, ${percent(idle)} idle = ${percent(theory)} theory ${sign} ${percent(Math.abs(excess))} ${excess < 0 ? "less than theory" : "excess"}.`;
+}
+
 
 // Without waiting between stages, which is a separate part.
 function exposed(communication) {

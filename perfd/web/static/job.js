@@ -4,11 +4,11 @@ import { get, jobPath, missing, overviewOf } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
 import { chartGroup, lineChart } from "./chart.js";
 import { el, section } from "./dom.js";
+import { headline, otherFindings } from "./findings.js";
 import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames } from "./format.js";
 import { compareAddress, jobAddress, to } from "./paths.js";
 import { heatMap } from "./ranks.js";
-import { headline } from "./verdict.js";
 
 const MOST_ALERTS = 50;
 const MOST_CAPTURES = 5;
@@ -36,9 +36,10 @@ function draw(main, job, series, alerts, captures) {
   const stale = isStale(job);
   section(main, "title", [job.name, layout(job), steps(job), job.ended, job.outcome, stale], () => [title(job)]);
   section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
-  section(main, "verdict", job.bottleneck, () => [headline(job.bottleneck)]);
+  section(main, "verdict", [job.bottleneck, job.ended], () => [headline(job)]);
+  section(main, "findings", [job.other_findings, job.ended], () => otherFindings(job));
   section(main, "numbers", numbers(job), () => [cards(numbers(job))]);
-  section(main, "breakdown", [job.breakdown, job.communication, job.optimizer, job.parallel, job.step_time_s], () => [
+  section(main, "breakdown", [job.bottleneck, job.breakdown, job.communication, job.optimizer, job.parallel, job.step_time_s], () => [
     el("h2", {}, "Step breakdown"), breakdownBar(job),
   ]);
   section(main, "dimensions", job.communication?.dimensions, () => dimensions(job));

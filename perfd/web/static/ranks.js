@@ -2,18 +2,9 @@
 // with a table of the most unusual ones below.
 
 import { el } from "./dom.js";
-import { percent, power, signedPercent, UNKNOWN } from "./format.js";
+import { signedPercent, UNKNOWN } from "./format.js";
+import { METRICS, middle, rankRows } from "./rank_rows.js";
 
-const METRICS = [
-  ["slowdown_ratio", "Compute time", (ratio) => signedPercent(ratio - 1)],
-  ["sm_active_ratio", "SM active", percent],
-  ["tensor_active_ratio", "Tensor active", percent],
-  ["dram_active_ratio", "DRAM active", percent],
-  ["power_w", "Power", power],
-  ["busy_ratio", "In NCCL", percent],
-  ["wait_ratio", "Waiting", percent],
-  ["gain_ratio", "Gain if as peers", percent],
-];
 const TABLE_ROWS = 64;
 const UNUSUAL_ROWS = 12;
 const QUIET = 0.05;
@@ -24,7 +15,7 @@ export function heatMap(job, width) {
   const rows = rankRows(job);
   const metrics = METRICS.filter(([key]) => rows.some((row) => row[key] != null));
   if (!metrics.length) return null;
-  const medians = new Map(metrics.map(([key]) => [key, median(rows.map((row) => row[key]))]));
+  const medians = new Map(metrics.map(([key]) => [key, middle(rows.map((row) => row[key]))]));
   const far = (row, key) => deviation(row[key], medians.get(key), key);
   const strangeness = (row) => (row.culprit ? 1e9 : 0) + Math.max(...metrics.map(([key]) => Math.abs(far(row, key))));
   const many = rows.length > TABLE_ROWS;
@@ -109,25 +100,4 @@ function paint(canvas, columns, metrics, far, isCulprit) {
 function deviation(value, middle, key) {
   if (value == null || middle == null) return 0;
   return (value - middle) / Math.max(Math.abs(middle), key.endsWith("_ratio") ? 0.1 : 1e-9);
-}
-
-export function rankRows(job) {
-  const culprits = new Set((job.bottleneck?.culprits ?? []).map((who) => `${who.kind} ${who.id}`));
-  const rows = new Map();
-  const add = (name, values) => rows.set(name, { where: "", culprit: culprits.has(name), ...rows.get(name), ...values, name });
-  for (const gpu of job.gpus ?? []) {
-    const where = `${gpu.node}/${gpu.gpu}`;
-    const blamed = culprits.has(`gpu ${where}`) || culprits.has(`node ${gpu.node}`);
-    if (gpu.rank == null) add(where, { ...gpu, culprit: blamed });
-    else add(`rank ${gpu.rank}`, { ...gpu, where, culprit: blamed || culprits.has(`rank ${gpu.rank}`) });
-  }
-  for (const one of job.nccl?.ranks ?? []) add(`rank ${one.rank}`, one);
-  for (const one of job.slowdowns ?? []) add(`rank ${one.rank}`, { rank: one.rank, slowdown_ratio: one.ratio });
-  return [...rows.values()].sort((a, b) => (a.rank ?? Infinity) - (b.rank ?? Infinity));
-}
-
-function median(values) {
-  const known = values.filter((value) => value != null).sort((a, b) => a - b);
-  if (!known.length) return null;
-  return (known[(known.length - 1) >> 1] + known[known.length >> 1]) / 2;
 }

@@ -1,8 +1,5 @@
 // What limits a job, as a sentence.
 
-import { el } from "./dom.js";
-import { percent, unbroken } from "./format.js";
-
 const UNKNOWN = "perfd can’t yet tell what limits this job";
 const FINE = new Set(["none", "unknown"]);
 const SHOWN = 6;
@@ -25,21 +22,3 @@ const withCulprits = (text, finding) => [text, culprits(finding)].filter(Boolean
 export const sentence = (finding) => withCulprits(finding?.sentence ?? UNKNOWN, finding);
 
 export const shortSentence = (finding) => withCulprits(kind(finding), finding);
-
-const items = (lines) => lines.map((line) => el("li", {}, unbroken(line)));
-
-const explained = (effect) => el("li", {}, `Explains ${effect.summary}.`, el("ul", {}, items(effect.evidence ?? [])));
-
-export function headline(finding) {
-  const cost = finding?.gain_ratio == null ? null : `costs about ${percent(finding.gain_ratio)} of each step`;
-  const sure = finding?.confidence ? `confidence ${percent(finding.confidence, 0)}` : null;
-  const notes = [cost, sure].filter(Boolean).join(" · ");
-  return el(
-    "div",
-    { class: `verdict ${finding?.kind === "none" ? "fine" : (finding?.kind ?? "unknown")}` },
-    el("h1", { id: "headline" }, sentence(finding), notes && el("small", {}, notes)),
-    (finding?.evidence ?? []).length > 0 &&
-      el("ul", { id: "evidence" }, items(finding.evidence), (finding.effects ?? []).map((effect) => explained(effect))),
-    finding?.advice && el("p", { id: "advice" }, el("strong", {}, "What to do: "), unbroken(finding.advice)),
-  );
-}

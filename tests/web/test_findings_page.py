@@ -1,0 +1,135 @@
+"""Every finding is on the page: ranked, with its numbers, its cost in the bar of a step, and what to do."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from perfd.formatting import duration, percent
+from tests.support.chromium import Tab
+from tests.support.page_server import StandIn, job_entry
+
+pytestmark = pytest.mark.system
+SHOWN = "document.getElementById('mfu')"
+SLOW = {
+    "kind": "straggler",
+    "name": "straggler",
+    "sentence": "A straggler limits this job",
+    "confidence": 0.9,
+    "culprits": [{"kind": "rank", "id": "3"}],
+    "evidence": ["Rank 3 takes 1.3 times as long."],
+    "advice": "Look at rank 3.",
+    "gain_ratio": 0.199,
+    "effects": [{"kind": "communication", "summary": "waiting of 7 ranks", "evidence": ["They wait 20%."]}],
+}
+DATA = {
+    "kind": "data_loading",
+    "name": "data loading",
+    "sentence": "Data loading limits this job",
+    "confidence": 0.6,
+    "culprits": [],
+    "evidence": ["The loader takes 8%."],
+    "advice": "Use more workers.",
+    "gain_ratio": 0.08,
+    "effects": [],
+}
+PARTS = {"forward_ratio": 0.3, "backward_ratio": 0.6, "unattributed_ratio": 0.06}
+
+
+def shown(stand_in: StandIn, tab: Tab, **changes: Any) -> None:
+    entry = job_entry("llm", ranks=8, slow=3, **{"bottleneck": SLOW, "other_findings": [DATA], **changes})
+    stand_in.answers["jobs"] = {"jobs": [entry]}
+    tab.open(f"{stand_in.url}/jobs/llm", SHOWN)
+
+
+def test_effects_are_below_their_cause_and_other_findings_follow(stand_in: StandIn, tab: Tab) -> None:
+    shown(stand_in, tab)
+
+    assert tab.text("#evidence > li.effect > ul > li") == "They wait 20%."
+    assert tab.text("#evidence > li.effect").startswith("Explains waiting of 7 ranks.")
+    assert tab.count("#findings > li") == 1
+    assert tab.text("#findings h3").split("\n") == [
+        "data loading",
+        "costs about 8.0% of each step · confidence 60%",
+    ]
+    assert "What to do: Use more workers." in tab.text("#findings")
+
+
+def test_the_bar_of_a_step_has_the_headlines_number(stand_in: StandIn, tab: Tab) -> None:
+    shown(stand_in, tab, breakdown=PARTS)
+
+    assert "costs about 19.9% of each step" in tab.text("#headline")
+    lines = tab.run("[...document.querySelectorAll('.cost-line')].map((line) => line.innerText)")
+    assert [line.replace("\n", " ") for line in lines] == ["straggler: rank 3 19.9%", "data loading 8.0%"]
+    widths = ("cost", "bar")
+    cost, bar = (
+        tab.run(f"document.querySelector('.{name}').getBoundingClientRect().width") for name in widths
+    )
+    assert cost / bar == pytest.approx(0.199, abs=0.002)
+
+
+@pytest.mark.parametrize(("backward", "line"), [(0.6, ""), (0.7, "They add up to 106.0%"), (0.5, "")])
+def test_numbers_that_do_not_add_up_say_why(stand_in: StandIn, tab: Tab, backward: float, line: str) -> None:
+    parts = {**PARTS, "backward_ratio": backward, "unattributed_ratio": 0.06}
+    shown(stand_in, tab, breakdown=parts)
+
+    text = tab.text("#breakdown figcaption")
+    assert (line in text) if line else ("add up" not in text)
+
+
+def test_the_idle_share_of_a_pipeline_is_theory_and_excess(tab: Tab, played: Callable[[str], str]) -> None:
+    url = played("pp4_few")
+    with urllib.request.urlopen(f"{url}/api/v1/jobs?job=pp4_few", timeout=10) as answer:
+        (job,) = json.load(answer)["jobs"]
+    tab.open(f"{url}/jobs/pp4_few", SHOWN)
+
+    found = job["pipeline"]
+    idle, theory, excess = (percent(found[f"{name}_ratio"]) for name in ("stall", "bubble_theory", "excess"))
+    assert f"{idle} idle = {theory} theory + {excess} excess." in tab.text("#breakdown")
+    tab.run("document.querySelector('.verdict details').open = true")
+    numbers = tab.text(".verdict details")
+    gain = job["bottleneck"]["gain_ratio"]
+    assert all(value in numbers for value in (idle, theory, excess, percent(gain)))
+    assert duration(job["step_time_s"]["median"] * gain) in numbers
+    assert [one["kind"] for one in job["other_findings"]] == []
+
+
+def test_evidence_opens_to_the_culprits_numbers(stand_in: StandIn, tab: Tab) -> None:
+    shown(stand_in, tab)
+    tab.run("document.querySelector('.verdict details').open = true")
+
+    assert "650 W; median of ranks 573 W" in tab.text(".verdict details")
+
+
+def test_a_capture_of_the_culprit_is_a_command_and_a_button_with_a_token(stand_in: StandIn, tab: Tab) -> None:
+    stand_in.answers["captures"] = {"captures": [], "capture": {"id": "manual-1"}}
+    shown(stand_in, tab)
+
+    assert tab.text(".verdict .command") == "perfd capture start llm --ranks 3+peer --steps 3 --wait"
+    tab.run("document.querySelector('.verdict .start-capture').click()")
+    tab.wait("document.querySelector('dialog[open] #capture-token')")
+    tab.run("document.getElementById('capture-token').value = 'word'")
+    tab.run("document.querySelector('dialog[open] button[value=start]').click()")
+    tab.wait("document.querySelector('.verdict .actions a')")
+    assert stand_in.posted == [("captures", {"job": "llm", "steps": 3, "ranks": "3+peer"}, "Bearer word")]
+    assert tab.run("document.querySelector('.verdict .actions a').getAttribute('href')") == (
+        "/jobs/llm/captures#capture-manual-1"
+    )
+
+
+def test_a_job_that_is_over_offers_no_capture(stand_in: StandIn, tab: Tab) -> None:
+    shown(stand_in, tab, ended=True)
+
+    assert tab.count(".start-capture") == tab.count(".command") == 0
+    assert tab.text(".verdict .copy") == "Copy advice"
+
+
+def test_names_are_quoted_in_commands(stand_in: StandIn, tab: Tab) -> None:
+    stand_in.answers["jobs"] = {"jobs": [job_entry("a; rm 'x'", ranks=8, slow=3, bottleneck=SLOW)]}
+    tab.open(f"{stand_in.url}/jobs/a%3B%20rm%20%27x%27", SHOWN)
+
+    assert tab.text(".command").startswith("perfd capture start 'a; rm '\\''x'\\''' --ranks")
