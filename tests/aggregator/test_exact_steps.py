@@ -62,7 +62,7 @@ class Timeline:
         self.ends_us.append(self._now_us)
         self._now_us += pause_us
 
-    def records(self, first_window_us: int = 0) -> Iterator[CollectiveTimes]:
+    def records(self, first_window_us: int = 0, rank: int = 0) -> Iterator[CollectiveTimes]:
         """Second by second."""
         begin_us = self._begun_us - first_window_us
         while begin_us < self._now_us:
@@ -70,17 +70,22 @@ class Timeline:
             for operation, done in self._done.items():
                 within = [one for one in done if begin_us <= one[1] + one[2] < end_us]
                 if within:
-                    yield record(operation, within, begin_us, end_us)
+                    yield record(operation, within, begin_us, end_us, rank=rank)
             begin_us = end_us
 
 
 def record(
-    operation: str, done: Sequence[tuple[int, int, int, int, int]], begin_us: int, end_us: int
+    operation: str,
+    done: Sequence[tuple[int, int, int, int, int]],
+    begin_us: int,
+    end_us: int,
+    *,
+    rank: int = 0,
 ) -> CollectiveTimes:
     sequences, starts, lasted, sizes, leads = zip(*done, strict=True)
     return CollectiveTimes(
         job="job",
-        rank=0,
+        rank=rank,
         communicator="world",
         operation=operation,
         timing=TimingSource.GPU,
@@ -103,6 +108,17 @@ def rows_of(timeline: Timeline) -> tuple[list[TrainingStep], OperationSteps]:
     steps = OperationSteps()
     rows: list[TrainingStep] = []
     for times in timeline.records():
+        found = steps.put(times)
+        rows = [*([] if found.anew else rows), *found.rows]
+    return rows, steps
+
+
+def rows_of_ranks(*timelines: Timeline) -> tuple[list[TrainingStep], OperationSteps]:
+    """As `rows_of`, with a rank for each timeline."""
+    steps = OperationSteps()
+    rows: list[TrainingStep] = []
+    every = [times for rank, timeline in enumerate(timelines) for times in timeline.records(rank=rank)]
+    for times in sorted(every, key=lambda one: (one.end_unix_ns, one.rank)):
         found = steps.put(times)
         rows = [*([] if found.anew else rows), *found.rows]
     return rows, steps
@@ -244,3 +260,126 @@ def test_what_repeats_while_a_job_starts_makes_way_for_its_steps() -> None:
     assert steps.pace.operation == "AllReduce"
     assert_exact(rows, timeline.ends_us[started:])
     assert rows[-1].step == 60
+
+
+ALIKE = [Op("AllReduce", 25 * MB, 4_000 if at else 80_000) for at in range(12)]
+"""Buckets of one size."""
+NORM = Op("AllReduce", 8, 500, 100)
+
+
+def assert_exact_between(rows: Sequence[TrainingStep], ends_us: Sequence[int]) -> None:
+    """As `assert_exact`; where no sizes differ the first step's number may be off by one."""
+    ended = {end: number for number, end in enumerate(ends_us)}
+    numbers = [ended[(row.time_unix_ns or 0) // 1000] for row in rows]
+    assert len({row.step - number for row, number in zip(rows, numbers, strict=True)}) == 1
+    assert [row.steps_covered for row in rows[1:]] == [after - before for before, after in pairwise(numbers)]
+
+
+@pytest.mark.parametrize("buckets", [2, 3, 12, 60])
+def test_buckets_of_one_size_show_steps_by_the_pauses_between_them(buckets: int) -> None:
+    step = [Op("AllReduce", 25 * MB, 4_000 if at else 120_000 + 3_000 * buckets) for at in range(buckets)]
+    timeline = trained(lambda line, _: line.step([step]), 80)
+    rows, steps = rows_of_ranks(timeline, timeline)
+
+    assert steps.pace is not None
+    assert (steps.pace.exact, steps.pace.certain, steps.pace.per_step) == (True, False, buckets)
+    assert_exact_between(rows, timeline.ends_us)
+    assert rows[-1].step == pytest.approx(80, abs=1)
+    # Nothing is left out once they are known.
+    assert len(rows) >= 75
+
+
+def test_numbers_between_buckets_of_one_size_change_nothing() -> None:
+    timeline = trained(lambda line, _: line.step([[*ALIKE, NORM]]), 60)
+    _, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert steps.pace.per_step == 13
+
+
+def test_where_a_number_follows_each_operation_each_is_a_step_though_every_fifth_stalls() -> None:
+    reduction = [Op("AllReduce", 4_000 * MB, 150_000), NORM]
+    timeline = trained(
+        lambda line, number: line.step([reduction], pause_us=700_000 if number % 5 == 4 else 4_000), 150
+    )
+    rows, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert (steps.pace.certain, steps.pace.per_step) == (True, 2)
+    assert {row.steps_covered for row in rows} == {1}
+    assert rows[-1].step == pytest.approx(150, abs=1)
+
+
+@pytest.mark.parametrize("stall_us", [300_000, 900_000])
+def test_stalls_and_evaluations_at_intervals_do_not_make_a_step_of_several(stall_us: int) -> None:
+    def train(line: Timeline, number: int) -> None:
+        line.step([ALIKE], pause_us=stall_us if number > 30 and number % 5 == 0 else OPTIMIZER_US)
+
+    timeline = trained(train, 140)
+    rows, steps = rows_of_ranks(timeline, timeline)
+
+    assert steps.pace is not None
+    assert steps.pace.per_step == len(ALIKE)
+    assert_exact_between(rows, timeline.ends_us)
+    assert sum((row.step_time_s or 0.0) > 0.4 for row in rows) == 21
+
+
+def test_accumulation_that_reduces_once_a_step_is_a_longer_step() -> None:
+    accumulating = [Op("AllReduce", 25 * MB, 4_000 if at else 400_000) for at in range(12)]
+    timeline = trained(lambda line, _: line.step([accumulating]), 60)
+    rows, _ = rows_of(timeline)
+
+    assert_exact_between(rows, timeline.ends_us)
+    assert rows[-1].step_time_s == pytest.approx(0.46, rel=0.05)
+
+
+def test_the_optimizer_distinguishes_steps_from_micro_batches_of_layers_of_one_size() -> None:
+    scattered = [Op("ReduceScatter", 100 * MB, 3_000 if at else 60_000) for at in range(10)]
+    timeline = trained(lambda line, _: line.step([scattered] * 4), 60)
+    rows, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert (steps.pace.per_step, steps.pace.certain) == (40, True)
+    assert_exact_between(rows, timeline.ends_us)
+
+
+def test_pauses_show_steps_only_if_those_of_another_rank_do() -> None:
+    timeline = trained(lambda line, _: line.step([ALIKE]), 60)
+    shifted = Timeline()
+    shifted.step([ALIKE[:5]], pause_us=0)
+    for _ in range(60):
+        shifted.step([ALIKE])
+    chance = random.Random(1)
+    uneven = trained(
+        lambda line, _: line.step([[Op("AllReduce", 25 * MB, chance.randrange(1, 20_000))]], pause_us=0), 720
+    )
+
+    assert rows_of_ranks(timeline, timeline)[1].pace is not None
+    assert rows_of_ranks(timeline, shifted)[0] == []
+    assert rows_of_ranks(timeline, uneven)[0] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_operations_of_one_size_at_random_are_no_steps(seed: int) -> None:
+    chance = random.Random(seed)
+
+    def train(line: Timeline, _: int) -> None:
+        line.step([[Op("AllReduce", 25 * MB, 1 + round(chance.expovariate(1 / 90_000)))]], pause_us=0)
+
+    timeline = trained(train, 900, seed=seed)
+
+    assert rows_of(timeline)[0] == []
+    assert rows_of_ranks(timeline, timeline)[0] == []
+
+
+def test_operations_that_were_not_reported_do_not_move_the_ends_of_steps() -> None:
+    timeline = trained(lambda line, _: line.step([ALIKE]), 120)
+    steps, rows = OperationSteps(), []
+    for number, times in enumerate(timeline.records()):
+        if number != 8:
+            found = steps.put(times)
+            rows = [*([] if found.anew else rows), *found.rows]
+
+    ends = {end * 1000 for end in timeline.ends_us}
+    assert all(row.time_unix_ns in ends for row in rows)
+    assert rows[-1].step == pytest.approx(120, abs=1)

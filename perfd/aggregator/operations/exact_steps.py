@@ -77,7 +77,7 @@ class ExactSteps:
         operations = self.stream.repeating(cycle)
         if operations is None or len(operations) < 2 * cycle.large:
             return FoundSteps()
-        cuts = self._cuts(operations, cycle.large)
+        cuts = self._cuts(operations, cycle)
         found, last = self._of_step(cuts, repeats)
         if found is None and len(cuts) < _REPEATS_IN_DOUBT and self.newest is None:
             return FoundSteps()
@@ -148,12 +148,12 @@ class ExactSteps:
             lead_s=np.array([cut.lead_us for _, cut in known]) / 1e6,
         )
 
-    def _cuts(self, operations: Sequence[TimedOperation], period: int) -> list[_Cut]:
-        """After each repeat, where they were before."""
-        before = self._place(operations)
+    def _cuts(self, operations: Sequence[TimedOperation], cycle: Cycle) -> list[_Cut]:
+        """After each repeat, where they were before; by pauses, where these are the longest now."""
+        before = None if cycle.by_pauses else self._place(operations)
         spans = [one.span for one in operations]
-        after = before % period if before is not None else longest_pause(spans, period)
-        ends, following = operations[after::period], operations[after + 1 :: period]
+        after = longest_pause(spans, cycle.large) if before is None else before % cycle.large
+        ends, following = operations[after :: cycle.large], operations[after + 1 :: cycle.large]
         return [_Cut(last, then) for last, then in zip_longest(ends, following)]
 
     def _place(self, operations: Sequence[TimedOperation]) -> int | None:

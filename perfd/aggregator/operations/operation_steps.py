@@ -48,6 +48,8 @@ class _Pace:
     cycle: Cycle
     repeats: int | None
     """Micro-batches of a step; None where that is not certain."""
+    counted: bool = True
+    """Whether what ends a step, and no pause alone, shows that repeats are steps."""
 
     @property
     def per_step(self) -> float:
@@ -87,6 +89,8 @@ class OperationSteps:
         self._rank: int | None = None
         self._streams: dict[tuple[str, str, int | None], OperationStream] = {}
         """By communicator, operation and, of receives, the peer."""
+        self._of_others: dict[tuple[str, str, int | None], tuple[int, OperationStream]] = {}
+        """The same of another rank, of streams whose operations are all of one size."""
         self._mark: _Mark | None = None
         self._first: TrainingStep | None = None
         """A row that waits until the stream goes on: what repeats while a job starts ends soon."""
@@ -115,9 +119,11 @@ class OperationSteps:
         """Add what a rank did; returns rows of steps, with nothing but times, when some are complete."""
         if self._rank is None:
             self._rank = times.rank
-        if times.rank != self._rank or not times.sequences or not times.sizes_bytes:
+        sent = times.peer is not None and times.operation != RECEIVE
+        if sent or not times.sequences or not times.sizes_bytes:
             return _NOTHING
-        if times.peer is not None and times.operation != RECEIVE:
+        if times.rank != self._rank:
+            self._compare(times)
             return _NOTHING
         key = (times.communicator, times.operation, times.peer)
         stream = self._streams.get(key)
@@ -144,6 +150,24 @@ class OperationSteps:
         row = self._row(times, stream)
         return _NOTHING if row is None else FoundSteps([row])
 
+    def _compare(self, times: CollectiveTimes) -> None:
+        """Add what another rank did: pauses show steps if they do on two ranks."""
+        key = (times.communicator, times.operation, times.peer)
+        stream = self._streams.get(key)
+        if stream is None or not stream.alike:
+            return
+        rank, other = self._of_others.setdefault(
+            key,
+            (times.rank, OperationStream(times.communicator, times.operation, times.sequences[0] - 1)),
+        )
+        if rank == times.rank:
+            other.put(times)
+
+    def _agreed(self, stream: OperationStream) -> bool:
+        """Whether another rank's pauses show the same, if one reports any."""
+        _, other = self._of_others.get((stream.communicator, stream.operation, None), (None, None))
+        return other is None or stream.ends_as(other)
+
     def _exact_rows(self, times: CollectiveTimes, stream: OperationStream) -> FoundSteps:
         """Rows by when operations began."""
         paced = self._paced
@@ -165,7 +189,7 @@ class OperationSteps:
             self._mark = _Mark(
                 stream=stream,
                 per_step=cycle.operations * (self._exact.repeats or 1),
-                certain=self._exact.repeats is not None,
+                certain=self._exact.repeats is not None and paced.counted,
                 seen=ended.seen,
                 sequence=stream.newest_sequence - (stream.seen - ended.seen),
                 time_unix_ns=ended.end_us * 1000,
@@ -218,6 +242,11 @@ class OperationSteps:
         ]
         # What a pipeline hands on may be larger than what ends its steps.
         cycles = [one for one in cycles if one[0].operation != RECEIVE] or cycles
+        paced = self._paced.stream if self._paced is not None else None
+        # What sizes show, pauses need not.
+        cycles = [one for one in cycles if not one[1].by_pauses] or [
+            one for one in cycles if one[0] is paced or self._agreed(one[0])
+        ]
         if not cycles:
             return None
         current = self._mark.stream if self._mark else None
@@ -234,7 +263,7 @@ class OperationSteps:
             # What moves the job's data has not repeated often enough yet.
             return None
         if stream.operation not in (*_SHARDED, *_HANDED_ON):
-            return _Pace(stream, cycle, 1)
+            return _Pace(stream, cycle, 1, counted=not cycle.by_pauses)
         return self._sharded_pace(stream, cycle)
 
     def _may_end_steps(self, gathers: OperationStream, cycle: Cycle) -> bool:
@@ -266,7 +295,7 @@ def _marked(pace: _Pace, step: float) -> _Mark:
     return _Mark(
         stream=stream,
         per_step=pace.per_step,
-        certain=pace.certain,
+        certain=pace.certain and pace.counted,
         seen=stream.seen,
         sequence=stream.newest_sequence,
         time_unix_ns=stream.newest_unix_ns,

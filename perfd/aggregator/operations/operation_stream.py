@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
+from perfd.analysis.operations.pause_pattern import PausePattern, are_steady, pause_pattern
 from perfd.analysis.operations.repeat_period import Repeat, repeat_period
 from perfd.analysis.operations.step_boundaries import OperationSpan, receives_of_step
 from perfd.model import CollectiveTimes
@@ -22,6 +23,12 @@ _MOST_LONE_PER_S = 20.0
 """A stream of one size may have one operation per step up to this rate; tensor parallelism has more."""
 LONE_S = 3.0
 """For so long a stream of one size must have been seen."""
+_JUDGED_OPERATIONS = 64
+"""The newest single operations of one size, by whose evenness each may be a step."""
+_MARKED_RATIO = 0.9
+"""Of these, those that a number follows, such as the norm of gradients, where each is of a step."""
+_COMPARED_ENDS = 10
+"""Newest ends of groups, one of which another rank must have, too."""
 RECEIVE = "Recv"
 
 
@@ -39,6 +46,8 @@ class Cycle:
     """Of the newest large ones, those that repeat so."""
     moved_bytes: int
     """Per repeat."""
+    by_pauses: bool = False
+    """Whether all are of one size, so that only the pauses between them show what repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,14 @@ class OperationStream:
     newest_unix_ns: int = 0
     before: tuple[int, int] | None = None
     """When the report before the newest one ended, and how many had been seen by then."""
+    alike: bool = False
+    """Whether the operations that repeat are all of one size, at the newest look."""
+    _whole: int = 0
+    """Of the newest ones, those since the newest hole."""
+    _group: int | None = None
+    """How many of one size are a repeat, once that is known."""
+    _pattern: PausePattern | None = None
+    """At the newest look."""
 
     def put(self, times: CollectiveTimes) -> None:
         """Add what the rank reported."""
@@ -80,6 +97,7 @@ class OperationStream:
             # The order of what is held is not that of the job any more.
             self.sizes.clear()
             self.spans.clear()
+        self._whole = min(_HELD_OPERATIONS, (0 if hole else self._whole) + len(times.sequences))
         if self.operation == RECEIVE:
             if hole:
                 self.durations_us.clear()
@@ -108,17 +126,65 @@ class OperationStream:
             found = self._received(found)
             if found is None:
                 return None
-        elif found.period == 1:
-            large_per_s = self.per_s * len(large) / len(self.sizes)
-            if large_per_s > _MOST_LONE_PER_S or self.seen_s < LONE_S:
-                return None
+        else:
+            self.alike = found.period == 1
+            if self.alike:
+                found = self._of_one_size(places, found)
+                if found is None:
+                    return None
         return Cycle(
             size_bytes=max(large[-found.period :]),
             operations=found.period * len(self.sizes) / len(large),
             large=found.period,
             known=found.length,
             moved_bytes=sum(large[-found.period :]),
+            by_pauses=self.alike and found.period > 1,
         )
+
+    def ends_as(self, other: OperationStream) -> bool:
+        """Whether a stream of one size repeats as that of another rank, and with the same operations."""
+        if other.repeat() is None or self._group != other._group:
+            return False
+        return not self._ends().isdisjoint(other._ends())
+
+    def _ends(self) -> set[int]:
+        """Sequence numbers of the last operations of the newest groups."""
+        pattern = self._pattern
+        if pattern is None:
+            return set()
+        large = self._large()
+        places = large[len(large) - 1 - pattern.after_last :: -pattern.period][:_COMPARED_ENDS]
+        return {self.newest_sequence - (len(self.sizes) - 1 - place) for place in places}
+
+    def _of_one_size(self, places: list[int], found: Repeat) -> Repeat | None:
+        """What operations of one size repeat: groups of them by their pauses, or each one alone."""
+        spans = [self.spans[place] for place in places if place >= len(self.sizes) - self._whole]
+        timed = [span for span in spans if span is not None]
+        exact = bool(timed) and len(timed) == len(spans)
+        if exact:
+            starts_us = np.array([span.start_us for span in timed], dtype=np.float64)
+            ends_us = np.array([span.end_us for span in timed], dtype=np.float64)
+            marked = self._marked(places)
+            self._pattern = shown = None if marked else pause_pattern(starts_us, ends_us)
+            known = self._group or 0
+            if shown is not None and (known < 2 or shown.period % known):
+                # Of what has repeated, each so many may take longer for a while.
+                self._group = known = shown.period
+            if known > 1:
+                length = len(timed) if shown is None else shown.length
+                return Repeat(known, length // known * known) if length >= 2 * known else None
+        large_per_s = self.per_s * len(places) / len(self.sizes)
+        if large_per_s > _MOST_LONE_PER_S or self.seen_s < LONE_S:
+            return None
+        if exact and self._group is None and not marked and not are_steady(starts_us[-_JUDGED_OPERATIONS:]):
+            return None
+        self._group = 1
+        return found
+
+    def _marked(self, places: list[int]) -> bool:
+        """Whether a number follows each large operation."""
+        followed = [after - before > 1 for before, after in pairwise(places[-_JUDGED_OPERATIONS:])]
+        return bool(followed) and sum(followed) >= _MARKED_RATIO * len(followed)
 
     def _received(self, found: Repeat) -> Repeat | None:
         """What receives of one size repeat, by how long they take."""

@@ -1,0 +1,127 @@
+"""What operations of one size repeat by the pauses between them, and that random ones repeat nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfd.analysis.operations.pause_pattern import PausePattern, are_steady, pause_pattern
+
+LASTS_US = 1_000
+
+
+def found(pauses_us: Sequence[float]) -> PausePattern | None:
+    starts = np.cumsum([0.0, *(pause + LASTS_US for pause in pauses_us)])
+    return pause_pattern(starts, starts + LASTS_US)
+
+
+def steps(
+    count: int, buckets: int, chance: random.Random, *, pause_us: float, inside_us: float = 4_000.0
+) -> list[float]:
+    inside = [inside_us * chance.uniform(0.5, 1.5) for _ in range(count * (buckets - 1))]
+    each = [inside[at * (buckets - 1) :][: buckets - 1] for at in range(count)]
+    return [pause for step in each for pause in (*step, pause_us * chance.uniform(0.8, 1.2))]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 80), st.integers(0, 79), st.integers(0, 2**32))
+def test_any_cut_of_steps_with_a_longer_pause_has_their_number_of_operations(buckets, cut, seed):
+    pauses = steps(60, buckets, random.Random(seed), pause_us=max(100_000.0, 2_000.0 * buckets))
+    shown = found(pauses[cut % buckets :])
+    assert shown is not None
+    assert shown.period == buckets
+    # The last pause is the one after a step, of which the newest operation is the next one's first.
+    assert shown.after_last == 1
+    assert shown.length >= 30 * buckets
+
+
+@pytest.mark.parametrize("behind", [1, 3, 7])
+def test_the_newest_group_ends_before_the_longer_pause(behind):
+    shown = found(steps(30, 8, random.Random(1), pause_us=100_000.0)[: -8 + behind])
+    assert shown is not None
+    assert (shown.period, shown.after_last) == (8, behind + 1)
+
+
+RANDOM: dict[str, Callable[[random.Random], list[float]]] = {
+    "exponential": lambda chance: [chance.expovariate(1 / 20e3) for _ in range(2_000)],
+    "even": lambda chance: [chance.uniform(0, 40e3) for _ in range(2_000)],
+    "long tail": lambda chance: [chance.lognormvariate(9, 1.5) for _ in range(2_000)],
+    "rarely long": lambda chance: [chance.choice([100, 100, 100, 200e3]) for _ in range(2_000)],
+    "bursts of any number": lambda chance: [
+        pause
+        for _ in range(200)
+        for pause in (*[chance.uniform(0, 3e3)] * chance.randrange(2, 12), chance.uniform(1e5, 3e5))
+    ],
+}
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_pauses_show_nothing_at_any_look(name, seed):
+    pauses = RANDOM[name](random.Random(seed))
+    assert {found(pauses[:seen]) for seen in range(40, len(pauses), 97)} == {None}
+
+
+def test_layers_of_a_tensor_group_are_no_steps_but_what_they_make_is():
+    chance = random.Random(1)
+    layers = [pause * chance.uniform(0.9, 1.1) for _ in range(20) for pause in (300, 1_000)]
+    assert found(layers * 20) is None
+    shown = found([*layers[:-1], 80_000.0] * 20)
+    assert shown is not None
+    assert shown.period == 40
+
+
+@pytest.mark.parametrize(("ratio", "shown"), [(2.1, True), (1.9, False)])
+def test_the_pause_after_a_repeat_is_clearly_longer(ratio, shown):
+    pauses = [10_000.0, 10_000.0, 10_000.0, ratio * 10_000.0] * 40
+    assert (found(pauses) is not None) is shown
+
+
+@pytest.mark.parametrize(("inside", "shown"), [(10, True), (20, False)])
+def test_the_pause_after_a_repeat_is_a_quarter_of_its_pauses(inside, shown):
+    pauses = [*[5_000.0] * inside, 20_000.0] * 60
+    assert (found(pauses) is not None) is shown
+
+
+def test_repeats_that_take_less_than_a_step_are_none():
+    assert found([100.0, 100.0, 44_000.0] * 100) is None
+    assert found([100.0, 100.0, 50_000.0] * 100) is not None
+
+
+def test_a_rank_that_stalls_in_each_fifth_step_hides_nothing_and_one_in_each_third_does():
+    each = [4_000.0] * 7 + [60_000.0]
+    stalled = [4_000.0] * 3 + [300_000.0] + [4_000.0] * 3 + [60_000.0]
+    of_five, of_three = found([*each * 4, *stalled] * 6), found([*each * 2, *stalled] * 9)
+    assert of_five is not None
+    assert of_five.period == 8
+    assert of_three is None or of_three.period != 8
+
+
+def test_groups_of_another_number_before_do_not_count():
+    chance = random.Random(1)
+    before, since = (steps(30, buckets, chance, pause_us=100_000.0) for buckets in (11, 8))
+    shown = found(before + since)
+    assert shown is not None
+    assert shown.period == 8
+    assert 26 * 8 <= shown.length <= 32 * 8
+
+
+@pytest.mark.parametrize("count", [0, 1, 20])
+def test_few_operations_show_nothing(count):
+    assert found([1_000.0, 100_000.0] * count) is None
+
+
+def test_single_operations_may_be_steps_if_they_come_as_evenly():
+    chance = random.Random(1)
+    even = np.cumsum([100_000 * chance.uniform(0.8, 1.2) for _ in range(40)])
+    uneven = np.cumsum([chance.expovariate(1 / 100e3) for _ in range(40)])
+    interrupted = np.cumsum([1_000_000.0 if at % 5 == 0 else 100_000.0 for at in range(40)])
+    assert are_steady(even)
+    assert not are_steady(even[:9])
+    assert not are_steady(uneven)
+    assert not are_steady(interrupted)
