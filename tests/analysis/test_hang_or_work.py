@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from analysis.jobs import description, job_data, step_table
 
-from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, LaunchTable, NcclTime
+from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, LaunchTable, NcclTime, StepTable
 from perfd.analysis.hang import hang
+from perfd.analysis.steps import timed_by_arrival
 from perfd.thresholds import THRESHOLDS
 
 RANKS = 4
@@ -22,6 +26,7 @@ def silent(
     io_bytes_per_s: tuple[float, ...] | None = NOTHING,
     computing: tuple[float, ...] = NOTHING,
     age_s: float = 0.5,
+    steps: StepTable | None = None,
 ) -> JobData:
     """All ranks but one wait in NCCL; `computing` is the tensor activity of their GPUs."""
     keys = [GpuKey(node="n", gpu=str(rank), rank=rank) for rank in range(RANKS)]
@@ -43,7 +48,7 @@ def silent(
             io_bytes_per_s=np.array([io_bytes_per_s, NOTHING, NOTHING, NOTHING]),
         )
     return job_data(
-        STEPS,
+        STEPS if steps is None else steps,
         description=description(world_size=RANKS, dp=RANKS),
         log_silent_s=seconds,
         nccl=[
@@ -100,3 +105,30 @@ def test_a_rank_that_evaluates_alone_computes_and_does_not_hang() -> None:
     found = hang(silent(30, computing=(0.0, 0.4, 0.0, 0.0)))
     assert found is not None
     assert found.culprits == (0,)
+
+
+def arrived(lines_unix_s: Sequence[float]) -> StepTable:
+    """Lines that say a step and no time."""
+    table = step_table([1.0] * len(lines_unix_s), time_unix_s=lines_unix_s)
+    return timed_by_arrival(replace(table, step_time_s=np.full(len(table), np.nan)))
+
+
+def test_where_lines_have_no_times_it_is_found_as_soon_by_when_they_came() -> None:
+    # Two lines a second, read together; a time covers at least thirty readings.
+    steps = arrived([1000.0 + at // 2 for at in range(200)])
+    assert np.nanmax(steps.step_time_s * steps.steps_covered) >= 30
+    found = hang(silent(8, steps=steps))
+    assert found is not None
+    assert found.culprits == (0,)
+
+
+def test_where_lines_come_rarely_or_paused_before_it_takes_as_long_as_with_times() -> None:
+    rarely = arrived([1000 + 4.0 * at for at in range(100)])
+    assert hang(silent(19, steps=rarely)) is None
+    assert hang(silent(21, steps=rarely)) is not None
+    # Of a buffer that is written each 20 s, many lines come at once.
+    buffered = arrived([1000 + 20.0 * (at // 40) for at in range(400)])
+    assert hang(silent(99, steps=buffered)) is None
+    evaluated = arrived([1000 + 0.5 * at + (12.0 if at > 150 else 0.0) for at in range(300)])
+    assert hang(silent(18, steps=evaluated)) is None
+    assert hang(silent(19, steps=evaluated)) is not None

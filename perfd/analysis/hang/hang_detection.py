@@ -147,11 +147,14 @@ def _still_before_its_end_s(job: JobData) -> float | None:
 
 def longest_pause_s(steps: StepTable, *, least_s: float = THRESHOLDS.hang_silence_s) -> float:
     """How long the job may be silent before that says something."""
-    took_s = steps.step_time_s * steps.steps_covered
-    known_s = took_s[np.isfinite(took_s)]
-    usual_s = float(np.median(known_s)) if len(known_s) else 0.0
     pauses = np.diff(steps.time_unix_s)
     pauses = pauses[np.isfinite(pauses)]
+    between_s = steps.step_time_s * steps.steps_covered
+    between_s = between_s[np.isfinite(between_s)]
+    if not len(between_s) or (steps.steps_covered == 0).any():
+        # By arrival a time is that of a stretch of lines. Lines that were read together are one sign of life.
+        between_s = pauses[pauses > 0]
+    usual_s = float(np.median(between_s)) if len(between_s) else 0.0
     # The first line comes after start-up, so only pauses between lines count.
     longest_s = float(pauses.max()) if len(pauses) else 0.0
     return max(least_s, THRESHOLDS.hang_intervals * usual_s, THRESHOLDS.hang_pauses * longest_s)
