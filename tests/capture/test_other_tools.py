@@ -126,7 +126,11 @@ def test_a_process_of_several_ranks_is_dumped_once(node, rank, tmp_path):
     assert [dict(target.processes) for target in tool.ready("llama", ()).targets] == [{pid: 0}]
     asked = tool.ready("llama", (0, 1))
     assert [dict(target.processes) for target in asked.targets] == [{pid: 0}]
-    assert asked.refused == {1: "Rank 1 is in the process of rank 0."}
+    assert (asked.refused, asked.shared) == ({}, {1: 0})
+
+    node.executor(tools=[tool]).handle(request(tool=CaptureTool.PY_SPY, ranks=(0, 1)))
+    # What becomes of the process becomes of both.
+    assert node.until_state(CaptureState.FAILED).ranks == (0, 1)
 
 
 def test_without_py_spy_nothing_is_promised(node):

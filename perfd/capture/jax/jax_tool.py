@@ -112,7 +112,7 @@ class JaxTool(Tool):
             except CaptureError as error:
                 refused.update(dict.fromkeys(target.ranks, str(error)))
         if targets or refused or self._run_id is None:
-            return Readiness(targets=targets, refused=refused, reason=placed.reason)
+            return Readiness(targets=targets, refused=refused, shared=placed.shared, reason=placed.reason)
         return self._of_run(self._run_id)
 
     def _of_run(self, run: str) -> Readiness:

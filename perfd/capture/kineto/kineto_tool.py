@@ -154,7 +154,7 @@ class KinetoTool(Tool):
             )
             targets.append(CaptureTarget(handle=box.handle, processes={pid: rank}))
         reason = f"No process of job {job} is known on this node." if not refused else ""
-        return Readiness(targets=targets, refused=refused, reason=reason)
+        return Readiness(targets=targets, refused=refused, shared=found.shared, reason=reason)
 
     def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:
         endpoint = self._answering()

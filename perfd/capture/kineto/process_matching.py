@@ -27,6 +27,8 @@ class ProcessMatch:
 
     clients: Mapping[int, KinetoClient] = field(default_factory=dict)
     refused: Mapping[int, str] = field(default_factory=dict)
+    shared: Mapping[int, int] = field(default_factory=dict)
+    """Wanted ranks in the process of another one."""
 
 
 def match(
@@ -37,11 +39,12 @@ def match(
     chosen: dict[int, KinetoClient] = {}
     refused: dict[int, str] = {}
     first: dict[int, int] = {}
+    shared: dict[int, int] = {}
     for rank in sorted(wanted or placed):
         pid = placed.get(rank)
         if pid is not None and first.setdefault(pid, rank) != rank:
             if wanted:
-                refused[rank] = f"Rank {rank} is in the process of rank {first[pid]}, whose trace has both."
+                shared[rank] = first[pid]
             continue
         if pid is None:
             refused[rank] = f"No process of rank {rank} is known on this node."
@@ -51,7 +54,7 @@ def match(
             refused[rank] = f"Rank {rank} {reason}"
         elif client is not None:
             chosen[rank] = client
-    return ProcessMatch(clients=chosen, refused=refused)
+    return ProcessMatch(clients=chosen, refused=refused, shared=shared)
 
 
 def _of(pid: int, clients: Sequence[KinetoClient], proc: Path) -> KinetoClient | None:

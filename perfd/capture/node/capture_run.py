@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfd.capture.expected_end import is_planned
@@ -28,6 +28,7 @@ class CaptureRun:
         self._around = around
         self._timing = CaptureTiming(request, tool, around)
         self._finals: list[CaptureStatus] = []
+        self._shared: Mapping[int, int] = {}
         self._started_unix_ns: int | None = None
         self._stopped_unix_ns: int | None = None
 
@@ -44,13 +45,14 @@ class CaptureRun:
         except (CaptureError, OSError) as error:
             self._send_status(CaptureState.REFUSED, _sentence(error), self._request.ranks)
             return self._finals
+        self._shared = readiness.shared
         if not readiness.targets:
             self._refuse_all(readiness)
             return self._finals
         ranks = self._asked(sorted({rank for target in readiness.targets for rank in target.ranks}))
         self._send_status(CaptureState.ARMED, "", ranks)
         for rank, reason in readiness.refused.items():
-            self._send_status(CaptureState.REFUSED, reason, [rank])
+            self._send_status(CaptureState.REFUSED, reason, self._asked([rank]))
         quiet = False
         try:
             self._capture(readiness.targets, ranks)
@@ -178,9 +180,10 @@ class CaptureRun:
 
     def _refuse_all(self, readiness: Readiness) -> None:
         for reason in dict.fromkeys(readiness.refused.values()):
-            mine = [rank for rank, why in sorted(readiness.refused.items()) if why == reason]
+            mine = self._asked([rank for rank, why in readiness.refused.items() if why == reason])
             self._send_status(CaptureState.REFUSED, reason, mine)
-        others = [rank for rank in self._request.ranks if rank not in readiness.refused]
+        refused = self._asked(list(readiness.refused))
+        others = [rank for rank in self._request.ranks if rank not in refused]
         if others or not readiness.refused:
             reason = readiness.reason or "None of its processes can be captured on this node."
             self._send_status(CaptureState.REFUSED, reason, others)
@@ -197,7 +200,9 @@ class CaptureRun:
                 self._around.store.discard(self._request.capture_id)
 
     def _asked(self, ranks: Sequence[int]) -> list[int]:
-        return [rank for rank in ranks if not self._request.ranks or rank in self._request.ranks]
+        """These ranks and those in their processes, of the requested ones."""
+        meant = {*ranks, *(rank for rank, other in self._shared.items() if other in ranks)}
+        return sorted(rank for rank in meant if not self._request.ranks or rank in self._request.ranks)
 
     def _send_status(
         self,

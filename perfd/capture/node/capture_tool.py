@@ -36,6 +36,9 @@ class Readiness:
     targets: Sequence[CaptureTarget] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
     """Requested ranks that cannot be captured, with the reason."""
+    shared: Mapping[int, int] = field(default_factory=dict)
+    """Requested ranks that are in the process of another one, which is a target or refused: its outcome is
+    theirs."""
     reason: str = ""
     """Why there are no targets, with what to do."""
 

@@ -31,8 +31,8 @@ def placed_targets(placements: Sequence[RankPlacement], ranks: Sequence[int], pr
         targets=[CaptureTarget(handle=f"pid:{pid}", processes={pid: rank}) for pid, rank in first.items()],
         refused={
             rank: f"No process of rank {rank} is known on this node." for rank in wanted if rank not in placed
-        }
-        | {rank: f"Rank {rank} is in the process of rank {other}." for rank, other in shared.items()},
+        },
+        shared=shared,
         reason="No process of this job is known on this node." if not placed else "",
     )
 

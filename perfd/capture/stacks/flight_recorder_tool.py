@@ -86,7 +86,7 @@ class FlightRecorderTool(Tool):
                 refused.update(dict.fromkeys(target.ranks, reason))
             else:
                 targets.append(target)
-        return Readiness(targets=targets, refused=refused, reason=found.reason)
+        return Readiness(targets=targets, refused=refused, shared=found.shared, reason=found.reason)
 
     def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:  # noqa: ARG002  (files come in `stop`)
         self._asked = {}
