@@ -217,8 +217,9 @@ class AnalysisLoop:
     def _derive(self, now_s: float) -> tuple[dict[str, Derived], dict[str, LiveFacts]]:
         derived: dict[str, Derived] = {}
         facts: dict[str, LiveFacts] = {}
+        self._summaries.make(self._now_unix_s)
         for name in self.jobs():
-            found = self._summaries.live(name, self._now_unix_s)
+            found = self._summaries.newest(name)
             if found is None:
                 continue
             with self._failures.contained(Part.FACTS, job=name):

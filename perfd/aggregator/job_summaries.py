@@ -10,6 +10,7 @@ from pathlib import Path
 from perfd.aggregator.failures import Part
 from perfd.aggregator.jobs import JobEnd, JobState
 from perfd.aggregator.state import AggregatorState, job_data
+from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, next_turn
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.diagnosis.failed_analysis import failed_summary
@@ -24,11 +25,6 @@ from perfd.model import Alert, StepSource
 
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
-
-_GPUS_PER_SECOND = 2048
-"""With more GPUs than this in all, the numbers of a job are made every two seconds, and so on."""
-
-_COUNTED_FOR_S = 1.0
 
 Key = tuple[int, ...]
 
@@ -94,20 +90,59 @@ class JobSummaries:
         self._verdicts: dict[str, Verdict] = {}
         self._found: dict[str, Sequence[Finding]] = {}
         """By job, of the newest look, before the headline of others was held."""
-        self._changes: dict[str, tuple[tuple[int, int | None], StepTimeChange | None]] = {}
-        """By job; the key is how many lines there are, and the newest step."""
-        self._interval = (-math.inf, 0.0)
+        self._changes: dict[str, tuple[Key, StepTimeChange | None]] = {}
+        """By job; the key is that of the numbers that it belongs to."""
+        self._looked_s: dict[str, float] = {}
+        """By job, when its live numbers were asked for last, whatever came of it."""
+        self._turn = SummaryTurn(jobs=(), credit_gpus=0.0)
+        self._turned_s = -math.inf
+        self._interval_s = 0.0
+
+    def make(self, now_unix_s: float) -> None:
+        """Make the live numbers of the jobs whose turn it is, of those with news."""
+        now_s = self._clock.monotonic_s()
+        waiting, all_gpus = [], 0
+        with self._state.lock:
+            for name, job in self._fleet.jobs.items():
+                nodes = [self._fleet.nodes[node] for node in job.nodes if node in self._fleet.nodes]
+                gpus = sum(len(node.readings.gpu_history.layout.entities) for node in nodes)
+                all_gpus += 0 if job.ended else gpus
+                known = self._live.known.get(name)
+                if known is None or known.key != self._key(job):
+                    looked_s = self._looked_s.get(name, -math.inf)
+                    waiting.append(WaitingJob(name=name, looked_s=looked_s, gpus=gpus))
+                elif self._verdicts[name].pending:
+                    waiting.append(WaitingJob(name=name, looked_s=self._looked_s[name], gpus=0))
+        self._interval_s = float(all_gpus // GPUS_PER_SECOND)
+        self._turn = next_turn(
+            waiting,
+            all_gpus=all_gpus,
+            credit_gpus=self._turn.credit_gpus,
+            elapsed_s=now_s - self._turned_s,
+        )
+        self._turned_s = now_s
+        for name in self._turn.jobs:
+            self._look(name, now_unix_s)
+
+    def newest(self, job: str) -> Derived | None:
+        """The live numbers that were made last; None when there are none, or its analysis failed since."""
+        return self._live.known.get(job)
 
     def live(self, job: str, now_unix_s: float) -> Derived | None:
         """Numbers over the newest steps; None when the job is gone or its analysis failed.
 
         They are as old as their cost asks for: a second with few GPUs, four with 8,000.
         """
+        known = self._live.known.get(job)
+        if known is not None and 0 <= self._clock.monotonic_s() - known.made_s < self._interval_s:
+            return known
+        return self._look(job, now_unix_s)
+
+    def _look(self, job: str, now_unix_s: float) -> Derived | None:
         with self._failures.contained(Part.ANALYSIS, job=job):
             now_s = self._clock.monotonic_s()
+            self._looked_s[job] = now_s
             known = self._live.known.get(job)
-            if known is not None and 0 <= now_s - known.made_s < self._shortest_interval_s(now_s):
-                return known
             derived = self._derive(self._live, job, now_unix_s, now_s)
             if derived is None:
                 return None
@@ -118,6 +153,7 @@ class JobSummaries:
             steady = replace(derived, summary=self._steadied(job, derived.summary, now_unix_s))
             self._live.known[job] = steady
             return steady
+        self._live.known.pop(job, None)
         return None
 
     def whole(self, job: str, now_unix_s: float, alerts: Sequence[Alert]) -> JobSummary | None:
@@ -168,17 +204,19 @@ class JobSummaries:
             )
 
     def step_time_change(self, name: str) -> StepTimeChange | None:
-        """Whether the newest steps are longer than all before them; None with too few steps."""
+        """Whether the newest steps are longer than all before them; None with too few steps.
+
+        As old as the job's live numbers.
+        """
         with self._state.lock:
-            job = self._fleet.jobs.get(name)
-            if job is None:
+            job, live, known = self._fleet.jobs.get(name), self.newest(name), self._changes.get(name)
+            if job is None or live is None:
                 return None
-            known, key = self._changes.get(name), (len(job.steps), job.steps.last_step)
-            if known is not None and known[0] == key:
+            if known is not None and known[0] == live.key:
                 return known[1]
             steps, events = job.step_table(), tuple(job.events)
         change = step_time_change(steps, events)
-        self._changes[name] = key, change
+        self._changes[name] = live.key, change
         return change
 
     def forget(self, jobs: Iterable[str]) -> None:
@@ -189,6 +227,7 @@ class JobSummaries:
             self._verdicts.pop(name, None)
             self._found.pop(name, None)
             self._changes.pop(name, None)
+            self._looked_s.pop(name, None)
 
     def _steadied(self, job: str, summary: JobSummary, now_unix_s: float) -> JobSummary:
         """The summary with the headline of the looks before, until another one has lasted."""
@@ -217,18 +256,6 @@ class JobSummaries:
         derived = Derived(key, data, summarise(data, scope.settings), now_s)
         scope.known[name] = derived
         return derived
-
-    def _shortest_interval_s(self, now_s: float) -> float:
-        # Of all jobs it is the same: counting the GPUs for each of 500 jobs anew would be most of a round.
-        counted_s, interval_s = self._interval
-        if not 0 <= now_s - counted_s < _COUNTED_FOR_S:
-            with self._state.lock:
-                gpus = sum(
-                    len(node.readings.gpu_history.layout.entities) for node in self._fleet.nodes.values()
-                )
-            interval_s = float(gpus // _GPUS_PER_SECOND)
-            self._interval = (now_s, interval_s)
-        return interval_s
 
     def _key(self, job: JobState) -> Key:
         nodes = [self._fleet.nodes[name] for name in job.nodes if name in self._fleet.nodes]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
+_MOST_KEPT = 4096
+"""Comparisons of names that are kept: a fleet has few kinds of GPUs, which are looked up all the time."""
 _VENDORS = frozenset({"nvidia", "amd", "tesla", "instinct", "geforce", "google"})
 
 
@@ -70,11 +73,13 @@ def find_peak(table: PeakTable, nvml_name: str, precision: str | None) -> float 
     return row.flops.get(precision.lower()) if row and precision else None
 
 
+@lru_cache(maxsize=_MOST_KEPT)
 def _names(part: str, nvml_name: str) -> bool:
     boundaries = rf"(?<![A-Za-z0-9]){re.escape(part)}(?![A-Za-z0-9])"
     return re.search(boundaries, nvml_name, re.IGNORECASE) is not None
 
 
+@lru_cache(maxsize=_MOST_KEPT)
 def _plain(name: str) -> str:
     """A name without what people write in different ways: case, spaces, hyphens, and the vendor."""
     words = re.findall(r"[a-z0-9]+", name.lower())

@@ -1,0 +1,52 @@
+"""Which jobs' numbers a round makes again: no round makes those of a whole large fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+GPUS_PER_SECOND = 2048
+"""Whose numbers are made in a second. While all jobs have no more, every round makes all."""
+_LONGEST_SHARE_S = 1.0
+"""Slow or rare rounds have no more to do than others: they would become slower still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingJob:
+    """A job with news."""
+
+    name: str
+    looked_s: float
+    """When its numbers were made last, by any clock; minus infinity for never."""
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryTurn:
+    """What one round makes."""
+
+    jobs: tuple[str, ...]
+    credit_gpus: float
+    """What the next round may make beside its own share; below 0 what it has to make up for."""
+
+
+def next_turn(
+    waiting: Iterable[WaitingJob], *, all_gpus: int, credit_gpus: float, elapsed_s: float
+) -> SummaryTurn:
+    """The jobs that waited longest, up to the round's share.
+
+    Of those that waited as long the smallest comes first, then the first by name. A job with more GPUs than
+    a share takes those of later rounds, too. `all_gpus` are those of all jobs.
+    """
+    ordered = sorted(waiting, key=lambda job: (job.looked_s, job.gpus, job.name))
+    if all_gpus <= GPUS_PER_SECOND:
+        return SummaryTurn(jobs=tuple(job.name for job in ordered), credit_gpus=0.0)
+    share = GPUS_PER_SECOND * min(max(elapsed_s, 0.0), _LONGEST_SHARE_S)
+    credit = min(credit_gpus + share, GPUS_PER_SECOND * _LONGEST_SHARE_S)
+    chosen = []
+    for job in ordered:
+        if credit <= 0:
+            break
+        chosen.append(job.name)
+        credit -= max(1, job.gpus)
+    return SummaryTurn(jobs=tuple(chosen), credit_gpus=credit)

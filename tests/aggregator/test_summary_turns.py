@@ -1,0 +1,68 @@
+import math
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.aggregator.summary_turns import GPUS_PER_SECOND, WaitingJob, next_turn
+
+FLEET = {f"job{number}": 160 for number in range(50)}
+"""1,000 nodes with 8 GPUs each."""
+
+
+def rounds(gpus: dict[str, int], count: int, every_s: float = 1.0) -> list[tuple[str, ...]]:
+    """What each round makes where every job always has news."""
+    looked_s = dict.fromkeys(gpus, -math.inf)
+    credit, made = 0.0, []
+    for number in range(count):
+        waiting = [WaitingJob(name=name, looked_s=looked_s[name], gpus=gpus[name]) for name in gpus]
+        turn = next_turn(waiting, all_gpus=sum(gpus.values()), credit_gpus=credit, elapsed_s=every_s)
+        credit = turn.credit_gpus
+        looked_s |= dict.fromkeys(turn.jobs, number * every_s)
+        made.append(turn.jobs)
+    return made
+
+
+def test_a_fleet_that_fits_into_one_round_is_made_in_every_round() -> None:
+    small = {"a": 1, "b": GPUS_PER_SECOND - 1}
+    assert rounds(small, 3, every_s=0.1) == [("a", "b")] * 3
+    assert rounds({**small, "c": 1}, 3) != [("a", "b", "c")] * 3
+
+
+def test_the_jobs_of_a_large_fleet_are_spread_evenly_over_rounds() -> None:
+    made = rounds(FLEET, 40)
+    assert {len(jobs) for jobs in made} <= {12, 13}
+    # Each is made again after as many rounds as the fleet has shares, and never twice in between.
+    for name in FLEET:
+        at = [number for number, jobs in enumerate(made) if name in jobs]
+        assert {later - earlier for earlier, later in pairwise(at)} <= {3, 4}
+
+
+def test_slow_rounds_have_no_more_to_make_and_fast_ones_less() -> None:
+    assert {len(jobs) for jobs in rounds(FLEET, 12, every_s=30.0)} <= {12, 13}
+    assert sum(len(jobs) for jobs in rounds(FLEET, 40, every_s=0.1)) in range(50, 54)
+
+
+def test_a_job_larger_than_a_share_leaves_the_next_rounds_to_others_and_comes_again() -> None:
+    made = rounds({"large": 8 * GPUS_PER_SECOND, "small": 8}, 41)
+    at = [number for number, jobs in enumerate(made) if "large" in jobs]
+    assert at[:3] == [0, 8, 16]
+    assert [number for number, jobs in enumerate(made) if "small" in jobs] == at
+
+
+def test_a_new_job_comes_first() -> None:
+    old = [WaitingJob(name=name, looked_s=5.0, gpus=gpus) for name, gpus in FLEET.items()]
+    new = WaitingJob(name="new", looked_s=-math.inf, gpus=160)
+    assert next_turn([*old, new], all_gpus=8160, credit_gpus=0.0, elapsed_s=1.0).jobs[0] == "new"
+
+
+@given(
+    st.dictionaries(st.text(min_size=1), st.integers(0, 20_000), min_size=1, max_size=30),
+    st.floats(0.05, 60.0),
+)
+def test_every_job_has_its_turn(gpus: dict[str, int], every_s: float) -> None:
+    share = GPUS_PER_SECOND * min(every_s, 1.0)
+    cycle = math.ceil(sum(max(1, one) for one in gpus.values()) / share) + 1
+    made = rounds(gpus, 3 * cycle, every_s)
+    assert {name for jobs in made[:cycle] for name in jobs} == set(gpus)
+    assert {name for jobs in made[cycle:] for name in jobs} == set(gpus)
