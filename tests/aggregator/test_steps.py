@@ -79,8 +79,8 @@ def block(number, **phases):
     return StepPhases(job="llm", step=number, phases=phases)
 
 
-def phases(*blocks, names=10, ranks=100, cells=1000):
-    table = PhaseRows(names=names, ranks=ranks, cells=cells)
+def phases(*blocks, rows=1000, names=10, ranks=100, cells=1000):
+    table = PhaseRows(rows=rows, names=names, ranks=ranks, cells=cells)
     refused = sum(table.put(one) for one in blocks)
     return table, refused
 

@@ -380,5 +380,8 @@ class JobState:
 
     def _new_phases(self, limits: Limits) -> PhaseRows:
         return PhaseRows(
-            names=limits.phases_per_job, ranks=limits.ranks_per_job, cells=limits.phase_cells_per_job
+            rows=limits.steps_per_job,
+            names=limits.phases_per_job,
+            ranks=limits.ranks_per_job,
+            cells=limits.phase_cells_per_job,
         )

@@ -153,9 +153,13 @@ class _Phase:
 
 
 class PhaseRows:
-    """Phase timers by step; bounded by names, by ranks, and by cells (rows times ranks, over all names)."""
+    """Phase timers by step; bounded by rows, names, ranks, and by cells (rows times ranks of all names).
 
-    def __init__(self, *, names: int, ranks: int, cells: int) -> None:
+    When it is full, an eighth of the rows goes, the oldest steps first.
+    """
+
+    def __init__(self, *, rows: int, names: int, ranks: int, cells: int) -> None:
+        self._max_rows = rows
         self._max_names = names
         self._max_ranks = ranks
         self._max_cells = cells
@@ -181,8 +185,9 @@ class PhaseRows:
             old = row.get(name)
             row[name] = new if old is None else _merged(old, new)
             self._cells += row[name].cells - (old.cells if old else 0)
-        while self._cells > self._max_cells and len(self._rows) > 1:
-            self._forget(min(self._rows))
+        while len(self._rows) > self._max_rows or (self._cells > self._max_cells and len(self._rows) > 1):
+            for oldest in sorted(self._rows)[: max(1, len(self._rows) // 8)]:
+                self._forget(oldest)
         return refused
 
     def cut_from(self, step: int) -> None:

@@ -28,7 +28,7 @@ class Limits:
     nodes_per_job: int = 8_192
     ranks_per_job: int = 65_536
     steps_per_job: int = 50_000
-    """Progress lines in memory; history keeps the rest."""
+    """Progress lines, and steps with phase timers, in memory; history keeps the rest."""
     phase_cells_per_job: int = 8_000_000
     """Rows times ranks of all phase timers in memory."""
     phases_per_job: int = 256
