@@ -129,8 +129,10 @@ class StepTimer:
             if self._number == self._flops_step:
                 self._counter = flops_of_step()
 
-    def end_step(self) -> None:
-        """End the step that `begin_step` began."""
+    def end_step(self, *, data_s: float | None = None) -> None:
+        """End the step that `begin_step` began. `data_s`: how long it waited for data, if within the step."""
+        if data_s is not None and self._current is not None:
+            self._current.data_s = data_s
         if self._counter is not None:
             self._flops, self._counter = self._counter.end(), None
         if self._current is not None and not self._capturing():

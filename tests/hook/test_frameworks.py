@@ -16,6 +16,8 @@ import pytest
 from perfd_collectors.hook.datagrams import parse_message
 
 PYTHON = os.environ.get("PERFD_TORCH_PYTHON", "")
+COMPOSER_PYTHON = os.environ.get("PERFD_COMPOSER_PYTHON", "")
+"""Composer pins an older torch than the others need: it is tried where this names an interpreter."""
 ROOT = Path(__file__).parents[2]
 LOOPS = Path(__file__).parent / "loops"
 
@@ -36,7 +38,7 @@ def agent(tmp_path: Path) -> Iterator[socket.socket]:
         yield listener
 
 
-def run_loop(name: str, folder: Path) -> str:
+def run_loop(name: str, folder: Path, python: str = PYTHON) -> str:
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -46,7 +48,7 @@ def run_loop(name: str, folder: Path) -> str:
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",
     }
-    command = [PYTHON, str(LOOPS / f"{name}_loop.py"), str(folder / "out")]
+    command = [python, str(LOOPS / f"{name}_loop.py"), str(folder / "out")]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=folder)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stderr
@@ -98,3 +100,17 @@ def test_a_framework_reports_its_steps_with_one_line(
 @pytest.mark.parametrize("name", ["transformers", "lightning", "accelerate", "jax"])
 def test_without_an_agent_the_loop_runs_as_ever(name: str, tmp_path: Path) -> None:
     assert "perfd" not in run_loop(name, tmp_path)
+
+
+@pytest.mark.skipif(
+    not COMPOSER_PYTHON, reason="PERFD_COMPOSER_PYTHON does not name an interpreter with Composer"
+)
+def test_composer_reports_its_steps_with_one_line(agent: socket.socket, tmp_path: Path) -> None:
+    run_loop("composer", tmp_path, COMPOSER_PYTHON)
+
+    messages = got(agent)
+
+    assert [message["step"] for message in messages] == list(range(4, 13))
+    assert all(set(message["phases"]) == {"data_loading", "forward", "backward"} for message in messages)
+    assert {message["samples"] for message in messages} == {8}
+    assert all(message["flops"] > 0 for message in messages)
