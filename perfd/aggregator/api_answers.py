@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from prometheus_client import CollectorRegistry
 
 from perfd.aggregator.alerts import Decision, job_of
@@ -21,12 +22,15 @@ from perfd.aggregator.state import AggregatorState
 from perfd.aggregator.web_api import (
     agent_json,
     fleet_json,
+    gpu_columns,
+    gpu_readings,
     job_json,
     progress_columns,
     servers_json,
     step_lines,
+    steps_of_lines,
 )
-from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.capture.capture_routes import StartBody
 from perfd.capture.policy.capture_json import to_json
 from perfd.capture.policy.policy_events import ManualRequest
@@ -35,6 +39,9 @@ from perfd.errors import CaptureError
 from perfd.metrics.exposition import MetricsPage, metrics_page
 from perfd.metrics.series import SeriesFrame
 from perfd.model import Alert
+
+_STORED_STEPS = 100_000
+"""Read of a job that is only in history, to draw them."""
 
 
 class ApiAnswers:
@@ -176,15 +183,36 @@ class ApiAnswers:
             table = known.step_table() if known else None
         return None if table is None else step_lines(table, first_step, limit)
 
-    def series(self, job: str, points: int) -> dict[str, list[Any]] | None:
-        """How step time and MFU of a job went, of schema perfd.series/1; None when it is not in memory."""
+    def series(
+        self, job: str, points: int, within: tuple[float, float] | None = None
+    ) -> dict[str, Any] | None:
+        """How a job went, of schema perfd.series/1, from history if it is not in memory; None if unknown."""
         live = self._rounds.live(job)
         with self._state.lock:
             known = self._state.fleet.jobs.get(job)
-            if known is None or live is None:
-                return None
-            table, events = known.step_table(), tuple(known.events)
-        return progress_columns(table, events, live, points)
+            if known is not None and live is not None:
+                table, events = known.step_table(), tuple(known.events)
+                phases = known.phases.table(ranks=0)
+        if known is None or live is None:
+            return self._stored_series(job, points, within)
+        return progress_columns(table, events, live, points, phases=phases, within=within)
+
+    def _stored_series(
+        self, job: str, points: int, within: tuple[float, float] | None
+    ) -> dict[str, Any] | None:
+        stored = self.stored_summary(job)
+        lines = self._history.steps(job, first_step=0, limit=_STORED_STEPS) if self._history else []
+        if stored is None or not lines:
+            return None
+        try:
+            (summary,) = from_json({"schema": "perfd.summary/2", "jobs": [stored]})
+        except msgspec.ValidationError:
+            return None
+        return progress_columns(steps_of_lines(lines), (), summary, points, within=within)
+
+    def gpu_series(self, job: str, points: int, rank: int | None) -> dict[str, Any] | None:
+        """What a job's GPUs did, of schema perfd.gpu_series/1; None when it is not in memory."""
+        return gpu_columns(self._state, job, points, rank)
 
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:
         """The summary of a job that only history knows."""
@@ -212,5 +240,7 @@ class ApiAnswers:
             if live is None or job is None:
                 return None
             with self._state.failures.contained(Part.OVERVIEW, job=name):
-                return job_json(job, live, now_s, self._state.failures.of_job(name))
+                entry = job_json(job, live, now_s, self._state.failures.of_job(name))
+                gpu_readings(job, self._state.fleet.nodes, entry["gpus"])
+                return entry
         return None

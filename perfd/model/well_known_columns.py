@@ -40,6 +40,7 @@ class GpuColumn(WellKnownColumn):
     BUSY = "busy_ratio"
     POWER = "power_w"
     SM_CLOCK = "sm_clock_hz"
+    TEMPERATURE = "temperature_celsius"
     PCIE_RX = "pcie_rx_bytes_per_s"
     PCIE_TX = "pcie_tx_bytes_per_s"
     MEMORY_USED = "memory_used_bytes"

@@ -166,6 +166,28 @@ class Tab:
         self._ask("Input.dispatchKeyEvent", {"type": "keyDown", **event})
         self._ask("Input.dispatchKeyEvent", {"type": "keyUp", **event})
 
+    def drag(self, selector: str, start: float, end: float) -> None:
+        """Drag from one part of an element's width to another, at its middle."""
+        self.run(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        box = self.run(
+            "(({left, top, width, height}) => ({left, top, width, height}))"
+            f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+        )
+        for kind, part in (
+            ("mouseMoved", start),
+            ("mousePressed", start),
+            ("mouseMoved", (start + end) / 2),
+            ("mouseMoved", end),
+            ("mouseReleased", end),
+        ):
+            place = {"x": box["left"] + part * box["width"], "y": box["top"] + box["height"] / 2}
+            pressed = {
+                "button": "left",
+                "buttons": int(kind != "mouseMoved" or part != start),
+                "clickCount": 1,
+            }
+            self._ask("Input.dispatchMouseEvent", {"type": kind, **place, **pressed})
+
     def type(self, text: str) -> None:
         """Write into what has the focus."""
         self._ask("Input.insertText", {"text": text})

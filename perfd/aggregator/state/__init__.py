@@ -5,7 +5,17 @@ from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.batch_repeats import BatchVerdict
 from perfd.aggregator.state.durable_records import Durable
 from perfd.aggregator.state.fleet import Fleet
+from perfd.aggregator.state.gpu_owners import gpu_owners
 from perfd.aggregator.state.job_snapshot import job_data
 from perfd.aggregator.state.node_state import NodeState
 
-__all__ = ["AgentState", "AggregatorState", "BatchVerdict", "Durable", "Fleet", "NodeState", "job_data"]
+__all__ = [
+    "AgentState",
+    "AggregatorState",
+    "BatchVerdict",
+    "Durable",
+    "Fleet",
+    "NodeState",
+    "gpu_owners",
+    "job_data",
+]

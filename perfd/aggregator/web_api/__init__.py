@@ -1,7 +1,15 @@
 """The HTTP interface of the aggregator: routes, documents and access control."""
 
-from perfd.aggregator.web_api.api_documents import agent_json, fleet_json, job_json, step_lines
+from perfd.aggregator.web_api.api_documents import (
+    agent_json,
+    fleet_json,
+    gpu_readings,
+    job_json,
+    step_lines,
+    steps_of_lines,
+)
 from perfd.aggregator.web_api.api_routes import routes
+from perfd.aggregator.web_api.gpu_chart import gpu_columns
 from perfd.aggregator.web_api.runbook_routes import runbook_routes
 from perfd.aggregator.web_api.saved_run import PAGE_FILE, SavedRun, save_run
 from perfd.aggregator.web_api.serving_documents import servers_json
@@ -14,6 +22,8 @@ __all__ = [
     "Webhook",
     "agent_json",
     "fleet_json",
+    "gpu_columns",
+    "gpu_readings",
     "job_json",
     "progress_columns",
     "routes",
@@ -21,4 +31,5 @@ __all__ = [
     "save_run",
     "servers_json",
     "step_lines",
+    "steps_of_lines",
 ]

@@ -14,11 +14,14 @@ import numpy as np
 
 from perfd.aggregator.failures import Part
 from perfd.aggregator.jobs import JobState
-from perfd.aggregator.state import AgentState, AggregatorState
+from perfd.aggregator.state import AgentState, AggregatorState, NodeState
 from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.diagnosis import job_json as summary_of_job
 from perfd.analysis.findings import finding_json
+from perfd.capture.selection.rank_conditions import coordinate
+from perfd.errors import CaptureError
+from perfd.model import GpuColumn, ParallelLayout, Scope
 
 _SHOWN_CULPRITS = 4
 _SHOWN_ALERTS = 20
@@ -135,6 +138,49 @@ def agent_json(agent: AgentState, now_s: float) -> dict[str, Any]:
 def _shown_id(agent_id: str) -> str:
     """A name for an agent that no caller can use as its identity."""
     return hashlib.sha256(agent_id.encode()).hexdigest()[:12]
+
+
+def steps_of_lines(lines: Sequence[Mapping[str, Any]]) -> StepTable:
+    """The table of entries of schema perfd.steps/1, as history keeps them."""
+
+    def column(name: str) -> Any:  # noqa: ANN401  (an array of its kind)
+        values: list[Any] = (
+            [next(iter(one["losses"].values()), None) for one in lines]
+            if name == "loss"
+            else [one.get(name) for one in lines]
+        )
+        kind = {"step": np.int64, "steps_covered": np.int64, "warmup": bool}.get(name, np.float64)
+        return np.array([math.nan if value is None else value for value in values], dtype=kind)
+
+    return StepTable(**{field.name: column(field.name) for field in dataclasses.fields(StepTable)})
+
+
+def gpu_readings(job: JobState, nodes: Mapping[str, NodeState], gpus: list[dict[str, Any]]) -> None:
+    """Add the newest memory, temperature and clock to a job's GPUs, and their pipeline stage."""
+    layout = job.description.parallel if job.description else ParallelLayout()
+    for gpu in gpus:
+        gpu["stage"] = _stage(gpu["rank"], layout)
+        newest = _newest(nodes.get(gpu["node"]), gpu["gpu"])
+        used, total = newest.get(GpuColumn.MEMORY_USED), newest.get(GpuColumn.MEMORY_TOTAL)
+        gpu["memory_used_ratio"] = used / total if used is not None and total else None
+        gpu[GpuColumn.TEMPERATURE.value] = newest.get(GpuColumn.TEMPERATURE)
+        gpu[GpuColumn.SM_CLOCK.value] = newest.get(GpuColumn.SM_CLOCK)
+
+
+def _stage(rank: int | None, layout: ParallelLayout) -> int | None:
+    try:
+        return None if rank is None else coordinate(rank, "stage", layout)
+    except CaptureError:
+        return None
+
+
+def _newest(node: NodeState | None, gpu: str) -> dict[str, float]:
+    samples = node.readings.get(Scope.GPU) if node else None
+    if samples is None or gpu not in samples.layout.entities.known:
+        return {}
+    row = samples.values[samples.layout.entities.known.index(gpu)].tolist()
+    found = zip(samples.layout.metrics.known, row, strict=False)
+    return {name: value for name, value in found if math.isfinite(value)}
 
 
 def step_lines(table: StepTable, first_step: int, limit: int) -> list[dict[str, Any]]:

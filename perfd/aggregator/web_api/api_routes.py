@@ -31,7 +31,8 @@ _INDEX = """perfd aggregator {version}
 /api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one
 /api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
-/api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N
+/api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N&from=STEP&to=STEP
+/api/v1/jobs/JOB/gpu_series     its GPUs over the last minutes; ?points=N&rank=R
 /api/v1/compare                 two jobs over each other (perfd.compare/1); ?a=JOB&b=JOB
 /api/v1/alerts                  alerts of perfd's own engine; ?job=JOB
 /api/v1/servers                 serving engines
@@ -75,8 +76,13 @@ class ApiSource(Protocol):
     def steps(self, job: str, first_step: int, limit: int) -> list[dict[str, Any]] | None:
         """Progress lines of a job; None when it is not known."""
 
-    def series(self, job: str, points: int) -> dict[str, list[Any]] | None:
-        """Columns of schema perfd.series/1; None for a job that is not in memory."""
+    def series(
+        self, job: str, points: int, within: tuple[float, float] | None = None
+    ) -> dict[str, Any] | None:
+        """Columns of schema perfd.series/1, of the steps `within` two numbers; None for an unknown job."""
+
+    def gpu_series(self, job: str, points: int, rank: int | None) -> dict[str, Any] | None:
+        """The keys of schema perfd.gpu_series/1; None for a job that is not in memory."""
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts, newest first."""
@@ -154,9 +160,11 @@ def _job(source: ApiSource, request: Request) -> Response:
             return _steps(source, job, request)
         if rest == "series":
             return _series(source, job, request)
+        if rest == "gpu_series":
+            return _gpu_series(source, job, request)
     except PerfdError as error:
         return _error(503, str(error))
-    return _error(404, f"There is nothing at {request.path}; a job has its summary, `steps` and `series`.")
+    return _error(404, f"There is nothing at {request.path}; /api/v1 lists what a job has.")
 
 
 def _alerts(source: ApiSource, job: str | None) -> Response:
@@ -210,13 +218,36 @@ def _steps(source: ApiSource, job: str, request: Request) -> Response:
 
 
 def _series(source: ApiSource, job: str, request: Request) -> Response:
-    points = request.query.get("points", "600")
-    if not (points.isdecimal() and len(points) <= 4 and 0 < int(points) <= _MAX_POINTS):
+    points = _points(request, 600)
+    if points is None:
         return _error(400, f"`points` must be a whole number from 1 to {_MAX_POINTS}.")
-    columns = source.series(job, int(points))
+    try:
+        low, high = float(request.query.get("from", "0")), float(request.query.get("to", "inf"))
+    except ValueError:
+        low, high = math.nan, math.nan
+    if not low <= high:
+        return _error(400, "`from` and `to` must be step numbers, in this order.")
+    whole = "from" not in request.query and "to" not in request.query
+    columns = source.series(job, points, None if whole else (low, high))
     if columns is None:
-        return _no_job(job, " in memory")
+        return _no_job(job, " whose steps are known")
     return _json({"schema": "perfd.series/1", "job": job, **columns})
+
+
+def _gpu_series(source: ApiSource, job: str, request: Request) -> Response:
+    points = _points(request, 120)
+    rank = request.query.get("rank", "")
+    if points is None or not (rank == "" or (rank.isdecimal() and len(rank) <= 9)):
+        return _error(400, f"`points` must be from 1 to {_MAX_POINTS}, and `rank` a whole number.")
+    found = source.gpu_series(job, points, int(rank) if rank else None)
+    if found is None:
+        return _no_job(job, " in memory")
+    return _json({"schema": "perfd.gpu_series/1", "job": job, **found})
+
+
+def _points(request: Request, default: int) -> int | None:
+    points = request.query.get("points", str(default))
+    return int(points) if points.isdecimal() and len(points) <= 4 and 0 < int(points) <= _MAX_POINTS else None
 
 
 def _no_job(job: str, where: str = "") -> Response:

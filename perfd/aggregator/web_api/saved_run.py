@@ -22,11 +22,13 @@ PAGE_FILE = "page.json.gz"
 _SCHEMA = "perfd.page/1"
 _STEPS = 10_000
 _POINTS = 2_000
+_GPU_POINTS = 300
 _MAX_BYTES = 128 * 1024 * 1024
 """Unpacked: 10,000 steps of 16,384 ranks stay far below it, and a file that claims more is not ours."""
 _OVER = "This run has ended: {what}."
 
 
+_NO_GPUS: dict[str, Any] = {"time_unix_s": [], "gpus": 0, "metrics": {}}
 _LISTS = ("servers", "alerts", "agents", "nodes", "captures")
 
 
@@ -34,7 +36,8 @@ class _Job(msgspec.Struct, kw_only=True):
     overview: dict[str, Any]
     summary: dict[str, Any]
     steps: list[dict[str, Any]]
-    series: dict[str, list[Any]]
+    series: dict[str, Any]
+    gpu_series: dict[str, Any] = msgspec.field(default_factory=_NO_GPUS.copy)
 
 
 class _Page(msgspec.Struct, kw_only=True):
@@ -64,6 +67,7 @@ def save_run(source: ApiSource, path: Path, saved_unix_s: float) -> None:
                 summary=summaries[name],
                 steps=source.steps(name, 0, _STEPS) or [],
                 series=source.series(name, _POINTS) or {},
+                gpu_series=source.gpu_series(name, _GPU_POINTS, None) or _NO_GPUS,
             )
             for name in names
         },
@@ -134,15 +138,24 @@ class SavedRun:
             return None
         return [line for line in found.steps if line.get("step", -1) >= first_step][:limit]
 
-    def series(self, job: str, points: int) -> dict[str, list[Any]] | None:
+    def series(
+        self, job: str, points: int, within: tuple[float, float] | None = None
+    ) -> dict[str, Any] | None:
         """Columns of schema perfd.series/1, at most so many points of them."""
         found = self._page.jobs.get(job)
         if found is None:
             return None
-        longest = max(map(len, found.series.values()), default=0)
-        stride = max(1, math.ceil(longest / points))
+        low, high = within or (-math.inf, math.inf)
+        rows = [row for row, step in enumerate(found.series.get("step", [])) if low <= step <= high]
+        stride = max(1, math.ceil(len(rows) / points))
         # The newest point is always one of them.
-        return {name: values[::-1][::stride][::-1] for name, values in found.series.items()}
+        return _picked(found.series, rows[::-1][::stride][::-1])
+
+    def gpu_series(self, job: str, points: int, rank: int | None) -> dict[str, Any] | None:
+        """The keys of schema perfd.gpu_series/1, as they were saved; `rank` only where its samples were."""
+        del points, rank
+        found = self._page.jobs.get(job)
+        return None if found is None else found.gpu_series
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts, newest first."""
@@ -182,6 +195,13 @@ class SavedRun:
         """It always serves."""
 
 
+def _picked(columns: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
+    return {
+        name: _picked(values, rows) if isinstance(values, Mapping) else [values[row] for row in rows]
+        for name, values in columns.items()
+    }
+
+
 def _together(pages: Sequence[_Page], folders: Sequence[str]) -> _Page:
     """The pages of several runs as one; a job whose name others have too gets that of its folder."""
     taken = Counter(name for page in pages for name in page.jobs)
@@ -203,6 +223,7 @@ def _together(pages: Sequence[_Page], folders: Sequence[str]) -> _Page:
                 summary=job.summary | {"name": here},
                 steps=job.steps,
                 series=job.series,
+                gpu_series=job.gpu_series,
             )
         merged.fleet["jobs"] += [row | {"name": names[row["name"]]} for row in page.fleet["jobs"]]
         merged.fleet["alerts"] += page.fleet["alerts"]

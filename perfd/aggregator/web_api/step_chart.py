@@ -1,40 +1,69 @@
-"""How step time and MFU of a job went, in few enough points to draw."""
+"""How step time, MFU, loss and phases of a job went, in few enough points to draw."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats, StepTable
+from perfd.analysis.data.job_data import Floats, PhaseTable, StepTable
 from perfd.analysis.diagnosis import JobSummary
-from perfd.analysis.steps import steady_rows
+from perfd.analysis.steps import BACKWARD, FORWARD, OPTIMIZER, Timers, steady_rows
 from perfd.model import Event
+
+_PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
 def progress_columns(
-    steps: StepTable, events: Sequence[Event], summary: JobSummary, points: int
-) -> dict[str, list[Any]]:
-    """The columns of schema perfd.series/1, at most `points` long.
+    steps: StepTable,
+    events: Sequence[Event],
+    summary: JobSummary,
+    points: int,
+    *,
+    phases: PhaseTable | None = None,
+    within: tuple[float, float] | None = None,
+) -> dict[str, Any]:
+    """The columns of schema perfd.series/1, at most `points` long, of the steps `within` two numbers.
 
-    A point stands for as many neighboring steps as that takes: times and MFU are their
+    A point stands for as many neighboring steps as that takes: times, MFU, loss and phases are their
     medians, `step_time_max_s` the slowest, `step` and `time_unix_s` those of the last.
     """
+    steady = np.zeros(len(steps), dtype=bool)
+    steady[steady_rows(steps, events).rows] = True
+    if within is not None:
+        chosen = (steps.step >= within[0]) & (steps.step <= within[1])
+        steps, steady = _rows(steps, chosen), steady[chosen]
     count = len(steps)
     size = max(1, -(-count // points))
     starts = np.arange(0, count, size)
     last = np.minimum(starts + size, count) - 1
-    steady = np.zeros(count, dtype=bool)
-    steady[steady_rows(steps, events).rows] = True
     return {
         "step": steps.step[last].tolist(),
         "time_unix_s": steps.time_unix_s[last].tolist(),
         "step_time_s": _each(np.nanmedian, steps.step_time_s, starts, last),
         "step_time_max_s": _each(np.nanmax, steps.step_time_s, starts, last),
         "mfu_ratio": _each(np.nanmedian, _mfu(steps, summary), starts, last),
+        "loss": _each(np.nanmedian, steps.loss, starts, last),
+        "phases_s": {
+            name: _each(np.nanmedian, values, starts, last) for name, values in _phases(phases, steps).items()
+        },
         "steady": [bool(steady[a : b + 1].any()) for a, b in zip(starts, last, strict=True)],
     }
+
+
+def _rows(steps: StepTable, chosen: Any) -> StepTable:  # noqa: ANN401  (a mask of rows)
+    return StepTable(**{one.name: getattr(steps, one.name)[chosen] for one in dataclasses.fields(StepTable)})
+
+
+def _phases(phases: PhaseTable | None, steps: StepTable) -> Mapping[str, Floats]:
+    """Seconds of each step in each phase that has a timer, of the slowest rank."""
+    if phases is None or not len(phases):
+        return {}
+    timers = Timers.of(phases, steps, np.arange(len(steps)))
+    found = {name: timers.max_s(timer) for name, names in _PHASES.items() if (timer := timers.first(names))}
+    return {name: values for name, values in found.items() if values is not None}
 
 
 def _mfu(steps: StepTable, summary: JobSummary) -> Floats:

@@ -31,13 +31,13 @@ const same = (a, b) => a === b || (a && b && a[0] === b[0] && a[1] === b[1]);
 // `show` formats a value. `update` draws newer numbers into the existing chart: `x` with `showX`, and `lines` of
 // `name`, `values`, `color`, and where known `low` and `high`, between which a band is drawn. With `stacked` they are
 // areas on top of each other. `steady` says of each point whether it counts.
-export function lineChart({ id, name, show, group, note = "", stacked = false }) {
+export function lineChart({ id, name, show, group, most = Infinity, stacked = false }) {
   const readout = el("output", { class: "readout" });
   const place = el("div", { class: "plot", id: `${id}-drawing`, role: "img", tabindex: "0" });
   const keys = el("figcaption", { class: "quiet keys" });
   const [reset, csv, png] = [button("Reset zoom", () => group.zoom(null)), button("CSV", () => save(`${name}.csv`, csvOf(held.now))), button("PNG", () => savePicture(name, held))];
   const tools = el("span", { class: "chart-tools" }, reset, csv, png);
-  const element = el("figure", { id, class: "chart" }, el("div", { class: "chart-head" }, el("h2", {}, name, note && el("small", {}, note)), readout, tools), place, keys);
+  const element = el("figure", { id, class: "chart" }, el("div", { class: "chart-head" }, el("h2", {}, name), readout, tools), place, keys);
   const held = { plot: null, now: null, name };
   csv.setAttribute("aria-label", `Save ${name} as CSV`);
   png.setAttribute("aria-label", `Save ${name} as PNG`);
@@ -81,7 +81,7 @@ export function lineChart({ id, name, show, group, note = "", stacked = false })
         return;
       }
       const drawn = stacked ? stack(lines) : lines;
-      held.now = { x, showX, axisX, time, lines, drawn, steady, marks: marks.slice(-MOST_MARKS), top: topOf(drawn, steady), name };
+      held.now = { x, showX, axisX, time, lines, drawn, steady, marks: marks.slice(-MOST_MARKS), top: Math.min(most, topOf(drawn, steady)), name };
       const shape = JSON.stringify([width, time, drawn.map((line) => [line.name, line.color, Boolean(line.low)])]);
       if (held.plot && held.shape === shape) {
         held.plot.setData(columns(held.now), false);

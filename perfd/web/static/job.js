@@ -1,12 +1,12 @@
 // One job: what limits it, then the numbers.
 
-import { get, jobPath, missing, overviewOf } from "./api.js";
+import { get, overviewOf } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
-import { chartGroup, lineChart } from "./chart.js";
 import { el, section } from "./dom.js";
 import { headline, otherFindings } from "./findings.js";
 import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames } from "./format.js";
+import { drawCharts, loadSeries } from "./job_charts.js";
 import { compareAddress, jobAddress, to } from "./paths.js";
 import { heatMap } from "./ranks.js";
 
@@ -14,25 +14,19 @@ const MOST_ALERTS = 50;
 const MOST_CAPTURES = 5;
 // A dimension with a smaller share of the step is not drawn.
 const LEAST_SHARE = 0.001;
-const group = chartGroup("job");
-const charts = [
-  { chart: lineChart({ id: "mfu-chart", name: "MFU", show: percent, group }), column: "mfu_ratio", color: "--forward" },
-  { chart: lineChart({ id: "time-chart", name: "Step time", show: duration, group }), column: "step_time_s", color: "--forward" },
-];
-
 // Loads first and returns a draw function, so a failed request leaves the page as it was.
-export async function showJob(main, name) {
+export async function showJob(main, name, again) {
   const asked = encodeURIComponent(name);
   const [job, series, alerts, captures] = await Promise.all([
     overviewOf(name),
-    get(`${jobPath(name)}/series`).catch(missing),
+    loadSeries(name),
     get(`alerts?job=${asked}`),
     get(`captures?job=${asked}`),
   ]);
-  return () => draw(main, job, series, alerts.alerts, captures.captures);
+  return () => draw(main, job, series, alerts.alerts, captures.captures, again);
 }
 
-function draw(main, job, series, alerts, captures) {
+function draw(main, job, series, alerts, captures, again) {
   const stale = isStale(job);
   section(main, "title", [job.name, layout(job), steps(job), job.ended, job.outcome, stale], () => [title(job)]);
   section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
@@ -43,7 +37,7 @@ function draw(main, job, series, alerts, captures) {
     el("h2", {}, "Step breakdown"), breakdownBar(job),
   ]);
   section(main, "dimensions", job.communication?.dimensions, () => dimensions(job));
-  drawCharts(main, series, alerts, captures);
+  drawCharts(main, series, alerts, captures, again);
   section(main, "stages", job.pipeline, () => stages(job));
   section(main, "ranks", [job.gpus, job.nccl?.ranks, job.slowdowns, job.bottleneck?.culprits], () => ranks(job, main.clientWidth));
   section(main, "alerts", alerts, () => alertList(alerts));
@@ -109,25 +103,6 @@ function stallNote(job) {
 
 function cards(all) {
   return el("dl", { class: "numbers" }, all.map(([id, name, value, note]) => el("div", { class: "card" }, el("dt", {}, name), el("dd", { id }, value), el("dd", { class: "quiet" }, note))));
-}
-
-function drawCharts(main, series, alerts, captures) {
-  const known = Boolean(series?.step.length);
-  const absent = series ? "No steps yet." : "Steps of this job are no longer in memory.";
-  section(main, "progress", [known, absent], () => (known ? charts.map(({ chart }) => chart.element) : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]));
-  if (!known) return;
-  const marks = [
-    ...alerts.filter((alert) => alert.first_step != null).map((alert) => ({ kind: "alert", x: alert.first_step, text: alert.name })),
-    ...captures.map((one) => ({ kind: "capture", x: stepAt(series, one.requested_unix_s), text: `capture ${one.id}` })),
-  ];
-  const axis = { x: series.step, showX: (step) => `step ${step}`, axisX: (step, i) => (i ? String(step) : `step ${step}`), steady: series.steady, marks };
-  const width = main.querySelector('[data-section="progress"]').clientWidth;
-  for (const { chart, column, color } of charts) chart.update({ ...axis, lines: [{ name: chart.element.querySelector("h2").textContent, values: series[column], color }], width });
-}
-
-function stepAt(series, unixS) {
-  const at = series.time_unix_s.findIndex((time) => time >= unixS);
-  return series.step[at < 0 ? series.step.length - 1 : at];
 }
 
 function dimensions(job) {

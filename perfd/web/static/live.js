@@ -5,15 +5,18 @@ import { to } from "./paths.js";
 const POLL_MS = 5_000;
 const TRY_AGAIN_MS = 30_000;
 
+const waiting = new Set();
+
+// Refresh now.
+export function wake() {
+  for (const done of waiting) done();
+  waiting.clear();
+}
+
 // `refresh` is never called twice at once, nor while the page is hidden; `changed` gets each new state, "live",
 // "polling", or "saved" for a run that is over, which is drawn again only when the window changes.
 export async function follow(refresh, changed) {
   const saved = document.documentElement.dataset.saved !== undefined;
-  const waiting = new Set();
-  const wake = () => {
-    for (const done of waiting) done();
-    waiting.clear();
-  };
   const stream = saved ? { look() {} } : eventStream(wake, changed);
   if (saved) changed("saved");
   document.addEventListener("visibilitychange", () => {

@@ -9,7 +9,7 @@ import { showFleet } from "./fleet.js";
 import { clock } from "./format.js";
 import { showJob } from "./job.js";
 import { listenToKeys } from "./keys.js";
-import { follow } from "./live.js";
+import { follow, wake } from "./live.js";
 import { showNodes } from "./nodes.js";
 import { jobAddress, to, within } from "./paths.js";
 import { showServers } from "./servers.js";
@@ -67,7 +67,7 @@ async function load() {
     if (!captures.length) await get(jobPath(place.job));
     return () => showCaptures(main, place.job, captures);
   }
-  return showJob(main, place.job);
+  return showJob(main, place.job, wake);
 }
 
 async function refresh() {

@@ -1,0 +1,133 @@
+// The charts of a job: MFU, step time, loss and phases over its steps, and its GPUs over the last minutes. All of them
+// share the cursor and the zoom, over steps or over time.
+
+import { get, jobPath, missing } from "./api.js";
+import { chartGroup, lineChart } from "./chart.js";
+import { el, section } from "./dom.js";
+import { clock, count, duration, percent, power } from "./format.js";
+
+const celsius = (value) => (value == null ? "-" : `${Math.round(value)} °C`);
+const megahertz = (value) => (value == null ? "-" : `${Math.round(value / 1e6)} MHz`);
+const number = (value) => (value == null ? "-" : value.toPrecision(4));
+
+const group = chartGroup("job", () => refresh());
+let refresh = () => {};
+let overTime = new URLSearchParams(location.search).get("x") === "time";
+let series = null;
+
+const STEPS = [
+  { chart: lineChart({ id: "mfu-chart", name: "MFU", show: percent, group }), values: (of) => of.mfu_ratio },
+  { chart: lineChart({ id: "time-chart", name: "Step time", show: duration, group }), values: (of) => of.step_time_s },
+  { chart: lineChart({ id: "loss-chart", name: "Loss", show: number, group }), values: (of) => of.loss },
+];
+const phases = lineChart({ id: "phases-chart", name: "Phases of a step", show: duration, group, stacked: true });
+const PHASES = [["forward", "--forward"], ["backward", "--backward"], ["optimizer", "--optimizer"], ["rest", "--rest"]];
+const GPUS = [
+  ["sm_active_ratio", "SM active", percent], ["tensor_active_ratio", "Tensor cores active", percent], ["dram_active_ratio", "DRAM active", percent],
+  ["memory_used_ratio", "GPU memory used", percent], ["power_w", "Power", power], ["temperature_celsius", "Temperature", celsius], ["sm_clock_hz", "SM clock", megahertz],
+].map(([key, name, show]) => ({ key, chart: lineChart({ id: `gpu-${key}`, name, show, group, most: key.endsWith("_ratio") ? 1 : Infinity }) }));
+
+// What the page asks for: the steps of the chosen range, so that a zoom shows single ones.
+export async function loadSeries(name, rank = null) {
+  const base = `${jobPath(name)}/`;
+  const range = steps(group.range);
+  const asked = range ? `series?from=${Math.floor(range[0])}&to=${Math.ceil(range[1])}` : "series";
+  const [found, gpus] = await Promise.all([get(base + asked).catch(missing), get(`${base}gpu_series${rank == null ? "" : `?rank=${rank}`}`).catch(missing)]);
+  return { series: found, gpus };
+}
+
+// A range of the axis as steps.
+function steps(range) {
+  if (!range || !series?.step.length || !overTime) return range;
+  const near = (time) => series.step[nearest(series.time_unix_s, time)];
+  return range.map(near);
+}
+
+const nearest = (times, time) => times.reduce((best, one, i) => (Math.abs(one - time) < Math.abs(times[best] - time) ? i : best), 0);
+
+// Where on the axis of steps a moment is, between the steps beside it.
+function stepAt(time) {
+  const { step, time_unix_s: times } = series;
+  const after = times.findIndex((one) => one >= time);
+  if (after < 0) return step.at(-1);
+  if (after === 0) return times[0] === time ? step[0] : null;
+  return step[after - 1] + ((step[after] - step[after - 1]) * (time - times[after - 1])) / Math.max(times[after] - times[after - 1], 1e-9);
+}
+
+const moment = (unixS) => clock(new Date(unixS * 1000));
+
+export function drawCharts(main, { series: found, gpus }, alerts, captures, again) {
+  refresh = again;
+  series = found;
+  const known = Boolean(found?.step.length) || Boolean(group.range);
+  const hasGpus = Boolean(gpus?.time_unix_s.length);
+  const absent = found ? "No steps yet." : "Steps of this job are no longer in memory.";
+  const shown = [...STEPS.filter((one, i) => i < 2 || (known && has(one.values(found)))).map(({ chart }) => chart), ...(known && has(found?.phases_s?.forward) ? [phases] : [])];
+  section(main, "progress", [known, absent, overTime, shown.length], () =>
+    known ? [toggle(again), ...shown.map((chart) => chart.element)] : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]);
+  const charted = hasGpus ? GPUS.filter(({ key }) => gpus.metrics[key]) : [];
+  section(main, "gpu-charts", [charted.map(({ key }) => key), gpus?.gpus], () =>
+    charted.length ? [el("h2", {}, "GPUs, last minutes", el("small", {}, `${count(gpus.gpus)} GPUs: median, lowest and highest`)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : []);
+  const wide = main.querySelector('[data-section="progress"]').clientWidth;
+  if (known && found?.step.length) drawSteps(found, shown, marksOf(found, alerts, captures), wide);
+  if (charted.length) drawGpus(gpus, charted, known && found?.step.length > 1);
+}
+
+const has = (values) => Boolean(values?.some((value) => value != null));
+
+function toggle(again) {
+  const button = (text, time) => {
+    const made = el("button", { type: "button", "aria-pressed": String(overTime === time) }, text);
+    made.addEventListener("click", () => {
+      overTime = time;
+      const asked = new URLSearchParams(location.search);
+      if (time) asked.set("x", "time");
+      else asked.delete("x");
+      history.replaceState(null, "", `${location.pathname}${asked.size ? `?${asked}` : ""}${location.hash}`);
+      group.range = null;
+      again();
+    });
+    return made;
+  };
+  return el("div", { class: "tools choice", role: "group", "aria-label": "Charts over" }, el("span", { class: "quiet" }, "Over"), button("Steps", false), button("Time", true));
+}
+
+const axis = () => (overTime ? { time: true, showX: moment, axisX: moment } : { showX: (step) => `step ${Math.round(step)}`, axisX: (step, i) => (i ? String(step) : `step ${step}`) });
+
+function marksOf(found, alerts, captures) {
+  const at = (unixS, step) => (overTime ? unixS : step);
+  const stepOf = (unixS) => {
+    const index = found.time_unix_s.findIndex((time) => time >= unixS);
+    return found.step[index < 0 ? found.step.length - 1 : index];
+  };
+  return [
+    ...alerts.filter((alert) => alert.first_step != null).map((alert) => ({ kind: "alert", x: at(alert.fired_at_unix_s, alert.first_step), text: alert.name })),
+    ...captures.map((one) => ({ kind: "capture", x: at(one.requested_unix_s, stepOf(one.requested_unix_s)), text: `capture ${one.id}` })),
+  ];
+}
+
+function drawSteps(found, shown, marks, width) {
+  const common = { ...axis(), x: overTime ? found.time_unix_s : found.step, steady: found.steady, marks, width };
+  for (const { chart, values } of STEPS) if (shown.includes(chart)) chart.update({ ...common, lines: [{ name: chart.element.querySelector("h2").textContent, values: values(found), color: "--forward" }] });
+  if (!shown.includes(phases)) return;
+  const of = found.phases_s;
+  // Medians of the slowest ranks may be longer than the step.
+  const rest = found.step_time_s.map((all, i) => (all == null ? null : Math.max(0, all - PHASES.reduce((sum, [name]) => sum + (of[name]?.[i] ?? 0), 0))));
+  const lines = PHASES.filter(([name]) => name === "rest" || of[name]).map(([name, color]) => ({ name, color, values: name === "rest" ? rest : of[name] }));
+  phases.update({ ...common, lines });
+}
+
+// Over steps where these are known: a sample lies between two of them.
+function drawGpus(gpus, charted, bySteps) {
+  const times = gpus.time_unix_s;
+  const x = overTime || !bySteps ? times : times.map(stepAt);
+  const kept = x.map((value, i) => [value, i]).filter(([value], i, all) => value != null && (i === 0 || all[i - 1][0] == null || value > all[i - 1][0])).map(([, i]) => i);
+  const pick = (values) => kept.map((i) => values[i]);
+  const place = overTime || !bySteps ? { time: true, showX: moment, axisX: moment } : axis();
+  for (const { key, chart } of charted) {
+    const of = gpus.metrics[key];
+    const band = { name: "median", values: pick(of.median), low: pick(of.lowest), high: pick(of.highest), color: "--forward" };
+    const lines = of.rank ? [{ name: "this rank", values: pick(of.rank), color: "--communication" }, band] : [band];
+    chart.update({ ...place, x: pick(x), lines: gpus.gpus > 1 ? lines : [{ name: "GPU", values: pick(of.median), color: "--forward" }], width: chart.element.clientWidth });
+  }
+}
