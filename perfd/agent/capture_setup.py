@@ -140,7 +140,7 @@ def create_executor(
             proc=proc,
             options=NsysOptions(export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics, run=run),
         ),
-        _kineto(config.kineto, facts=facts, proc=proc, clock=clock),
+        _kineto(config.kineto, facts=facts, proc=proc, clock=clock, run=run),
         JaxTool(
             placements=facts.placements,
             clock=clock,
@@ -214,7 +214,9 @@ def _server(config: ServerConfig) -> CaptureServer:
     return CaptureServer(client=client, trace_directory=Path(config.trace_directory))
 
 
-def _kineto(config: KinetoConfig, *, facts: JobFacts, proc: Path, clock: Clock) -> KinetoTool:
+def _kineto(
+    config: KinetoConfig, *, facts: JobFacts, proc: Path, clock: Clock, run: str | None
+) -> KinetoTool:
     directory = Path(config.socket_directory) if config.socket_directory else None
     return KinetoTool(
         KinetoEndpoint(directory, clock) if config.enabled else None,
@@ -224,4 +226,5 @@ def _kineto(config: KinetoConfig, *, facts: JobFacts, proc: Path, clock: Clock) 
         options=KinetoOptions(
             warmup_s=config.warmup_s, cpu_only=config.cpu_only, iteration_roundup=config.iteration_roundup
         ),
+        run=run,
     )

@@ -115,6 +115,12 @@ class Node:
                 return status
             assert not status.state.final, status
 
+    def until_final(self):
+        """The next final status."""
+        while not (status := self.next_status()).state.final:
+            pass
+        return status
+
     def session_state(self, job="llama", unique="1"):
         session = self.cli.session(session_name(job, unique))
         return session.state if session else None

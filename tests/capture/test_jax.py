@@ -62,9 +62,7 @@ class Job:
         return executor
 
     def final(self):
-        while not (status := self.node.next_status()).state.final:
-            pass
-        return status
+        return self.node.until_final()
 
     @property
     def leftovers(self):

@@ -4,6 +4,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +49,7 @@ class Job:
             self.placements.append(RankPlacement(job="llama", rank=rank, pid=process.pid))
         return process
 
-    def executor(self):
+    def executor(self, run=None):
         self.endpoint = KinetoEndpoint(self.directory, SystemClock())
         self.tool = KinetoTool(
             self.endpoint,
@@ -55,12 +57,13 @@ class Job:
             clock=SystemClock(),
             options=self.options,
             timing=QUICK,
+            run=run,
         )
         return self.node.executor(tools=[self.tool])
 
-    def capture(self, **changes):
-        executor = self.executor()
-        self.until_polled(len(self.placements))
+    def capture(self, *, run=None, polling=None, **changes):
+        executor = self.executor(run)
+        self.until_polled(len(self.placements) if polling is None else polling)
         executor.handle(request(tool=CaptureTool.KINETO, **changes))
         return executor
 
@@ -142,6 +145,32 @@ def test_a_process_of_another_job_is_never_notified(job):
     executor.handle(request("c2", tool=CaptureTool.KINETO, job="other"))
     assert "No process of job other" in job.node.until_state(CaptureState.REFUSED).reason
     assert stranger.poll() is None
+
+
+def test_processes_of_a_run_are_traced_though_none_is_a_known_rank(job, tmp_path):
+    ours = {"PERFD_RUN": str(tmp_path)}
+    processes = [job.rank(placed=False, environment=ours) for _ in range(2)]
+    job.rank(placed=False, environment={"PERFD_RUN": "theirs"})
+    job.capture(run=str(tmp_path), polling=3)
+    ends = [job.node.until_final(), job.node.until_final()]
+    assert {end.state for end in ends} == {CaptureState.DONE}, ends
+    names = {Path(file.path).name for end in ends for file in end.files}
+    assert names == {f"process_{process.pid}.pt.trace.json" for process in processes}
+    assert job.leftovers == []
+
+
+def test_a_run_whose_processes_do_not_poll_is_refused_with_the_reason(job, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", "print(flush=True); import time; time.sleep(600)"],
+        env={**os.environ, "PERFD_RUN": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    job.node.jobs.append(process)
+    process.stdout.readline()
+    job.capture(run=str(tmp_path), polling=0)
+    refused = job.node.until_state(CaptureState.REFUSED)
+    assert refused.reason.startswith(f"Process {process.pid} was started without KINETO_USE_DAEMON=1")
 
 
 def test_a_process_that_a_rank_started_represents_it(job):

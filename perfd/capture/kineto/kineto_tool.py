@@ -10,7 +10,7 @@ from perfd.capture.kineto import config_text
 from perfd.capture.kineto.at_exit import waits_at_exit
 from perfd.capture.kineto.client_registry import POLL_PERIOD_S, ConfigDelivery, KinetoClient
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
-from perfd.capture.kineto.process_matching import match
+from perfd.capture.kineto.process_matching import match, match_unnamed
 from perfd.capture.kineto.trace_contents import Contents, TraceWork, contents_of
 from perfd.capture.kineto.window import Window, window
 from perfd.capture.node import (
@@ -25,6 +25,7 @@ from perfd.capture.node import (
     owner_of,
     plan_trace_directory,
     runs,
+    started_pythons,
     trace_directory_of,
 )
 from perfd.clock import Clock
@@ -68,7 +69,8 @@ class KinetoTiming:
 class _Traced:
     """One process and where its trace goes."""
 
-    rank: int
+    rank: int | None
+    """None: the process is not known to be a rank."""
     pid: int
     client: KinetoClient
     box: TraceDirectory
@@ -79,6 +81,16 @@ class _Traced:
     def file(self) -> str:
         """The trace's name: libkineto inserts the pid in the process's own namespace."""
         return f"trace_{self.own_pid}.json"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank, if known."""
+        return () if self.rank is None else (self.rank,)
+
+    @property
+    def name(self) -> str:
+        """The file name of the trace's copy."""
+        return f"{'process' if self.rank is None else f'rank{self.rank}'}_{self.pid}.pt.trace.json"
 
     @property
     def own_pid(self) -> int:
@@ -101,7 +113,10 @@ class KinetoTool(Tool):
         proc: Path = Path("/proc"),
         options: KinetoOptions | None = None,
         timing: KinetoTiming | None = None,
+        run: str | None = None,
     ) -> None:
+        """With `run`, processes of that `perfd run` are captured even if none is known to be a rank."""
+        self._run_id = run
         self._endpoint = endpoint
         self._placements = placements
         self._clock = clock
@@ -137,12 +152,31 @@ class KinetoTool(Tool):
             )
         if self._endpoint.problem:
             return Readiness(reason=self._endpoint.problem)
-        found = match(self._placements(job), self._endpoint.clients(), ranks, self._proc)
-        refused = dict(found.refused)
         self._traced = {}
+        clients, placements = self._endpoint.clients(), self._placements(job)
+        if not (ranks or placements or self._run_id is None):
+            started = started_pythons(self._proc, self._run_id)
+            unnamed, reason = match_unnamed(started, clients, self._proc)
+            targets, problems = self._targets([(None, pid, client) for pid, client in unnamed.items()])
+            return Readiness(targets=targets, reason=reason or next(iter(problems.values()), ""))
+        found = match(placements, clients, ranks, self._proc)
+        targets, problems = self._targets(
+            [
+                (rank, client.host_pid or self._pid_of(job, rank), client)
+                for rank, client in found.clients.items()
+            ]
+        )
+        refused = {**found.refused, **{rank: why for rank, why in problems.items() if rank is not None}}
+        reason = f"No process of job {job} is known on this node." if not refused else ""
+        return Readiness(targets=targets, refused=refused, shared=found.shared, reason=reason)
+
+    def _targets(
+        self, chosen: Sequence[tuple[int | None, int, KinetoClient]]
+    ) -> tuple[list[CaptureTarget], dict[int | None, str]]:
+        """The targets of ranks, their pids and clients, and why some of these ranks have none."""
         targets: list[CaptureTarget] = []
-        for rank, client in found.clients.items():
-            pid = client.host_pid or self._pid_of(job, rank)
+        refused: dict[int | None, str] = {}
+        for rank, pid, client in chosen:
             try:
                 place = environment_of(self._proc, pid).get(_PLACE_VARIABLE) or _DEFAULT_PLACE
                 box = plan_trace_directory(self._proc, pid, place, source=_PLACE_VARIABLE, profiler="kineto")
@@ -153,8 +187,7 @@ class KinetoTool(Tool):
                 rank=rank, pid=pid, client=client, box=box, waits_at_exit=waits_at_exit(self._proc, pid)
             )
             targets.append(CaptureTarget(handle=box.handle, processes={pid: rank}))
-        reason = f"No process of job {job} is known on this node." if not refused else ""
-        return Readiness(targets=targets, refused=refused, shared=found.shared, reason=reason)
+        return targets, refused
 
     def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:
         endpoint = self._answering()
@@ -271,30 +304,30 @@ class KinetoTool(Tool):
         delivery = self._answering().delivery(one.client.key)
         if delivery in _UNDELIVERED:
             reason = "The process did not poll for a configuration in time for the start."
-            return CaptureOutcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
+            return CaptureOutcome(state=CaptureState.LATE, ranks=one.ranks, reason=reason)
         if not runs(self._proc, one.pid):
             reason = "The process ended before it wrote its trace."
-            return CaptureOutcome(state=CaptureState.FAILED, ranks=[one.rank], reason=reason)
+            return CaptureOutcome(state=CaptureState.FAILED, ranks=one.ranks, reason=reason)
         if not late:
             return None
         if delivery is ConfigDelivery.DELIVERED and self._idle(one):
             reason = "libkineto got the request and did not start: too little time, or busy; see its log."
-            return CaptureOutcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
+            return CaptureOutcome(state=CaptureState.LATE, ranks=one.ranks, reason=reason)
         reason = f"libkineto traced and wrote no file within {self._timing.file_s:.0f} s."
-        return CaptureOutcome(state=CaptureState.LOST, ranks=[one.rank], reason=reason)
+        return CaptureOutcome(state=CaptureState.LOST, ranks=one.ranks, reason=reason)
 
     def _idle(self, one: _Traced) -> bool:
         return any(c.idle for c in self._answering().clients() if c.key == one.client.key)
 
     def _collected(self, one: _Traced, plan: CapturePlan) -> CaptureOutcome:
-        path = plan.directory / f"rank{one.rank}_{one.pid}.pt.trace.json"
+        path = plan.directory / one.name
         try:
             one.box.fetch(one.file, path, max_bytes=plan.max_bytes)
             contents = contents_of(path)
         except CaptureError as error:
             return CaptureOutcome(
                 state=CaptureState.FAILED,
-                ranks=[one.rank],
+                ranks=one.ranks,
                 reason=str(error),
                 files=[path] if path.is_file() else [],
             )
@@ -308,14 +341,14 @@ class KinetoTool(Tool):
             )
             reason = " ".join(filter(None, (host, self._note)))
             return CaptureOutcome(
-                state=CaptureState.DONE, ranks=[one.rank], reason=reason, files=[path], whole_steps=whole
+                state=CaptureState.DONE, ranks=one.ranks, reason=reason, files=[path], whole_steps=whole
             )
         reason = (
             "The trace is empty: the process did no work yet, or waited all the time."
             if work is TraceWork.NONE
             else "The trace has no GPU work of this rank (capture.kineto.cpu_only allows that)."
         )
-        return CaptureOutcome(state=CaptureState.EMPTY, ranks=[one.rank], reason=reason, files=[path])
+        return CaptureOutcome(state=CaptureState.EMPTY, ranks=one.ranks, reason=reason, files=[path])
 
 
 def _whole_steps(contents: Contents, plan: CapturePlan) -> int | None:

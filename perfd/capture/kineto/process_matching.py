@@ -57,6 +57,24 @@ def match(
     return ProcessMatch(clients=chosen, refused=refused, shared=shared)
 
 
+def match_unnamed(
+    started: Sequence[int], clients: Sequence[KinetoClient], proc: Path
+) -> tuple[Mapping[int, KinetoClient], str]:
+    """The polling processes among those of a job without known ranks, by pid; else why there is none."""
+    chosen: dict[int, KinetoClient] = {}
+    reason = "No Python process of this job runs on this node."
+    for pid in started:
+        client = _of(pid, clients, proc)
+        if client is not None and client.host_pid not in {None, 0, pid}:
+            # It polls for itself: the process is only its launcher.
+            continue
+        if unfit := _unfit(pid, client, proc):
+            reason = f"Process {pid} {unfit}"
+        elif client is not None:
+            chosen[pid] = client
+    return chosen, "" if chosen else reason
+
+
 def _of(pid: int, clients: Sequence[KinetoClient], proc: Path) -> KinetoClient | None:
     """The client that is the rank's process, or the nearest one that the process started."""
     near: list[tuple[int, KinetoClient]] = []
