@@ -119,7 +119,9 @@ class ApiAnswers:
     def fleet(self) -> dict[str, Any]:
         """A short row per job, and the numbers of agents and servers, of schema perfd.fleet/2."""
         live = {name: summary for name in self.jobs() if (summary := self._rounds.live(name)) is not None}
-        return fleet_json(self._state, live, self._rounds.alerts(), self.servers(), self._clock.monotonic_s())
+        now_s, now_unix_s = self._clock.monotonic_s(), self._clock.unix_ns() / 1e9
+        alerts, servers = self._rounds.alerts(), self.servers()
+        return fleet_json(self._state, live, alerts, servers, now_s=now_s, now_unix_s=now_unix_s)
 
     def nodes(self, *, blamed_only: bool = True, node: str | None = None) -> list[dict[str, Any]]:
         """What nodes were blamed for, of schema perfd.nodes/1, the most suspect first."""

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from perfd.aggregator.web_api.fleet_pages import fleet_page
 from perfd.analysis.findings import Kind
 from perfd.net.http import Handler, HttpServer, Request, Response
 from perfd.web.live_updates import Live
@@ -60,6 +61,8 @@ class StandIn:
             return answer
         if answer is None:
             return Response(status=404, body=b'{"error": "There is no such job."}')
+        if request.rest == "fleet":
+            answer = fleet_page(answer, request.query)
         return Response(body=json.dumps(answer).encode())
 
 

@@ -59,7 +59,9 @@ def fleet_json(
     live: Mapping[str, JobSummary],
     alerts: Sequence[Mapping[str, Any]],
     servers: Sequence[Mapping[str, Any]],
+    *,
     now_s: float,
+    now_unix_s: float,
 ) -> dict[str, Any]:
     """The keys of schema perfd.fleet/2, for the jobs whose newest numbers are given."""
     firing = Counter(alert["job"] for alert in alerts if alert["state"] == "firing")
@@ -68,7 +70,7 @@ def fleet_json(
         for name, summary in live.items():
             with state.failures.contained(Part.FLEET, job=name):
                 if (job := state.fleet.jobs.get(name)) is not None:
-                    rows.append(_fleet_row(job, summary, now_s, firing[name]))
+                    rows.append(_fleet_row(job, summary, now_s, now_unix_s, firing[name]))
         connected = [agent.stream is not None for agent in state.agents if not agent.left]
     elsewhere = [alert for alert in alerts if alert["state"] == "firing" and alert["job"] is None]
     return {
@@ -87,9 +89,12 @@ def _outcome(job: JobState) -> str | None:
     return job.lifetime.end.outcome.value if job.lifetime.end else None
 
 
-def _fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> dict[str, Any]:
+def _fleet_row(
+    job: JobState, live: JobSummary, now_s: float, now_unix_s: float, firing: int
+) -> dict[str, Any]:
     """What a table of hundreds of jobs shows of each."""
     worst = live.bottleneck
+    origin = job.ownership.origin
     return {
         "name": job.name,
         "framework": live.framework,
@@ -114,7 +119,19 @@ def _fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> di
             "culprit_count": len(worst.culprits),
         },
         "firing_alerts": firing,
+        "owner": (origin.user or origin.owner or None) if origin else None,
+        "cluster": (origin.cluster or None) if origin else None,
+        "wasted_gpu_h": _wasted_gpu_h(job, live, now_unix_s),
     }
+
+
+def _wasted_gpu_h(job: JobState, live: JobSummary, now_unix_s: float) -> float | None:
+    """GPU-hours since the job began, times what its bottleneck costs now; None where one is unknown."""
+    began, gpus, gain = job.attempts.started_unix_s, live.parallel.world_size, live.bottleneck.gain_ratio
+    if began is None or not gpus or gain is None:
+        return None
+    ran_s = (job.ended_unix_s or now_unix_s) - began
+    return max(0.0, ran_s) / 3600 * gpus * gain
 
 
 def agent_json(agent: AgentState, now_s: float) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import msgspec
 
 from perfd import __version__
 from perfd.aggregator.web_api.compare_routes import compare_routes
+from perfd.aggregator.web_api.fleet_pages import fleet_page
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Kind
@@ -27,7 +28,7 @@ _INDEX = """perfd aggregator {version}
 
 /                               the page, for people
 /metrics                        everything, for Prometheus
-/api/v1/fleet                   jobs, one short row each
+/api/v1/fleet                   jobs, one short row each; ?state=&cause=&owner=&q=&sort=&limit=N
 /api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one
 /api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
@@ -122,7 +123,7 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         "/metrics": lambda request: _metrics(source, request),
         **report_routes(source),
         **compare_routes(source),
-        "/api/v1/fleet": lambda _: _json({"schema": "perfd.fleet/2", **source.fleet()}),
+        "/api/v1/fleet": lambda request: _fleet(source, request),
         "/api/v1/jobs": lambda request: _json(
             {"schema": "perfd.jobs/2", "jobs": source.overview(request.query.get("job"))}
         ),
@@ -165,6 +166,13 @@ def _job(source: ApiSource, request: Request) -> Response:
     except PerfdError as error:
         return _error(503, str(error))
     return _error(404, f"There is nothing at {request.path}; /api/v1 lists what a job has.")
+
+
+def _fleet(source: ApiSource, request: Request) -> Response:
+    try:
+        return _json({"schema": "perfd.fleet/2", **fleet_page(source.fleet(), request.query)})
+    except PerfdError as error:
+        return _error(400, str(error))
 
 
 def _alerts(source: ApiSource, job: str | None) -> Response:

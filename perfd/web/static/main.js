@@ -5,7 +5,7 @@ import { get, jobPath } from "./api.js";
 import { showCaptures } from "./captures.js";
 import { showComparison } from "./compare.js";
 import { el } from "./dom.js";
-import { showFleet } from "./fleet.js";
+import { fleetPath, showFleet } from "./fleet.js";
 import { clock } from "./format.js";
 import { showJob } from "./job.js";
 import { listenToKeys } from "./keys.js";
@@ -45,7 +45,7 @@ function drawPlace() {
 // Loads first and returns a draw function, so a failed request leaves the page as it was.
 async function load() {
   if (place.view === "fleet") {
-    const fleet = await get("fleet");
+    const fleet = await get(fleetPath());
     return () => showFleet(main, fleet);
   }
   if (place.view === "servers") {
