@@ -300,3 +300,27 @@ def test_steps_that_scatter_as_much_before_are_no_sign_of_a_change() -> None:
     assert slow_since(steps, waited) is None
     steps[:12] = np.tile([0.96, 1.04], 6)
     assert slow_since(steps, waited) is not None
+
+
+def test_in_one_tensor_group_a_rank_that_was_waited_for_in_turn_before_is_named_by_what_it_does_itself() -> (
+    None
+):
+    steps, waited = history(6, 0.4, [1.0, 0.0])
+    # Before, the other one was late now and then, and steps scattered by that.
+    late = np.resize([0.0, 0.3, 0.05, 0.25, 0.1, 0.3], len(steps) - 6)
+    steps[:-6] += late
+    waited[:-6, 1] += late
+    assert slow_since(steps, waited) is None
+    found = slow_since(steps, waited, own_times=True)
+    assert found is not None
+    assert (found.place, found.steps) == (1, 6)
+    assert found.gain_ratio == pytest.approx(1 - np.median(steps[-14:-6]) / 1.4)
+
+
+def test_what_scattered_as_much_by_itself_before_is_no_sign_of_a_change() -> None:
+    steps, waited = history(6, 0.4, [1.0, 0.0])
+    steps[:-6] += np.resize([0.0, 0.3, 0.05, 0.25, 0.1, 0.3], len(steps) - 6)
+    assert slow_since(steps, waited, own_times=True) is None
+    # Nor where it is waited for no longer than before.
+    steps, waited = history(6, 0.4, [0.0, 0.0])
+    assert slow_since(steps, waited, own_times=True) is None

@@ -170,7 +170,8 @@ def _by_steps(
     if not (alone or stalled):
         return None, None
     waits_s = waits_by_step(placed, len(known.ranks), steps, step_s, _NEWEST_STEPS, done=of_steps.done)
-    slow = slow_since(each_s, waits_s) if alone else None
+    one_group = parallel.tp == parallel.world_size
+    slow = slow_since(each_s, waits_s, own_times=one_group) if alone else None
     stalls = periodic_stalls(each_s, waits_s)
     return (
         None if slow is None else _slow_rank(slow, int(known.ranks[slow.place]), steps, parallel),

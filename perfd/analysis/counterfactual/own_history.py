@@ -51,9 +51,11 @@ class SlowSince:
         return 1 - self.before_s / self.since_s
 
 
-def slow_since(step_time_s: Floats, waits_s: Floats) -> SlowSince | None:
+def slow_since(step_time_s: Floats, waits_s: Floats, *, own_times: bool = False) -> SlowSince | None:
     """The rank, if steps since are longer than before beyond chance and all other ranks wait so much longer.
 
+    With `own_times` a step without a rank's waits is what that rank did itself, as in one tensor group, where
+    nothing runs beside what is waited for: then it may be that time which is longer beyond chance.
     `step_time_s` (steps,) and `waits_s` (steps, ranks) have the newest last, NaN where unknown; of different
     lengths only what both have is looked at.
     """
@@ -63,13 +65,13 @@ def slow_since(step_time_s: Floats, waits_s: Floats) -> SlowSince | None:
     lasted, waited = step_time_s[len(step_time_s) - steps :], waits_s[len(waits_s) - steps :]
     # The earliest moment from which on it holds: a few steps later it does, too.
     for since in range(min(_MOST_SINCE, steps - _FEWEST_BEFORE), _FEWEST_SINCE - 1, -1):
-        found = _changed(lasted, waited, steps - since)
+        found = _changed(lasted, waited, steps - since, own_times=own_times)
         if found is not None:
             return found
     return None
 
 
-def _changed(step_time_s: Floats, waits_s: Floats, first: int) -> SlowSince | None:
+def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: bool) -> SlowSince | None:
     """Who became slow with the step at that place."""
     before = slice(max(0, first - _MOST_BEFORE), first)
     before_s, since_s, since_wait_s = step_time_s[before], step_time_s[first:], waits_s[first:]
@@ -77,8 +79,7 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int) -> SlowSince | No
         return None
     usual_s, now_s = float(np.median(before_s)), float(np.median(since_s))
     longer_s = now_s - usual_s
-    scatter_s = MAD_TO_SIGMA * float(np.median(np.abs(before_s - usual_s)))
-    if longer_s < max(_LEAST_RATIO * now_s, _SIGMAS * scatter_s):
+    if longer_s < _LEAST_RATIO * now_s:
         return None
     usual_wait_s = median(waits_s[before], axis=0)
     more_s = median(since_wait_s, axis=0) - usual_wait_s
@@ -88,14 +89,29 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int) -> SlowSince | No
     one, next_one = more_s[order[:2]]
     if one > _IT * longer_s or next_one < _NOT_IT * longer_s:
         return None
+    place = int(order[0])
     apart = since_wait_s - usual_wait_s
-    if _by_chance(before_s, since_s, apart, int(order[0])) > _CHANCE:
+    known = [_beyond_chance(before_s, since_s, apart, place)]
+    if own_times and len(since_s) > _FEWEST_SINCE:
+        # Where others were late in turn, steps scattered by that; what this rank did itself did not. Waits of
+        # the newest step may be to come.
+        own_s = step_time_s - waits_s[:, place]
+        known.append(_beyond_chance(own_s[before], own_s[first:-1], apart[:-1], place))
+    if not any(known):
         return None
-    return SlowSince(place=int(order[0]), steps=len(since_s), before_s=usual_s, since_s=now_s)
+    return SlowSince(place=place, steps=len(since_s), before_s=usual_s, since_s=now_s)
+
+
+def _beyond_chance(before_s: Floats, since_s: Floats, more_wait_s: Floats, place: int) -> bool:
+    """Whether times since are longer by far than they scattered before, and not by chance."""
+    usual_s = float(np.median(before_s))
+    scatter_s = MAD_TO_SIGMA * float(np.median(np.abs(before_s - usual_s)))
+    longer_s = float(np.median(since_s)) - usual_s
+    return longer_s >= _SIGMAS * scatter_s and _by_chance(before_s, since_s, more_wait_s, place) <= _CHANCE
 
 
 def _by_chance(before_s: Floats, since_s: Floats, more_wait_s: Floats, place: int) -> float:
-    """How likely the steps since are that long, and that the same rank waits least in them.
+    """How likely the times since are that long, and that the same rank waits least in them.
 
     `more_wait_s` is (steps, ranks), since then.
     """
