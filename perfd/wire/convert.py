@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from mmap import mmap
 from typing import Any, TypeVar, cast
@@ -77,6 +78,18 @@ _SCOPES: dict[Any, Any] = dict(enum_by_name(Scope, pb.Scope.DESCRIPTOR))
 _SCOPE_OF_NUMBER = {number: scope for scope, number in _SCOPES.items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A message that was published instead of streamed."""
+
+    sender: Hello
+    """As if the agent had opened a stream with this message."""
+    session: str
+    """Which of its sessions answers go to."""
+    message: AgentMessage | None
+    """None for an unknown kind, from a newer agent."""
+
+
 def to_wire(message: AgentMessage | AggregatorMessage) -> pb.AgentMessage | pb.AggregatorMessage:
     """The envelope that carries `message`; raises `WireError` when a field does not fit."""
     kind = type(message)
@@ -122,6 +135,29 @@ def decode_agent_message(data: bytes) -> AgentMessage | None:
     """
     check_record_count(data)
     return cast("AgentMessage | None", from_wire(_parse(pb.AgentMessage, data)))
+
+
+def encode_sender(sender: Hello, session: str) -> bytes:
+    """What makes an encoded message a published one, when it follows that; raises `WireError`."""
+    try:
+        hello = _FROM_AGENT["hello"].to_wire(sender)
+        return pb.AgentMessage(session=session, **cast("Any", {"sender": hello})).SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise WireError(f"A Hello cannot be sent: {error}.") from error
+
+
+def decode_sender(data: bytes) -> tuple[Hello, str]:
+    """Who published a message, and in which session; raises `WireError` if that is missing."""
+    check_record_count(data)
+    return _sender(_parse(pb.AgentMessage, data))
+
+
+def decode_published(data: bytes) -> Published:
+    """A message with its sender; raises as `decode_agent_message`, and `WireError` without a sender."""
+    check_record_count(data)
+    envelope = _parse(pb.AgentMessage, data)
+    sender, session = _sender(envelope)
+    return Published(sender=sender, session=session, message=cast("AgentMessage | None", from_wire(envelope)))
 
 
 def decode_aggregator_message(data: bytes) -> AggregatorMessage | None:
@@ -254,6 +290,12 @@ def _table_from_wire(message: pb.SampleTable) -> SampleTable:
 def _check_rows(what: str, found: int, rows: int) -> None:
     if found != rows:
         raise WireError(f"The column {what!r} of a table has {found} values for {rows} rows.")
+
+
+def _sender(envelope: pb.AgentMessage) -> tuple[Hello, str]:
+    if not envelope.HasField("sender"):
+        raise WireError("A published message must say who sends it.")
+    return cast("Hello", _FROM_AGENT["hello"].from_wire(envelope.sender)), envelope.session
 
 
 def _parse(kind: type[_M], data: bytes) -> _M:

@@ -70,6 +70,22 @@ def test_a_batch_of_too_many_records_is_left_out_and_the_next_one_is_taken(runni
     assert running.state.counters.records == 1
 
 
+@pytest.mark.parametrize("before", [b"\xa0\x06\x01", b"\xa2\x06\x01x", encoded(1, b"\x22\x00")])
+def test_no_field_before_a_batch_hides_how_many_records_it_has(running, agent, before):
+    agent.say(before + encoded(1, b"\x22\x00" * MAX_RECORDS + b"\x22\x00"))
+    assert agent.receive().sequence == 1
+    assert agent.send(step(7), sequence=2) == 2
+    assert running.state.counters.lost_batches == 1
+    assert running.state.counters.records == 1
+
+
+def test_a_group_before_a_batch_does_not_hide_it_either(running, agent):
+    agent.say(b"\xa3\x06\xa4\x06" + encoded(1, b"\x22\x00" * (MAX_RECORDS + 1)))
+    assert agent.send(step(7), sequence=2) == 2
+    assert running.state.counters.malformed_messages == 1
+    assert next(iter(running.state.agents)).unknown_records == 0
+
+
 def test_as_many_records_as_an_agent_sends_are_taken(running, agent):
     agent.say(encoded(1, b"\x22\x00" * MAX_RECORDS))
     assert agent.receive().sequence == 1

@@ -57,7 +57,8 @@ def test_every_kind_of_record_and_message_is_covered_here() -> None:
     in_record = set(pb.Record.DESCRIPTOR.oneofs_by_name["kind"].fields)
     assert {field.message_type.name for field in in_record} == {kind.__name__ for kind in records.RECORDS}
     envelopes = (pb.AgentMessage, pb.AggregatorMessage)
-    messages = {field.message_type.name for kind in envelopes for field in kind.DESCRIPTOR.fields}
+    kinds = (kind.DESCRIPTOR.oneofs_by_name["message"].fields for kind in envelopes)
+    messages = {field.message_type.name for fields in kinds for field in fields}
     assert messages == {kind.__name__ for kind in records.MESSAGES} | {"Batch"}
 
 

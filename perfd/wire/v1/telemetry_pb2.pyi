@@ -74,16 +74,20 @@ CAPTURE_STATE_EMPTY: CaptureState
 CAPTURE_STATE_FAILED: CaptureState
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "batch", "capture_status", "goodbye")
+    __slots__ = ("hello", "batch", "capture_status", "goodbye", "session", "sender")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_STATUS_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     batch: Batch
     capture_status: CaptureStatus
     goodbye: Goodbye
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
+    session: str
+    sender: Hello
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., session: _Optional[str] = ..., sender: _Optional[_Union[Hello, _Mapping]] = ...) -> None: ...
 
 class AggregatorMessage(_message.Message):
     __slots__ = ("welcome", "ack", "capture_request", "capture_cancel")

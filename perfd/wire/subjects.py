@@ -1,0 +1,52 @@
+"""The subjects on which agents and aggregators publish, and names as tokens of these.
+
+    perfd.from.CLUSTER.JOB.NODE          what an agent sends; kept by the stream
+    perfd.to.CLUSTER.NODE.SESSION.>      what one session of it receives: acknowledgments, messages
+
+An agent may publish `perfd.from.CLUSTER.*.NODE` and subscribe to `perfd.to.CLUSTER.NODE.>`, and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote, unquote
+
+from perfd.errors import WireError
+
+ALL_OF_AGENTS = "perfd.from.>"
+"""The subjects of the stream."""
+NO_JOB = "-"
+"""In place of a job, for an agent that finds the jobs of its node itself."""
+_SESSION = re.compile(r"[0-9a-f]{32}")
+_TOKENS = 5
+
+
+def token(name: str) -> str:
+    """A name as one token: what a token cannot hold, and `%`, becomes `%` and two hexadecimal digits."""
+    # `quote` leaves a dot, which separates tokens.
+    return quote(name, safe="").replace(".", "%2E")
+
+
+def from_agent(cluster: str, job: str | None, node: str) -> str:
+    """Where an agent publishes; `job` is its own, if it is configured."""
+    return f"perfd.from.{token(cluster)}.{token(job) if job else NO_JOB}.{token(node)}"
+
+
+def from_agents(cluster: str) -> str:
+    """All that agents of a cluster publish."""
+    return f"perfd.from.{token(cluster)}.>"
+
+
+def to_session(cluster: str, node: str, session: str) -> str:
+    """What the subjects begin with that a session of an agent listens to; raises `WireError`."""
+    if not _SESSION.fullmatch(session):
+        raise WireError("The name of a session must be 32 hexadecimal digits.")
+    return f"perfd.to.{token(cluster)}.{token(node)}.{session}"
+
+
+def node_of(subject: str) -> str:
+    """The node that published to a subject; raises `WireError` if no agent does so there."""
+    tokens = subject.split(".")
+    if len(tokens) != _TOKENS or not subject.startswith("perfd.from.") or not tokens[-1]:
+        raise WireError(f"No agent publishes to {subject}.")
+    return unquote(tokens[-1])
