@@ -14,7 +14,7 @@ from perfd.agent.capture_setup import JobFacts, create_executor, sharing_of
 from perfd.agent.collection import Batcher, CollectorTask, LatestSamples, Runner, Schedule, Tap, TaskState
 from perfd.agent.self_metrics import agent_values, collector_values
 from perfd.agent.spool import Spool
-from perfd.agent.uplink import Uplink
+from perfd.agent.uplink import GrpcUplink, NatsUplink, Uplink
 from perfd.clock import Clock, SystemClock
 from perfd.config import AgentConfig
 from perfd.errors import PerfdError
@@ -30,6 +30,7 @@ from perfd.model import (
     Record,
 )
 from perfd.net import AccessControl, HttpServer, Request, Response, ServerTls
+from perfd.wire.service import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -96,9 +97,11 @@ class Agent:
                 if config.capture.enabled
                 else None
             )
-            self._uplink = Uplink(
+            kind = GrpcUplink if config.uplink.nats is None else NatsUplink
+            self._uplink: Uplink = kind(
                 config.uplink,
                 node=node,
+                job=config.job,
                 spool=self._spool,
                 clock=self._clock,
                 on_request=self._captures.handle if self._captures else self._refuse,
@@ -110,7 +113,12 @@ class Agent:
         bookmarks = self._spool.bookmarks()
         for task in self._tasks:
             task.bookmark.text = bookmarks.get(task.name)
-        self._batcher = Batcher(self._spool, taps=[self._latest, facts, *taps])
+        nats = config.uplink.nats
+        self._batcher = Batcher(
+            self._spool,
+            taps=[self._latest, facts, *taps],
+            max_message_bytes=MAX_MESSAGE_BYTES if nats is None else nats.max_message_bytes,
+        )
         self._registry = process_registry(self._collect, lambda: self._latest.families(self._clock.unix_ns()))
         self._runner = Runner(self._tasks, self._batcher.add, self._clock)
         self._stopping = threading.Event()

@@ -12,7 +12,7 @@ from perfd.aggregator.api_answers import ApiAnswers
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.history import HistoryStore, StoredExporterMemory, restore
-from perfd.aggregator.ingest import Ingest, IngestThread, TelemetryServer
+from perfd.aggregator.ingest import Ingest, IngestThread, NatsReceiver, TelemetryServer
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits, failed_captures
 from perfd.aggregator.series import self_registry
@@ -108,7 +108,17 @@ class Aggregator(ApiAnswers):
                 drains=DrainRunner(drain_limits(config.nodes), audit) if config.nodes.drain else None,
                 failed_captures=lambda: failed_captures(service.failed()),
             )
-            registry = self_registry(state, history, service, self._exporters, self._webhook, nodes=nodes)
+            intake = Ingest(state, clock, history)
+            self._nats = NatsReceiver(config.nats, intake, service) if config.nats else None
+            registry = self_registry(
+                state,
+                history,
+                service,
+                self._exporters,
+                self._webhook,
+                nodes=nodes,
+                nats=self._nats.progress if self._nats else None,
+            )
             rounds = AnalysisLoop(
                 config,
                 state,
@@ -126,8 +136,8 @@ class Aggregator(ApiAnswers):
         super().__init__(
             state, clock, history, captures=service, nodes=nodes, rounds=rounds, registry=registry
         )
-        self._server = TelemetryServer(Ingest(state, clock, history), service, config.agent_identity)
-        service.send_through(self._send)
+        self._server = TelemetryServer(intake, service, config.agent_identity)
+        service.send_through(self.send)
         self._ingest = IngestThread(self._server)
         self._tick_thread = threading.Thread(target=self._tick_forever, name="perfd-rounds", daemon=True)
         self._stopping = threading.Event()
@@ -185,6 +195,8 @@ class Aggregator(ApiAnswers):
                 health = {path: served[path] for path in _HEALTH}
                 self._health = HttpServer(self._config.health_listen, health, connections=_HEALTH_CONNECTIONS)
             self._grpc_address = self._ingest.start(self._config)
+            if self._nats is not None:
+                self._nats.start()
         except PerfdError:
             self.stop()
             raise
@@ -205,6 +217,8 @@ class Aggregator(ApiAnswers):
         self._live.close()
         if self._tick_thread.is_alive():
             self._tick_thread.join(_ROUND_GRACE_S)
+        if self._nats is not None:
+            self._nats.stop()
         self._ingest.stop()
         self._captures.stop()
         for server in (self._http, self._health):
@@ -234,10 +248,13 @@ class Aggregator(ApiAnswers):
             return "Agents are not served."
         return self.stale()
 
-    def _send(self, node: str, message: CaptureRequest | CaptureCancel) -> None:
+    def send(self, node: str, message: CaptureRequest | CaptureCancel) -> None:
+        """Send a message to the agent of a node; nothing when it is not there."""
         with self._state.lock:
             message = self._state.fleet.addressed(node, message)
         self._server.send(node, message)
+        if self._nats is not None:
+            self._nats.send(node, message)
 
     def _tick_forever(self) -> None:
         while not self._stopping.wait(self._config.round_interval_s):

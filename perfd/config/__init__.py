@@ -37,6 +37,7 @@ from perfd.config.exporter_config import (
     WandbTeam,
 )
 from perfd.config.http_client_config import HttpClientConfig
+from perfd.config.nats_config import NatsConfig, NatsListenConfig, NatsUplinkConfig
 from perfd.config.notification_config import (
     EmailReceiver,
     NotificationReceiver,
@@ -65,6 +66,9 @@ __all__ = [
     "KubernetesIdentityConfig",
     "MlflowConfig",
     "MlflowTeam",
+    "NatsConfig",
+    "NatsListenConfig",
+    "NatsUplinkConfig",
     "NodeDrainConfig",
     "NodesConfig",
     "NotificationReceiver",

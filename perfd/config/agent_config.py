@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perfd.collector import OnUnavailable
+from perfd.config.nats_config import NatsUplinkConfig
 from perfd.config.strict import Strict, TlsConfig
 
 
@@ -12,6 +13,8 @@ class UplinkConfig(Strict, frozen=True):
     """Destination of batches, and retries."""
 
     address: str = "127.0.0.1:9461"
+    nats: NatsUplinkConfig | None = None
+    """Publish to NATS JetStream, in place of `address`, `tls`, `token_file` and `allow_plaintext`."""
     tls: TlsConfig | None = None
     token_file: str | None = None
     """File with a token that is shown to the aggregator, for example a projected service-account token."""

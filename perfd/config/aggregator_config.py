@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from perfd.config.exporter_config import ExportersConfig
+from perfd.config.nats_config import NatsListenConfig
 from perfd.config.strict import Strict, TlsConfig
 
 
@@ -112,6 +113,8 @@ class AggregatorConfig(Strict, frozen=True):
 
     listen: str = "127.0.0.1:9461"
     """gRPC, for agents."""
+    nats: NatsListenConfig | None = None
+    """Also read from NATS JetStream what agents with `uplink.nats` publish."""
     tls: TlsConfig | None = None
     allow_plaintext: bool = False
     """Required for `listen` without `tls` and for `http_listen` without `http_tls` on an address other than

@@ -5,6 +5,7 @@ from perfd.net.bearer_token import BearerToken
 from perfd.net.deadline import DeadlineReader, connect, left_s
 from perfd.net.http import Handler, HttpServer, Request, Response, is_loopback, require_free, split_address
 from perfd.net.http_client import BoundedConnection, BoundedTlsConnection, secure_connection
+from perfd.net.nats_client import NatsConnector
 from perfd.net.server_tls import ServerTls
 from perfd.net.tls import client_context
 
@@ -16,6 +17,7 @@ __all__ = [
     "DeadlineReader",
     "Handler",
     "HttpServer",
+    "NatsConnector",
     "Request",
     "Response",
     "ServerTls",

@@ -11,7 +11,7 @@ from agent.support import steps
 from perfd.agent.collection.batcher import Batcher
 from perfd.agent.spool.spool import Spool
 from perfd.agent.uplink.grpc_channel import ChannelFactory
-from perfd.agent.uplink.uplink import Uplink
+from perfd.agent.uplink.grpc_uplink import GrpcUplink
 from perfd.clock import VirtualClock
 from perfd.config import TlsConfig, UplinkConfig
 from perfd.errors import ConfigError
@@ -88,7 +88,7 @@ def test_with_mutual_tls_only_an_agent_with_a_certificate_is_accepted(tmp_path: 
             batcher.add(steps(1))
             batcher.flush(1)
             config = UplinkConfig(address=aggregator.address, tls=tls, backoff_initial_s=0.02)
-            uplink = Uplink(
+            uplink = GrpcUplink(
                 config, node=name, spool=spool, clock=VirtualClock(), on_request=lambda _request: None
             )
             uplink.start()

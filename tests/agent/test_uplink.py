@@ -12,8 +12,8 @@ from agent.support import steps
 
 from perfd.agent.collection.batcher import Batcher
 from perfd.agent.spool.spool import Spool
+from perfd.agent.uplink.grpc_uplink import GrpcUplink
 from perfd.agent.uplink.outgoing import Timeouts
-from perfd.agent.uplink.uplink import Uplink
 from perfd.clock import VirtualClock
 from perfd.config import UplinkConfig
 from perfd.model import Ack, CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool, Goodbye
@@ -30,7 +30,7 @@ class Node:
         self.requests: queue.SimpleQueue[CaptureRequest | CaptureCancel] = queue.SimpleQueue()
         self.spool = Spool(directory, max_bytes=options.pop("max_bytes", 1 << 30))
         self.batcher = Batcher(self.spool)
-        self.uplink = Uplink(
+        self.uplink = GrpcUplink(
             UplinkConfig(address=address, **config),
             node="n1",
             spool=self.spool,

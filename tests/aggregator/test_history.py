@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from wire.records import RECORDS, of
 
 from perfd.agent.spool import Spool
-from perfd.agent.uplink import Uplink
+from perfd.agent.uplink import GrpcUplink
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import agent_row, job_rows, rows
 from perfd.aggregator.history.recovery import restore
@@ -450,7 +450,7 @@ def test_what_was_not_stored_is_still_in_the_spool_and_stored_when_there_is_room
     with aggregator(history=HistoryConfig(path=str(path))) as running:
         # What waits is bounded: most batches find no room.
         running._history._max_queued_bytes = 20_000
-        uplink = Uplink(
+        uplink = GrpcUplink(
             UplinkConfig(address=running.grpc_address, backoff_initial_s=0.05, backoff_max_s=0.1),
             node="n0",
             spool=spool,

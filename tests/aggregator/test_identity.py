@@ -11,7 +11,7 @@ import pytest
 from aggregator.support import aggregator, step, values
 
 from perfd.agent.spool.spool import Spool
-from perfd.agent.uplink.uplink import Uplink
+from perfd.agent.uplink.grpc_uplink import GrpcUplink
 from perfd.aggregator.ingest.agent_credential import ANYBODY, credential_of_certificate
 from perfd.aggregator.limits import Limits
 from perfd.clock import SystemClock
@@ -139,7 +139,7 @@ def test_two_machines_that_start_from_one_disk_image_both_keep_their_data(tmp_pa
             shutil.copytree(tmp_path / "image", tmp_path / node)
             spool = Spool(tmp_path / node, max_bytes=1 << 20, machine="image")
             config = UplinkConfig(address=running.grpc_address, backoff_initial_s=0.01)
-            uplink = Uplink(config, node=node, spool=spool, clock=SystemClock(), on_request=print)
+            uplink = GrpcUplink(config, node=node, spool=spool, clock=SystemClock(), on_request=print)
             stack.callback(spool.close)
             stack.callback(uplink.stop, 0.1)
             for number in range(1, 6):
@@ -159,7 +159,7 @@ def test_two_copies_of_a_spool_that_nobody_knew_yet_both_keep_their_data(tmp_pat
             shutil.copytree(tmp_path / "image", tmp_path / node)
             spool = Spool(tmp_path / node, max_bytes=1 << 20, machine="image")
             config = UplinkConfig(address=running.grpc_address, backoff_initial_s=0.01)
-            uplink = Uplink(config, node=node, spool=spool, clock=SystemClock(), on_request=print)
+            uplink = GrpcUplink(config, node=node, spool=spool, clock=SystemClock(), on_request=print)
             stack.callback(spool.close)
             stack.callback(uplink.stop, 0.1)
             uplink.start()

@@ -30,8 +30,14 @@ class Batcher:
     """A bounded queue of records, flushed into batches. `add` may be called from any thread."""
 
     def __init__(
-        self, spool: Spool, *, taps: Sequence[Tap] = (), max_pending: int = MAX_PENDING_RECORDS
+        self,
+        spool: Spool,
+        *,
+        taps: Sequence[Tap] = (),
+        max_pending: int = MAX_PENDING_RECORDS,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
+        self._max_message_bytes = max_message_bytes
         self._spool = spool
         self._taps = list(taps)
         self._pending: deque[Record] = deque()
@@ -101,7 +107,7 @@ class Batcher:
 
     def _store(self, records: Sequence[Record], bookmarks: Mapping[str, str], now_unix_ns: int) -> int | None:
         dropped_records = self.dropped_records
-        limit = _SPLIT_ABOVE_BYTES if len(records) > 1 else MAX_MESSAGE_BYTES
+        limit = min(self._max_message_bytes, _SPLIT_ABOVE_BYTES if len(records) > 1 else MAX_MESSAGE_BYTES)
 
         def encode(sequence: int) -> bytes:
             batch = Batch(

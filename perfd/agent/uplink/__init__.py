@@ -1,8 +1,12 @@
-"""The agent's end of the gRPC stream: connects, sends batches, receives acknowledgements and requests."""
+"""The agent's end of its connection: connects, sends batches, receives acknowledgments and requests."""
 
+from perfd.agent.uplink.grpc_uplink import GrpcUplink
+from perfd.agent.uplink.nats_uplink import NatsUplink
 from perfd.agent.uplink.uplink import Uplink, UplinkState
 
 __all__ = [
+    "GrpcUplink",
+    "NatsUplink",
     "Uplink",
     "UplinkState",
 ]

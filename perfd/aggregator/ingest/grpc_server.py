@@ -8,31 +8,26 @@ import itertools
 import logging
 import resource
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import grpc
 import grpc.aio
 
 from perfd.aggregator.ingest.address_shares import AddressShares, address_of
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential, credential_of_certificate
+from perfd.aggregator.ingest.agent_messages import AgentEvents, AgentMessages
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.ingest.kubernetes_tokens import TokenReviews
 from perfd.aggregator.ingest.server_credentials import ServerCertificates
 from perfd.aggregator.state import AgentState
 from perfd.config import AgentIdentityConfig, TlsConfig
-from perfd.errors import BatchError, ConfigError, PerfdError, RefusedError, WireError
+from perfd.errors import ConfigError, PerfdError, RefusedError, WireError
 from perfd.model import (
     Ack,
-    Batch,
     CaptureCancel,
-    CaptureFilesRemoved,
     CaptureRequest,
-    CaptureStatus,
-    Goodbye,
     Hello,
 )
 from perfd.net import is_loopback, split_address
@@ -48,22 +43,6 @@ _MAX_WARNED = 1024
 _LOOK_EVERY_S = 1.0
 """How often streams are looked at whose batches are received and not stored."""
 _Context = grpc.aio.ServicerContext[bytes, bytes]
-
-
-class AgentEvents(Protocol):
-    """Listens to agents that connect, leave and report on captures. Called from the server's loop."""
-
-    def agent_connected(self, node: str) -> None:
-        """A node's stream is open."""
-
-    def agent_gone(self, node: str) -> None:
-        """A node's stream broke."""
-
-    def capture_status(self, node: str, status: CaptureStatus) -> None:
-        """An agent reported the state of a capture."""
-
-    def capture_files_removed(self, node: str, removed: CaptureFilesRemoved) -> None:
-        """An agent removed files of a capture; it may report this twice."""
 
 
 @dataclass(slots=True)
@@ -92,6 +71,7 @@ class TelemetryServer:
         identity: AgentIdentityConfig | None = None,
     ) -> None:
         self._intake = intake
+        self._messages = AgentMessages(intake, events)
         self._identity = identity or AgentIdentityConfig()
         self._must_show_certificate = False
         tokens = self._identity.kubernetes
@@ -314,30 +294,11 @@ class TelemetryServer:
 
     def _receive(self, stream: _Stream, data: bytes) -> None:
         """Take a message. What cannot be taken is left out and counted."""
-        stored = partial(self._stored, stream.agent.agent_id)
-        sequence, before = None, stream.agent.stored_sequence
-        try:
-            message = decode_agent_message(data)
-            if isinstance(message, Batch):
-                sequence = message.sequence
-                self._take(stream, message, stored)
-            elif isinstance(message, CaptureStatus):
-                self._events.capture_status(stream.agent.node, message)
-            elif isinstance(message, Goodbye):
-                self._intake.goodbye(stream.agent, message)
-        except RefusedError:
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever it is, the agent would send it again for ever)
-            sequence = error.sequence if isinstance(error, BatchError) else None
-            self._intake.left_out(stream.agent, error, sequence, stored)
+        agent, before = stream.agent, stream.agent.stored_sequence
+        sequence = self._messages.take(
+            agent, partial(decode_agent_message, data), partial(self._stored, agent.agent_id)
+        )
         stream.repeat |= sequence is not None and 0 < sequence <= before
-
-    def _take(self, stream: _Stream, batch: Batch, stored: Callable[[], None]) -> None:
-        # Before the batch is acknowledged: history writes in order.
-        for record in batch.records:
-            if isinstance(record, CaptureFilesRemoved):
-                self._events.capture_files_removed(stream.agent.node, record)
-        self._intake.batch(stream.agent, batch, stored)
 
     def _stored(self, agent_id: str) -> None:
         """Wake the coroutine that acknowledges, from any thread; a loop that is gone has none."""

@@ -166,6 +166,11 @@ class Ingest:
         """Whether the agent has to send again what history had no room for, and there is room now."""
         return agent.refused and self._history is not None and self._history.has_room
 
+    @property
+    def has_history(self) -> bool:
+        """Whether batches are stored later than they are applied."""
+        return self._history is not None
+
     def _keep(
         self, agent: AgentState, sequence: int, statements: list[Statement], stored: Callable[[], None]
     ) -> None:

@@ -13,6 +13,7 @@ from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.failures import Failures
 from perfd.aggregator.history import HistoryStore
 from perfd.aggregator.jobs import JobRegistry
+from perfd.aggregator.limits import NatsProgress
 from perfd.aggregator.nodes import NodeMemory
 from perfd.aggregator.state import AgentState, AggregatorState, NodeState
 from perfd.aggregator.web_api import Webhook
@@ -32,6 +33,7 @@ def self_registry(
     webhook: Webhook,
     *,
     nodes: NodeMemory,
+    nats: NatsProgress | None = None,
 ) -> CollectorRegistry:
     """What the aggregator exports of itself, collected at each scrape and in each round; thread-safe."""
 
@@ -45,6 +47,7 @@ def self_registry(
             *found,
             *_failure_values(state.failures),
             *_history_values(history, unstored),
+            *_nats_values(nats),
             *(value for status in exporters.status() for value in _exporter_values(status)),
             *_webhook_values(webhook),
             *_node_memory_values(nodes),
@@ -172,6 +175,19 @@ def _history_values(history: HistoryStore | None, unstored_agents: int) -> list[
         ("perfd_history_failed_rows_total", {}, history.failed_rows),
         ("perfd_history_damaged_rows_total", {}, history.damaged_rows),
         ("perfd_history_unstored_agents", {}, unstored_agents),
+    ]
+
+
+def _nats_values(nats: NatsProgress | None) -> list[Value]:
+    if nats is None:
+        return []
+    return [
+        ("perfd_nats_reading", {}, nats.reading),
+        ("perfd_nats_waiting_messages", {}, nats.waiting_messages),
+        ("perfd_nats_unsettled_messages", {}, nats.unsettled_messages),
+        ("perfd_nats_lag_seconds", {}, nats.lag_s),
+        ("perfd_nats_received_messages_total", {}, nats.received_messages),
+        ("perfd_nats_refused_messages_total", {}, nats.refused_messages),
     ]
 
 

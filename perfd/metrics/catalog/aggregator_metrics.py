@@ -15,6 +15,10 @@ def _of_exporter(name: str, help_text: str, *, kind: ColumnKind = ColumnKind.COU
     return metric(name, help_text, labels=("exporter",), source=_SELF, absent=absent, kind=kind)
 
 
+def _of_nats(name: str, help_text: str, *, kind: ColumnKind = ColumnKind.GAUGE) -> MetricInfo:
+    return metric(name, help_text, source=_SELF, absent="Without `nats`.", kind=kind)
+
+
 AGGREGATOR_METRICS: Sequence[MetricInfo] = (
     metric("perfd_build_info", "Version of the aggregator; always 1.", labels=("version",), source=_SELF),
     metric("perfd_agents_connected", "Agents with an open stream.", source=_SELF),
@@ -72,6 +76,20 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         "perfd_malformed_messages_total",
         "Messages that could not be decoded. A batch is skipped; any other message closes its stream.",
         source=_SELF,
+        kind=ColumnKind.COUNTER,
+    ),
+    _of_nats("perfd_nats_reading", "1 while this aggregator reads the messages of its cluster from NATS."),
+    _of_nats("perfd_nats_waiting_messages", "Messages in the stream that are not read yet."),
+    _of_nats("perfd_nats_unsettled_messages", "Messages that are read, and not acknowledged yet."),
+    _of_nats("perfd_nats_lag_seconds", "How long the newest message that was read had been in the stream."),
+    _of_nats(
+        "perfd_nats_received_messages_total",
+        "Messages read from NATS, those that were delivered again included.",
+        kind=ColumnKind.COUNTER,
+    ),
+    _of_nats(
+        "perfd_nats_refused_messages_total",
+        "Messages that could not be taken; the stream for refused ones keeps them, with the reason.",
         kind=ColumnKind.COUNTER,
     ),
     metric(

@@ -1,0 +1,189 @@
+"""Pulls messages through one consumer, has them taken, and acknowledges what is stored."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from perfd.aggregator.ingest.nats_sessions import NatsSessions, Receipt
+from perfd.aggregator.limits import NatsProgress
+from perfd.config import NatsListenConfig
+from perfd.errors import PerfdError
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+log = logging.getLogger(__name__)
+
+_PULL_MESSAGES = 256
+_PULL_BYTES = 16 << 20
+_PULL_FOR_S = 3.0
+_ANSWER_WITHIN_S = 10.0
+"""How much later than its end a pull is answered at the latest."""
+_LOOK_EVERY_S = 0.1
+_ACKNOWLEDGED = b"+ACK"
+_STATUS, _DESCRIPTION = "Status", "Description"
+_ENDED = {"404", "408"}
+"""Statuses of a pull that has no more messages."""
+_TOO_LARGE = "MaxBytes"
+_PENDING_TOKEN, _TIME_TOKEN, _TOKENS = -1, -2, 9
+"""In `$JS.ACK.STREAM.CONSUMER.DELIVERED.SEQUENCE.SEQUENCE.TIME_NS.PENDING`, counted from its end."""
+
+
+class NatsReading:
+    """Reads until the consumer is gone, or has to begin anew."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: NatsListenConfig,
+        consumer: str,
+        sessions: NatsSessions,
+        progress: NatsProgress,
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._sessions = sessions
+        self._progress = progress
+        self._pull_subject = f"$JS.API.CONSUMER.MSG.NEXT.{config.stream}.{consumer}"
+        self._inbox = client.new_inbox()
+        self._arrived: deque[Msg] = deque()
+        self._something = asyncio.Event()
+        self._unsettled: deque[tuple[str, Receipt]] = deque()
+        """The subject of the acknowledgment, and what became of the message."""
+        self._asked = 0
+        """Messages that the present pull may still deliver."""
+        self._pull_bytes = _PULL_BYTES
+        self._pulled = 0
+        self._answered_by_s = 0.0
+        self._over: str | None = None
+        self._complained = False
+
+    async def run(self) -> str:
+        """Read; returns why it ended, empty if what is not stored has to be delivered again."""
+        self._sessions.begin_anew()
+        await self._client.subscribe(self._inbox, cb=self._arrive)
+        self._progress.reading = True
+        try:
+            return await self._read()
+        finally:
+            # What is stored by now need not be delivered again.
+            with contextlib.suppress(Exception):
+                await self._settle()
+
+    async def _read(self) -> str:
+        look_s = time.monotonic()
+        while self._over is None:
+            if self._asked <= 0:
+                await self._pull()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._something.wait()
+            self._something.clear()
+            await self._take_all()
+            await self._settle()
+            if time.monotonic() >= look_s:
+                look_s = time.monotonic() + 1.0
+                if self._sessions.unkept:
+                    return ""
+                self._look()
+        return self._over
+
+    def _look(self) -> None:
+        if self._asked > 0 and time.monotonic() > self._answered_by_s:
+            self._over = "NATS does not answer."
+        elif self._progress.waiting_messages:
+            self._sessions.begin_listening()
+        else:
+            self._sessions.close_silent()
+
+    async def _pull(self) -> None:
+        batch = _PULL_MESSAGES if self._pull_bytes else 1
+        request = {"batch": batch, "expires": int(_PULL_FOR_S * 1e9)}
+        if self._pull_bytes:
+            request["max_bytes"] = self._pull_bytes
+        self._asked, self._pulled = batch, 0
+        self._answered_by_s = time.monotonic() + _PULL_FOR_S + _ANSWER_WITHIN_S
+        await self._client.publish(self._pull_subject, json.dumps(request).encode(), reply=self._inbox)
+
+    async def _arrive(self, message: Msg) -> None:
+        status = (message.headers or {}).get(_STATUS) if not message.data else None
+        if status is None:
+            self._asked -= 1
+            self._pulled += 1
+            self._pull_bytes = self._pull_bytes or _PULL_BYTES
+            self._arrived.append(message)
+        elif status in _ENDED:
+            self._asked = 0
+            if status == "408":
+                self._progress.waiting_messages = 0
+        else:
+            description = (message.headers or {}).get(_DESCRIPTION, "")
+            if _TOO_LARGE in description:
+                self._asked = 0
+                # One message alone is larger: it is pulled without that limit.
+                self._pull_bytes = _PULL_BYTES if self._pulled else 0
+            else:
+                self._over = f"the stream is no longer read through this consumer: {status} {description}"
+        self._something.set()
+
+    async def _take_all(self) -> None:
+        messages = list(self._arrived)
+        self._arrived.clear()
+        if not messages:
+            return
+        receipts = await asyncio.to_thread(self._take, messages)
+        self._note(messages[-1], len(messages))
+        for message, receipt in zip(messages, receipts, strict=True):
+            for answer in receipt.answers:
+                await self._client.publish(answer.subject, answer.data)
+            if receipt.refused:
+                await self._set_aside(message, receipt)
+            self._unsettled.append((message.reply, receipt))
+
+    def _take(self, messages: Sequence[Msg]) -> list[Receipt]:
+        return [self._sessions.take(message.subject, message.data) for message in messages]
+
+    def _note(self, newest: Msg, count: int) -> None:
+        progress = self._progress
+        progress.received_messages += count
+        tokens = newest.reply.split(".")
+        if len(tokens) >= _TOKENS:
+            progress.waiting_messages = int(tokens[_PENDING_TOKEN])
+            progress.lag_s = max(0.0, time.time() - int(tokens[_TIME_TOKEN]) / 1e9)
+
+    async def _settle(self) -> None:
+        """Acknowledge what is stored; the rest waits."""
+        waiting: deque[tuple[str, Receipt]] = deque()
+        for reply, receipt in self._unsettled:
+            if receipt.settled:
+                await self._client.publish(reply, _ACKNOWLEDGED)
+            else:
+                waiting.append((reply, receipt))
+        self._unsettled = waiting
+        self._progress.unsettled_messages = len(waiting)
+
+    async def _set_aside(self, message: Msg, receipt: Receipt) -> None:
+        """Keep a copy of what could not be taken, for a week, with the reason."""
+        self._progress.refused_messages += 1
+        if not self._complained:
+            self._complained = True
+            log.warning(
+                "A message in NATS cannot be taken: it is kept in the stream for refused ones. "
+                "Further ones are only counted.",
+                extra={"subject": message.subject, "reason": receipt.refused},
+            )
+        subject = message.subject.replace("perfd.from.", "perfd.refused.", 1)
+        headers = {"Perfd-Reason": receipt.refused[:1000]}
+        try:
+            await self._client.jetstream().publish(subject, message.data, headers=headers)
+        except Exception as error:
+            receipt.kept_for_later = True
+            raise PerfdError(f"NATS: what was refused cannot be kept: {error}") from error

@@ -1,0 +1,215 @@
+"""Takes messages that agents published: who sent them, what becomes of each, who is silent. No network."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from perfd.aggregator.ingest.agent_credential import AgentCredential
+from perfd.aggregator.ingest.agent_messages import AgentEvents, AgentMessages
+from perfd.aggregator.ingest.ingest import Ingest
+from perfd.aggregator.state import AgentState
+from perfd.errors import BatchError, PerfdError, RefusedError, WireError
+from perfd.model import AgentMessage, Goodbye, Hello
+from perfd.wire import convert, subjects
+
+SILENT_AFTER_S = 30.0
+"""An agent that published nothing for so long is gone; it reports itself every 10 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is to be published for an agent."""
+
+    subject: str
+    data: bytes
+
+
+@dataclass(slots=True, kw_only=True)
+class Receipt:
+    """What became of a message."""
+
+    agent: AgentState | None = None
+    sequence: int | None = None
+    late: bool = False
+    """Its sequence was missing, so that what is stored up to a later one does not cover it."""
+    stored: bool = False
+    """Set from another thread."""
+    kept_for_later: bool = False
+    """It cannot be taken now: the stream has to deliver it again."""
+    refused: str = ""
+    """Why it was not taken and never will be by this aggregator."""
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the stream may forget the message: all of it is stored, or nothing will be."""
+        if self.stored or self.agent is None or self.sequence is None:
+            return not self.kept_for_later
+        return not self.late and self.agent.stored_sequence >= self.sequence and not self.kept_for_later
+
+
+@dataclass(slots=True)
+class _Session:
+    name: str
+    number: int
+    agent: AgentState
+    answers: str
+    received_s: float
+    stale: bool = False
+    """The agent has to be greeted again."""
+
+
+class NatsSessions:
+    """Not thread-safe, but for `subject_of`. The subject on which a message came says which node sent it."""
+
+    def __init__(
+        self, intake: Ingest, events: AgentEvents, cluster: str, monotonic_s: Callable[[], float]
+    ) -> None:
+        self._intake = intake
+        self._events = events
+        self._messages = AgentMessages(intake, events)
+        self._cluster = cluster
+        self._monotonic_s = monotonic_s
+        # Not those of gRPC's streams.
+        self._numbers = itertools.count(-1, -1)
+        self._sessions: dict[str, _Session] = {}
+
+    @property
+    def unkept(self) -> bool:
+        """Whether an agent's batches, for which history had no room, have to be delivered again now."""
+        return any(self._intake.unkept(session.agent) for session in self._sessions.values())
+
+    def take(self, subject: str, data: bytes) -> Receipt:
+        """Take a message; raises nothing for what is in it."""
+        try:
+            return self._take(subject, data)
+        except WireError as error:
+            self._intake.malformed()
+            return Receipt(refused=str(error))
+        except PerfdError as error:
+            return Receipt(refused=str(error))
+
+    def begin_anew(self) -> None:
+        """Greet all agents again: the stream delivers in order what is not stored."""
+        for session in self._sessions.values():
+            session.stale = True
+
+    def begin_listening(self) -> None:
+        """Take no agent for silent because of the time before."""
+        now_s = self._monotonic_s()
+        for session in self._sessions.values():
+            session.received_s = now_s
+
+    def close_silent(self) -> None:
+        """Close the sessions of agents that published nothing for a while."""
+        now_s = self._monotonic_s()
+        self._close(
+            [k for k, session in self._sessions.items() if now_s - session.received_s > SILENT_AFTER_S]
+        )
+
+    def close_all(self) -> None:
+        """Close all sessions, because this aggregator no longer reads."""
+        self._close(list(self._sessions))
+
+    def subject_of(self, node: str) -> str | None:
+        """Where the agent of a node listens for messages; None if none has a session."""
+        found = (session for session in tuple(self._sessions.values()) if session.agent.node == node)
+        session = next(found, None)
+        return None if session is None else f"{session.answers}.message"
+
+    def _take(self, subject: str, data: bytes) -> Receipt:
+        node = subjects.node_of(subject)
+        message: AgentMessage | None = None
+        failed: WireError | None = None
+        try:
+            published = convert.decode_published(data)
+            sender, name, message = published.sender, published.session, published.message
+        except BatchError as error:
+            failed = error
+            sender, name = convert.decode_sender(data)
+        receipt = Receipt()
+        session = self._sessions.get(sender.agent_id)
+        if session is None or session.stale or session.name != name or session.agent.stream != session.number:
+            session = self._greet(node, sender, name, receipt)
+            if session is None:
+                return receipt
+        elif sender.node != node:
+            raise self._foreign(sender, node)
+        session.received_s = self._monotonic_s()
+        if isinstance(message, Hello):
+            return receipt
+
+        def decoded() -> AgentMessage | None:
+            if failed is not None:
+                raise failed
+            return message
+
+        self._pass_on(session, sender, decoded, receipt)
+        if failed is not None:
+            receipt.refused = str(failed)
+        if isinstance(message, Goodbye):
+            self._close([sender.agent_id])
+        return receipt
+
+    def _pass_on(
+        self, session: _Session, sender: Hello, decoded: Callable[[], AgentMessage | None], receipt: Receipt
+    ) -> None:
+        agent = session.agent
+        missing = self._missing(agent)
+        stored = partial(setattr, receipt, "stored", True)
+        try:
+            receipt.sequence = self._messages.take(agent, decoded, stored)
+        except RefusedError:
+            if sender.first_sequence <= agent.last_sequence + 1:
+                raise
+            # The agent gave up many batches, as its sender states.
+            self._intake.hello(sender, session.number, _credential(sender.node))
+            receipt.sequence = self._messages.take(agent, decoded, stored)
+        receipt.agent = agent
+        receipt.late = self._intake.has_history and receipt.sequence in missing
+
+    @staticmethod
+    def _missing(agent: AgentState) -> Collection[int]:
+        return frozenset(agent.missing) if agent.missing else ()
+
+    def _greet(self, node: str, sender: Hello, name: str, receipt: Receipt) -> _Session | None:
+        if sender.node != node:
+            raise self._foreign(sender, node)
+        answers = subjects.to_session(self._cluster, node, name)
+        old = self._sessions.get(sender.agent_id)
+        if old is not None and not old.stale and old.agent.refused:
+            # History had no room for some of its batches; they come first.
+            receipt.kept_for_later = True
+            return None
+        number = next(self._numbers)
+        agent, welcome = self._intake.hello(sender, number, _credential(node))
+        receipt.answers.append(Answer(subject=f"{answers}.message", data=convert.encode_message(welcome)))
+        if agent is None:
+            receipt.refused = "Another spool has this agent's identity: the agent has to take a new one."
+            return None
+        session = _Session(name, number, agent, answers, self._monotonic_s())
+        self._sessions[sender.agent_id] = session
+        self._events.agent_connected(agent.node)
+        return session
+
+    def _foreign(self, sender: Hello, node: str) -> RefusedError:
+        return self._intake.refuse(
+            f"A message on the subject of node {node} names node {sender.node}.", actor=f"NATS {node}"
+        )
+
+    def _close(self, agent_ids: Collection[str]) -> None:
+        for session in self._popped(agent_ids):
+            self._intake.left(session.agent, session.number)
+            self._events.agent_gone(session.agent.node)
+
+    def _popped(self, agent_ids: Collection[str]) -> Iterator[_Session]:
+        for agent_id in agent_ids:
+            if (session := self._sessions.pop(agent_id, None)) is not None:
+                yield session
+
+
+def _credential(node: str) -> AgentCredential:
+    return AgentCredential(principal=f"NATS {node}", nodes=frozenset({node}))

@@ -1,0 +1,145 @@
+"""Connections to NATS servers, with the extra `perfd[nats]`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from perfd.config import NatsConfig
+from perfd.errors import ConfigError, PerfdError, reason_of
+from perfd.net.http import is_loopback
+from perfd.net.tls import client_context
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+_CONNECT_WITHIN_S = 10.0
+_PING_INTERVAL_S = 10
+_RELEASE_WITHIN_S = 1.0
+_SCHEMES = {"nats", "tls"}
+
+
+class NatsConnector:
+    """Opens one connection after another, each to any of the servers; raises `ConfigError`.
+
+    Files are read for each connection, so that renewed credentials are used without a restart.
+    """
+
+    def __init__(self, config: NatsConfig, *, key: str, name: str) -> None:
+        """`key` is that of `config` in the configuration, and `name` what servers call the connection."""
+        self._config = config
+        self._key = key
+        self._name = name
+        if importlib.util.find_spec("nats") is None:
+            raise ConfigError(f"{key}: install perfd[nats], which has the client of NATS.")
+        if not config.servers:
+            raise ConfigError(f"{key}.servers: name at least one server.")
+        if config.credentials_file and config.nkey_file:
+            raise ConfigError(f"{key}: `credentials_file` and `nkey_file` exclude each other.")
+        for server in config.servers:
+            self._check(server)
+        self._options()
+
+    async def connect(self, *, inbox: str, ended: Callable[[str], None]) -> Client:
+        """A connection whose requests are answered below `inbox`; raises `PerfdError` with the reason.
+
+        `ended` is called, from this event loop and perhaps more than once, when the connection is over or
+        the server refuses what is done with it.
+        """
+        # With the extra only, and not for agents that use gRPC.
+        from nats import errors  # noqa: PLC0415
+        from nats.aio.client import Client  # noqa: PLC0415
+
+        connected = False
+
+        async def failed(error: Exception) -> None:
+            if connected:
+                ended(_sentence(error))
+
+        async def closed() -> None:
+            ended(_sentence(client.last_error) if client.last_error else "The connection to NATS ended.")
+
+        client = Client()
+        try:
+            async with asyncio.timeout(_CONNECT_WITHIN_S):
+                await client.connect(
+                    servers=self._config.servers,
+                    name=self._name,
+                    # The caller has its own policy, which also renews what it reads from files.
+                    allow_reconnect=False,
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
+                    ping_interval=_PING_INTERVAL_S,
+                    error_cb=failed,
+                    closed_cb=closed,
+                    inbox_prefix=inbox,
+                    **self._options(),
+                )
+        except TimeoutError as error:
+            await _release(client)
+            raise PerfdError("No NATS server answers.") from error
+        except (OSError, ValueError, errors.Error) as error:
+            await _release(client)
+            cause = client.last_error if isinstance(error, errors.NoServersError) else error
+            raise PerfdError(_sentence(cause or error)) from error
+        connected = True
+        return client
+
+    def _check(self, server: str) -> None:
+        try:
+            parts = urlsplit(server)
+            host, plain = parts.hostname, parts.scheme == "nats" and self._config.tls is None
+        except ValueError as error:
+            raise ConfigError(f"{self._key}.servers: {server} is not an address: {error}.") from error
+        if parts.scheme not in _SCHEMES or not host:
+            raise ConfigError(f"{self._key}.servers: {server} must be nats://HOST:PORT or tls://HOST:PORT.")
+        if parts.username or parts.password:
+            raise ConfigError(
+                f"{self._key}.servers: an address holds no credentials; name a `credentials_file`."
+            )
+        if plain and not self._config.allow_plaintext and not is_loopback(host):
+            raise ConfigError(
+                f"{self._key}.servers: {server} is another machine, and it would be plain text: "
+                f"use tls://, configure {self._key}.tls, or set {self._key}.allow_plaintext."
+            )
+
+    def _options(self) -> dict[str, Any]:
+        """What the client needs of the configuration; raises `ConfigError` if files cannot be read."""
+        options: dict[str, Any] = {}
+        for option, name, path in (
+            ("user_credentials", "credentials_file", self._config.credentials_file),
+            ("nkeys_seed", "nkey_file", self._config.nkey_file),
+        ):
+            if path is None:
+                continue
+            if importlib.util.find_spec("nkeys") is None:
+                raise ConfigError(f"{self._key}.{name}: install perfd[nats], which has the package nkeys.")
+            try:
+                Path(path).read_bytes()
+            except OSError as error:
+                raise ConfigError(
+                    f"{self._key}.{name}: {path} cannot be read: {reason_of(error)}."
+                ) from error
+            options[option] = path
+        tls = self._config.tls
+        if tls is not None:
+            context = client_context(ca=tls.ca, certificate=tls.certificate, key=tls.key)
+            options["tls"] = context or ssl.create_default_context()
+        return options
+
+
+async def _release(client: Client) -> None:
+    """Close what a failed connection left open, also by tasks of the client."""
+    await client.close()
+    if left := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(left, timeout=_RELEASE_WITHIN_S)
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error).removeprefix("nats: ").strip().rstrip(".").replace('"', "")
+    return f"NATS: {text or type(error).__name__}."
