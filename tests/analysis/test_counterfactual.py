@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -134,6 +136,18 @@ def test_a_fault_costs_at_most_what_steps_are_longer_since_it_began() -> None:
     assert change_ratio(np.array([0.8] * 20 + [1.0] * 5), 5) == pytest.approx(0.2)
     assert change_ratio(np.array([1.0] * 20 + [0.8] * 5), 5) == pytest.approx(-0.25)
     assert change_ratio(np.array([0.8] * 4 + [1.0] * 5), 5) is None
+    assert change_ratio(np.array([0.8] * 5 + [1.0] * 5), 5) == pytest.approx(0.2)
+
+
+@given(
+    step_time_s=st.lists(st.floats(0.1, 10) | st.just(math.nan), min_size=1, max_size=40),
+    newest=st.integers(1, 40),
+)
+def test_the_change_of_any_steps_is_a_share_of_a_step_or_unknown(
+    step_time_s: list[float], newest: int
+) -> None:
+    change = change_ratio(np.array(step_time_s), min(newest, len(step_time_s)))
+    assert change is None or change <= 1
 
 
 def test_what_made_steps_long_further_back_is_another_fault() -> None:

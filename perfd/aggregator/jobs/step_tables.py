@@ -280,7 +280,7 @@ def _by_rank(column: list[_Phase | None], ranks: int) -> Floats:
     present = [
         (row, phase.by_rank_s) for row, phase in enumerate(column) if phase and phase.by_rank_s is not None
     ]
-    array = np.full((len(column), max(ranks, *(len(dense) for _, dense in present))), np.nan)
+    array = np.full((len(column), max([ranks, *(len(dense) for _, dense in present)])), np.nan)
     for row, dense in present:
         array[row, : len(dense)] = dense
     return array

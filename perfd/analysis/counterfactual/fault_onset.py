@@ -46,7 +46,7 @@ def change_ratio(step_time_s: Floats, newest: int) -> float | None:
     if at_onset is None or at_onset <= 0:
         return at_onset
     earlier = (_change_ratio(step_time_s, newest + more) for more in range(1, _SEEN_LATER + 1))
-    return max(at_onset, *(change for change in earlier if change is not None))
+    return max([at_onset, *(change for change in earlier if change is not None)])
 
 
 def _change_ratio(step_time_s: Floats, newest: int) -> float | None:
