@@ -95,6 +95,8 @@ def test_any_environment_is_read_without_an_error(content):
         ({"RANK": "3", "SLURM_PROCID": "0"}, 3),
         ({"SLURM_PROCID": "5"}, 5),
         ({"OMPI_COMM_WORLD_RANK": "2"}, 2),
+        # What `prterun` of PRRTE sets, and Open MPI's runtime beside its own.
+        ({"PMIX_RANK": "1"}, 1),
         ({"RANK": "three"}, None),
         ({"RANK": "-1"}, None),
         ({}, None),

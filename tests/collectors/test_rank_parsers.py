@@ -190,6 +190,23 @@ def test_openmpi_shows_the_rank() -> None:
     assert (identity.rank, identity.local_rank, identity.world_size) == (2, 0, 4)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_mpich_shows_the_rank(rank: int) -> None:
+    # What `mpiexec -n 2` of MPICH 5.0.2 sets.
+    environ = {
+        "PMI_RANK": str(rank),
+        "PMI_SIZE": "2",
+        "PMI_FD": "9",
+        "MPI_LOCALRANKID": str(rank),
+        "MPI_LOCALNRANKS": "2",
+    }
+    identity = resolve_rank(environ, NOWHERE)
+    assert identity is not None
+    assert identity.launcher is Launcher.MPI
+    assert (identity.rank, identity.local_rank, identity.world_size) == (rank, rank, 2)
+    assert identity.local_world_size == 2
+
+
 def test_the_innermost_launcher_wins() -> None:
     slurm = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
     mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}

@@ -10,7 +10,7 @@ import psutil
 
 from perfd.procfs import rooted
 
-RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 """The more specific first: torchrun's own before the launcher's."""
 RUN_VARIABLE = "PERFD_RUN"
 """The `perfd run` of a process: several may monitor jobs on one node."""
