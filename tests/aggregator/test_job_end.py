@@ -1,5 +1,7 @@
 """Jobs and agents that end well, badly, or without a word: the alerts that are due, and no others."""
 
+import contextlib
+
 import pytest
 from aggregator.support import START_S, aggregator, gpus, place, step, values
 from exporters.support import until
@@ -301,6 +303,23 @@ def test_a_job_whose_first_node_was_lost_counts_from_its_first_step_on_another(f
         fleet.works(agent, range(1, 3))
         assert (fleet.status()["attempt"], fleet.status()["steps"]["last"]) == (2, 2)
     lost.__exit__()
+
+
+def test_when_half_of_the_agents_vanish_those_are_down_and_the_job_goes_on(fleet):
+    with contextlib.ExitStack() as agents:
+        first, second, *lost = [agents.enter_context(fleet.agent(f"a{n}", f"n{n}")) for n in range(4)]
+        for rank, agent in enumerate((second, *lost), 1):
+            agent.send(place(rank, 0), fleet.log(), sent_unix_ns=fleet.clock.unix_ns())
+        fleet.works(first, range(1, 5))
+        for agent in lost:
+            agent.__exit__()
+        until(lambda: not any(map(fleet.connected, lost)))
+        fleet.works(first, range(5, 31))
+        up = {f"n{n}": fleet.page()[f'perfd_agent_up{{node="n{n}"}}'] for n in range(4)}
+        job = fleet.status()
+    assert up == {"n0": 1, "n1": 1, "n2": 0, "n3": 0}
+    assert (job["ended"], job["attempt"], job["steps"]["last"]) == (False, 1, 30)
+    assert set(fleet.fired) == {"PerfdAgentDown"}
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from exporters.support import until
 
 from perfd.model import (
     JOB_LABELS,
@@ -180,6 +181,39 @@ def test_a_rank_says_its_pod_where_no_kubelet_does(running):
         agent.send(on_gpus("0"), RankPlacement(job="llm", rank=0, gpu=0, pod_name="a"), step(1))
         running.tick()
         assert pods_of(running.page()) == {"0": ("llm", "0", None, "a", None)}
+
+
+def test_a_pod_of_another_name_takes_the_place_of_the_one_before_on_the_series_of_its_gpu(running):
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        for pod in ("worker-0-x7k2p", "worker-0-q9d4m"):
+            agent.send(on_gpus("0"), RankPlacement(job="llm", rank=0, gpu=0, pod_name=pod), step(1))
+            running.tick()
+            assert pods_of(running.page()) == {"0": ("llm", "0", None, pod, None)}
+
+
+def test_a_node_that_is_replaced_under_its_old_name_has_the_gpus_of_the_new_one(running):
+    with FakeAgent(running.grpc_address, agent_id="old", node="n0") as agent:
+        agent.hello()
+        ranks = [RankPlacement(job="llm", rank=rank, gpu=rank) for rank in (0, 1)]
+        agent.send(*INFOS[:2], on_gpus("0", "1"), *ranks, step(1))
+        running.tick()
+    until(lambda: not any(one["connected"] for one in running.agents()))
+    with FakeAgent(running.grpc_address, agent_id="new", node="n0") as agent:
+        agent.hello()
+        agent.send(
+            GpuInfo(index=0, name="B200", uuid="GPU-9"),
+            kubelet(("GPU-9", "second")),
+            on_gpus("0"),
+            RankPlacement(job="other", rank=0, gpu=0, world_size=1),
+            step(1, job="other"),
+        )
+        running.tick()
+        page = running.page()
+        (seen,) = [one for one in running.agents() if one["connected"]]
+    assert seen["node"] == "n0"
+    assert pods_of(page)["0"] == ("other", "0", None, "second", "main")
+    assert {one["node"] for one in labels_of(page, "perfd_agent_up")} == {"n0"}
 
 
 def test_a_name_that_is_too_long_for_a_label_is_left_out_and_counted(running):
