@@ -140,10 +140,19 @@ class Tab:
     def wait(self, expression: str) -> None:
         """Return when an expression is true; raises `BrowserError` when it does not become so."""
         end_s = time.monotonic() + _PATIENCE_S
-        while not self.run(f"Boolean({expression})"):
+        while not self._holds(expression):
             if time.monotonic() > end_s:
                 raise BrowserError(f"Never true: {expression}\n{self.text('body')[:2000]}")
             time.sleep(0.02)
+
+    def _holds(self, expression: str) -> bool:
+        try:
+            return bool(self.run(f"Boolean({expression})"))
+        except BrowserError as error:
+            # The page that was asked has just made way for another one.
+            if "navigated" in str(error):
+                return False
+            raise
 
     def text(self, selector: str) -> str:
         """The text of an element as a person reads it; no-break spaces are spaces."""

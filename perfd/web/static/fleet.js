@@ -43,7 +43,7 @@ const severity = (finding) => (!isHeldUp(finding) ? "quiet" : (finding.gain_rati
 
 function limit(job) {
   const cost = job.bottleneck?.gain_ratio;
-  return [el("span", { class: severity(job.bottleneck) }, shortSentence(job.bottleneck)), isHeldUp(job.bottleneck) && cost != null && el("span", { class: "quiet" }, ` costs ${percent(cost)} of each step`)];
+  return [el("span", { class: severity(job.bottleneck) }, shortSentence(job.bottleneck)), isHeldUp(job.bottleneck) && cost != null && el("span", { class: "quiet" }, ` costs ${percent(cost)}`)];
 }
 
 const hours = (job) => (job.wasted_gpu_h == null ? "-" : count(job.wasted_gpu_h, 1));

@@ -8,6 +8,7 @@ import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames } from "./format.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
 import { compareAddress, jobAddress, to } from "./paths.js";
+import { gridChoice, rankGrid } from "./rank_grid.js";
 import { heatMap } from "./ranks.js";
 
 const MOST_ALERTS = 50;
@@ -39,7 +40,7 @@ function draw(main, job, series, alerts, captures, again) {
   section(main, "dimensions", job.communication?.dimensions, () => dimensions(job));
   drawCharts(main, series, alerts, captures, again);
   section(main, "stages", job.pipeline, () => stages(job));
-  section(main, "ranks", [job.gpus, job.nccl?.ranks, job.slowdowns, job.bottleneck?.culprits], () => ranks(job, main.clientWidth));
+  section(main, "ranks", [job.gpus, job.nccl?.ranks, job.slowdowns, job.bottleneck?.culprits, gridChoice()], () => ranks(job, main.clientWidth, again));
   section(main, "alerts", alerts, () => alertList(alerts));
   section(main, "captures", captures, () => captureList(job, captures));
   section(main, "troubles", job.troubles, () => troubleList(job.troubles ?? []));
@@ -115,9 +116,9 @@ function stages(job) {
   return [el("h2", {}, "Pipeline stages"), stageBars(job.pipeline)];
 }
 
-function ranks(job, width) {
+function ranks(job, width, again) {
   const map = heatMap(job, width);
-  return map ? [el("h2", {}, "Ranks"), map] : [];
+  return map ? [el("h2", {}, "Ranks"), rankGrid(job, width, again), map].filter(Boolean) : [];
 }
 
 function alertList(alerts) {

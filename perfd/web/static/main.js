@@ -12,6 +12,7 @@ import { listenToKeys } from "./keys.js";
 import { follow, wake } from "./live.js";
 import { showNodes } from "./nodes.js";
 import { jobAddress, to, within } from "./paths.js";
+import { showRank } from "./rank_page.js";
 import { showServers } from "./servers.js";
 
 const main = document.getElementById("main");
@@ -20,11 +21,13 @@ let shownAt = null;
 let how = "polling";
 
 function placeOf(path) {
-  const [, top, name, view] = path.split("/");
+  const [, top, name, view, rank] = path.split("/");
   if (["servers", "agents", "nodes", "compare"].includes(top)) return { view: top };
   if (top !== "jobs" || !name) return { view: "fleet" };
   try {
-    return { view: view === "captures" ? "captures" : "job", job: decodeURIComponent(name) };
+    const job = decodeURIComponent(name);
+    if (view === "ranks" && /^\d{1,9}$/.test(rank ?? "")) return { view: "rank", job, rank: Number(rank) };
+    return { view: view === "captures" ? "captures" : "job", job };
   } catch {
     return { view: "job", job: name };
   }
@@ -67,6 +70,7 @@ async function load() {
     if (!captures.length) await get(jobPath(place.job));
     return () => showCaptures(main, place.job, captures);
   }
+  if (place.view === "rank") return showRank(main, place.job, place.rank, wake);
   return showJob(main, place.job, wake);
 }
 

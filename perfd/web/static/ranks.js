@@ -3,6 +3,7 @@
 
 import { el } from "./dom.js";
 import { signedPercent, UNKNOWN } from "./format.js";
+import { jobAddress } from "./paths.js";
 import { METRICS, middle, rankRows } from "./rank_rows.js";
 
 const TABLE_ROWS = 64;
@@ -24,15 +25,15 @@ export function heatMap(job, width) {
     "figure",
     {},
     many && picture(rows, metrics, far, width, shown[0]),
-    table(shown, metrics, far),
+    table(job.name, new Set(rows.map((row) => row.stage)).size > 1, shown, metrics, far),
     el("figcaption", { class: "quiet" }, el("span", { class: "swatch above" }), "above and ", el("span", { class: "swatch below" }), `below the median of ranks.${many ? ` The table has ${shown.length === 1 ? "the most unusual" : `the ${shown.length} most unusual`} of ${rows.length}.` : ""}`),
   );
 }
 
-function table(shown, metrics, far) {
+function table(name, stages, shown, metrics, far) {
   const line = (row) =>
     el("tr", { class: row.culprit && "culprit" },
-      el("th", { scope: "row" }, row.name, row.culprit && el("span", { class: "limit" }, " culprit"), row.where && el("small", {}, row.where)),
+      el("th", { scope: "row" }, row.rank == null ? row.name : el("a", { href: jobAddress(name, `ranks/${row.rank}`) }, row.name), row.culprit && el("span", { class: "limit" }, " culprit"), row.where && el("small", {}, [row.where, stages && row.stage != null && `stage ${row.stage}`].filter(Boolean).join(" · "))),
       metrics.map(([key, , show]) => cell(row[key], far(row, key), show)));
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Ranks by metric" },
     el("table", { class: "heat", id: "ranks" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Rank"), metrics.map(([, name]) => el("th", { scope: "col" }, name)))), el("tbody", {}, shown.map(line))));

@@ -1,0 +1,35 @@
+// One rank: its numbers beside the median of all ranks, and its GPU in the job's charts.
+
+import { ApiError, overviewOf } from "./api.js";
+import { captureButton } from "./actions.js";
+import { el, section } from "./dom.js";
+import { signedPercent, UNKNOWN } from "./format.js";
+import { drawCharts, loadSeries } from "./job_charts.js";
+import { jobAddress } from "./paths.js";
+import { METRICS, middle, rankRows } from "./rank_rows.js";
+
+// Loads first and returns a draw function, so a failed request leaves the page as it was.
+export async function showRank(main, name, rank, again) {
+  const [job, series] = await Promise.all([overviewOf(name), loadSeries(name, rank)]);
+  const rows = rankRows(job);
+  const row = rows.find((one) => one.rank === rank);
+  if (!row) throw new ApiError(404, `${name} has no numbers of rank ${rank}.`);
+  return () => {
+    section(main, "rank", [row, rows.length], () => [heading(job, row), numbers(row, rows)]);
+    drawCharts(main, series, [], [], again);
+  };
+}
+
+function heading(job, row) {
+  const facts = [row.node && `node ${row.node}`, row.gpu != null && `GPU ${row.gpu}`, row.stage != null && `pipeline stage ${row.stage}`].filter(Boolean).join(" · ");
+  return el("div", {}, el("h1", { id: "rank" }, row.name, row.culprit && el("span", { class: "limit" }, " culprit"), el("small", {}, facts)),
+    el("p", { class: "actions" }, el("a", { href: jobAddress(job.name) }, job.name), job.ended ? [] : captureButton(job.name, `${row.rank}+peer`, "this rank")));
+}
+
+function numbers(row, rows) {
+  const line = ([key, name, show]) => {
+    const usual = middle(rows.map((other) => other[key]));
+    return el("tr", { "data-key": key }, el("th", { scope: "row" }, name), el("td", { class: "number" }, show(row[key])), el("td", { class: "number" }, usual == null ? UNKNOWN : show(usual)), el("td", { class: "number" }, usual ? signedPercent(row[key] / usual - 1) : UNKNOWN));
+  };
+  return el("table", { class: "plain", id: "rank-numbers" }, el("thead", {}, el("tr", {}, ["Number", "This rank", "Median of ranks", "Difference"].map((name, i) => el("th", { scope: "col", class: i > 0 && "number" }, name)))), el("tbody", {}, METRICS.filter(([key]) => row[key] != null).map(line)));
+}
