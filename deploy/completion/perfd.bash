@@ -6,7 +6,7 @@
 # See also: https://github.com/scop/bash-completion/blob/main/doc/configuration.md
 
 _shtab_perfd_capture_subparsers=(list show start cancel plan redact)
-_shtab_perfd_trace_subparsers=(table)
+_shtab_perfd_trace_subparsers=(table export)
 _shtab_perfd_rules_subparsers=(check test)
 _shtab_perfd_subparsers=(demo run agent aggregator replay record parse serving bench-serving diagnose status top watch nodes capture analyze trace open compare roofline memory collective report mcp rules webhook doctor version)
 
@@ -33,6 +33,7 @@ _shtab_perfd_capture_redact_option_strings=(-h --help)
 _shtab_perfd_capture_option_strings=(-h --help --slurm --tool --ranks --step --duration --output --config --json)
 _shtab_perfd_analyze_option_strings=(-h --help --json --report --model-flops-per-step --summary --gpus --precision --slow-rank --peaks --nsys)
 _shtab_perfd_trace_table_option_strings=(-h --help --rank --rows --json --csv --nsys)
+_shtab_perfd_trace_export_option_strings=(-h --help --perfetto --nsys)
 _shtab_perfd_trace_option_strings=(-h --help)
 _shtab_perfd_open_option_strings=(-h --help --http)
 _shtab_perfd_compare_option_strings=(-h --help --max-regression --job --model-flops-per-step --unrelated --output -o --json)
@@ -86,6 +87,7 @@ _shtab_perfd_analyze___report_COMPGEN=_shtab_compgen_files
 _shtab_perfd_analyze___summary_COMPGEN=_shtab_compgen_files
 _shtab_perfd_analyze___peaks_COMPGEN=_shtab_compgen_files
 _shtab_perfd_trace_table_pos_1_COMPGEN=_shtab_compgen_files
+_shtab_perfd_trace_export_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_compare_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_compare_pos_1_COMPGEN=_shtab_compgen_files
 _shtab_perfd_compare___output_COMPGEN=_shtab_compgen_files
@@ -116,7 +118,7 @@ _shtab_perfd_aggregator___log_level_choices=(debug info warning error)
 _shtab_perfd_capture_plan___replay_mode_choices=(kernel application range app-range)
 _shtab_perfd_capture_pos_0_choices=(list show start cancel plan redact)
 _shtab_perfd_capture___tool_choices=(py_spy kineto nsys flight_recorder)
-_shtab_perfd_trace_pos_0_choices=(table)
+_shtab_perfd_trace_pos_0_choices=(table export)
 _shtab_perfd_mcp___log_level_choices=(debug info warning error)
 _shtab_perfd_rules_pos_0_choices=(check test)
 _shtab_perfd_webhook___log_level_choices=(debug info warning error)
@@ -217,6 +219,9 @@ _shtab_perfd_trace_table__h_nargs=0
 _shtab_perfd_trace_table___help_nargs=0
 _shtab_perfd_trace_table___json_nargs=0
 _shtab_perfd_trace_table___csv_nargs=0
+_shtab_perfd_trace_export_pos_0_nargs=+
+_shtab_perfd_trace_export__h_nargs=0
+_shtab_perfd_trace_export___help_nargs=0
 _shtab_perfd_trace_pos_0_nargs=A...
 _shtab_perfd_trace__h_nargs=0
 _shtab_perfd_trace___help_nargs=0

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.errors import RecordingError
-from perfd.exporters.protobuf_encoding import varint
 from perfd.model import (
     Event,
     EventKind,
@@ -22,6 +21,7 @@ from perfd.model import (
     SampleTable,
     Scope,
 )
+from perfd.protobuf_encoding import varint
 from perfd.recording import open_recording
 from perfd.recording.recording_writer import RecordingWriter
 from perfd.recording.records_stream import RecordsStream, encode_item

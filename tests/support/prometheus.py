@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
-from perfd.exporters.protobuf_encoding import field, varint
 from perfd.metrics.series import SeriesKey
+from perfd.protobuf_encoding import field, varint
 from tests.support.services import prometheus
 
 STALE_MARKER_BITS = 0x7FF0000000000002

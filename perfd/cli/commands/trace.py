@@ -1,4 +1,4 @@
-"""`perfd trace table`."""
+"""`perfd trace table` and `perfd trace export`."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ With --json it prints one object: {"schema": "perfd.trace_tables/1", "tables": [
 "columns": [{"name", "unit"}], "rows": [[...]], "missing"}]}, with all rows. Unknown values are null.
 Exit codes: 0 success; 2 a trace cannot be read.
 """
+_EXPORT_EPILOG = """\
+Tracks: perfd's findings over the whole capture; for each rank the findings that name it, steps, waits in
+collectives and for whom, named ranges, GPU streams and calls of the host. Ranks are on the wall clock if all
+traces have it; otherwise each begins at zero, and the first track is "findings (ranks have no common clock)".
+Exit codes: 0 success; 2 a trace cannot be read or the file cannot be written.
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,12 +71,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
     table.add_argument(
         "--nsys", default="nsys", metavar="PROGRAM", help="nsys program that exports .nsys-rep files"
     )
+    export = actions.add_parser(
+        "export",
+        help="write all ranks into one file for ui.perfetto.dev",
+        epilog=_EXPORT_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    export.add_argument(
+        "files", metavar="FILE", type=Path, nargs="+", help="traces of one capture, or a directory of them"
+    )
+    export.add_argument(
+        "--perfetto", metavar="OUT", type=Path, required=True, help="file to write (OUT.gz: compressed)"
+    )
+    export.add_argument(
+        "--nsys", default="nsys", metavar="PROGRAM", help="nsys program that exports .nsys-rep files"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the tables."""
+    """Print the tables, or write the file."""
     # As numpy is loaded: nothing here is for its linear algebra.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    if args.action == "export":
+        from perfd.cli.traces.perfetto_output import export  # noqa: PLC0415
+
+        return export(args.files, args.perfetto, args.nsys)
     from perfd.cli.traces.table_output import show, to_json, wanted_tables  # noqa: PLC0415
 
     tables = wanted_tables(args.files, args.names, args.rank, args.nsys)

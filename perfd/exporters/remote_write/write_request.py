@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.exporters.pending_bodies import Body
-from perfd.exporters.protobuf_encoding import field, varint
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.protobuf_encoding import field, varint
 
 _STALE_MARKER = struct.pack("<Q", 0x7FF0000000000002)
 """The NaN that ends a series: `StaleNaN` of Prometheus' model/value."""

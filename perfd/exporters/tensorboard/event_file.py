@@ -10,7 +10,7 @@ import struct
 from collections.abc import Mapping
 from functools import cache
 
-from perfd.exporters.protobuf_encoding import field, varint
+from perfd.protobuf_encoding import field, varint
 
 _CASTAGNOLI = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8

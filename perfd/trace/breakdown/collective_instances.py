@@ -30,6 +30,8 @@ class Instance:
     group: str
     group_ranks: tuple[int, ...]
     sequence: int | None
+    start_ns: int
+    """On the clock of the trace."""
     end_unix_ns: int | None
     """On the wall clock, if the trace has it."""
     duration_s: float
@@ -72,6 +74,7 @@ def instances(timeline: RankTimeline) -> list[Instance]:
                 group=one.group if one else "",
                 group_ranks=() if name == "sendrecv" or one is None else tuple(sorted(one.group_ranks)),
                 sequence=one.sequence if one else None,
+                start_ns=start,
                 end_unix_ns=None if trace.epoch_ns is None else trace.epoch_ns + end,
                 duration_s=(end - start) / 1e9,
                 clipped_s=clipped / 1e9,

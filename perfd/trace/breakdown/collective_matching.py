@@ -11,7 +11,7 @@ several messages is done with the last of them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -114,13 +114,7 @@ def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
     complete = {rank for rank, timeline in timelines.items() if timeline.complete}
     splits: dict[tuple[int, Key], _Split] = defaultdict(_Split)
     waiting, unmatched = [], []
-    for key in sorted({one.key for found in found_by_rank.values() for one in found}):
-        members = key.ranks or tuple(sorted(timelines))
-        mine = {
-            rank: [one for one in found_by_rank[rank] if one.key == key]
-            for rank in members
-            if rank in found_by_rank
-        }
+    for key, members, mine in _by_key(found_by_rank, timelines):
         if key.operation == "sendrecv":
             continue
         problem = _why_not(key, members, mine, complete)
@@ -155,6 +149,63 @@ def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
             if any(row.matched_count for row in found)
         },
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWait:
+    """How long one rank waited in one collective for the rank that came last."""
+
+    rank: int
+    for_rank: int
+    operation: str
+    group: str
+    start_ns: int
+    """On the clock of the rank's trace."""
+    end_ns: int
+
+
+def waits_of(timelines: Mapping[int, RankTimeline]) -> list[RankWait]:
+    """Each waiting in the collectives that can be matched: from a rank's arrival to that of the last one."""
+    found_by_rank = {rank: instances(timeline) for rank, timeline in timelines.items()}
+    complete = {rank for rank, timeline in timelines.items() if timeline.complete}
+    waits = []
+    for key, members, mine in _by_key(found_by_rank, timelines):
+        if key.operation == "sendrecv" or _why_not(key, members, mine, complete):
+            continue
+        parts = split(_durations(members, mine)[1])
+        numbers = sorted({one.sequence for ones in mine.values() for one in ones if one.sequence is not None})
+        by_number = {number: at for at, number in enumerate(numbers)}
+        ordered = any(one.sequence is None for ones in mine.values() for one in ones)
+        for column, rank in enumerate(members):
+            for at, one in enumerate(mine[rank]):
+                row = at if ordered or one.sequence is None else by_number[one.sequence]
+                last, wait_ns = int(parts.last_arriver[row]), parts.wait_s[row, column] * 1e9
+                if last >= 0 and last != column and wait_ns >= 1:
+                    waits.append(
+                        RankWait(
+                            rank=rank,
+                            for_rank=members[last],
+                            operation=key.operation,
+                            group=key.group,
+                            start_ns=one.start_ns,
+                            end_ns=one.start_ns + round(wait_ns),
+                        )
+                    )
+    return waits
+
+
+def _by_key(
+    found_by_rank: Mapping[int, Sequence[Instance]], timelines: Mapping[int, RankTimeline]
+) -> Iterator[tuple[Key, tuple[int, ...], dict[int, list[Instance]]]]:
+    """Operations of each kind: the ranks that take part, and those of each rank that was traced."""
+    for key in sorted({one.key for found in found_by_rank.values() for one in found}):
+        members = key.ranks or tuple(sorted(timelines))
+        mine = {
+            rank: [one for one in found_by_rank[rank] if one.key == key]
+            for rank in members
+            if rank in found_by_rank
+        }
+        yield key, members, mine
 
 
 def _why_not(

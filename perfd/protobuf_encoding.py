@@ -1,4 +1,4 @@
-"""The parts of protobuf's wire format that exporters write (https://protobuf.dev/programming-guides/encoding)."""
+"""The parts of protobuf's wire format that perfd writes itself (https://protobuf.dev/programming-guides/encoding)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,25 @@
+"""`perfd trace export`, apart from its arguments because it imports NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfd.errors import TraceError
+from perfd.trace.diagnosis import TraceSettings, analyse, diagnose
+from perfd.trace.export import capture_tracks, write_perfetto
+from perfd.trace.readers.trace_files import read_traces, with_folders_opened
+
+
+def export(files: Sequence[Path], target: Path, nsys_program: str) -> int:
+    """Write one file of all ranks; raises `TraceError` if a trace cannot be read or the file not written."""
+    traces = read_traces(with_folders_opened(files), nsys_program)
+    analysis = analyse(traces, TraceSettings())
+    if not analysis.ranks:
+        raise TraceError("No trace says which rank it is of.")
+    try:
+        slices = write_perfetto(capture_tracks(analysis, diagnose(analysis)), target)
+    except OSError as error:
+        raise TraceError(f"{target}: cannot be written: {error.strerror or error}.") from error
+    print(f"{target}: {len(analysis.ranks)} ranks, {slices:,} slices. Open it at https://ui.perfetto.dev.")
+    return 0
