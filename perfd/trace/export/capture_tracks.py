@@ -20,7 +20,7 @@ def capture_tracks(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Iterator[Tr
     """First the findings of the capture, then each rank: culprit, steps, waits, ranges, streams, host calls.
 
     Times are the wall clock's if each trace has it. Otherwise each rank begins at zero, and slices of two
-    ranks at one place were not at one time; the name of the first track says so.
+    ranks at one place were not at one time; the name of the first track has a note then.
     """
     timelines = {rank.rank: rank.timeline for rank in analysis.ranks}
     offsets = _offsets_ns(timelines)

@@ -18,7 +18,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A row of slices below a process; slices may nest, and what overlaps otherwise has a row of its own."""
+    """A row of slices below a process; slices may nest, and what overlaps otherwise has a separate row."""
 
     process: str
     name: str
