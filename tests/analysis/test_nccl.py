@@ -149,6 +149,15 @@ def test_a_rank_that_waits_more_than_usual_is_distinguished_before_its_usual_tim
     assert slowdowns(None) == pytest.approx([1, 1, 1 / 0.9, 1])
 
 
+@pytest.mark.parametrize(("busy_s", "kind"), [(0.0, Kind.UNKNOWN), (2.0, Kind.STRAGGLER)])
+def test_before_steps_are_seen_a_rank_costs_no_more_than_any_usually_is_in_kernels(busy_s, kind):
+    # The first operations of a job wait for whoever starts up slowly.
+    late = table([0, 1, 2, 3], [0, 0, 0.02, 0])
+    times = [NcclTime(rank=r, busy_s=busy_s, span_s=10.0, lost_operations=0) for r in range(4)]
+    job = job_data(step_table([]), description=DP4, collectives=[late], nccl=times)
+    assert summarise(job, AnalysisSettings()).bottleneck.kind is kind
+
+
 def test_a_frequent_kind_of_operation_counts_by_its_time_not_by_its_rows():
     frequent = table([0, 1, 2, 3], [0, 0, 0, 0], kernel_ratio=[0.5] * 4)
     rare = table([0, 1, 2, 3], [0, 0, 0.02, 0], communicator="cd", kernel_ratio=[0.003, 0.003, 0.001, 0.003])

@@ -188,6 +188,9 @@ class RankTally:
         late = _Late.of(lateness)
         reported = (_gains(losses, window, late.caused, step_time_s), late.error, late.last, late.persistence)
         gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in reported)
+        if step_s is None and np.isfinite(busy).any():
+            # Before steps are seen, only the usual share of time is known to be training.
+            gain = np.minimum(gain, np.nanmax(busy))
         # No rank waits for longer than it is in kernels. The loss is current if it has changed, and relative
         # to the usual step, which may be shorter than the current ones.
         longer, waited = _longer(step_time_s, step_s), np.nan_to_num(late.lost[ranks])
