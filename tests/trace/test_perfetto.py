@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import warnings
 from collections import defaultdict
 from pathlib import Path
 
@@ -102,9 +101,7 @@ def test_trace_processor_reads_it(capture, tmp_path):
     processor = required("perfetto.trace_processor", SCHEMA)
     program = os.environ.get("PERFD_TRACE_PROCESSOR")
     if program is None:
-        reason = "trace_processor did not read it: PERFD_TRACE_PROCESSOR is the path of that program"
-        warnings.warn(reason, stacklevel=1)
-        pytest.skip(reason)
+        pytest.skip("trace_processor did not read it: PERFD_TRACE_PROCESSOR is the path of that program")
     out = tmp_path / "out.pftrace"
     assert main(["trace", "export", str(capture), "--perfetto", str(out)]) == 0
     config = processor.TraceProcessorConfig(bin_path=program)
