@@ -226,6 +226,40 @@ def test_a_rank_that_no_outcome_names_is_empty(node, named, empty):
     assert sorted(rank for status in finals for rank in status.ranks) == ([] if named == [[]] else [0, 1])
 
 
+class UnnamedProcesses(ScriptedTool):
+    """Captures processes without a known rank, each with a state and its whole steps."""
+
+    def stop(self, targets, plan):
+        return [
+            self.outcome(plan.directory / f"process_{pid}", *end) for pid, end in enumerate(self.outcomes)
+        ]
+
+    @staticmethod
+    def outcome(file, state, whole_steps=None):
+        if state is CaptureState.EMPTY:
+            return CaptureOutcome(state=state, ranks=(), reason="Nothing ran.")
+        file.write_text("trace")
+        return CaptureOutcome(
+            state=state, ranks=(), files=[file], whole_steps=whole_steps, reason="" if whole_steps else "Cut."
+        )
+
+
+@pytest.mark.parametrize(
+    ("ends", "state", "files", "whole_steps", "reason"),
+    [
+        ([(CaptureState.DONE, 16), (CaptureState.DONE, 9)], CaptureState.DONE, 2, 9, ""),
+        ([(CaptureState.DONE, 16), (CaptureState.EMPTY,)], CaptureState.DONE, 1, 16, ""),
+        ([(CaptureState.DONE, 16), (CaptureState.FAILED,)], CaptureState.FAILED, 2, 16, "Cut."),
+        ([(CaptureState.EMPTY,), (CaptureState.EMPTY,)], CaptureState.EMPTY, 0, None, "Nothing ran."),
+    ],
+)
+def test_processes_without_a_rank_have_one_outcome(node, ends, state, files, whole_steps, reason):
+    node.executor(tools=[UnnamedProcesses(*ends)]).handle(request())
+    final = node.until_state(state)
+    assert (len(final.files), final.whole_steps, final.ranks) == (files, whole_steps, ())
+    assert final.reason == reason
+
+
 @pytest.mark.parametrize("error", [CaptureError("It hangs."), OSError(28, "It hangs.")])
 def test_a_tool_that_cannot_stop_is_aborted_and_its_files_are_deleted(node, error):
     tool = ScriptedTool(error=error)

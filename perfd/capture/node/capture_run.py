@@ -154,7 +154,7 @@ class CaptureRun:
         answered: set[int] = set()
         named = [file for outcome in outcomes for file in outcome.files]
         self._around.store.discard(self._request.capture_id, keep=named)
-        for outcome in outcomes:
+        for outcome in _one_unnamed(outcomes):
             state = outcome.state
             if why.spoils and state is CaptureState.DONE:
                 state = CaptureState.FAILED
@@ -239,6 +239,28 @@ class CaptureRun:
     def _close_record(self, targets: Sequence[CaptureTarget]) -> None:
         if self._around.store.load(self._request.capture_id) is not None:
             self._around.store.save(self._record(targets, is_open=False))
+
+
+def _one_unnamed(outcomes: Sequence[CaptureOutcome]) -> Sequence[CaptureOutcome]:
+    """The outcomes with those of processes without a known rank as one: a node has one status for all.
+
+    A launcher among them did nothing that a trace could show: it is empty, and the others count.
+    """
+    named = [outcome for outcome in outcomes if outcome.ranks]
+    unnamed = [outcome for outcome in outcomes if not outcome.ranks]
+    if len(unnamed) < 2:
+        return outcomes
+    full = [outcome for outcome in unnamed if outcome.state is not CaptureState.EMPTY] or unnamed
+    failed = [outcome.state for outcome in full if outcome.state is not CaptureState.DONE]
+    steps = [outcome.whole_steps for outcome in full if outcome.whole_steps is not None]
+    merged = CaptureOutcome(
+        state=failed[0] if failed else CaptureState.DONE,
+        ranks=(),
+        reason=" ".join(dict.fromkeys(outcome.reason for outcome in full if outcome.reason)),
+        files=[file for outcome in full for file in outcome.files],
+        whole_steps=min(steps, default=None),
+    )
+    return [*named, merged]
 
 
 def _sentence(error: CaptureError | OSError) -> str:
