@@ -20,7 +20,8 @@ pid=$(cat "$state/agent.pid" 2>/dev/null)
 
 # A number may belong to another process by now.
 ours() { [ -n "$pid" ] && tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -q "perfd.* agent .*--config"; }
-gone() { for _ in $(seq "$1"); do ours || return 0; sleep 0.1; done; return 1; }
+# On a busy node a look takes long: seconds are counted, not looks, so that all is done before the time limit above.
+gone() { local end=$((SECONDS + $1)); while ours; do [ $SECONDS -lt $end ] || return 1; sleep 0.1; done; }
 
 # How the job ended, as `perfd agent --job-end` reads it. slurmctld is asked once or twice a job: by its first two nodes,
 # of which one may be lost. The others know the batch script's exit code, which is 0 too for a job that was cancelled.
@@ -37,7 +38,8 @@ how_it_ended() {
     TimeLimit) echo "outcome=time_limit" ;;
     OutOfMemory) echo "outcome=out_of_memory" ;;
     *)
-      if [ "${restarts:-0}" -gt "${SLURM_JOB_RESTART_COUNT:-0}" ]; then
+      # Requeued, or preempted by being canceled.
+      if [ "${restarts:-0}" -gt "${SLURM_JOB_RESTART_COUNT:-0}" ] || [ "$(field JobState)" = PREEMPTED ]; then
         echo "outcome=preempted"
       elif [ -z "$code" ]; then
         IFS=: read -r code signal <<<"${SLURM_JOB_EXIT_CODE2:-0:0}"
@@ -50,12 +52,13 @@ how_it_ended() {
 }
 
 # A job may be over before its agent is up, which then would not hear the signal, or could not start.
-for _ in $(seq 100); do [ -s "$state/perfd/$node/spool.sqlite" ] || ! ours && break; sleep 0.1; done
+end=$((SECONDS + 10))
+while [ $SECONDS -lt $end ] && [ ! -s "$state/perfd/$node/spool.sqlite" ] && ours; do sleep 0.1; done
 if ours; then
   how_it_ended >"$state/end"
   kill -TERM "$pid"
   # It sends what is left, in seconds; what it could not send in twenty is given up.
-  gone 200 || { kill -KILL "$pid"; gone 100 || echo "process $pid does not end" >&2; }
+  gone 20 || { kill -KILL "$pid"; gone 10 || echo "process $pid does not end" >&2; }
 else
   echo "the agent of job $SLURM_JOB_ID ended before the job: $(tail -n 1 "$state/agent.log" 2>&1)" >&2
 fi
