@@ -149,6 +149,14 @@ def test_a_rank_that_waits_more_than_usual_is_distinguished_before_its_usual_tim
     assert slowdowns(None) == pytest.approx([1, 1, 1 / 0.9, 1])
 
 
+def test_a_late_root_of_broadcasts_is_named_where_all_ranks_do_the_same():
+    broadcasts = table([0, 1, 2, 3], [0.02, 0, 0, 0], operation="Broadcast")
+    assert summary([broadcasts]).bottleneck.culprits == (Culprit(kind="rank", id=0),)
+    # In a tensor group, and from stage to stage, the first rank has more to do: it reads the data.
+    tp4 = description(world_size=4, tp=4, micro_batch_size=1, global_batch_size=8)
+    assert summary([broadcasts], job=tp4).bottleneck.culprits == ()
+
+
 @pytest.mark.parametrize(("busy_s", "kind"), [(0.0, Kind.UNKNOWN), (2.0, Kind.STRAGGLER)])
 def test_before_steps_are_seen_a_rank_costs_no_more_than_any_usually_is_in_kernels(busy_s, kind):
     # The first operations of a job wait for whoever starts up slowly.

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from perfd.analysis.operations.transfer_wait import blame, bus_bandwidth_bytes_per_s, split
+from perfd.analysis.operations.transfer_wait import blame, bus_bandwidth_bytes_per_s, of_late_roots, split
 
 
 def test_the_last_to_arrive_waits_for_nobody_and_the_others_for_it() -> None:
@@ -62,6 +62,26 @@ def test_durations_are_transfer_plus_waiting_and_ranks_have_no_order(durations: 
     random.shuffle(order)
     assert np.allclose(split(durations[:, order]).transfer_s, parts.transfer_s, equal_nan=True)
     assert np.allclose(blame(durations[:, order]).waited_s, blame(durations).waited_s[order])
+
+
+@pytest.mark.parametrize(
+    ("durations", "of_late_root"),
+    [
+        ([0.001, 0.136], True),
+        ([0.136, 0.001], True),
+        ([0.001, 0.136, 0.130, 0.140], True),
+        # The second rank of the ring came late: the root had ended, and who is behind it waited.
+        ([0.001, 0.002, 0.136, 0.136], False),
+        ([0.001, 0.0694, 0.137, 0.137], True),
+        ([0.001, 0.0679, 0.137, 0.137], False),
+        ([0.001, np.nan, 0.137, 0.137], False),
+    ],
+)
+def test_a_broadcast_names_its_last_rank_only_where_all_others_wait_alike(
+    durations: list[float], of_late_root: bool
+) -> None:
+    kept = split(of_late_roots(np.array([durations])))
+    assert kept.last_arriver.tolist() == ([int(np.argmin(durations))] if of_late_root else [-1])
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests() -> None:

@@ -16,7 +16,6 @@ from perfd.analysis.data.robust_stats import highest, mean, median, over_last
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.operations.p2p_timing import knows_receivers
 from perfd.analysis.operations.step_segmentation import AnalysisWindow
-from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
@@ -149,12 +148,12 @@ class RankTally:
         waits = scale[:, None] * result.waited_s
         self.wait += self._by_rank(stack.ranks, waits)
         self.dimensions.add(stack, useful, waits)
-        if stack.operation not in MATCHED_OPERATIONS and knows_receivers(stack.collectives):
+        if not stack.matched and knows_receivers(stack.collectives):
             between = (first >= 0) & (first != last)
             self.pipeline_wait += self._by_rank(stack.ranks, np.where(between[:, None], waits, 0.0))
         self.kernels += self._by_rank(stack.ranks, np.where(useful[:, None], stack.kernel_ratio, 0.0))
         self.operations += self._by_rank(stack.ranks, counts[:, None])
-        if stack.operation in MATCHED_OPERATIONS:
+        if stack.matched:
             roles = self._roles[stack.ranks]
             least, most = over_last(np.minimum, roles), over_last(np.maximum, roles)
             peers = (least >= 0) & (least == most)
@@ -214,7 +213,7 @@ class RankTally:
         """How many ranks the smallest group of each has."""
         peers = np.full(self._world, self._world)
         for stack, judged in self._judged:
-            if stack.operation in MATCHED_OPERATIONS and stack.ranks.shape[1] > 1:
+            if stack.matched and stack.ranks.shape[1] > 1:
                 np.minimum.at(peers, stack.ranks[judged], stack.ranks.shape[1])
         return peers
 

@@ -23,7 +23,6 @@ from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, mean, median
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.operations.step_segmentation import AnalysisWindow, StepPeriod, StepShape
-from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 
 RECENT, LONG = AnalysisWindow(newest_s=5.0), AnalysisWindow(newest_s=30.0)
 """How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then
@@ -242,14 +241,14 @@ class _Source:
     ) -> _Source:
         """Those of a stack that are `judged`; `peers` says whether their ranks have the same work."""
         at_once: Bools = np.ones(len(judged), dtype=np.bool_)
-        if stack.operation in MATCHED_OPERATIONS:
+        if stack.matched:
             at_once = np.array([name in NEEDED_AT_ONCE for name in stack.names.tolist()])
         return cls(
             stack=stack,
             rhythm=StepPeriod.of(stack, judged, at_once, step_s),
             place=_place_of_each(stack.ranks.ravel(), world),
             step_s=step_s,
-            of_peers=peers and stack.operation in MATCHED_OPERATIONS,
+            of_peers=peers and stack.matched,
         )
 
     def per_s(self, shape: StepShape) -> Floats:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, StepTable
+from perfd.analysis.data.robust_stats import median_of
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 
 _LEAST_PER_STEP = 0.7
@@ -32,7 +33,8 @@ def waits_by_step(
     of_log = max(int(steps.step[-1]), 1) if len(steps) else 1
     rates = [_per_step(stack, done or of_log, step_s) for stack in stacks]
     ratios = np.concatenate([counted / paced for counted, paced in rates] or [np.ones(1)])
-    resumed = done is None and not 1 / _RESUMED <= float(np.nanmedian(ratios)) <= _RESUMED
+    middle = median_of(ratios)
+    resumed = done is None and (middle is None or not 1 / _RESUMED <= middle <= _RESUMED)
     for stack, (counted, paced) in zip(stacks, rates, strict=True):
         for row, length in enumerate(stack.collectives.lengths.tolist()):
             per_step = float((paced if resumed else counted)[row])

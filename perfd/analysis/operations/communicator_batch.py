@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -11,7 +11,15 @@ import numpy as np
 from perfd.analysis.data.job_data import CollectiveStack, CollectiveTable, Floats, Ints
 from perfd.analysis.layout import Names, group_names
 from perfd.analysis.operations.p2p_timing import with_waiting_receivers
-from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS, Blames, WaitSplit, blames_of, split
+from perfd.analysis.operations.transfer_wait import (
+    BROADCAST,
+    MATCHED_OPERATIONS,
+    Blames,
+    WaitSplit,
+    blames_of,
+    of_late_roots,
+    split,
+)
 from perfd.model import ParallelLayout
 
 
@@ -26,6 +34,8 @@ class CommunicatorBatch:
     blames: Blames
     unseen_ratio: Floats
     """(c, g): the share of time in kernels that is known by the other rank only."""
+    matched: bool
+    """Whether who came last is who the others wait for."""
 
     @property
     def operation(self) -> str:
@@ -65,8 +75,12 @@ def stacked(
 
 def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> CommunicatorBatch:
     reported_ratio = collectives.kernel_ratio
-    if collectives.operation not in MATCHED_OPERATIONS:
+    matched = collectives.operation in MATCHED_OPERATIONS
+    if not matched:
         collectives = with_waiting_receivers(collectives)
+    if collectives.operation == BROADCAST and not _has_inner_groups(parallel):
+        matched = True
+        collectives = replace(collectives, durations_s=of_late_roots(collectives.durations_s))
     parts = split(collectives.durations_s)
     names = group_names(collectives.ranks, parallel, collectives.operation)
     return CommunicatorBatch(
@@ -76,7 +90,13 @@ def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> Communicat
         parts=parts,
         blames=blames_of(parts),
         unseen_ratio=collectives.kernel_ratio - reported_ratio,
+        matched=matched,
     )
+
+
+def _has_inner_groups(parallel: ParallelLayout) -> bool:
+    """Whether broadcasts may hand data to a tensor group or stages: who reads it has more to do."""
+    return any((size or 1) > 1 for size in (parallel.tp, parallel.pp, parallel.cp))
 
 
 def _side_by_side(tables: Sequence[CollectiveTable]) -> CollectiveStack:

@@ -5,7 +5,8 @@ arrival to that end. So the shortest duration is that of the rank that came last
 which makes it the transfer, and what the others took longer is their waiting for that rank. Only
 durations and the matching of operations by (communicator, operation, sequence number) are needed, no
 agreement of clocks. (The rule is Mycroft's and Greyhound's; it holds for all-reduce, reduce-scatter,
-all-gather and all-to-all, not for broadcast and reduce, whose root may finish early.)
+all-gather and all-to-all, not for broadcast and reduce, whose root may finish early; of broadcasts
+those count in which all others wait for one rank.)
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ BROADCAST = "Broadcast"
 """Its root may end early, so its shortest duration is a little less than the transfer. But waiting in it for
 a late root shows which rank of a tensor group is slow: the first one reads data for the others."""
 
-
+_ALIKE_RATIO = 0.5
+"""Of the longest wait in a broadcast, the least of the others where all wait for the root."""
 _FEW_RANKS = 16
 
 
@@ -101,6 +103,20 @@ def _shortest(durations_s: Floats) -> tuple[Floats, Ints]:
         np.maximum(column, (own < least) * np.int8(index), out=column)
         np.minimum(least, own, out=least)
     return least, column.astype(np.int64)
+
+
+def of_late_roots(durations_s: Floats) -> Floats:
+    """The durations (..., g) of broadcasts, without those in which the last one need not be the root.
+
+    All others wait for a late root alike. For another late rank only those behind it wait, and the root may
+    have ended before it came: then the shortest duration is not that of the last.
+    """
+    if durations_s.shape[-1] < 2:
+        return durations_s
+    ordered = np.sort(durations_s, axis=-1)
+    waits = ordered - ordered[..., :1]
+    alike = waits[..., 1] >= _ALIKE_RATIO * waits[..., -1]
+    return np.where(alike[..., None], durations_s, np.nan)
 
 
 def blames(durations_s: Floats) -> Blames:

@@ -10,7 +10,6 @@ import numpy as np
 from perfd.analysis.data.job_data import Bools, CollectiveStack, CollectiveTable, Floats, Ints, StepTable
 from perfd.analysis.data.robust_stats import median_of, sigma_of
 from perfd.analysis.operations.communicator_batch import stacked
-from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
@@ -110,7 +109,7 @@ def _waited_for(
     """The rank that is the last in nearly all operations in which others wait for most of a stall."""
     last: list[Ints] = []
     for batch in stacked(collectives, parallel):
-        if batch.operation not in MATCHED_OPERATIONS:
+        if not batch.matched:
             continue
         longest = np.where(batch.parts.last_arriver >= 0, batch.parts.wait_s.max(axis=-1, initial=0.0), 0.0)
         row, operation = np.nonzero(longest >= _LARGE * stall_s)
