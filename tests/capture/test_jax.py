@@ -168,7 +168,7 @@ def test_a_process_under_nsys_is_refused(job):
     ("behavior", "state", "words"),
     [
         ("busy", CaptureState.FAILED, "JAX's profiler server answers: Another profiling session active."),
-        ("cut", CaptureState.FAILED, "The profile is not one of XLA, or is cut"),
+        ("cut", CaptureState.FAILED, "The profile is not an XLA profile, or it is truncated"),
         ("dies", CaptureState.FAILED, "The process ended before it wrote its trace."),
         ("host-only", CaptureState.EMPTY, "no GPU or TPU work"),
     ],

@@ -1,4 +1,4 @@
-"""Two runs over each other: the page, the interface and `perfd compare` show one comparison."""
+"""Two runs side by side: the page, the interface and `perfd compare` show one comparison."""
 
 from __future__ import annotations
 

@@ -219,11 +219,11 @@ class TelemetryServer:
                     self._warned.clear()
                 self._warned.add(address)
                 log.warning(
-                    "An address has its share of a limit: what more it sends is refused until it has less.",
+                    "An address has used its share of a limit: more from it is refused until it uses less.",
                     extra={"address": address, "bound": bound},
                 )
             raise PerfdError(
-                f"This aggregator is at its limit of {bound}, or has as much of this address as it takes: "
+                f"This aggregator is at its limit of {bound}, or this address has used its share: "
                 "try again later."
             )
 

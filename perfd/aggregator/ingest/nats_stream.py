@@ -57,7 +57,8 @@ async def ensure_streams(js: JetStreamContext, config: NatsListenConfig) -> None
         if found.retention != api.RetentionPolicy.WORK_QUEUE or found.discard != api.DiscardPolicy.NEW:
             raise PerfdError(
                 f"The stream {config.stream} may lose batches: it needs the retention `workqueue` and the "
-                "discard policy `new`. Delete it, so that it is created anew, or name another one."
+                "discard policy `new`. If it holds nothing you need, delete it and perfd creates it; "
+                "else name another."
             )
     refused = refused_stream(config)
     try:

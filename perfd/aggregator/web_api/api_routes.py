@@ -33,8 +33,8 @@ _INDEX = """perfd aggregator {version}
 /api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
 /api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N&from=STEP&to=STEP
-/api/v1/jobs/JOB/gpu_series     its GPUs over the last minutes; ?points=N&rank=R
-/api/v1/compare                 two jobs over each other (perfd.compare/1); ?a=JOB&b=JOB
+/api/v1/jobs/JOB/gpu_series     its GPUs over the last 5 minutes; ?points=N&rank=R
+/api/v1/compare                 two jobs side by side (perfd.compare/1); ?a=JOB&b=JOB
 /api/v1/alerts                  alerts of perfd's own engine; ?job=JOB
 /api/v1/servers                 serving engines
 /api/v1/agents                  agents and their nodes

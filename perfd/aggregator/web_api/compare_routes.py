@@ -1,4 +1,4 @@
-"""Two jobs over each other, by the comparison that `perfd compare` makes: as JSON and as a report."""
+"""Two jobs side by side, by the comparison that `perfd compare` makes: as JSON and as a report."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _comparison(source: SummarySource, request: Request) -> RunComparison:
         return compare(runs[0], runs[1], bound, any_runs=any_runs)
     except UnrelatedRunsError as error:
         a, b = (quote(name, safe="") for name in names)
-        hint = f"To compare them all the same: /api/v1/compare?a={a}&b={b}&unrelated=1"
+        hint = f"To compare them anyway: /api/v1/compare?a={a}&b={b}&unrelated=1"
         raise _RequestError(409, f"{error} {hint}") from error
     except PerfdError as error:
         raise _RequestError(409, str(error)) from error

@@ -95,7 +95,7 @@ def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> Communicat
 
 
 def _has_inner_groups(parallel: ParallelLayout) -> bool:
-    """Whether broadcasts may hand data to a tensor group or stages: who reads it has more to do."""
+    """Whether broadcasts may hand data to a tensor group or stages: the rank that reads it has more to do."""
     return any((size or 1) > 1 for size in (parallel.tp, parallel.pp, parallel.cp))
 
 

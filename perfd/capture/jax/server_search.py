@@ -52,7 +52,8 @@ def _listening(proc: Path, pid: int) -> list[int]:
     try:
         if (proc / str(pid) / "ns/net").readlink() != (proc / "self/ns/net").readlink():
             raise CaptureError(
-                f"Process {pid} has another network than the agent: run the agent in its pod or container."
+                f"Process {pid} and the agent are in different network namespaces: run the agent in "
+                "the process's pod or container."
             )
         with rooted(proc):
             sockets = psutil.Process(pid).net_connections("tcp")

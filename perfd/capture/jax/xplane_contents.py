@@ -44,7 +44,7 @@ def contents_of(path: Path) -> XplaneContents:
             return XplaneContents(device_work=any(content.find(mark) >= 0 for mark in _DEVICE_MARKS))
         return _decoded(chrome_events(memoryview(content)))
     except (ValueError, DecodeError, RecursionError) as error:
-        raise CaptureError(f"The profile is not one of XLA, or is cut: {error}.") from error
+        raise CaptureError(f"The profile is not an XLA profile, or it is truncated: {error}.") from error
 
 
 def _decoded(events: Iterable[ChromeEvent]) -> XplaneContents:

@@ -55,7 +55,7 @@ With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "se
 good nor bad in itself, or its source differs between the runs), new (it was zero in A), unknown (only one of
 the two has it), or regressed: worse by more than allowed, of a number that counts (`gate`). `differences`
 are settings that the two runs do not share: software, layout, model, arguments. Kernels are there for traces
-only, all that changed: `kind` is new, gone, more or fewer (launches a step, by over 1%), longer or shorter.
+only, all that changed: `kind` is new, gone, more or fewer (launches per step, by over 1%), longer or shorter.
 Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared, or are of
 different models (--unrelated compares these too).
 """
@@ -216,7 +216,7 @@ def _kernels(comparison: RunComparison) -> list[Table]:
     if not comparison.kernels:
         return []
     table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title="Kernels that changed most, a step", title_justify="left"
+        box=box.SIMPLE_HEAD, pad_edge=False, title="Kernels that changed most, per step", title_justify="left"
     )
     table.add_column("kernel")
     table.add_column("")

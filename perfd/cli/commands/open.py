@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FOLDER",
         nargs="+",
-        help="what `perfd run` saved: perfd-out/JOB-TIME; two of them are shown over each other",
+        help="what `perfd run` saved: perfd-out/JOB-TIME; two of them are shown side by side",
     )
     parser.add_argument(
         "--http", metavar="HOST:PORT", help=f"address of the page (default: {_HTTP}, or a free port)"
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _view(saved: SavedRun) -> str:
-    """Of two runs the page that shows them over each other; of others the list of jobs."""
+    """Of two runs the page that shows them side by side; of others the list of jobs."""
     names = [quote(name, safe="") for name in saved.jobs()]
     return f"compare?a={names[0]}&b={names[1]}" if len(names) == _COMPARED else ""
 

@@ -16,7 +16,7 @@ def export(files: Sequence[Path], target: Path, nsys_program: str) -> int:
     traces = read_traces(with_folders_opened(files), nsys_program)
     analysis = analyse(traces, TraceSettings())
     if not analysis.ranks:
-        raise TraceError("No trace says which rank it is of.")
+        raise TraceError("No trace says which rank it belongs to.")
     try:
         slices = write_perfetto(capture_tracks(analysis, diagnose(analysis)), target)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The report of two runs over each other."""
+"""The report of two runs side by side."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _kernel_tables(comparison: RunComparison, source: str) -> list[ReportTable]:
         return []
     return [
         ReportTable(
-            title="Kernels that changed most, a step",
+            title="Kernels that changed most, per step",
             source=f"{source}; means over ranks",
             columns=("kernel", "", "A", "B", "change"),
             rows=[

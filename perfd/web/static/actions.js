@@ -48,7 +48,7 @@ export function captureButton(job, ranks, what) {
 function ask(job, ranks, what, says) {
   const word = el("input", { type: "password", autocomplete: "off", id: "capture-token", value: token });
   const form = el("form", { method: "dialog" },
-    el("h2", {}, `Capture ${what}?`), el("p", {}, `Three steps of ${ranks ? `ranks ${ranks}` : "this job"} run under a profiler and take longer.`),
+    el("h2", {}, `Capture ${what}?`), el("p", {}, `Three steps of ${what}${ranks?.endsWith("+peer") ? " and of a healthy peer" : ""} run under a profiler and take longer.`),
     el("label", {}, "Token, if the aggregator has one ", word), el("p", {}, el("button", { value: "start" }, "Start"), " ", el("button", { value: "no", formnovalidate: true }, "Cancel")));
   const dialog = el("dialog", { "aria-label": `Capture ${what}` }, form);
   dialog.addEventListener("close", async () => {

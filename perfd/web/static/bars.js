@@ -57,7 +57,7 @@ function adds(parts, { pipeline }) {
   const { stall_ratio: idle, bubble_theory_ratio: theory, excess_ratio: excess } = pipeline ?? {};
   if (!(theory > 0) || idle == null || excess == null) return whole;
   const sign = excess < 0 ? "-" : "+";
-  return `${whole} Of the schedule, ${percent(idle)} idle = ${percent(theory)} theory ${sign} ${percent(Math.abs(excess))} ${excess < 0 ? "less than theory" : "excess"}.`;
+  return `${whole} Of the schedule, ${percent(idle)} idle = ${percent(theory)} theory ${sign} ${percent(Math.abs(excess))}${excess < 0 ? "" : " excess"}.`;
 }
 
 

@@ -1,4 +1,4 @@
-// Two runs over each other: what changed, by the comparison that `perfd compare` makes.
+// Two runs side by side: what changed, by the comparison that `perfd compare` makes.
 
 import { ApiError, get, jobPath, missing, overviewOf } from "./api.js";
 import { breakdownBar } from "./bars.js";
@@ -11,8 +11,8 @@ const MOST_SETTINGS = 60;
 const MOST_NAMES = 200;
 const NAMES = {
   step_time_s: "Step time", tokens_per_s: "Tokens/s", mfu_ratio: "MFU", step_time_p95_s: "Step time p95", step_time_jitter_ratio: "Jitter of step time",
-  pipeline_stall_ratio: "Pipeline stall", tensor_active_ratio: "Tensor cores active", memory_used_ratio: "GPU memory", communication_s: "Communication a step",
-  data_loading_s: "Data loading a step", optimizer_s: "Optimizer a step", forward_s: "Forward a step", backward_s: "Backward a step", outside_timers_s: "Outside timers a step",
+  pipeline_stall_ratio: "Pipeline stall", tensor_active_ratio: "Tensor cores active", memory_used_ratio: "GPU memory", communication_s: "Communication per step",
+  data_loading_s: "Data loading per step", optimizer_s: "Optimizer per step", forward_s: "Forward per step", backward_s: "Backward per step", outside_timers_s: "Outside timers per step",
 };
 const SHOW = { s: duration, ratio: percent, "1/s": count, count };
 const group = chartGroup("compare");
@@ -55,9 +55,9 @@ function choose(a, b, names) {
 
 function refusal(a, b, message) {
   // The hint of the interface is for programs.
-  const [sentence] = message.split(" To compare them all the same");
-  return el("div", { class: "empty", id: "refused" }, el("h1", {}, "These runs are not compared"), el("p", {}, sentence),
-    sentence !== message && el("p", {}, el("a", { href: compareAddress(a, b, "&unrelated=1"), id: "all-the-same" }, "Compare them all the same")),
+  const [sentence] = message.split(" To compare them anyway");
+  return el("div", { class: "empty", id: "refused" }, el("h1", {}, "These runs were not compared"), el("p", {}, sentence),
+    sentence !== message && el("p", {}, el("a", { href: compareAddress(a, b, "&unrelated=1"), id: "all-the-same" }, "Compare them anyway")),
     el("p", {}, el("a", { href: compareAddress(a) }, "Choose other runs")));
 }
 
@@ -95,7 +95,7 @@ function breakdowns(jobs) {
 // Both runs on one axis of steps.
 function drawCharts(main, found, series) {
   const known = series.filter((one) => one?.step.length);
-  section(main, "progress", [known.length > 0], () => (known.length ? charts.map(({ chart }) => chart.element) : [el("p", { class: "quiet" }, "Steps of these jobs are no longer in memory.")]));
+  section(main, "progress", [known.length > 0], () => (known.length ? charts.map(({ chart }) => chart.element) : [el("p", { class: "quiet" }, "The steps of these jobs are no longer in memory or in history.")]));
   if (!known.length) return;
   const x = [...new Set(known.flatMap((one) => one.step))].sort((left, right) => left - right);
   const at = new Map(x.map((step, i) => [step, i]));

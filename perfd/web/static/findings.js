@@ -77,7 +77,7 @@ function numbersOf(job, finding) {
 function ofStep(job, finding) {
   const step = job.step_time_s?.median;
   const rows = [["Step time", duration(step), "median of steady steps"]];
-  if (finding.gain_ratio != null) rows.push(["To gain", `${percent(finding.gain_ratio)}${step == null ? "" : `, ${duration(step * finding.gain_ratio)} of each step`}`, "at most, without this"]);
+  if (finding.gain_ratio != null) rows.push(["Possible gain", `${percent(finding.gain_ratio)}${step == null ? "" : `, ${duration(step * finding.gain_ratio)} of each step`}`, "at most, without this"]);
   if (finding.waiting_ratio != null) rows.push(["Of that, waiting for other ranks", percent(finding.waiting_ratio), "beyond what the layout requires"]);
   return rows;
 }

@@ -61,13 +61,13 @@ export function drawCharts(main, { series: found, gpus }, alerts, captures, agai
   series = found;
   const known = Boolean(found?.step.length) || Boolean(group.range);
   const hasGpus = Boolean(gpus?.time_unix_s.length);
-  const absent = found ? "No steps yet." : "Steps of this job are no longer in memory.";
+  const absent = found ? "No steps yet." : "The steps of this job are no longer in memory or in history.";
   const shown = [...STEPS.filter((one, i) => i < 2 || (known && has(one.values(found)))).map(({ chart }) => chart), ...(known && has(found?.phases_s?.forward) ? [phases] : [])];
   section(main, "progress", [known, absent, overTime, shown.length], () =>
     known ? [toggle(again), ...shown.map((chart) => chart.element)] : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]);
   const charted = hasGpus ? GPUS.filter(({ key }) => gpus.metrics[key]) : [];
   section(main, "gpu-charts", [charted.map(({ key }) => key), gpus?.gpus], () =>
-    charted.length ? [el("h2", {}, "GPUs, last minutes", el("small", {}, `${count(gpus.gpus)} GPUs: median, lowest and highest`)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : []);
+    charted.length ? [el("h2", {}, "GPUs, last 5 minutes", el("small", {}, gpus.gpus === 1 ? "1 GPU" : `${count(gpus.gpus)} GPUs: median, lowest and highest`)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : []);
   const wide = main.querySelector('[data-section="progress"]').clientWidth;
   if (known && found?.step.length) drawSteps(found, shown, marksOf(found, alerts, captures), wide);
   if (charted.length) drawGpus(gpus, charted, known && found?.step.length > 1);
