@@ -43,7 +43,7 @@ def test_every_rule_that_ships_has_a_page_of_what_to_do(running):
         assert f"<h1>{rule['alert']}</h1>" in page
         assert f"severity {rule['labels']['severity']}" in page
         assert "{{ $labels" not in page
-        assert get(running, "/runbooks/")[1].count(f'"{path}"') == 1
+        assert get(running, "/runbooks/")[1].count(f'href="{rule["alert"]}"') == 1
 
 
 def test_a_page_names_the_labels_of_its_sentences_and_how_long_it_must_hold(running):

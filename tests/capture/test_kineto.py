@@ -152,9 +152,7 @@ def test_processes_of_a_run_are_traced_though_none_is_a_known_rank(job, tmp_path
     processes = [job.rank(placed=False, environment=ours) for _ in range(2)]
     job.rank(placed=False, environment={"PERFD_RUN": "theirs"})
     job.capture(run=str(tmp_path), polling=3)
-    ends = [job.node.until_final(), job.node.until_final()]
-    assert {end.state for end in ends} == {CaptureState.DONE}, ends
-    names = {Path(file.path).name for end in ends for file in end.files}
+    names = {Path(file.path).name for file in job.node.until_state(CaptureState.DONE).files}
     assert names == {f"process_{process.pid}.pt.trace.json" for process in processes}
     assert job.leftovers == []
 
