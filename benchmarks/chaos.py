@@ -30,7 +30,7 @@ from pathlib import Path
 from random import Random
 
 from perfd.agent.spool import Spool
-from perfd.agent.uplink import Uplink
+from perfd.agent.uplink.grpc_uplink import GrpcUplink
 from perfd.clock import SystemClock
 from perfd.config import UplinkConfig
 from perfd.model import Batch, TrainingStep
@@ -143,12 +143,12 @@ class _Agent:
     clock_offset_ns: int = 0
     dropped: int = 0
     spool: Spool = field(init=False)
-    uplink: Uplink = field(init=False)
+    uplink: GrpcUplink = field(init=False)
 
     def open(self) -> None:
         self.spool = Spool(self.folder, max_bytes=1 << 24)
         config = UplinkConfig(address=self.address, backoff_initial_s=0.05, backoff_max_s=0.5)
-        self.uplink = Uplink(
+        self.uplink = GrpcUplink(
             config, node=self.job, spool=self.spool, clock=SystemClock(), on_request=lambda _: None
         )
         self.uplink.start()

@@ -57,6 +57,10 @@ _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
     ("EmailReceiver", "timeout_s"): {"exclusiveMinimum": 0},
     ("EmailReceiver", "to"): {"minItems": 1},
     ("AlertmanagerConfig", "urls"): {"items": {"type": "string", **_URL}},
+    **{
+        (owner, "servers"): {"minItems": 1, "items": {"type": "string", "pattern": "^(nats|tls)://[^ /@]+$"}}
+        for owner in ("NatsListenConfig", "NatsUplinkConfig")
+    },
     ("KubernetesIdentityConfig", "api_server"): {"pattern": "^https://[^ /]+"},
     ("AgentCaptureConfig", "retention_days"): {"minimum": 0.0417},
     ("CollectorConfig", "interval_s"): {"minimum": SHORTEST_INTERVAL_S},

@@ -196,8 +196,10 @@ def test_the_subject_decides_who_sends() -> None:
     assert receipt.refused == "A message on the subject of node n1 names node n0."
     published.batch(1)
     assert published.batch(2, subject_node="n1").refused
+    # Also with the agent's id and session, as an agent of another node that knew them would send them.
+    assert published.batch(2, node="n1", subject_node="n1").refused
     assert published.state.counters.batches == 1
-    assert sum(published.state.audit.counts().values()) == 2
+    assert sum(published.state.audit.counts().values()) == 3
 
 
 def test_a_copied_spool_is_asked_for_a_new_identity() -> None:

@@ -111,6 +111,8 @@ class NatsUplink(Uplink):
             return asyncio.run(self._open())
         except PerfdError as error:
             return str(error)
+        except Exception as error:  # noqa: BLE001  (whatever a library raises, the agent tries again)
+            return f"NATS: {error or type(error).__name__}"
 
     async def _open(self) -> str:
         loop = asyncio.get_running_loop()
@@ -132,6 +134,9 @@ class NatsUplink(Uplink):
                     f"to {needed}, or uplink.nats.max_message_bytes to less."
                 )
             with self._changed:
+                if self._stopping:
+                    # Nobody could end this session: it did not exist when the agent was stopped.
+                    return "the agent stops"
                 for status in self._statuses.values():
                     put_status(session.statuses, status)
                 self._session = session

@@ -33,6 +33,10 @@ _STATUS, _DESCRIPTION = "Status", "Description"
 _ENDED = {"404", "408"}
 """Statuses of a pull that has no more messages."""
 _TOO_LARGE = "MaxBytes"
+_COMPLETED = "Batch Completed"
+_REASON_CHARACTERS = 300
+_HEADERS_BYTES = 1024
+"""What the headers of a refused message take at most, with the reason."""
 _PENDING_TOKEN, _TIME_TOKEN, _TOKENS = -1, -2, 9
 """In `$JS.ACK.STREAM.CONSUMER.DELIVERED.SEQUENCE.SEQUENCE.TIME_NS.PENDING`, counted from its end."""
 
@@ -130,6 +134,9 @@ class NatsReading:
                 self._asked = 0
                 # One message alone is larger: it is pulled without that limit.
                 self._pull_bytes = _PULL_BYTES if self._pulled else 0
+            elif _COMPLETED in description:
+                # NATS 2.10 and later say so after all messages of a pull came; they are counted already.
+                pass
             else:
                 self._over = f"the stream is no longer read through this consumer: {status} {description}"
         self._something.set()
@@ -181,9 +188,11 @@ class NatsReading:
                 extra={"subject": message.subject, "reason": receipt.refused},
             )
         subject = message.subject.replace("perfd.from.", "perfd.refused.", 1)
-        headers = {"Perfd-Reason": receipt.refused[:1000]}
+        headers = {"Perfd-Reason": receipt.refused[:_REASON_CHARACTERS].encode("ascii", "replace").decode()}
+        # The server counts the headers too, and ends the connection of whoever sends more than it takes.
+        kept = message.data[: self._client.max_payload - _HEADERS_BYTES]
         try:
-            await self._client.jetstream().publish(subject, message.data, headers=headers)
+            await self._client.jetstream().publish(subject, kept, headers=headers)
         except Exception as error:
             receipt.kept_for_later = True
             raise PerfdError(f"NATS: what was refused cannot be kept: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -60,15 +61,21 @@ class NatsReceiver:
         self._stopping.set()
         if not self._thread.is_alive():
             return
-        if (loop := self._loop) is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._end, "the aggregator stops")
+        if (loop := self._loop) is not None:
+            with contextlib.suppress(RuntimeError):  # It has ended.
+                loop.call_soon_threadsafe(self._end, "the aggregator stops")
         self._thread.join(_STOP_WITHIN_S)
 
     def send(self, node: str, message: CaptureRequest | CaptureCancel) -> None:
         """Publish a message for the agent of a node, from any thread; nothing when it has no session."""
         subject, loop = self._sessions.subject_of(node), self._loop
-        if subject is not None and loop is not None and not loop.is_closed():
-            asyncio.run_coroutine_threadsafe(self._publish(subject, encode_message(message)), loop)
+        if subject is None or loop is None:
+            return
+        publishing = self._publish(subject, encode_message(message))
+        try:
+            asyncio.run_coroutine_threadsafe(publishing, loop)
+        except RuntimeError:  # The loop has ended.
+            publishing.close()
 
     def _end(self, reason: str) -> None:
         if self._ended is not None and not self._ended.done():
@@ -82,6 +89,8 @@ class NatsReceiver:
                 reason = asyncio.run(self._read())
             except PerfdError as error:
                 reason = str(error)
+            except Exception as error:  # noqa: BLE001  (whatever a library raises, reading begins anew)
+                reason = f"NATS: {error or type(error).__name__}"
             if self.progress.reading:
                 self.progress.reading = broken = False
                 retry_s = _FIRST_RETRY_S

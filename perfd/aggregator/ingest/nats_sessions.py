@@ -136,7 +136,7 @@ class NatsSessions:
             session = self._greet(node, sender, name, receipt)
             if session is None:
                 return receipt
-        elif sender.node != node:
+        elif sender.node != node or session.answers != subjects.to_session(self._cluster, node, name):
             raise self._foreign(sender, node)
         session.received_s = self._monotonic_s()
         if isinstance(message, Hello):

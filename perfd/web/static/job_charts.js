@@ -59,7 +59,7 @@ const moment = (unixS) => clock(new Date(unixS * 1000));
 export function drawCharts(main, { series: found, gpus }, alerts, captures, again) {
   refresh = again;
   series = found;
-  const known = Boolean(found?.step.length) || Boolean(group.range);
+  const known = Boolean(found) && (found.step.length > 0 || Boolean(group.range));
   const hasGpus = Boolean(gpus?.time_unix_s.length);
   const absent = found ? "No steps yet." : "The steps of this job are no longer in memory or in history.";
   const shown = [...STEPS.filter((one, i) => i < 2 || (known && has(one.values(found)))).map(({ chart }) => chart), ...(known && has(found?.phases_s?.forward) ? [phases] : [])];

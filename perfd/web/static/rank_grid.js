@@ -20,7 +20,7 @@ export function rankGrid(job, width, again) {
   if (rows.length < LEAST_RANKS || !metrics.length || !axes.length) return null;
   const [axis, , of] = axes.find(([name]) => name === chosen.axis) ?? axes[0];
   const [key, title, show] = metrics.find(([name]) => name === chosen.metric) ?? metrics[0];
-  const lines = [...Map.groupBy(rows, (row) => of(row) ?? "unknown")].slice(0, MOST_ROWS);
+  const lines = grouped(rows, (row) => of(row) ?? "unknown").slice(0, MOST_ROWS);
   const values = rows.map((row) => row[key]).filter((value) => value != null);
   const [low, high] = [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];
   const readout = el("output", { class: "readout", id: "grid-readout" });
@@ -105,4 +105,15 @@ function paint(canvas, { places, lines, cell, width, key, low, high }) {
       pen.strokeRect(left + 1, top + 1, size - 2, size - 2);
     }
   }
+}
+
+// As Map.groupBy, which browsers from before 2024 lack.
+function grouped(rows, keyOf) {
+  const groups = new Map();
+  for (const row of rows) {
+    const key = keyOf(row);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(row);
+  }
+  return [...groups];
 }

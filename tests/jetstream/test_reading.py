@@ -1,0 +1,93 @@
+"""Reading from a consumer, with a client that answers as servers do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from perfd.aggregator.ingest.nats_reading import NatsReading
+from perfd.aggregator.limits import NatsProgress
+from perfd.config import NatsListenConfig
+from tests.jetstream.test_sessions import Published
+
+
+class Client:
+    """Takes what is published, and gives a test the callback of the subscription."""
+
+    max_payload = 1 << 20
+
+    def __init__(self) -> None:
+        self.pulls = 0
+        self.kept: list[tuple[str, bytes, dict[str, str]]] = []
+        self.keeps = asyncio.Event()
+        self.subscribed: asyncio.Future[Callable[[Any], Awaitable[None]]] = asyncio.Future()
+
+    def new_inbox(self) -> str:
+        return "_INBOX.test"
+
+    async def subscribe(self, _subject: str, cb: Callable[[Any], Awaitable[None]]) -> None:
+        self.subscribed.set_result(cb)
+
+    async def publish(self, subject: str, _data: bytes, reply: str = "") -> None:
+        del reply
+        self.pulls += subject.startswith("$JS.API.CONSUMER.MSG.NEXT.")
+
+    def jetstream(self) -> Any:
+        async def publish(subject: str, data: bytes, headers: dict[str, str]) -> None:
+            self.kept.append((subject, data, headers))
+            self.keeps.set()
+
+        return SimpleNamespace(publish=publish)
+
+
+def status(code: str, description: str) -> Any:
+    return SimpleNamespace(headers={"Status": code, "Description": description}, data=b"")
+
+
+def message(subject: str, data: bytes) -> Any:
+    reply = "$JS.ACK.perfd.c.1.1.1.1700000000000000000.0"
+    return SimpleNamespace(headers=None, data=data, subject=subject, reply=reply)
+
+
+async def read(*arriving: Any) -> tuple[str, Client]:
+    client = Client()
+    config = NatsListenConfig(servers=["nats://127.0.0.1:4222"])
+    reading = NatsReading(client, config, "c", Published(None).sessions, NatsProgress())  # type: ignore[arg-type]
+    run = asyncio.create_task(reading.run())
+    arrive = await client.subscribed
+    for one in arriving:
+        await arrive(one)
+    return await run, client
+
+
+@pytest.mark.parametrize("description", ["Batch Completed", "Message Size Exceeds MaxBytes"])
+def test_the_end_of_a_pull_is_not_the_end_of_reading(description: str) -> None:
+    """Servers since 2.10 say that a pull with a limit of bytes is completed."""
+    reason, _ = asyncio.run(read(status("409", description), status("409", "Consumer Deleted")))
+    assert reason == "the stream is no longer read through this consumer: 409 Consumer Deleted"
+
+
+def test_a_message_that_is_as_large_as_may_be_is_set_aside_cut_with_its_reason() -> None:
+    garbage = message("perfd.from.default.j.n0", b"\xff" * Client.max_payload)
+
+    async def both() -> tuple[str, Client]:
+        client = Client()
+        config = NatsListenConfig(servers=["nats://127.0.0.1:4222"])
+        reading = NatsReading(client, config, "c", Published(None).sessions, NatsProgress())  # type: ignore[arg-type]
+        run = asyncio.create_task(reading.run())
+        arrive = await client.subscribed
+        await arrive(garbage)
+        await client.keeps.wait()
+        await arrive(status("409", "Consumer Deleted"))
+        return await run, client
+
+    _, client = asyncio.run(both())
+    ((subject, data, headers),) = client.kept
+    assert subject == "perfd.refused.default.j.n0"
+    length = len(data) + sum(len(name) + len(value) for name, value in headers.items())
+    assert length < Client.max_payload
+    assert headers["Perfd-Reason"].isascii()
