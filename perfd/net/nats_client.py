@@ -83,7 +83,7 @@ class NatsConnector:
         except TimeoutError as error:
             await _release(client)
             raise PerfdError("No NATS server answers.") from error
-        except Exception as error:  # also those of nkeys, about a file that is no seed
+        except Exception as error:  # also those of nkeys, about a file without a seed
             await _release(client)
             cause = client.last_error if isinstance(error, errors.NoServersError) else error
             raise PerfdError(_sentence(cause or error)) from error

@@ -135,7 +135,7 @@ class NatsUplink(Uplink):
                 )
             with self._changed:
                 if self._stopping:
-                    # Nobody could end this session: it did not exist when the agent was stopped.
+                    # The stop could not end this session, which did not exist yet.
                     return "the agent stops"
                 for status in self._statuses.values():
                     put_status(session.statuses, status)

@@ -135,7 +135,7 @@ class NatsReading:
                 # One message alone is larger: it is pulled without that limit.
                 self._pull_bytes = _PULL_BYTES if self._pulled else 0
             elif _COMPLETED in description:
-                # NATS 2.10 and later say so after all messages of a pull came; they are counted already.
+                # The end of a full pull, of NATS 2.10 and later; its messages are counted already.
                 pass
             else:
                 self._over = f"the stream is no longer read through this consumer: {status} {description}"
