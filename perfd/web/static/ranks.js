@@ -100,5 +100,7 @@ function paint(canvas, columns, metrics, far, isCulprit) {
 // Relative, with a floor for shares: 2% is not far from 1%.
 function deviation(value, middle, key) {
   if (value == null || middle == null) return 0;
-  return (value - middle) / Math.max(Math.abs(middle), key.endsWith("_ratio") ? 0.1 : 1e-9);
+  // Degrees Celsius have no zero to be a share of.
+  const scale = key === "temperature_celsius" ? middle + 273 : Math.abs(middle);
+  return (value - middle) / Math.max(scale, key.endsWith("_ratio") ? 0.1 : 1e-9);
 }
