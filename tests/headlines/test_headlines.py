@@ -171,7 +171,7 @@ def test_slow_data_of_loops_without_timers_is_named_and_no_rank_is(name: str, wi
     assert all(look.unix_s >= slow.phase.begin_unix_s for look in named)
 
 
-@pytest.mark.parametrize("name", ["ddpacc2", "ep2", "fsdpacc2", "fsdp2x2decoding"])
+@pytest.mark.parametrize("name", ["ddpacc2", "ep2", "fsdpacc2", "fsdp2x2decoding", "fsdp2d", "trainer2d"])
 def test_every_fault_of_a_run_is_named_and_no_other_rank_is(name: str) -> None:
     recording = STARTS / name / "recording"
     watched = watch(recording, name, truth_of(recording))
