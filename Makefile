@@ -43,9 +43,8 @@ test: $(VENV)/.installed-dev ## Run the tests that need no services, without the
 test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "slow and not system"
 
-# They mostly wait. Those of a file share the services that they start (tests/conftest.py).
 test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/run installs them)
-	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup -m system
+	@$(BIN)/python -m pytest -q -m system
 
 FUZZ_SECONDS := 120
 

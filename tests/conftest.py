@@ -50,14 +50,6 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # With `--dist loadgroup`, tests of a file stay in one process and share its services, and so do all tests
-    # of the image: there is one store of images.
-    for item in items:
-        needs_image = "image" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("image" if needs_image else item.location[0]))
-
-
 @pytest.fixture(autouse=True)
 def _a_log_that_nobody_configured() -> None:
     """Verbs that an earlier test or fixture ran in this process have said where perfd logs."""
