@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from perfd.aggregator import Aggregator
+from perfd.aggregator.web_api import PAGE_FILE, save_run
 from perfd.analysis.findings import Kind
 from perfd.cli import main
 from perfd.clock import VirtualClock
@@ -16,7 +18,7 @@ from perfd.errors import ConfigError, RecordingError
 from perfd.recording import bundled, bundled_names
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, ReplayResult, replay
 from perfd.session.session_config import SessionConfig
-from perfd.session.text.result_files import summary_json
+from perfd.session.text.result_files import save_results, summary_json
 from perfd.session.text.summary_text import in_words
 
 
@@ -249,3 +251,35 @@ def test_while_a_job_runs_its_summary_has_the_findings_of_its_newest_steps() -> 
     replay(ReplayOptions(recording=bundled("dp2_nccl")), on_progress=compare)
     assert len(compared) > 10
     assert all(compared[:-2])
+
+
+@pytest.fixture(scope="module")
+def left_by_runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Folders with what `perfd run` leaves of a job."""
+    root = tmp_path_factory.mktemp("left")
+
+    def leave(name: str) -> str:
+        folder = root / name
+        folder.mkdir()
+
+        def save(result: ReplayResult, aggregator: Aggregator) -> None:
+            save_results(folder, result.summaries, "")
+            save_run(aggregator, folder / PAGE_FILE, 1_795_000_000.0)
+
+        replay(ReplayOptions(recording=bundled(name), http="127.0.0.1:0"), on_end=save)
+        return str(folder)
+
+    return [leave("dp4"), leave("dp4_slow2")]
+
+
+def test_what_a_run_leaves_is_compared(left_by_runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *left_by_runs]) == 1
+    assert "Regressed: step_time_s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["report", "diagnose"])
+def test_what_a_run_leaves_is_reported_and_diagnosed(
+    left_by_runs: list[str], verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, left_by_runs[1]]) == 0
+    assert "rank 2" in capsys.readouterr().out

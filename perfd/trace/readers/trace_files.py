@@ -18,7 +18,7 @@ _XPLANE = (".xplane.pb", ".xplane.pb.gz")
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep", *_XPLANE)
 SUMMARY_JSON = "summary.json"
 """What perfd knows of a job: in the folder of its run, and beside traces of it."""
-_NO_TRACES = ("perfd.trace.json", SUMMARY_JSON, "capture.json", ".stacks.json")
+_NO_TRACES = ("perfd.trace.json", SUMMARY_JSON, "capture.json", ".stacks.json", "page.json.gz")
 """What perfd leaves beside traces."""
 _SMALL_BYTES = 2**20
 """A JSON file up to this size is checked before it is taken for a trace."""
