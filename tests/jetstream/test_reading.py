@@ -54,6 +54,7 @@ def message(subject: str, data: bytes) -> Any:
 
 
 async def read(*arriving: Any) -> tuple[str, Client]:
+    """Why reading ended once the consumer was deleted, after these arrived."""
     client = Client()
     config = NatsListenConfig(servers=["nats://127.0.0.1:4222"])
     reading = NatsReading(client, config, "c", Published(None).sessions, NatsProgress())  # type: ignore[arg-type]
@@ -61,31 +62,23 @@ async def read(*arriving: Any) -> tuple[str, Client]:
     arrive = await client.subscribed
     for one in arriving:
         await arrive(one)
+        if one.data:
+            await client.keeps.wait()
+    await arrive(status("409", "Consumer Deleted"))
     return await run, client
 
 
 @pytest.mark.parametrize("description", ["Batch Completed", "Message Size Exceeds MaxBytes"])
 def test_the_end_of_a_pull_is_not_the_end_of_reading(description: str) -> None:
     """Servers since 2.10 say that a pull with a limit of bytes is completed."""
-    reason, _ = asyncio.run(read(status("409", description), status("409", "Consumer Deleted")))
+    reason, _ = asyncio.run(read(status("409", description)))
     assert reason == "the stream is no longer read through this consumer: 409 Consumer Deleted"
 
 
 def test_a_message_that_is_as_large_as_may_be_is_set_aside_cut_with_its_reason() -> None:
     garbage = message("perfd.from.default.j.n0", b"\xff" * Client.max_payload)
 
-    async def both() -> tuple[str, Client]:
-        client = Client()
-        config = NatsListenConfig(servers=["nats://127.0.0.1:4222"])
-        reading = NatsReading(client, config, "c", Published(None).sessions, NatsProgress())  # type: ignore[arg-type]
-        run = asyncio.create_task(reading.run())
-        arrive = await client.subscribed
-        await arrive(garbage)
-        await client.keeps.wait()
-        await arrive(status("409", "Consumer Deleted"))
-        return await run, client
-
-    _, client = asyncio.run(both())
+    _, client = asyncio.run(read(garbage))
     ((subject, data, headers),) = client.kept
     assert subject == "perfd.refused.default.j.n0"
     length = len(data) + sum(len(name) + len(value) for name, value in headers.items())

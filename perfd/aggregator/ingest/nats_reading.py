@@ -195,4 +195,4 @@ class NatsReading:
             await self._client.jetstream().publish(subject, kept, headers=headers)
         except Exception as error:
             receipt.kept_for_later = True
-            raise PerfdError(f"NATS: what was refused cannot be kept: {error}") from error
+            raise PerfdError(f"NATS: a refused message cannot be stored: {error}") from error

@@ -36,7 +36,7 @@ _STOP_WITHIN_S = 3.0
 class NatsReceiver:
     """Reads in its own thread from `start` to `stop`; raises `ConfigError` if `config` cannot work.
 
-    Servers that cannot be reached are tried again for ever. While another aggregator reads the messages
+    Servers that cannot be reached are tried again without end. While another aggregator reads the messages
     of the same cluster it waits.
     """
 
@@ -57,7 +57,7 @@ class NatsReceiver:
         self._thread.start()
 
     def stop(self) -> None:
-        """End reading; what is not acknowledged is delivered again later. Legal always."""
+        """Stop reading; messages that are not acknowledged are delivered again. Safe at any time."""
         self._stopping.set()
         if not self._thread.is_alive():
             return

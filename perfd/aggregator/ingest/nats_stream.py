@@ -25,7 +25,7 @@ REFUSED_SUBJECTS = "perfd.refused.>"
 _REFUSED_BYTES = 256 << 20
 _REFUSED_FOR_S = 7 * 86_400.0
 _DUPLICATES_S = 120.0
-"""How long the stream recognizes repeats; the aggregator does so for ever."""
+"""How long the stream recognizes repeats; the aggregator always does."""
 _MOST_UNACKNOWLEDGED = 200_000
 """Read and not stored: as many as 1,000 nodes send in 200 s in which history cannot be written."""
 _DELIVER_AGAIN_AFTER_S = 3600.0
@@ -143,8 +143,8 @@ class Readers:
         strangers = [one.name for one in found if not one.name.startswith("perfd-")]
         if strangers:
             raise PerfdError(
-                f"The stream {self._config.stream} is read by {', '.join(strangers)} too: what that takes is "
-                "missing here. Remove the consumer, or name another stream."
+                f"The stream {self._config.stream} is read by {', '.join(strangers)} too: messages that it "
+                "takes are missing here. Remove that consumer, or name another stream."
             )
         return [one for one in found if one.config.filter_subject == self._subject and one.name != self._own]
 

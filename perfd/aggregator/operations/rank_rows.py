@@ -21,7 +21,7 @@ class RankRows:
         self._rows: dict[int, int] = {}
 
     def row_of(self, rank: int) -> int | None:
-        """The row of a rank, a new one if it has none; None where the job has too many, which is counted."""
+        """The row of a rank, new if it has none; None beyond the job's limit of ranks, which is counted."""
         row = self._rows.get(rank)
         if row is None:
             if max(rank, len(self._rows)) >= self._limits.ranks_per_job:

@@ -103,17 +103,14 @@ class JaxTool(Tool):
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
         self._profiled = {}
         placed = placed_targets(self._placements(job), ranks, self._proc)
-        refused = dict(placed.refused)
-        targets: list[CaptureTarget] = []
-        for target in placed.targets:
-            ((pid, rank),) = target.processes.items()
-            try:
-                targets.append(self._target(pid, rank))
-            except CaptureError as error:
-                refused.update(dict.fromkeys(target.ranks, str(error)))
-        if targets or refused or self._run_id is None:
-            return Readiness(targets=targets, refused=refused, shared=placed.shared, reason=placed.reason)
+        ready = placed.mapped(self._with_server)
+        if ready.targets or ready.refused or self._run_id is None:
+            return ready
         return self._of_run(self._run_id)
+
+    def _with_server(self, target: CaptureTarget) -> CaptureTarget:
+        ((pid, rank),) = target.processes.items()
+        return self._target(pid, rank)
 
     def _of_run(self, run: str) -> Readiness:
         """The processes that a `perfd run` started, whatever their ranks are."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool
 
 TRACE_SUFFIXES = (".sqlite", ".trace.json", ".trace.json.gz", ".xplane.pb")
@@ -41,6 +42,17 @@ class Readiness:
     theirs."""
     reason: str = ""
     """Why there are no targets, with what to do."""
+
+    def mapped(self, target_of: Callable[[CaptureTarget], CaptureTarget]) -> Readiness:
+        """With each target as `target_of` makes it; one for which that raises `CaptureError` is refused."""
+        targets: list[CaptureTarget] = []
+        refused = dict(self.refused)
+        for target in self.targets:
+            try:
+                targets.append(target_of(target))
+            except CaptureError as error:
+                refused.update(dict.fromkeys(target.ranks, str(error)))
+        return replace(self, targets=targets, refused=refused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

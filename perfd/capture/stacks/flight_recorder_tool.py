@@ -77,16 +77,7 @@ class FlightRecorderTool(Tool):
         return True
 
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
-        found = placed_targets(self._placements(job), ranks, self._proc)
-        refused = dict(found.refused)
-        targets: list[CaptureTarget] = []
-        for target in found.targets:
-            ((pid, rank),) = target.processes.items()
-            if reason := self._unfit(pid, rank or 0):
-                refused.update(dict.fromkeys(target.ranks, reason))
-            else:
-                targets.append(target)
-        return Readiness(targets=targets, refused=refused, shared=found.shared, reason=found.reason)
+        return placed_targets(self._placements(job), ranks, self._proc).mapped(self._fit)
 
     def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:  # noqa: ARG002  (files come in `stop`)
         self._asked = {}
@@ -112,6 +103,12 @@ class FlightRecorderTool(Tool):
 
     def abort(self, handles: Sequence[str]) -> None:
         """Nothing: a dump ends by itself."""
+
+    def _fit(self, target: CaptureTarget) -> CaptureTarget:
+        ((pid, rank),) = target.processes.items()
+        if reason := self._unfit(pid, rank or 0):
+            raise CaptureError(reason)
+        return target
 
     def _unfit(self, pid: int, rank: int) -> str:
         environment = environment_of(self._proc, pid)
