@@ -37,7 +37,7 @@ demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow ran
 IN_PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 
 test: $(VENV)/.installed-dev ## Run the tests that need no services, without the slow ones
-	@echo "About 8,500 tests, 6 to 13 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
+	@echo "About 8,500 tests, 6 to 14 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
 
 test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services

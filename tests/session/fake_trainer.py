@@ -7,6 +7,7 @@ It ends on SIGTERM like a trainer that saves a checkpoint first.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -26,7 +27,8 @@ def main(steps: int, step_s: float, code: int = 0) -> None:
     """Print the settings, then an iteration line and its timers for each step."""
 
     def save_and_leave(*_: object) -> None:
-        say("saving checkpoint")
+        # The signal may interrupt `say`, and a buffered writer refuses to be used within itself.
+        os.write(sys.stdout.fileno(), b"saving checkpoint\n")
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, save_and_leave)

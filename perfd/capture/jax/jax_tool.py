@@ -41,6 +41,8 @@ _LONGER_S = 10.0
 """A profile ends by itself this much after the limit, should it never be ended."""
 _FILE_S = 90.0
 """After the end of a profile: XLA collects all events in memory and then writes them."""
+_END_S, _LOOK_S = 2.0, 0.05
+"""How long a process may take to be gone once its server does not answer, and how often that is looked at."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,9 +212,16 @@ class JaxTool(Tool):
         except grpc.FutureCancelledError as error:
             raise CaptureError("The profile was canceled.") from error
         except grpc.RpcError as error:
-            if not runs(self._proc, one.pid):
+            if self._ends(one.pid):
                 raise CaptureError("The process ended before it wrote its trace.") from error
             raise CaptureError(f"JAX's profiler server answers: {_details(error)}.") from error
+
+    def _ends(self, pid: int) -> bool:
+        """Whether a process is gone; its connections close a moment before it is."""
+        until_s = self._clock.monotonic_s() + _END_S
+        while (alive := runs(self._proc, pid)) and self._clock.monotonic_s() < until_s:
+            self._clock.sleep(_LOOK_S)
+        return not alive
 
 
 def _end(one: _Profiled) -> None:
