@@ -1,6 +1,7 @@
 """Faults of known cost in real jobs on 4 or 2 GPUs, switched on and off within a job.
 
-The jobs are Megatron-LM, plain loops with FSDP2 and DDP, transformers, and Lightning:
+The jobs are Megatron-LM, plain loops with FSDP2 and DDP, loops whose steps differ (`varied_job.py`),
+transformers, and Lightning:
 
     python -m benchmarks.gpu.phase_runs --out FOLDER --megatron FOLDER [--only tp2dp2 ...] [--limit-s 540]
     python -m benchmarks.gpu.phase_runs --out FOLDER --dry-run --torchrun PATH [--only ddp]
@@ -72,6 +73,10 @@ class Job:
     own_launcher: bool = False
     """The script starts its other ranks, in place of torchrun."""
     gpus: int = 4
+    healthy_steps: int = 16
+    """Before the first fault."""
+    launcher: tuple[str, ...] = ()
+    """More arguments of torchrun."""
     slow_data: tuple[str, float] | None = None
     """In place of faults: `storage` or `decoding`, and its seconds of each sample from the first step on."""
 
@@ -79,12 +84,25 @@ class Job:
     def plan(self) -> list[Phase]:
         """Its phases."""
         if self.slow_data is None:
-            return phases(self.faults)
+            return phases(self.faults, warmup_steps=self.healthy_steps)
         return slow_data(*self.slow_data, steps=_SLOW_STEPS, healthy_steps=_STEPS_AFTER)
 
 
 def _megatron(layers: int, batch: int, *layout: str) -> tuple[str, ...]:
     return ("--num-layers", str(layers), "--global-batch-size", str(batch), *layout)
+
+
+def _varied(
+    kind: str, *faults: Fault, more: tuple[str, ...] = (), launcher: tuple[str, ...] = (), steps: int = 90
+) -> Job:
+    return Job(
+        gpus=2,
+        script="varied_job.py",
+        loop=("--kind", kind, "--micro-batch", "8", "--accumulate", "1", *more),
+        launcher=launcher,
+        healthy_steps=steps,
+        faults=faults,
+    )
 
 
 _TP2, _PP2 = ("--tensor-model-parallel-size", "2"), ("--pipeline-model-parallel-size", "2")
@@ -238,6 +256,16 @@ JOBS: Mapping[str, Job] = {
             Fault(kind="host", size=0.5, ranks=(1,)),
         ),
     ),
+    # Steps that differ, or unusual collectives: healthy for long, then one fault.
+    "evaluation2": _varied("evaluation", Fault(kind="host", size=0.4, ranks=(1,))),
+    "checkpoint2": _varied("checkpoint", Fault(kind="gpu", size=0.3, ranks=(1,))),
+    "lengths2": _varied("lengths", Fault(kind="host", size=1.0, ranks=(1,), steps=20)),
+    "growing2": _varied("growing", Fault(kind="gpu", size=0.5, ranks=(0,))),
+    "offload2": _varied("offload", Fault(kind="host", size=0.4, ranks=(0,)), more=("--layers", "8")),
+    "tensor2": _varied("tensor", Fault(kind="host", size=0.4, ranks=(1,))),
+    "pipeline2": _varied("pipeline", Fault(kind="gpu", size=0.3, ranks=(1,)), more=("--layers", "20")),
+    "graphs2": _varied("graphs", Fault(kind="host", size=0.5, ranks=(1,))),
+    "crash2": _varied("crash", launcher=("--max-restarts", "1")),
     # Two workers load each batch, so that a sample's time counts half.
     "ddp2storage": Job(
         gpus=2,
@@ -267,7 +295,7 @@ def command_of(name: str, job: Job, folder: Path, options: Options) -> list[str]
     truth = folder / "truth"
     truth.mkdir()
     common = ["--plan", str(folder / "plan.json"), "--truth", str(truth)]
-    launcher = [options.torchrun, "--nproc-per-node", str(job.gpus)]
+    launcher = [options.torchrun, "--nproc-per-node", str(job.gpus), *job.launcher]
     if job.loop:
         small = _SMALL_LOOP if options.dry_run else ()
         script = [str(HERE / job.script), *common, *job.loop, *small]
