@@ -68,6 +68,7 @@ def test_work_that_one_rank_got_and_no_other_lost_is_not_of_its_experts(
         since_step=17,
         before_s=0.3,
         since_s=0.6,
+        longer_for_s=6.0,
         ranks=np.arange(4),
         computing_ratio=np.array(added),
         running_ratio=np.ones(4),

@@ -67,6 +67,7 @@ def slow(rank: int = 0) -> SlowRank:
         since_step=SINCE_STEP,
         before_s=BEFORE_S,
         since_s=SINCE_S,
+        longer_for_s=8 * SINCE_S,
         gain_ratio=GAIN,
     )
 
@@ -77,6 +78,7 @@ def longer(computing_ratio: float, *, since_step: int = SINCE_STEP) -> LongerSte
         since_step=since_step,
         before_s=BEFORE_S,
         since_s=SINCE_S,
+        longer_for_s=8 * SINCE_S,
         ranks=np.arange(2),
         computing_ratio=np.array([computing_ratio, 0.1]),
         running_ratio=np.ones(2),
@@ -114,6 +116,7 @@ def test_the_reader_that_may_wait_for_data_is_named_by_its_role_and_not_blamed(
     assert (found.kind, found.culprits, found.ranks) == (Kind.LATE_HOSTS, (ROLE,), (0,))
     assert found.confidence == 0.6
     assert found.gain_ratio == pytest.approx(GAIN)
+    assert found.longer_for_s == pytest.approx(8 * SINCE_S)
     assert any("by design" in sentence for sentence in found.evidence)
     assert any("sleep 20.0%" in sentence for sentence in found.evidence) == (table is WAITING)
 
@@ -209,5 +212,7 @@ def test_a_reader_that_stalls_at_intervals_is_named_by_its_role_too() -> None:
     for known in (stall, None):
         found = find_bottlenecks(replace(seen, stall=known))
         assert ROLE in found[0].culprits
+        lasted_s = {one.kind: one.longer_for_s for one in found}
+        assert lasted_s[Kind.LATE_HOSTS] == pytest.approx(4 * 2.6)
         assert all(culprit.kind != "rank" for one in found for culprit in one.culprits)
     assert RANK in find_bottlenecks(replace(seen, only_reader=None))[0].culprits

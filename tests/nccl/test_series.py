@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from analysis.jobs import job_data, step_table
+from analysis.test_late_hosts import job as late_job
 from analysis.test_nccl import DP4, table
 
 from perfd.aggregator.job_summaries import LiveFacts
@@ -57,6 +58,17 @@ def test_ranks_groups_and_culprits_are_series():
     assert of("perfd_nccl_transfer_seconds", **group) == pytest.approx(0.01)
     assert of("perfd_link_slowdown_ratio", **group, communicator="ab") == pytest.approx(2.5)
     assert {name for name, *_ in series} <= METRICS.keys()
+
+
+def test_a_finding_that_began_with_longer_steps_says_for_how_long() -> None:
+    data = late_job()
+
+    values = job_values(data, summarise(data, AnalysisSettings()), FACTS)
+
+    lasted = [(labels, value) for name, labels, value in values if name == "perfd_finding_longer_seconds"]
+    assert lasted == [({"perfd_job": "job", "kind": "late_hosts"}, pytest.approx(4.8))]
+    assert "perfd_finding_longer_seconds" in METRICS
+    assert not any(name == "perfd_finding_longer_seconds" for name, *_ in exported())
 
 
 def test_of_very_many_ranks_only_those_at_either_end_are_series():

@@ -57,6 +57,8 @@ class SlowRank:
     before_s: float
     """A step before, and since."""
     since_s: float
+    longer_for_s: float
+    """The time of all steps since."""
     gain_ratio: float
 
 
@@ -72,6 +74,11 @@ class StallingRank:
     """A step without a stall, and with one."""
     stalled_s: float
     gain_ratio: float
+
+    @property
+    def longer_for_s(self) -> float:
+        """The time of all steps since the first stall that was seen."""
+        return self.stalls * ((self.period_steps - 1) * self.usual_s + self.stalled_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +193,7 @@ def _slow_rank(found: SlowSince, rank: int, steps: StepTable, parallel: Parallel
         since_step=int(steps.step[-1]) - found.steps + 1,
         before_s=found.before_s,
         since_s=found.since_s,
+        longer_for_s=found.steps * found.since_s,
         gain_ratio=found.gain_ratio,
     )
 

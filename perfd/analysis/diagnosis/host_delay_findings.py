@@ -88,6 +88,7 @@ def judge_late_hosts(facts: JobEvidence, *, straggler: Finding | None) -> Findin
         evidence=[took, who, *(_readers(facts, longer.ranks[idle]) if waiting.any() else ()), unknown],
         advice=advice.LATE_HOSTS,
         gain_ratio=longer.gain_ratio,
+        longer_for_s=longer.longer_for_s,
     )
 
 

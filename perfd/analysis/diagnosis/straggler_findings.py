@@ -158,11 +158,11 @@ def _of_reader(facts: JobEvidence, slow: SlowRank, reading: ReadingRank) -> Find
     if loading:
         evidence.append(f"Its {reading.loader_workers} loader workers are busy {percent(busy or 0)} of it.")
     return _reader_role(
-        reading.rank, evidence, kind=Kind.DATA_LOADING if loading else Kind.LATE_HOSTS, gain=slow.gain_ratio
+        reading.rank, evidence, since=slow, kind=Kind.DATA_LOADING if loading else Kind.LATE_HOSTS
     )
 
 
-def _reader_role(rank: int, evidence: list[str], *, kind: Kind, gain: float | None) -> Finding:
+def _reader_role(rank: int, evidence: list[str], *, since: SlowRank | StallingRank, kind: Kind) -> Finding:
     """The role of the one rank that reads the data, which nothing shows to be slow itself."""
     by_design = f"Rank {rank} reads the data for all ranks, by design, and has no peer to compare it with"
     loading = kind is Kind.DATA_LOADING
@@ -174,7 +174,8 @@ def _reader_role(rank: int, evidence: list[str], *, kind: Kind, gain: float | No
         ranks=(rank,),
         evidence=[*evidence, by_design + unknown],
         advice=advice.SLOW_INPUT if loading else advice.LATE_HOSTS,
-        gain_ratio=gain,
+        gain_ratio=since.gain_ratio,
+        longer_for_s=since.longer_for_s,
     )
 
 
@@ -186,7 +187,7 @@ def _by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:
         f"All other ranks wait in these, {stalling.stalls} times so far ({facts.nccl.source}).",
     ]
     if stalling.rank == facts.only_reader:
-        return _reader_role(stalling.rank, evidence, kind=Kind.LATE_HOSTS, gain=stalling.gain_ratio)
+        return _reader_role(stalling.rank, evidence, since=stalling, kind=Kind.LATE_HOSTS)
     return _one_rank(stalling.rank, confidence=0.8, evidence=evidence, gain_ratio=stalling.gain_ratio)
 
 

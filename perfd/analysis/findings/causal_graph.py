@@ -76,12 +76,15 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
     """The root causes, the one to act on first at the front; what they explain is in their `effects`."""
     causes = [_cause_of(symptom, findings) for symptom in findings]
     effects: list[list[Effect]] = [[] for _ in findings]
+    longer_for_s = [finding.longer_for_s for finding in findings]
     for symptom, direct in zip(findings, causes, strict=True):
         if direct is not None:
-            effects[_root(direct, causes)].append(_effect(findings[direct], symptom))
+            root = _root(direct, causes)
+            effects[root].append(_effect(findings[direct], symptom))
+            longer_for_s[root] = longer_for_s[root] or symptom.longer_for_s
     roots = [
-        _with_effects(finding, found)
-        for finding, found, cause in zip(findings, effects, causes, strict=True)
+        replace(_with_effects(finding, found), longer_for_s=longer)
+        for finding, found, longer, cause in zip(findings, effects, longer_for_s, causes, strict=True)
         if cause is None
     ]
     return sorted(roots, key=_order)

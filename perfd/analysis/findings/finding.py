@@ -77,7 +77,7 @@ class Finding:
     ranks: Sequence[int] = ()
     """Ranks that it concerns if its culprits are not ranks; empty for all."""
     longer_for_s: float | None = None
-    """For how long steps have been longer, where that they became so is the evidence; else None."""
+    """For how long steps have been longer, where that they became so is evidence for it or its effects."""
     effects: Sequence[Effect] = ()
     """Symptoms of the same job that this one explains, the largest first."""
 

@@ -40,6 +40,8 @@ class LongerSteps:
     before_s: float
     """A step before, and since."""
     since_s: float
+    longer_for_s: float
+    """The time of all steps since."""
     ranks: Ints
     """(g,): of each GPU; -1 where unknown."""
     computing_ratio: Floats
@@ -87,6 +89,7 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
         since_step=int(steps.step[rows[change]]),
         before_s=before_s,
         since_s=since_s,
+        longer_for_s=float((times[change:] * steps.steps_covered[rows[change:]]).sum()),
         ranks=np.array([-1 if key.rank is None else key.rank for key in gpu.gpus], dtype=np.int64),
         computing_ratio=computing,
         running_ratio=running,

@@ -183,6 +183,13 @@ JOB_METRICS: Sequence[MetricInfo] = (
         absent="Without a finding of that kind.",
     ),
     metric(
+        "perfd_finding_longer_seconds",
+        "For how long steps have been longer than before, of a finding that rests on that they became so.",
+        labels=(*JOB, "kind"),
+        source=_ANALYSIS,
+        absent="Without such a finding, and where it was so from the start.",
+    ),
+    metric(
         "perfd_peak_flops_per_second",
         "Dense peak of one GPU at the job's precision.",
         labels=JOB,
