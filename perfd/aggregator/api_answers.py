@@ -159,6 +159,7 @@ class ApiAnswers:
             ranks=body.ranks,
             steps=body.steps,
             max_duration_s=body.max_duration_s,
+            asked_by=body.by,
         )
         return to_json(self._captures.request(request))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -25,6 +26,8 @@ class StartBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ranks: str | None = None
     steps: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_duration_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    by: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    """Who asks, to be shown to others; not checked."""
     id: str | None = None
     """Chosen by the caller so that a repeated request captures once."""
 
@@ -46,7 +49,8 @@ def capture_routes(
     def collection(request: Request) -> Response:
         if request.method == "POST":
             return _answer(202, lambda: {"capture": start(_body(request.body, StartBody))})
-        return _answer(200, lambda: {"captures": _chosen(captures(), request.query)})
+        short = _short if request.query.get("short") == "1" else dict
+        return _answer(200, lambda: {"captures": [short(one) for one in _chosen(captures(), request.query)]})
 
     def one(request: Request) -> Response:
         capture_id, _, verb = request.rest.partition("/")
@@ -74,6 +78,16 @@ def _chosen(captures: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> 
         for capture in captures
         if job in (None, capture["job"]) and kind in (None, "server" if capture["server"] else "job")
     ]
+
+
+def _short(capture: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what grows with the ranks: only how many are in each state."""
+    report = capture["report"]
+    return {
+        **{key: value for key, value in capture.items() if key != "ranks"},
+        "rank_states": Counter(who["state"] for who in capture["ranks"]),
+        "report": report and {**report, "shares": None},
+    }
 
 
 def _body(body: bytes, kind: type[_T]) -> _T:

@@ -165,8 +165,10 @@ def test_show_lists_every_rank_with_its_files(perfd):
         "node": "a",
         "state": "done",
         "reason": "Because.",
+        "armed_unix_s": None,
         "started_unix_s": None,
         "stopped_unix_s": None,
+        "ended_unix_s": 1e-9,
         "whole_steps": None,
         "files": [{"path": "/x/r.nsys-rep", "size_bytes": 2**20, "removed": None}],
     }

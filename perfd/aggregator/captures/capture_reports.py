@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 REPORT_NAME = "perfd.report.html"
 DOCUMENT_NAME = "perfd.trace.json"
+PERFETTO_NAME = "perfd.perfetto-trace.gz"
 _MAX_WAITING = 64
 _TIMEOUT_S = 600.0
 _GONE_S = 1.0
@@ -113,8 +115,11 @@ class CaptureReports:
                     report = self._report(capture, traces)
             except (CaptureError, OSError) as error:
                 report = CaptureReport(path=None, words=str(error), made_unix_s=self._now())
-            if not self._stopped:
-                self._made(capture.capture_id, report)
+            if self._stopped:
+                return
+            self._made(capture.capture_id, report)
+            if report.path and (perfetto_path := self._for_perfetto(traces)) and not self._stopped:
+                self._made(capture.capture_id, replace(report, perfetto_path=perfetto_path))
 
     def _report(self, capture: Capture, traces: Sequence[Path]) -> CaptureReport:
         folder = traces[0].parent
@@ -142,6 +147,23 @@ class CaptureReports:
             shares=said.shares(),
         )
 
+    def _for_perfetto(self, traces: Sequence[Path]) -> str | None:
+        """Write the traces as one file for Perfetto; where that fails the report is there without it."""
+        target = traces[0].parent / PERFETTO_NAME
+        part = target.with_name(f".{target.name}")
+        try:
+            with reading(target.parent), _private(part), _scratch() as scratch:
+                verb = ["trace", "export", "--perfetto", str(part), *map(str, traces)]
+                paths = (scratch, str(part))
+                self._run([*_GUARD, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], None)
+            part.replace(target)
+        except (CaptureError, OSError) as error:
+            log.warning("A capture has no file for Perfetto.", extra={"error": str(error)})
+            return None
+        finally:
+            part.unlink(missing_ok=True)
+        return str(target)
+
     def _known(self, job: str, scratch: Path) -> Sequence[str]:
         """The arguments that give the job's FLOPs; none if they are unknown."""
         summary = self._live(job)
@@ -152,7 +174,7 @@ class CaptureReports:
         peaks = ("--peaks", self._peaks_file) if self._peaks_file else ()
         return ("--summary", str(file), *peaks)
 
-    def _run(self, command: Sequence[str], output: int) -> None:
+    def _run(self, command: Sequence[str], output: int | None) -> None:
         """Run a verb of perfd; raises `CaptureError` with its complaint."""
         theirs, ours = os.pipe()
         with os.fdopen(ours):
@@ -163,7 +185,7 @@ class CaptureReports:
                     command,
                     # Only this process has the other end, so the child ends with it.
                     stdin=guard_end,
-                    stdout=output,
+                    stdout=subprocess.DEVNULL if output is None else output,
                     stderr=subprocess.PIPE,
                     # Ctrl-C in a terminal is for the aggregator, which ends it.
                     start_new_session=True,

@@ -7,11 +7,11 @@ from html import escape
 
 from perfd.net import Response
 
-# A page may hold names of kernels and nodes: it is shown, and can do nothing.
+# A page may hold names of kernels and nodes: it is shown, also inside the page, and can do nothing.
 _HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'; sandbox"
+        "frame-ancestors 'self'; sandbox"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

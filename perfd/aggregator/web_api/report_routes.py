@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from perfd.aggregator.captures import DOCUMENT_NAME, REPORT_NAME, TimeoutCall, is_folder_of
+from perfd.aggregator.captures import DOCUMENT_NAME, PERFETTO_NAME, REPORT_NAME, TimeoutCall, is_folder_of
 from perfd.aggregator.web_api.compare_routes import summary_of
 from perfd.aggregator.web_api.html_pages import html_document, html_response, message_page
 from perfd.analysis.diagnosis import JobSummary
@@ -39,7 +39,8 @@ class ReportSource(Protocol):
 def report_routes(source: ReportSource, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
     """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` if its traces are in several folders.
 
-    `/api/v1/traces/ID`, with `?folder=N`, is what the report of a capture is made from.
+    `/api/v1/traces/ID`, with `?folder=N`, is what the report of a capture is made from, and
+    `/api/v1/traces/ID/perfetto` its traces as one file for ui.perfetto.dev.
     """
     patience = TimeoutCall(file_timeout_s)
     return {
@@ -84,28 +85,34 @@ def _stored(capture: Mapping[str, Any], number: str) -> Response:
 
 
 def _trace(source: ReportSource, request: Request, patience: TimeoutCall) -> Response:
-    capture_id = unquote(request.rest)
+    capture_id, _, form = unquote(request.rest).partition("/")
+    if form not in {"", "perfetto"}:
+        return _error(404, "A trace is at /api/v1/traces/ID and /api/v1/traces/ID/perfetto.")
     capture = next((one for one in source.captures() if one["id"] == capture_id), None)
     if capture is None:
         return _error(404, f"No capture {capture_id!r}; see `perfd capture list`.")
     number = request.query.get("folder", "")
     try:
-        return patience.call(lambda: _document(capture, number))
+        return patience.call(lambda: _document(capture, number, for_perfetto=bool(form)))
     except TimeoutError:
         return _error(503, "The file system that the trace may be on does not answer.")
 
 
-def _document(capture: Mapping[str, Any], number: str) -> Response:
-    there = [folder for folder in _folders(capture) if _is_file(folder / DOCUMENT_NAME)]
+def _document(capture: Mapping[str, Any], number: str, *, for_perfetto: bool) -> Response:
+    name = PERFETTO_NAME if for_perfetto else DOCUMENT_NAME
+    there = [folder for folder in _folders(capture) if _is_file(folder / name)]
     if not there:
         return _error(404, " ".join(("No analyzed trace here yet.", *_how_to_make(capture))))
     if not number and len(there) > 1:
         return _error(400, f"This capture has traces in {len(there)} folders: `folder` is a number from 1.")
     chosen = next((folder for n, folder in enumerate(there, 1) if number in {"", str(n)}), None)
-    body = _read(chosen / DOCUMENT_NAME) if chosen else None
+    body = _read(chosen / name) if chosen else None
     if body is None:
         return _error(404, f"No such folder: this capture has traces in {len(there)} here.")
-    return Response(body=body)
+    if not for_perfetto:
+        return Response(body=body)
+    headers = {"Content-Disposition": f'attachment; filename="{capture["id"]}.perfetto-trace.gz"'}
+    return Response(body=body, content_type="application/gzip", headers=headers)
 
 
 def _error(status: int, sentence: str) -> Response:

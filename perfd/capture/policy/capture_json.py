@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
+from perfd.capture.policy.corrections import correction_of
 from perfd.capture.policy.policy_events import Capture
 from perfd.model import CaptureState
 
@@ -19,8 +21,12 @@ def to_json(capture: Capture) -> dict[str, Any]:
         "profile": capture.profile,
         "alert": capture.alert or None,
         "labels": dict(capture.labels),
+        "value": capture.value if capture.value is not None and math.isfinite(capture.value) else None,
+        "summary": capture.summary,
+        "asked_by": capture.asked_by or None,
         "state": state_name(capture.state, whole=True),
         "reason": capture.reason,
+        "correction": asdict(found) if (found := correction_of(capture)) else None,
         "requested_unix_s": capture.requested_unix_s,
         "ended_unix_s": capture.ended_unix_s,
         "steps": capture.steps,
@@ -32,8 +38,10 @@ def to_json(capture: Capture) -> dict[str, Any]:
                 "node": who.node or None,
                 "state": state_name(who.state),
                 "reason": who.reason,
+                "armed_unix_s": _seconds(who.armed_unix_ns),
                 "started_unix_s": _seconds(who.started_unix_ns),
                 "stopped_unix_s": _seconds(who.stopped_unix_ns),
+                "ended_unix_s": _seconds(who.ended_unix_ns),
                 "whole_steps": who.whole_steps,
                 "files": [
                     {

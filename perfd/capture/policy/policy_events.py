@@ -37,6 +37,8 @@ class ManualRequest:
     ranks: str | None = None
     steps: int | None = None
     max_duration_s: float | None = None
+    asked_by: str = ""
+    """Who asks, in the client's own words; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +112,11 @@ class Participant:
     state: CaptureState | None = None
     """None: requested, no answer yet."""
     reason: str = ""
+    armed_unix_ns: int | None = None
     started_unix_ns: int | None = None
     stopped_unix_ns: int | None = None
+    ended_unix_ns: int | None = None
+    """When its agent reported the outcome; None if the aggregator decided it."""
     files: Sequence[CaptureFile] = ()
     removed: Mapping[str, Removal] = field(default_factory=dict)
     """Its removed files, by path."""
@@ -135,6 +140,8 @@ class CaptureReport:
 
     path: str | None
     """None if it could not be made, or was removed."""
+    perfetto_path: str | None = None
+    """The same traces in one file for ui.perfetto.dev; None as for `path`."""
     words: str
     """What limits the job, in a sentence or two; otherwise why that is unknown."""
     made_unix_s: float
@@ -158,6 +165,12 @@ class Capture:
     profile: str
     alert: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    value: float | None = None
+    """Of the alert's expression when it began to fire; None by hand and from Alertmanager."""
+    summary: str = ""
+    """The alert's `summary`."""
+    asked_by: str = ""
+    """Who asked by hand, in the client's own words; empty if unknown."""
     fired_at_unix_s: float | None = None
     """When the alert began to fire, by the clock of the engine that evaluated its rule."""
     requested_unix_s: float

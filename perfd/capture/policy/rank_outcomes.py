@@ -52,10 +52,13 @@ def apply(participants: Sequence[Participant], node: str, status: CaptureStatus)
 
 
 def _changed(who: Participant, status: CaptureStatus) -> Participant:
+    armed_unix_ns = status.time_unix_ns if status.state is CaptureState.ARMED else None
     return replace(
         who,
         state=status.state,
         reason=status.reason,
+        armed_unix_ns=who.armed_unix_ns or armed_unix_ns,
+        ended_unix_ns=status.time_unix_ns if status.state.final else None,
         started_unix_ns=status.started_unix_ns or who.started_unix_ns,
         stopped_unix_ns=status.stopped_unix_ns or who.stopped_unix_ns,
         files=tuple(status.files) or who.files,
@@ -75,6 +78,8 @@ def without_files(capture: Capture, gone: CaptureFilesRemoved) -> Capture:
     report = capture.report
     if report is not None and report.path in paths:
         report = replace(report, path=None)
+    if report is not None and report.perfetto_path in paths:
+        report = replace(report, perfetto_path=None)
     return replace(capture, participants=tuple(map(marked, capture.participants)), report=report)
 
 

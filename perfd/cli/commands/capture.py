@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import json
+import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -185,6 +188,7 @@ def _start(args: argparse.Namespace) -> int:
         "steps": args.steps,
         "max_duration_s": args.duration,
         "id": args.id,
+        "by": _person(),
     }
     body = {key: value for key, value in asked.items() if value is not None}
     document = _post(args, PATH, body)
@@ -193,6 +197,15 @@ def _start(args: argparse.Namespace) -> int:
         document = ask(url_of(args), "GET", f"{PATH}/{document['capture']['id']}")
     _print(document, as_json=args.json)
     return 0 if document["capture"]["state"] in ("open", "done") else 1
+
+
+def _person() -> str:
+    """Who runs this command."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # Containers run under numbers without a name.
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"[:200]
 
 
 def _cancel(args: argparse.Namespace) -> int:
@@ -235,12 +248,14 @@ def _print(document: Mapping[str, Any], *, as_json: bool) -> None:
         print(json.dumps(document))
         return
     capture = document["capture"]
-    why = f"alert {capture['alert']}" if capture["alert"] else "by hand"
+    why = f"alert {capture['alert']}" if capture["alert"] else f"by {capture['asked_by'] or 'hand'}"
     print(f"{capture['id']}: {capture['state']}")
     what = f"{capture['tool'] or 'no tool'} of {'server' if capture['server'] else 'job'} {capture['job']}"
     print(f"  {what}, {why}, {_when(capture['requested_unix_s'])} UTC")
     if capture["reason"]:
         print(f"  {capture['reason']}")
+    if found := capture["correction"]:
+        print(f"  {found['words']} {found['command']}")
     if report := capture["report"]:
         print(f"  {report['words']}", *([f"    {report['path']}"] if report["path"] else []), sep="\n")
     for alike in _grouped(capture["ranks"]):

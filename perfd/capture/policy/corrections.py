@@ -1,0 +1,79 @@
+"""What to do about a capture that was refused: a sentence, and the command that does it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perfd.capture.policy.policy_events import Capture
+from perfd.model import CaptureState
+
+_UNMET = (CaptureState.REFUSED, CaptureState.LATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """What gets the capture after all."""
+
+    words: str
+    command: str
+    node: str | None = None
+    """Where to run the command; None: wherever the aggregator is reached."""
+
+
+_START = "{again}"
+# By a part of the reason, the first that fits. {again} repeats the capture.
+_RULES: Sequence[tuple[str, str, str]] = (
+    (
+        r"nsys launch|nsys not found|KINETO_USE_DAEMON|Kineto are off",
+        "Start the job again with perfd, which prepares its processes for captures:",
+        "perfd run --kineto -- COMMAND",
+    ),
+    (
+        r"TORCH_NCCL_DEBUG_INFO_PIPE_FILE|TORCH_FR_BUFFER_SIZE",
+        "Start the job again with NCCL's flight recorder:",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/nccl_ TORCH_FR_BUFFER_SIZE=2000 COMMAND",
+    ),
+    (
+        r"(?:Capture|Busy: capture) (?P<other>\S+) (?:of this \w+ is still|is) running",
+        "Wait until that capture has ended, or end it:",
+        "perfd capture cancel {other}",
+    ),
+    (r"^(?:Cooldown|Budget): ", "Captures by hand are not limited:", _START),
+    (r"^No capture profile", "Use a profile that exists:", "perfd capture start {job}"),
+    (
+        r"it hangs, and a profiler",
+        "Take the stacks of its ranks:",
+        "perfd capture start {job} --profile hang",
+    ),
+    (r"The job ends in about", "Capture fewer steps:", "perfd capture start {job} --steps 1"),
+    (
+        r"No rank of job|has no rank|slowest ranks of job|names no culprits|nodes of the ranks|layout lacks",
+        "Choose other ranks:",
+        "perfd capture start {job} --ranks all",
+    ),
+    (r"saves a checkpoint|try again|only just started", "Start it again in a moment:", _START),
+)
+_DOCTOR = "perfd doctor"
+
+
+def correction_of(capture: Capture) -> Correction | None:
+    """What to do if a capture, or a rank of it, was refused or its agent was late; otherwise None."""
+    unmet = [who for who in capture.participants if who.state in _UNMET]
+    if capture.state not in _UNMET and not unmet:
+        return None
+    reason = capture.reason if capture.state in _UNMET else unmet[0].reason
+    again = f"perfd capture start {shlex.quote(capture.job)}"
+    if capture.profile != "default":
+        again += f" --profile {shlex.quote(capture.profile)}"
+    for pattern, words, command in _RULES:
+        if found := re.search(pattern, reason):
+            # Reasons come from nodes: a name in one must not become a command.
+            parts = {name: shlex.quote(text) for name, text in found.groupdict().items()}
+            names = {"again": again, "job": shlex.quote(capture.job), **parts}
+            return Correction(words=words, command=command.format_map(names))
+    node = next((who.node for who in unmet if who.node), None)
+    where = f"On {node}, this" if node else "On the job's nodes, this"
+    return Correction(words=f"{where} shows what is missing:", command=_DOCTOR, node=node)
