@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 import urllib.request
 from collections.abc import Callable
 
@@ -59,6 +60,11 @@ def test_the_page_of_a_rank_has_the_interfaces_numbers(tab: Tab, played: Callabl
     assert power(gpu["power_w"]) in tab.text("[data-key=power_w]")
     assert percent(gpu["tensor_active_ratio"]) in tab.text("[data-key=tensor_active_ratio]")
     assert f"{gpu['temperature_celsius']:.0f} °C" in tab.text("[data-key=temperature_celsius]")
+    usual = statistics.median(one["temperature_celsius"] for one in job["gpus"])
+    assert tab.text("[data-key=temperature_celsius]").endswith(
+        f"{gpu['temperature_celsius'] - usual:+.0f} °C"
+    )
+    assert tab.text("[data-key=power_w]").endswith("%")
     tab.wait("document.querySelector('#gpu-power_w output').innerText.includes('this rank')")
 
 

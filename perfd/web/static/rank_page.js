@@ -29,13 +29,15 @@ function heading(job, row) {
 function numbers(row, rows) {
   const line = ([key, name, show]) => {
     const usual = middle(rows.map((other) => other[key]));
-    return el("tr", { "data-key": key }, el("th", { scope: "row" }, name), el("td", { class: "number" }, show(row[key])), el("td", { class: "number" }, usual == null ? UNKNOWN : show(usual)), el("td", { class: "number" }, difference(row[key], usual, show)));
+    return el("tr", { "data-key": key }, el("th", { scope: "row" }, name), el("td", { class: "number" }, show(row[key])), el("td", { class: "number" }, usual == null ? UNKNOWN : show(usual)), el("td", { class: "number" }, difference(key, row[key], usual, show)));
   };
   return el("table", { class: "plain", id: "rank-numbers" }, el("thead", {}, el("tr", {}, ["Number", "This rank", "Median of ranks", "Difference"].map((name, i) => el("th", { scope: "col", class: i > 0 && "number" }, name)))), el("tbody", {}, METRICS.filter(([key]) => row[key] != null).map(line)));
 }
 
-// Of two numbers that read alike the rest is noise.
-function difference(own, usual, show) {
-  if (!usual) return UNKNOWN;
-  return signedPercent(show(own) === show(usual) ? 0 : own / usual - 1);
+// Of two numbers that read alike the rest is noise. Degrees Celsius have no zero to be a share of.
+function difference(key, own, usual, show) {
+  if (usual == null) return UNKNOWN;
+  const alike = show(own) === show(usual);
+  if (key === "temperature_celsius") return alike ? "0 °C" : `${own < usual ? "" : "+"}${show(own - usual)}`;
+  return usual ? signedPercent(alike ? 0 : own / usual - 1) : UNKNOWN;
 }
