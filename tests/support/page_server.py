@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from perfd.aggregator.web_api.fleet_pages import fleet_page
 from perfd.analysis.findings import Kind
+from perfd.capture.capture_routes import capture_routes
+from perfd.capture.policy.capture_json import to_json
+from perfd.capture.policy.policy_events import Capture
+from perfd.model import CaptureTool
 from perfd.net.http import Handler, HttpServer, Request, Response
 from perfd.web.live_updates import Live
 from perfd.web.page_routes import page_routes
@@ -59,11 +64,36 @@ class StandIn:
         answer = self.answers.get(request.rest)
         if isinstance(answer, Response):
             return answer
+        if request.method == "GET" and request.rest.startswith("captures"):
+            routes = capture_routes(
+                captures=lambda: self.answers["captures"]["captures"], start=_never, cancel=_never
+            )
+            path = "/api/v1/captures" + "/" * (request.rest != "captures")
+            return routes[path](replace(request, rest=request.rest.removeprefix("captures").lstrip("/")))
         if answer is None:
             return Response(status=404, body=b'{"error": "There is no such job."}')
         if request.rest == "fleet":
             answer = fleet_page(answer, request.query)
         return Response(body=json.dumps(answer).encode())
+
+
+def _never(*_: object) -> Json:
+    raise AssertionError
+
+
+def capture_entry(capture_id: str, **changes: Any) -> dict[str, Any]:
+    """An entry of schema perfd.capture/1: an open one of the job `llama` by hand, but for what is changed."""
+    capture = Capture(
+        capture_id=capture_id, job="llama", tool=CaptureTool.NSYS, profile="default", requested_unix_s=1e9,
+        start_unix_s=1e9, max_duration_s=30.0,
+    )  # fmt: skip
+    return {**to_json(capture), **changes}
+
+
+def rank_entry(rank: int, state: str, **changes: Any) -> dict[str, Any]:
+    """One rank of a capture."""
+    times = dict.fromkeys(("armed_unix_s", "started_unix_s", "stopped_unix_s", "ended_unix_s", "whole_steps"))
+    return {"rank": rank, "node": "n", "state": state, "reason": "", **times, "files": [], **changes}
 
 
 def _none(state: str) -> dict[str, int]:

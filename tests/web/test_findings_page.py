@@ -115,9 +115,11 @@ def test_a_capture_of_the_culprit_is_a_command_and_a_button_with_a_token(stand_i
     tab.run("document.getElementById('capture-token').value = 'word'")
     tab.run("document.querySelector('dialog[open] button[value=start]').click()")
     tab.wait("document.querySelector('.verdict .actions a')")
-    assert stand_in.posted == [("captures", {"job": "llm", "steps": 3, "ranks": "3+peer"}, "Bearer word")]
+    assert stand_in.posted == [
+        ("captures", {"job": "llm", "steps": 3, "by": "the page", "ranks": "3+peer"}, "Bearer word")
+    ]
     assert tab.run("document.querySelector('.verdict .actions a').getAttribute('href')") == (
-        "/jobs/llm/captures#capture-manual-1"
+        "/jobs/llm/captures/manual-1"
     )
 
 

@@ -10,7 +10,15 @@ import pytest
 from perfd.net.http import Response
 from perfd.web.live_updates import Live
 from tests.support.chromium import Browser, Tab
-from tests.support.page_server import StandIn, fleet_row, job_entry, node_entry, server_entry
+from tests.support.page_server import (
+    StandIn,
+    capture_entry,
+    fleet_row,
+    job_entry,
+    node_entry,
+    rank_entry,
+    server_entry,
+)
 
 pytestmark = pytest.mark.system
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}</td><script>alert(2)</script>"
@@ -279,12 +287,12 @@ def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
     name, culprit = HOSTILE, {"kind": HOSTILE, "id": HOSTILE}
     finding = {"kind": "straggler", "confidence": 0.9, "evidence": [HOSTILE], "advice": HOSTILE}
     alert = {"name": HOSTILE, "state": "firing", "first_step": 2, "annotations": {"summary": HOSTILE}}
-    who = {"rank": 0, "node": HOSTILE, "state": "done", "reason": HOSTILE}
-    capture = {
-        "id": HOSTILE, "job": name, "tool": HOSTILE, "profile": HOSTILE, "alert": HOSTILE, "state": "done",
-        "reason": HOSTILE, "requested_unix_s": 1e9, "ended_unix_s": 1e9 + 3,
-        "ranks": [{**who, "files": [{"path": f"/x/{HOSTILE}", "size_bytes": 1}]}],
-    }  # fmt: skip
+    file = {"path": f"/x/{HOSTILE}", "size_bytes": 1, "removed": None}
+    capture = capture_entry(
+        "c1", job=name, tool=HOSTILE, profile=HOSTILE, alert=HOSTILE, summary=HOSTILE, value=1.0,
+        state="refused", reason=HOSTILE, correction={"words": HOSTILE, "command": HOSTILE, "node": HOSTILE},
+        ranks=[rank_entry(0, "refused", node=HOSTILE, reason=f"{HOSTILE}!", files=[file])],
+    )  # fmt: skip
     job = job_entry(name, framework=HOSTILE, bottleneck={**finding, "culprits": [culprit]})
     job["gpus"][0]["node"] = HOSTILE
     job["troubles"] = [{"message": HOSTILE, "count": 1, "first_unix_s": 1e9}]
@@ -318,7 +326,15 @@ def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
         },
     }  # fmt: skip
 
-    for view in ("/", f"/jobs/{path}", f"/jobs/{path}/captures", "/servers", "/agents", "/nodes"):
+    for view in (
+        "/",
+        f"/jobs/{path}",
+        f"/jobs/{path}/captures",
+        f"/jobs/{path}/captures/c1",
+        "/servers",
+        "/agents",
+        "/nodes",
+    ):
         tab.open(stand_in.url + view, "document.querySelector('main h1')")
         assert tab.count("img, main script, [onerror]") == 0, view
         assert HOSTILE in tab.text("main"), view
@@ -410,7 +426,10 @@ def test_a_straggler_stands_out_among_1024_ranks(tab: Tab, stand_in: StandIn) ->
     assert all(abs(place - 517.5 / 1024) < 0.005 for place in coloured)
 
 
-VIEWS = ("/", "/servers", "/agents", "/nodes", "/jobs/llama", "/jobs/llama/captures")
+VIEWS = (
+    *("/", "/servers", "/agents", "/nodes"),
+    *("/jobs/llama", "/jobs/llama/captures", "/jobs/llama/captures/c1"),
+)
 
 
 def everything(stand_in: StandIn) -> None:
@@ -432,11 +451,11 @@ def everything(stand_in: StandIn) -> None:
             "source": "timers",
         },
     )
-    capture = {
-        "id": "c1", "job": "llama", "tool": "nsys", "profile": "default", "alert": None, "state": "refused",
-        "reason": "No nsys.", "requested_unix_s": 1e9, "ended_unix_s": 1e9 + 3,
-        "ranks": [{"rank": 0, "node": "n", "state": "refused", "reason": "No nsys.", "files": []}],
-    }  # fmt: skip
+    capture = capture_entry(
+        "c1", state="refused", reason="No nsys.", ended_unix_s=1e9 + 3,
+        correction={"words": "On n, this shows what is missing:", "command": "perfd doctor", "node": "n"},
+        ranks=[rank_entry(0, "refused", reason="No nsys.", ended_unix_s=1e9 + 1)],
+    )  # fmt: skip
     agent = {
         "agent_id": "a", "node": "n1", "connected": False, "version": "1", "batches": 1, "silent_s": 100,
         "dropped_records": 0, "clock_offset_s": 0, "capture_tools": ["nsys"],
@@ -593,28 +612,19 @@ def test_a_job_of_which_little_is_known_says_why_and_claims_nothing(tab: Tab, st
 
 
 def test_ranks_of_a_capture_that_ended_alike_are_one_line(tab: Tab, stand_in: StandIn) -> None:
-    file = {"path": "/captures/c1/rank-0.nsys-rep", "size_bytes": 5}
-    alike = [{"rank": rank, "node": "n", "state": "refused", "reason": "No nsys."} for rank in range(2, 1024)]
-    ranks = [
-        {"rank": 0, "node": "n", "state": "done", "reason": "", "files": [file]},
-        {"rank": 1, "node": "n", "state": "done", "reason": "", "files": [file]},
-        *alike,
-    ]
-    stand_in.answers["captures"] = {
-        "captures": [
-            {
-                "id": "c1", "job": "llama", "tool": "nsys", "profile": "default", "alert": None, "reason": "",
-                "state": "partial", "requested_unix_s": 1e9, "ended_unix_s": 1e9 + 3, "ranks": ranks,
-            }
-        ]
-    }  # fmt: skip
-    tab.open(f"{stand_in.url}/jobs/llama/captures", "document.querySelector('article')")
+    file = {"path": "/captures/c1/rank-0.nsys-rep", "size_bytes": 5, "removed": None}
+    alike = [rank_entry(rank, "refused", reason="No nsys.") for rank in range(2, 1024)]
+    ranks = [rank_entry(0, "done", files=[file]), rank_entry(1, "done", files=[file]), *alike]
+    stand_in.answers["captures"] = {"captures": [capture_entry("c1", state="refused", ranks=ranks)]}
+    tab.open(f"{stand_in.url}/jobs/llama/captures/c1", "document.querySelector('#ranks')")
 
-    assert tab.text("article ul").splitlines() == [
+    assert [line for line in tab.text("#ranks").splitlines() if line] == [
         *["rank 0 on n done", "/captures/c1/rank-0.nsys-rep 5 B"],
         *["rank 1 on n done", "/captures/c1/rank-0.nsys-rep 5 B"],
-        f"ranks {', '.join(map(str, range(2, 10)))} and 1014 more on n refused: No nsys.",
+        *[f"ranks {', '.join(map(str, range(2, 10)))} and 1014 more on n refused", "No nsys."],
     ]
+    tab.open(f"{stand_in.url}/jobs/llama/captures", "document.querySelector('article')")
+    assert "2 ranks done, 1,022 ranks refused" in tab.text("article")
 
 
 def test_the_focus_stays_where_it_is_when_newer_numbers_come(tab: Tab, stand_in: StandIn) -> None:

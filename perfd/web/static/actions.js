@@ -1,8 +1,11 @@
-// Buttons that do something: copy a text, start a capture.
+// Buttons that do something: copy a text, start a capture, open a trace in Perfetto.
 
 import { post } from "./api.js";
 import { el } from "./dom.js";
-import { jobAddress } from "./paths.js";
+import { captureAddress } from "./paths.js";
+
+const PERFETTO = "https://ui.perfetto.dev";
+const PERFETTO_WAIT_MS = 20_000;
 
 // The token stays in this tab's memory.
 let token = "";
@@ -32,6 +35,40 @@ async function copied(content) {
   }
 }
 
+// Hands a file to a new tab of Perfetto, within the browser: https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui
+export function perfettoButton(address, title) {
+  const says = el("output", { class: "quiet" }, `A tab of ${PERFETTO.slice(8)}; the file stays in the browser.`);
+  const button = el("button", { type: "button", id: "open-perfetto" }, "Open in Perfetto");
+  button.addEventListener("click", async () => {
+    // Within the click: browsers block tabs that open later.
+    const tab = window.open(PERFETTO);
+    if (!tab) {
+      says.textContent = "The browser blocked the tab: allow pop-ups of this page, or download the file.";
+      return;
+    }
+    says.textContent = "Loading.";
+    const [ready, file] = await Promise.all([answered(tab), fetch(address).then((answer) => (answer.ok ? answer.arrayBuffer() : null)).catch(() => null)]);
+    if (ready && file) tab.postMessage({ perfetto: { buffer: file, title } }, PERFETTO, [file]);
+    says.textContent = !file ? "The file cannot be read any more." : ready ? "Opened." : `${PERFETTO.slice(8)} cannot be reached from here: download the file and open it where it can.`;
+  });
+  return [button, says];
+}
+
+function answered(tab) {
+  return new Promise((done) => {
+    const end = (found) => {
+      clearInterval(asking);
+      clearTimeout(patience);
+      removeEventListener("message", listen);
+      done(found);
+    };
+    const listen = (event) => event.origin === PERFETTO && event.data === "PONG" && end(true);
+    addEventListener("message", listen);
+    const asking = setInterval(() => tab.postMessage("PING", PERFETTO), 100);
+    const patience = setTimeout(() => end(false), PERFETTO_WAIT_MS);
+  });
+}
+
 const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
 export const captureCommand = (job, ranks, more = "") => `perfd capture start ${quoted(job)}${ranks ? ` --ranks ${ranks}` : ""} --steps 3${more} --wait`;
@@ -57,8 +94,8 @@ function ask(job, ranks, what, says) {
     token = word.value;
     says.textContent = "Starting.";
     try {
-      const { capture } = await post("captures", { job, steps: 3, ...(ranks && { ranks }) }, token);
-      says.replaceChildren("Started: ", el("a", { href: `${jobAddress(job, "captures")}#capture-${encodeURIComponent(capture.id)}` }, capture.id));
+      const { capture } = await post("captures", { job, steps: 3, by: "the page", ...(ranks && { ranks }) }, token);
+      says.replaceChildren("Started: ", el("a", { href: captureAddress(job, capture.id) }, capture.id));
     } catch (error) {
       says.textContent = error.status === 401 ? "The aggregator asks for its token (http_token_file)." : error.message;
     }

@@ -1,12 +1,34 @@
-// Captures of a job, newest first, with the outcome of each rank and the report.
+// Captures of a job, newest first, and the page of one: what started it, each rank's states over time, its report.
 
+import { copyButton, perfettoButton } from "./actions.js";
 import { el, section } from "./dom.js";
-import { dataSize, duration, moment, plural, rankNames, words } from "./format.js";
-import { to } from "./paths.js";
+import { count, dataSize, duration, moment, plural, rankNames, words } from "./format.js";
+import { captureAddress, to } from "./paths.js";
 
 const MAX_RANKS = 64;
 const MAX_CAPTURES = 100;
-const TRACE = /\.(sqlite|trace\.json(\.gz)?)$/;
+const TRACE = /\.(sqlite|trace\.json(\.gz)?|xplane\.pb)$/;
+const PHASES = [["requested", "requested"], ["armed", "armed"], ["running", "profiler collects"], ["writing", "files are written"]];
+
+// What asked for it, with the value that did.
+export function cause(one, linked = true) {
+  if (!one.alert) return [`by ${one.asked_by ?? "hand"}`];
+  const ours = linked && one.value != null && document.documentElement.dataset.saved === undefined;
+  const name = ours ? el("a", { href: to(`runbooks/${encodeURIComponent(one.alert)}`) }, one.alert) : one.alert;
+  return ["alert ", name, one.value == null ? "" : ` at ${figure(one.value)}`];
+}
+
+export const figure = (value) => count(value, Math.abs(value) >= 100 ? 0 : 3);
+
+const state = (one) => el("span", { class: `state ${one.state}` }, one.state);
+
+const facts = (one) =>
+  el("p", { class: "quiet" }, `${[one.tool ?? "no tool", `profile ${one.profile}`, one.steps && plural(one.steps, "step")].filter(Boolean).join(" · ")} · `, cause(one), ` · ${moment(one.requested_unix_s)}`,
+    one.ended_unix_s != null && ` · took ${duration(one.ended_unix_s - one.requested_unix_s)}`);
+
+const said = (one) => [one.summary && el("p", {}, one.summary), one.report && el("p", { class: "headline" }, one.report.words), one.reason && el("p", {}, one.reason), correction(one)];
+
+const correction = ({ correction: found }) => found && el("p", { class: "actions correction" }, found.words, el("code", { class: "command" }, found.command), copyButton("Copy", found.command));
 
 export function showCaptures(main, job, captures) {
   section(main, "captures", captures, () => {
@@ -15,57 +37,81 @@ export function showCaptures(main, job, captures) {
     }
     const newest = captures.slice(-MAX_CAPTURES).reverse();
     const older = captures.length - newest.length;
-    return [el("h1", {}, plural(captures.length, "capture")), ...newest.map(capture), older > 0 && el("p", { class: "quiet" }, `and ${older} older ones: perfd capture list`)];
+    return [el("h1", {}, plural(captures.length, "capture")), ...newest.map(card), older > 0 && el("p", { class: "quiet" }, `and ${older} older ones: perfd capture list`)];
   });
 }
 
-function capture(one) {
-  const facts = [one.tool, `profile ${one.profile}`, one.alert ? `alert ${one.alert}` : "by hand", moment(one.requested_unix_s)];
-  const took = one.ended_unix_s == null ? null : `took ${duration(one.ended_unix_s - one.requested_unix_s)}`;
-  const alike = grouped(one.ranks);
-  return el(
-    "article",
-    { class: "card capture", id: `capture-${one.id}` },
-    el("h2", {}, one.id, " ", el("span", { class: `state ${one.state}` }, one.state)),
-    el("p", { class: "quiet" }, [...facts, took].filter(Boolean).join(" · ")),
-    one.reason && el("p", {}, one.reason),
-    one.report && el("p", { class: "headline" }, one.report.words),
-    link(one),
-    el("ul", { class: "ranks" }, alike.slice(0, MAX_RANKS).map((ranks) => outcome(ranks, one.reason))),
-    alike.length > MAX_RANKS && el("p", { class: "quiet" }, `and ${alike.slice(MAX_RANKS).flat().length} more ranks`),
-  );
+const card = (one) =>
+  el("article", { class: "card capture", id: `capture-${one.id}` },
+    el("h2", {}, el("a", { href: captureAddress(one.job, one.id) }, one.id), " ", state(one)), facts(one), said(one),
+    el("p", { class: "quiet" }, Object.entries(one.rank_states).map(([name, number]) => `${plural(number, "rank")} ${words(name)}`).join(", ")));
+
+export function showCapture(main, one) {
+  section(main, "capture", one, () => [el("h1", { id: "capture" }, `Capture ${one.id} `, state(one)), facts(one), ...said(one), files(one)].flat().filter(Boolean));
+  section(main, "ranks", [one.ranks, one.ended_unix_s], () => timeline(one));
+  section(main, "report", one.report?.path, () =>
+    one.report?.path ? [el("h2", {}, "Report"), el("iframe", { id: "report", title: `Report of capture ${one.id}`, src: reportOf(one), loading: "lazy", sandbox: "" })] : []);
 }
 
-// The report; for traces on other machines, how to make one. Empty traces have neither.
-function link(one) {
-  const files = one.ranks.filter((who) => who.state !== "empty").flatMap((who) => who.files ?? []);
-  const unread = !one.report && files.some((file) => TRACE.test(file.path) && !file.removed);
-  const text = one.report?.path ? "Open the report" : unread && "How to read the traces";
-  return text && el("p", {}, el("a", { href: to(`reports/captures/${encodeURIComponent(one.id)}`) }, text));
+const reportOf = (one) => to(`reports/captures/${encodeURIComponent(one.id)}`);
+
+// What can be read here; for traces on other machines, how to make it. Empty traces have neither.
+function files(one) {
+  const trace = to(`api/v1/traces/${encodeURIComponent(one.id)}`);
+  if (one.report?.path) {
+    const found = one.report.perfetto_path && `${trace}/perfetto`;
+    return el("p", { class: "actions", id: "files" }, el("a", { href: reportOf(one) }, "Open the report"), el("a", { href: trace, download: `${one.id}.trace.json` }, "Download the analysis (JSON)"),
+      found && [el("a", { href: found, download: "" }, "Download for Perfetto"), perfettoButton(found, `Capture ${one.id} of ${one.job}`)]);
+  }
+  const unread = one.ranks.filter((who) => who.state !== "empty").flatMap((who) => who.files ?? []).filter((file) => TRACE.test(file.path) && !file.removed);
+  if (one.report || !unread.length) return null;
+  const command = `perfd trace export ${folderOf(unread[0].path)} --perfetto ${one.id}.perfetto-trace.gz`;
+  return el("p", { class: "actions", id: "files" }, el("a", { href: reportOf(one) }, "How to read the traces"), `For ui.perfetto.dev, on ${one.ranks.find((who) => who.files?.length).node}:`, el("code", { class: "command" }, command), copyButton("Copy", command));
 }
+
+const folderOf = (path) => path.slice(0, path.lastIndexOf("/")) || "/";
+
+// When each rank was in which state; ranks that ended alike are one row.
+function timeline(one) {
+  if (!one.ranks.length) return [];
+  const alike = grouped(one.ranks);
+  const start = one.requested_unix_s;
+  const end = Math.max(one.ended_unix_s ?? start, ...one.ranks.slice(0, 1024).flatMap((who) => times(who).filter((time) => time != null)), start + 1e-3);
+  const at = (time) => Math.min(Math.max((time - start) / (end - start), 0), 1) * 100;
+  return [
+    el("h2", {}, plural(one.ranks.length, "rank")),
+    el("ul", { class: "legend" }, PHASES.map(([key, name]) => el("li", {}, el("span", { class: `swatch phase ${key}` }), name))),
+    el("ul", { class: "ranks", id: "ranks" }, alike.slice(0, MAX_RANKS).map((ranks) => outcome(ranks, one, at))),
+    el("p", { class: "quiet" }, `From the request, ${moment(start)}, over ${duration(end - start)}.`, alike.length > MAX_RANKS && ` ${count(alike.slice(MAX_RANKS).flat().length)} more ranks are in the interface: /api/v1/captures/${one.id}.`),
+  ];
+}
+
+const times = (who) => [who.armed_unix_s, who.started_unix_s, who.stopped_unix_s, who.ended_unix_s];
 
 // Ranks with equal outcomes and no files are one line: a job may have thousands.
 function grouped(ranks) {
   const groups = new Map();
   for (const [index, one] of ranks.entries()) {
     const key = JSON.stringify(one.files?.length ? index : [one.node, one.state, one.reason, span(one)]);
-    groups.set(key, [...(groups.get(key) ?? []), one]);
+    if (!groups.has(key)) groups.set(key, []);
+    groups.get(key).push(one);
   }
   return [...groups.values()];
 }
 
-function outcome(ranks, shown) {
+function outcome(ranks, capture, at) {
   const [one] = ranks;
-  return el(
-    "li",
-    {},
-    el("strong", {}, who(ranks), one.node ? ` on ${one.node}` : ""),
-    ` ${words(one.state)}${span(one)}`,
-    one.reason && one.reason !== shown && `: ${one.reason}`,
-    (one.files ?? []).map((file) =>
-      el("div", {}, el("code", {}, file.path), file.removed ? ` removed: ${file.removed.reason}` : ` ${dataSize(file.size_bytes)}`),
-    ),
-  );
+  // Each phase lasts until the next known time.
+  const begins = [capture.requested_unix_s, one.armed_unix_s, one.started_unix_s, one.stopped_unix_s];
+  const last = one.ended_unix_s ?? capture.ended_unix_s;
+  const parts = begins.map((begin, i) => begin != null && [PHASES[i][0], PHASES[i][1], at(begin), at(begins.slice(i + 1).find((time) => time != null) ?? last ?? Infinity)]).filter((part) => part && part[3] > part[2]);
+  const says = parts.map(([, name, left, right]) => `${name} ${Math.round(right - left)}%`).join(", ");
+  return el("li", {},
+    el("div", { class: "rank-line" },
+      el("span", {}, el("strong", {}, who(ranks), one.node ? ` on ${one.node}` : ""), " ", el("span", { class: `state ${one.state}` }, words(one.state)), `${span(one)}${one.whole_steps == null ? "" : `, ${plural(one.whole_steps, "whole step")}`}`),
+      el("span", { class: "track", role: "img", "aria-label": `${who(ranks)}, of the time shown: ${says || "not known"}` }, parts.map(([key, name, left, right]) => el("span", { class: `phase ${key}`, title: name, style: { left: `${left.toFixed(2)}%`, width: `${(right - left).toFixed(2)}%` } })))),
+    one.reason && one.reason !== capture.reason && el("p", {}, one.reason),
+    (one.files ?? []).map((file) => el("div", {}, el("code", {}, file.path), file.removed ? ` removed: ${file.removed.reason}` : ` ${dataSize(file.size_bytes)}`)));
 }
 
 function who(ranks) {

@@ -2,12 +2,13 @@
 
 import { get, overviewOf } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
+import { cause } from "./captures.js";
 import { el, section } from "./dom.js";
 import { headline, otherFindings } from "./findings.js";
 import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames } from "./format.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
-import { compareAddress, jobAddress, to } from "./paths.js";
+import { captureAddress, compareAddress, jobAddress, to } from "./paths.js";
 import { gridChoice, rankGrid } from "./rank_grid.js";
 import { heatMap } from "./ranks.js";
 
@@ -22,7 +23,7 @@ export async function showJob(main, name, again) {
     overviewOf(name),
     loadSeries(name),
     get(`alerts?job=${asked}`),
-    get(`captures?job=${asked}`),
+    get(`captures?short=1&job=${asked}`),
   ]);
   return () => draw(main, job, series, alerts.alerts, captures.captures, again);
 }
@@ -138,6 +139,6 @@ function troubleList(troubles) {
 function captureList(job, captures) {
   if (!captures.length) return [];
   const all = jobAddress(job.name, "captures");
-  const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), " ", el("a", { href: `${all}#capture-${encodeURIComponent(one.id)}` }, one.id), " ", el("span", { class: "quiet" }, moment(one.requested_unix_s)));
+  const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), " ", el("a", { href: captureAddress(one.job, one.id) }, one.id), " ", cause(one), one.report && `: ${one.report.words}`, el("span", { class: "quiet" }, ` ${moment(one.requested_unix_s)}`));
   return [el("h2", {}, el("a", { href: all }, "Captures")), el("ul", { id: "captures" }, captures.slice(-MOST_CAPTURES).reverse().map(line))];
 }

@@ -2,7 +2,7 @@
 
 import { showAgents } from "./agents.js";
 import { get, jobPath } from "./api.js";
-import { showCaptures } from "./captures.js";
+import { showCapture, showCaptures } from "./captures.js";
 import { showComparison } from "./compare.js";
 import { el } from "./dom.js";
 import { fleetPath, showFleet } from "./fleet.js";
@@ -27,6 +27,7 @@ function placeOf(path) {
   try {
     const job = decodeURIComponent(name);
     if (view === "ranks" && /^\d{1,9}$/.test(rank ?? "")) return { view: "rank", job, rank: Number(rank) };
+    if (view === "captures" && rank) return { view: "capture", job, id: decodeURIComponent(rank) };
     return { view: view === "captures" ? "captures" : "job", job };
   } catch {
     return { view: "job", job: name };
@@ -52,7 +53,7 @@ async function load() {
     return () => showFleet(main, fleet);
   }
   if (place.view === "servers") {
-    const [{ servers }, { captures }] = await Promise.all([get("servers"), get("captures?kind=server")]);
+    const [{ servers }, { captures }] = await Promise.all([get("servers"), get("captures?short=1&kind=server")]);
     return () => showServers(main, servers, captures);
   }
   if (place.view === "agents") {
@@ -65,10 +66,14 @@ async function load() {
   }
   if (place.view === "compare") return showComparison(main, new URLSearchParams(location.search));
   if (place.view === "captures") {
-    const { captures } = await get(`captures?job=${encodeURIComponent(place.job)}`);
+    const { captures } = await get(`captures?short=1&job=${encodeURIComponent(place.job)}`);
     // 404 if there is no such job.
     if (!captures.length) await get(jobPath(place.job));
     return () => showCaptures(main, place.job, captures);
+  }
+  if (place.view === "capture") {
+    const { capture } = await get(`captures/${encodeURIComponent(place.id)}`);
+    return () => showCapture(main, capture);
   }
   if (place.view === "rank") return showRank(main, place.job, place.rank, wake);
   return showJob(main, place.job, wake);
@@ -104,7 +109,7 @@ function fail(error) {
   const since = shownAt ? ` Showing data from ${clock(shownAt)}.` : "";
   if (error.status === 404) {
     main.dataset.state = "missing";
-    main.replaceChildren(el("div", { class: "empty" }, el("h1", {}, "Job not found"), el("p", {}, error.message), el("p", {}, el("a", { href: to("") }, "All jobs"))));
+    main.replaceChildren(el("div", { class: "empty" }, el("h1", {}, place.view === "capture" ? "Capture not found" : "Job not found"), el("p", {}, error.message), el("p", {}, el("a", { href: to("") }, "All jobs"))));
     notice(null);
     shownAt = null;
     return;

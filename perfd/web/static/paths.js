@@ -9,4 +9,6 @@ export const within = (path) => `/${path.startsWith(BASE) ? path.slice(BASE.leng
 
 export const jobAddress = (name, view = "") => to(`jobs/${encodeURIComponent(name)}${view && `/${view}`}`);
 
+export const captureAddress = (job, id) => jobAddress(job, `captures/${encodeURIComponent(id)}`);
+
 export const compareAddress = (a, b = "", more = "") => to(`compare?a=${encodeURIComponent(a)}${b && `&b=${encodeURIComponent(b)}`}${more}`);

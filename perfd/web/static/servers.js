@@ -2,7 +2,7 @@
 
 import { el, section } from "./dom.js";
 import { count, duration, moment, percent, plural, UNKNOWN } from "./format.js";
-import { to } from "./paths.js";
+import { captureAddress } from "./paths.js";
 import { sortedTable } from "./table.js";
 
 const STALE_S = 30;
@@ -86,7 +86,7 @@ function card(server, captures) {
 
 function captureList(captures) {
   if (!captures.length) return null;
-  const id = (one) => (one.ranks.some((who) => who.files?.length) ? el("a", { href: to(`reports/captures/${encodeURIComponent(one.id)}`) }, one.id) : one.id);
+  const id = (one) => el("a", { href: captureAddress(one.job, one.id) }, one.id);
   const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), " ", id(one), " ", el("span", { class: "quiet" }, moment(one.requested_unix_s)), one.reason && ` ${one.reason}`);
   return [el("h3", {}, "Captures"), el("ul", { class: "captures" }, captures.slice(-MOST_CAPTURES).reverse().map(line))];
 }
