@@ -35,7 +35,7 @@ async function copied(content) {
   }
 }
 
-// Hands a file to a new tab of Perfetto, within the browser: https://perfetto.dev/docs/visualization/deep-linking-to-perfetto-ui
+// Hands a file to a new tab of Perfetto, within the browser, as its documentation describes ("Deep linking").
 export function perfettoButton(address, title) {
   const says = el("output", { class: "quiet" }, `A tab of ${PERFETTO.slice(8)}; the file stays in the browser.`);
   const button = el("button", { type: "button", id: "open-perfetto" }, "Open in Perfetto");
