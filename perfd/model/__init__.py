@@ -38,7 +38,7 @@ from perfd.model.placement import (
     ServerInfo,
     ServerRole,
 )
-from perfd.model.samples import ColumnKind, SampleTable, Scope
+from perfd.model.samples import ColumnBlock, ColumnKind, SampleTable, Scope
 from perfd.model.training_steps import (
     HOOK_MARK,
     LogProgress,
@@ -81,6 +81,7 @@ __all__ = [
     "CollectiveProgress",
     "CollectiveTimes",
     "CollectorHealth",
+    "ColumnBlock",
     "ColumnKind",
     "Event",
     "EventKind",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -29,6 +30,34 @@ class ColumnKind(StrEnum):
 
     GAUGE = "gauge"
     COUNTER = "counter"
+
+
+class ColumnBlock(Mapping[str, Sequence[float]]):
+    """Columns of one length in one block of doubles, one column after the other."""
+
+    __slots__ = ("_rows", "block", "names")
+
+    def __init__(self, names: tuple[str, ...], block: bytes, rows: int) -> None:
+        """`block` holds `rows` doubles, in the machine's byte order, for each of the distinct `names`."""
+        self.names = names
+        self.block = block
+        self._rows = rows
+
+    def __getitem__(self, name: str) -> Sequence[float]:
+        if name not in self.names:
+            raise KeyError(name)
+        size_bytes = 8 * self._rows
+        start = self.names.index(name) * size_bytes
+        return array("d", self.block[start : start + size_bytes])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __repr__(self) -> str:
+        return f"ColumnBlock({dict(self)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,7 @@ an unknown kind is `None`.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from mmap import mmap
@@ -32,16 +31,14 @@ from perfd.model import (
     Hello,
     Record,
     SampleTable,
-    Scope,
     Welcome,
 )
 from perfd.wire.record_count import check_record_count
-from perfd.wire.structs import Struct, UnknownKindError, enum_by_name
+from perfd.wire.sample_tables import decode_table, encode_table
+from perfd.wire.structs import Struct, UnknownKindError
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 _M = TypeVar("_M", bound=Message)
-_MAX_COLUMNS = 4_096
-"""Of a table; collectors have some hundred."""
 
 _RECORDS = {
     "gpu_info": Struct(model.GpuInfo, pb.GpuInfo),
@@ -74,8 +71,7 @@ _FROM_AGGREGATOR = {
 _RECORD_FIELD = {struct.kind: field for field, struct in _RECORDS.items()}
 _AGENT_FIELD = {struct.kind: field for field, struct in _FROM_AGENT.items()}
 _AGGREGATOR_FIELD = {struct.kind: field for field, struct in _FROM_AGGREGATOR.items()}
-_SCOPES: dict[Any, Any] = dict(enum_by_name(Scope, pb.Scope.DESCRIPTOR))
-_SCOPE_OF_NUMBER = {number: scope for scope, number in _SCOPES.items()}
+_DecodeTable = Callable[[bytes], SampleTable]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,19 +97,21 @@ def to_wire(message: AgentMessage | AggregatorMessage) -> pb.AgentMessage | pb.A
             return pb.AgentMessage(**cast("Any", {field: _FROM_AGENT[field].to_wire(message)}))
         field = _AGGREGATOR_FIELD[kind]
         return pb.AggregatorMessage(**cast("Any", {field: _FROM_AGGREGATOR[field].to_wire(message)}))
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise WireError(f"A {kind.__name__} cannot be sent: {error}.") from error
 
 
-def from_wire(envelope: pb.AgentMessage | pb.AggregatorMessage) -> AgentMessage | AggregatorMessage | None:
-    """The message in an envelope; None for an unknown kind, from a newer peer."""
+def from_wire(
+    envelope: pb.AgentMessage | pb.AggregatorMessage, tables: _DecodeTable = decode_table
+) -> AgentMessage | AggregatorMessage | None:
+    """The message in an envelope, its tables decoded by `tables`; None for a kind from a newer peer."""
     field = envelope.WhichOneof("message")
     if field is None:
         return None
     if field == "batch":
         batch = getattr(envelope, field)
         try:
-            return _batch_from_wire(batch)
+            return _batch_from_wire(batch, tables)
         except WireError as error:
             raise BatchError(str(error), sequence=batch.sequence) from error
     struct = (_FROM_AGENT if isinstance(envelope, pb.AgentMessage) else _FROM_AGGREGATOR)[field]
@@ -128,13 +126,13 @@ def encode_message(message: AgentMessage | AggregatorMessage) -> bytes:
     return to_wire(message).SerializeToString()
 
 
-def decode_agent_message(data: bytes) -> AgentMessage | None:
-    """An agent's message; None for an unknown kind, from a newer agent.
+def decode_agent_message(data: bytes, tables: _DecodeTable = decode_table) -> AgentMessage | None:
+    """An agent's message, its tables decoded by `tables`; None for an unknown kind, from a newer agent.
 
     Raises `BatchError`, with the sequence, when only the records of a batch are invalid or too many.
     """
     check_record_count(data)
-    return cast("AgentMessage | None", from_wire(_parse(pb.AgentMessage, data)))
+    return cast("AgentMessage | None", from_wire(_parse(pb.AgentMessage, data), tables))
 
 
 def encode_sender(sender: Hello, session: str) -> bytes:
@@ -170,7 +168,7 @@ def encode_batch(batch: Batch) -> bytes:
     data = BytesIO()
     try:
         serialize_length_prefixed(_batch_to_wire(batch), data)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise WireError(f"A Batch cannot be encoded: {error}.") from error
     return data.getvalue()
 
@@ -181,7 +179,7 @@ def decode_batch(data: BytesIO | mmap) -> Batch | None:
         message = parse_length_prefixed(pb.Batch, cast("BytesIO", data))
     except (DecodeError, ValueError, OverflowError) as error:
         raise WireError(f"A Batch cannot be decoded: {error}.") from error
-    return None if message is None else _batch_from_wire(message)
+    return None if message is None else _batch_from_wire(message, decode_table)
 
 
 def with_sequence(agent_message: bytes, sequence: int) -> bytes:
@@ -195,10 +193,10 @@ def check(record: Record) -> None:
     """Raise `WireError` with the reason if `record` cannot be sent."""
     try:
         if isinstance(record, SampleTable):
-            _table_to_wire(record)
+            encode_table(record)
         else:
             _record_to_wire(record)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise WireError(f"A {type(record).__name__} cannot be sent: {error}.") from error
 
 
@@ -207,15 +205,15 @@ def _batch_to_wire(batch: Batch) -> pb.Batch:
         sequence=batch.sequence,
         sent_unix_ns=batch.sent_unix_ns,
         dropped_records=batch.dropped_records,
-        samples=[_table_to_wire(record) for record in batch.records if isinstance(record, SampleTable)],
+        samples=[encode_table(record) for record in batch.records if isinstance(record, SampleTable)],
         records=[_record_to_wire(record) for record in batch.records if not isinstance(record, SampleTable)],
     )
 
 
-def _batch_from_wire(message: pb.Batch) -> Batch:
+def _batch_from_wire(message: pb.Batch, tables: _DecodeTable) -> Batch:
     records: list[Record] = []
     unknown = 0
-    for decode, wire_records in ((_table_from_wire, message.samples), (_record_from_wire, message.records)):
+    for decode, wire_records in ((tables, message.samples), (_record_from_wire, message.records)):
         for wire_record in cast("Iterable[Any]", wire_records):
             try:
                 records.append(decode(wire_record))
@@ -242,54 +240,6 @@ def _record_from_wire(message: pb.Record) -> Record:
     if field is None:
         raise UnknownKindError
     return cast("Record", _RECORDS[field].from_wire(getattr(message, field)))
-
-
-def _table_to_wire(table: SampleTable) -> pb.SampleTable:
-    rows = len(table.times_unix_ns)
-    _check_rows("entities", len(table.entities), rows)
-    for metric, values in table.columns.items():
-        _check_rows(metric, len(values), rows)
-    position = {entity: index for index, entity in enumerate(dict.fromkeys(table.entities))}
-    return pb.SampleTable(
-        scope=_SCOPES[table.scope],
-        times_unix_ns=table.times_unix_ns,
-        entities=position,
-        entity_of_row=[position[entity] for entity in table.entities],
-        columns=[
-            pb.SampleTable.Column(metric=metric, values=values) for metric, values in table.columns.items()
-        ],
-    )
-
-
-def _table_from_wire(message: pb.SampleTable) -> SampleTable:
-    scope = _SCOPE_OF_NUMBER.get(message.scope)
-    if scope is None:
-        raise UnknownKindError
-    if len(message.columns) > _MAX_COLUMNS:
-        raise WireError(f"A {scope} table has {len(message.columns)} columns; {_MAX_COLUMNS} is the limit.")
-    times = array("q", message.times_unix_ns[:])
-    positions = message.entity_of_row[:]
-    _check_rows("entities", len(positions), len(times))
-    names = tuple(message.entities)
-    if positions and max(positions) >= len(names):
-        raise WireError(
-            f"A row of a {scope} table is about entity {max(positions)}, but {len(names)} are named."
-        )
-    # A slice makes one list in C, and an array of it is what numpy takes over without a copy.
-    columns: dict[str, Sequence[float]] = {
-        column.metric: array("d", column.values[:]) for column in message.columns
-    }
-    if len(columns) != len(message.columns):
-        raise WireError(f"A {scope} table holds a column twice.")
-    for metric, values in columns.items():
-        _check_rows(metric, len(values), len(times))
-    entities = tuple([names[position] for position in positions])
-    return SampleTable(scope=scope, times_unix_ns=times, entities=entities, columns=columns)
-
-
-def _check_rows(what: str, found: int, rows: int) -> None:
-    if found != rows:
-        raise WireError(f"The column {what!r} of a table has {found} values for {rows} rows.")
 
 
 def _sender(envelope: pb.AgentMessage) -> tuple[Hello, str]:

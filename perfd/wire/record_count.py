@@ -5,14 +5,14 @@ An empty record takes two bytes of a message, and a hundred times as much when i
 
 from __future__ import annotations
 
-from perfd.errors import BatchError, WireError
+from perfd.errors import BatchError
+from perfd.wire import fields
 
 MAX_RECORDS = 100_000
 """As many as an agent has pending at most."""
 UNCHECKED_BYTES = 64 * 1024
 """Messages up to this size are decoded as they are: 32,768 empty records fit."""
 _BATCH, _SEQUENCE, _SAMPLES, _RECORDS = 2, 1, 3, 4
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 def check_record_count(agent_message: bytes) -> None:
@@ -27,10 +27,10 @@ def check_record_count(agent_message: bytes) -> None:
         position = 0
         while position < len(agent_message):
             # Protobuf merges a batch that is there twice, and skips fields that it does not know.
-            field, wire_type, position = _tag(agent_message, position)
-            end = _skipped(agent_message, wire_type, position)
-            if field == _BATCH and wire_type == _BYTES:
-                _, position = _varint(agent_message, position)
+            field, wire_type, position = fields.tag(agent_message, position)
+            end = fields.skipped(agent_message, wire_type, position)
+            if field == _BATCH and wire_type == fields.BYTES:
+                _, position = fields.varint(agent_message, position)
                 records = _counted(agent_message, position, end, records)
             position = end
     except IndexError:
@@ -42,41 +42,11 @@ def _counted(data: bytes, position: int, end: int, records: int) -> int:
     """`records` and those of the batch from `position` to `end`."""
     sequence = 0
     while position < end:
-        field, wire_type, position = _tag(data, position)
-        if wire_type == _VARINT and field == _SEQUENCE:
-            sequence, _ = _varint(data, position)
-        position = _skipped(data, wire_type, position)
-        records += wire_type == _BYTES and field in {_SAMPLES, _RECORDS}
+        field, wire_type, position = fields.tag(data, position)
+        if wire_type == fields.VARINT and field == _SEQUENCE:
+            sequence, _ = fields.varint(data, position)
+        position = fields.skipped(data, wire_type, position)
+        records += wire_type == fields.BYTES and field in {_SAMPLES, _RECORDS}
         if records > MAX_RECORDS:
             raise BatchError(f"A batch holds more than {MAX_RECORDS} records.", sequence=sequence)
     return records
-
-
-def _skipped(data: bytes, wire_type: int, position: int) -> int:
-    """The position after a field's value."""
-    if wire_type == _VARINT:
-        return _varint(data, position)[1]
-    if wire_type == _BYTES:
-        size, position = _varint(data, position)
-        return position + size
-    if wire_type in {_FIXED64, _FIXED32}:
-        return position + (8 if wire_type == _FIXED64 else 4)
-    raise WireError(f"A message holds a field of wire type {wire_type}, which perfd does not send.")
-
-
-def _tag(data: bytes, position: int) -> tuple[int, int, int]:
-    tag, position = _varint(data, position)
-    return tag >> 3, tag & 7, position
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-        shift += 7
-        if shift > 63:
-            raise IndexError(position)

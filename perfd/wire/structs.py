@@ -12,6 +12,7 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from operator import attrgetter
 from types import UnionType
 from typing import Any
 
@@ -33,6 +34,7 @@ class Struct:
         self._message = message
         self._encoders: list[tuple[str, _Convert]] = []
         self._decoders: list[tuple[str, _Convert]] = []
+        plain: list[str] = []
         descriptors: dict[str, Any] = dict(message.DESCRIPTOR.fields_by_name)
         for name, hint in typing.get_type_hints(kind).items():
             field = descriptors.pop(name, None)
@@ -40,9 +42,15 @@ class Struct:
                 raise TypeError(f"{message.DESCRIPTOR.full_name} has no field for {kind.__name__}.{name}")
             encode, decode = _field(field, hint, message)
             self._encoders.append((name, encode))
-            self._decoders.append((name, decode))
+            if decode is None:
+                plain.append(name)
+            else:
+                self._decoders.append((name, decode))
         if descriptors:
             raise TypeError(f"{kind.__name__} has no field for {', '.join(descriptors)} of its message")
+        self._plain = plain
+        # One name alone would not make a tuple.
+        self._plain_values = attrgetter(*plain, *plain[:1]) if plain else lambda _: ()
 
     def to_wire(self, record: Any) -> Message:
         """The message of `record`; raises TypeError or ValueError when a value does not fit its field."""
@@ -51,7 +59,10 @@ class Struct:
 
     def from_wire(self, message: Any) -> Any:
         """The record of `message`; raises `UnknownKindError` when an enumeration has a newer value."""
-        return self.kind(**{name: decode(message) for name, decode in self._decoders})
+        fields = dict(zip(self._plain, self._plain_values(message), strict=False))
+        for name, decode in self._decoders:
+            fields[name] = decode(message)
+        return self.kind(**fields)
 
 
 def enum_by_name(kind: type[StrEnum], descriptor: EnumDescriptor) -> dict[StrEnum, int]:
@@ -60,7 +71,8 @@ def enum_by_name(kind: type[StrEnum], descriptor: EnumDescriptor) -> dict[StrEnu
     return {member: descriptor.values_by_name[prefix + member.name].number for member in kind}
 
 
-def _field(field: FieldDescriptor, hint: Any, message: type[Message]) -> tuple[_Convert, _Convert]:
+def _field(field: FieldDescriptor, hint: Any, message: type[Message]) -> tuple[_Convert, _Convert | None]:
+    """How a field is encoded and decoded; None: it is taken as it is."""
     name = field.name
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return _map_field(name, hint, message)
@@ -73,7 +85,7 @@ def _field(field: FieldDescriptor, hint: Any, message: type[Message]) -> tuple[_
         return _enum_field(field, inner, optional=optional)
     if optional:
         return _same, lambda source: getattr(source, name) if source.HasField(name) else None
-    return _same, lambda source: getattr(source, name)
+    return _same, None
 
 
 def _struct_field(

@@ -95,9 +95,10 @@ def test_as_many_records_as_an_agent_sends_are_taken(running, agent):
 
 def test_a_table_of_too_many_columns_is_left_out(running, agent):
     poison = pb.AgentMessage(batch=pb.Batch(sequence=1))
-    table = poison.batch.samples.add(scope=pb.SCOPE_GPU)
+    table = pb.SampleTable(scope=pb.SCOPE_GPU)
     for number in range(5_000):
         table.columns.add(metric=str(number))
+    poison.batch.samples.append(table.SerializeToString())
     agent.say(poison.SerializeToString())
     assert agent.receive().sequence == 1
     assert running.state.counters.malformed_messages == 1

@@ -121,7 +121,7 @@ def test_a_malformed_message_is_left_out_and_its_stream_goes_on(running, message
 
 def test_a_batch_that_cannot_be_decoded_is_acknowledged_and_counted_as_lost(running):
     poison = pb.AgentMessage(batch=pb.Batch(sequence=3))
-    poison.batch.samples.add(scope=pb.SCOPE_GPU, times_unix_ns=[1], entities=["0"], entity_of_row=[1])
+    poison.batch.samples.append(b"\x22\x01\x01")  # A row, and no time.
     with FakeAgent(running.grpc_address) as agent:
         agent.hello()
         agent.send(step(1))

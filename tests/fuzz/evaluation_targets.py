@@ -19,6 +19,7 @@ from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.diagnosis import summarise, to_json
+from perfd.errors import PerfdError
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import (
     Batch,
@@ -27,6 +28,7 @@ from perfd.model import (
     MemoryReport,
     ParallelLayout,
     RankPlacement,
+    SampleTable,
     TimingSource,
     TrainingStep,
 )
@@ -35,6 +37,7 @@ from perfd.rules.series_store import SeriesStore
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.readers.trace_files import read_traces
 from perfd.wire.convert import check, decode_agent_message, encode_message
+from perfd.wire.sample_tables import TableReader, decode_table
 from tests.support.traces import NsysExport
 
 _SEGMENT_HEADER = struct.Struct("<4sIQIIIIiiiIQQ")
@@ -200,3 +203,17 @@ def analyze_batch(data: bytes) -> None:
     fleet.apply(message.records, source)
     for job in fleet.jobs.values():
         to_json([summarise(job_data(fleet, job, now_unix_s=_START_S, now_s=1000.0), AnalysisSettings())])
+
+
+def read_next_batch(first: bytes, data: bytes) -> None:
+    """Read a batch after the first one of its stream: the same comes of it as if it were the first."""
+    reader = TableReader()
+    decode_agent_message(first, reader.decode)
+    assert _shown(data, reader.decode) == _shown(data, decode_table)
+
+
+def _shown(data: bytes, tables: Callable[[bytes], SampleTable]) -> str:
+    try:
+        return repr(decode_agent_message(data, tables))
+    except PerfdError as error:
+        return repr(error)

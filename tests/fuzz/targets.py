@@ -10,6 +10,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
@@ -68,6 +69,7 @@ from tests.fuzz.evaluation_targets import (
     evaluation,
     nsys_export,
     queries,
+    read_next_batch,
     read_nsys,
     read_segment,
     segment,
@@ -308,6 +310,7 @@ def targets() -> dict[str, Target]:
         ),
         "recording": Target(_in_file("recording.json", _recording), [json.dumps(manifest).encode()]),
         "wire": Target(decode_agent_message, [_first_message(batches)]),
+        "sample_tables": Target(partial(read_next_batch, first := _first_message(batches)), [first], ()),
         "kineto": Target(read_kineto, [kineto_trace()]),
         "hook": Target(read_datagram, [hook_datagram()], ()),
         "nsys": Target(read_nsys, [nsys_export()]),

@@ -144,7 +144,7 @@ def test_records_of_an_unknown_kind_are_left_out_and_counted() -> None:
     message.records.add().event.kind = "quantum_decoherence"
     message.records.add().training_step.job = "a"
     message.records.add()
-    message.samples.add().scope = 77  # type: ignore[assignment]  # a scope from a newer peer
+    message.samples.append(b"\x08\x4d")  # Scope 77, from a newer peer.
     back = from_wire(message)
     assert [type(record) for record in back.records] == [TrainingStep]
     assert back.unknown_records == 3
@@ -175,22 +175,29 @@ def test_a_table_with_a_short_column_is_refused_both_ways() -> None:
     with pytest.raises(WireError, match="'power_w' of a table has 2 values for 1 rows"):
         convert.check(table)
     message = pb.Batch()
-    wire_table = message.samples.add(scope=pb.SCOPE_GPU, times_unix_ns=[1], entities=["0"], entity_of_row=[0])
-    wire_table.columns.add(metric="power_w", values=[1.0, 2.0])
+    wire_table = pb.SampleTable(scope=pb.SCOPE_GPU, times_unix_ns=bytes(8), entities=["0"], entity_of_row=[0])
+    wire_table.columns.add(metric="power_w", values=bytes(16))
+    message.samples.append(wire_table.SerializeToString())
     with pytest.raises(WireError, match="'power_w' of a table has 2 values for 1 rows"):
         from_wire(message)
 
 
+def _about_nobody() -> bytes:
+    return pb.SampleTable(
+        scope=pb.SCOPE_GPU, times_unix_ns=bytes(8), entities=["0"], entity_of_row=[1]
+    ).SerializeToString()
+
+
 def test_a_row_about_an_entity_that_is_not_named_is_refused() -> None:
     message = pb.Batch()
-    message.samples.add(scope=pb.SCOPE_GPU, times_unix_ns=[1], entities=["0"], entity_of_row=[1])
+    message.samples.append(_about_nobody())
     with pytest.raises(WireError, match="about entity 1, but 1 are named"):
         from_wire(message)
 
 
 def test_the_sequence_of_a_batch_with_a_wrong_record_is_known() -> None:
     message = pb.AgentMessage(batch=pb.Batch(sequence=7))
-    message.batch.samples.add(scope=pb.SCOPE_GPU, times_unix_ns=[1], entities=["0"], entity_of_row=[1])
+    message.batch.samples.append(_about_nobody())
     with pytest.raises(BatchError, match="about entity 1") as caught:
         convert.decode_agent_message(message.SerializeToString())
     assert caught.value.sequence == 7
@@ -198,9 +205,10 @@ def test_the_sequence_of_a_batch_with_a_wrong_record_is_known() -> None:
 
 def test_a_column_that_comes_twice_is_refused() -> None:
     message = pb.Batch()
-    table = message.samples.add(scope=pb.SCOPE_GPU)
+    table = pb.SampleTable(scope=pb.SCOPE_GPU)
     table.columns.add(metric="power_w")
     table.columns.add(metric="power_w")
+    message.samples.append(table.SerializeToString())
     with pytest.raises(WireError, match="a column twice"):
         from_wire(message)
 

@@ -32,6 +32,7 @@ from perfd.model import (
 )
 from perfd.net import is_loopback, split_address
 from perfd.wire.convert import decode_agent_message, encode_message
+from perfd.wire.sample_tables import TableReader
 from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class _Stream:
     """The agent sent what it was acknowledged: it missed that."""
     slow: bool = False
     """What was received is not stored after a while: the agent should know that it may send more."""
+    tables: TableReader = field(default_factory=TableReader)
 
 
 class TelemetryServer:
@@ -296,7 +298,9 @@ class TelemetryServer:
         """Take a message. What cannot be taken is left out and counted."""
         agent, before = stream.agent, stream.agent.stored_sequence
         sequence = self._messages.take(
-            agent, partial(decode_agent_message, data), partial(self._stored, agent.agent_id)
+            agent,
+            partial(decode_agent_message, data, stream.tables.decode),
+            partial(self._stored, agent.agent_id),
         )
         stream.repeat |= sequence is not None and 0 < sequence <= before
 

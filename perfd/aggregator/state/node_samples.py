@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.table_layout import Layout, TableLayout
 from perfd.analysis.data.job_data import Floats
-from perfd.model import SampleTable, Scope
+from perfd.model import ColumnBlock, SampleTable, Scope
 
 Floats32 = NDArray[np.float32]
 
@@ -19,8 +19,11 @@ _SAME_INSTANT_NS = 50_000_000
 
 
 def values_of(table: SampleTable) -> Floats:
-    """A table's numbers as rows by columns."""
-    return np.array(list(table.columns.values()), np.float64).reshape(len(table.columns), -1).T
+    """A table's numbers as rows by columns; not to be written to."""
+    columns = table.columns
+    if isinstance(columns, ColumnBlock):
+        return np.frombuffer(columns.block).reshape(len(columns), -1).T
+    return np.array(list(columns.values()), np.float64).reshape(len(columns), -1).T
 
 
 class NodeReadings(Mapping[Scope, "NodeSamples"]):
@@ -81,6 +84,7 @@ class NodeSamples:
         self.values: Floats = np.full((0, 0), np.nan)
         self._seen_s: Floats = np.full((0, 0), np.nan)
         self._period_s: Floats = np.full((0, 0), np.nan)
+        self._newest_s = -np.inf
 
     def update(self, plan: TableLayout, values: Floats, now_s: float) -> None:
         """Take a table that arrived at `now_s` (monotonic).
@@ -90,11 +94,17 @@ class NodeSamples:
         """
         if self.values.shape != self.layout.shape:
             self._grow()
-        if plan.whole:
+        if not plan.whole:
+            for entities, rows in plan.waves:
+                self._put(np.ix_(entities, plan.metrics), values[np.ix_(rows, plan.kept)], now_s)
+        elif now_s > self._newest_s and not np.isnan(np.minimum.reduce(values, axis=None)):
+            # The usual table, which has a newer value of everything.
+            np.subtract(now_s, self._seen_s, out=self._period_s)
+            self._seen_s.fill(now_s)
+            self.values[:] = values
+        else:
             self._put(slice(None), values, now_s)
-            return
-        for entities, rows in plan.waves:
-            self._put(np.ix_(entities, plan.metrics), values[np.ix_(rows, plan.kept)], now_s)
+        self._newest_s = max(self._newest_s, now_s)
 
     def fresh(self, now_s: float, stale_after_s: float) -> Floats:
         """The values, NaN where a reading is older than `stale_after_s` and than three of its intervals."""

@@ -80,11 +80,8 @@ class Layout:
         self.metrics = NameIndex(metrics, _METRIC)
         self._cells = cells
         self._newest: TableLayout | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
+        self.shape = 0, 0
         """How many entities and metrics there are."""
-        return len(self.entities), len(self.metrics)
 
     def plan(self, entities: Sequence[str], columns: Sequence[str]) -> TableLayout:
         """Where a table's cells belong; tables are alike from one second to the next, and so are plans.
@@ -99,6 +96,7 @@ class Layout:
         rows, refused_entities = self.entities.positions(entities, self._cells // max(1, len(self.metrics)))
         places, refused_metrics = self.metrics.positions(columns, self._cells // max(1, len(self.entities)))
         waves = _waves(rows)
+        self.shape = len(self.entities), len(self.metrics)
         everything = range(len(self.entities)), range(len(self.metrics))
         return TableLayout(
             entities=entities,

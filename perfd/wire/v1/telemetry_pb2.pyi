@@ -162,10 +162,10 @@ class Batch(_message.Message):
     DROPPED_RECORDS_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     sent_unix_ns: int
-    samples: _containers.RepeatedCompositeFieldContainer[SampleTable]
+    samples: _containers.RepeatedScalarFieldContainer[bytes]
     records: _containers.RepeatedCompositeFieldContainer[Record]
     dropped_records: int
-    def __init__(self, sequence: _Optional[int] = ..., sent_unix_ns: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[SampleTable, _Mapping]]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., dropped_records: _Optional[int] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., sent_unix_ns: _Optional[int] = ..., samples: _Optional[_Iterable[bytes]] = ..., records: _Optional[_Iterable[_Union[Record, _Mapping]]] = ..., dropped_records: _Optional[int] = ...) -> None: ...
 
 class SampleTable(_message.Message):
     __slots__ = ("scope", "times_unix_ns", "entities", "entity_of_row", "columns")
@@ -174,19 +174,19 @@ class SampleTable(_message.Message):
         METRIC_FIELD_NUMBER: _ClassVar[int]
         VALUES_FIELD_NUMBER: _ClassVar[int]
         metric: str
-        values: _containers.RepeatedScalarFieldContainer[float]
-        def __init__(self, metric: _Optional[str] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
+        values: bytes
+        def __init__(self, metric: _Optional[str] = ..., values: _Optional[bytes] = ...) -> None: ...
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     TIMES_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     ENTITIES_FIELD_NUMBER: _ClassVar[int]
     ENTITY_OF_ROW_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     scope: Scope
-    times_unix_ns: _containers.RepeatedScalarFieldContainer[int]
+    times_unix_ns: bytes
     entities: _containers.RepeatedScalarFieldContainer[str]
     entity_of_row: _containers.RepeatedScalarFieldContainer[int]
     columns: _containers.RepeatedCompositeFieldContainer[SampleTable.Column]
-    def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., times_unix_ns: _Optional[_Iterable[int]] = ..., entities: _Optional[_Iterable[str]] = ..., entity_of_row: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[SampleTable.Column, _Mapping]]] = ...) -> None: ...
+    def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., times_unix_ns: _Optional[bytes] = ..., entities: _Optional[_Iterable[str]] = ..., entity_of_row: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[SampleTable.Column, _Mapping]]] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times", "collective_progress", "server_info", "capture_files_removed", "job_origin", "gpu_allocations")
