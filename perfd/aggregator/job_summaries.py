@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from perfd.aggregator.failures import Part
 from perfd.aggregator.jobs import JobEnd, JobState
 from perfd.aggregator.state import AggregatorState, job_data
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, next_turn
-from perfd.analysis.data.job_data import JobData
+from perfd.analysis.data.job_data import GpuTable, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.diagnosis.failed_analysis import failed_summary
 from perfd.analysis.findings import Finding, Moment, Verdict, steady_verdict
@@ -27,6 +29,7 @@ _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
 
 Key = tuple[int, ...]
+_NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Derived:
 
     key: Key
     data: JobData
+    """Without samples of GPUs and operations, which only the summary was made of."""
     summary: JobSummary
     made_s: float
     """Monotonic time of the numbers."""
@@ -253,7 +257,7 @@ class JobSummaries:
             if old is not None and old.key == key:
                 return old
             data = job_data(self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, window_steps=scope.rows)
-        derived = Derived(key, data, summarise(data, scope.settings), now_s)
+        derived = Derived(key, _without_samples(data), summarise(data, scope.settings), now_s)
         scope.known[name] = derived
         return derived
 
@@ -261,6 +265,10 @@ class JobSummaries:
         nodes = [self._fleet.nodes[name] for name in job.nodes if name in self._fleet.nodes]
         samples = 0 if job.ended else sum(node.readings.gpu_tables for node in nodes)
         return (id(job), job.version, samples, sum(node.version for node in nodes))
+
+
+def _without_samples(data: JobData) -> JobData:
+    return replace(data, gpu=_NO_SAMPLES, collectives=(), nccl=(), progress=())
 
 
 def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:

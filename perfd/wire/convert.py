@@ -1,4 +1,4 @@
-"""Converts records to wire messages and back; the only code that uses protobuf types.
+"""Converts records to wire messages and back; with `sample_tables` the only code that uses protobuf types.
 
 Values that do not fit the wire, and bytes that are not a message, raise
 `WireError`. Additions of a newer peer are not errors: unknown fields are ignored,

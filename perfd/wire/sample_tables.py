@@ -32,7 +32,7 @@ _SCOPE_OF_NUMBER = {number: scope for scope, number in _SCOPES.items()}
 
 
 def encode_table(table: SampleTable) -> bytes:
-    """The bytes of a table; raises `WireError`, TypeError, ValueError or OverflowError if they cannot be made."""
+    """The bytes of a table; raises `WireError`, TypeError, ValueError or OverflowError for wrong values."""
     rows = len(table.times_unix_ns)
     _check_rows("entities", len(table.entities), rows)
     for metric, values in table.columns.items():

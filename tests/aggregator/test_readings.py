@@ -23,7 +23,7 @@ def readings(*tables, entities=8, metrics=8):
 
 
 def history(*tables, seconds=300.0, rows=1200):
-    made = GpuHistory(Layout(entities=8, metrics=8), seconds=seconds, rows=rows)
+    made = GpuHistory(Layout(entities=8, metrics=8), "abcd", seconds=seconds, rows=rows)
     for table in tables:
         made.append(
             made.layout.plan(table.entities, tuple(table.columns)), table.times_unix_ns, values_of(table)
@@ -135,7 +135,7 @@ def test_readings_and_history_agree_with_a_plain_dictionary(tables):
     times, data = kept.since(0.0)
     for instant, time_s in enumerate(times):
         for row, entity in enumerate(kept.layout.entities.known):
-            for column, metric in enumerate(kept.layout.metrics.known):
+            for column, metric in enumerate(kept.metrics):
                 np.testing.assert_equal(
                     data[instant, row, column], np.float32(past.get((time_s, entity, metric), math.nan))
                 )

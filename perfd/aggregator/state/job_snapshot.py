@@ -26,8 +26,6 @@ _FEWEST_SLOTS = 60
 _MOST_CELLS = 32_000_000
 """Of the aligned samples of a large job: beyond this, slots become longer than the interval."""
 
-_GPU_COLUMNS = {column.value: column for column in GpuColumn}
-
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -156,9 +154,9 @@ def _parts(
         gpus = [history.layout.entities.known[index] for index in chosen]
         yield _Part(
             keys=tuple(GpuKey(node=node.name, gpu=gpu, rank=serving[gpu]) for gpu in gpus),
-            metrics=history.layout.metrics.known,
+            metrics=history.metrics,
             times_unix_s=times,
-            data=data[:, chosen],
+            data=data if len(chosen) == data.shape[1] else data[:, chosen],
             interval_s=history.interval_s(),
         )
 
@@ -215,9 +213,5 @@ def _table(
     return GpuTable(
         time_unix_s=times,
         gpus=keys,
-        metrics={
-            _GPU_COLUMNS[name]: data[:, :, index]
-            for index, name in enumerate(metrics)
-            if name in _GPU_COLUMNS
-        },
+        metrics={GpuColumn(name): data[:, :, index] for index, name in enumerate(metrics)},
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +12,15 @@ from numpy.typing import NDArray
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.table_layout import Layout, TableLayout
 from perfd.analysis.data.job_data import Floats
-from perfd.model import ColumnBlock, SampleTable, Scope
+from perfd.model import ColumnBlock, GpuColumn, SampleTable, Scope
 
 Floats32 = NDArray[np.float32]
 
-_FIRST_ROWS = 16
+_CHUNK_ROWS = 16
+_INTERVAL_CHUNKS = 3
+"""Of the newest rows, whose distances are an agent's interval."""
+_HISTORY_COLUMNS = frozenset(column.value for column in GpuColumn)
+"""What analysis and charts read of it; all other columns have their newest value only."""
 _SAME_INSTANT_NS = 50_000_000
 
 
@@ -34,7 +40,10 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
         self._counters = counters
         self._of_scope: dict[Scope, NodeSamples] = {}
         self.gpu_history = GpuHistory(
-            self._new_layout(), seconds=limits.gpu_history_s, rows=limits.gpu_history_rows
+            self._new_layout(),
+            _HISTORY_COLUMNS,
+            seconds=limits.gpu_history_s,
+            rows=limits.gpu_history_rows,
         )
         self.gpu_tables = 0
         """How many tables of its GPUs came: the history has changed when this has."""
@@ -129,16 +138,32 @@ class NodeSamples:
         self._period_s = np.pad(self._period_s, added, constant_values=np.nan)
 
 
+@dataclass(slots=True)
+class _Chunk:
+    """Rows of a history, as many as came of those that there is room for."""
+
+    times_ns: NDArray[np.int64]
+    data: Floats32
+    rows: int = 0
+    newest_ns: int = 0
+
+
 class GpuHistory:
     """Samples of a node's GPUs: instants by GPUs by metrics, float32, bounded in seconds and rows."""
 
-    def __init__(self, layout: Layout, *, seconds: float, rows: int) -> None:
+    def __init__(self, layout: Layout, kept: Collection[str], *, seconds: float, rows: int) -> None:
+        """Of the metrics of the layout only those in `kept` are."""
         self.layout = layout
+        self.metrics: tuple[str, ...] = ()
+        """Those of the third axis."""
+        self._kept = kept
+        self._places: NDArray[np.intp] = np.zeros(0, np.intp)
+        """Where they are in the layout."""
+        self._shape = 0, 0
         self._keep_ns = round(seconds * 1e9)
         self._max_rows = rows
         self._rows = 0
-        self._times_ns: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
-        self._data: Floats32 = np.full((_FIRST_ROWS, 0, 0), np.nan, np.float32)
+        self._chunks: deque[_Chunk] = deque()
 
     def __len__(self) -> int:
         return self._rows
@@ -148,40 +173,43 @@ class GpuHistory:
 
         Rows of different GPUs at most 50 ms apart are one instant: one sweep over the GPUs.
         """
-        if self._data.shape[1:] != self.layout.shape:
+        if self._shape != self.layout.shape:
             self._widen()
         if not plan.waves:
             return
         # A reading too large for float32 becomes infinite; the batch is not refused for it.
         with np.errstate(over="ignore"):
             if plan.whole and abs(times_ns[-1] - times_ns[0]) <= _SAME_INSTANT_NS:
-                row = self._make_room(1)
-                self._data[row] = values
-                self._times_ns[row] = times_ns[0]
-                self._rows = row + 1
+                self._add(times_ns[0], values[:, self._places])
             else:
                 self._put(plan, times_ns, values)
 
     def since(self, time_unix_s: float) -> tuple[Floats, Floats32]:
-        """Instants from `time_unix_s` on, and their (t, gpu, metric) values; copies."""
-        times = self._times_ns[: self._rows]
+        """Instants from `time_unix_s` on, in order, and their (t, gpu, metric) values; copies."""
+        since_ns = time_unix_s * 1e9
+        chunks = [chunk for chunk in self._chunks if chunk.newest_ns >= since_ns]
+        if not chunks:
+            return np.zeros(0), np.zeros((0, self._shape[0], len(self.metrics)), np.float32)
+        times = np.concatenate([chunk.times_ns[: chunk.rows] for chunk in chunks])
+        data = np.concatenate([chunk.data[: chunk.rows] for chunk in chunks])
         # Instants are almost ordered; a late batch may have put a few out of place.
         if (np.diff(times) >= 0).all():
-            start = int(np.searchsorted(times, time_unix_s * 1e9)) if time_unix_s > 0 else 0
-            return times[start:] / 1e9, self._data[start : self._rows].copy()
-        order = np.flatnonzero(times >= time_unix_s * 1e9)
+            start = int((times < since_ns).sum())
+            return times[start:] / 1e9, data[start:]
+        order = np.flatnonzero(times >= since_ns)
         order = order[np.argsort(times[order], kind="stable")]
-        return times[order] / 1e9, self._data[order]
+        return times[order] / 1e9, data[order]
 
     def newest_unix_s(self) -> float:
         """The newest instant, NaN before the first."""
-        return float(self._times_ns[: self._rows].max()) / 1e9 if self._rows else float("nan")
+        return max((chunk.newest_ns / 1e9 for chunk in self._chunks), default=float("nan"))
 
     def interval_s(self) -> float:
         """The median distance of the newest instants, 0 when there are fewer than two."""
         if self._rows < 2:
             return 0.0
-        distances = np.diff(self._times_ns[max(0, self._rows - 32) : self._rows])
+        newest = list(self._chunks)[-_INTERVAL_CHUNKS:]
+        distances = np.diff(np.concatenate([chunk.times_ns[: chunk.rows] for chunk in newest]))
         return float(np.partition(distances, len(distances) // 2)[len(distances) // 2]) / 1e9
 
     def _put(self, plan: TableLayout, times_ns: Sequence[int], values: Floats) -> None:
@@ -193,44 +221,44 @@ class GpuHistory:
         rows, gpus = [row for row, _ in pairs], [gpu for _, gpu in pairs]
         times = [times_ns[row] for row in rows]
         instants = _instants(times, gpus)
-        count = instants[-1] + 1
-        first = self._make_room(count)
-        self._data[first : first + count] = np.nan
-        places = np.array(instants)[:, None] + first, np.array(gpus)[:, None], plan.metrics
-        self._data[places] = values[np.ix_(rows, plan.kept)]
-        for instant, time_ns in zip(reversed(instants), reversed(times), strict=True):
-            self._times_ns[first + instant] = time_ns
-        self._rows = first + count
+        data = np.full((instants[-1] + 1, *self._shape), np.nan, np.float32)
+        data[np.array(instants)[:, None], np.array(gpus)[:, None], plan.metrics] = values[
+            np.ix_(rows, plan.kept)
+        ]
+        began_ns = dict(zip(reversed(instants), reversed(times), strict=True))
+        for instant, row in enumerate(data[:, :, self._places]):
+            self._add(began_ns[instant], row)
 
-    def _make_room(self, count: int) -> int:
-        """Room for `count` rows; returns where they begin."""
-        if self._rows + count <= len(self._times_ns):
-            return self._rows
-        oldest_ns = self._times_ns[: self._rows].max(initial=0) - self._keep_ns
-        expired = int(np.argmax(np.append(self._times_ns[: self._rows] >= oldest_ns, True)))
-        drop = max(expired, self._rows + count - max(self._max_rows, count))
-        # Rows move only when a quarter goes at once, so that moving costs little per row.
-        if drop < self._rows // 4 and self._rows + count <= self._max_rows:
-            drop = 0
-        elif drop:
-            drop = max(drop, min(self._rows, self._rows // 4))
-        kept = self._rows - drop
-        capacity = len(self._times_ns)
-        while capacity < kept + count:
-            capacity = min(2 * capacity, max(self._max_rows, kept + count))
-        times_ns = np.zeros(capacity, np.int64)
-        times_ns[:kept] = self._times_ns[drop : self._rows]
-        # Rows are written before they are read; untouched ones cost no memory.
-        data = np.empty((capacity, *self._data.shape[1:]), np.float32)
-        data[:kept] = self._data[drop : self._rows]
-        self._times_ns, self._data = times_ns, data
-        return kept
+    def _add(self, time_ns: int, row: Floats | Floats32) -> None:
+        if not self._chunks or self._chunks[-1].rows == len(self._chunks[-1].times_ns):
+            self._drop_old()
+            size = min(_CHUNK_ROWS, self._max_rows)
+            data = np.empty((size, self._shape[0], len(self.metrics)), np.float32)
+            self._chunks.append(_Chunk(np.zeros(size, np.int64), data))
+        chunk = self._chunks[-1]
+        chunk.data[chunk.rows] = row
+        chunk.times_ns[chunk.rows] = time_ns
+        chunk.newest_ns = time_ns if not chunk.rows else max(chunk.newest_ns, time_ns)
+        chunk.rows += 1
+        self._rows += 1
+
+    def _drop_old(self) -> None:
+        """Make room for another chunk."""
+        oldest_ns = max((chunk.newest_ns for chunk in self._chunks), default=0) - self._keep_ns
+        while self._chunks and (
+            self._chunks[0].newest_ns < oldest_ns or self._rows + _CHUNK_ROWS > self._max_rows
+        ):
+            self._rows -= self._chunks.popleft().rows
 
     def _widen(self) -> None:
-        _, gpus, metrics = self._data.shape
-        new_gpus, new_metrics = self.layout.shape
-        added = ((0, 0), (0, new_gpus - gpus), (0, new_metrics - metrics))
-        self._data = np.pad(self._data, added, constant_values=np.nan)
+        self._shape = self.layout.shape
+        known = self.layout.metrics.known
+        self._places = np.array([place for place, name in enumerate(known) if name in self._kept], np.intp)
+        self.metrics = tuple([known[place] for place in self._places])
+        for chunk in self._chunks:
+            _, gpus, metrics = chunk.data.shape
+            added = ((0, 0), (0, self._shape[0] - gpus), (0, len(self.metrics) - metrics))
+            chunk.data = np.pad(chunk.data, added, constant_values=np.nan)
 
 
 def _instants(times_ns: Sequence[int], gpus: Sequence[int]) -> list[int]:

@@ -118,7 +118,7 @@ def _samples(state: AggregatorState, job: str, name: str, ended_unix_s: float | 
         if not chosen:
             return None
         times, data = history.since(-math.inf)
-        metrics = history.layout.metrics.known
+        metrics = history.metrics
     places = [metrics.index(column.value) if column.value in metrics else None for column in _COLUMNS]
     kept = slice(None) if ended_unix_s is None else times <= ended_unix_s
     picked = np.full((len(times), len(chosen), len(_COLUMNS)), np.nan, np.float32)
