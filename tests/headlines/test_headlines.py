@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,8 +33,26 @@ def _look(step: int, kind: str, *ranks: int) -> Look:
     )
 
 
-def _watched(*looks: Look, truth: Truth) -> Watched:
+def _made(*looks: Look, truth: Truth) -> Watched:
     return Watched(name="made", looks=looks, truth=truth, took_s=0.0)
+
+
+@cache
+def _watched(run: Path) -> Watched:
+    recording = run / "recording"
+    return watch(recording, run.name, truth_of(recording))
+
+
+@pytest.fixture
+def watched(request: pytest.FixtureRequest) -> Watched:
+    return _watched(request.param)
+
+
+def _of(run: Path, *expected: float) -> Any:
+    """All tests of one run are in one process, which replays it once."""
+    return pytest.param(
+        run, *expected, id=run.name, marks=[pytest.mark.slow, pytest.mark.xdist_group(run.name)]
+    )
 
 
 HEALTHY = Truth(kinds=frozenset({"none"}))
@@ -40,27 +60,27 @@ SLOW_FROM_20 = Truth(kinds=frozenset({"straggler"}), ranks=frozenset({1}), since
 
 
 def test_headlines_count_as_flips_only_after_ten_steady_steps() -> None:
-    early = _watched(_look(5, "unknown"), _look(9, "none"), _look(12, "none"), truth=HEALTHY)
-    late = _watched(_look(9, "none"), _look(10, "none"), _look(11, "host_bound"), truth=HEALTHY)
+    early = _made(_look(5, "unknown"), _look(9, "none"), _look(12, "none"), truth=HEALTHY)
+    late = _made(_look(9, "none"), _look(10, "none"), _look(11, "host_bound"), truth=HEALTHY)
     assert (early.flips, early.too_many_flips) == (0, False)
     assert (late.flips, late.too_many_flips) == (1, True)
 
 
 def test_one_flip_is_right_where_a_fault_begins() -> None:
-    watched = _watched(_look(15, "none"), _look(25, "straggler", 1), truth=SLOW_FROM_20)
+    watched = _made(_look(15, "none"), _look(25, "straggler", 1), truth=SLOW_FROM_20)
     assert (watched.flips, watched.too_many_flips, watched.right) == (1, False, True)
     assert not watched.false_blame
 
 
 def test_a_rank_that_is_blamed_before_its_fault_is_blamed_wrongly() -> None:
-    watched = _watched(_look(19, "straggler", 1), _look(20, "straggler", 1), truth=SLOW_FROM_20)
+    watched = _made(_look(19, "straggler", 1), _look(20, "straggler", 1), truth=SLOW_FROM_20)
     assert watched.false_blame == {1}
-    later = _watched(_look(20, "straggler", 1), truth=SLOW_FROM_20)
+    later = _made(_look(20, "straggler", 1), truth=SLOW_FROM_20)
     assert not later.false_blame
 
 
 def test_a_right_kind_with_the_wrong_rank_is_not_right() -> None:
-    watched = _watched(_look(30, "straggler", 0), truth=SLOW_FROM_20)
+    watched = _made(_look(30, "straggler", 0), truth=SLOW_FROM_20)
     assert watched.right is False
     assert watched.false_blame == {0}
 
@@ -72,7 +92,7 @@ def test_a_slow_host_without_peers_is_named_by_its_role_and_a_slow_gpu_is_not() 
         phase = Phase(
             fault=fault, begin_unix_s=20.0, end_unix_s=30.0, ranks=frozenset(ranks), lost_ratio=0.25
         )
-        return _watched(look, truth=Truth(kinds=frozenset(), phases=[phase])).of_phases[0]
+        return _made(look, truth=Truth(kinds=frozenset(), phases=[phase])).of_phases[0]
 
     named = of_phase("host", role, 0)
     assert (named.named_after_s, named.gain_error) == (5.0, pytest.approx(0.05))
@@ -82,11 +102,10 @@ def test_a_slow_host_without_peers_is_named_by_its_role_and_a_slow_gpu_is_not() 
     assert of_phase("host", replace(role, blamed=frozenset({1})), 0).named_after_s is None
 
 
-@pytest.mark.slow
-def test_the_only_rank_that_reads_data_is_never_blamed_for_a_host_that_may_wait_for_it() -> None:
-    recording = PHASES / "tp2" / "recording"
-    watched = watch(recording, "tp2", truth_of(recording))
-
+@pytest.mark.parametrize("watched", [_of(PHASES / "tp2")], indirect=True)
+def test_the_only_rank_that_reads_data_is_never_blamed_for_a_host_that_may_wait_for_it(
+    watched: Watched,
+) -> None:
     host = next(one for one in watched.of_phases if one.phase.fault == "host")
     assert host.named_after_s is not None
     assert host.named_after_s <= 5.0
@@ -111,10 +130,8 @@ def test_a_slow_rank_is_named_at_every_look_that_names_one(capsys: pytest.Captur
     assert "straggler: rank 2" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
-def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(name: str) -> None:
-    recording = PHASES / name / "recording"
-    watched = watch(recording, name, truth_of(recording))
+@pytest.mark.parametrize("watched", [_of(PHASES / name) for name in ("ddp", "fsdp2")], indirect=True)
+def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(watched: Watched) -> None:
     due = [one for one in watched.of_phases if one.phase.ranks and must_be_named(one.phase)]
     assert len(due) == 3
     for one in due:
@@ -125,17 +142,16 @@ def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(name: str) -> 
     assert not watched.false_blame
 
 
-def test_shares_that_cross_their_limits_for_a_moment_change_no_headline() -> None:
-    recording = PHASES / "ep4" / "recording"
-    # Four faults begin and end; one is told by its rank first, and by its experts later.
-    assert watch(recording, "ep4", truth_of(recording)).flips <= 9
+@pytest.mark.parametrize("watched", [_of(PHASES / "ep4")], indirect=True)
+def test_shares_that_cross_their_limits_for_a_moment_change_no_headline(watched: Watched) -> None:
+    # Four faults begin and end; one is named by its rank first, and by its experts later.
+    assert watched.flips <= 9
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["dp4", "ep4", "pp2dp2", "pp4", "tp2pp2"])
-def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_nobody(name: str) -> None:
-    recording = PHASES / name / "recording"
-    watched = watch(recording, name, truth_of(recording))
+@pytest.mark.parametrize(
+    "watched", [_of(PHASES / name) for name in ("dp4", "ep4", "pp2dp2", "pp4", "tp2pp2")], indirect=True
+)
+def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_nobody(watched: Watched) -> None:
     (loader,) = [one for one in watched.of_phases if one.phase.fault == "loader"]
     assert loader.named_after_s is not None
     assert loader.named_after_s <= 5.0
@@ -147,20 +163,22 @@ def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_nobod
 
 
 @pytest.mark.parametrize(
-    ("name", "within_s"),
+    ("watched", "within_s"),
     [
-        ("ddp2", 5.0),
-        ("fsdp2x2", 5.0),
-        ("lightning2", 5.0),
-        ("lightning2_checkpoint", 5.0),
-        ("ddpacc2", 5.0),
-        ("fsdpacc2", 5.0),
-        ("ddp2storage", 20.0),
+        _of(STARTS / name, within_s)
+        for name, within_s in {
+            "ddp2": 5.0,
+            "fsdp2x2": 5.0,
+            "lightning2": 5.0,
+            "lightning2_checkpoint": 5.0,
+            "ddpacc2": 5.0,
+            "fsdpacc2": 5.0,
+            "ddp2storage": 20.0,
+        }.items()
     ],
+    indirect=["watched"],
 )
-def test_slow_data_of_loops_without_timers_is_named_and_no_rank_is(name: str, within_s: float) -> None:
-    recording = STARTS / name / "recording"
-    watched = watch(recording, name, truth_of(recording))
+def test_slow_data_of_loops_without_timers_is_named_and_no_rank_is(watched: Watched, within_s: float) -> None:
     (slow,) = [one for one in watched.of_phases if one.phase.fault in {"loader", "storage"}]
     assert slow.named_after_s is not None
     assert slow.named_after_s <= within_s
@@ -171,35 +189,40 @@ def test_slow_data_of_loops_without_timers_is_named_and_no_rank_is(name: str, wi
     assert all(look.unix_s >= slow.phase.begin_unix_s for look in named)
 
 
-@pytest.mark.parametrize("name", ["ddpacc2", "ep2", "fsdpacc2", "fsdp2x2decoding", "fsdp2d", "trainer2d"])
-def test_every_fault_of_a_run_is_named_and_no_other_rank_is(name: str) -> None:
-    recording = STARTS / name / "recording"
-    watched = watch(recording, name, truth_of(recording))
+@pytest.mark.parametrize(
+    "watched",
+    [_of(STARTS / name) for name in ("ddpacc2", "ep2", "fsdpacc2", "fsdp2x2decoding", "fsdp2d", "trainer2d")],
+    indirect=True,
+)
+def test_every_fault_of_a_run_is_named_and_no_other_rank_is(watched: Watched) -> None:
     assert watched.right
     assert not watched.false_blame
     assert not watched.too_many_flips
 
 
-def test_a_job_that_writes_its_last_checkpoint_for_twelve_seconds_does_not_hang() -> None:
-    recording = STARTS / "lightning2_checkpoint" / "recording"
-    assert not any(look.kind == "hang" for look in watch(recording, "made", None).looks)
+@pytest.mark.parametrize("watched", [_of(STARTS / "lightning2_checkpoint")], indirect=True)
+def test_a_job_that_writes_its_last_checkpoint_for_twelve_seconds_does_not_hang(watched: Watched) -> None:
+    assert not any(look.kind == "hang" for look in watched.looks)
 
 
 @pytest.mark.parametrize(
-    ("name", "steps"), [("ddp2", 106), ("fsdp2x2", 98), ("fsdp2x2decoding", 76), ("lightning2", 78)]
+    ("watched", "steps"),
+    [
+        _of(STARTS / name, steps)
+        for name, steps in {"ddp2": 106, "fsdp2x2": 98, "fsdp2x2decoding": 76, "lightning2": 78}.items()
+    ],
+    indirect=["watched"],
 )
-def test_steps_by_operations_are_as_many_as_the_job_made(name: str, steps: int) -> None:
-    assert watch(STARTS / name / "recording", name, None).looks[-1].step == steps
+def test_steps_by_operations_are_as_many_as_the_job_made(watched: Watched, steps: int) -> None:
+    assert watched.looks[-1].step == steps
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("watched", [_of(PHASES / "tp2")], indirect=True)
 @pytest.mark.parametrize("tick_s", [0.7, 1.3])
-def test_looks_at_other_moments_say_the_same(tick_s: float) -> None:
-    recording = PHASES / "tp2" / "recording"
-    each_second = watch(recording, "tp2", None).looks
-    others = watch(recording, "tp2", None, tick_s=tick_s).looks
-    assert len({look.said for look in each_second}) > 3
-    assert unlike(each_second, others) == []
+def test_looks_at_other_moments_say_the_same(watched: Watched, tick_s: float) -> None:
+    others = watch(PHASES / "tp2" / "recording", "tp2", None, tick_s=tick_s).looks
+    assert len({look.said for look in watched.looks}) > 3
+    assert unlike(watched.looks, others) == []
 
 
 def test_a_headline_is_unlike_others_if_none_at_about_its_time_says_it() -> None:
