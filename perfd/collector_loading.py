@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
 from perfd.collector import CollectorSpec, Column
@@ -18,8 +19,10 @@ _READ_TOGETHER: Sequence[frozenset[WellKnownColumn]] = (
 """perfd reads all columns of a group or none of them."""
 
 
-def collector_entry_points() -> dict[str, EntryPoint]:
+@cache
+def collector_entry_points() -> Mapping[str, EntryPoint]:
     """Installed collectors by name, not imported yet."""
+    # Finding them reads the metadata of all installed packages.
     return {point.name: point for point in entry_points(group=COLLECTOR_GROUP)}
 
 
