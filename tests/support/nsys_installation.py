@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import py_compile
 import shlex
 import subprocess
 import sys
@@ -67,7 +68,9 @@ def install(
     )
     nsys = target / "nsys"
     # -I and -S keep the stand-in apart from whatever is on the caller's Python path, and make it quick.
-    run = f'exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_SCRIPT))} "$@"\n'
+    compiled = target / "nsys.pyc"
+    py_compile.compile(str(_SCRIPT), str(compiled))
+    run = f'exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(compiled))} "$@"\n'
     nsys.write_text(f"#!/bin/sh\n{exports}{run}")
     nsys.chmod(0o755)
     return nsys

@@ -26,15 +26,17 @@ import argparse
 import json
 import os
 import signal
-import sqlite3
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-Session = dict[str, Any]
+# It is started for each command, some thousand times: modules that one command needs are imported there.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import sqlite3
+    from typing import Any
+
+    Session = dict[str, Any]
 INJECTION = "/opt/stand-in/libToolsInjection64.so"
 MY_KERNELS = "NSYS_STAND_IN_MY_KERNELS"
 
@@ -62,6 +64,8 @@ def main(arguments: list[str]) -> int:
 
 def launch(arguments: list[str]) -> int:
     """Run an application in a new session; the exit code is the application's."""
+    import subprocess  # noqa: PLC0415
+
     parser = options()
     parser.add_argument("--session-new", required=True)
     parser.add_argument("-t", "--trace", default="cuda,nvtx")
@@ -219,6 +223,8 @@ def export(arguments: list[str]) -> int:
         return 1
     with report.open("rb") as file:
         content = json.loads(file.readline())
+    import sqlite3  # noqa: PLC0415
+
     database = sqlite3.connect(args.output)
     fill(database, content)
     database.commit()
@@ -279,7 +285,7 @@ def generate(session: Session) -> None:
     time.sleep(float(setting("SLOW_STOP_S", "0")))
     imported = setting("IMPORT", "1") != "0"
     suffix = ".nsys-rep" if imported else ".qdstrm"
-    raw = Path(tempfile.gettempdir()) / f"nsys-report-{os.getpid():x}.qdstrm"
+    raw = Path(os.environ.get("TMPDIR", "/tmp")) / f"nsys-report-{os.getpid():x}.qdstrm"
     say(f"Generating '{raw}'")
     if imported:
         say(f"[1/1] [0%                          ] report{suffix}\r[1/1] [====100%] report{suffix}")
@@ -340,7 +346,7 @@ def setting(name: str, default: str) -> str:
 
 def state_directory() -> Path:
     """Where the session files are."""
-    directory = Path(setting("STATE", str(Path(tempfile.gettempdir()) / "nsys-stand-in")))
+    directory = Path(os.environ["NSYS_STAND_IN_STATE"])
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
