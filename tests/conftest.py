@@ -50,6 +50,16 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # With `--dist loadgroup` system tests of one group run in one process, one after the other: those of the
+    # one store of images of this machine, those of a SLURM, and those of a file, which share what they start.
+    for item in items:
+        if item.get_closest_marker("system"):
+            needs = set(getattr(item, "fixturenames", ()))
+            shared = next((name for name in ("image", "cluster") if name in needs), item.location[0])
+            item.add_marker(pytest.mark.xdist_group(shared))
+
+
 @pytest.fixture(autouse=True)
 def _a_log_that_nobody_configured() -> None:
     """Verbs that an earlier test or fixture ran in this process have said where perfd logs."""
