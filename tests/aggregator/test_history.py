@@ -20,7 +20,14 @@ from wire.records import RECORDS, of
 from perfd.agent.spool import Spool
 from perfd.agent.uplink import GrpcUplink
 from perfd.aggregator.history.history_store import HistoryStore
-from perfd.aggregator.history.history_tables import agent_row, job_rows, rows
+from perfd.aggregator.history.history_tables import (
+    SCHEMA,
+    agent_left_row,
+    agent_row,
+    job_rows,
+    rows,
+    without_replaced,
+)
 from perfd.aggregator.history.recovery import restore
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.state.agent_registry import AgentState
@@ -304,6 +311,42 @@ def test_a_row_that_no_table_takes_costs_only_its_own_group(path):
     assert [line["step"] for line in history.steps("llm", first_step=0, limit=9)] == [1, 2]
     assert history.healthy
     history.close()
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.sampled_from([None, 1, 2, 3]), st.integers(0, 3), st.booleans()),
+        max_size=12,
+    )
+)
+@settings(max_examples=40, deadline=None)
+def test_rows_of_agents_in_one_transaction_end_as_if_written_one_by_one(written):
+    def statement(agent, sequence, now_s, moved):
+        if sequence is None:
+            return agent_left_row(agent)
+        state = AgentState(agent_id=agent, node="n1" if moved else "n0", epoch=f"{agent}{now_s}")
+        return agent_row(state, sequence, START_S + now_s)
+
+    with contextlib.closing(sqlite3.connect(":memory:")) as one_by_one:
+        one_by_one.executescript(SCHEMA)
+        statements = [statement(*row) for row in written]
+        for sql, parameters in statements:
+            one_by_one.execute(sql, parameters)
+        kept = without_replaced(statements)
+        with contextlib.closing(sqlite3.connect(":memory:")) as together:
+            together.executescript(SCHEMA)
+            for sql, parameters in kept:
+                together.execute(sql, parameters)
+            tables = [
+                connection.execute("SELECT * FROM agents").fetchall() for connection in (one_by_one, together)
+            ]
+    assert tables[0] == tables[1]
+
+
+def test_of_an_agents_rows_in_one_transaction_the_last_one_is_written():
+    state = AgentState(agent_id="a", node="n")
+    statements = [agent_row(state, sequence, START_S) for sequence in range(1, 17)]
+    assert without_replaced([*step_rows(1), *statements]) == [*step_rows(1), statements[-1]]
 
 
 def test_a_file_of_a_newer_perfd_is_refused_with_a_sentence(path):

@@ -128,6 +128,24 @@ def test_an_agent_that_said_goodbye_and_the_series_of_its_node_are_absent_not_ze
     assert fleet.running.fleet()["agents"] == {"count": 0, "connected": 0}
 
 
+def test_an_agent_that_comes_back_has_the_series_of_its_new_collectors_only(fleet):
+    def health(collector, duration_s):
+        return CollectorHealth(
+            collector=collector, time_unix_ns=fleet.clock.unix_ns(), duration_s=duration_s, success=True
+        )
+
+    agent = fleet.agent()
+    agent.send(health("nvml", 0.1), health("host", 0.2))
+    fleet.round()
+    fleet.goodbye(agent)
+    fleet.agent("b").send(health("host", 0.3))
+    fleet.round()
+    name = "perfd_collector_duration_seconds"
+    assert {key: value for key, value in fleet.page().items() if name in key} == {
+        f'{name}{{collector="host",node="n0"}}': 0.3
+    }
+
+
 def test_an_agent_that_vanished_is_down_and_its_silent_job_hangs(fleet):
     agent = fleet.agent()
     fleet.works(agent, range(1, 9))

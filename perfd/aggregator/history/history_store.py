@@ -22,7 +22,13 @@ from perfd.aggregator.history.history_file import (
 )
 from perfd.aggregator.history.history_reader import HistoryReader
 from perfd.aggregator.history.history_retention import RetentionClock, reached_unix_s, shrink
-from perfd.aggregator.history.history_tables import EXPIRED, Statement, retention_row, size_of
+from perfd.aggregator.history.history_tables import (
+    EXPIRED,
+    Statement,
+    retention_row,
+    size_of,
+    without_replaced,
+)
 from perfd.errors import PerfdError, reason_of
 
 log = logging.getLogger(__name__)
@@ -235,9 +241,8 @@ class HistoryStore(HistoryReader):
     def _commit(self, connection: sqlite3.Connection, groups: Sequence[_Group]) -> None:
         try:
             connection.execute("BEGIN")
-            for group in groups:
-                for sql, parameters in group.statements:
-                    connection.execute(sql, parameters)
+            for sql, parameters in without_replaced([one for group in groups for one in group.statements]):
+                connection.execute(sql, parameters)
             connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):

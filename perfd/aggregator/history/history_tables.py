@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -131,6 +131,24 @@ Statement = tuple[str, tuple[Any, ...]]
 def size_of(statement: Statement) -> int:
     """About what a statement takes in memory, and its row on disk at most, in bytes."""
     return _STATEMENT_BYTES + sum(len(one) for one in statement[1] if isinstance(one, (str, bytes)))
+
+
+def without_replaced(statements: Sequence[Statement]) -> list[Statement]:
+    """The statements of a transaction without the rows of agents that a later one in it replaces."""
+    newest: dict[str, tuple[int, float]] = {}
+    kept: list[Statement] = []
+    for statement in reversed(statements):
+        sql, parameters = statement
+        if sql is _AGENT:
+            agent_id, _, sequence, unix_s, _ = parameters
+            later = newest.get(agent_id)
+            # A late batch, and a clock that was set back, replace nothing.
+            if later is not None and sequence <= later[0] and unix_s <= later[1]:
+                continue
+            newest[agent_id] = sequence, unix_s
+        kept.append(statement)
+    kept.reverse()
+    return kept
 
 
 def job_rows(job: str, attempt: int, started_unix_s: float | None, now_unix_s: float) -> Iterator[Statement]:

@@ -21,6 +21,7 @@ from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.exporters.exporter_runner import ExporterStatus
 from perfd.metrics.catalog import METRICS, Value, families
 from perfd.metrics.exposition import process_registry
+from perfd.metrics.series import SeriesKey
 from perfd.model import Scope
 from perfd.nodes import DONE
 
@@ -77,17 +78,27 @@ def agent_values(agents: Sequence[AgentState], now_s: float, forgotten_after_s: 
     return values
 
 
-def node_values(node: NodeState, jobs: JobRegistry) -> list[Value]:
-    """Events and collectors of one node."""
+def error_values(node: NodeState, jobs: JobRegistry) -> list[Value]:
+    """Hardware errors of one node."""
     values: list[Value] = []
     for (job, gpu, code), count in node.hardware_errors.items():
         labels = {**jobs.labels(job), "node": node.name, "instance": node.name, "gpu": gpu, "code": code}
         values.append(("perfd_hardware_errors_total", labels, count))
-    for health in node.health.values():
-        labels = {"node": node.name, "collector": health.collector}
-        values.append(("perfd_collector_success", labels, float(health.success)))
-        values.append(("perfd_collector_duration_seconds", labels, health.duration_s))
     return values
+
+
+def collector_keys(node: NodeState) -> list[SeriesKey]:
+    """The series of one node's collectors; a new collector changes the node's `version`."""
+    return [
+        SeriesKey.of(metric, {"node": node.name, "collector": collector})
+        for collector in node.health
+        for metric in ("perfd_collector_success", "perfd_collector_duration_seconds")
+    ]
+
+
+def collector_values(node: NodeState) -> list[float]:
+    """Their values."""
+    return [value for one in node.health.values() for value in (float(one.success), one.duration_s)]
 
 
 def server_values(node: NodeState, now_s: float, stale_after_s: float) -> list[Value]:

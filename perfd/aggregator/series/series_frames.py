@@ -14,7 +14,13 @@ from perfd.aggregator.job_summaries import Derived, LiveFacts
 from perfd.aggregator.series.job_series import job_values
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.node_series import node_keys
-from perfd.aggregator.series.self_metrics import agent_values, node_values, server_values
+from perfd.aggregator.series.self_metrics import (
+    agent_values,
+    collector_keys,
+    collector_values,
+    error_values,
+    server_values,
+)
 from perfd.aggregator.series.series_blocks import Block, Blocks
 from perfd.aggregator.state import AggregatorState
 from perfd.analysis.data.job_data import Floats
@@ -136,18 +142,22 @@ class SeriesFrames:
         with self._state.lock:
             stale_after_s = self._state.fleet.limits.stale_after_s
             values: list[Value] = []
+            blocks: dict[BlockName, Block] = {}
             for node in self._state.fleet.nodes.values():
                 if node.left:
                     continue
                 with self._state.failures.contained(Part.NODE, node=node.name):
                     values += [
-                        *node_values(node, self._state.fleet.jobs),
+                        *error_values(node, self._state.fleet.jobs),
                         *server_values(node, now_s, stale_after_s),
                     ]
+                    name = ("collectors", node.name, str(node.version))
+                    keys = self._blocks.keys(name, partial(collector_keys, node))
+                    blocks[name] = Block(keys, np.array(collector_values(node)))
             values += [
                 *agent_values(list(self._state.agents), now_s, self._forgotten_after_s),
             ]
-        return {("agents",): self._blocks.block(("agents",), values)}
+        return {("agents",): self._blocks.block(("agents",), values), **blocks}
 
     def _self(self) -> dict[BlockName, Block]:
         values = [

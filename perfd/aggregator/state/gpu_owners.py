@@ -22,10 +22,10 @@ def gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
         if placement.gpu is not None
     }
     owners |= _slice_owners(node)
-    only = jobs.only_on(node.name)
+    others = [gpu for gpu in node.readings.gpu_history.layout.entities.known if gpu not in owners]
+    only = jobs.only_on(node.name) if others else None
     if only is not None and not _all_placed(only, node, jobs):
-        for gpu in node.readings.gpu_history.layout.entities.known:
-            owners.setdefault(gpu, (only, None))
+        owners |= dict.fromkeys(others, (only, None))
     return owners
 
 

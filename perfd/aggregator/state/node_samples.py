@@ -180,7 +180,7 @@ class GpuHistory:
         # A reading too large for float32 becomes infinite; the batch is not refused for it.
         with np.errstate(over="ignore"):
             if plan.whole and abs(times_ns[-1] - times_ns[0]) <= _SAME_INSTANT_NS:
-                self._add(times_ns[0], values[:, self._places])
+                self._add(times_ns[0], values.T.take(self._places, 0).T)
             else:
                 self._put(plan, times_ns, values)
 

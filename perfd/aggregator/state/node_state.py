@@ -141,6 +141,7 @@ class NodeState:
         """Its agent reports; after a goodbye, what was counted before is another agent's story."""
         if self.left:
             self.left = False
+            self.version += 1
             self.health.clear()
             self.hardware_errors.clear()
 

@@ -130,14 +130,14 @@ def world_size(job: JobData) -> int | None:
 def gpu_infos(job: JobData) -> list[GpuInfo]:
     """The GPUs that the job runs on, or all of its nodes when no sample says which."""
     infos = {(node, str(info.index)): info for node, found in job.gpu_infos.items() for info in found}
-    used = [info for key in job.gpu.gpus if (info := _info_of(key, infos)) is not None]
+    used = [info for key in job.gpu.gpus if (info := infos.get((key.node, key.gpu)) or _slice_of(key, infos))]
     return used or list(infos.values())
 
 
-def _info_of(key: GpuKey, infos: Mapping[tuple[str, str], GpuInfo]) -> GpuInfo | None:
+def _slice_of(key: GpuKey, infos: Mapping[tuple[str, str], GpuInfo]) -> GpuInfo | None:
     index, _, part = key.gpu.partition("/")
     info = infos.get((key.node, index))
-    return replace(info, mig=True) if info and part else info
+    return replace(info, mig=True) if info and part else None
 
 
 def mean_over_gpus(activity: GpuActivity, metric: GpuColumn) -> float:
