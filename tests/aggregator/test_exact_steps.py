@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import pytest
 
@@ -383,3 +383,136 @@ def test_operations_that_were_not_reported_do_not_move_the_ends_of_steps() -> No
     ends = {end * 1000 for end in timeline.ends_us}
     assert all(row.time_unix_ns in ends for row in rows)
     assert rows[-1].step == pytest.approx(120, abs=1)
+
+
+JAX = [Op("AllReduce", 72 * MB, 400 if at else 9_000, 330) for at in range(8)]
+"""Data parallel, a step of 14 ms."""
+
+
+def test_steps_of_14_ms_of_reductions_of_one_size_are_found_within_four_seconds() -> None:
+    timeline = trained(lambda line, _: line.step([JAX], pause_us=0), 290)
+    rows, steps = rows_of_ranks(timeline, timeline)
+
+    assert steps.pace is not None
+    assert steps.pace.per_step == 8
+    assert_exact_between(rows, timeline.ends_us)
+    assert {row.steps_covered for row in rows} == {7}
+    assert rows[-1].step == pytest.approx(290, abs=9)
+
+
+def sampled(times: CollectiveTimes, stride: int) -> CollectiveTimes:
+    """As an agent reports it at a high rate: the operations whose number is a multiple of `stride`."""
+    begun = accumulate(times.start_increments_us)
+    kept = [
+        (number, lasted, size, start, queued)
+        for number, lasted, size, start, queued in zip(
+            times.sequences, times.durations_ns, times.sizes_bytes, begun, times.queued_us, strict=True
+        )
+        if number % stride == 0
+    ]
+    sequences, durations_ns, sizes_bytes, starts_us, queued_us = zip(*kept, strict=True)
+    return replace(
+        times,
+        sequences=sequences,
+        durations_ns=durations_ns,
+        sizes_bytes=sizes_bytes,
+        start_increments_us=[after - before for before, after in pairwise((0, *starts_us))],
+        queued_us=queued_us,
+    )
+
+
+@pytest.mark.parametrize(
+    "strides", [[2], [1, 2], [1, 1, 4, 4, 4, 2]], ids=["half", "half in turns", "half and fourth in turns"]
+)
+def test_every_second_or_fourth_operation_shows_as_many_steps(strides: Sequence[int]) -> None:
+    timeline = trained(lambda line, _: line.step([JAX], pause_us=0), 900)
+    steps, rows = OperationSteps(), []
+    for second, times in enumerate(timeline.records()):
+        found = steps.put(sampled(times, strides[second % len(strides)]))
+        rows = [*([] if found.anew else rows), *found.rows]
+
+    assert rows[-1].step == pytest.approx(900, abs=80 if strides == [1, 2] else 8)
+    assert sum(row.steps_covered for row in rows[1:]) == rows[-1].step - rows[0].step
+    for row in rows:
+        assert row.step_time_s == pytest.approx(0.01444, rel=0.03)
+
+
+@pytest.mark.parametrize("buckets", [6, 8])
+def test_every_fourth_operation_of_few_shows_no_steps_rather_than_wrong_ones(buckets: int) -> None:
+    step = [Op("AllReduce", 72 * MB, 400 if at else 9_000, 330) for at in range(buckets)]
+    timeline = trained(lambda line, _: line.step([step], pause_us=0), 900)
+    steps = OperationSteps()
+
+    assert [row for times in timeline.records() for row in steps.put(sampled(times, 4)).rows] == []
+
+
+def uneven_micro_batch(chance: random.Random) -> list[Op]:
+    """Of FSDP2: parameters are gathered right after the reduction, forward passes take 60 to 150 ms."""
+    gathers = [replace(one, after_us=150) for one in FORWARD]
+    return [*gathers, replace(BACKWARD[0], after_us=chance.randrange(60_000, 150_000)), *BACKWARD[1:]]
+
+
+@pytest.mark.parametrize(("parts", "optimizer_us"), [(2, 2_600), (4, 2_600), (2, 600)])
+def test_the_next_gather_distinguishes_steps_where_forward_passes_vary_more_than_an_optimizer_takes(
+    parts: int, optimizer_us: int
+) -> None:
+    chance = random.Random(1)
+    timeline = trained(
+        lambda line, _: line.step([uneven_micro_batch(chance) for _ in range(parts)], pause_us=optimizer_us),
+        80,
+    )
+    rows, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert (steps.pace.certain, steps.pace.per_step) == (True, 17 * parts)
+    assert_exact(rows, timeline.ends_us)
+    assert rows[-1].step >= 78
+
+
+@pytest.mark.parametrize("optimizer_us", [0, 250])
+def test_gathers_that_begin_as_late_after_each_micro_batch_show_no_steps(optimizer_us: int) -> None:
+    chance = random.Random(1)
+    timeline = trained(
+        lambda line, _: line.step([uneven_micro_batch(chance) for _ in range(2)], pause_us=optimizer_us), 80
+    )
+    _, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert not steps.pace.certain
+
+
+def test_a_first_exchange_of_half_a_steps_bytes_is_no_step() -> None:
+    timeline = Timeline()
+    timeline.step([[Op("AllReduce", 125 * MB, 1_000)]], pause_us=2_000_000)
+    before = len(timeline.ends_us)
+    for _ in range(60):
+        timeline.step([[Op("AllReduce", 250 * MB, 200_000)]])
+    rows, _ = rows_of(timeline)
+
+    assert_exact(rows, timeline.ends_us[before:])
+    assert rows[-1].step == 60
+
+
+@pytest.mark.parametrize("scalars", [1, 3, 4])
+def test_numbers_that_come_together_after_each_step_count_micro_batches(scalars: int) -> None:
+    # Tensor parallel: parameters' copies are broadcast in each of five micro-batches, whose pauses vary.
+    chance = random.Random(1)
+
+    def train(line: Timeline, _: int) -> None:
+        parts = [
+            [
+                Op("Broadcast", size, after)
+                for size, after in ((32_768, 90_000), (16_384, 1_000), (8 * MB, 1_000))
+            ]
+            for _ in range(5)
+        ]
+        parts = [[replace(part[0], after_us=chance.randrange(60_000, 120_000)), *part[1:]] for part in parts]
+        line.step([*parts, [Op("AllReduce", 4, 300, 10)] * scalars], pause_us=0)
+
+    timeline = trained(train, 120)
+    rows, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert (steps.pace.certain, steps.pace.per_step) == (True, 15)
+    assert rows[-1].step == pytest.approx(120, abs=1)
+    assert sum(row.steps_covered for row in rows[1:]) == rows[-1].step - rows[0].step

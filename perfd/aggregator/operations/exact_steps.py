@@ -11,13 +11,20 @@ import numpy as np
 
 from perfd.aggregator.operations.operation_stream import Cycle, OperationStream, TimedOperation
 from perfd.analysis.data.job_data import StepPauses
-from perfd.analysis.operations.step_boundaries import longest_pause, micro_batches_of
+from perfd.analysis.operations.step_boundaries import (
+    longest_pause,
+    micro_batches_by_gathers,
+    micro_batches_of,
+    next_starts_us,
+)
 from perfd.model import TrainingStep
 
 _LEAST_ROW_US = 100_000
 """Shorter steps share a row, of which there are then ten a second at most."""
 _PAUSES = 64
 """Of the newest steps, that are kept."""
+_MISSED_RATIO = 0.25
+"""Of the first step's bytes, that may not have been reported."""
 _REPEATS_IN_DOUBT = 24
 """Before a micro-batch counts as a step for want of anything better."""
 
@@ -69,16 +76,19 @@ class ExactSteps:
         self.pauses: StepPauses | None = None
         self._steps_before = steps_before
 
-    def look(self, job: str, cycle: Cycle, repeats: int | None) -> FoundSteps:
+    def look(
+        self, job: str, cycle: Cycle, repeats: int | None, gathers: OperationStream | None = None
+    ) -> FoundSteps:
         """What is new since the last look, with so many `repeats` in a step, None where only pauses show it.
 
-        Nothing where it is unknown when operations began.
+        `gathers` are those of the parameters that the stream reduces. Nothing where it is unknown when
+        operations began.
         """
         operations = self.stream.repeating(cycle)
         if operations is None or len(operations) < 2 * cycle.large:
             return FoundSteps()
         cuts = self._cuts(operations, cycle)
-        found, last = self._of_step(cuts, repeats)
+        found, last = self._of_step(cuts, repeats, gathers)
         if found is None and len(cuts) < _REPEATS_IN_DOUBT and self.newest is None:
             return FoundSteps()
         anew = self.newest is not None and (found or 1) != (self.repeats or 1)
@@ -90,14 +100,21 @@ class ExactSteps:
         self.pauses = self._pauses(ends)
         return FoundSteps(rows, anew=anew)
 
-    def _of_step(self, cuts: Sequence[_Cut], repeats: int | None) -> tuple[int | None, int]:
+    def _of_step(
+        self, cuts: Sequence[_Cut], repeats: int | None, gathers: OperationStream | None
+    ) -> tuple[int | None, int]:
         """How many cuts apart steps end, and at which of the first ones one does."""
         known = [cut for cut in cuts if cut.following is not None]
         pauses_us = np.array([cut.pause_us for cut in known])
         if repeats is None:
             leads_us = np.array([cut.lead_us for cut in known])
             each_us = (cuts[-1].last.span.end_us - cuts[0].last.span.end_us) / max(1, len(cuts) - 1)
-            shown = micro_batches_of(pauses_us, leads_us, each_us)
+            shown = None
+            if gathers is not None:
+                ends_us = np.array([cut.last.span.end_us for cut in known], dtype=np.float64)
+                gathered_us = next_starts_us(ends_us, gathers.newest_starts_us())
+                shown = micro_batches_by_gathers(gathered_us - ends_us, leads_us)
+            shown = shown or micro_batches_of(pauses_us, leads_us, each_us)
             if shown is not None:
                 return shown
             repeats = self.repeats
@@ -116,8 +133,10 @@ class ExactSteps:
         for at, cut in enumerate(cuts):
             end_us = cut.last.span.end_us
             if newest is None:
-                # Other operations come before the first step; they move little.
-                step = max(1, round(cut.last.moved_bytes / (cycle.moved_bytes * repeats)))
+                # Other operations come before the first step; they move less, such as a first exchange of
+                # embeddings.
+                by_bytes = cut.last.moved_bytes / (cycle.moved_bytes * repeats)
+                step = max(1, math.floor(by_bytes + _MISSED_RATIO))
                 newest, place = StepEnd(self._steps_before + step, cut.last.seen, end_us), at
                 continue
             by_rate = (cut.last.seen - newest.seen) / (cycle.operations * repeats)

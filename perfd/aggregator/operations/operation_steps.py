@@ -28,7 +28,7 @@ _SHARDED = (_GATHERING, _ENDING_STEPS)
 _HANDED_ON = ("Broadcast", RECEIVE)
 """Tensor and pipeline groups hand data on in each micro-batch. They may reduce a number in each one, too."""
 _SCALAR_BYTES = 4096
-"""The norm of gradients is a number, or a few."""
+"""The norm of gradients is a number, or a few; overflow checks and the like come together with it."""
 _FEWEST_SCALARS = 8
 _WHOLE_RATIO = 0.05
 """How far from a whole number the micro-batches of a step may seem, besides one operation more or less."""
@@ -172,16 +172,21 @@ class OperationSteps:
         """Rows by when operations began."""
         paced = self._paced
         cycle = stream.repeat() if paced is not None and paced.stream is stream else None
-        if paced is None or cycle is None or cycle.large != paced.cycle.large:
+        if paced is not None and cycle is not None and cycle.large != paced.cycle.large:
             # What repeats has changed; steps go on once it is known what does now.
-            self._paced = None if cycle is not None else paced
+            self._paced = paced = self._pace(times.end_unix_ns)
+        if paced is None or cycle is None or paced.stream is not stream:
             return _NOTHING
         mark, anew = self._mark, False
         if self._exact is None or self._exact.stream is not stream:
             gone = mark is not None and times.end_unix_ns - mark.stream.newest_unix_ns >= _SILENT_NS
             anew = mark is not None and mark.stream is not stream and not gone
             self._exact = ExactSteps(stream, int(mark.step) if mark is not None and gone else 0)
-        found, ended = self._exact.look(times.job, cycle, paced.repeats), self._exact.newest
+        gathers = None
+        if stream.operation == _ENDING_STEPS:
+            gathers = self._streams.get((stream.communicator, _GATHERING, None))
+        found = self._exact.look(times.job, cycle, paced.repeats, gathers)
+        ended = self._exact.newest
         if anew:
             # What seemed to be steps was none, as while a job starts.
             found = replace(found, anew=True)
@@ -277,7 +282,7 @@ class OperationSteps:
     def _sharded_pace(self, stream: OperationStream, cycle: Cycle) -> _Pace | None:
         """How many repeats a step has; None while that is not clear."""
         ratios = [
-            (stream.per_s / cycle.operations / other.per_s, other.seen)
+            (stream.per_s / cycle.operations / other.per_s * other.group(), other.seen)
             for other in self._streams.values()
             if other.operation == "AllReduce" and other.seen >= _FEWEST_SCALARS and _are_scalars(other.sizes)
         ]

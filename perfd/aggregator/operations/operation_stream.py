@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 import numpy as np
 
+from perfd.analysis.data.job_data import Floats
 from perfd.analysis.operations.pause_pattern import PausePattern, are_steady, pause_pattern
 from perfd.analysis.operations.repeat_period import Repeat, repeat_period
 from perfd.analysis.operations.step_boundaries import OperationSpan, receives_of_step
@@ -83,6 +84,8 @@ class OperationStream:
     """Whether the operations that repeat are all of one size, at the newest look."""
     _whole: int = 0
     """Of the newest ones, those since the newest hole."""
+    _stride: int = 1
+    """One in so many is reported, as agents do at high rates."""
     _group: int | None = None
     """How many of one size are a repeat, once that is known."""
     _pattern: PausePattern | None = None
@@ -92,7 +95,12 @@ class OperationStream:
         """Add what the rank reported."""
         if self.newest_unix_ns:
             self.before = self.newest_unix_ns, self.seen
-        hole = times.sequences[0] != self.newest_sequence + 1 or len(times.sequences) != times.count
+        stride = _stride(times)
+        hole = stride is None or times.sequences[0] != self.newest_sequence + stride
+        if stride is not None and stride != self._stride:
+            group, odd = divmod((self._group or 0) * self._stride, stride)
+            self._group = None if odd or not group else group
+            self._stride, hole = stride, True
         if hole and len({self.sizes[place] for place in self._large()}) > 1:
             # The order of what is held is not that of the job any more.
             self.sizes.clear()
@@ -134,12 +142,20 @@ class OperationStream:
                     return None
         return Cycle(
             size_bytes=max(large[-found.period :]),
-            operations=found.period * len(self.sizes) / len(large),
+            operations=found.period * len(self.sizes) / len(large) * self._stride,
             large=found.period,
             known=found.length,
-            moved_bytes=sum(large[-found.period :]),
+            moved_bytes=sum(large[-found.period :]) * self._stride,
             by_pauses=self.alike and found.period > 1,
         )
+
+    def group(self) -> int:
+        """How many operations come together, by the pauses between them; 1 where that does not show."""
+        spans = [span for span in list(self.spans)[len(self.spans) - self._whole :] if span is not None]
+        starts_us = np.array([span.start_us for span in spans], dtype=np.float64)
+        ends_us = np.array([span.end_us for span in spans], dtype=np.float64)
+        shown = pause_pattern(starts_us, ends_us, sampled=True) if len(spans) == self._whole else None
+        return 1 if shown is None else shown.period
 
     def ends_as(self, other: OperationStream) -> bool:
         """Whether a stream of one size repeats as that of another rank, and with the same operations."""
@@ -154,7 +170,7 @@ class OperationStream:
             return set()
         large = self._large()
         places = large[len(large) - 1 - pattern.after_last :: -pattern.period][:_COMPARED_ENDS]
-        return {self.newest_sequence - (len(self.sizes) - 1 - place) for place in places}
+        return {self.newest_sequence - (len(self.sizes) - 1 - place) * self._stride for place in places}
 
     def _of_one_size(self, places: list[int], found: Repeat) -> Repeat | None:
         """What operations of one size repeat: groups of them by their pauses, or each one alone."""
@@ -165,7 +181,9 @@ class OperationStream:
             starts_us = np.array([span.start_us for span in timed], dtype=np.float64)
             ends_us = np.array([span.end_us for span in timed], dtype=np.float64)
             marked = self._marked(places)
-            self._pattern = shown = None if marked else pause_pattern(starts_us, ends_us)
+            self._pattern = shown = (
+                None if marked else pause_pattern(starts_us, ends_us, sampled=self._stride > 1)
+            )
             known = self._group or 0
             if shown is not None and (known < 2 or shown.period % known):
                 # Of what has repeated, each so many may take longer for a while.
@@ -197,21 +215,37 @@ class OperationStream:
 
     def repeating(self, cycle: Cycle) -> list[TimedOperation] | None:
         """The large operations that repeat; None where it is unknown when one of them ran."""
-        seen = self.seen - len(self.sizes)
-        moved = list(accumulate(self.sizes, initial=self.total_bytes - sum(self.sizes)))[1:]
+        stride, newest = self._stride, len(self.sizes) - 1
+        since = list(accumulate(reversed(self.sizes), initial=0))
         found: list[TimedOperation] = []
         for place in self._large()[-cycle.known :]:
             span = self.spans[place]
             if span is None:
                 return None
-            found.append(TimedOperation(span, seen + place + 1, moved[place]))
+            moved = self.total_bytes - since[newest - place] * stride
+            found.append(TimedOperation(span, self.seen - (newest - place) * stride, moved))
         return found
+
+    def newest_starts_us(self) -> Floats:
+        """When the newest operations began, since the newest one of which that is unknown."""
+        known = list(takewhile(lambda span: span is not None, reversed(self.spans)))
+        return np.array([span.start_us for span in reversed(known) if span is not None], dtype=np.float64)
 
     def _large(self) -> list[int]:
         """Places of the operations that are not small."""
         sizes = list(self.sizes)
         largest = max((size for size, count in Counter(sizes).items() if count > 1), default=0)
         return [place for place, size in enumerate(sizes) if size >= largest * _SMALL_RATIO]
+
+
+def _stride(times: CollectiveTimes) -> int | None:
+    """One in how many operations is reported; None where that differs."""
+    sequences = times.sequences
+    if len(sequences) == times.count:
+        return 1
+    stride = sequences[1] - sequences[0] if len(sequences) > 1 else 0
+    evenly = stride > 1 and all(after - before == stride for before, after in pairwise(sequences))
+    return stride if evenly else None
 
 
 def _spans(times: CollectiveTimes) -> list[OperationSpan | None]:

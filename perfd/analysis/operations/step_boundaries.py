@@ -26,6 +26,9 @@ _LEAD_LOST = 0.5
 """Where the host was so much less ahead than usual, it waited for the GPU, as for a loss to print: its pause
 is longer for that."""
 _LEAST_LEAD_US = 1_000.0
+_LEAST_OPTIMIZER_RATIO, _LEAST_OPTIMIZER_US = 3.0, 500.0
+"""By how much later, and at least, the next gather comes where an optimizer runs before it. In recordings of
+FSDP2 2.7 ms instead of 0.15 ms."""
 _LEAST_WAIT_RATIO = 3.0
 """A receive that waits takes longer than the others by this multiple of their time. In recordings of
 pipelines of two stages it is by 150 times and more; transfers of one size differ by less than a half."""
@@ -61,6 +64,36 @@ def micro_batches_of(pauses_us: Floats, leads_us: Floats, each_us: float) -> tup
         if _stand_out(pauses_us, ends, _LEAST_RATIO * each_us):
             return (count, last) if _still_ahead(leads_us, ends) else None
     return None
+
+
+def micro_batches_by_gathers(until_gather_us: Floats, leads_us: Floats) -> tuple[int, int] | None:
+    """The same by when the next gather of parameters began, (n,), NaN where that is unknown.
+
+    Within a step it begins at once, as parameters are as before; after a step the optimizer runs first. The
+    next reduction comes too long after both for this to show.
+    """
+    known = np.isfinite(until_gather_us)
+    first = int(np.flatnonzero(~known)[-1]) + 1 if not known.all() else 0
+    until_us, leads_us = until_gather_us[first:], leads_us[first:]
+    for count in range(2, min(_MOST_MICRO_BATCHES, len(until_us) // _FEWEST_STEPS) + 1):
+        last = int(np.argmax([np.median(until_us[place::count]) for place in range(count)]))
+        ends = np.arange(len(until_us)) % count == last
+        least_us = max(_LEAST_OPTIMIZER_US, (_LEAST_OPTIMIZER_RATIO - 1) * float(np.median(until_us[~ends])))
+        if _stand_out(until_us, ends, least_us):
+            return (count, (last + first) % count) if _still_ahead(leads_us, ends) else None
+    return None
+
+
+def next_starts_us(ends_us: Floats, starts_us: Floats) -> Floats:
+    """Of operations that end at (n,) times, when the next one of (m,) others begins; NaN where none does.
+
+    Both are in order. NaN also for those that end before all others: earlier ones may not be known.
+    """
+    if not len(starts_us):
+        return np.full(len(ends_us), np.nan)
+    place = np.searchsorted(starts_us, ends_us)
+    known = (place > 0) & (place < len(starts_us))
+    return np.where(known, starts_us[np.minimum(place, len(starts_us) - 1)], np.nan)
 
 
 def receives_of_step(durations_us: Floats) -> int | None:
