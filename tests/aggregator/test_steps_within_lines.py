@@ -16,13 +16,17 @@ FAST_S, SLOW_S = 0.103, 0.163
 
 
 def played(
-    *, covered: int, steps: int = 60, slow_from: int = 41, resumed_at: int = 0
+    *, covered: int, steps: int = 60, slow_from: int = 41, resumed_at: int = 0, seen_s: float = np.inf
 ) -> tuple[Fleet, Timeline]:
-    """All that a log and a rank's operations say, in the order of time; steps from one on are slow."""
+    """All that a log and a rank's operations say, in the order of time; steps from one on are slow.
+
+    Operations of the last time are not seen: those after `seen_s` since the first.
+    """
     timeline = Timeline()
     for number in range(1, steps + 1):
         timeline.step([SLOW if number >= slow_from else DDP])
     records: list[tuple[float, Record]] = [(one.end_unix_ns / 1e9, one) for one in timeline.records()]
+    records = [(time_s, one) for time_s, one in records if time_s <= records[0][0] + seen_s]
     ends_s = [end / 1e6 for end in timeline.ends_us]
     for number in range(covered, steps + 1, covered):
         time_s = ends_s[number - 1] + 0.003
@@ -59,6 +63,18 @@ def test_each_step_has_its_own_time_and_the_number_that_the_log_gives_it(resumed
     assert within.steps.step_time_s[numbers >= 42] == pytest.approx(SLOW_S, rel=0.05)
     assert within.steps.step_time_s[(numbers > 20) & (numbers < 41)] == pytest.approx(FAST_S, rel=0.05)
     assert numbers[-1] >= 55
+
+
+@pytest.mark.parametrize("seen_s", [3.1, 4.1, 5.1])
+def test_operations_that_come_later_than_lines_keep_the_numbers_of_their_own_steps(seen_s: float) -> None:
+    made, timeline = played(covered=5, seen_s=seen_s)
+    within = snapshot(made).within_lines
+
+    assert within is not None
+    assert int(within.steps.step[-1]) < 52
+    assert within.steps.time_unix_s == pytest.approx(
+        [timeline.ends_us[n - 1] / 1e6 for n in within.steps.step]
+    )
 
 
 def test_a_log_with_a_line_for_each_step_needs_no_operations() -> None:

@@ -69,6 +69,7 @@ def test_all_ranks_whose_gpus_idle_in_longer_steps_have_late_hosts_and_no_rank_i
     assert first.culprits == ()
     assert first.gain_ratio == pytest.approx(1 - BEFORE_S / SINCE_S)
     assert first.longer_for_s == pytest.approx(8 * SINCE_S)
+    assert first.since_step == 13
     took, who, unknown = first.evidence
     assert took.startswith("Steps take 600.0 ms since step 13 and took 400.0 ms before, without more work")
     assert who.startswith("GPUs of all ranks run a kernel in only 0.0% of the added time (NVML)")
@@ -159,7 +160,7 @@ def test_a_timer_of_the_input_makes_it_data_loading():
 
     assert first.kind is Kind.DATA_LOADING
     assert [effect.kind for effect in first.effects] == [Kind.LATE_HOSTS]
-    assert first.longer_for_s == pytest.approx(8 * SINCE_S)
+    assert (first.longer_for_s, first.since_step) == (pytest.approx(8 * SINCE_S), 13)
     steady = job([SINCE_S] * 20)
     always = summary(replace(steady, phases=phase_table(steady.steps, {"batch-generator": (0.2, 0.2)})))
     assert always.bottleneck.kind is Kind.DATA_LOADING

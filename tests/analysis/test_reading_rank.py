@@ -216,3 +216,19 @@ def test_a_reader_that_stalls_at_intervals_is_named_by_its_role_too() -> None:
         assert lasted_s[Kind.LATE_HOSTS] == pytest.approx(4 * 2.6)
         assert all(culprit.kind != "rank" for one in found for culprit in one.culprits)
     assert RANK in find_bottlenecks(replace(seen, only_reader=None))[0].culprits
+
+
+@pytest.mark.parametrize(("rank", "findings"), [(1, 1), (0, 2), (None, 2)])
+def test_the_stalls_of_a_rank_are_one_finding_with_their_period(rank: int | None, findings: int) -> None:
+    """What the log shows of stalls is another finding only where NCCL does not show the same rank there."""
+    stalls = StallingRank(rank=1, period_steps=5, stalls=4, usual_s=0.4, stalled_s=1.0, gain_ratio=0.1)
+    stall = PeriodicStall(period_s=2.6, period_steps=5, stall_s=0.6, cost_ratio=0.3, stalls=4, rank=rank)
+    seen = replace(facts(None), nccl=NcclSummary(stalling=stalls, source="nccl plugin"), stall=stall)
+
+    found = [one for one in find_bottlenecks(seen) if one.kind in {Kind.STRAGGLER, Kind.PERIODIC_STALL}]
+
+    assert len(found) == findings
+    (named,) = [one for one in found if one.kind is Kind.STRAGGLER]
+    assert named.culprits == (Culprit(kind="rank", id=1),)
+    assert named.evidence[0] == "Every 5 steps one takes 1000.0 ms instead of 400.0 ms."
+    assert "garbage collection" in named.advice

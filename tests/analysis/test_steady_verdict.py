@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.findings import Culprit, Finding, Kind, Moment, Verdict, steady_verdict
+from perfd.analysis.findings import Culprit, Effect, Finding, Kind, Moment, Verdict, steady_verdict
 from perfd.thresholds import THRESHOLDS
 
 LAUNCH = Finding(kind=Kind.LAUNCH_BOUND, confidence=0.6, gain_ratio=0.15)
@@ -135,7 +135,7 @@ def test_blame_is_not_held_against_what_costs_far_more_or_after_a_restart():
     blaming = Verdict(blamed=slow(3), blamed_since=began, confirmed=True)
     assert steady_verdict(blaming, [HOST], later)[1][0].kind is Kind.STRAGGLER
     again = Moment(unix_s=11.0, step=12, steady_steps=12)
-    assert steady_verdict(blaming, [HOST], again) == (Verdict(settled=HOST), [HOST])
+    assert steady_verdict(blaming, [HOST], again) == (Verdict(settled=HOST, settled_since=again), [HOST])
 
 
 def test_a_cause_that_costs_far_more_is_said_at_once_and_a_clock_that_is_low_for_a_moment_is_not():
@@ -182,6 +182,68 @@ def test_a_held_headline_has_its_newest_figures_and_what_is_found_beside_it():
     assert list(found) == [newer, HOST]
     _, found = steady_verdict(Verdict(settled=LAUNCH), [COMPUTE, HOST], now)
     assert list(found) == [LAUNCH, HOST]
+
+
+def late(since_step: int | None, gain_ratio: float = 0.2) -> Finding:
+    return Finding(
+        kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=gain_ratio, longer_for_s=3.0, since_step=since_step
+    )
+
+
+def cause(kind: Kind, since_step: int | None) -> Finding:
+    effects = (Effect(kind=Kind.LATE_HOSTS),)
+    return Finding(
+        kind=kind, confidence=0.6, gain_ratio=0.2, longer_for_s=3.0, since_step=since_step, effects=effects
+    )
+
+
+@pytest.mark.parametrize("kind", [Kind.DATA_LOADING, Kind.HOST_CONTENTION])
+@given(looks=st.lists(st.tuples(st.booleans(), st.integers(88, 90)), min_size=1, max_size=40))
+def test_once_known_the_cause_of_a_change_is_the_headline_while_looks_show_its_effect_only(
+    kind: Kind, looks: list[tuple[bool, int]]
+):
+    """In any order, as where one source has gaps; the gain is that of the newest look."""
+    shown = [
+        cause(kind, since_step) if known else late(since_step, 0.2 + at / 100)
+        for at, (known, since_step) in enumerate(looks)
+    ]
+
+    said = heads([LAUNCH, *shown])
+
+    first = next((at for at, (known, _) in enumerate(looks) if known), len(looks))
+    effect_first = [Kind.LATE_HOSTS] * first + [kind] * (len(looks) - first)
+    assert [one.kind for one in said] == [Kind.LAUNCH_BOUND, *effect_first]
+    assert [one.gain_ratio for one in said[1:]] == [one.gain_ratio for one in shown]
+
+
+@pytest.mark.parametrize(
+    ("headline", "last_step"),
+    [
+        (cause(Kind.DATA_LOADING, 90), 92),
+        (cause(Kind.HOST_CONTENTION, 90), 92),
+        # Of these it is known only when they were found.
+        (cause(Kind.HOST_CONTENTION, None), 100),
+        (slow(1), 100),
+    ],
+)
+def test_hosts_that_became_late_after_the_headline_was_found_are_the_headline_at_once(
+    headline: Finding, last_step: int
+):
+    for since_step, kind in (
+        (last_step, headline.kind),
+        (last_step + 1, Kind.LATE_HOSTS),
+        (None, Kind.LATE_HOSTS),
+    ):
+        assert heads([*[headline] * 10, late(since_step)])[-1].kind is kind
+
+
+def test_longer_steps_of_which_a_look_shows_no_rank_are_those_of_the_rank_and_end_its_blame_no_later():
+    said = heads([slow(1), slow(1), *[late(95)] * 6], step_s=0.3)
+
+    assert [one.kind for one in said] == [Kind.STRAGGLER] * 5 + [Kind.LATE_HOSTS] * 3
+    assert heads([LAUNCH, slow(1), slow(1), late(95), LAUNCH, LAUNCH, LAUNCH])[-1] is LAUNCH
+    # What one look found is not held.
+    assert heads([LAUNCH, slow(1), late(95)])[-1].kind is Kind.LATE_HOSTS
 
 
 @given(st.lists(st.sampled_from([LAUNCH, HOST, UNKNOWN, COMPUTE]), min_size=1, max_size=60))

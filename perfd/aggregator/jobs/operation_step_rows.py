@@ -43,10 +43,15 @@ class OperationStepRows:
         pace, found = self.pace, self._rows.table()
         if pace is None or not pace.exact or not len(lines) or lines.steps_covered[-1] < 2:
             return None
-        ended = np.searchsorted(found.time_unix_s, lines.time_unix_s[-1] + _PRINTED_S * lines.step_time_s[-1])
-        if not ended or not np.isfinite(lines.time_unix_s[-1]):
+        if not len(found):
             return None
-        shift = int(lines.step[-1] - found.step[ended - 1])
+        ended = np.searchsorted(found.time_unix_s, lines.time_unix_s + _PRINTED_S * lines.step_time_s)
+        since_s = lines.time_unix_s - found.time_unix_s[ended - 1]
+        # Operations may come later than a line: the newest line of whose own step they are known is the one.
+        known = np.flatnonzero((ended > 0) & (since_s < lines.step_time_s))
+        if not len(known):
+            return None
+        shift = int(lines.step[known[-1]] - found.step[ended[known[-1]] - 1])
         pauses = pace.pauses and replace(pace.pauses, step=pace.pauses.step + shift)
         steps = replace(found, step=found.step + shift)
         return StepsWithinLines(steps=steps, pace=replace(pace, pauses=pauses))

@@ -93,6 +93,7 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
         advice=advice.SLOW_INPUT,
         gain_ratio=hosts.gain_ratio,
         longer_for_s=hosts.longer_for_s,
+        since_step=hosts.since_step,
     )
 
 

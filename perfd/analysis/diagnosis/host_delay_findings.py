@@ -89,13 +89,17 @@ def judge_late_hosts(facts: JobEvidence, *, straggler: Finding | None) -> Findin
         advice=advice.LATE_HOSTS,
         gain_ratio=longer.gain_ratio,
         longer_for_s=longer.longer_for_s,
+        since_step=longer.since_step,
     )
 
 
-def judge_stalls(facts: JobEvidence) -> Finding | None:
-    """Steps that are longer at regular intervals, with the rank that stalls where NCCL shows it."""
-    stall = facts.stall
-    if stall is None:
+def judge_stalls(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
+    """Steps that are longer at regular intervals, with the rank that stalls where NCCL shows it.
+
+    None where the straggler is that rank, and its stalls are the evidence.
+    """
+    stall, seen = facts.stall, facts.nccl.stalling
+    if stall is None or (straggler and seen and {stall.rank, seen.rank} == set(straggler.concerned_ranks)):
         return None
     often = (
         f"every {duration(stall.period_s)}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from perfd.analysis.collectives import NcclRank, SlowRank, StallingRank
@@ -84,6 +86,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         arrival,
         f"As fast as its peers, it would save {percent(arrivals.gain_ratio)} of the step{own}.",
         *_of_those(arrivals, slow),
+        *_stalls(facts, slow.rank),
         *(_describe(straggler) for straggler in agreeing),
     ]
     idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)
@@ -176,19 +179,29 @@ def _reader_role(rank: int, evidence: list[str], *, since: SlowRank | StallingRa
         advice=advice.SLOW_INPUT if loading else advice.LATE_HOSTS,
         gain_ratio=since.gain_ratio,
         longer_for_s=since.longer_for_s,
+        since_step=since.since_step if isinstance(since, SlowRank) else None,
     )
 
 
 def _by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:
-    stalled, usual = duration(stalling.stalled_s), duration(stalling.usual_s)
     evidence = [
-        f"Every {stalling.period_steps} steps one takes {stalled} instead of {usual}.",
+        *_stalls(facts, stalling.rank),
         f"Without the stalls the job would save {percent(stalling.gain_ratio)} of its time.",
         f"All other ranks wait in these, {stalling.stalls} times so far ({facts.nccl.source}).",
     ]
     if stalling.rank == facts.only_reader:
         return _reader_role(stalling.rank, evidence, since=stalling, kind=Kind.LATE_HOSTS)
-    return _one_rank(stalling.rank, confidence=0.8, evidence=evidence, gain_ratio=stalling.gain_ratio)
+    found = _one_rank(stalling.rank, confidence=0.8, evidence=evidence, gain_ratio=stalling.gain_ratio)
+    return replace(found, advice=advice.PERIODIC_STALL)
+
+
+def _stalls(facts: JobEvidence, rank: int) -> list[str]:
+    """That a rank stalls at intervals, where it does."""
+    seen = facts.nccl.stalling
+    if seen is None or seen.rank != rank:
+        return []
+    stalled, usual = duration(seen.stalled_s), duration(seen.usual_s)
+    return [f"Every {seen.period_steps} steps one takes {stalled} instead of {usual}."]
 
 
 def _one_rank(rank: int, *, confidence: float, evidence: list[str], gain_ratio: float | None) -> Finding:

@@ -60,7 +60,11 @@ EXPLAINS: Mapping[Kind, Mapping[Kind, SymptomPart]] = {
     },
     Kind.SEQUENCE_IMBALANCE: _WAITS,
     Kind.EXPERT_IMBALANCE: {Kind.STRAGGLER: SymptomPart.SAME_RANK, **_WAITS},
-    Kind.STRAGGLER: {**dict.fromkeys(_IDLE, SymptomPart.SAME_RANK), **_WAITS},
+    Kind.STRAGGLER: {
+        Kind.LATE_HOSTS: SymptomPart.WHOLE,
+        **dict.fromkeys(_IDLE, SymptomPart.SAME_RANK),
+        **_WAITS,
+    },
     Kind.HOST_TRANSFER: {Kind.SYNCHRONIZATION: SymptomPart.WHOLE},
     **{kind: {Kind.COMMUNICATION: SymptomPart.KNOWN_WAITING} for kind in _IDLE},
     Kind.LAUNCH_BOUND: {
@@ -76,15 +80,15 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
     """The root causes, the one to act on first at the front; what they explain is in their `effects`."""
     causes = [_cause_of(symptom, findings) for symptom in findings]
     effects: list[list[Effect]] = [[] for _ in findings]
-    longer_for_s = [finding.longer_for_s for finding in findings]
+    longer = list(findings)
     for symptom, direct in zip(findings, causes, strict=True):
         if direct is not None:
             root = _root(direct, causes)
             effects[root].append(_effect(findings[direct], symptom))
-            longer_for_s[root] = longer_for_s[root] or symptom.longer_for_s
+            longer[root] = symptom if longer[root].longer_for_s is None else longer[root]
     roots = [
-        replace(_with_effects(finding, found), longer_for_s=longer)
-        for finding, found, longer, cause in zip(findings, effects, longer_for_s, causes, strict=True)
+        replace(_with_effects(root, found), longer_for_s=since.longer_for_s, since_step=since.since_step)
+        for root, found, since, cause in zip(findings, effects, longer, causes, strict=True)
         if cause is None
     ]
     return sorted(roots, key=_order)

@@ -78,6 +78,8 @@ class Finding:
     """Ranks that it concerns if its culprits are not ranks; empty for all."""
     longer_for_s: float | None = None
     """For how long steps have been longer, where that they became so is evidence for it or its effects."""
+    since_step: int | None = None
+    """The first of these steps, where it is known."""
     effects: Sequence[Effect] = ()
     """Symptoms of the same job that this one explains, the largest first."""
 

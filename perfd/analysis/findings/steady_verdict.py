@@ -5,6 +5,9 @@ far more. A finding that blames a rank, or that began with a change of the step 
 steps of evidence: it is the headline at once.
 If looks found it for a second it is held for some steps more, since the evidence of a window that a fault
 just fills has gaps; then the headline before it is back.
+
+What became longer before the headline was found is the same change, of which a look may show less: that hosts
+are late, and not that they wait for data or for which rank. The headline is still what explains it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeGuard
 
+from perfd.analysis.findings.causal_graph import EXPLAINS
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
 from perfd.thresholds import THRESHOLDS
@@ -22,6 +27,8 @@ _AT_ONCE = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.ANALYSIS_
 _OVER_AT_ONCE = frozenset({Kind.HANG, Kind.ANALYSIS_FAILED})
 _CONFIRMED_S = 1.0
 _MAY_BE_OVER = "The newest looks do not find it: it may be over."
+_SAME_CHANGE_STEPS = 2
+"""Steps by which the begin of a change may be found later once more of it is known."""
 _MOMENTARY = frozenset({Kind.THROTTLING, Kind.SLOW_LINK})
 
 
@@ -43,6 +50,8 @@ class Verdict:
 
     settled: Finding | None = None
     """The headline that blames no rank, as it was found last; None before any."""
+    settled_since: Moment | None = None
+    """Since when looks have found that."""
     missed_since: Moment | None = None
     """Since when looks find another one; None while they find it, or blame a rank."""
     blamed: Finding | None = None
@@ -69,19 +78,24 @@ def steady_verdict(
     culprits are not found any more that looks found for a moment only, and where another cause costs far
     more; else once others were found for some steps and seconds in a row.
     """
+    since = prior.cleared_since or now
+    held = prior.confirmed and not _cleared(since, now)
+    if held and _explained(prior.blamed, prior.blamed_since, found[0]):
+        return replace(prior, cleared_since=since), _at_front(_may_be_over(prior.blamed), found[1:])
+    if _explained(prior.settled, prior.settled_since, found[0]):
+        found = (_with_figures(prior.settled, found[0]), *found[1:])
     head = found[0]
     if _blames_rank(head):
         return _blaming(prior, head, now), found
     verdict, findings = _settled(prior, found, now)
-    since = prior.cleared_since or now
     over = _young(prior.blamed_since or now, now) or _cleared(since, now)
-    if prior.blamed is None or not prior.confirmed or over:
+    if prior.blamed is None or not prior.confirmed or over or _has_effect(head, prior.blamed):
         return verdict, findings
     still = next((one for one in found if _same(one, prior.blamed)), None)
     if still is not None and _far_costlier(head, still):
         return verdict, findings
     blamed = still or prior.blamed
-    shown = still or replace(blamed, evidence=(*blamed.evidence, _MAY_BE_OVER))
+    shown = still or _may_be_over(blamed)
     verdict = replace(
         verdict, blamed=blamed, blamed_since=prior.blamed_since, confirmed=True, cleared_since=since
     )
@@ -89,7 +103,7 @@ def steady_verdict(
 
 
 def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
-    none = Verdict(settled=prior.settled, missed_since=prior.missed_since)
+    none = replace(prior, blamed=None, blamed_since=None, confirmed=False, cleared_since=None)
     if head.kind in _OVER_AT_ONCE:
         return none
     again = prior.blamed is not None and _same(prior.blamed, head)
@@ -104,15 +118,45 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     since = prior.missed_since or now
     if _young(since, now):
         # There is nothing to hold before the first verdict.
-        return Verdict(settled=None if head.kind is Kind.UNKNOWN else head), found
+        return Verdict() if head.kind is Kind.UNKNOWN else _found(prior, head, now), found
     if settled is None or _same(settled, head) or _just_began(head, now) or _lasted(since, now):
-        return Verdict(settled=head), found
+        return _found(prior, head, now), found
     still = next((one for one in found if _same(one, settled)), None)
     blamed_before = still is None and bool(settled.culprits)
     if blamed_before or _far_costlier(head, still):
-        return Verdict(settled=head), found
+        return _found(prior, head, now), found
     held = still or settled
-    return Verdict(settled=held, missed_since=since), _at_front(held, found)
+    return replace(_found(prior, held, now), missed_since=since), _at_front(held, found)
+
+
+def _found(prior: Verdict, settled: Finding, now: Moment) -> Verdict:
+    again = prior.settled is not None and _same(prior.settled, settled)
+    return Verdict(settled=settled, settled_since=(prior.settled_since if again else None) or now)
+
+
+def _explained(headline: Finding | None, since: Moment | None, head: Finding) -> TypeGuard[Finding]:
+    """Whether a look has an effect of the headline at its front, of the same change of the job."""
+    if headline is None or since is None or head.since_step is None:
+        return False
+    known = since.step if headline.since_step is None else headline.since_step + _SAME_CHANGE_STEPS
+    return head.kind in EXPLAINS.get(headline.kind, {}) and known is not None and head.since_step <= known
+
+
+def _has_effect(head: Finding, blamed: Finding) -> bool:
+    return any((one.kind, one.culprits) == (blamed.kind, blamed.culprits) for one in head.effects)
+
+
+def _with_figures(headline: Finding, head: Finding) -> Finding:
+    return replace(
+        headline,
+        gain_ratio=head.gain_ratio,
+        longer_for_s=head.longer_for_s,
+        since_step=head.since_step,
+    )
+
+
+def _may_be_over(blamed: Finding) -> Finding:
+    return replace(blamed, evidence=(*blamed.evidence, _MAY_BE_OVER))
 
 
 def _at_front(held: Finding, found: Sequence[Finding]) -> Sequence[Finding]:

@@ -24,6 +24,10 @@ _STEPS = 3
 _SETTLED, _USUAL = 1, 2
 """Windows that are longer than a moment, and long enough to be what is usual."""
 _BEFORE = 8
+_LEAST_BEFORE_S = 1.0
+"""Of a window, before a change, from which on that part says how hosts slept then."""
+_CLOCKS_S = 0.25
+"""By which clocks of steps and of readings may be apart: after a later change hosts slept more before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,7 @@ def sleeping_hosts(
     table = job.launches
     if table is None or not world or len(table.rank) != world:
         return None
-    return _since_change(table, each, longer) or _all_along(table, each, activity)
+    return _since_change(table, each, longer, job.now_unix_s) or _all_along(table, each, activity)
 
 
 def asleep_for_workers(table: LaunchTable | None, activity: GpuActivity, world: int | None) -> float | None:
@@ -89,7 +93,9 @@ def asleep_for_workers(table: LaunchTable | None, activity: GpuActivity, world: 
     return known(float(np.min(table.asleep_ratio[_SETTLED])))
 
 
-def _since_change(table: LaunchTable, each: EachStep, longer: LongerSteps | None) -> SleepingHosts | None:
+def _since_change(
+    table: LaunchTable, each: EachStep, longer: LongerSteps | None, now_unix_s: float
+) -> SleepingHosts | None:
     steps, rows = each.steps, each.unmarked
     times = steps.step_time_s[rows]
     since = lines_since(times)
@@ -112,7 +118,10 @@ def _since_change(table: LaunchTable, each: EachStep, longer: LongerSteps | None
         return None
     since_step = int(steps.step[newest[0]])
     at_begin, lead_lost = _pauses(each.pace, since_step, since_s - before_s)
-    slept_before = _before(table, window)
+    began_unix_s = (
+        steps.time_unix_s[newest[0]] - steps.step_time_s[newest[0]] * steps.steps_covered[newest[0]]
+    )
+    slept_before = _before(table, window, now_unix_s - began_unix_s - table.age_s)
     more = slept_before is not None and bool(
         (asleep - slept_before >= THRESHOLDS.sleeping_hosts_more_ratio * gain).all()
     )
@@ -193,20 +202,25 @@ def _pauses(pace: OperationPace | None, since_step: int, longer_s: float) -> tup
     return grown_s >= THRESHOLDS.sleeping_hosts_pause_ratio * longer_s, lost
 
 
-def _before(table: LaunchTable, window: int) -> Floats | None:
+def _before(table: LaunchTable, window: int, since_s: Floats) -> Floats | None:
     """How long ranks slept in the time before a change, of which a window is the newest that is all after it.
 
-    The next longer one may hold some of both: what a still longer one has beyond it is of the time before.
+    The next longer one may hold some of both: what a still longer one has beyond it is of the time before. An
+    earlier fault may have kept hosts asleep then: so what is left of the next longer one without the
+    `since_s` (n,) since the change counts where ranks slept less in it.
     """
-    later = [
-        at for at in range(window + 1, len(table.span_s)) if (table.span_s[at] > table.span_s[at - 1]).all()
-    ]
+    spans_s, slept_s = table.span_s, table.asleep_ratio * table.span_s
+    later = [at for at in range(window + 1, len(spans_s)) if (spans_s[at] > spans_s[at - 1]).all()]
     if not later:
         return None
     # Where there is no third one, what is mixed only makes the difference smaller.
     part, whole = (later[0], later[1]) if len(later) > 1 else (window, later[0])
-    slept_s = table.asleep_ratio[whole] * table.span_s[whole] - table.asleep_ratio[part] * table.span_s[part]
-    return np.asarray(slept_s / (table.span_s[whole] - table.span_s[part]))
+    long_ago = (slept_s[whole] - slept_s[part]) / (spans_s[whole] - spans_s[part])
+    after_s = since_s - _CLOCKS_S
+    left_s = spans_s[later[0]] - after_s
+    just_before = (slept_s[later[0]] - table.asleep_ratio[window] * after_s) / left_s
+    just_before = np.where(left_s >= _LEAST_BEFORE_S, np.maximum(just_before, 0.0), np.nan)
+    return np.asarray(np.fmin(long_ago, just_before))
 
 
 def _all_busy(table: LaunchTable) -> bool:
