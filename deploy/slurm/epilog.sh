@@ -38,8 +38,9 @@ how_it_ended() {
     TimeLimit) echo "outcome=time_limit" ;;
     OutOfMemory) echo "outcome=out_of_memory" ;;
     *)
-      # Requeued, or preempted by being canceled.
-      if [ "${restarts:-0}" -gt "${SLURM_JOB_RESTART_COUNT:-0}" ] || [ "$(field JobState)" = PREEMPTED ]; then
+      # Requeued: SLURM_JOB_RESTART_COUNT counts that already. Or preempted by being canceled: its state is COMPLETING.
+      if [ "${restarts:-0}" -gt "$(cat "$state/restarts" 2>/dev/null || echo 0)" ] ||
+        [[ $(field PreemptTime) == [0-9]* ]]; then
         echo "outcome=preempted"
       elif [ -z "$code" ]; then
         IFS=: read -r code signal <<<"${SLURM_JOB_EXIT_CODE2:-0:0}"

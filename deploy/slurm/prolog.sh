@@ -29,8 +29,10 @@ job=${job:-${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}}
 # Which nodes are the job's, as its tasks know it; a part of a heterogeneous job is told only its own.
 SLURM_JOB_NODELIST=${SLURM_NODELIST:-}
 if [ -n "${SLURM_HET_JOB_ID:-}" ]; then
+  export PERFD_HET_GROUP=$((SLURM_JOB_ID - SLURM_HET_JOB_ID))
   SLURM_JOB_NODELIST=$(timeout 5 scontrol show job -o "$SLURM_HET_JOB_ID" | tr ' ' '\n' | sed -n 's/^NodeList=//p' | paste -sd,)
 fi
+echo "${SLURM_JOB_RESTART_COUNT:-0}" >"$state/restarts"
 export SLURM_JOB_NODELIST SLURM_RESTART_COUNT=${SLURM_JOB_RESTART_COUNT:-0} PERFD_OWN_PROCESS=1
 arguments=(agent --config "${PERFD_AGENT_CONFIG:?is missing in $PERFD_SLURM_CONF}" --aggregator "$PERFD_AGGREGATOR"
   --node "$node" --job "$job" --job-end "$state/end"
@@ -39,13 +41,21 @@ arguments=(agent --config "${PERFD_AGENT_CONFIG:?is missing in $PERFD_SLURM_CONF
 log=${PERFD_LOG:-none}
 # What the job's processes on this node write to, whatever sbatch, srun or the shell call it.
 [ "$log" != stdout ] || arguments+=(--job-output "${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}")
-# All nodes see a log that has a name: one reads it.
+# What slurmd does not tell a Prolog, the job's first node asks once.
 if [ "$(scontrol show hostnames "${SLURM_NODELIST:-$node}" | head -n 1)" = "$node" ]; then
+  said=$(timeout 5 scontrol show job -o "$SLURM_JOB_ID")
+  # Between these two is a name that may hold anything.
+  numbers=${said%% JobName=*} rest=${said#* UserId=} name=${said#* JobName=}
+  field() { tr ' ' '\n' <<<"$2" | sed -n "s/^$1=//p" | head -n 1; }
+  SLURM_JOB_NAME=${name%% UserId=*} SLURM_ARRAY_JOB_ID=$(field ArrayJobId "$numbers")
+  SLURM_ARRAY_TASK_ID=$(field ArrayTaskId "$numbers")
+  export SLURM_JOB_NAME SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID
+  # All nodes see a log that has a name: one reads it.
   log=${log//%j/$SLURM_JOB_ID}
   log=${log//%u/${SLURM_JOB_USER:-}}
   if [ "$log" = stdout ]; then
     # By its name the batch script's output is found too when the job is over before the agent looks.
-    log=$(timeout 5 scontrol show job -o "$SLURM_JOB_ID" | tr ' ' '\n' | sed -n 's/^StdOut=//p' | head -n 1)
+    log=$(field StdOut "$rest")
   fi
   case $log in /*) arguments+=(--log "$log") ;; esac
 fi

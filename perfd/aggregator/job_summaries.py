@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +23,12 @@ from perfd.clock import Clock
 from perfd.config import AnalysisConfig
 from perfd.errors import ConfigError
 from perfd.gpu_peaks import load_peaks
-from perfd.model import Alert, StepSource
+from perfd.model import Alert, JobOrigin, StepSource
 
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
+
+_NO_ORIGIN = JobOrigin(job="")
 
 Key = tuple[int, ...]
 _NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
@@ -50,8 +52,9 @@ class LiveFacts:
 
     labels: Mapping[str, str]
     """Those of all its series."""
-    title: str = ""
-    """What its user calls it."""
+    origin: JobOrigin = _NO_ORIGIN
+    het_groups: Mapping[str, int] = field(default_factory=dict)
+    """By node, its group of a heterogeneous job."""
     attempt: int
     nodes: int
     ranks: int | None
@@ -191,10 +194,12 @@ class JobSummaries:
         change = self.step_time_change(job)
         with self._state.lock:
             state = self._fleet.jobs[job]
-            origin = state.ownership.origin
             return LiveFacts(
                 labels=state.labels,
-                title=origin.title if origin else "",
+                origin=state.ownership.origin or _NO_ORIGIN,
+                het_groups={
+                    node: group for node, group in state.ownership.het_groups.items() if node in state.nodes
+                },
                 attempt=state.attempts.number,
                 exported=state.exported,
                 end=state.lifetime.end,

@@ -80,7 +80,7 @@ def _job(found: Derived, facts: LiveFacts) -> JobRound:
     return JobRound(
         summary=found.summary,
         labels=facts.labels,
-        title=facts.title,
+        title=facts.origin.title,
         outcome=None if facts.end is None else facts.end.outcome,
         step=int(steps.step[-1]) if len(steps) else None,
         loss=None if math.isnan(loss) else loss,

@@ -31,6 +31,12 @@ class JobOrigin:
     """The scheduler's queue (SLURM_JOB_PARTITION)."""
     title: str = ""
     """What its user calls it, which need not be unique (SLURM_JOB_NAME)."""
+    array_job: str = ""
+    """The number of the array that it is a task of (SLURM_ARRAY_JOB_ID)."""
+    array_task: str = ""
+    """Its index there (SLURM_ARRAY_TASK_ID)."""
+    het_group: int | None = None
+    """Which group of a heterogeneous job the node that says this belongs to, from 0 (PERFD_HET_GROUP)."""
     nodes: Sequence[str] = ()
     """The nodes that the scheduler gave to the job; empty when not known."""
     scheduler_restarts: int | None = None
@@ -64,6 +70,9 @@ def job_origin(job: str, environ: Mapping[str, str], *, owner: str = "") -> JobO
         account=environ.get("SLURM_JOB_ACCOUNT", ""),
         partition=environ.get("SLURM_JOB_PARTITION", ""),
         title=environ.get("SLURM_JOB_NAME", "") if slurm else "",
+        array_job=environ.get("SLURM_ARRAY_JOB_ID", ""),
+        array_task=environ.get("SLURM_ARRAY_TASK_ID", ""),
+        het_group=_count(environ.get("PERFD_HET_GROUP", "")),
         # Each component of a heterogeneous job has a list of its nodes only.
         nodes=() if environ.get("SLURM_HET_SIZE") else expand_hostlist(environ.get("SLURM_JOB_NODELIST", "")),
         # Slurm sets it from the first restart on.

@@ -82,6 +82,29 @@ def test_what_is_known_of_a_job_later_is_on_all_its_series_from_then_on(running)
     assert labels_of(page, "perfd_job_title_info") == [{**wanted, "title": "pretrain"}]
 
 
+def test_a_task_of_an_array_has_its_index_and_a_node_its_group_of_a_heterogeneous_job(running):
+    for node, group in (("n0", 0), ("n1", 1)):
+        origin = JobOrigin(
+            job="18", owner="uid:1", title="pretrain", array_job="17", array_task="3", het_group=group
+        )
+        with FakeAgent(running.grpc_address, agent_id=f"a{node}", node=node) as agent:
+            agent.hello()
+            agent.send(origin, RankPlacement(job="18", rank=group, gpu=0), step(1))
+            running.tick()
+    page = running.page()
+    assert labels_of(page, "perfd_job_title_info") == [
+        {"perfd_job": "18", "user": "uid:1", "title": "pretrain", "array_job": "17", "array_task": "3"}
+    ]
+    groups = [line for line in page.decode().splitlines() if line.startswith("perfd_job_node_het_group{")]
+    assert [(line.split('node="')[1][:2], line.split()[-1]) for line in groups] == [
+        ("n0", "0.0"),
+        ("n1", "1.0"),
+    ]
+    (seen,) = running.overview("18")
+    assert (seen["title"], seen["array"]) == ("pretrain", ["17", "3"])
+    assert seen["het_groups"] == {"n0": 0, "n1": 1}
+
+
 def test_long_labels_are_cut_and_cost_no_series(running):
     long = "x" * 10_000
     origin = JobOrigin(

@@ -123,13 +123,16 @@ def test_tasks_of_an_array_that_share_nodes_are_jobs_of_their_own(
     numbers = dict(line.split() for line in cluster("squeue", "-h", "-j", array, "-o", "%K %A").splitlines())
     until(lambda: steps_of(aggregator, numbers["1"]) == 5, "the first task's steps")
     until(lambda: steps_of(aggregator, numbers["2"]) == 10, "the second task's steps")
+    for task, number in numbers.items():
+        (known,) = aggregator.overview(number)
+        assert (known["title"], known["array"]) == ("job.sh", [array, task])
     (folder / "go").touch()
     until(lambda: cluster.ended(array), "the end of the array")
     seen = {}
     for path in folder.glob("perfd-*/status.json"):
         (job,) = json.loads(path.read_text())["jobs"]
-        seen[job["name"]] = job["steps"]["last"]
-    assert seen == {f"{array}_1": 5, f"{array}_2": 10}
+        seen[job["name"]] = job["steps"]["last"], job["array"]
+    assert seen == {f"{array}_1": (5, [array, "1"]), f"{array}_2": (10, [array, "2"])}
 
 
 def test_a_node_that_is_lost_takes_the_job_and_leaves_nothing_elsewhere(cluster: Cluster) -> None:
@@ -199,12 +202,14 @@ def test_every_group_of_a_heterogeneous_job_is_seen_by_sidecar_and_prolog(
         user=USER,
     )
     until(lambda: steps_of(aggregator, job) == 5, "the steps at the cluster's aggregator")
+    (known,) = aggregator.overview(job)
     (folder / "go").touch()
     until(lambda: cluster.ended(job), "the end of the job")
     status = json.loads((folder / f"perfd-{job}" / "status.json").read_text())
     assert {agent["node"] for agent in status["agents"]} == {"n1", "n2", "n3"}
     (seen,) = status["jobs"]
     assert (seen["name"], seen["steps"]["last"]) == (job, 5)
+    assert known["het_groups"] == seen["het_groups"] == {"n1": 0, "n2": 1, "n3": 1}
     assert left_over(cluster, job) == []
     # The second group has a number of its own, which is no job to a user.
     until(lambda: outcome_of(aggregator, job) == "completed", "the Epilogs")
@@ -464,47 +469,6 @@ def test_an_interrupted_capture_leaves_no_helper_behind(cluster: Cluster) -> Non
     until(lambda: helpers() == [], "the end of the helpers")
     cluster("scancel", job)
     until(lambda: cluster.ended(job), "the end of the job")
-
-
-def test_the_epilog_reports_how_each_job_ended(cluster: Cluster, aggregator: Aggregator) -> None:
-    def submit(name: str, options: str, *lines: str) -> str:
-        return cluster.submit(cluster.folder(f"end-{name}"), f"--ntasks-per-node=1 {options}", *lines)
-
-    waits = f"srun {cluster.trainer} 3000"
-    ends = {
-        submit("done", "", f"srun {cluster.trainer} 3"): "completed",
-        submit("failed", "", "exit 3"): "failed",
-        submit("segfault", "", "srun bash -c 'kill -SEGV $$'; exit $?"): "signal",
-    }
-    late = submit("late", "--time=1", waits)
-    cancelled = submit("cancelled", "", waits)
-    lost = submit("lost", "--no-requeue --nodes=2 --nodelist=n3,n4", waits)
-    # Both are asked: the first node of the job may be the lost one.
-    lost_first = submit("lost-first", "--no-requeue --nodes=2 --nodelist=n4,n3", waits)
-    again = submit(
-        "again",
-        "--requeue",
-        f"srun {cluster.trainer} $([ ${{SLURM_RESTART_COUNT:-0}} = 0 ] && echo 3000 || echo 5)",
-    )
-    for job in (cancelled, lost, lost_first, again):
-        until(lambda job=job: steps_of(aggregator, job), f"a step of {job}")  # type: ignore[misc]
-    before = steps_of(aggregator, again) or 0
-    until(lambda: (steps_of(aggregator, again) or 0) >= max(before, 6), "more steps than there will be")
-    cluster("scancel", cancelled)
-    cluster("scontrol", "requeue", again)
-    cluster.lose("n4")
-    ends |= {cancelled: "cancelled", late: "time_limit", lost: "node_failure", lost_first: "node_failure"}
-    ends[again] = "completed"
-    until(lambda: all(map(cluster.ended, ends)), "the end of all jobs", 150.0)
-    until(lambda: {job: outcome_of(aggregator, job) for job in ends} == ends, "what the Epilogs say")
-    (seen,) = aggregator.overview(again)
-    assert (seen["attempt"], seen["steps"]) == (2, {"count": 5, "last": 5})
-    assert [seen["exit_code"] for job in list(ends)[:3] for seen in aggregator.overview(job)] == [0, 3, 139]
-    aggregator.tick()
-    page = aggregator.page().decode()
-    # Only the agents of the lost node went without a word.
-    down = {line for line in page.splitlines() if line.startswith("perfd_agent_up{") and line.endswith(" 0")}
-    assert all('node="n4' in line for line in down)
 
 
 def outcome_of(aggregator: Aggregator, job: str) -> str | None:

@@ -214,6 +214,7 @@ ALLOCATIONS = GpuAllocations(
 )
 SLICE = GpuInfo(index=0, name="NVIDIA H200", uuid="MIG-1", mig=True, gpu_instance=3)
 OWNED = JobOrigin(job="4711", user="ada", account="physics", partition="gpu", title="pretrain")
+TASK = JobOrigin(job="18", array_job="17", array_task="3", het_group=1)
 ENDED = Event(
     kind=EventKind.JOB_ENDED,
     time_unix_ns=1_700_000_010_000_000_000,
@@ -280,6 +281,7 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "batch_job_end": Batch(sequence=46, sent_unix_ns=1_700_000_010_000_000_000, records=(STARTED, ENDED)),
     "batch_time_limit": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(LIMITED,)),
     "batch_job_owner": Batch(sequence=48, sent_unix_ns=1_700_000_010_000_000_000, records=(OWNED,)),
+    "batch_job_of_an_array": Batch(sequence=48, sent_unix_ns=1_700_000_010_000_000_000, records=(TASK,)),
     "batch_gpu_allocations": Batch(
         sequence=49, sent_unix_ns=1_700_000_010_000_000_000, records=(SLICE, ALLOCATIONS)
     ),

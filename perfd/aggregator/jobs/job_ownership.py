@@ -26,6 +26,8 @@ class JobOwnership:
 
     def __init__(self, any_job: Collection[str] = ()) -> None:
         self.origin: JobOrigin | None = None
+        self.het_groups: dict[str, int] = {}
+        """By node, its group of a heterogeneous job."""
         self._any_job = any_job
         self._members: dict[str, None] = {}
         self._reporter: str | None = None
@@ -37,6 +39,8 @@ class JobOwnership:
     def claims(self, origin: JobOrigin, node: str) -> None:
         """Take in what a node that is of the job says of its origin."""
         known = self.origin
+        self.groups(origin, node)
+        origin = replace(origin, het_group=None)
         if origin.nodes and not _listed(node, origin.nodes):
             # The scheduler calls its nodes otherwise than their agents do.
             origin = replace(origin, nodes=())
@@ -44,6 +48,8 @@ class JobOwnership:
             self.origin = origin
             return
         requeued = (origin.scheduler_restarts or 0) > (known.scheduler_restarts or 0)
+        if requeued:
+            self.het_groups = {one: group for one, group in self.het_groups.items() if one == node}
         self.origin = replace(
             known,
             cluster=known.cluster or origin.cluster,
@@ -53,6 +59,8 @@ class JobOwnership:
             account=known.account or origin.account,
             partition=known.partition or origin.partition,
             title=known.title or origin.title,
+            array_job=known.array_job or origin.array_job,
+            array_task=known.array_task or origin.array_task,
             nodes=origin.nodes if requeued or not known.nodes else known.nodes,
             scheduler_restarts=_newest(known.scheduler_restarts, origin.scheduler_restarts),
             launcher_restarts=(
@@ -61,6 +69,11 @@ class JobOwnership:
                 else _newest(known.launcher_restarts, origin.launcher_restarts)
             ),
         )
+
+    def groups(self, origin: JobOrigin, node: str) -> None:
+        """Take in to which group of a heterogeneous job a node belongs."""
+        if origin.het_group is not None:
+            self.het_groups[node] = origin.het_group
 
     def begins_anew(self, origin: JobOrigin) -> bool:
         """Whether an origin is that of a later start of the job than the one that is known."""
@@ -100,6 +113,7 @@ class JobOwnership:
         """The job is over, and the next start of it may be anywhere."""
         if self.origin is not None:
             self.origin = replace(self.origin, nodes=())
+        self.het_groups.clear()
         self._members.clear()
         self._holders.clear()
         self._agreeing.clear()

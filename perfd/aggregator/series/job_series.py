@@ -35,12 +35,11 @@ def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Val
 
 
 def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[Value]:
+    origin = facts.origin
+    said = {"title": origin.title, "array_job": origin.array_job, "array_task": origin.array_task}
+    named = {label: text[:_MOST_TITLE_CHARS] for label, text in said.items() if text}
     values: list[Value] = [
-        (
-            "perfd_job_title_info",
-            {**job, "title": facts.title[:_MOST_TITLE_CHARS]},
-            1.0 if facts.title else None,
-        ),
+        ("perfd_job_title_info", {**job, **named}, 1.0 if named else None),
         ("perfd_job_ended", job, float(data.ended_unix_s is not None)),
         ("perfd_job_attempt", job, facts.attempt),
         ("perfd_job_nodes", job, facts.nodes),
@@ -49,6 +48,8 @@ def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[V
         ("perfd_log_lines_total", job, facts.log_lines),
         ("perfd_log_unrecognized_lines_total", job, facts.unrecognized_lines),
     ]
+    for node, group in sorted(facts.het_groups.items()):
+        values.append(("perfd_job_node_het_group", {**job, "node": node}, float(group)))
     if facts.end is not None:
         code = facts.end.exit_code
         how = {"outcome": facts.end.outcome.value, "exit_code": "" if code is None else str(code)}

@@ -44,15 +44,17 @@ class JobMembers:
             return []
         if not as_member(job, source).member:
             job.ownership.agrees(source.node)
+            job.ownership.groups(origin, source.node)
             return []
-        before, labels = job.ownership.origin, job.labels
+        before, labels = (job.ownership.origin, dict(job.ownership.het_groups)), job.labels
         if job.ownership.begins_anew(origin) and not source.late:
             job.begins_anew(source.sent_unix_s)
         job.ownership.claims(origin, source.node)
         if job.labels != labels:
             for node in job.nodes:
                 self.owners_changed(node)
-        return [] if before == job.ownership.origin else [durable_record(origin, source, job)]
+        same = before == (job.ownership.origin, job.ownership.het_groups)
+        return [] if same else [durable_record(origin, source, job)]
 
     def restore_origin(self, node: str, name: str, origin: JobOrigin) -> None:
         """Know from history which job a node means, and whose it is."""

@@ -36,7 +36,7 @@ def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None)
     for left_to_the_summary in ("alerts", "findings", "configuration"):
         entry.pop(left_to_the_summary, None)
     entry["other_findings"] = [finding_json(finding) for finding in live.others]
-    table = job.steps
+    table, origin = job.steps, job.ownership.origin
     entry["steps"] = {"count": len(table), "last": table.last_step}
     entry |= {
         "attempt": job.attempts.number,
@@ -46,6 +46,11 @@ def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None)
         "outcome": _outcome(job),
         "exit_code": job.lifetime.end.exit_code if job.lifetime.end else None,
         "nodes": sorted(job.nodes),
+        "title": (origin.title or None) if origin else None,
+        "array": [origin.array_job, origin.array_task] if origin and origin.array_job else None,
+        "het_groups": {
+            node: group for node, group in sorted(job.ownership.het_groups.items()) if node in job.nodes
+        },
         "train_steps": job.description.train_steps if job.description else None,
         "log_silent_s": job.log_silent_s(now_s),
         "silent_s": max(0.0, now_s - job.received_s),

@@ -23,10 +23,18 @@ JOB_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_job_title_info",
-        "What the job's user calls it (SLURM: its name; `perfd_job` has its number); always 1.",
-        labels=(*JOB, "title"),
+        "What the job's user calls it (SLURM: its name; `perfd_job` has its number), and its array of jobs "
+        "with the index there; always 1.",
+        labels=(*JOB, "title", "array_job", "array_task"),
         source="scheduler",
         absent="When the scheduler has no such name.",
+    ),
+    metric(
+        "perfd_job_node_het_group",
+        "To which group of SLURM's heterogeneous job a node belongs, from 0.",
+        labels=(*JOB, "node"),
+        source="scheduler",
+        absent="For all other jobs.",
     ),
     metric(
         "perfd_job_ended",

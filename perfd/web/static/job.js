@@ -9,7 +9,7 @@ import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames } from "./format.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
 import { captureAddress, compareAddress, jobAddress, to } from "./paths.js";
-import { gridChoice, rankGrid } from "./rank_grid.js";
+import { gridChoice, grouped, rankGrid } from "./rank_grid.js";
 import { heatMap } from "./ranks.js";
 
 const MOST_ALERTS = 50;
@@ -30,7 +30,7 @@ export async function showJob(main, name, again) {
 
 function draw(main, job, series, alerts, captures, again) {
   const stale = isStale(job);
-  section(main, "title", [job.name, layout(job), steps(job), job.ended, job.outcome, stale], () => [title(job)]);
+  section(main, "title", [job.name, scheduled(job), layout(job), steps(job), job.ended, job.outcome, stale], () => [title(job)]);
   section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
   section(main, "verdict", [job.bottleneck, job.ended], () => [headline(job)]);
   section(main, "findings", [job.other_findings, job.ended], () => otherFindings(job));
@@ -54,9 +54,16 @@ function title(job) {
     "p",
     { class: "title" },
     el("strong", { id: "job" }, job.name), " ", el("span", { class: `state ${state(job)}` }, stateText(job)),
-    el("span", { class: "quiet" }, ` ${layout(job)} · step ${steps(job)} · `),
+    el("span", { class: "quiet" }, ` ${[...scheduled(job), layout(job), `step ${steps(job)}`].join(" · ")} · `),
     el("a", { href: to(`reports/jobs/${encodeURIComponent(job.name)}`), id: "report" }, "Report"), " · ", el("a", { href: compareAddress(job.name), id: "compare" }, "Compare"),
   );
+}
+
+// The name, array and groups that the scheduler knows.
+function scheduled(job) {
+  const groups = grouped(Object.entries(job.het_groups ?? {}), ([, group]) => group);
+  const parts = groups.sort().map(([group, nodes]) => `group ${group}: ${nodes.map(([node]) => node).join(", ")}`);
+  return [job.title, job.array && `array ${job.array.join("_")}`, ...parts].filter(Boolean);
 }
 
 const silence = (job) =>

@@ -108,7 +108,7 @@ function paint(canvas, { places, lines, cell, width, key, low, high }) {
 }
 
 // As Map.groupBy, which browsers from before 2024 lack.
-function grouped(rows, keyOf) {
+export function grouped(rows, keyOf) {
   const groups = new Map();
   for (const row of rows) {
     const key = keyOf(row);

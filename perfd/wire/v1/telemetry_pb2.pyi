@@ -424,7 +424,7 @@ class JobDescription(_message.Message):
     def __init__(self, job: _Optional[str] = ..., framework: _Optional[str] = ..., framework_version: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., parallel: _Optional[_Union[ParallelLayout, _Mapping]] = ..., precision: _Optional[str] = ..., recompute: _Optional[str] = ..., recompute_layers: _Optional[int] = ..., train_steps: _Optional[int] = ..., log_interval_steps: _Optional[int] = ..., parameters: _Optional[float] = ..., logged_flops_convention: _Optional[str] = ..., arguments: _Optional[_Mapping[str, str]] = ..., model_source: _Optional[str] = ..., tokens_per_step: _Optional[float] = ..., flops_per_step: _Optional[float] = ...) -> None: ...
 
 class JobOrigin(_message.Message):
-    __slots__ = ("job", "cluster", "namespace", "owner", "nodes", "scheduler_restarts", "launcher_restarts", "user", "account", "partition", "title")
+    __slots__ = ("job", "cluster", "namespace", "owner", "nodes", "scheduler_restarts", "launcher_restarts", "user", "account", "partition", "title", "array_job", "array_task", "het_group")
     JOB_FIELD_NUMBER: _ClassVar[int]
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +436,9 @@ class JobOrigin(_message.Message):
     ACCOUNT_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
     TITLE_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_JOB_FIELD_NUMBER: _ClassVar[int]
+    ARRAY_TASK_FIELD_NUMBER: _ClassVar[int]
+    HET_GROUP_FIELD_NUMBER: _ClassVar[int]
     job: str
     cluster: str
     namespace: str
@@ -447,7 +450,10 @@ class JobOrigin(_message.Message):
     account: str
     partition: str
     title: str
-    def __init__(self, job: _Optional[str] = ..., cluster: _Optional[str] = ..., namespace: _Optional[str] = ..., owner: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., scheduler_restarts: _Optional[int] = ..., launcher_restarts: _Optional[int] = ..., user: _Optional[str] = ..., account: _Optional[str] = ..., partition: _Optional[str] = ..., title: _Optional[str] = ...) -> None: ...
+    array_job: str
+    array_task: str
+    het_group: int
+    def __init__(self, job: _Optional[str] = ..., cluster: _Optional[str] = ..., namespace: _Optional[str] = ..., owner: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., scheduler_restarts: _Optional[int] = ..., launcher_restarts: _Optional[int] = ..., user: _Optional[str] = ..., account: _Optional[str] = ..., partition: _Optional[str] = ..., title: _Optional[str] = ..., array_job: _Optional[str] = ..., array_task: _Optional[str] = ..., het_group: _Optional[int] = ...) -> None: ...
 
 class TrainingStep(_message.Message):
     __slots__ = ("job", "step", "time_unix_ns", "step_time_s", "steps_covered", "warmup", "flops_per_s_per_gpu", "tokens_per_s", "samples_per_s", "global_batch_size", "consumed_samples", "consumed_tokens", "learning_rate", "losses", "grad_norm", "loss_scale", "skipped_steps", "nan_steps", "energy_per_gpu_j", "power_per_gpu_w", "mfu_ratio", "extras")

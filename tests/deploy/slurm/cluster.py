@@ -87,7 +87,15 @@ class Cluster:
 
     def ended(self, job: str) -> bool:
         """Whether a job is over in all its tasks, their Epilogs too."""
-        over = {"COMPLETED", "CANCELLED", "FAILED", "NODE_FAIL", "TIMEOUT"}
+        over = {
+            "COMPLETED",
+            "CANCELLED",
+            "FAILED",
+            "NODE_FAIL",
+            "OUT_OF_MEMORY",
+            "PREEMPTED",
+            "TIMEOUT",
+        }
         return set(self.state(job).split()) <= over
 
     def lose(self, node: str) -> None:
