@@ -67,7 +67,13 @@ def test_a_finding_that_began_with_longer_steps_says_for_how_long() -> None:
 
     lasted = [(labels, value) for name, labels, value in values if name == "perfd_finding_longer_seconds"]
     assert lasted == [({"perfd_job": "job", "kind": "late_hosts"}, pytest.approx(4.8))]
-    assert "perfd_finding_longer_seconds" in METRICS
+    assert {name for name, *_ in values} <= METRICS.keys()
+    gains = [
+        value
+        for name, labels, value in values
+        if name == "perfd_finding_gain_ratio" and "late_hosts" in labels.values()
+    ]
+    assert gains == [pytest.approx(1 / 3)]
     assert not any(name == "perfd_finding_longer_seconds" for name, *_ in exported())
 
 

@@ -184,15 +184,19 @@ def _nccl(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
 
 def _findings(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
     confidence: dict[str, float] = {}
+    gain: dict[str, float] = {}
     longer_for_s: dict[str, float] = {}
     for finding in summary.findings:
         kind = finding.kind.value
         confidence[kind] = max(finding.confidence, confidence.get(kind, 0.0))
+        if finding.gain_ratio is not None:
+            gain[kind] = max(finding.gain_ratio, gain.get(kind, 0.0))
         if finding.longer_for_s is not None:
             longer_for_s[kind] = max(finding.longer_for_s, longer_for_s.get(kind, 0.0))
     values: list[Value] = [
         ("perfd_finding_confidence_ratio", {**job, "kind": kind}, confidence[kind]) for kind in confidence
     ]
+    values += [("perfd_finding_gain_ratio", {**job, "kind": kind}, ratio) for kind, ratio in gain.items()]
     values += [
         ("perfd_finding_longer_seconds", {**job, "kind": kind}, lasted_s)
         for kind, lasted_s in longer_for_s.items()

@@ -191,6 +191,13 @@ JOB_METRICS: Sequence[MetricInfo] = (
         absent="Without a finding of that kind.",
     ),
     metric(
+        "perfd_finding_gain_ratio",
+        "Share of a step that the job would gain at most without what a finding is about.",
+        labels=(*JOB, "kind"),
+        source=_ANALYSIS,
+        absent="Without a finding of that kind, or when its cost is unknown.",
+    ),
+    metric(
         "perfd_finding_longer_seconds",
         "For how long steps have been longer than before, of a finding that rests on that they became so.",
         labels=(*JOB, "kind"),
