@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 
@@ -21,10 +22,12 @@ from perfd.aggregator.web_api import (
     Webhook,
     routes,
     runbook_routes,
+    silence_routes,
 )
 from perfd.clock import Clock, SystemClock
 from perfd.config import AggregatorConfig
 from perfd.errors import ConfigError, PerfdError
+from perfd.exporters.alertmanager import create_silence, silence_body
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.model import CaptureCancel, CaptureRequest
 from perfd.net import AccessControl, HttpServer, ServerTls, is_loopback, split_address
@@ -69,6 +72,7 @@ class Aggregator(ApiAnswers):
         self._manual = manual
         clock = clock or SystemClock()
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None, clock)
+        self._audit = audit
         state = AggregatorState.empty(limits or Limits(), audit, config.agent_identity.any_job)
         history = (
             HistoryStore(Path(config.history.path), max_bytes=config.history.max_bytes)
@@ -181,7 +185,16 @@ class Aggregator(ApiAnswers):
                     now_s=self._clock.monotonic_s(),
                     forgotten_after_s=self._config.job_forgotten_after_s,
                 )
-            served = {**routes(self, self._live), **runbook_routes(self._rounds.rules)}
+            served = {
+                **routes(self, self._live),
+                **runbook_routes(self._rounds.rules),
+                **silence_routes(
+                    self.alerts,
+                    self._silence,
+                    has_alertmanager=bool(self._config.exporters.alertmanager.urls),
+                    has_token=self._config.http_token_file is not None,
+                ),
+            }
             if self._config.http_listen is not None:
                 self._http = HttpServer(
                     self._config.http_listen,
@@ -247,6 +260,14 @@ class Aggregator(ApiAnswers):
         if self._grpc_address is None or self._stopping.is_set():
             return "Agents are not served."
         return self.stale()
+
+    def _silence(self, labels: Mapping[str, str], duration_s: float, by: str, comment: str) -> str:
+        config = self._config.exporters.alertmanager
+        now_unix_s = self._clock.unix_ns() / 1e9
+        sent = {**config.external_labels, **labels}
+        silence = create_silence(config, silence_body(sent, now_unix_s, duration_s, by=by, comment=comment))
+        self._audit.did("alert silenced", actor=by, silence=silence, alert=labels.get("alertname", ""))
+        return silence
 
     def send(self, node: str, message: CaptureRequest | CaptureCancel) -> None:
         """Send a message to the agent of a node; nothing when it is not there."""

@@ -16,7 +16,7 @@ _TYPES: Mapping[str, str] = {
     ".svg": "image/svg+xml",
 }
 _DOCUMENT = "index.html"
-_VIEWS = ("/", "/servers", "/agents", "/nodes", "/compare")
+_VIEWS = ("/", "/servers", "/agents", "/nodes", "/alerts", "/compare")
 _ROOT = b'<html lang="en">'
 
 # Names, labels and reasons come from jobs. The page writes them as text only; this guards it twice.

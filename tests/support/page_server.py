@@ -64,6 +64,10 @@ class StandIn:
         answer = self.answers.get(request.rest)
         if isinstance(answer, Response):
             return answer
+        if request.rest == "alerts":
+            state = request.query.get("state")
+            alerts = [one for one in answer["alerts"] if state in {None, one["state"]}]
+            answer = {"alerts": alerts[: int(request.query.get("limit", 10_000))], "count": len(alerts)}
         if request.method == "GET" and request.rest.startswith("captures"):
             routes = capture_routes(
                 captures=lambda: self.answers["captures"]["captures"], start=_never, cancel=_never
@@ -94,6 +98,16 @@ def rank_entry(rank: int, state: str, **changes: Any) -> dict[str, Any]:
     """One rank of a capture."""
     times = dict.fromkeys(("armed_unix_s", "started_unix_s", "stopped_unix_s", "ended_unix_s", "whole_steps"))
     return {"rank": rank, "node": "n", "state": state, "reason": "", **times, "files": [], **changes}
+
+
+def alert_entry(name: str, **changes: Any) -> dict[str, Any]:
+    """An entry of schema perfd.alerts/1: an alert of the job `llama` that fires, but for what is changed."""
+    return {
+        "job": "llama", "name": name, "labels": {"alertname": name, "perfd_job": "llama", "rank": "3"},
+        "annotations": {"summary": "Rank 3 is slow.", "runbook_url": f"/runbooks/{name}"}, "state": "firing",
+        "value": 1.7, "active_at_unix_s": 1e9, "fired_at_unix_s": 1e9 + 5, "resolved_at_unix_s": None,
+        "first_step": 2, "captures": [], **changes,
+    }  # fmt: skip
 
 
 def _none(state: str) -> dict[str, int]:

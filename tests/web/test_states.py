@@ -12,6 +12,7 @@ from perfd.web.live_updates import Live
 from tests.support.chromium import Browser, Tab
 from tests.support.page_server import (
     StandIn,
+    alert_entry,
     capture_entry,
     fleet_row,
     job_entry,
@@ -43,6 +44,7 @@ def fleet_of(stand_in: StandIn, *jobs: dict[str, Any]) -> None:
         ("/servers", "No serving engines yet"),
         ("/agents", "No agent yet"),
         ("/nodes", "No node was blamed yet"),
+        ("/alerts", "No alert has fired"),
         ("/jobs/llama", "There is no such job."),
         ("/jobs/llama/captures", "There is no such job."),
         ("/jobs/mistral/captures", "No captures of this job"),
@@ -286,7 +288,10 @@ def test_what_a_finding_explains_is_indented_below_it(tab: Tab, stand_in: StandI
 def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
     name, culprit = HOSTILE, {"kind": HOSTILE, "id": HOSTILE}
     finding = {"kind": "straggler", "confidence": 0.9, "evidence": [HOSTILE], "advice": HOSTILE}
-    alert = {"name": HOSTILE, "state": "firing", "first_step": 2, "annotations": {"summary": HOSTILE}}
+    alert = alert_entry(
+        HOSTILE, job=name, labels={"alertname": HOSTILE, HOSTILE: HOSTILE}, captures=[HOSTILE]
+    )
+    alert["annotations"] = {"summary": HOSTILE, "runbook_url": f"javascript:{HOSTILE}"}
     file = {"path": f"/x/{HOSTILE}", "size_bytes": 1, "removed": None}
     capture = capture_entry(
         "c1", job=name, tool=HOSTILE, profile=HOSTILE, alert=HOSTILE, summary=HOSTILE, value=1.0,
@@ -427,7 +432,7 @@ def test_a_straggler_stands_out_among_1024_ranks(tab: Tab, stand_in: StandIn) ->
 
 
 VIEWS = (
-    *("/", "/servers", "/agents", "/nodes"),
+    *("/", "/servers", "/agents", "/nodes", "/alerts"),
     *("/jobs/llama", "/jobs/llama/captures", "/jobs/llama/captures/c1"),
 )
 
@@ -460,7 +465,6 @@ def everything(stand_in: StandIn) -> None:
         "agent_id": "a", "node": "n1", "connected": False, "version": "1", "batches": 1, "silent_s": 100,
         "dropped_records": 0, "clock_offset_s": 0, "capture_tools": ["nsys"],
     }  # fmt: skip
-    alert = {"name": "Slow", "state": "firing", "first_step": 2, "annotations": {"summary": "It is slow."}}
     knob = {"name": "PerfdServerQueue", "summary": "12 requests wait", "advice": "Admit more."}
     worst = {"kind": "straggler", "gain_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}]}
     fleet_of(
@@ -471,7 +475,8 @@ def everything(stand_in: StandIn) -> None:
     )
     stand_in.answers |= {
         "jobs": {"jobs": [job]},
-        "alerts": {"alerts": [alert]},
+        "alerts": {"alerts": [alert_entry("Slow"), alert_entry("Old", state="resolved")]},
+        "silences": {"available": True, "reason": None},
         "captures": {"captures": [capture]},
         "servers": {"servers": [server_entry("h:1", findings=[knob]), server_entry("h:2", up=False)]},
         "agents": {"agents": [agent, {**agent, "node": "n2", "connected": True}]},
@@ -568,7 +573,7 @@ def test_the_focus_goes_from_the_top_to_the_bottom(tab: Tab, stand_in: StandIn) 
         order.append(tab.run("document.activeElement.innerText || document.activeElement.id"))
 
     assert order == [
-        *("Skip to content", "perfd", "Jobs", "Serving", "Nodes", "Agents", "Compare", "?"),
+        *("Skip to content", "perfd", "Jobs", "Serving", "Nodes", "Agents", "Alerts", "Compare", "?"),
         *("0 of 0 agents connected", "search"),
     ]
 

@@ -87,8 +87,12 @@ class AlertEvaluation:
         return [alert for alert in self._remembered.values() if alert.job == job]
 
     def list(self) -> list[Alert]:
-        """All alerts that are remembered, oldest first."""
-        return list(self._remembered.values())
+        """All alerts that are remembered, oldest first; those that fire with their newest value."""
+        newest = {_key(alert): alert.value for alert in self.active if alert.firing}
+        return [
+            replace(alert, value=newest[key]) if key in newest else alert
+            for key, alert in self._remembered.items()
+        ]
 
     def _remember(self, alert: Alert, step_of: Callable[[str], int | None]) -> Alert:
         """The alert with the step at which it fired; one that only was pending as it is."""

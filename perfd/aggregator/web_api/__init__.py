@@ -13,6 +13,7 @@ from perfd.aggregator.web_api.gpu_chart import gpu_columns
 from perfd.aggregator.web_api.runbook_routes import runbook_routes
 from perfd.aggregator.web_api.saved_run import PAGE_FILE, SavedRun, save_run
 from perfd.aggregator.web_api.serving_documents import servers_json
+from perfd.aggregator.web_api.silence_routes import silence_routes
 from perfd.aggregator.web_api.step_chart import progress_columns
 from perfd.aggregator.web_api.webhook import Webhook
 
@@ -30,6 +31,7 @@ __all__ = [
     "runbook_routes",
     "save_run",
     "servers_json",
+    "silence_routes",
     "step_lines",
     "steps_of_lines",
 ]

@@ -24,6 +24,8 @@ from perfd.web.page_routes import page_routes
 
 _MAX_STEPS = 10_000
 _MAX_POINTS = 2000
+_MOST_ALERTS = 10_000
+"""As many as are remembered."""
 _INDEX = """perfd aggregator {version}
 
 /                               the page, for people
@@ -35,7 +37,8 @@ _INDEX = """perfd aggregator {version}
 /api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N&from=STEP&to=STEP
 /api/v1/jobs/JOB/gpu_series     its GPUs over the last 5 minutes; ?points=N&rank=R
 /api/v1/compare                 two jobs side by side (perfd.compare/1); ?a=JOB&b=JOB
-/api/v1/alerts                  alerts of perfd's own engine; ?job=JOB
+/api/v1/alerts                  alerts of perfd's own engine; ?job=JOB&state=firing&limit=N
+/api/v1/silences                whether alerts can be silenced; POST does it
 /api/v1/servers                 serving engines
 /api/v1/agents                  agents and their nodes
 /api/v1/nodes                   what nodes were blamed for; ?node=NODE, ?all=1
@@ -128,7 +131,7 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
             {"schema": "perfd.jobs/2", "jobs": source.overview(request.query.get("job"))}
         ),
         "/api/v1/jobs/": lambda request: _job(source, request),
-        "/api/v1/alerts": lambda request: _alerts(source, request.query.get("job")),
+        "/api/v1/alerts": lambda request: _alerts(source, request.query),
         "/api/v1/servers": lambda _: _json({"schema": "perfd.servers/2", "servers": source.servers()}),
         "/api/v1/events": live.connect,
         "/api/v1/agents": lambda _: _json({"schema": "perfd.agents/1", "agents": source.agents()}),
@@ -175,9 +178,12 @@ def _fleet(source: ApiSource, request: Request) -> Response:
         return _error(400, str(error))
 
 
-def _alerts(source: ApiSource, job: str | None) -> Response:
-    alerts = [alert for alert in source.alerts() if job in {None, alert["job"]}]
-    return _json({"schema": "perfd.alerts/1", "alerts": alerts})
+def _alerts(source: ApiSource, query: Mapping[str, str]) -> Response:
+    job, state, limit = query.get("job"), query.get("state"), query.get("limit", str(_MOST_ALERTS))
+    if state not in {None, "firing", "resolved"} or not (limit.isdecimal() and len(limit) <= 5):
+        return _error(400, "`state` must be firing or resolved, and `limit` a whole number.")
+    found = [a for a in source.alerts() if job in {None, a["job"]} and state in {None, a["state"]}]
+    return _json({"schema": "perfd.alerts/1", "alerts": found[: int(limit)], "count": len(found)})
 
 
 def _nodes(source: ApiSource, request: Request) -> Response:

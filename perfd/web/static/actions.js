@@ -78,24 +78,27 @@ export function captureButton(job, ranks, what) {
   const says = el("output", { class: "quiet" });
   const command = captureCommand(job, ranks);
   const start = el("button", { type: "button", class: "start-capture" }, `Capture ${what}`);
-  start.addEventListener("click", () => ask(job, ranks, what, says));
+  start.addEventListener("click", () =>
+    askToken(`Capture ${what}?`, `Three steps of ${what}${ranks?.endsWith("+peer") ? " and of a healthy peer" : ""} run under a profiler and take longer.`, "Start", [], async (shown) => {
+      const { capture } = await post("captures", { job, steps: 3, by: "the page", ...(ranks && { ranks }) }, shown);
+      return ["Started: ", el("a", { href: captureAddress(job, capture.id) }, capture.id)];
+    }, says));
   return [start, copyButton("Copy capture command", command), el("code", { class: "command" }, command), says];
 }
 
-function ask(job, ranks, what, says) {
+// Asks for the token and whatever else, then acts; what came of it is in `says`.
+export function askToken(title, text, verb, fields, act, says) {
   const word = el("input", { type: "password", autocomplete: "off", id: "capture-token", value: token });
-  const form = el("form", { method: "dialog" },
-    el("h2", {}, `Capture ${what}?`), el("p", {}, `Three steps of ${what}${ranks?.endsWith("+peer") ? " and of a healthy peer" : ""} run under a profiler and take longer.`),
-    el("label", {}, "Token, if the aggregator has one ", word), el("p", {}, el("button", { value: "start" }, "Start"), " ", el("button", { value: "no", formnovalidate: true }, "Cancel")));
-  const dialog = el("dialog", { "aria-label": `Capture ${what}` }, form);
+  const form = el("form", { method: "dialog" }, el("h2", {}, title), el("p", {}, text), fields,
+    el("label", {}, "Token, if the aggregator has one ", word), el("p", {}, el("button", { value: "start" }, verb), " ", el("button", { value: "no", formnovalidate: true }, "Cancel")));
+  const dialog = el("dialog", { "aria-label": title.replace("?", "") }, form);
   dialog.addEventListener("close", async () => {
     dialog.remove();
     if (dialog.returnValue !== "start") return;
     token = word.value;
     says.textContent = "Starting.";
     try {
-      const { capture } = await post("captures", { job, steps: 3, by: "the page", ...(ranks && { ranks }) }, token);
-      says.replaceChildren("Started: ", el("a", { href: captureAddress(job, capture.id) }, capture.id));
+      says.replaceChildren(...(await act(token)));
     } catch (error) {
       says.textContent = error.status === 401 ? "The aggregator asks for its token (http_token_file)." : error.message;
     }

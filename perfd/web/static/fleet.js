@@ -125,12 +125,12 @@ const elsewhere = (alerts) => alerts.map((alert) => el("p", { class: "notice bad
 
 function summary({ counts, page, agents, servers }) {
   const { running, silent, ended, held_up: limited, firing_alerts: alerts } = counts;
-  const facts = [`${running} running`, silent && `${silent} silent`, ended && `${ended} ended`, alerts && plural(alerts, "alert fires", "alerts fire")];
+  const facts = [`${running} running`, silent && `${silent} silent`, ended && `${ended} ended`, alerts && el("a", { href: to("alerts") }, plural(alerts, "alert fires", "alerts fire"))];
   return el(
     "div",
     {},
     el("h1", { id: "summary" }, limited ? `${limited} of ${plural(running + silent, "active job")} ${limited === 1 ? "has" : "have"} a bottleneck` : plural(page.total, "job")),
-    el("p", { class: "quiet" }, facts.filter(Boolean).join(" · "), " · ", el("a", { href: to("agents") }, `${agents.connected} of ${plural(agents.count, "agent")} connected`), servers.count > 0 && [" · ", el("a", { href: to("servers") }, plural(servers.count, "serving engine"))]),
+    el("p", { class: "quiet" }, facts.filter(Boolean).flatMap((fact) => [fact, " · "]), el("a", { href: to("agents") }, `${agents.connected} of ${plural(agents.count, "agent")} connected`), servers.count > 0 && [" · ", el("a", { href: to("servers") }, plural(servers.count, "serving engine"))]),
   );
 }
 

@@ -2,7 +2,8 @@
 
 import { get, overviewOf } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
-import { cause } from "./captures.js";
+import { runbook } from "./alerts.js";
+import { cause, figure } from "./captures.js";
 import { el, section } from "./dom.js";
 import { headline, otherFindings } from "./findings.js";
 import { isStale, state, stateText } from "./fleet.js";
@@ -22,7 +23,7 @@ export async function showJob(main, name, again) {
   const [job, series, alerts, captures] = await Promise.all([
     overviewOf(name),
     loadSeries(name),
-    get(`alerts?job=${asked}`),
+    get(`alerts?job=${asked}&limit=${MOST_ALERTS}`),
     get(`captures?short=1&job=${asked}`),
   ]);
   return () => draw(main, job, series, alerts.alerts, captures.captures, again);
@@ -132,8 +133,8 @@ function ranks(job, width, again) {
 function alertList(alerts) {
   if (!alerts.length) return [];
   const line = (alert) =>
-    el("li", {}, el("span", { class: `state ${alert.state}` }, alert.state), " ", el("strong", {}, alert.name), ` ${alert.annotations?.summary ?? ""}`, el("span", { class: "quiet" }, ` ${moment(alert.fired_at_unix_s)}`));
-  return [el("h2", {}, "Alerts"), el("ul", { id: "alerts" }, alerts.slice(0, MOST_ALERTS).map(line))];
+    el("li", {}, el("span", { class: `state ${alert.state}` }, alert.state), " ", el("strong", {}, runbook(alert)), alert.value == null ? "" : ` at ${figure(alert.value)}:`, ` ${alert.annotations?.summary ?? ""}`, el("span", { class: "quiet" }, ` ${moment(alert.fired_at_unix_s)}`));
+  return [el("h2", {}, el("a", { href: to("alerts") }, "Alerts")), el("ul", { id: "alerts" }, alerts.map(line))];
 }
 
 function troubleList(troubles) {

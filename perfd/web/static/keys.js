@@ -16,6 +16,7 @@ export function listenToKeys(place) {
     ["s", "serving engines", () => location.assign(to("servers"))],
     ["n", "nodes", () => location.assign(to("nodes"))],
     ["a", "agents", () => location.assign(to("agents"))],
+    ["l", "alerts", () => location.assign(to("alerts"))],
     ...(job ? [["o", "this job", () => location.assign(job)], ["c", "its captures", () => location.assign(`${job}/captures`)], ["r", "its report", () => location.assign(to(`reports/jobs/${encodeURIComponent(place.job)}`))]] : []),
   ];
   const help = dialog(keys);

@@ -1,6 +1,7 @@
 // Routes the address to a view and keeps it up to date.
 
 import { showAgents } from "./agents.js";
+import { loadAlerts, showAlerts } from "./alerts.js";
 import { get, jobPath } from "./api.js";
 import { showCapture, showCaptures } from "./captures.js";
 import { showComparison } from "./compare.js";
@@ -22,7 +23,7 @@ let how = "polling";
 
 function placeOf(path) {
   const [, top, name, view, rank] = path.split("/");
-  if (["servers", "agents", "nodes", "compare"].includes(top)) return { view: top };
+  if (["servers", "agents", "nodes", "alerts", "compare"].includes(top)) return { view: top };
   if (top !== "jobs" || !name) return { view: "fleet" };
   try {
     const job = decodeURIComponent(name);
@@ -37,7 +38,7 @@ function placeOf(path) {
 function drawPlace() {
   const link = (view, href, text) => el("a", { href, "aria-current": place.view === view ? "page" : null }, text);
   const where = document.getElementById("where");
-  where.append(link("fleet", to(""), "Jobs"), link("servers", to("servers"), "Serving"), link("nodes", to("nodes"), "Nodes"), link("agents", to("agents"), "Agents"), link("compare", to("compare"), "Compare"));
+  where.append(link("fleet", to(""), "Jobs"), link("servers", to("servers"), "Serving"), link("nodes", to("nodes"), "Nodes"), link("agents", to("agents"), "Agents"), link("alerts", to("alerts"), "Alerts"), link("compare", to("compare"), "Compare"));
   if (!place.job) {
     document.title = `${where.querySelector("[aria-current]").textContent} – perfd`;
     return;
@@ -59,6 +60,10 @@ async function load() {
   if (place.view === "agents") {
     const { agents } = await get("agents");
     return () => showAgents(main, agents);
+  }
+  if (place.view === "alerts") {
+    const found = await loadAlerts();
+    return () => showAlerts(main, found);
   }
   if (place.view === "nodes") {
     const { nodes } = await get("nodes");
