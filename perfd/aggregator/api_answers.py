@@ -26,6 +26,7 @@ from perfd.aggregator.web_api import (
     gpu_readings,
     job_json,
     progress_columns,
+    running_by_node,
     servers_json,
     step_lines,
     steps_of_lines,
@@ -139,7 +140,11 @@ class ApiAnswers:
         """Agents, of schema perfd.agents/1."""
         now_s = self._clock.monotonic_s()
         with self._state.lock:
-            return [agent_json(agent, now_s) for agent in self._state.agents]
+            nodes, running = self._state.fleet.nodes, running_by_node(self._state.fleet.jobs.values())
+            return [
+                agent_json(agent, nodes.get(agent.node), running.get(agent.node, ()), now_s)
+                for agent in self._state.agents
+            ]
 
     def captures(self) -> list[dict[str, Any]]:
         """Captures, oldest first, of schema perfd.capture/1."""

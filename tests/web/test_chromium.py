@@ -164,3 +164,17 @@ def test_the_report_of_a_job_opens_from_its_page(tab: Tab, played: Callable[[str
 
     assert "How job dp4_slow2 runs" in tab.text("h1")
     assert percent(job["efficiency"]["mfu_ratio"]) in tab.text("main")
+
+
+def test_what_an_agent_lacks_is_shown_as_the_interface_has_it(tab: Tab, played: Callable[[str], str]) -> None:
+    url = played("dp4")
+    tab.open(f"{url}/agents", "document.getElementById('agents')")
+    (agent,) = api(url, "agents")["agents"]
+
+    shown = tab.text("#agents")
+    # The node of a recording has no tool for captures.
+    assert [one["what"] for one in agent["missing"]]
+    for one in agent["missing"]:
+        assert f"{one['what']} {one['words']}" in shown
+        assert one["command"] is None or one["command"] in shown
+    assert "1 agent with something missing" in tab.text("main")

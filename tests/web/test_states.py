@@ -568,13 +568,13 @@ def test_the_focus_goes_from_the_top_to_the_bottom(tab: Tab, stand_in: StandIn) 
     everything(stand_in)
     tab.open(f"{stand_in.url}/", FLEET)
     order = []
-    for _ in range(10):
+    for _ in range(11):
         tab.press("Tab")
         order.append(tab.run("document.activeElement.innerText || document.activeElement.id"))
 
     assert order == [
         *("Skip to content", "perfd", "Jobs", "Serving", "Nodes", "Agents", "Alerts", "Compare", "?"),
-        *("0 of 0 agents connected", "search"),
+        *("2 alerts fire", "0 of 0 agents connected", "search"),
     ]
 
 

@@ -43,6 +43,10 @@ class CollectiveRows:
         """By rank, when it last reported any, by the clock of its node."""
         self._left_after_ns = _LEFT_AFTER_NS
 
+    def __len__(self) -> int:
+        """How many communicators and operations are known."""
+        return len(self._rows)
+
     def put(self, times: CollectiveTimes) -> None:
         """Add what one rank reported; what cannot be matched is left out."""
         place = _place(times)

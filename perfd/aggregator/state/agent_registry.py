@@ -67,6 +67,11 @@ class AgentState(BatchSequence):
         """How far the agent's clock is ahead of ours, at least: the delay of the fastest batch is in it."""
         return max(self.ahead_s) if self.ahead_s else None
 
+    @property
+    def lag_s(self) -> float | None:
+        """How much later the newest batch came than the fastest of the last ones: it catches up, or waits."""
+        return max(self.ahead_s) - self.ahead_s[-1] if self.ahead_s else None
+
     def saw_clock(self, sent_unix_ns: int, received_unix_ns: int) -> None:
         """Note when a message left by the agent's clock and arrived by ours."""
         ahead_s = (sent_unix_ns - received_unix_ns) / 1e9

@@ -1,5 +1,6 @@
 """The HTTP interface of the aggregator: routes, documents and access control."""
 
+from perfd.aggregator.web_api.agent_gaps import running_by_node
 from perfd.aggregator.web_api.api_documents import (
     agent_json,
     fleet_json,
@@ -29,6 +30,7 @@ __all__ = [
     "progress_columns",
     "routes",
     "runbook_routes",
+    "running_by_node",
     "save_run",
     "servers_json",
     "silence_routes",

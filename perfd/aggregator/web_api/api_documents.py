@@ -15,6 +15,7 @@ import numpy as np
 from perfd.aggregator.failures import Part
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.state import AgentState, AggregatorState, NodeState
+from perfd.aggregator.web_api.agent_gaps import gaps_of
 from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.diagnosis import job_json as summary_of_job
@@ -139,7 +140,9 @@ def _wasted_gpu_h(job: JobState, live: JobSummary, now_unix_s: float) -> float |
     return max(0.0, ran_s) / 3600 * gpus * gain
 
 
-def agent_json(agent: AgentState, now_s: float) -> dict[str, Any]:
+def agent_json(
+    agent: AgentState, node: NodeState | None, running: Sequence[JobState], now_s: float
+) -> dict[str, Any]:
     """One entry of schema perfd.agents/1."""
     return {
         "agent_id": _shown_id(agent.agent_id),
@@ -153,7 +156,9 @@ def agent_json(agent: AgentState, now_s: float) -> dict[str, Any]:
         "malformed_messages": agent.malformed_messages,
         "silent_s": max(0.0, now_s - agent.received_s),
         "clock_offset_s": agent.clock_offset_s,
+        "lag_s": agent.lag_s,
         "capture_tools": [tool.value for tool in agent.capture_tools],
+        "missing": gaps_of(agent, node, running),
     }
 
 
