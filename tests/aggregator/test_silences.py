@@ -81,7 +81,7 @@ def test_nothing_else_than_an_alert_that_fires_is_silenced(changes: Mapping[str,
 
 
 @pytest.mark.parametrize("lacks", ["has_alertmanager", "has_token"])
-def test_without_an_alertmanager_or_a_token_nobody_may_silence(lacks: str) -> None:
+def test_without_an_alertmanager_or_a_token_no_alert_is_silenced(lacks: str) -> None:
     assert asked("GET", **{lacks: False})[1]["available"] is False
     status, document, silenced = asked("POST", BODY, **{lacks: False})
     assert (status, silenced) == (403, [])

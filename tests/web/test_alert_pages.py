@@ -69,7 +69,7 @@ def test_a_silence_has_the_alerts_labels_and_the_token(tab: Tab, stand_in: Stand
     assert stand_in.posted == [("silences", body, "Bearer word")]
 
 
-def test_who_has_no_token_is_told_which_one_is_needed(tab: Tab, stand_in: StandIn) -> None:
+def test_without_the_token_the_page_names_the_one_that_is_needed(tab: Tab, stand_in: StandIn) -> None:
     stand_in.answers["alerts"] = {"alerts": [alert_entry("Slow")]}
     stand_in.answers["silences"] = {"available": True, "reason": None}
     tab.open(f"{stand_in.url}/alerts", "document.querySelector('#alert-list')")

@@ -38,7 +38,7 @@ def silence_routes(
     has_alertmanager: bool,
     has_token: bool,
 ) -> dict[str, Handler]:
-    """The route; a GET says whether it can be used, and why not. Without a token nobody may silence."""
+    """The route; a GET says whether it can be used, and why not. Without a token no alert is silenced."""
     missing = _NO_ALERTMANAGER if not has_alertmanager else _NO_TOKEN if not has_token else None
 
     def answer(request: Request) -> Response:

@@ -67,7 +67,7 @@ function silenceButton(alert) {
     const length = el("select", { id: "silence-length" }, SILENCES.map(([name, seconds]) => el("option", { value: seconds }, name)));
     const who = el("input", { id: "silence-by", required: true, autocomplete: "username" });
     const why = el("input", { id: "silence-why", autocomplete: "off" });
-    askToken(`Silence ${alert.name}?`, "Alertmanager notifies nobody about this alert, with exactly these labels, for as long.", "Silence",
+    askToken(`Silence ${alert.name}?`, "Alertmanager sends no notification of this alert, with exactly these labels, for as long.", "Silence",
       [el("label", {}, "For ", length), el("label", {}, "Your name ", who), el("label", {}, "Why ", why)],
       async (token) => {
         const { id } = await post("silences", { labels: alert.labels, duration_s: Number(length.value), by: who.value, comment: why.value }, token);
