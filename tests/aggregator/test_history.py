@@ -376,7 +376,18 @@ def test_two_aggregators_cannot_have_one_file(path):
 
 
 def filled(path):
-    """The bytes of a history with a job of many pages."""
+    """The bytes of a history with a job of many pages, which are at that path too."""
+    if "bytes" not in WHOLE:
+        WHOLE["bytes"] = written(path)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(WHOLE["bytes"])
+    return WHOLE["bytes"]
+
+
+WHOLE = {}
+
+
+def written(path):
     history, made = HistoryStore(path), fleet()
     keep(history, made, *(step(number) for number in range(1, 400)))
     keep(history, made, GpuInfo(index=3, name="H200"), place(0, 3), JobDescription(job="llm", framework="f"))
@@ -423,7 +434,7 @@ def test_a_damaged_file_is_set_aside_and_what_can_be_read_is_kept(path, damage, 
 @given(seed=st.integers(0, 2**32), flips=st.sampled_from([1, 30]))
 def test_whatever_bits_flip_the_aggregator_starts_and_stores(tmp_path_factory, seed, flips):
     path = tmp_path_factory.mktemp("flipped") / "h.sqlite"
-    damaged, chance = bytearray(WHOLE.get("bytes") or WHOLE.setdefault("bytes", filled(path))), Random(seed)
+    damaged, chance = bytearray(filled(path)), Random(seed)
     for _ in range(flips):
         damaged[chance.randrange(100, len(damaged))] ^= 1 << chance.randrange(8)
     path.write_bytes(damaged)
@@ -434,9 +445,6 @@ def test_whatever_bits_flip_the_aggregator_starts_and_stores(tmp_path_factory, s
             while stored < 1:
                 stored = agent.receive().sequence
         assert running.steps("new", 0, 10)[-1]["step"] == 7
-
-
-WHOLE = {}
 
 
 @pytest.mark.parametrize(

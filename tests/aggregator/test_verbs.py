@@ -115,14 +115,12 @@ def test_a_process_that_is_killed_has_what_it_acknowledged(tmp_path):
 
 
 @pytest.mark.parametrize("options", [["--listen", "{}", "--http", "127.0.0.1:0"], ["--http", "{}"]])
-def test_a_port_in_use_is_one_sentence_and_exit_code_2(options):
+def test_a_port_in_use_is_one_sentence_and_exit_code_2(options, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        verb = [sys.executable, "-m", "perfd", "aggregator", "--listen", "127.0.0.1:0"]
         arguments = [one.format(address) for one in options]
-        done = subprocess.run([*verb, *arguments], check=False, capture_output=True)
-    said = done.stderr.decode()
-    assert done.returncode == 2
+        assert main(["aggregator", "--listen", "127.0.0.1:0", *arguments]) == 2
+    said = capsys.readouterr().err
     assert said.startswith("perfd aggregator: Cannot listen on")
     assert said.count("\n") == 1
 

@@ -208,17 +208,9 @@ def test_without_an_aggregator_the_sentence_says_so():
         (["--capture-token-file", "/nonexistent"], "Cannot read the token in /nonexistent"),
     ],
 )
-def test_what_cannot_be_served_is_refused_at_the_start(options, sentence):
-    found = subprocess.run(
-        [*PERFD, *options],
-        capture_output=True,
-        text=True,
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert found.returncode == 2
-    assert found.stderr.startswith(f"perfd mcp: {sentence}")
+def test_what_cannot_be_served_is_refused_at_the_start(options, sentence, capsys):
+    assert main(["mcp", *options]) == 2
+    assert capsys.readouterr().err.startswith(f"perfd mcp: {sentence}")
 
 
 def test_without_the_package_the_sentence_says_what_to_install(monkeypatch, capsys):

@@ -104,7 +104,7 @@ def test_a_pickle_that_calls_anything_is_refused_and_nothing_runs(tmp_path: Path
         b"",
         b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.",
         b"\x80\x04})\x85" + b"\x942\x86\x94h\x01" * 200 + b"Ns.",
-        b"\x80\x04" + b"]" * 4_100_000 + b".",
+        pytest.param(b"\x80\x04" + b"]" * 4_100_000 + b".", marks=pytest.mark.slow),
     ],
     ids=[
         "global",

@@ -425,6 +425,7 @@ def test_what_a_killed_job_leaves_behind_is_swept_and_a_live_one_is_not(built: P
     assert find_segments(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_no_order_of_callbacks_makes_a_sanitizer_complain(tmp_path: Path, sanitizer: str) -> None:
