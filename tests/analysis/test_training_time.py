@@ -106,9 +106,9 @@ def test_a_job_that_described_itself_is_not_judged_before_its_first_step():
 
 @pytest.mark.parametrize(
     ("sm", "tensor", "kind"),
-    [(0.71, 0.3, Kind.COMPUTE_BOUND), (0.69, 0.3, Kind.UNKNOWN), (0.71, 0.51, Kind.UNKNOWN)],
+    [(0.71, 0.3, Kind.COMPUTE_BOUND), (0.69, 0.3, Kind.UNKNOWN), (0.71, 0.51, Kind.NONE)],
 )
-def test_gpus_that_compute_nearly_all_the_time_are_compute_bound_though_no_log_says_more(
+def test_without_an_mfu_gpus_that_compute_nearly_all_the_time_are_judged_by_their_tensor_cores(
     sm: float, tensor: float, kind: Kind
 ):
     seen = gpus(*[1.0] * 30, sm_active_ratio=sm, tensor_active_ratio=tensor)

@@ -16,6 +16,7 @@ from perfd.recording import bundled, bundled_names
 
 PHASES = Path(__file__).parents[2] / "benchmarks/gpu/recorded_phases"
 STARTS = PHASES.with_name("recorded_starts")
+ACCUMULATED, VARIED = ("ddpacc2", "fsdpacc2"), ("graphs2", "evaluation2")
 
 
 def _look(step: int, kind: str, *ranks: int) -> Look:
@@ -191,7 +192,19 @@ def test_slow_data_of_loops_without_timers_is_named_and_no_rank_is(watched: Watc
 
 @pytest.mark.parametrize(
     "watched",
-    [_of(STARTS / name) for name in ("ddpacc2", "ep2", "fsdpacc2", "fsdp2x2decoding", "fsdp2d", "trainer2d")],
+    [
+        _of(STARTS / name)
+        for name in (
+            "ddpacc2",
+            "ep2",
+            "fsdpacc2",
+            "fsdp2x2decoding",
+            "fsdp2d",
+            "trainer2d",
+            "graphs2",
+            "evaluation2",
+        )
+    ],
     indirect=True,
 )
 def test_every_fault_of_a_run_is_named_and_no_other_rank_is(watched: Watched) -> None:
@@ -230,3 +243,20 @@ def test_a_headline_is_unlike_others_if_none_at_about_its_time_says_it() -> None
     assert unlike(looks, [_look(12, "none"), _look(18, "straggler", 1)]) == []
     assert unlike(looks, [_look(12, "none"), _look(17, "straggler", 1)]) == looks[1:]
     assert unlike(looks, [_look(12, "none"), _look(18, "straggler", 2)]) == looks[1:]
+
+
+@pytest.mark.parametrize("watched", [_of(STARTS / "lengths2")], indirect=True)
+def test_of_two_ranks_with_batches_of_unequal_length_only_the_late_one_is_named(watched: Watched) -> None:
+    (host,) = [one for one in watched.of_phases if one.phase.fault == "host"]
+    assert host.named_after_s is not None
+    assert host.named_after_s <= 5.0
+    assert not watched.false_blame
+
+
+@pytest.mark.parametrize("watched", [_of(STARTS / "tensor2")], indirect=True)
+def test_a_late_host_in_tensor_parallel_modules_is_named_with_what_it_costs(watched: Watched) -> None:
+    # It sleeps in each step, but only every fifth, where the loss is read, is longer: 5 to 7% in the mean.
+    named = [look for look in watched.looks if look.blamed]
+    assert named
+    assert all(look.blamed == {1} for look in named)
+    assert all(0.04 <= (look.gain_ratio or 0.0) <= 0.08 for look in named)

@@ -42,7 +42,7 @@ class NcclRank:
     """The share of a step that the job would gain if the rank were as fast as its peers: ranks of the same
     stage, tensor position and experts. None without peers."""
     gain_error_ratio: float | None = None
-    """Its standard error, by the scatter of recent blocks of steps."""
+    """Its standard error, by the scatter of recent steps."""
     last_ratio: float | None = None
     """Its share of all waiting among its peers."""
     persistence_ratio: float | None = None
@@ -185,7 +185,7 @@ class RankTally:
         losses = LateRankLosses(self._judged, self._world, step_s, inside=self._inside)
         window, lateness = self._lateness(losses, step_s)
         late = _Late.of(lateness)
-        reported = (_gains(losses, window, late.caused, step_time_s), late.error, late.last, late.persistence)
+        reported = (*_gains(losses, window, late.caused, step_time_s), late.last, late.persistence)
         gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in reported)
         if step_s is None and np.isfinite(busy).any():
             # Before steps are seen, only the usual share of time is known to be training.
@@ -239,8 +239,6 @@ class _Late:
 
     caused: Floats
     """What its peers wait for each rank, more than for each other."""
-    error: Floats
-    """The standard error of `caused`."""
     last: Floats
     """Its share of all that they wait."""
     persistence: Floats
@@ -252,32 +250,36 @@ class _Late:
         among, caused = np.nansum(late.among, axis=1), late.caused()
         return cls(
             caused=np.maximum(caused, 0.0),
-            error=late.error(caused),
             last=np.nansum(late.at_most, axis=1) / np.where(among > 0, among, np.nan),
             persistence=late.persistence(THRESHOLDS.straggler_certain_wait_ratio / 2),
             lost=mean(late.waits, axis=1),
         )
 
 
-def _gains(losses: LateRankLosses, window: AnalysisWindow, caused: Floats, step_time_s: Floats) -> Floats:
+def _gains(
+    losses: LateRankLosses, window: AnalysisWindow, caused: Floats, step_time_s: Floats
+) -> tuple[Floats, Floats]:
     """By rank: of those that cost most by a replay of the steps, of the others how long they are waited for.
+
+    And the standard error of the former; of the latter it is 0.
 
     What a rank costs since it became slow is what steps last longer since, if its peers wait for as long: of
     what they wait beside computation the replay has the longest wait only, at least so much.
     """
-    gains = np.array(caused)
+    gains, errors = np.array(caused), np.zeros(len(caused))
     costly = highest(np.nan_to_num(caused), _MOST_REPLAYED)
     costly = costly[np.nan_to_num(caused)[costly] >= _LEAST_REPLAYED]
     if not len(costly):
-        return gains
-    gains[costly] = np.clip(losses.gains(window, costly, step_time_s), 0.0, 1.0)
+        return gains, errors
+    replayed, errors[costly] = losses.gains(window, costly, step_time_s)
+    gains[costly] = np.clip(replayed, 0.0, 1.0)
     for place in costly[gains[costly] >= THRESHOLDS.straggler_certain_wait_ratio].tolist():
         newest = steps_since(losses.late_steps(place))
         change = None if newest is None else change_ratio(step_time_s, newest)
         if change is not None:
-            most = losses.gains(window, np.array([place]), step_time_s, at_most=True)
+            most, _ = losses.gains(window, np.array([place]), step_time_s, at_most=True)
             gains[place] = np.clip(change, 0.0, max(gains[place], float(most[0])))
-    return gains
+    return gains, errors
 
 
 def _longer(step_time_s: Floats, step_s: float | None) -> float:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.collectives.wait_attribution import losses_by_step, steps_per_s, waits_by_step
-from perfd.analysis.counterfactual import gains_by_step, trimmed_mean
+from perfd.analysis.counterfactual import error_of_gains, gains_by_step, trimmed_mean
 from perfd.analysis.data.job_data import Bools, Floats, Ints
-from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, mean, median
+from perfd.analysis.data.robust_stats import mean, median
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.operations.step_segmentation import AnalysisWindow, StepPeriod, StepShape
 
@@ -47,12 +47,6 @@ class CausedLosses:
     def caused(self) -> Floats:
         """The median over blocks of what the peers lose at least: a pause or two do not count."""
         return median(self.at_least, axis=1)
-
-    def error(self, caused: Floats) -> Floats:
-        """The standard error of that median, `caused`."""
-        blocks = np.maximum(np.isfinite(self.at_least).sum(axis=1), 1)
-        spread = median(np.abs(self.at_least - caused[:, None]), axis=1)
-        return np.asarray(MEDIAN_ERROR * MAD_TO_SIGMA * spread / np.sqrt(blocks))
 
     def persistence(self, least: float) -> Floats:
         """The share of blocks in which the peers lose at least so much."""
@@ -111,35 +105,41 @@ class LateRankLosses:
 
     def gains(
         self, window: AnalysisWindow, places: Ints, step_time_s: Floats, *, at_most: bool = False
-    ) -> Floats:
+    ) -> tuple[Floats, Floats]:
         """(k,): the share of a step that the job would gain if each of these ranks were as its peers.
 
-        At least that much, or `at_most`. `step_time_s` has one entry per step, the newest last; without any
-        the usual time of a step holds.
+        At least that much, or `at_most`; and its standard error, by how the steps scatter. `step_time_s` has
+        one entry per step, the newest last; without any the usual time of a step holds.
         """
-        at_once, beside = np.zeros(len(places)), np.zeros(len(places))
+        at_once, beside, variance, error = (np.zeros(len(places)) for _ in range(4))
         for source, shape in self._of_peers(window):
-            rows, found, gains_s = source.gains_by_step(shape, places, at_most=at_most)
+            rows, found, waited_s, members = source.waited_by_step(shape, places, at_most=at_most)
             if not len(found):
                 continue
-            share = trimmed_mean(gains_s, shape.blocks) * source.per_s(shape)[rows]
+            per_s = source.per_s(shape)[rows]
             if self._step_s is not None and len(step_time_s):
                 lasted_s = trimmed_mean(step_time_s[-shape.steps :], min(shape.blocks, len(step_time_s)))
-                share *= self._step_s / lasted_s
+                per_s = per_s * self._step_s / lasted_s
+            share = trimmed_mean(gains_by_step(waited_s, members), shape.blocks) * per_s
+            of_share = error_of_gains(waited_s, members) * per_s
             if shape.needed_at_once:
                 np.add.at(at_once, found, np.nan_to_num(share))
-            else:
-                np.fmax.at(beside, found, share)
-        return at_once + beside
+                np.add.at(variance, found, np.nan_to_num(of_share) ** 2)
+                continue
+            for place, ratio, of_ratio in zip(found, share, of_share, strict=True):
+                if ratio > beside[place]:
+                    beside[place], error[place] = ratio, of_ratio
+        return at_once + beside, np.sqrt(variance + error**2)
 
     def late_steps(self, place: int) -> Bools:
         """Of each step that is held, the newest last, whether the job would have gained without that rank."""
         longest: Bools = np.zeros(0, dtype=np.bool_)
         for source, shape in self._of_peers(_ALL_HELD):
-            _, found, gains_s = source.gains_by_step(shape, np.array([place]))
-            if len(found) and gains_s.shape[1] > len(longest) and not shape.needed_at_once:
-                typical = float(median(gains_s[0, -_NEWEST_STEPS:]))
-                longest = np.asarray(gains_s[0] > max(typical, 0.0) / 2)
+            _, found, waited_s, members = source.waited_by_step(shape, np.array([place]))
+            if len(found) and waited_s.shape[1] > len(longest) and not shape.needed_at_once:
+                gains_s = gains_by_step(waited_s[:1], members[:1])[0]
+                typical = float(median(gains_s[-_NEWEST_STEPS:]))
+                longest = np.asarray(gains_s > max(typical, 0.0) / 2)
         return longest
 
     def _of_peers(self, window: AnalysisWindow) -> Iterator[tuple[_Source, StepShape]]:
@@ -258,12 +258,13 @@ class _Source:
             return np.asarray(shape.paces / operations)
         return steps_per_s(shape, shape.per_step, self.step_s)
 
-    def gains_by_step(
+    def waited_by_step(
         self, shape: StepShape, places: Ints, *, at_most: bool = False
-    ) -> tuple[Ints, Ints, Floats]:
-        """Communicators of the shape, indices into `places`, and (k, steps): what is gained, in seconds.
+    ) -> tuple[Ints, Ints, Floats, Ints]:
+        """Communicators of the shape, indices into `places`, what members wait, and which member it is.
 
-        `at_most` adds up what is waited for beside computation, too.
+        Waits are seconds, (k, steps, g), NaN where unknown. `at_most` adds up what is waited for beside
+        computation, too.
         """
         members = self.stack.ranks[self._rows(shape)]
         by_place = np.full(max(int(members.max()), int(places.max())) + 1, -1)
@@ -271,7 +272,7 @@ class _Source:
         chosen = by_place[members] >= 0
         rows, columns = np.nonzero(chosen)
         if not len(rows):
-            return rows, rows, np.empty((0, shape.steps))
+            return rows, rows, np.empty((0, shape.steps, members.shape[1])), rows
         steps = shape.blocks if shape.needed_at_once else shape.steps
         needed = np.unique(rows)
         of_row = np.searchsorted(needed, rows)
@@ -286,7 +287,7 @@ class _Source:
         else:
             waited = np.where(known, wait_s, 0.0).max(axis=2)
         waited = np.where(known.any(axis=2), waited, np.nan)
-        return rows, by_place[members][rows, columns], gains_by_step(waited[of_row], columns)
+        return rows, by_place[members][rows, columns], waited[of_row], columns
 
     def part(self, shape: StepShape, columns: int) -> _Part:
         """The first so many columns of `Lateness`; of pairs the last one alone."""

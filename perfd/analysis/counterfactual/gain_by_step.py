@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
-from perfd.analysis.data.robust_stats import mean, median
+from perfd.analysis.data.robust_stats import mean, median, median_error
 
 _FEW_RATIO = 0.1
 """So many members of a group may be slow together."""
@@ -36,9 +36,7 @@ def gains_by_step(waits_s: Floats, members: Ints) -> Floats:
     groups, steps, ranks = waits_s.shape
     if ranks < 2 or not steps:
         return np.zeros((groups, steps))
-    at = np.arange(groups)
-    own = -waits_s[at, :, members]
-    others = -np.where(np.arange(ranks) == members[:, None, None], np.nan, waits_s)
+    own, others = _own_and_others(waits_s, members)
     typical = np.asarray(median(others))
     excess = own - typical
     middle = np.asarray(median(excess))[:, None]
@@ -57,6 +55,21 @@ def gains_by_step(waits_s: Floats, members: Ints) -> Floats:
         others = np.where(slow_together[:, None], np.nan, others)
     # Who of the others comes last decides if the member does not.
     return np.asarray(-np.maximum(np.fmax.reduce(others, axis=2), replayed))
+
+
+def error_of_gains(waits_s: Floats, members: Ints) -> Floats:
+    """(k,): the standard error of the excess that `gains_by_step` takes away, in seconds; same arguments."""
+    if waits_s.shape[2] < 2:
+        return np.zeros(len(waits_s))
+    own, others = _own_and_others(waits_s, members)
+    return median_error(own - np.asarray(median(others)))
+
+
+def _own_and_others(waits_s: Floats, members: Ints) -> tuple[Floats, Floats]:
+    """When the member comes, (k, steps), and the others, (k, steps, g) without it, relative to the last."""
+    ranks = waits_s.shape[2]
+    own = -waits_s[np.arange(len(waits_s)), :, members]
+    return own, -np.where(np.arange(ranks) == members[:, None, None], np.nan, waits_s)
 
 
 def _slow_together(usual: Floats, middle: Floats, scatter: Floats) -> Bools:

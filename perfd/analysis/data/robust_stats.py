@@ -38,6 +38,13 @@ def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     return np.asarray(np.where(known > 0, _middle(low, high), np.nan)[..., 0])
 
 
+def median_error(values: Floats) -> Floats:
+    """The standard error of the median over the last axis, by the median absolute deviation."""
+    known = np.maximum(np.isfinite(values).sum(axis=-1), 1)
+    spread = median(np.abs(values - median(values)[..., None]))
+    return np.asarray(MEDIAN_ERROR * MAD_TO_SIGMA * spread / np.sqrt(known))
+
+
 def _median_of_few(columns: NDArray[Any]) -> NDArray[Any]:
     """The same of many rows that are short: columns are sorted against each other, all rows at once."""
     ordered = np.array(columns, dtype=np.result_type(columns, np.float16), order="C")

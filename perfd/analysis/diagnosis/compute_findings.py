@@ -62,15 +62,21 @@ def judge_compute(facts: JobEvidence) -> Finding:
 
 
 def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
-    """Of a job whose log shows no times of steps: GPUs compute nearly all the time, not at their best."""
+    """Of a job without an MFU: GPUs compute nearly all the time, at their best or not."""
     working, tensor = (
         mean_over_gpus(facts.activity, unit) for unit in (GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE)
     )
     by_activity = facts.activity.source == TRAINING_TIME or facts.step_source in _WITHOUT_TIMES
-    measured = by_activity and not facts.too_few_steps
-    if not (
-        measured and working >= THRESHOLDS.compute_most_ratio and tensor < THRESHOLDS.mfu_excellent_ratio
+    if (
+        facts.too_few_steps
+        or facts.efficiency.mfu_ratio is not None
+        or not working >= THRESHOLDS.compute_most_ratio
     ):
+        return None
+    if tensor >= THRESHOLDS.mfu_excellent_ratio:
+        # An upper bound of the MFU, of which recomputation takes a quarter at most.
+        return Finding(kind=Kind.NONE, confidence=0.4, evidence=evidence)
+    if not by_activity or not np.isfinite(tensor):
         return None
     return Finding(
         kind=Kind.COMPUTE_BOUND,
