@@ -359,6 +359,19 @@ def test_pauses_show_steps_only_if_those_of_another_rank_do() -> None:
     assert rows_of_ranks(timeline, uneven)[0] == []
 
 
+@pytest.mark.parametrize("each_time", [0.002, 0.02])
+def test_operations_whose_intervals_wander_are_no_steps(each_time: float) -> None:
+    chance, intervals_us = random.Random(3), [100_000.0]
+    for _ in range(600):
+        intervals_us.append(intervals_us[-1] * chance.lognormvariate(0, each_time))
+    timeline = trained(
+        lambda line, number: line.step([[Op("AllReduce", 25 * MB, 1)]], pause_us=round(intervals_us[number])),
+        600,
+    )
+
+    assert rows_of(timeline)[0] == []
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_operations_of_one_size_at_random_are_no_steps(seed: int) -> None:
     chance = random.Random(seed)
@@ -486,11 +499,28 @@ def test_a_first_exchange_of_half_a_steps_bytes_is_no_step() -> None:
     timeline.step([[Op("AllReduce", 125 * MB, 1_000)]], pause_us=2_000_000)
     before = len(timeline.ends_us)
     for _ in range(60):
-        timeline.step([[Op("AllReduce", 250 * MB, 200_000)]])
+        timeline.step([[Op("AllReduce", 250 * MB, 200_000)]], pause_us=0)
+        timeline.step([[Op("Broadcast", 4, 1_000)]])
     rows, _ = rows_of(timeline)
 
-    assert_exact(rows, timeline.ends_us[before:])
+    assert_exact(rows, timeline.ends_us[before::2])
     assert rows[-1].step == 60
+
+
+@pytest.mark.parametrize("interval_us", [14_000, 200_000])
+def test_single_reductions_with_a_number_each_are_steps_however_short_and_uneven(interval_us: int) -> None:
+    chance = random.Random(1)
+
+    def train(line: Timeline, _: int) -> None:
+        reduction = Op("AllReduce", 20 * MB, chance.randrange(interval_us // 2, 2 * interval_us))
+        line.step([[reduction]], pause_us=0)
+        line.step([[Op("Broadcast", 4, 1_000, 10)]], pause_us=0)
+
+    timeline = trained(train, 5_000_000 // interval_us)
+    rows, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert_exact_between(rows, timeline.ends_us[::2])
 
 
 @pytest.mark.parametrize("scalars", [1, 3, 4])

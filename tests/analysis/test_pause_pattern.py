@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfd.analysis.operations.pause_pattern import PausePattern, are_steady, pause_pattern
+from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, are_steady, pause_pattern
 
 LASTS_US = 1_000
 
@@ -195,10 +195,36 @@ def test_few_operations_show_nothing(count):
 
 def test_single_operations_may_be_steps_if_they_come_as_evenly():
     chance = random.Random(1)
-    even = np.cumsum([100_000 * chance.uniform(0.8, 1.2) for _ in range(40)])
-    uneven = np.cumsum([chance.expovariate(1 / 100e3) for _ in range(40)])
-    interrupted = np.cumsum([1_000_000.0 if at % 5 == 0 else 100_000.0 for at in range(40)])
+    even = np.cumsum([100_000 * chance.uniform(0.8, 1.2) for _ in range(160)])
+    changed = np.concatenate((even, even[-1] + np.cumsum([130_000 * chance.uniform(0.8, 1.2)] * 160)))
+    uneven = np.cumsum([chance.expovariate(1 / 100e3) for _ in range(160)])
+    interrupted = np.cumsum([1_000_000.0 if at % 5 == 0 else 100_000.0 for at in range(160)])
     assert are_steady(even)
-    assert not are_steady(even[:9])
+    assert are_steady(changed)
+    assert are_steady(even[:129])
+    assert not are_steady(even[:128])
     assert not are_steady(uneven)
     assert not are_steady(interrupted)
+
+
+@pytest.mark.parametrize("each_time", [0.0005, 0.002, 0.01, 0.03])
+def test_single_operations_whose_intervals_wander_slowly_are_no_steps(each_time):
+    for seed in range(10):
+        chance, interval_us, starts_us = random.Random(seed), 100_000.0, [0.0]
+        for _ in range(600):
+            interval_us = min(400_000.0, max(25_000.0, interval_us * chance.lognormvariate(0, each_time)))
+            starts_us.append(starts_us[-1] + interval_us)
+        assert not any(are_steady(np.array(starts_us[:seen])) for seen in range(20, 600, 20))
+
+
+def test_operations_between_which_as_many_numbers_are_reduced_are_steps():
+    chance = random.Random(1)
+    starts_us = np.cumsum([chance.uniform(50e3, 500e3) for _ in range(40)])
+    four = np.concatenate([starts_us + after for after in (10e3, 10.1e3, 10.2e3, 10.4e3)])
+    at_random = np.array([chance.uniform(0, starts_us[-1]) for _ in range(160)])
+    assert are_numbered(starts_us, four)
+    assert are_numbered(starts_us[-12:], four)
+    assert not are_numbered(starts_us[-10:], four)
+    assert not are_numbered(starts_us, at_random)
+    assert not are_numbered(starts_us, starts_us[::2] + 1e3)
+    assert not are_numbered(starts_us, np.zeros(0))

@@ -30,6 +30,8 @@ _HANDED_ON = ("Broadcast", RECEIVE)
 _SCALAR_BYTES = 4096
 """The norm of gradients is a number, or a few; overflow checks and the like come together with it."""
 _FEWEST_SCALARS = 8
+_NUMBERS = 2048
+"""That are held, of all communicators."""
 _WHOLE_RATIO = 0.05
 """How far from a whole number the micro-batches of a step may seem, besides one operation more or less."""
 _MOST_MICRO_BATCHES = 64
@@ -91,6 +93,7 @@ class OperationSteps:
         """By communicator, operation and, of receives, the peer."""
         self._of_others: dict[tuple[str, str, int | None], tuple[int, OperationStream]] = {}
         """The same of another rank, of streams whose operations are all of one size."""
+        self._numbers_us: deque[float] = deque(maxlen=_NUMBERS)
         self._mark: _Mark | None = None
         self._first: TrainingStep | None = None
         """A row that waits until the stream goes on: what repeats while a job starts ends soon."""
@@ -131,10 +134,12 @@ class OperationSteps:
             if len(self._streams) >= _MOST_STREAMS:
                 return _NOTHING
             stream = self._streams[key] = OperationStream(
-                times.communicator, times.operation, times.sequences[0] - 1
+                times.communicator, times.operation, times.sequences[0] - 1, self._numbers_us
             )
         stream.put(times)
         exact = stream.spans[-1] is not None
+        if exact and times.operation != RECEIVE and max(times.sizes_bytes) <= _SCALAR_BYTES:
+            self._numbers_us.extend(stream.newest_starts_us(len(times.sequences)))
         since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
         if exact and since_look_s >= (_LOOK_S if self._paced is None else _ROW_S):
             self._looked_unix_ns = times.end_unix_ns

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, islice, pairwise, takewhile
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
-from perfd.analysis.operations.pause_pattern import PausePattern, are_steady, pause_pattern
+from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, are_steady, pause_pattern
 from perfd.analysis.operations.repeat_period import Repeat, repeat_period
 from perfd.analysis.operations.step_boundaries import OperationSpan, receives_of_step
 from perfd.model import CollectiveTimes
@@ -24,10 +25,10 @@ _MOST_LONE_PER_S = 20.0
 """A stream of one size may have one operation per step up to this rate; tensor parallelism has more."""
 LONE_S = 3.0
 """For so long a stream of one size must have been seen."""
-_JUDGED_OPERATIONS = 64
-"""The newest single operations of one size, by whose evenness each may be a step."""
+_MARKED_OPERATIONS = 64
 _MARKED_RATIO = 0.9
-"""Of these, those that a number follows, such as the norm of gradients, where each is of a step."""
+"""Of so many single operations of one size, those that a number follows, such as the norm of gradients, where
+each is of a step."""
 _COMPARED_ENDS = 10
 """Newest ends of groups, one of which another rank must have, too."""
 RECEIVE = "Recv"
@@ -68,6 +69,8 @@ class OperationStream:
     communicator: str
     operation: str
     newest_sequence: int
+    numbers_us: Sequence[float] = ()
+    """When the rank's newest reductions of a number began, on any communicator."""
     sizes: deque[int] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
     spans: deque[OperationSpan | None] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
     """When each ran; None where that is unknown."""
@@ -176,11 +179,11 @@ class OperationStream:
         """What operations of one size repeat: groups of them by their pauses, or each one alone."""
         spans = [self.spans[place] for place in places if place >= len(self.sizes) - self._whole]
         timed = [span for span in spans if span is not None]
-        exact = bool(timed) and len(timed) == len(spans)
+        exact, marked = bool(timed) and len(timed) == len(spans), False
         if exact:
             starts_us = np.array([span.start_us for span in timed], dtype=np.float64)
             ends_us = np.array([span.end_us for span in timed], dtype=np.float64)
-            marked = self._marked(places)
+            marked = self._marked(places) or are_numbered(starts_us, np.array(self.numbers_us))
             self._pattern = shown = (
                 None if marked else pause_pattern(starts_us, ends_us, sampled=self._stride > 1)
             )
@@ -192,16 +195,16 @@ class OperationStream:
                 length = len(timed) if shown is None else shown.length
                 return Repeat(known, length // known * known) if length >= 2 * known else None
         large_per_s = self.per_s * len(places) / len(self.sizes)
-        if large_per_s > _MOST_LONE_PER_S or self.seen_s < LONE_S:
+        if (large_per_s > _MOST_LONE_PER_S and not marked) or self.seen_s < LONE_S:
             return None
-        if exact and self._group is None and not marked and not are_steady(starts_us[-_JUDGED_OPERATIONS:]):
+        if exact and self._group is None and not marked and not are_steady(starts_us):
             return None
         self._group = 1
         return found
 
     def _marked(self, places: list[int]) -> bool:
         """Whether a number follows each large operation."""
-        followed = [after - before > 1 for before, after in pairwise(places[-_JUDGED_OPERATIONS:])]
+        followed = [after - before > 1 for before, after in pairwise(places[-_MARKED_OPERATIONS:])]
         return bool(followed) and sum(followed) >= _MARKED_RATIO * len(followed)
 
     def _received(self, found: Repeat) -> Repeat | None:
@@ -226,9 +229,9 @@ class OperationStream:
             found.append(TimedOperation(span, self.seen - (newest - place) * stride, moved))
         return found
 
-    def newest_starts_us(self) -> Floats:
+    def newest_starts_us(self, most: int = _HELD_OPERATIONS) -> Floats:
         """When the newest operations began, since the newest one of which that is unknown."""
-        known = list(takewhile(lambda span: span is not None, reversed(self.spans)))
+        known = list(takewhile(lambda span: span is not None, islice(reversed(self.spans), most)))
         return np.array([span.start_us for span in reversed(known) if span is not None], dtype=np.float64)
 
     def _large(self) -> list[int]:

@@ -40,7 +40,15 @@ _UNEVEN_RATIO = 0.5
 """Middle half of the times between single operations, over the median, up to which each may be a step."""
 _LONGEST_RATIO = 3.0
 """Of nine tenths of these times, over the median."""
-_FEWEST_INTERVALS = 9
+_JUDGED_INTERVALS = 64
+"""The newest, of which most must be alike."""
+_FEWEST_INTERVALS, _MOST_INTERVALS = 128, 256
+_LAG = 8
+_MOST_WANDERING = 1.5
+"""Of steps around one duration this is 1 (1.33 at most in 99 of 100 series of 128), of a random walk the root
+of the lag, 2.8 (1.7 at least in 99 of 100)."""
+_FEWEST_NUMBERED = 10
+_NUMBERED_RATIO = 0.9
 _FEWEST_FOLDED = 5
 """Operations of a repeat that is known by folding alone: a layer has up to four of one size."""
 _MOST_DISPERSION = 0.3
@@ -204,9 +212,35 @@ def _shown(repeats_us: Floats, least_contrast: float) -> _Shown | None:
 
 
 def are_steady(starts_us: Floats) -> bool:
-    """Whether single operations come as evenly as steps do, by when (n,) of them began."""
-    intervals_us = np.diff(starts_us)
-    if len(intervals_us) < _FEWEST_INTERVALS:
+    """Whether single operations come as evenly as steps do, by when (n,) of them began, in microseconds.
+
+    Intervals that wander are not those of steps, however little they differ from one to the next: a walk's
+    differences grow with the root of the lag, as in the variance ratio of Lo and MacKinlay (1988, The Review
+    of Financial Studies 1). Medians make it bear single changes.
+    """
+    intervals_us = np.diff(starts_us[-_MOST_INTERVALS - 1 :])
+    if len(intervals_us) < _FEWEST_INTERVALS or intervals_us.min() <= 0:
         return False
-    lower, middle, upper, long = np.percentile(intervals_us, (25, 50, 75, 90))
-    return bool(upper - lower <= _UNEVEN_RATIO * middle and long <= _LONGEST_RATIO * middle)
+    lower, middle, upper, long = np.percentile(intervals_us[-_JUDGED_INTERVALS:], (25, 50, 75, 90))
+    if upper - lower > _UNEVEN_RATIO * middle or long > _LONGEST_RATIO * middle:
+        return False
+    logarithms = np.log(intervals_us)
+    near = float(np.median(np.abs(np.diff(logarithms))))
+    far = float(np.median(np.abs(logarithms[_LAG:] - logarithms[:-_LAG])))
+    return far <= _MOST_WANDERING * near
+
+
+def are_numbered(starts_us: Floats, numbers_us: Floats) -> bool:
+    """Whether as many reductions of a number, begun at (m,) times, come between any two of (n,) operations.
+
+    Optimizers reduce norms and counts once in each step, on any communicator of the rank.
+    """
+    if not len(numbers_us):
+        return False
+    numbers_us = np.sort(numbers_us)
+    within = starts_us[(starts_us >= numbers_us[0]) & (starts_us <= numbers_us[-1])]
+    between = np.diff(np.searchsorted(numbers_us, within))
+    if len(between) < _FEWEST_NUMBERED:
+        return False
+    usual = int(np.median(between))
+    return usual > 0 and bool((between == usual).mean() >= _NUMBERED_RATIO)
