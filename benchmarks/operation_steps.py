@@ -1,0 +1,179 @@
+"""Steps by NCCL operations alone, beside what the job itself measured, over recorded runs.
+
+    python -m benchmarks.operation_steps [FOLDER ...]
+
+A FOLDER holds recordings (default: benchmarks/gpu). Their NCCL records are read, and nothing else of them.
+The truth of a recording is, first of what there is: CUDA events of each step (`truth/truth-gpu-rank0.json`,
+`times.json`), its log's lines, the steps and medians of the phases in `truth.json`. A line each: the newest
+step found and the true one, where that is from, and the median over steps of found over true times.
+Rows of recordings without start times of operations cover 3 s and end anywhere in a step, so that they end up
+to 3 s before the job, and hide what differs within; they are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from perfd_collectors.training_log.log_document import LogDocument
+
+from perfd.aggregator.operations import OperationSteps
+from perfd.clock import VirtualClock
+from perfd.collector import Settings
+from perfd.model import CollectiveTimes, TrainingStep
+from perfd.recording.recording_format import RECORDS_KIND, Recording, open_recording
+from perfd.recording.records_stream import RecordsStream
+from perfd.recording.stream_decompression import plain_file
+
+DEFAULT = Path(__file__).parent / "gpu"
+_TICK_S = 0.25
+_FEWEST_LINES = 10
+_WITHIN = 0.01
+_ALIGNED_STEPS = 5
+"""Of a phase, from which its median is compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """What a job measured itself."""
+
+    source: str
+    step_s: Mapping[int, float]
+    """By step, or the median of its phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The rows of one recording, of which none is left where something else took their place."""
+
+    rows: Sequence[TrainingStep]
+    exact: bool
+    certain: bool
+
+    def each_s(self) -> dict[int, float]:
+        """By step."""
+        return {
+            row.step - back: row.step_time_s
+            for row in self.rows
+            if row.step_time_s is not None
+            for back in range(row.steps_covered)
+        }
+
+
+def collectives(recording: Recording) -> Iterator[CollectiveTimes]:
+    """In the order in which the aggregator got them."""
+    with tempfile.TemporaryDirectory() as scratch:
+        for stream in recording.manifest.streams:
+            if stream.kind != RECORDS_KIND:
+                continue
+            path, _ = plain_file(recording, stream, Path(scratch) / stream.node)
+            clock = VirtualClock()
+            played = RecordsStream(path, Settings(node=stream.node, job=recording.name, clock=clock))
+            start_ns, end_ns = played.span_unix_ns() or (0, 0)
+            clock.advance_to_unix_ns(start_ns)
+            while clock.unix_ns() <= end_ns + _TICK_S * 1e9:
+                yield from (one for one in played.collect() if isinstance(one, CollectiveTimes))
+                clock.advance(_TICK_S)
+            played.close()
+
+
+def steps_of(records: Iterator[CollectiveTimes]) -> Found:
+    """What operations show."""
+    steps = OperationSteps()
+    rows: list[TrainingStep] = []
+    for times in records:
+        found = steps.put(times)
+        rows = [*([] if found.anew else rows), *found.rows]
+    pace = steps.pace
+    return Found(rows=rows, exact=pace is not None and pace.exact, certain=pace is not None and pace.certain)
+
+
+def truth_of(recording: Recording) -> Truth | None:
+    """What is beside the recording, or in its log."""
+    beside = recording.directory.parent
+    for path, key in (
+        (beside / "truth" / "truth-gpu-rank0.json", "steps_s"),
+        (beside / "times.json", "seconds"),
+    ):
+        if path.is_file():
+            lasted = json.loads(path.read_text())[key]
+            return Truth(source="CUDA events", step_s=dict(enumerate(lasted, 1)))
+    log = LogDocument()
+    for stream in recording.manifest.streams:
+        if stream.kind == "training-log" and not stream.compressed:
+            with recording.path_of(stream).open("rb") as lines:
+                log.read(lines)
+    timed = [(one.step, one.step_time_s) for one in log.steps if one.step_time_s and one.steps_covered == 1]
+    if len(timed) >= _FEWEST_LINES and all(
+        after == before + 1 for (before, _), (after, _) in pairwise(timed)
+    ):
+        return Truth(source="log", step_s=dict(timed))
+    if (beside / "truth.json").is_file():
+        of_phases: dict[int, float] = {}
+        for entry in json.loads((beside / "truth.json").read_text())["phases"]:
+            first, last = entry["phase"]["first_step"], entry["phase"]["last_step"]
+            of_phases |= dict.fromkeys(range(first, last + 1), entry["step_s"])
+        return Truth(source="phases", step_s=of_phases)
+    return None
+
+
+def error_ratio(found: Found, truth: Truth) -> float:
+    """Median of found over true times of the same steps, less 1; of medians of phases, the middle one."""
+    each_s = found.each_s()
+    both = [step for step in each_s if step in truth.step_s]
+    if truth.source != "phases":
+        return float(np.median([each_s[one] / truth.step_s[one] for one in both])) - 1
+    ratios = []
+    for true_s in set(truth.step_s.values()):
+        # Steps at a phase's edges are partly of the other one.
+        inside = [one for one in both if {truth.step_s.get(one + by) for by in (-1, 0, 1)} == {true_s}]
+        if len(inside) >= _ALIGNED_STEPS:
+            ratios.append(float(np.median([each_s[one] for one in inside])) / true_s - 1)
+    return float(np.median(ratios)) if ratios else float("nan")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; the exit code is 0."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="*", type=Path, default=[DEFAULT])
+    counts = {True: [0, 0, 0, 0], False: [0, 0, 0, 0]}
+    for folder in parser.parse_args(arguments).folders:
+        for manifest in sorted(folder.rglob("recording.json")):
+            recording = open_recording(manifest.parent)
+            records = list(collectives(recording))
+            if not records:
+                continue
+            name, truth, found = "/".join(manifest.parts[-3:-1]), truth_of(recording), steps_of(iter(records))
+            starts = any(one.start_increments_us for one in records)
+            counts[starts][0] += 1
+            if not found.rows:
+                print(f"{name:60} none")
+                continue
+            counts[starts][1] += 1
+            newest, sure = found.rows[-1].step, "" if found.certain else ", maybe micro-batches"
+            if truth is None:
+                print(f"{name:60} {newest}{sure}")
+                continue
+            last, error = max(truth.step_s), error_ratio(found, truth)
+            # What is shorter than a row shares one, and the last ones may not fill it.
+            counts[starts][2] += last - found.rows[-1].steps_covered < newest <= last
+            counts[starts][3] += abs(error) <= _WITHIN
+            print(f"{name:60} {newest} of {last} ({truth.source}), median {error:+.2%}{sure}", flush=True)
+    for starts, (of_all, shown, exact, close) in counts.items():
+        print(
+            f"{'with' if starts else 'without'} start times: {of_all} recordings, steps in {shown},"
+            f" count exact in {exact}, median within {_WITHIN:.0%} in {close}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
