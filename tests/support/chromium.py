@@ -122,7 +122,11 @@ class Tab:
             "prefers-reduced-motion": "reduce" if calm else "no-preference",
         }
         features = [{"name": name, "value": value} for name, value in preferred.items()]
-        self._ask("Emulation.setEmulatedMedia", {"features": features})
+        self._ask("Emulation.setEmulatedMedia", {"media": "", "features": features})
+
+    def print_look(self) -> None:
+        """Look as on paper."""
+        self._ask("Emulation.setEmulatedMedia", {"media": "print"})
 
     def open(self, url: str, ready: str = "document.body !== null") -> None:
         """Go to an address, and return when the expression `ready` is true there."""

@@ -238,3 +238,59 @@ def server_entry(name: str, **changes: Any) -> dict[str, Any]:
         "findings": [],
         **changes,
     }
+
+
+VIEWS = (
+    *("/", "/servers", "/agents", "/nodes", "/alerts"),
+    *("/jobs/llama", "/jobs/llama/captures", "/jobs/llama/captures/c1"),
+)
+
+
+def everything(stand_in: StandIn) -> None:
+    """An aggregator with something on every view."""
+    finding = {
+        "kind": "straggler", "confidence": 0.9, "gain_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}],
+        "evidence": ["The tensor cores of rank 3 are active 1.9 times as much."], "advice": "Look.",
+    }  # fmt: skip
+    job = job_entry(
+        "llama",
+        slow=3,
+        bottleneck=finding,
+        breakdown={"forward_ratio": 0.3, "backward_ratio": 0.4, "unattributed_ratio": None},
+        communication={"share_ratio": 0.1},
+        optimizer={"share_ratio": 0.1},
+        pipeline={
+            "bubble_theory_ratio": 0.4,
+            "stages": [{"stage": 0, "stall_ratio": 0.5}],
+            "source": "timers",
+        },
+    )
+    capture = capture_entry(
+        "c1", state="refused", reason="No nsys.", ended_unix_s=1e9 + 3,
+        correction={"words": "On n, this shows what is missing:", "command": "perfd doctor", "node": "n"},
+        ranks=[rank_entry(0, "refused", reason="No nsys.", ended_unix_s=1e9 + 1)],
+    )  # fmt: skip
+    agent = {
+        "agent_id": "a", "node": "n1", "connected": False, "version": "1", "batches": 1, "silent_s": 100,
+        "dropped_records": 0, "clock_offset_s": 0, "capture_tools": ["nsys"],
+    }  # fmt: skip
+    knob = {"name": "PerfdServerQueue", "summary": "12 requests wait", "advice": "Admit more."}
+    worst = {"kind": "straggler", "gain_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}]}
+    stand_in.answers["fleet"]["jobs"] = [
+        fleet_row("llama", bottleneck=worst, firing_alerts=2),
+        fleet_row("b", ended=True),
+        fleet_row("c", silent_s=99.0),
+    ]
+    stand_in.answers |= {
+        "jobs": {"jobs": [job]},
+        "alerts": {"alerts": [alert_entry("Slow"), alert_entry("Old", state="resolved")]},
+        "silences": {"available": True, "reason": None},
+        "captures": {"captures": [capture]},
+        "servers": {"servers": [server_entry("h:1", findings=[knob]), server_entry("h:2", up=False)]},
+        "agents": {"agents": [agent, {**agent, "node": "n2", "connected": True}]},
+        "nodes": {"nodes": [node_entry("n1", suspect=True), node_entry("n2")]},
+        "jobs/llama/series": {
+            "step": [1, 2, 3], "time_unix_s": [1, 2, 3], "step_time_s": [9, 1, 1], "mfu_ratio": [0.1] * 3,
+            "step_time_max_s": [9, 1, 1], "steady": [False, True, True],
+        },
+    }  # fmt: skip

@@ -11,9 +11,11 @@ from perfd.net.http import Response
 from perfd.web.live_updates import Live
 from tests.support.chromium import Browser, Tab
 from tests.support.page_server import (
+    VIEWS,
     StandIn,
     alert_entry,
     capture_entry,
+    everything,
     fleet_row,
     job_entry,
     node_entry,
@@ -431,63 +433,6 @@ def test_a_straggler_stands_out_among_1024_ranks(tab: Tab, stand_in: StandIn) ->
     assert all(abs(place - 517.5 / 1024) < 0.005 for place in coloured)
 
 
-VIEWS = (
-    *("/", "/servers", "/agents", "/nodes", "/alerts"),
-    *("/jobs/llama", "/jobs/llama/captures", "/jobs/llama/captures/c1"),
-)
-
-
-def everything(stand_in: StandIn) -> None:
-    """An aggregator with something on every view."""
-    finding = {
-        "kind": "straggler", "confidence": 0.9, "gain_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}],
-        "evidence": ["The tensor cores of rank 3 are active 1.9 times as much."], "advice": "Look.",
-    }  # fmt: skip
-    job = job_entry(
-        "llama",
-        slow=3,
-        bottleneck=finding,
-        breakdown={"forward_ratio": 0.3, "backward_ratio": 0.4, "unattributed_ratio": None},
-        communication={"share_ratio": 0.1},
-        optimizer={"share_ratio": 0.1},
-        pipeline={
-            "bubble_theory_ratio": 0.4,
-            "stages": [{"stage": 0, "stall_ratio": 0.5}],
-            "source": "timers",
-        },
-    )
-    capture = capture_entry(
-        "c1", state="refused", reason="No nsys.", ended_unix_s=1e9 + 3,
-        correction={"words": "On n, this shows what is missing:", "command": "perfd doctor", "node": "n"},
-        ranks=[rank_entry(0, "refused", reason="No nsys.", ended_unix_s=1e9 + 1)],
-    )  # fmt: skip
-    agent = {
-        "agent_id": "a", "node": "n1", "connected": False, "version": "1", "batches": 1, "silent_s": 100,
-        "dropped_records": 0, "clock_offset_s": 0, "capture_tools": ["nsys"],
-    }  # fmt: skip
-    knob = {"name": "PerfdServerQueue", "summary": "12 requests wait", "advice": "Admit more."}
-    worst = {"kind": "straggler", "gain_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}]}
-    fleet_of(
-        stand_in,
-        fleet_row("llama", bottleneck=worst, firing_alerts=2),
-        fleet_row("b", ended=True),
-        fleet_row("c", silent_s=99.0),
-    )
-    stand_in.answers |= {
-        "jobs": {"jobs": [job]},
-        "alerts": {"alerts": [alert_entry("Slow"), alert_entry("Old", state="resolved")]},
-        "silences": {"available": True, "reason": None},
-        "captures": {"captures": [capture]},
-        "servers": {"servers": [server_entry("h:1", findings=[knob]), server_entry("h:2", up=False)]},
-        "agents": {"agents": [agent, {**agent, "node": "n2", "connected": True}]},
-        "nodes": {"nodes": [node_entry("n1", suspect=True), node_entry("n2")]},
-        "jobs/llama/series": {
-            "step": [1, 2, 3], "time_unix_s": [1, 2, 3], "step_time_s": [9, 1, 1], "mfu_ratio": [0.1] * 3,
-            "step_time_max_s": [9, 1, 1], "steady": [False, True, True],
-        },
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_phone_needs_no_sideways_scrolling(view: str, tab: Tab, stand_in: StandIn) -> None:
     everything(stand_in)
@@ -568,12 +513,24 @@ def test_the_focus_goes_from_the_top_to_the_bottom(tab: Tab, stand_in: StandIn) 
     everything(stand_in)
     tab.open(f"{stand_in.url}/", FLEET)
     order = []
-    for _ in range(11):
+    for _ in range(12):
         tab.press("Tab")
-        order.append(tab.run("document.activeElement.innerText || document.activeElement.id"))
+        focused = "document.activeElement.matches('select') ? '' : document.activeElement.innerText"
+        order.append(tab.run(f"({focused}) || document.activeElement.id"))
 
     assert order == [
-        *("Skip to content", "perfd", "Jobs", "Serving", "Nodes", "Agents", "Alerts", "Compare", "?"),
+        *(
+            "Skip to content",
+            "perfd",
+            "Jobs",
+            "Serving",
+            "Nodes",
+            "Agents",
+            "Alerts",
+            "Compare",
+            "theme",
+            "?",
+        ),
         *("2 alerts fire", "0 of 0 agents connected", "search"),
     ]
 

@@ -14,8 +14,7 @@ export function el(tag, attributes, ...children) {
 
 // Draws `build()` into the named section only when `data` has changed, so that focus and selection stay.
 export function section(parent, name, data, build) {
-  const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
-  const print = JSON.stringify([data, window.innerWidth, dark]) ?? "";
+  const print = JSON.stringify([data, window.innerWidth, document.documentElement.dataset.theme]) ?? "";
   let found = parent.querySelector(`:scope > [data-section="${name}"]`);
   if (found?.print === print) return;
   const fresh = el("section", { "data-section": name }, ...build());

@@ -132,8 +132,25 @@ function notice(text) {
   notices.replaceChildren(...(text ? [el("p", { class: "notice bad", role: "alert" }, text)] : []));
 }
 
+// theme.js applies what is chosen here.
+function listenToTheme() {
+  const select = document.getElementById("theme");
+  try {
+    select.value = localStorage.getItem("perfd-theme") ?? "";
+  } catch {
+    select.hidden = true;
+  }
+  select.addEventListener("change", () => {
+    if (select.value) localStorage.setItem("perfd-theme", select.value);
+    else localStorage.removeItem("perfd-theme");
+    window.dispatchEvent(new Event("storage"));
+    wake();
+  });
+}
+
 drawPlace();
 listenToKeys(place);
+listenToTheme();
 follow(refresh, (now) => {
   how = now;
   drawUpdated();
