@@ -513,7 +513,7 @@ def test_the_focus_goes_from_the_top_to_the_bottom(tab: Tab, stand_in: StandIn) 
     everything(stand_in)
     tab.open(f"{stand_in.url}/", FLEET)
     order = []
-    for _ in range(12):
+    for _ in range(13):
         tab.press("Tab")
         focused = "document.activeElement.matches('select') ? '' : document.activeElement.innerText"
         order.append(tab.run(f"({focused}) || document.activeElement.id"))
