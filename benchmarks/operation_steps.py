@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             counts[starts][1] += 1
             newest, sure = found.rows[-1].step, "" if found.certain else ", maybe micro-batches"
-            if truth is None:
+            if truth is None or not truth.step_s:
                 print(f"{name:60} {newest}{sure}")
                 continue
             last, error = max(truth.step_s), error_ratio(found, truth)

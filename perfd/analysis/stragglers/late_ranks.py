@@ -83,7 +83,8 @@ def _persistent(rank: NcclRank) -> bool:
 
 
 def _costly(rank: NcclRank) -> bool:
-    least = max(THRESHOLDS.straggler_certain_wait_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
+    # Less may be kernels of NCCL that wait for a multiprocessor while their rank computes, as in JAX.
+    least = max(THRESHOLDS.straggler_wait_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
     return (rank.gain_ratio or 0) >= least
 
 
