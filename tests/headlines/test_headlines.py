@@ -16,7 +16,7 @@ from perfd.recording import bundled, bundled_names
 
 PHASES = Path(__file__).parents[2] / "benchmarks/gpu/recorded_phases"
 STARTS = PHASES.with_name("recorded_starts")
-ACCUMULATED, VARIED = ("ddpacc2", "fsdpacc2"), ("graphs2", "evaluation2")
+ACCUMULATED, VARIED = ("ddpacc2", "fsdpacc2"), ("graphs2", "evaluation2", "pipeline2")
 
 
 def _look(step: int, kind: str, *ranks: int) -> Look:

@@ -31,7 +31,7 @@ from perfd.analysis.counterfactual import (
     stalled_steps,
 )
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable, StepTable
-from perfd.analysis.layout import LinkSpeeds, group_name, places, role_name
+from perfd.analysis.layout import ALONE, LinkSpeeds, group_name, places, role_name
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
 from perfd.analysis.operations.rank_index import RankIndex, roster
 from perfd.model import ParallelLayout, TimingSource
@@ -172,8 +172,9 @@ def _by_steps(
     placed, each_s = of_steps.stacks, of_steps.each_s
     if step_s is None or len(known.missing) or sum(len(one.ranks) for one in placed) > _MOST_COMMUNICATORS:
         return None, None
-    _, alike = np.unique(known.roles, return_counts=True)
-    alone, stalled = alike.max(initial=0) == 1, len(stalled_steps(each_s)) > 0
+    # Of ranks of unknown roles, as in a pipeline whose log shows no layout, none is known to have peers.
+    _, alike = np.unique(known.roles[known.roles != ALONE], return_counts=True)
+    alone, stalled = alike.max(initial=0) <= 1, len(stalled_steps(each_s)) > 0
     if not (alone or stalled):
         return None, None
     waits_s = waits_by_step(placed, len(known.ranks), steps, step_s, _NEWEST_STEPS, done=of_steps.done)

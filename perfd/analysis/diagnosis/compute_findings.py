@@ -75,7 +75,8 @@ def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
         return None
     if tensor >= THRESHOLDS.mfu_excellent_ratio:
         # An upper bound of the MFU, of which recomputation takes a quarter at most.
-        return Finding(kind=Kind.NONE, confidence=0.4, evidence=evidence)
+        little = (facts.communication.share_ratio or 0.0) < THRESHOLDS.communication_ratio
+        return Finding(kind=Kind.NONE, confidence=0.4, evidence=evidence) if little else None
     if not by_activity or not np.isfinite(tensor):
         return None
     return Finding(

@@ -12,12 +12,13 @@ from perfd.analysis.layout.process_groups import (
     group_names,
 )
 from perfd.analysis.layout.rank_location import LinkSpeeds, RankLocations, places
-from perfd.analysis.layout.rank_roles import role_name, roles_of
+from perfd.analysis.layout.rank_roles import ALONE, role_name, roles_of
 from perfd.analysis.layout.tensor_group_nodes import TensorGroups, tensor_groups
 
 __all__ = [
     "ALL_REDUCE",
     "ALL_TO_ALL",
+    "ALONE",
     "PAIR_OPERATION",
     "WORLD",
     "LinkSpeeds",
