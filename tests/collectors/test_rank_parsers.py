@@ -207,6 +207,43 @@ def test_mpich_shows_the_rank(rank: int) -> None:
     assert identity.local_world_size == 2
 
 
+@pytest.mark.parametrize(
+    "environments",
+    [
+        pytest.param(
+            tuple(
+                f"CROSS_RANK=0 CROSS_SIZE=1 CUDA_VISIBLE_DEVICES=0,1 LOCAL_RANK={rank} LOCAL_SIZE=2"
+                f" MASTER_ADDR=127.0.0.1 RANK={rank} WORLD_SIZE=2"
+                for rank in range(2)
+            ),
+            id="DeepSpeed 0.19.8, deepspeed --num_gpus 2",
+        ),
+        pytest.param(
+            tuple(
+                f"OMPI_COMM_WORLD_LOCAL_RANK={rank} OMPI_COMM_WORLD_LOCAL_SIZE=2"
+                f" OMPI_COMM_WORLD_NODE_RANK={rank} OMPI_COMM_WORLD_RANK={rank}"
+                f" OMPI_COMM_WORLD_SIZE=2 PMIX_RANK={rank}"
+                for rank in range(2)
+            ),
+            id="Open MPI 5.0.11, mpirun -n 2",
+        ),
+        pytest.param(
+            (
+                "MPI_LOCALNRANKS=2 MPI_LOCALRANKID=0 PMI_RANK=0 PMI_SIZE=2",
+                "MPI_LOCALNRANKS=2 MPI_LOCALRANKID=1 PMI_RANK=1 PMI_SIZE=2",
+            ),
+            id="MPICH 5.0.2, mpirun -n 2",
+        ),
+    ],
+)
+def test_what_a_launcher_was_seen_to_set_shows_the_rank(environments: tuple[str, str]) -> None:
+    found = [
+        resolve_rank(parse_environ(b"\0".join(item.encode() for item in environment.split())), NOWHERE)
+        for environment in environments
+    ]
+    assert [(one.rank, one.local_rank, one.world_size) for one in found if one] == [(0, 0, 2), (1, 1, 2)]
+
+
 def test_the_innermost_launcher_wins() -> None:
     slurm = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
     mpi = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4"}

@@ -252,6 +252,69 @@ def test_steps_are_found_wherever_the_training_writes_its_output(
     assert [(seen["name"], seen["steps"]["count"]) for seen in status["jobs"]] == [(job, 60)]
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        # Each rank has its own file open.
+        ("ranks", "srun --output=%t-%j.log {trainer} 60"),
+        # srun writes the only file, on the node where salloc put the shell.
+        ("shared", "srun --output=train-%j.log {trainer} 60"),
+        ("tee", "srun {trainer} 60 | tee train.log"),
+    ],
+)
+def test_steps_are_found_in_an_interactive_allocation(
+    cluster: Cluster, directory: Path, aggregator: Aggregator, name: str, line: str
+) -> None:
+    folder = cluster.folder(f"salloc-{name}", USER)
+    shell = folder / "shell.sh"
+    lines = (
+        "#!/bin/bash",
+        "echo $SLURM_JOB_ID >number",
+        "while [ ! -e begin ]; do sleep 0.1; done",
+        f"{line.format(trainer=cluster.trainer)} >/dev/null",
+        "while [ ! -e go ]; do sleep 0.1; done",
+        "",
+    )
+    shell.write_text("\n".join(lines))
+    shell.chmod(0o755)
+    become = ["setpriv", f"--reuid={USER}", "--regid=nogroup", "--clear-groups"]
+    allocation = subprocess.Popen(
+        [
+            *become,
+            "salloc",
+            "--nodes=2",
+            "--ntasks-per-node=1",
+            "srun",
+            "--interactive",
+            "--overlap",
+            "-N1",
+            "-n1",
+            shell,
+        ],
+        cwd=folder,
+        env=cluster.environment({}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(
+            lambda: (folder / "number").exists() and (folder / "number").read_text().strip() != "",
+            "the allocation",
+        )
+        job = (folder / "number").read_text().strip()
+        # A file is found while something writes to it, so the agents must be there by then.
+        spools = f"*/{job}/perfd/*/spool.sqlite"
+        until(lambda: len(list((directory / "jobs").glob(spools))) == 2, "the agents of both nodes")
+        (folder / "begin").touch()
+        until(lambda: steps_of(aggregator, job) == 60, "the steps at the cluster's aggregator")
+        (folder / "go").touch()
+        assert allocation.wait(timeout=90) == 0
+    finally:
+        allocation.kill()
+        allocation.wait()
+    until(lambda: outcome_of(aggregator, job) == "completed", "the Epilogs")
+
+
 def test_a_name_and_the_address_of_the_page_can_be_chosen(cluster: Cluster) -> None:
     folder = cluster.folder("named", USER)
     with socket.create_server(("127.0.0.1", 0)) as held:
