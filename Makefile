@@ -40,14 +40,12 @@ test: $(VENV)/.installed-dev ## Run the tests that need no services, without the
 	@echo "About 8,500 tests, 6 to 14 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
 
-# Tests of one group, such as those of one recording or one service, stay in one process.
-IN_GROUPS := --dist loadgroup
-
+# Tests of a file, which share recordings and services, are in one process (tests/conftest.py).
 test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services
-	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 $(IN_GROUPS) -m "slow and not system"
+	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile -m "slow and not system"
 
-test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/run installs them)
-	@$(BIN)/python -m pytest -q -m system
+test-system: $(VENV)/.installed-dev ## Run the tests against real services (SYSTEM='-n 2 --dist loadfile')
+	@$(BIN)/python -m pytest -q -m system $(SYSTEM)
 
 FUZZ_SECONDS := 120
 

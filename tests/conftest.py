@@ -9,9 +9,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 # An example, and what makes it, may take as long as a loaded machine makes them take.
 settings.register_profile("perfd", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -50,14 +52,33 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
 
 
+# Fixtures of which a machine has one, and the tests that use them: one store of images, one SLURM at a time.
+_ONE_AT_A_TIME = {
+    "image": ("tests/deploy/test_image.py", "tests/deploy/kubernetes/"),
+    "cluster": ("tests/deploy/test_slurm",),
+}
+
+
+class _FilesOfOneService(LoadFileScheduling):
+    """All tests of a file are in one process, and so are all files that use one of these fixtures."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return next((name for name, files in _ONE_AT_A_TIME.items() if nodeid.startswith(files)), "") or str(
+            super()._split_scope(nodeid)
+        )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    # Not by `xdist_group`: with pytest 9.2, xdist 3.8 ignores it (pytest-xdist issue 1386).
+    return _FilesOfOneService(config, log) if config.getoption("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # With `--dist loadgroup` system tests of one group run in one process, one after the other: those of the
-    # one store of images of this machine, those of a SLURM, and those of a file, which share what they start.
     for item in items:
-        if item.get_closest_marker("system"):
-            needs = set(getattr(item, "fixturenames", ()))
-            shared = next((name for name in ("image", "cluster") if name in needs), item.location[0])
-            item.add_marker(pytest.mark.xdist_group(shared))
+        for name in _ONE_AT_A_TIME.keys() & set(getattr(item, "fixturenames", ())):
+            if not item.nodeid.startswith(_ONE_AT_A_TIME[name]):
+                raise pytest.UsageError(f"{item.nodeid} uses {name}: add its file to _ONE_AT_A_TIME")
 
 
 @pytest.fixture(autouse=True)

@@ -50,10 +50,7 @@ def watched(request: pytest.FixtureRequest) -> Watched:
 
 
 def _of(run: Path, *expected: float) -> Any:
-    """All tests of one run are in one process, which replays it once."""
-    return pytest.param(
-        run, *expected, id=run.name, marks=[pytest.mark.slow, pytest.mark.xdist_group(run.name)]
-    )
+    return pytest.param(run, *expected, id=run.name, marks=pytest.mark.slow)
 
 
 HEALTHY = Truth(kinds=frozenset({"none"}))
