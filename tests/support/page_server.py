@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from perfd.aggregator.web_api.fleet_pages import fleet_page
+from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits
 from perfd.analysis.findings import Kind
 from perfd.capture.capture_routes import capture_routes
 from perfd.capture.policy.capture_json import to_json
@@ -62,6 +62,8 @@ class StandIn:
         if request.method == "POST":
             self.posted.append((request.rest, json.loads(request.body), request.headers.get("authorization")))
         answer = self.answers.get(request.rest)
+        if request.rest == "jobs" and not isinstance(answer, Response):
+            answer = {"jobs": [with_limits(one) if "bottleneck" in one else one for one in answer["jobs"]]}
         if isinstance(answer, Response):
             return answer
         if request.rest == "alerts":

@@ -135,3 +135,12 @@ def test_names_are_quoted_in_commands(stand_in: StandIn, tab: Tab) -> None:
     tab.open(f"{stand_in.url}/jobs/a%3B%20rm%20%27x%27", SHOWN)
 
     assert tab.text(".command").startswith("perfd capture start 'a; rm '\\''x'\\''' --ranks")
+
+
+def test_only_what_limits_a_job_has_its_cost_drawn(tab: Tab, stand_in: StandIn) -> None:
+    for kind, drawn in (("straggler", 1), ("compute_bound", 0), ("missing_telemetry", 0)):
+        finding = {"kind": kind, "confidence": 0.9, "gain_ratio": 0.2, "culprits": [], "evidence": []}
+        job = job_entry("llm", bottleneck=finding, breakdown={"forward_ratio": 0.3, "backward_ratio": 0.4})
+        stand_in.answers["jobs"] = {"jobs": [job]}
+        tab.open(f"{stand_in.url}/jobs/llm", "document.querySelector('#breakdown')")
+        assert tab.count("#breakdown .cost") == drawn, kind

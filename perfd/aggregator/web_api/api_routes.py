@@ -11,7 +11,7 @@ import msgspec
 
 from perfd import __version__
 from perfd.aggregator.web_api.compare_routes import compare_routes
-from perfd.aggregator.web_api.fleet_pages import fleet_page
+from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Kind
@@ -128,7 +128,10 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         **compare_routes(source),
         "/api/v1/fleet": lambda request: _fleet(source, request),
         "/api/v1/jobs": lambda request: _json(
-            {"schema": "perfd.jobs/2", "jobs": source.overview(request.query.get("job"))}
+            {
+                "schema": "perfd.jobs/2",
+                "jobs": [with_limits(one) for one in source.overview(request.query.get("job"))],
+            }
         ),
         "/api/v1/jobs/": lambda request: _job(source, request),
         "/api/v1/alerts": lambda request: _alerts(source, request.query),
@@ -200,7 +203,7 @@ def _summary(source: ApiSource, job: str, since: str | None) -> Response:
     stored = source.stored_summary(job)
     if stored is None:
         return _no_job(job)
-    return _json({"schema": "perfd.summary/2", "jobs": [stored]})
+    return _json({"schema": "perfd.summary/2", "jobs": [with_limits(stored)]})
 
 
 def _summary_since(source: ApiSource, job: str, since: str) -> Response:

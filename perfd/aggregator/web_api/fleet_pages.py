@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from perfd.analysis.findings import limits_job
 from perfd.errors import PerfdError
 
 _SILENT_AFTER_S = 30.0
@@ -15,7 +16,6 @@ _SILENT_AFTER_S = 30.0
 _MOST_ROWS = 1000
 _MOST_VALUES = 50
 """Of each filter, the most frequent ones."""
-_NOT_HELD_UP = frozenset({"none", "unknown", "compute_bound", "missing_telemetry", "analysis_failed"})
 _STATES = ("running", "silent", "ended")
 _DIGITS = re.compile(r"(\d+)")
 
@@ -58,7 +58,7 @@ def fleet_page(fleet: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, 
 
     Raises `PerfdError` with a sentence when the query is wrong.
     """
-    every = [{**row, "state": state_of(row)} for row in fleet["jobs"]]
+    every = [with_limits({**row, "state": state_of(row)}) for row in fleet["jobs"]]
     words = query.get("q", "").lower().split()
     wanted = {name: query[name] for name in _FILTERS if query.get(name)}
     found = [row for row in every if _matches(row, wanted, words)]
@@ -73,16 +73,23 @@ def fleet_page(fleet: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, 
         "page": {"offset": offset, "limit": limit, "matched": len(found), "total": len(every)},
         "counts": {
             **{name: sum(row["state"] == name for row in every) for name in _STATES},
-            "held_up": sum(row["state"] != "ended" and _is_held_up(row) for row in every),
+            "held_up": sum(row["state"] != "ended" and row["bottleneck"]["limits_job"] for row in every),
             "firing_alerts": sum(row["firing_alerts"] for row in every),
         },
         "filters": {name: _values(every, of) for name, of in _FILTERS.items()},
     }
 
 
-def _is_held_up(row: Row) -> bool:
-    """Whether something other than the job's own work limits it."""
-    return row["bottleneck"]["kind"] not in _NOT_HELD_UP
+def with_limits(job: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of a job, each of whose findings says whether it is a limit other than the job's own work."""
+
+    def marked(finding: Mapping[str, Any]) -> dict[str, Any]:
+        return {**finding, "limits_job": limits_job(finding["kind"])}
+
+    if "bottleneck" not in job:
+        return dict(job)
+    others = {"other_findings": list(map(marked, job["other_findings"]))} if "other_findings" in job else {}
+    return {**job, "bottleneck": marked(job["bottleneck"]), **others}
 
 
 def _matches(row: Row, wanted: Mapping[str, str], words: Sequence[str]) -> bool:
@@ -107,7 +114,7 @@ def _ordered(rows: Sequence[Row], sort: str, down: bool) -> list[Row]:
 
 def _usual(row: Row) -> tuple[Any, ...]:
     gain = row["bottleneck"].get("gain_ratio") or 0.0
-    return _STATES.index(row["state"]), not _is_held_up(row), -gain, _natural(row["name"])
+    return _STATES.index(row["state"]), not row["bottleneck"]["limits_job"], -gain, _natural(row["name"])
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:

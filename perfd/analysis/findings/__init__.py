@@ -5,7 +5,7 @@ Pure, and free of numpy: traces and servers use it too.
 
 from perfd.analysis.findings.causal_graph import computation_leads, ranked
 from perfd.analysis.findings.finding import Culprit, Effect, Finding, finding_json
-from perfd.analysis.findings.finding_kind import FAULTS, Kind
+from perfd.analysis.findings.finding_kind import FAULTS, Kind, limits_job
 from perfd.analysis.findings.framework_options import (
     OptionsOf,
     Software,
@@ -30,6 +30,7 @@ __all__ = [
     "finding_json",
     "fitted",
     "is_set",
+    "limits_job",
     "ranked",
     "software_of",
     "steady_verdict",

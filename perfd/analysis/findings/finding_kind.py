@@ -134,3 +134,13 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.SPECULATION: ("speculation", "Speculative decoding does not pay"),
     Kind.SLOW_DECODE: ("slow decode", "Decode is slower than its batch allows"),
 }
+
+
+_HARMLESS = frozenset(
+    {Kind.NONE, Kind.UNKNOWN, Kind.COMPUTE_BOUND, Kind.MISSING_TELEMETRY, Kind.ANALYSIS_FAILED}
+)
+
+
+def limits_job(kind: str) -> bool:
+    """Whether a kind of finding, by its name, is something other than the job's own work that limits it."""
+    return kind not in _HARMLESS

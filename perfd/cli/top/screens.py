@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from perfd.analysis.findings import limits_job
 from perfd.cli.tables.status_tables import Json, silent
 from perfd.cli.top.screen_state import KEYS, window
 from perfd.formatting import UNKNOWN, count, duration, percent
@@ -21,7 +22,6 @@ _NAMES = 140
 _MODEL_CHARS = 32
 _ALERTS = 2
 """Of those that belong to no job."""
-_HARMLESS = frozenset({"none", "unknown", "compute_bound", "missing_telemetry", "analysis_failed"})
 
 
 def order(jobs: Sequence[Json]) -> list[Json]:
@@ -32,7 +32,7 @@ def order(jobs: Sequence[Json]) -> list[Json]:
 def _urgency(job: Json) -> tuple[int, bool, float, str]:
     worst = job["bottleneck"]
     state = 2 if job["ended"] else 1 if silent(job) else 0
-    return state, worst["kind"] in _HARMLESS, -(worst.get("gain_ratio") or 0.0), job["name"]
+    return state, not limits_job(worst["kind"]), -(worst.get("gain_ratio") or 0.0), job["name"]
 
 
 def fleet_screen(fleet: Json, row: int, width: int, room: int | None) -> RenderableType:
@@ -40,7 +40,7 @@ def fleet_screen(fleet: Json, row: int, width: int, room: int | None) -> Rendera
     jobs = order(fleet["jobs"])
     agents, servers = fleet["agents"], fleet["servers"]
     going = [job for job in jobs if not job["ended"]]
-    held = sum(job["bottleneck"]["kind"] not in _HARMLESS for job in going)
+    held = sum(limits_job(job["bottleneck"]["kind"]) for job in going)
     running = f"{held} of {len(going)} active jobs have a bottleneck" if going else "no active jobs"
     head = Text(running, style="bold" if held else "")
     head.append(f"  {agents['connected']} of {agents['count']} agents connected", style="not bold dim")
@@ -101,7 +101,7 @@ def _limit(job: Json) -> Text:
     text = Text()
     if silent(job):
         text.append(f"silent for {duration(job['silent_s'])}  ", style="bold yellow")
-    text.append(_kind(worst), style="dim" if worst["kind"] in _HARMLESS else "yellow")
+    text.append(_kind(worst), style="yellow" if limits_job(worst["kind"]) else "dim")
     names = [f"{who['kind']} {who['id']}" for who in worst["culprits"]]
     if names:
         more = worst["culprit_count"] - len(names)

@@ -7,7 +7,7 @@ const SHOWN = 6;
 export const isTrouble = (finding) => Boolean(finding) && !FINE.has(finding.kind);
 
 // Whether something other than the job's own work limits it.
-export const isHeldUp = (finding) => isTrouble(finding) && !["compute_bound", "missing_telemetry", "analysis_failed"].includes(finding.kind);
+export const isHeldUp = (finding) => Boolean(finding?.limits_job);
 
 export const kind = (finding) => finding?.name ?? "unknown";
 
