@@ -204,7 +204,7 @@ class JobSummaries:
                 exported=state.exported,
                 end=state.lifetime.end,
                 nodes=len(state.nodes),
-                ranks=found.summary.parallel.world_size,
+                ranks=found.summary.parallel.world_size or state.ownership.world_size,
                 log_silent_s=state.log_silent_s(now_s),
                 log_lines=state.logs.lines,
                 unrecognized_lines=state.logs.unrecognized_lines,

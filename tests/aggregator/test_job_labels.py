@@ -105,6 +105,17 @@ def test_a_task_of_an_array_has_its_index_and_a_node_its_group_of_a_heterogeneou
     assert seen["het_groups"] == {"n0": 0, "n1": 1}
 
 
+def test_the_ranks_of_a_job_on_cpus_are_those_that_its_launcher_set(running):
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(RankPlacement(job="llm", rank=0, world_size=2), step(1))
+        running.tick()
+    page = running.page().decode()
+    assert [line for line in page.splitlines() if line.startswith("perfd_job_ranks{")] == [
+        'perfd_job_ranks{perfd_job="llm"} 2.0'
+    ]
+
+
 def test_long_labels_are_cut_and_cost_no_series(running):
     long = "x" * 10_000
     origin = JobOrigin(

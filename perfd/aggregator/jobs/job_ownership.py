@@ -33,7 +33,8 @@ class JobOwnership:
         self._reporter: str | None = None
         self._agreeing: set[str] = set()
         """Nodes that are not of the job, and report the same origin of it."""
-        self._world_size: int | None = None
+        self.world_size: int | None = None
+        """Ranks of the job, as its launcher set it in their environment."""
         self._holders: dict[int, tuple[str, float]] = {}
 
     def claims(self, origin: JobOrigin, node: str) -> None:
@@ -117,7 +118,7 @@ class JobOwnership:
         self._members.clear()
         self._holders.clear()
         self._agreeing.clear()
-        self._world_size = None
+        self.world_size = None
 
     def agrees(self, node: str) -> None:
         """A node that is not of the job reported the same origin; a separate rank then makes it join."""
@@ -135,11 +136,11 @@ class JobOwnership:
         if holder != node and now_s - held_s <= HELD_S:
             return False
         own = self.admits(node)
-        beyond = self._world_size is not None and rank >= self._world_size
+        beyond = self.world_size is not None and rank >= self.world_size
         if not own and (beyond or not self._may_join(node)):
             return False
-        if own or self._world_size is None:
-            self._world_size = world_size or self._world_size
+        if own or self.world_size is None:
+            self.world_size = world_size or self.world_size
         self._holders[rank] = node, now_s
         self._members[node] = None
         return True
