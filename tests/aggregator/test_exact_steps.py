@@ -546,3 +546,46 @@ def test_numbers_that_come_together_after_each_step_count_micro_batches(scalars:
     assert (steps.pace.certain, steps.pace.per_step) == (True, 15)
     assert rows[-1].step == pytest.approx(120, abs=1)
     assert sum(row.steps_covered for row in rows[1:]) == rows[-1].step - rows[0].step
+
+
+@pytest.mark.parametrize("first", [DDP, JAX], ids=["sizes", "pauses"])
+def test_a_job_that_changes_its_period_goes_on_with_the_new_steps(first: Sequence[Op]) -> None:
+    # A longer sequence, or a part of the model that is no longer trained.
+    timeline = trained(lambda line, number: line.step([first] if number < 80 else [first[:-1]]), 300)
+    rows, _ = rows_of_ranks(timeline, timeline)
+
+    ended = [one * 1000 for one in timeline.ends_us[:80]]
+    newest = [row for row in rows if row.time_unix_ns is not None and row.time_unix_ns > ended[-1]]
+    assert newest
+    assert {row.time_unix_ns for row in newest[-5:]} <= {one * 1000 for one in timeline.ends_us}
+    assert rows[-1].step == pytest.approx(300, abs=14)
+
+
+def test_steps_of_any_length_and_evaluations_with_reductions_of_a_number_keep_the_count() -> None:
+    chance = random.Random(1)
+
+    def train(line: Timeline, number: int) -> None:
+        length = chance.uniform(0.5, 2.0)
+        line.step([[replace(one, after_us=round(one.after_us * length)) for one in DDP]])
+        if number % 25 == 24:
+            line.step([[Op("AllGather", 8, 30_000)] * 20])
+            line.ends_us.pop()
+
+    timeline = trained(train, 150)
+    rows, _ = rows_of(timeline)
+
+    assert_exact(rows, timeline.ends_us)
+    assert rows[-1].step == 150
+
+
+def test_a_rank_whose_records_stop_does_not_stop_the_steps_of_another() -> None:
+    timeline = trained(lambda line, _: line.step([ALIKE]), 100)
+    steps, rows = OperationSteps(), []
+    of_other = list(timeline.records(rank=1))[:6]
+    for at, times in enumerate(timeline.records()):
+        for one in (times, *of_other[at : at + 1]):
+            found = steps.put(one)
+            rows = [*([] if found.anew else rows), *found.rows]
+
+    assert_exact_between(rows, timeline.ends_us)
+    assert rows[-1].step == pytest.approx(100, abs=1)
