@@ -29,6 +29,7 @@ _MARKED_OPERATIONS = 64
 _MARKED_RATIO = 0.9
 """Of so many single operations of one size, those that a number follows, such as the norm of gradients, where
 each is of a step."""
+_FEWEST_SAMPLED = 16
 _COMPARED_ENDS = 10
 """Newest ends of groups, one of which another rank must have, too."""
 RECEIVE = "Recv"
@@ -246,7 +247,10 @@ def _stride(times: CollectiveTimes) -> int | None:
     sequences = times.sequences
     if len(sequences) == times.count:
         return 1
-    stride = sequences[1] - sequences[0] if len(sequences) > 1 else 0
+    # Operations that share a kernel leave gaps, too; few of these may be even by chance.
+    if len(sequences) < _FEWEST_SAMPLED:
+        return None
+    stride = sequences[1] - sequences[0]
     evenly = stride > 1 and all(after - before == stride for before, after in pairwise(sequences))
     return stride if evenly else None
 
