@@ -199,7 +199,8 @@ def _summary(source: ApiSource, job: str, since: str | None) -> Response:
         return _summary_since(source, job, since)
     found = source.summary(job)
     if found:
-        return _json(to_json(found))
+        document = to_json(found)
+        return _json({**document, "jobs": [with_limits(one) for one in document["jobs"]]})
     stored = source.stored_summary(job)
     if stored is None:
         return _no_job(job)
