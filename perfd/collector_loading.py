@@ -22,7 +22,7 @@ _READ_TOGETHER: Sequence[frozenset[WellKnownColumn]] = (
 @cache
 def collector_entry_points() -> Mapping[str, EntryPoint]:
     """Installed collectors by name, not imported yet."""
-    # Finding them reads the metadata of all installed packages.
+    # Looking them up reads the metadata of all installed packages.
     return {point.name: point for point in entry_points(group=COLLECTOR_GROUP)}
 
 

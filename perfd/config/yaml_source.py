@@ -17,7 +17,7 @@ except ImportError:  # PyYAML was built without libyaml.
 else:
 
     class _Loader(yaml.composer.Composer, CParser, yaml.resolver.Resolver):  # type: ignore[no-redef]
-        """libyaml finds the tokens, ten times as fast; its own composer ends the process at deep nesting."""
+        """libyaml parses ten times as fast; its own composer crashes the process at deep nesting."""
 
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)
@@ -58,7 +58,7 @@ class YamlSource:
     def root(self) -> yaml.Node | None:
         """The only document of the file; None when it is empty or invalid YAML, which is a mistake."""
         try:
-            # What libyaml refuses, PyYAML's own parser takes or refuses in its words.
+            # If libyaml refuses a file, PyYAML's own parser accepts it or words the error.
             with contextlib.suppress(yaml.YAMLError, UnicodeEncodeError):
                 return yaml.compose(self.text, Loader=_Loader)
             return yaml.compose(self.text, Loader=yaml.SafeLoader)

@@ -89,9 +89,9 @@ def test_without_an_alertmanager_or_a_token_no_alert_is_silenced(lacks: str) -> 
 
 
 def test_an_alertmanager_that_refuses_is_an_error_in_a_sentence() -> None:
-    assert asked("POST", BODY, problem="No Alertmanager took the silence: x.")[:2] == (
+    assert asked("POST", BODY, problem="No Alertmanager accepted the silence: x.")[:2] == (
         503,
-        {"error": "No Alertmanager took the silence: x."},
+        {"error": "No Alertmanager accepted the silence: x."},
     )
 
 

@@ -41,7 +41,7 @@ def test_what_fires_comes_before_what_is_over(tab: Tab, stand_in: StandIn) -> No
     over = [alert_entry(f"Old{n}", state="resolved", resolved_at_unix_s=1e9 + 65) for n in range(600)]
     stand_in.answers["alerts"] = {"alerts": [*over, alert_entry("Slow", captures=["c1"])]}
     tab.open(f"{stand_in.url}/alerts", "document.querySelector('#alert-list')")
-    assert tab.text("h1") == "1 alert fires"
+    assert tab.text("h1") == "1 firing alert"
     assert "600 past alerts, of which the newest 500 are shown" in tab.text("main")
     rows = tab.run(ROWS)
     assert len(rows) == 100

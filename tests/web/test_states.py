@@ -531,7 +531,7 @@ def test_the_focus_goes_from_the_top_to_the_bottom(tab: Tab, stand_in: StandIn) 
             "theme",
             "?",
         ),
-        *("2 alerts fire", "0 of 0 agents connected", "search"),
+        *("2 firing alerts", "0 of 0 agents connected", "search"),
     ]
 
 

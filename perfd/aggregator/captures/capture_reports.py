@@ -148,7 +148,7 @@ class CaptureReports:
         )
 
     def _for_perfetto(self, traces: Sequence[Path]) -> str | None:
-        """Write the traces as one file for Perfetto; where that fails the report is there without it."""
+        """Write the traces as one file for Perfetto; if that fails, the report is kept without it."""
         target = traces[0].parent / PERFETTO_NAME
         part = target.with_name(f".{target.name}")
         try:
@@ -158,7 +158,7 @@ class CaptureReports:
                 self._run([*_GUARD, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], None)
             part.replace(target)
         except (CaptureError, OSError) as error:
-            log.warning("A capture has no file for Perfetto.", extra={"error": str(error)})
+            log.warning("The Perfetto file of a capture could not be written.", extra={"error": str(error)})
             return None
         finally:
             part.unlink(missing_ok=True)

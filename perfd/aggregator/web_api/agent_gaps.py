@@ -1,4 +1,4 @@
-"""What an agent does not give, why, and how to correct it."""
+"""What an agent does not provide, why, and how to fix it."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Gap:
     words: str
     """What it costs, or why it is so."""
     command: str | None = None
-    """What shows or corrects it, to be run on the node; None if no command does."""
+    """A command for the node that shows or fixes it; None if there is none."""
 
 
 def running_by_node(jobs: Iterable[JobState]) -> Mapping[str, Sequence[JobState]]:
-    """The jobs that have not ended, by each node that reports them."""
+    """The jobs that have not ended, by node that reports them."""
     found: dict[str, list[JobState]] = {}
     for job in jobs:
         for node in () if job.ended else job.nodes:
@@ -50,28 +50,28 @@ def gaps_of(agent: AgentState, node: NodeState | None, running: Sequence[JobStat
 
 def _of_agent(agent: AgentState) -> Iterator[Gap]:
     if agent.stream is None:
-        words = "It is not connected: see on the node whether it runs and reaches the aggregator."
+        words = "The agent is not connected: check on the node that it runs and can reach the aggregator."
         yield Gap(what="connection", words=words, command=_DOCTOR)
     if agent.perfd_version and agent.perfd_version != __version__:
-        words = f"It runs perfd {agent.perfd_version}, the aggregator {__version__}: update the older one."
+        words = f"The agent runs perfd {agent.perfd_version}, the aggregator {__version__}: update the older one."
         yield Gap(what="version", words=words)
     if agent.clock_offset_s is not None and abs(agent.clock_offset_s) > _CLOCK_OFF_S:
-        words = f"The node's clock is {agent.clock_offset_s:+.1f} s off: captures of several nodes need NTP."
+        words = f"The node's clock is {agent.clock_offset_s:+.1f} s off: enable NTP, which captures of several nodes need."
         yield Gap(what="clock", words=words, command="chronyc tracking")
     if agent.dropped_records:
         words = (
-            f"{agent.dropped_records:,} records were dropped, as its spool was full: raise spool.max_bytes."
+            f"{agent.dropped_records:,} records were dropped because the spool was full: raise spool.max_bytes."
         )
         yield Gap(what="records", words=words)
     if agent.stream is not None and not agent.capture_tools:
-        words = "No tool for captures can be used: nsys, py-spy and the others are absent or off."
+        words = "No capture tool is available: nsys, py-spy and the others are missing or disabled."
         yield Gap(what="capture tools", words=words, command=_DOCTOR)
 
 
 def _of_node(node: NodeState) -> Iterator[Gap]:
     for health in node.health.values():
         if not health.success:
-            yield Gap(what=health.collector, words=health.message or "It fails.", command=_DOCTOR)
+            yield Gap(what=health.collector, words=health.message or "The collector fails.", command=_DOCTOR)
     if node.placements and node.readings.get(Scope.GPU) is None and "nvml" not in node.health:
         words = "NVML sees no GPU: activity, memory, power, temperature and clocks are unknown."
         yield Gap(what="GPU counters", words=words, command="nvidia-smi")
@@ -80,13 +80,13 @@ def _of_node(node: NodeState) -> Iterator[Gap]:
 def _of_jobs(jobs: Sequence[JobState], node: NodeState | None) -> Iterator[Gap]:
     for job in jobs:
         if not (len(job.logs) or len(job.steps)):
-            words = f"No log of job {job.name} is read, so its steps are those of NCCL's operations, if any."
+            words = f"No log of job {job.name} is read, so steps come from NCCL operations, if at all."
             yield Gap(what="log", words=words, command="perfd agent --aggregator HOST:9461 --log FILE")
         ranks = sum(name == job.name for name, _ in node.placements) if node else 0
         if (ranks > 1 or (ranks and len(job.nodes) > 1)) and not len(job.collectives):
             words = (
-                f"Nothing is known of NCCL in job {job.name}: without perfd's plugin waits and slow links are"
-                " not seen. Start it with perfd run, or as docs/nccl.md shows."
+                f"Job {job.name} reports no NCCL operations: without perfd's plugin, waiting and slow links"
+                " are not seen. Start the job with perfd run, or as docs/nccl.md shows."
             )
             yield Gap(
                 what="NCCL plugin",

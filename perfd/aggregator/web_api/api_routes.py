@@ -184,7 +184,7 @@ def _fleet(source: ApiSource, request: Request) -> Response:
 def _alerts(source: ApiSource, query: Mapping[str, str]) -> Response:
     job, state, limit = query.get("job"), query.get("state"), query.get("limit", str(_MOST_ALERTS))
     if state not in {None, "firing", "resolved"} or not (limit.isdecimal() and len(limit) <= 5):
-        return _error(400, "`state` must be firing or resolved, and `limit` a whole number.")
+        return _error(400, "`state` must be firing or resolved, and `limit` a whole number below 100,000.")
     found = [a for a in source.alerts() if job in {None, a["job"]} and state in {None, a["state"]}]
     return _json({"schema": "perfd.alerts/1", "alerts": found[: int(limit)], "count": len(found)})
 

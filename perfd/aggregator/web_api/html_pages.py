@@ -7,7 +7,7 @@ from html import escape
 
 from perfd.net import Response
 
-# A page may hold names of kernels and nodes: it is shown, also inside the page, and can do nothing.
+# A report may contain names from jobs: it can be shown, also inside perfd's page, but can run nothing.
 _HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "

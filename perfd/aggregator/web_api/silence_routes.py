@@ -1,4 +1,4 @@
-"""/api/v1/silences: silence an alert that fires, in the configured Alertmanager."""
+"""/api/v1/silences: silence a firing alert in the configured Alertmanager."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ PATH = "/api/v1/silences"
 SCHEMA = "perfd.silences/1"
 _MOST_S = 30 * 86_400.0
 """Longer ones are forgotten; Alertmanager's own page makes them."""
-_NO_TOKEN = "Silences need http_token_file in the aggregator's configuration, and its token."  # noqa: S105  (a sentence)
-_NO_ALERTMANAGER = "Silences need exporters.alertmanager.urls in the aggregator's configuration."
+_NO_TOKEN = "To silence alerts, set http_token_file in the aggregator's configuration and use its token."  # noqa: S105  (a sentence)
+_NO_ALERTMANAGER = "To silence alerts, set exporters.alertmanager.urls in the aggregator's configuration."
 
 Silence = Callable[[Mapping[str, str], float, str, str], str]
-"""Silences the alert of these labels for seconds, by someone, with a comment; returns the id."""
+"""Silences the alert with these labels for so many seconds; takes a name and a comment, returns the id."""
 
 
 class SilenceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The body of `POST /api/v1/silences`."""
 
     labels: dict[str, str]
-    """All labels of an alert that fires."""
+    """All labels of a firing alert."""
     duration_s: Annotated[float, msgspec.Meta(gt=0, le=_MOST_S)]
     by: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     comment: Annotated[str, msgspec.Meta(max_length=2000)] = ""
@@ -38,7 +38,7 @@ def silence_routes(
     has_alertmanager: bool,
     has_token: bool,
 ) -> dict[str, Handler]:
-    """The route; a GET says whether it can be used, and why not. Without a token no alert is silenced."""
+    """The route; a GET returns whether it is available and, if not, why. Without a token no alert is silenced."""
     missing = _NO_ALERTMANAGER if not has_alertmanager else _NO_TOKEN if not has_token else None
 
     def answer(request: Request) -> Response:
@@ -50,9 +50,9 @@ def silence_routes(
             body = msgspec.json.decode(request.body, type=SilenceBody)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _json(400, {"error": f"Invalid request body: {error}."})
-        # Fewer labels would silence more than the alert that a person looks at.
+        # Fewer labels would silence more than the alert that the user sees.
         if not any(one["state"] == "firing" and one["labels"] == body.labels for one in alerts()):
-            return _json(404, {"error": "No alert with exactly these labels fires."})
+            return _json(404, {"error": "No alert with exactly these labels is firing."})
         try:
             silence_id = silence(body.labels, body.duration_s, body.by, body.comment)
         except PerfdError as error:

@@ -1,4 +1,4 @@
-"""What to do about a capture that was refused: a sentence, and the command that does it."""
+"""What to do about a refused capture: a sentence, and a command that does it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _UNMET = (CaptureState.REFUSED, CaptureState.LATE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What gets the capture after all."""
+    """How to get the capture after all."""
 
     words: str
     command: str
     node: str | None = None
-    """Where to run the command; None: wherever the aggregator is reached."""
+    """Where to run the command; None: wherever the aggregator can be reached."""
 
 
 _START = "{again}"
@@ -28,24 +28,24 @@ _START = "{again}"
 _RULES: Sequence[tuple[str, str, str]] = (
     (
         r"nsys launch|nsys not found|KINETO_USE_DAEMON|Kineto are off",
-        "Start the job again with perfd, which prepares its processes for captures:",
+        "Restart the job with perfd, which prepares its processes for captures:",
         "perfd run --kineto -- COMMAND",
     ),
     (
         r"TORCH_NCCL_DEBUG_INFO_PIPE_FILE|TORCH_FR_BUFFER_SIZE",
-        "Start the job again with NCCL's flight recorder:",
+        "Restart the job with NCCL's flight recorder:",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/nccl_ TORCH_FR_BUFFER_SIZE=2000 COMMAND",
     ),
     (
         r"(?:Capture|Busy: capture) (?P<other>\S+) (?:of this \w+ is still|is) running",
-        "Wait until that capture has ended, or end it:",
+        "Wait until that capture has ended, or cancel it:",
         "perfd capture cancel {other}",
     ),
-    (r"^(?:Cooldown|Budget): ", "Captures by hand are not limited:", _START),
-    (r"^No capture profile", "Use a profile that exists:", "perfd capture start {job}"),
+    (r"^(?:Cooldown|Budget): ", "Captures started by hand have no such limit:", _START),
+    (r"^No capture profile", "Use an existing profile:", "perfd capture start {job}"),
     (
         r"it hangs, and a profiler",
-        "Take the stacks of its ranks:",
+        "Capture the stacks of its ranks instead:",
         "perfd capture start {job} --profile hang",
     ),
     (r"The job ends in about", "Capture fewer steps:", "perfd capture start {job} --steps 1"),
@@ -54,7 +54,7 @@ _RULES: Sequence[tuple[str, str, str]] = (
         "Choose other ranks:",
         "perfd capture start {job} --ranks all",
     ),
-    (r"saves a checkpoint|try again|only just started", "Start it again in a moment:", _START),
+    (r"saves a checkpoint|try again|only just started", "Try again in a moment:", _START),
 )
 _DOCTOR = "perfd doctor"
 

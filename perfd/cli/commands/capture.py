@@ -203,7 +203,7 @@ def _person() -> str:
     """Who runs this command."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # Containers run under numbers without a name.
+    except (KeyError, OSError):  # In containers a uid may have no name.
         user = f"uid {os.getuid()}"
     return f"{user}@{socket.gethostname()}"[:200]
 

@@ -1,4 +1,4 @@
-"""Silences alerts in the Alertmanagers that get them, by their API v2."""
+"""Silences alerts in the Alertmanagers that receive them, through API v2."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Created(msgspec.Struct):
 def silence_body(
     labels: Mapping[str, str], start_unix_s: float, duration_s: float, *, by: str, comment: str
 ) -> dict[str, Any]:
-    """A silence of one alert, all of whose labels are given."""
+    """The request for a silence of the one alert with exactly these labels."""
     # Alertmanager has no empty labels.
     matchers = [
         {"name": name, "value": value, "isRegex": False, "isEqual": True}
@@ -38,7 +38,7 @@ def silence_body(
 
 
 def create_silence(config: AlertmanagerConfig, body: Mapping[str, Any]) -> str:
-    """The id of a new silence at the first Alertmanager that takes it: a cluster passes silences on.
+    """Create a silence at the first Alertmanager that accepts it, which passes it to its cluster; returns the id.
 
     Raises `PerfdError` with every Alertmanager's answer when none does.
     """
@@ -54,4 +54,4 @@ def create_silence(config: AlertmanagerConfig, body: Mapping[str, Any]) -> str:
                 answers.append(f"{url}: {error}")
         else:
             answers.append(f"{url}: {answer.status or 'no answer'} {answer.text[:200]}".rstrip())
-    raise PerfdError(f"No Alertmanager took the silence: {'; '.join(answers)}.")
+    raise PerfdError(f"No Alertmanager accepted the silence: {'; '.join(answers)}.")

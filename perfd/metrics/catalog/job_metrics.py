@@ -23,15 +23,15 @@ JOB_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_job_title_info",
-        "What the job's user calls it (SLURM: its name; `perfd_job` has its number), and its array of jobs "
-        "with the index there; always 1.",
+        "The user's name for the job (SLURM: its name; `perfd_job` has its number), its job array and the index "
+        "in it; always 1.",
         labels=(*JOB, "title", "array_job", "array_task"),
         source="scheduler",
         absent="When the scheduler has no such name.",
     ),
     metric(
         "perfd_job_node_het_group",
-        "To which group of SLURM's heterogeneous job a node belongs, from 0.",
+        "A node's group in a heterogeneous SLURM job, from 0.",
         labels=(*JOB, "node"),
         source="scheduler",
         absent="For all other jobs.",
@@ -192,17 +192,17 @@ JOB_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_finding_gain_ratio",
-        "Share of a step that the job would gain at most without what a finding is about.",
+        "Share of a step that the job would gain at most if the cause of a finding were gone.",
         labels=(*JOB, "kind"),
         source=_ANALYSIS,
         absent="Without a finding of that kind, or when its cost is unknown.",
     ),
     metric(
         "perfd_finding_longer_seconds",
-        "For how long steps have been longer than before, of a finding that rests on that they became so.",
+        "For how long steps have been longer than before, for a finding whose evidence is that they became longer.",
         labels=(*JOB, "kind"),
         source=_ANALYSIS,
-        absent="Without such a finding, and where it was so from the start.",
+        absent="Without such a finding, or if steps were as long from the start.",
     ),
     metric(
         "perfd_peak_flops_per_second",

@@ -35,21 +35,21 @@ async function copied(content) {
   }
 }
 
-// Hands a file to a new tab of Perfetto, within the browser, as its documentation describes ("Deep linking").
+// Passes a file to a new Perfetto tab inside the browser, as its documentation describes ("Deep linking").
 export function perfettoButton(address, title) {
-  const says = el("output", { class: "quiet" }, `A tab of ${PERFETTO.slice(8)}; the file stays in the browser.`);
+  const says = el("output", { class: "quiet" }, `Opens ${PERFETTO.slice(8)} in a new tab; the file stays in the browser.`);
   const button = el("button", { type: "button", id: "open-perfetto" }, "Open in Perfetto");
   button.addEventListener("click", async () => {
-    // Within the click: browsers block tabs that open later.
+    // During the click, because browsers block tabs that open later.
     const tab = window.open(PERFETTO);
     if (!tab) {
-      says.textContent = "The browser blocked the tab: allow pop-ups of this page, or download the file.";
+      says.textContent = "The browser blocked the tab: allow pop-ups for this page, or download the file.";
       return;
     }
     says.textContent = "Loading.";
     const [ready, file] = await Promise.all([answered(tab), fetch(address).then((answer) => (answer.ok ? answer.arrayBuffer() : null)).catch(() => null)]);
     if (ready && file) tab.postMessage({ perfetto: { buffer: file, title } }, PERFETTO, [file]);
-    says.textContent = !file ? "The file cannot be read any more." : ready ? "Opened." : `${PERFETTO.slice(8)} cannot be reached from here: download the file and open it where it can.`;
+    says.textContent = !file ? "The file is no longer available." : ready ? "Opened." : `${PERFETTO.slice(8)} cannot be reached: download the file and open it on a machine that can reach it.`;
   });
   return [button, says];
 }
@@ -79,18 +79,18 @@ export function captureButton(job, ranks, what) {
   const command = captureCommand(job, ranks);
   const start = el("button", { type: "button", class: "start-capture" }, `Capture ${what}`);
   start.addEventListener("click", () =>
-    askToken(`Capture ${what}?`, `Three steps of ${what}${ranks?.endsWith("+peer") ? " and of a healthy peer" : ""} run under a profiler and take longer.`, "Start", [], async (shown) => {
+    askToken(`Capture ${what}?`, `Three steps of ${what}${ranks?.endsWith("+peer") ? " and of a healthy peer" : ""} will run under a profiler and take longer.`, "Start", [], async (shown) => {
       const { capture } = await post("captures", { job, steps: 3, by: "the page", ...(ranks && { ranks }) }, shown);
       return ["Started: ", el("a", { href: captureAddress(job, capture.id) }, capture.id)];
     }, says));
   return [start, copyButton("Copy capture command", command), el("code", { class: "command" }, command), says];
 }
 
-// Asks for the token and whatever else, then acts; what came of it is in `says`.
+// Asks for the token and other fields, then acts; the result is shown in `says`.
 export function askToken(title, text, verb, fields, act, says) {
   const word = el("input", { type: "password", autocomplete: "off", id: "capture-token", value: token });
   const form = el("form", { method: "dialog" }, el("h2", {}, title), el("p", {}, text), fields,
-    el("label", {}, "Token, if the aggregator has one ", word), el("p", {}, el("button", { value: "start" }, verb), " ", el("button", { value: "no", formnovalidate: true }, "Cancel")));
+    el("label", {}, "Token, if the aggregator requires one ", word), el("p", {}, el("button", { value: "start" }, verb), " ", el("button", { value: "no", formnovalidate: true }, "Cancel")));
   const dialog = el("dialog", { "aria-label": title.replace("?", "") }, form);
   dialog.addEventListener("close", async () => {
     dialog.remove();

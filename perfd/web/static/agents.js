@@ -23,7 +23,7 @@ const table = sortedTable({
     { name: "Clock ahead", number: true, value: (agent) => agent.clock_offset_s, cell: (agent) => duration(agent.clock_offset_s) },
     { name: "Capture tools", value: (agent) => agent.capture_tools.join(" "), cell: (agent) => agent.capture_tools.join(", ") || "none" },
     { name: "Version", value: (agent) => agent.version, cell: (agent) => agent.version ?? "unknown" },
-    { name: "Missing, and how to correct it", wide: true, value: (agent) => agent.missing?.length, cell: (agent) => (agent.missing?.length ? agent.missing.map(gap) : "nothing") },
+    { name: "Missing, and how to fix it", wide: true, value: (agent) => agent.missing?.length, cell: (agent) => (agent.missing?.length ? agent.missing.map(gap) : "nothing") },
   ],
 });
 

@@ -1,4 +1,4 @@
-// Alerts of all jobs, nodes and servers: those that fire, and what fired before; each can be silenced in Alertmanager.
+// Alerts of all jobs, nodes and servers: firing ones, which can be silenced in Alertmanager, and past ones.
 
 import { askToken } from "./actions.js";
 import { get, missing, post } from "./api.js";
@@ -12,7 +12,7 @@ const MOST_PAST = 500;
 const SILENCES = [["1 hour", 3600], ["8 hours", 28_800], ["1 day", 86_400], ["7 days", 604_800]];
 
 let silences = null;
-// Ids of silences that this page made, by the alert's labels.
+// Ids of silences that this page created, by the alert's labels.
 const made = new Map();
 const keyOf = (alert) => JSON.stringify(alert.labels);
 
@@ -22,7 +22,7 @@ export async function loadAlerts() {
   return { firing: firing.alerts, past: past.alerts, count: past.count };
 }
 
-// The name, as a link to what the alert means and what to do.
+// The name, as a link to the runbook.
 export function runbook(alert) {
   const address = alert.annotations?.runbook_url ?? "";
   if (/^https?:\/\//.test(address)) return el("a", { href: address, rel: "noreferrer" }, alert.name);
@@ -55,8 +55,8 @@ export function showAlerts(main, { firing, past, count }) {
   const older = count - past.length;
   section(main, "summary", [firing.length, count, silences], () =>
     firing.length + count
-      ? [el("h1", { id: "summary" }, firing.length ? plural(firing.length, "alert fires", "alerts fire") : "No alert fires"), el("p", { class: "quiet" }, `${plural(count, "past alert")}${older > 0 ? `, of which the newest ${past.length} are shown` : ""}. `, silences?.reason ?? "")]
-      : [el("div", { class: "empty", id: "empty" }, el("h1", {}, "No alert has fired"), el("p", {}, "What can fire, and when:"), el("p", {}, el("a", { href: to("runbooks/") }, "All alerts")))]);
+      ? [el("h1", { id: "summary" }, firing.length ? plural(firing.length, "firing alert") : "No alert is firing"), el("p", { class: "quiet" }, `${plural(count, "past alert")}${older > 0 ? `, of which the newest ${past.length} are shown` : ""}. `, silences?.reason ?? "")]
+      : [el("div", { class: "empty", id: "empty" }, el("h1", {}, "No alert has fired"), el("p", {}, el("a", { href: to("runbooks/") }, "All alerts and when they fire")))]);
   if (firing.length + count) table.show(main, [...firing, ...past]);
 }
 
@@ -67,7 +67,7 @@ function silenceButton(alert) {
     const length = el("select", { id: "silence-length" }, SILENCES.map(([name, seconds]) => el("option", { value: seconds }, name)));
     const who = el("input", { id: "silence-by", required: true, autocomplete: "username" });
     const why = el("input", { id: "silence-why", autocomplete: "off" });
-    askToken(`Silence ${alert.name}?`, "Alertmanager sends no notification of this alert, with exactly these labels, for as long.", "Silence",
+    askToken(`Silence ${alert.name}?`, "Alertmanager will not notify about the alert with exactly these labels for that long.", "Silence",
       [el("label", {}, "For ", length), el("label", {}, "Your name ", who), el("label", {}, "Why ", why)],
       async (token) => {
         const { id } = await post("silences", { labels: alert.labels, duration_s: Number(length.value), by: who.value, comment: why.value }, token);

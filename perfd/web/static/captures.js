@@ -10,7 +10,7 @@ const MAX_CAPTURES = 100;
 const TRACE = /\.(sqlite|trace\.json(\.gz)?|xplane\.pb)$/;
 const PHASES = [["requested", "requested"], ["armed", "armed"], ["running", "profiler collects"], ["writing", "files are written"]];
 
-// What asked for it, with the value that did.
+// What started it: an alert with its value, or a person.
 export function cause(one, linked = true) {
   if (!one.alert) return [`by ${one.asked_by ?? "hand"}`];
   const ours = linked && one.value != null && document.documentElement.dataset.saved === undefined;
@@ -37,7 +37,7 @@ export function showCaptures(main, job, captures) {
     }
     const newest = captures.slice(-MAX_CAPTURES).reverse();
     const older = captures.length - newest.length;
-    return [el("h1", {}, plural(captures.length, "capture")), ...newest.map(card), older > 0 && el("p", { class: "quiet" }, `and ${older} older ones: perfd capture list`)];
+    return [el("h1", {}, plural(captures.length, "capture")), ...newest.map(card), older > 0 && el("p", { class: "quiet" }, `and ${older} older ones; perfd capture list shows all`)];
   });
 }
 
@@ -55,7 +55,7 @@ export function showCapture(main, one) {
 
 const reportOf = (one) => to(`reports/captures/${encodeURIComponent(one.id)}`);
 
-// What can be read here; for traces on other machines, how to make it. Empty traces have neither.
+// Links to the files; for traces on other machines, the commands that make them. Empty traces have neither.
 function files(one) {
   const trace = to(`api/v1/traces/${encodeURIComponent(one.id)}`);
   if (one.report?.path) {
@@ -71,7 +71,7 @@ function files(one) {
 
 const folderOf = (path) => path.slice(0, path.lastIndexOf("/")) || "/";
 
-// When each rank was in which state; ranks that ended alike are one row.
+// The states of each rank over time; ranks with the same outcome share a row.
 function timeline(one) {
   if (!one.ranks.length) return [];
   const alike = grouped(one.ranks);
@@ -82,7 +82,7 @@ function timeline(one) {
     el("h2", {}, plural(one.ranks.length, "rank")),
     el("ul", { class: "legend" }, PHASES.map(([key, name]) => el("li", {}, el("span", { class: `swatch phase ${key}` }), name))),
     el("ul", { class: "ranks", id: "ranks" }, alike.slice(0, MAX_RANKS).map((ranks) => outcome(ranks, one, at))),
-    el("p", { class: "quiet" }, `From the request, ${moment(start)}, over ${duration(end - start)}.`, alike.length > MAX_RANKS && ` ${count(alike.slice(MAX_RANKS).flat().length)} more ranks are in the interface: /api/v1/captures/${one.id}.`),
+    el("p", { class: "quiet" }, `${duration(end - start)} from the request, ${moment(start)}.`, alike.length > MAX_RANKS && ` ${count(alike.slice(MAX_RANKS).flat().length)} more ranks are in /api/v1/captures/${one.id}.`),
   ];
 }
 
@@ -109,7 +109,7 @@ function outcome(ranks, capture, at) {
   return el("li", {},
     el("div", { class: "rank-line" },
       el("span", {}, el("strong", {}, who(ranks), one.node ? ` on ${one.node}` : ""), " ", el("span", { class: `state ${one.state}` }, words(one.state)), `${span(one)}${one.whole_steps == null ? "" : `, ${plural(one.whole_steps, "whole step")}`}`),
-      el("span", { class: "track", role: "img", "aria-label": `${who(ranks)}, of the time shown: ${says || "not known"}` }, parts.map(([key, name, left, right]) => el("span", { class: `phase ${key}`, title: name, style: { left: `${left.toFixed(2)}%`, width: `${(right - left).toFixed(2)}%` } })))),
+      el("span", { class: "track", role: "img", "aria-label": `${who(ranks)}, of the time shown: ${says || "unknown"}` }, parts.map(([key, name, left, right]) => el("span", { class: `phase ${key}`, title: name, style: { left: `${left.toFixed(2)}%`, width: `${(right - left).toFixed(2)}%` } })))),
     one.reason && one.reason !== capture.reason && el("p", {}, one.reason),
     (one.files ?? []).map((file) => el("div", {}, el("code", {}, file.path), file.removed ? ` removed: ${file.removed.reason}` : ` ${dataSize(file.size_bytes)}`)));
 }

@@ -125,7 +125,7 @@ const elsewhere = (alerts) => alerts.map((alert) => el("p", { class: "notice bad
 
 function summary({ counts, page, agents, servers }) {
   const { running, silent, ended, held_up: limited, firing_alerts: alerts } = counts;
-  const facts = [`${running} running`, silent && `${silent} silent`, ended && `${ended} ended`, alerts && el("a", { href: to("alerts") }, plural(alerts, "alert fires", "alerts fire"))];
+  const facts = [`${running} running`, silent && `${silent} silent`, ended && `${ended} ended`, alerts && el("a", { href: to("alerts") }, plural(alerts, "firing alert"))];
   return el(
     "div",
     {},

@@ -60,7 +60,7 @@ function title(job) {
   );
 }
 
-// The name, array and groups that the scheduler knows.
+// The scheduler's name, array and groups.
 function scheduled(job) {
   const groups = grouped(Object.entries(job.het_groups ?? {}), ([, group]) => group);
   const parts = groups.sort().map(([group, nodes]) => `group ${group}: ${nodes.map(([node]) => node).join(", ")}`);

@@ -132,7 +132,7 @@ function notice(text) {
   notices.replaceChildren(...(text ? [el("p", { class: "notice bad", role: "alert" }, text)] : []));
 }
 
-// theme.js applies what is chosen here.
+// theme.js applies the choice.
 function listenToTheme() {
   const select = document.getElementById("theme");
   try {

@@ -34,7 +34,7 @@ function numbers(row, rows) {
   return el("table", { class: "plain", id: "rank-numbers" }, el("thead", {}, el("tr", {}, ["Number", "This rank", "Median of ranks", "Difference"].map((name, i) => el("th", { scope: "col", class: i > 0 && "number" }, name)))), el("tbody", {}, METRICS.filter(([key]) => row[key] != null).map(line)));
 }
 
-// Of two numbers that read alike the rest is noise. Degrees Celsius have no zero to be a share of.
+// If two numbers print the same, their difference is noise. Celsius has no true zero, so a percentage is meaningless.
 function difference(key, own, usual, show) {
   if (usual == null) return UNKNOWN;
   const alike = show(own) === show(usual);

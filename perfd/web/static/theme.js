@@ -1,4 +1,4 @@
-// Before anything is drawn: light or dark, as the reader chose here or the system prefers. Kept in this browser only.
+// Sets light or dark before anything is drawn: the choice stored in this browser, or the system's preference.
 
 const systemDark = window.matchMedia("(prefers-color-scheme: dark)");
 
@@ -7,12 +7,12 @@ function applyTheme() {
   try {
     chosen = localStorage.getItem("perfd-theme");
   } catch {
-    // Storage is off: as the system prefers.
+    // Storage is disabled: use the system's preference.
   }
   document.documentElement.dataset.theme = ["light", "dark"].includes(chosen) ? chosen : systemDark.matches ? "dark" : "light";
 }
 
 applyTheme();
 systemDark.addEventListener("change", applyTheme);
-// Another tab chose.
+// Chosen in another tab.
 window.addEventListener("storage", applyTheme);
