@@ -40,7 +40,7 @@ class Derived:
 
     key: Key
     data: JobData
-    """Without samples of GPUs and operations, which only the summary was made of."""
+    """Without samples of GPUs and operations, which only the summary needs."""
     summary: JobSummary
     made_s: float
     """Monotonic time of the numbers."""
@@ -54,7 +54,7 @@ class LiveFacts:
     """Those of all its series."""
     origin: JobOrigin = _NO_ORIGIN
     het_groups: Mapping[str, int] = field(default_factory=dict)
-    """By node, its group of a heterogeneous job."""
+    """Each node's group in a heterogeneous job."""
     attempt: int
     nodes: int
     ranks: int | None

@@ -32,11 +32,11 @@ class JobOrigin:
     title: str = ""
     """What its user calls it, which need not be unique (SLURM_JOB_NAME)."""
     array_job: str = ""
-    """The number of the array that it is a task of (SLURM_ARRAY_JOB_ID)."""
+    """The array that it is a task of (SLURM_ARRAY_JOB_ID)."""
     array_task: str = ""
     """Its index there (SLURM_ARRAY_TASK_ID)."""
     het_group: int | None = None
-    """Which group of a heterogeneous job the node that says this belongs to, from 0 (PERFD_HET_GROUP)."""
+    """The reporting node's group in a heterogeneous job, from 0 (PERFD_HET_GROUP)."""
     nodes: Sequence[str] = ()
     """The nodes that the scheduler gave to the job; empty when not known."""
     scheduler_restarts: int | None = None

@@ -1,4 +1,4 @@
-"""Tables of samples as bytes: columns as blocks of numbers, from one end to the other."""
+"""Encodes and decodes tables of samples; columns stay blocks of numbers."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from perfd.wire.structs import UnknownKindError, enum_by_name
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 _MAX_COLUMNS = 4_096
-"""Of a table; collectors have some hundred."""
+"""Of a table; collectors have about a hundred."""
 _NUMBER_BYTES = 8
 _TIMES, _COLUMNS, _VALUES = 2, 5, 2
 _MAX_FORMS = 16
 """Of a stream; an agent's collectors send about six kinds of tables."""
 _MAX_FORM_BYTES = 16_384
 _LEARN_EVERY = 10
-"""Tables from one form that is learned to the next one, once there are many: learning takes as long as
-decoding a few tables."""
+"""Tables between two learned forms, once there are many forms: learning takes as long as decoding a few
+tables."""
 _SCOPES: dict[Any, Any] = dict(enum_by_name(Scope, pb.Scope.DESCRIPTOR))
 _SCOPE_OF_NUMBER = {number: scope for scope, number in _SCOPES.items()}
 
@@ -81,7 +81,7 @@ def decode_table(data: bytes) -> SampleTable:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class _Form:
-    """What tables that differ in their numbers only have in common."""
+    """What tables that differ only in their numbers have in common."""
 
     scope: Scope
     entities: tuple[str, ...]
@@ -101,11 +101,11 @@ class _Form:
 
 
 _SHARED: WeakValueDictionary[tuple[bytes, ...], _Form] = WeakValueDictionary()
-"""The nodes of a fleet send alike tables."""
+"""The nodes of a fleet send similar tables."""
 
 
 class TableReader:
-    """Decodes the tables of one stream as `decode_table` does, alike ones without looking at each column.
+    """Decodes the tables of one stream as `decode_table` does, similar ones without reading each column.
 
     All bytes of a table but its numbers are compared with those of a table that was decoded before: where
     they are equal, so are scope, names, order and sizes. Not thread-safe.

@@ -134,7 +134,7 @@ def size_of(statement: Statement) -> int:
 
 
 def without_replaced(statements: Sequence[Statement]) -> list[Statement]:
-    """The statements of a transaction without the rows of agents that a later one in it replaces."""
+    """The statements of a transaction, without rows of agents that a later statement replaces."""
     newest: dict[str, tuple[int, float]] = {}
     kept: list[Statement] = []
     for statement in reversed(statements):
@@ -142,7 +142,7 @@ def without_replaced(statements: Sequence[Statement]) -> list[Statement]:
         if sql is _AGENT:
             agent_id, _, sequence, unix_s, _ = parameters
             later = newest.get(agent_id)
-            # A late batch, and a clock that was set back, replace nothing.
+            # A late batch, or one after the clock was set back, replaces nothing.
             if later is not None and sequence <= later[0] and unix_s <= later[1]:
                 continue
             newest[agent_id] = sequence, unix_s

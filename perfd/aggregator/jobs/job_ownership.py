@@ -27,7 +27,7 @@ class JobOwnership:
     def __init__(self, any_job: Collection[str] = ()) -> None:
         self.origin: JobOrigin | None = None
         self.het_groups: dict[str, int] = {}
-        """By node, its group of a heterogeneous job."""
+        """Each node's group in a heterogeneous job."""
         self._any_job = any_job
         self._members: dict[str, None] = {}
         self._reporter: str | None = None
@@ -72,7 +72,7 @@ class JobOwnership:
         )
 
     def groups(self, origin: JobOrigin, node: str) -> None:
-        """Take in to which group of a heterogeneous job a node belongs."""
+        """Note which group of a heterogeneous job a node belongs to."""
         if origin.het_group is not None:
             self.het_groups[node] = origin.het_group
 

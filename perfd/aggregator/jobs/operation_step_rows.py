@@ -47,7 +47,7 @@ class OperationStepRows:
             return None
         ended = np.searchsorted(found.time_unix_s, lines.time_unix_s + _PRINTED_S * lines.step_time_s)
         since_s = lines.time_unix_s - found.time_unix_s[ended - 1]
-        # Operations may come later than a line: the newest line of whose own step they are known is the one.
+        # Operations may arrive later than a line: use the newest line whose own step has its operations.
         known = np.flatnonzero((ended > 0) & (since_s < lines.step_time_s))
         if not len(known):
             return None

@@ -44,7 +44,7 @@ class CollectiveRows:
         self._left_after_ns = _LEFT_AFTER_NS
 
     def __len__(self) -> int:
-        """How many communicators and operations are known."""
+        """The number of communicators and operations that are known."""
         return len(self._rows)
 
     def put(self, times: CollectiveTimes) -> None:

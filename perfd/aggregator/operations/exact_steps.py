@@ -24,7 +24,7 @@ _LEAST_ROW_US = 100_000
 _PAUSES = 64
 """Of the newest steps, that are kept."""
 _MISSED_RATIO = 0.25
-"""Of the first step's bytes, that may not have been reported."""
+"""Share of the first step's bytes that may be unreported."""
 _REPEATS_IN_DOUBT = 24
 """Before a micro-batch counts as a step for want of anything better."""
 
@@ -133,8 +133,8 @@ class ExactSteps:
         for at, cut in enumerate(cuts):
             end_us = cut.last.span.end_us
             if newest is None:
-                # Other operations come before the first step; they move less, such as a first exchange of
-                # embeddings.
+                # Other operations come before the first step, such as a first exchange of embeddings; they
+                # move less.
                 by_bytes = cut.last.moved_bytes / (cycle.moved_bytes * repeats)
                 step = max(1, math.floor(by_bytes + _MISSED_RATIO))
                 newest, place = StepEnd(self._steps_before + step, cut.last.seen, end_us), at

@@ -28,10 +28,10 @@ _SHARDED = (_GATHERING, _ENDING_STEPS)
 _HANDED_ON = ("Broadcast", RECEIVE)
 """Tensor and pipeline groups hand data on in each micro-batch. They may reduce a number in each one, too."""
 _SCALAR_BYTES = 4096
-"""The norm of gradients is a number, or a few; overflow checks and the like come together with it."""
+"""The gradient norm is one number, or a few; overflow checks and similar reductions come with it."""
 _FEWEST_SCALARS = 8
 _NUMBERS = 2048
-"""That are held, of all communicators."""
+"""Most that are kept, over all communicators."""
 _WHOLE_RATIO = 0.05
 """How far from a whole number the micro-batches of a step may seem, besides one operation more or less."""
 _MOST_MICRO_BATCHES = 64

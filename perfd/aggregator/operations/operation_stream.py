@@ -71,7 +71,7 @@ class OperationStream:
     operation: str
     newest_sequence: int
     numbers_us: Sequence[float] = ()
-    """When the rank's newest reductions of a number began, on any communicator."""
+    """When the rank's newest reductions of a single number began, on any communicator."""
     sizes: deque[int] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
     spans: deque[OperationSpan | None] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
     """When each ran; None where that is unknown."""
@@ -89,7 +89,7 @@ class OperationStream:
     _whole: int = 0
     """Of the newest ones, those since the newest hole."""
     _stride: int = 1
-    """One in so many is reported, as agents do at high rates."""
+    """Only one operation in this many is reported, as agents do at high rates."""
     _group: int | None = None
     """How many of one size are a repeat, once that is known."""
     _pattern: PausePattern | None = None
@@ -154,7 +154,7 @@ class OperationStream:
         )
 
     def group(self) -> int:
-        """How many operations come together, by the pauses between them; 1 where that does not show."""
+        """How many operations come together, by the pauses between them; 1 if they show no groups."""
         spans = [span for span in list(self.spans)[len(self.spans) - self._whole :] if span is not None]
         starts_us = np.array([span.start_us for span in spans], dtype=np.float64)
         ends_us = np.array([span.end_us for span in spans], dtype=np.float64)
@@ -231,7 +231,7 @@ class OperationStream:
         return found
 
     def newest_starts_us(self, most: int = _HELD_OPERATIONS) -> Floats:
-        """When the newest operations began, since the newest one of which that is unknown."""
+        """When the newest operations began, since the last one whose start is unknown."""
         known = list(takewhile(lambda span: span is not None, islice(reversed(self.spans), most)))
         return np.array([span.start_us for span in reversed(known) if span is not None], dtype=np.float64)
 
@@ -243,7 +243,7 @@ class OperationStream:
 
 
 def _stride(times: CollectiveTimes) -> int | None:
-    """One in how many operations is reported; None where that differs."""
+    """One in how many operations is reported; None if that varies."""
     sequences = times.sequences
     if len(sequences) == times.count:
         return 1

@@ -69,7 +69,7 @@ class AgentState(BatchSequence):
 
     @property
     def lag_s(self) -> float | None:
-        """How much later the newest batch came than the fastest of the last ones: it catches up, or waits."""
+        """How much longer the newest batch took to arrive than the fastest recent one."""
         return max(self.ahead_s) - self.ahead_s[-1] if self.ahead_s else None
 
     def saw_clock(self, sent_unix_ns: int, received_unix_ns: int) -> None:

@@ -18,14 +18,14 @@ Floats32 = NDArray[np.float32]
 
 _CHUNK_ROWS = 16
 _INTERVAL_CHUNKS = 3
-"""Of the newest rows, whose distances are an agent's interval."""
+"""The newest rows, whose distances are an agent's interval."""
 _HISTORY_COLUMNS = frozenset(column.value for column in GpuColumn)
-"""What analysis and charts read of it; all other columns have their newest value only."""
+"""The columns that analysis and charts read; of all others only the newest value is kept."""
 _SAME_INSTANT_NS = 50_000_000
 
 
 def values_of(table: SampleTable) -> Floats:
-    """A table's numbers as rows by columns; not to be written to."""
+    """A table's numbers as rows by columns; read-only."""
     columns = table.columns
     if isinstance(columns, ColumnBlock):
         return np.frombuffer(columns.block).reshape(len(columns), -1).T
@@ -107,7 +107,7 @@ class NodeSamples:
             for entities, rows in plan.waves:
                 self._put(np.ix_(entities, plan.metrics), values[np.ix_(rows, plan.kept)], now_s)
         elif now_s > self._newest_s and not np.isnan(np.minimum.reduce(values, axis=None)):
-            # The usual table, which has a newer value of everything.
+            # The usual case: the table has a newer value for every metric.
             np.subtract(now_s, self._seen_s, out=self._period_s)
             self._seen_s.fill(now_s)
             self.values[:] = values
@@ -140,7 +140,7 @@ class NodeSamples:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Rows of a history, as many as came of those that there is room for."""
+    """Rows of a history, and room for more."""
 
     times_ns: NDArray[np.int64]
     data: Floats32
@@ -152,13 +152,13 @@ class GpuHistory:
     """Samples of a node's GPUs: instants by GPUs by metrics, float32, bounded in seconds and rows."""
 
     def __init__(self, layout: Layout, kept: Collection[str], *, seconds: float, rows: int) -> None:
-        """Of the metrics of the layout only those in `kept` are."""
+        """Only the layout's metrics in `kept` are stored."""
         self.layout = layout
         self.metrics: tuple[str, ...] = ()
-        """Those of the third axis."""
+        """The metrics of the third axis."""
         self._kept = kept
         self._places: NDArray[np.intp] = np.zeros(0, np.intp)
-        """Where they are in the layout."""
+        """Their positions in the layout."""
         self._shape = 0, 0
         self._keep_ns = round(seconds * 1e9)
         self._max_rows = rows

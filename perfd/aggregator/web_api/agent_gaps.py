@@ -53,15 +53,13 @@ def _of_agent(agent: AgentState) -> Iterator[Gap]:
         words = "The agent is not connected: check on the node that it runs and can reach the aggregator."
         yield Gap(what="connection", words=words, command=_DOCTOR)
     if agent.perfd_version and agent.perfd_version != __version__:
-        words = f"The agent runs perfd {agent.perfd_version}, the aggregator {__version__}: update the older one."
+        words = f"The agent is perfd {agent.perfd_version}, the aggregator {__version__}: update the older."
         yield Gap(what="version", words=words)
     if agent.clock_offset_s is not None and abs(agent.clock_offset_s) > _CLOCK_OFF_S:
-        words = f"The node's clock is {agent.clock_offset_s:+.1f} s off: enable NTP, which captures of several nodes need."
+        words = f"The node's clock is {agent.clock_offset_s:+.1f} s off: captures of several nodes need NTP."
         yield Gap(what="clock", words=words, command="chronyc tracking")
     if agent.dropped_records:
-        words = (
-            f"{agent.dropped_records:,} records were dropped because the spool was full: raise spool.max_bytes."
-        )
+        words = f"{agent.dropped_records:,} records were lost to a full spool: raise spool.max_bytes."
         yield Gap(what="records", words=words)
     if agent.stream is not None and not agent.capture_tools:
         words = "No capture tool is available: nsys, py-spy and the others are missing or disabled."

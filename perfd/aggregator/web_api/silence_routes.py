@@ -38,7 +38,7 @@ def silence_routes(
     has_alertmanager: bool,
     has_token: bool,
 ) -> dict[str, Handler]:
-    """The route; a GET returns whether it is available and, if not, why. Without a token no alert is silenced."""
+    """The route; a GET returns whether it is available, or why not. Without a token no alert is silenced."""
     missing = _NO_ALERTMANAGER if not has_alertmanager else _NO_TOKEN if not has_token else None
 
     def answer(request: Request) -> Response:

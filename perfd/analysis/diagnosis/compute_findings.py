@@ -62,7 +62,7 @@ def judge_compute(facts: JobEvidence) -> Finding:
 
 
 def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
-    """Of a job without an MFU: GPUs compute nearly all the time, at their best or not."""
+    """For a job without an MFU: GPUs compute nearly all the time, at full speed or not."""
     working, tensor = (
         mean_over_gpus(facts.activity, unit) for unit in (GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE)
     )
@@ -74,7 +74,7 @@ def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
     ):
         return None
     if tensor >= THRESHOLDS.mfu_excellent_ratio:
-        # An upper bound of the MFU, of which recomputation takes a quarter at most.
+        # Tensor activity is an upper bound of the MFU; recomputation is at most a quarter of it.
         little = (facts.communication.share_ratio or 0.0) < THRESHOLDS.communication_ratio
         return Finding(kind=Kind.NONE, confidence=0.4, evidence=evidence) if little else None
     if not by_activity or not np.isfinite(tensor):

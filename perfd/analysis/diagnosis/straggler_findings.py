@@ -202,7 +202,7 @@ def _by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:
 
 
 def _stalls(facts: JobEvidence, rank: int) -> list[str]:
-    """That a rank stalls at intervals, where it does."""
+    """Evidence that a rank stalls at intervals, if it does."""
     seen = facts.nccl.stalling
     if seen is None or seen.rank != rank:
         return []

@@ -77,7 +77,7 @@ class Finding:
     ranks: Sequence[int] = ()
     """Ranks that it concerns if its culprits are not ranks; empty for all."""
     longer_for_s: float | None = None
-    """For how long steps have been longer, where that they became so is evidence for it or its effects."""
+    """For how long steps have been longer, if that they became longer is evidence for it or its effects."""
     since_step: int | None = None
     """The first of these steps, where it is known."""
     effects: Sequence[Effect] = ()

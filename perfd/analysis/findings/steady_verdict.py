@@ -6,8 +6,8 @@ steps of evidence: it is the headline at once.
 If looks found it for a second it is held for some steps more, since the evidence of a window that a fault
 just fills has gaps; then the headline before it is back.
 
-What became longer before the headline was found is the same change, of which a look may show less: that hosts
-are late, and not that they wait for data or for which rank. The headline is still what explains it.
+Steps that became longer before the headline was found are part of the same change, of which a later look may
+show less: only that hosts are late, not that they wait for data, or for which rank. The headline stays.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OVER_AT_ONCE = frozenset({Kind.HANG, Kind.ANALYSIS_FAILED})
 _CONFIRMED_S = 1.0
 _MAY_BE_OVER = "The newest looks do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
-"""Steps by which the begin of a change may be found later once more of it is known."""
+"""Steps by which the start of a change may move later once more of it is known."""
 _MOMENTARY = frozenset({Kind.THROTTLING, Kind.SLOW_LINK})
 
 
@@ -51,7 +51,7 @@ class Verdict:
     settled: Finding | None = None
     """The headline that blames no rank, as it was found last; None before any."""
     settled_since: Moment | None = None
-    """Since when looks have found that."""
+    """Since when looks have found `settled`."""
     missed_since: Moment | None = None
     """Since when looks find another one; None while they find it, or blame a rank."""
     blamed: Finding | None = None
@@ -135,7 +135,7 @@ def _found(prior: Verdict, settled: Finding, now: Moment) -> Verdict:
 
 
 def _explained(headline: Finding | None, since: Moment | None, head: Finding) -> TypeGuard[Finding]:
-    """Whether a look has an effect of the headline at its front, of the same change of the job."""
+    """Whether the first finding of a look is an effect of the headline, from the same change of the job."""
     if headline is None or since is None or head.since_step is None:
         return False
     known = since.step if headline.since_step is None else headline.since_step + _SAME_CHANGE_STEPS

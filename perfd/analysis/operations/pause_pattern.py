@@ -19,15 +19,14 @@ _FEWEST_REPEATS = 10
 _FEWEST_BITS = 40.0
 """Repeats times the logarithm of n to base 2: what random pauses show so is hardly seen in a job's life."""
 _LEAST_REPEAT_US = 50_000.0
-"""Layers of a tensor group repeat faster than this, and most steps slower."""
+"""Layers of a tensor group repeat faster than this, most steps more slowly."""
 _LEAST_CONTRAST = 2.0
 """The pause after a repeat, over the longest one inside it: micro-batches differ by less from steps."""
 _SHORT_CONTRAST = 5.0
-"""The same where repeats take as little as layers do, whose pauses for attention and for the rest differ by
-less."""
+"""The same for repeats as short as layers, whose pauses for attention and for the rest differ less."""
 _SHORT_SPREAD = 0.25
-"""Middle half of such repeats' durations, over the median, up to which they are steps: the layers of a
-backward pass take about twice as long as those of a forward pass."""
+"""Interquartile range of such repeats' durations, over the median, up to which they are steps: the layers of
+a backward pass take about twice as long as those of a forward pass."""
 _LEAST_SHARE = 0.25
 """Of a repeat's pauses, which the one after it is: a forward pass is a quarter of the work and more."""
 _LONGER_RATIO = 0.9
@@ -41,26 +40,27 @@ _UNEVEN_RATIO = 0.5
 _LONGEST_RATIO = 3.0
 """Of nine tenths of these times, over the median."""
 _JUDGED_INTERVALS = 64
-"""The newest, of which most must be alike."""
+"""The newest intervals, most of which must be similar."""
 _FEWEST_INTERVALS, _MOST_INTERVALS = 128, 256
 _LAG = 8
 _MOST_WANDERING = 1.5
-"""Of steps around one duration this is 1 (1.33 at most in 99 of 100 series of 128), of a random walk the root
-of the lag, 2.8 (1.7 at least in 99 of 100)."""
+"""Change over `_LAG` intervals, over the change from one to the next. For steps around one duration it is 1
+(at most 1.33 in 99 of 100 series of 128), for a random walk the root of the lag, 2.8 (at least 1.7 in 99 of
+100)."""
 _FEWEST_NUMBERED = 10
 _NUMBERED_RATIO = 0.9
 _FEWEST_FOLDED = 5
-"""Operations of a repeat that is known by folding alone: a layer has up to four of one size."""
+"""Fewest operations of a repeat that only folding shows: a layer has up to four of one size."""
 _MOST_DISPERSION = 0.3
-"""Of the variance of pauses, which is left within the places of a repeat. 1 is that of random ones; 0.02 in
+"""Share of the pauses' variance that is left within the places of a repeat: 1 for random pauses, 0.02 in
 recorded JAX jobs, whose other periods leave 0.67 and more."""
 _RECURS, _PEAK = 0.4, 0.05
-"""Autocorrelation at a period, and by how much it is more than at the next shorter and longer one: slow
-changes correlate alike at all of them."""
+"""Least autocorrelation at a period, and least excess over that at the next shorter and longer one: slow
+changes correlate equally at all of them."""
 _LEAST_PAUSE_RATIO = 0.1
-"""Of the mean: what is shorter is none."""
+"""Of the mean pause, added to each pause, so that the logarithms of short ones hardly vary."""
 _AS_GOOD = 0.1
-"""By so much more dispersion a period still explains as much as a multiple of it."""
+"""Additional dispersion up to which a period explains as much as a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class PausePattern:
 
 
 def pause_pattern(starts_us: Floats, ends_us: Floats, *, sampled: bool = False) -> PausePattern | None:
-    """What (n,) operations of one rank repeat by their pauses, in microseconds; None if that does not show.
+    """The repeats of (n,) operations of one rank, by their pauses, in microseconds; None if none show.
 
     None may be left out, or if `sampled` all but one in so many: then several steps may pass before the same
     places of a step are seen again, and only a pause that stands out shows one.
@@ -104,14 +104,14 @@ def pause_pattern(starts_us: Floats, ends_us: Floats, *, sampled: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """Of the newest pauses in repeats of `period`, the longest."""
+    """The longest of the newest pauses in repeats of `period`."""
 
     period: int
     column: int
     middle_us: float
-    """Between it and the second longest."""
+    """The middle between it and the second longest."""
     contrast: float
-    """It over that."""
+    """The longest over the second longest."""
 
 
 def _clearest(pauses_us: Floats, periods: Iterable[int], least_contrast: float) -> _Shown | None:
@@ -121,9 +121,9 @@ def _clearest(pauses_us: Floats, periods: Iterable[int], least_contrast: float) 
 
 
 def _folded(pauses_us: Floats, fewest: int) -> _Shown | None:
-    """The period after which the pauses repeat as a whole, though none may stand out; of `fewest` and more.
+    """The period, at least `fewest`, after which the pauses repeat as a whole, even if none stands out.
 
-    Pauses are folded at each trial period, and the one is right that leaves least variance within its places:
+    Pauses are folded at each trial period; the right one leaves the least variance within its places:
     phase dispersion minimization (Stellingwerf 1978, The Astrophysical Journal 224, 953).
     """
     left = {
@@ -136,7 +136,7 @@ def _folded(pauses_us: Floats, fewest: int) -> _Shown | None:
         return None
     period = min(period for period, dispersion in left.items() if dispersion <= least + _AS_GOOD)
     if period < max(fewest, _FEWEST_FOLDED):
-        # Layers; a multiple of them would explain no more.
+        # These are layers; a multiple of their period would explain no more.
         return None
     return next((_longest(repeats) for repeats in _repeats(pauses_us, period)), None)
 
@@ -151,7 +151,7 @@ def _recurring(pauses_us: Floats) -> list[int]:
     varying = logarithms - logarithms.mean()
     spectrum = np.fft.rfft(varying, 2 * len(varying))
     correlation = np.fft.irfft(np.abs(spectrum) ** 2)[: most + 2]
-    # Fewer pauses are as far apart as the period the longer this is.
+    # The longer the period, the fewer pairs of pauses are that far apart.
     correlation *= len(varying) / (len(varying) - np.arange(len(correlation)))
     neighbors = np.maximum(correlation[1:-2], correlation[3:])
     peaks = correlation[2:-1] >= np.maximum(neighbors + _PEAK * correlation[0], _RECURS * correlation[0])
@@ -159,16 +159,16 @@ def _recurring(pauses_us: Floats) -> list[int]:
 
 
 def _repeats(pauses_us: Floats, period: int) -> Iterator[Floats]:
-    """The newest (repeats, period), as many as rule out chance; nothing where there are fewer."""
+    """The newest (repeats, period), enough to rule out chance; nothing if there are fewer."""
     repeats = max(_FEWEST_REPEATS, math.ceil(_FEWEST_BITS / math.log2(period)))
     if len(pauses_us) >= repeats * period:
         yield pauses_us[-repeats * period :].reshape(repeats, period)
 
 
 def _dispersion(repeats_us: Floats) -> float:
-    """Variance of (repeats, period) within places over that of all, both by their degrees of freedom.
+    """Variance of (repeats, period) within places over the total variance, both by their degrees of freedom.
 
-    What is longer than the longest pause of each repeat mostly is, such as a stall, counts as that long.
+    Pauses longer than the usual longest one of a repeat, such as stalls, count as that long.
     """
     repeats, period = repeats_us.shape
     rank = repeats_us.size - 1 - repeats // 2
@@ -185,7 +185,7 @@ def _is_even(starts_us: Floats) -> bool:
 
 
 def _longest(repeats_us: Floats) -> _Shown:
-    """Of the columns of (repeats, period), by their medians."""
+    """The longest column of (repeats, period), by the medians of the columns."""
     usual_us = np.median(repeats_us, axis=0)
     column = int(usual_us.argmax())
     longest, second = float(usual_us[column]), max(1.0, float(np.delete(usual_us, column).max()))
@@ -193,7 +193,7 @@ def _longest(repeats_us: Floats) -> _Shown:
 
 
 def _shown(repeats_us: Floats, least_contrast: float) -> _Shown | None:
-    """The longest pause of (repeats, period), if it clearly is."""
+    """The longest pause of (repeats, period), if it clearly stands out."""
     places = np.bincount(repeats_us.argmax(axis=1), minlength=repeats_us.shape[1])
     column = int(places.argmax())
     if places[column] < _SAME_PLACE_RATIO * len(repeats_us):
@@ -216,7 +216,7 @@ def are_steady(starts_us: Floats) -> bool:
 
     Intervals that wander are not those of steps, however little they differ from one to the next: a walk's
     differences grow with the root of the lag, as in the variance ratio of Lo and MacKinlay (1988, The Review
-    of Financial Studies 1). Medians make it bear single changes.
+    of Financial Studies 1). Medians tolerate single changes.
     """
     intervals_us = np.diff(starts_us[-_MOST_INTERVALS - 1 :])
     if len(intervals_us) < _FEWEST_INTERVALS or intervals_us.min() <= 0:
@@ -231,7 +231,7 @@ def are_steady(starts_us: Floats) -> bool:
 
 
 def are_numbered(starts_us: Floats, numbers_us: Floats) -> bool:
-    """Whether as many reductions of a number, begun at (m,) times, come between any two of (n,) operations.
+    """Whether equally many reductions of a number, begun at (m,) times, come between any two (n,) operations.
 
     Optimizers reduce norms and counts once in each step, on any communicator of the rank.
     """

@@ -27,8 +27,8 @@ _LEAD_LOST = 0.5
 is longer for that."""
 _LEAST_LEAD_US = 1_000.0
 _LEAST_OPTIMIZER_RATIO, _LEAST_OPTIMIZER_US = 3.0, 500.0
-"""By how much later, and at least, the next gather comes where an optimizer runs before it. In recordings of
-FSDP2 2.7 ms instead of 0.15 ms."""
+"""How many times as late, and how much later at least, the next gather comes if an optimizer runs before it:
+2.7 ms instead of 0.15 ms in recordings of FSDP2."""
 _LEAST_WAIT_RATIO = 3.0
 """A receive that waits takes longer than the others by this multiple of their time. In recordings of
 pipelines of two stages it is by 150 times and more; transfers of one size differ by less than a half."""
@@ -69,8 +69,8 @@ def micro_batches_of(pauses_us: Floats, leads_us: Floats, each_us: float) -> tup
 def micro_batches_by_gathers(until_gather_us: Floats, leads_us: Floats) -> tuple[int, int] | None:
     """The same by when the next gather of parameters began, (n,), NaN where that is unknown.
 
-    Within a step it begins at once, as parameters are as before; after a step the optimizer runs first. The
-    next reduction comes too long after both for this to show.
+    Within a step it begins at once, because the parameters have not changed; after a step the optimizer runs
+    first. The next reduction comes too late to show the difference.
     """
     known = np.isfinite(until_gather_us)
     first = int(np.flatnonzero(~known)[-1]) + 1 if not known.all() else 0
@@ -85,9 +85,9 @@ def micro_batches_by_gathers(until_gather_us: Floats, leads_us: Floats) -> tuple
 
 
 def next_starts_us(ends_us: Floats, starts_us: Floats) -> Floats:
-    """Of operations that end at (n,) times, when the next one of (m,) others begins; NaN where none does.
+    """For operations that end at (n,) times, when the next of (m,) others begins; NaN if none does.
 
-    Both are in order. NaN also for those that end before all others: earlier ones may not be known.
+    Both are in order. NaN also for those that end before all others, as earlier ones may be unknown.
     """
     if not len(starts_us):
         return np.full(len(ends_us), np.nan)

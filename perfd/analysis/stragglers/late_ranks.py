@@ -15,7 +15,7 @@ from perfd.analysis.collectives import NcclRank
 from perfd.thresholds import THRESHOLDS
 
 _SIGMAS = 5.0
-"""Of two ranks that are late in turn, as with sequences of unequal length, one is the last in nearly all
+"""Of two ranks that take turns being late, as with unequal sequences, one is the last in nearly all
 blocks of a window by chance in 1 of 100. With 3 sigmas one of them would be named in 1 of 500, with 5 in 1
 of 11,000 (400,000 simulated windows of 30 steps, normal and uniform times)."""
 _LEAST_SLOWDOWN = 0.03
@@ -83,7 +83,7 @@ def _persistent(rank: NcclRank) -> bool:
 
 
 def _costly(rank: NcclRank) -> bool:
-    # Less may be kernels of NCCL that wait for a multiprocessor while their rank computes, as in JAX.
+    # Less may come from NCCL kernels that wait for a multiprocessor while their rank computes, as in JAX.
     least = max(THRESHOLDS.straggler_wait_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
     return (rank.gain_ratio or 0) >= least
 

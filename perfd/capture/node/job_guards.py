@@ -101,7 +101,7 @@ def slowed(before: JobProgress, now: JobProgress, settings: GuardSettings) -> st
     usual_s = before.step_time_s
     if usual_s is None or settings.max_slowdown_ratio is None or before.step is None:
         return ""
-    # A capture that longer steps asked for begins in them.
+    # A capture that an alert about longer steps started begins when steps are already long.
     usual_s = max(usual_s, min(time_s for _, time_s in before.step_times_s[-_SLOW_LINES:]))
     during = [time_s for step, time_s in now.step_times_s if step > before.step][-_SLOW_LINES:]
     if len(during) < _SLOW_LINES or min(during) <= settings.max_slowdown_ratio * usual_s:

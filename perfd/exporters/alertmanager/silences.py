@@ -38,7 +38,7 @@ def silence_body(
 
 
 def create_silence(config: AlertmanagerConfig, body: Mapping[str, Any]) -> str:
-    """Create a silence at the first Alertmanager that accepts it, which passes it to its cluster; returns the id.
+    """Create a silence at the first Alertmanager that accepts it, and return the id; its cluster shares it.
 
     Raises `PerfdError` with every Alertmanager's answer when none does.
     """

@@ -23,8 +23,8 @@ JOB_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_job_title_info",
-        "The user's name for the job (SLURM: its name; `perfd_job` has its number), its job array and the index "
-        "in it; always 1.",
+        "The user's name for the job (SLURM: its name; `perfd_job` has its number), its job array and the "
+        "index in it; always 1.",
         labels=(*JOB, "title", "array_job", "array_task"),
         source="scheduler",
         absent="When the scheduler has no such name.",
@@ -199,7 +199,7 @@ JOB_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_finding_longer_seconds",
-        "For how long steps have been longer than before, for a finding whose evidence is that they became longer.",
+        "For how long steps have been longer than before, for a finding whose evidence is that.",
         labels=(*JOB, "kind"),
         source=_ANALYSIS,
         absent="Without such a finding, or if steps were as long from the start.",
