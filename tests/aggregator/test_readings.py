@@ -1,6 +1,7 @@
 """The newest readings of a node, and the history of its GPUs."""
 
 import math
+import tracemalloc
 
 import numpy as np
 from aggregator.support import gpus
@@ -161,6 +162,31 @@ def test_history_is_bounded_in_rows_and_seconds():
     times, data = by_time.since(0.0)
     assert len(times) <= 80
     assert times.tolist() == data[:, 0, 0].tolist()
+
+
+def test_a_table_of_far_more_instants_than_are_kept_takes_no_more_memory_than_they_do():
+    made = GpuHistory(Layout(entities=256, metrics=32), "a", seconds=1e9, rows=100)
+    names = [chr(ord("a") + place) for place in range(26)]
+    wide = SampleTable(
+        scope=Scope.GPU, times_unix_ns=[0] * 256, entities=[str(gpu) for gpu in range(256)],
+        columns=dict.fromkeys(names, [0.0] * 256),
+    )  # fmt: skip
+    times = [(1 + second) * 10**9 for second in range(2000)]
+    long = SampleTable(
+        scope=Scope.GPU, times_unix_ns=times, entities=["0"] * len(times),
+        columns={"a": [time_ns / 1e9 for time_ns in times]},
+    )  # fmt: skip
+    plans = [made.layout.plan(table.entities, tuple(table.columns)) for table in (wide, long)]
+    made.append(plans[0], wide.times_unix_ns, values_of(wide))
+    tracemalloc.start()
+    made.append(plans[1], long.times_unix_ns, values_of(long))
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 2000 * 256 * 26 * 4 / 5  # a fifth of all instants at once
+    kept, data = made.since(0.0)
+    assert kept[-1] == 2000
+    assert 50 <= len(kept) <= 100
+    assert data[:, 0, 0].tolist() == kept.tolist()
 
 
 def test_instants_out_of_order_are_given_in_order():

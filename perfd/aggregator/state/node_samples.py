@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -218,9 +219,12 @@ class GpuHistory:
             for gpus, rows in plan.waves
             for gpu, row in zip(gpus.tolist(), rows.tolist(), strict=True)
         )
-        rows, gpus = [row for row, _ in pairs], [gpu for _, gpu in pairs]
+        instants = _instants([times_ns[row] for row, _ in pairs], [gpu for _, gpu in pairs])
+        # A table may have far more instants than are kept; all of them at once would be gigabytes.
+        first = bisect_left(instants, instants[-1] + 1 - self._max_rows)
+        rows, gpus = [row for row, _ in pairs[first:]], [gpu for _, gpu in pairs[first:]]
         times = [times_ns[row] for row in rows]
-        instants = _instants(times, gpus)
+        instants = [instant - instants[first] for instant in instants[first:]]
         data = np.full((instants[-1] + 1, *self._shape), np.nan, np.float32)
         data[np.array(instants)[:, None], np.array(gpus)[:, None], plan.metrics] = values[
             np.ix_(rows, plan.kept)
