@@ -164,6 +164,33 @@ def test_the_aggregator_wants_its_token_for_a_silence(tmp_path: Path) -> None:
         aggregator.stop()
 
 
+def test_the_audit_log_takes_nobodys_word_for_who_silenced_an_alert(
+    tmp_path: Path, receiver: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("word\n")
+    token.chmod(0o600)
+    config = AggregatorConfig(
+        listen="127.0.0.1:0", http_listen="127.0.0.1:0", http_token_file=str(token),
+        audit_file=str(tmp_path / "audit"),
+        exporters=ExportersConfig(alertmanager=AlertmanagerConfig(urls=[receiver[0]])),
+    )  # fmt: skip
+    aggregator = Aggregator(config, manual=True)
+    monkeypatch.setattr(aggregator, "alerts", lambda: [FIRING])
+    aggregator.start()
+    try:
+        headers = {"Content-Type": "application/json", "Authorization": "Bearer word"}
+        body = json.dumps({**BODY, "by": "perfd"}).encode()
+        request = urllib.request.Request(f"http://{aggregator.http_address}{PATH}", body, headers)
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            assert answer.status == 201
+    finally:
+        aggregator.stop()
+    lines = [json.loads(line) for line in (tmp_path / "audit").read_text().splitlines()]
+    (said,) = [line for line in lines if line["action"] == "alert silenced"]
+    assert (said["actor"], said["by"], said["silence"]) == ("request", "perfd", "s-9")
+
+
 @pytest.mark.system
 @pytest.mark.skipif(
     not shutil.which("prometheus-alertmanager") and not os.environ.get("CI"),
