@@ -63,7 +63,7 @@ def running(tmp_path: Path, **changes: Any) -> Aggregator:
 
 
 def trace(path: Path, rank: int = 0) -> CaptureFile:
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, kineto([Op(COMPUTE, 0, 60)], rank=rank, steps={1: (0, 100)}))
     return CaptureFile(path=str(path), size_bytes=path.stat().st_size)
 
@@ -518,3 +518,24 @@ def test_an_operator_may_have_no_reports(tmp_path: Path) -> None:
         aggregator.stop()
     assert not [thread for thread in threading.enumerate() if thread.name == "perfd-reports"]
     assert aggregator.captures()[0]["report"] is None
+
+
+def test_a_file_for_perfetto_that_is_too_large_to_be_served_is_not_offered(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; words = sys.argv[1:]\n"
+        "if words[0] == 'analyze': print('{}')\n"
+        "else: os.truncate(words[words.index('--perfetto') + 1], int(os.environ['SIZE']))"
+    )
+    for name, most in (("fits", 64 << 20), ("large", (64 << 20) + 1)):
+        reported: list[CaptureReport] = []
+        perfd = ("env", f"SIZE={most}", sys.executable, "-c", program)
+        reports = CaptureReports(lambda _, report, to=reported: to.append(report), SystemClock(), perfd=perfd)
+        for capture_id in (name, "next"):
+            reports.submit(ended(capture_id, trace(tmp_path / name / capture_id / "rank0.trace.json")))
+        # The next capture is read after all files of the one before.
+        until(lambda: any("next" in str(one.path) for one in reported))  # noqa: B023  (called here)
+        reports.stop()
+        paths = [one.perfetto_path for one in reported if f"/{name}/{name}/" in str(one.path)]
+        file = tmp_path / name / name / "perfd.perfetto-trace.gz"
+        assert paths == ([None, str(file)] if name == "fits" else [None])
+        assert file.exists() == (name == "fits")

@@ -156,6 +156,10 @@ class CaptureReports:
                 verb = ["trace", "export", "--perfetto", str(part), *map(str, traces)]
                 paths = (scratch, str(part))
                 self._run([*_GUARD, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], None)
+            if part.stat().st_size > _MOST_BYTES:
+                # It would not be served.
+                log.warning("A capture's file for Perfetto is too large.", extra={"file": str(target)})
+                return None
             part.replace(target)
         except (CaptureError, OSError) as error:
             log.warning("The Perfetto file of a capture could not be written.", extra={"error": str(error)})
