@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from tests.support.chromium import Tab
@@ -81,6 +83,22 @@ def test_the_list_asks_for_no_ranks_and_the_page_of_one_updates_until_it_is_over
     stand_in.answers["captures"] = {"captures": [done]}
     stand_in.live.notify()
     tab.wait("document.querySelector('#ranks .done') && document.querySelector('#capture .done')")
+
+
+def test_a_path_that_a_node_reported_is_no_command_and_the_node_is_that_of_its_files(
+    tab: Tab, stand_in: StandIn
+) -> None:
+    gone = {"path": "/a/rank0.sqlite", "size_bytes": 1, "removed": {"unix_s": 1e9, "reason": "full"}}
+    kept = {"path": "/b/$(touch x); it's/rank1.sqlite", "size_bytes": 1, "removed": None}
+    ranks = [
+        {**rank_entry(0, "done"), "node": "n0", "files": [gone]},
+        {**rank_entry(1, "done"), "node": "n1", "files": [kept]},
+    ]
+    stand_in.answers["captures"] = {"captures": [capture_entry("c1", ranks=ranks, ended_unix_s=1e9 + 10)]}
+    tab.open(f"{stand_in.url}/jobs/llama/captures/c1", "document.querySelector('#files code')")
+    words = shlex.split(tab.text("#files code"))
+    assert words[:4] == ["perfd", "trace", "export", "/b/$(touch x); it's"]
+    assert "on n1:" in tab.text("#files")
 
 
 def test_a_capture_that_is_not_there_is_said_to_be_missing(tab: Tab, stand_in: StandIn) -> None:

@@ -69,7 +69,7 @@ function answered(tab) {
   });
 }
 
-const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
+export const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
 
 export const captureCommand = (job, ranks, more = "") => `perfd capture start ${quoted(job)}${ranks ? ` --ranks ${ranks}` : ""} --steps 3${more} --wait`;
 

@@ -1,6 +1,6 @@
 // Captures of a job, newest first, and the page of one: what started it, each rank's states over time, its report.
 
-import { copyButton, perfettoButton } from "./actions.js";
+import { copyButton, perfettoButton, quoted } from "./actions.js";
 import { el, section } from "./dom.js";
 import { count, dataSize, duration, moment, plural, rankNames, words } from "./format.js";
 import { captureAddress, to } from "./paths.js";
@@ -63,10 +63,12 @@ function files(one) {
     return el("p", { class: "actions", id: "files" }, el("a", { href: reportOf(one) }, "Open the report"), el("a", { href: trace, download: `${one.id}.trace.json` }, "Download the analysis (JSON)"),
       found && [el("a", { href: found, download: "" }, "Download for Perfetto"), perfettoButton(found, `Capture ${one.id} of ${one.job}`)]);
   }
-  const unread = one.ranks.filter((who) => who.state !== "empty").flatMap((who) => who.files ?? []).filter((file) => TRACE.test(file.path) && !file.removed);
-  if (one.report || !unread.length) return null;
-  const command = `perfd trace export ${folderOf(unread[0].path)} --perfetto ${one.id}.perfetto-trace.gz`;
-  return el("p", { class: "actions", id: "files" }, el("a", { href: reportOf(one) }, "How to read the traces"), `For ui.perfetto.dev, on ${one.ranks.find((who) => who.files?.length).node}:`, el("code", { class: "command" }, command), copyButton("Copy", command));
+  const readable = (file) => TRACE.test(file.path) && !file.removed;
+  const holder = one.report ? null : one.ranks.find((who) => who.state !== "empty" && who.files?.some(readable));
+  if (!holder) return null;
+  // Paths come from nodes: what is in one must not become a command.
+  const command = `perfd trace export ${quoted(folderOf(holder.files.find(readable).path))} --perfetto ${one.id}.perfetto-trace.gz`;
+  return el("p", { class: "actions", id: "files" }, el("a", { href: reportOf(one) }, "How to read the traces"), `For ui.perfetto.dev, on ${holder.node}:`, el("code", { class: "command" }, command), copyButton("Copy", command));
 }
 
 const folderOf = (path) => path.slice(0, path.lastIndexOf("/")) || "/";
