@@ -51,6 +51,8 @@ class YamlSource:
         """The text of a file; when unreadable, an empty one with that mistake."""
         try:
             return cls(str(path), path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return cls(str(path), "", [Mistake(str(path), 1, 1, "this file does not exist: check the path")])
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
             return cls(str(path), "", [Mistake(str(path), 1, 1, f"this file cannot be read: {reason}")])

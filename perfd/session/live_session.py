@@ -220,7 +220,7 @@ class LiveSession:
             save_run(self._aggregator, directory / PAGE_FILE, self._clock.unix_ns() / 1e9)
         except OSError as error:
             return f"{text}\nperfd: summary not saved: {error.strerror}."
-        saved = f"perfd: summary saved in {directory}; perfd open, report and compare take that folder."
+        saved = f"perfd: summary saved in {directory}; perfd open, report and compare accept that folder."
         return f"{text}\n{saved}"
 
 

@@ -183,7 +183,7 @@ def test_of_a_slow_rank_the_report_shows_the_cause_first_and_the_class_after_it(
     assert report.headline == "A straggler limits this job: rank 2."
     assert report.summary[0].startswith("Rank 2 computes 525.6 ms of 600.0 ms, its peers 396.0 ms")
     assert "for rank 2" in report.summary[1]
-    assert report.tables[0].title == "Rank 2 beside its peers"
+    assert report.tables[0].title == "Rank 2 compared with its peers"
     assert "Class of bottleneck: computation." in report.summary
     assert "Compare the kernels of rank 2" in next(one for one in report.summary if "Most to gain" in one)
 
@@ -366,4 +366,7 @@ def test_the_verb_reports_on_a_trace_or_a_folder_of_them_too(tmp_path, capsys):
     assert main(["report", str(tmp_path / "c1"), "-o", str(tmp_path / "r.html")]) == 0
     assert "2 ranks on NVIDIA H200" in (tmp_path / "r.html").read_text(encoding="utf-8")
     assert main(["report", str(tmp_path / "none")]) == 2
-    assert "none: cannot be read" in capsys.readouterr().err
+    assert (
+        "none does not exist: name a summary, a trace, a recording, or the folder of a run."
+        in capsys.readouterr().err
+    )

@@ -34,7 +34,7 @@ def test_all_mistakes_of_all_files_are_reported_at_once() -> None:
 
 def test_a_file_that_is_not_there_is_a_mistake_of_its_own(tmp_path: Path) -> None:
     missing = tmp_path / "missing.yaml"
-    with pytest.raises(RulesError, match=r"missing\.yaml:1:1: this file cannot be read: No such file"):
+    with pytest.raises(RulesError, match=r"missing\.yaml:1:1: this file does not exist: check the path"):
         load_rules([missing])
 
 

@@ -43,7 +43,7 @@ def test_what_is_no_configuration_is_one_sentence_with_its_place(tmp_path, conte
 
 
 def test_a_configuration_that_cannot_be_read_is_one_sentence(tmp_path):
-    with pytest.raises(ConfigError, match=r"missing\.yaml:1:1: this file cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"missing\.yaml:1:1: this file does not exist: check the path"):
         load_session(tmp_path / "missing.yaml")
     with pytest.raises(ConfigError, match=r":1:1: this file cannot be read: Is a directory$"):
         load_session(tmp_path)

@@ -128,6 +128,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(capture, tmp_path, capsys
     assert main(["trace", "export", str(capture), "--perfetto", str(tmp_path / "none" / "out")]) == 2
     assert "cannot be written: No such file" in capsys.readouterr().err
     assert main(["trace", "export", str(Path("/none")), "--perfetto", str(tmp_path / "out")]) == 2
+    assert "/none does not exist: check the path." in capsys.readouterr().err
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10))))

@@ -266,7 +266,7 @@ def _by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
     evidence.append(f"Its peers wait for it about {percent(straggler.wait_ratio)} of each step.")
     if spread is not None:
         evidence.append(
-            f"The slowest rank's compute is {percent(spread)} of a step over the fastest's (timers)."
+            f"The slowest rank computes {percent(spread)} of a step longer than the fastest (timers)."
         )
     if not idle and one_rank_loads_slowly(facts.data):
         evidence.append(

@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--slow-rank",
         type=whole_from_zero,
         metavar="N",
-        help="the rank that the capture was made for: why it is slow beside its peers is answered first",
+        help="the rank that the capture was made for: why it is slower than its peers comes first",
     )
     parser.add_argument("--peaks", type=Path, metavar="FILE", help="file of GPU peaks to use first")
     parser.add_argument(

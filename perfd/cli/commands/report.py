@@ -102,6 +102,10 @@ def _holds_summary(path: Path) -> bool:
             return b'"schema"' in file.read(_START_BYTES)
     except IsADirectoryError:
         return False
+    except FileNotFoundError as error:
+        raise PerfdError(
+            f"{path} does not exist: name a summary, a trace, a recording, or the folder of a run."
+        ) from error
     except OSError as error:
         raise PerfdError(f"{path}: cannot be read: {error.strerror or error}.") from error
 

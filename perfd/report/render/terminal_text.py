@@ -67,7 +67,7 @@ def _comparison(found: PeerComparison | None) -> list[Table]:
     if found is None or not found.differences:
         return []
     table = _table(
-        f"Rank {found.rank} beside its peers, of a window of {duration(found.span_s)}",
+        f"Rank {found.rank} compared with its peers, in a window of {duration(found.span_s)}",
         ("what", "name", f"rank {found.rank}", "peers", "longer", "count", "peers"),
         left=2,
     )

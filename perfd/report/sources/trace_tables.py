@@ -43,7 +43,7 @@ def _comparison_table(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[Rep
         return []
     return [
         ReportTable(
-            title=f"Rank {found.rank} beside its peers",
+            title=f"Rank {found.rank} compared with its peers",
             source=f"{source_of(analysis)}; of a window of {duration(found.span_s)}, peers are the median of"
             f" {rank_names(found.peers)}",
             columns=("what", "name", f"rank {found.rank}", "peers", "longer", "count", "peers' count"),

@@ -153,6 +153,8 @@ def _start(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             start = file.read(len(_SQLITE))
+    except FileNotFoundError as error:
+        raise TraceError(f"{path} does not exist: check the path.") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
     if not start:
