@@ -76,6 +76,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if not item.nodeid.startswith("tests/deploy/"):
+            continue
         for name in _ONE_AT_A_TIME.keys() & set(getattr(item, "fixturenames", ())):
             if not item.nodeid.startswith(_ONE_AT_A_TIME[name]):
                 raise pytest.UsageError(f"{item.nodeid} uses {name}: add its file to _ONE_AT_A_TIME")

@@ -250,9 +250,9 @@ def test_all_kinds_of_agents_know_what_the_cluster_is_called() -> None:
     assert "PERFD_CLUSTER" not in json.dumps(render(values | {"cluster": None}))
 
 
-@pytest.mark.parametrize("cluster", ["", "a b", "x" * 64, 7])
-def test_a_cluster_is_called_by_what_fits_a_label(cluster: object) -> None:
-    assert "cluster" in refusal({"cluster": cluster})
+@pytest.mark.parametrize("name", ["", "a b", "x" * 64, 7])
+def test_a_cluster_is_called_by_what_fits_a_label(name: object) -> None:
+    assert "cluster" in refusal({"cluster": name})
 
 
 INJECTION = {"injection.by": "policy", "tls.agentSecret": "perfd-client"}
