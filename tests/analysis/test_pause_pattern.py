@@ -228,3 +228,25 @@ def test_operations_between_which_as_many_numbers_are_reduced_are_steps():
     assert not are_numbered(starts_us, at_random)
     assert not are_numbered(starts_us, starts_us[::2] + 1e3)
     assert not are_numbered(starts_us, np.zeros(0))
+
+
+def short_steps(count: int, chance: random.Random) -> list[float]:
+    """Six reductions in 32 ms: before the backward pass and after its first layer there are long pauses."""
+    usual_us = (9_000.0, 1_500.0, 1_500.0, 1_500.0, 300.0, 15_000.0)
+    return [pause * chance.uniform(0.9, 1.1) for _ in range(count) for pause in usual_us]
+
+
+@pytest.mark.parametrize("steps_seen", [160, 161])
+def test_short_steps_without_one_clear_pause_are_found_once_no_model_has_so_many_layers(
+    steps_seen: int,
+) -> None:
+    shown = found(short_steps(steps_seen, random.Random(1))[1:])
+    assert (shown.period if shown else None) == (6 if steps_seen > 160 else None)
+
+
+@pytest.mark.parametrize(("layers", "period"), [(80, None), (400, 6)])
+def test_short_repeats_with_breaks_between_them_are_layers(layers: int, period: int | None) -> None:
+    chance = random.Random(1)
+    pauses = [pause for _ in range(6) for pause in (*short_steps(layers, chance)[:-1], 100_000.0)][-2_000:]
+    shown = found(pauses)
+    assert (shown.period if shown else None) == period

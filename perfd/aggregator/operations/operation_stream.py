@@ -30,8 +30,6 @@ _MARKED_RATIO = 0.9
 """Of so many single operations of one size, those that a number follows, such as the norm of gradients, where
 each is of a step."""
 _FEWEST_SAMPLED = 16
-_COMPARED_ENDS = 10
-"""Newest ends of groups, one of which another rank must have, too."""
 RECEIVE = "Recv"
 
 
@@ -168,12 +166,13 @@ class OperationStream:
         return not self._ends().isdisjoint(other._ends())
 
     def _ends(self) -> set[int]:
-        """Sequence numbers of the last operations of the newest groups."""
+        """Sequence numbers of the last operations of all groups: one rank may report later than another."""
         pattern = self._pattern
         if pattern is None:
             return set()
         large = self._large()
-        places = large[len(large) - 1 - pattern.after_last :: -pattern.period][:_COMPARED_ENDS]
+        ends = slice(len(large) - 1 - pattern.after_last, None, -pattern.period)
+        places = large[ends][: pattern.length // pattern.period]
         return {self.newest_sequence - (len(self.sizes) - 1 - place) * self._stride for place in places}
 
     def _of_one_size(self, places: list[int], found: Repeat) -> Repeat | None:

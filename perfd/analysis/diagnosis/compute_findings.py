@@ -75,8 +75,10 @@ def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
         return None
     if tensor >= THRESHOLDS.mfu_excellent_ratio:
         # Tensor activity is an upper bound of the MFU; recomputation is at most a quarter of it.
-        little = (facts.communication.share_ratio or 0.0) < THRESHOLDS.communication_ratio
-        return Finding(kind=Kind.NONE, confidence=0.4, evidence=evidence) if little else None
+        # While SMs are active, communication is not exposed.
+        least = min(facts.communication.share_ratio or 0.0, 1 - working)
+        exposed = least >= THRESHOLDS.communication_ratio
+        return None if exposed else Finding(kind=Kind.NONE, confidence=0.4, evidence=evidence)
     if not by_activity or not np.isfinite(tensor):
         return None
     return Finding(

@@ -27,6 +27,10 @@ _SHORT_CONTRAST = 5.0
 _SHORT_SPREAD = 0.25
 """Interquartile range of such repeats' durations, over the median, up to which they are steps: the layers of
 a backward pass take about twice as long as those of a forward pass."""
+_UNBROKEN_REPEATS, _BREAK_RATIO, _MOST_BREAKS_RATIO = 160, 1.5, 1 / 160
+"""So many short repeats are steps even if no pause stands out, if at most one of them takes 1.5 times as long
+as usual. Layers do not repeat for that long: models have up to 126 (Llama 3.1 405B), with more time between
+two passes."""
 _LEAST_SHARE = 0.25
 """Of a repeat's pauses, which the one after it is: a forward pass is a quarter of the work and more."""
 _LONGER_RATIO = 0.9
@@ -91,8 +95,14 @@ def pause_pattern(starts_us: Floats, ends_us: Floats, *, sampled: bool = False) 
         shown = _folded(pauses_us, fewest)
     if shown is None:
         shown = _clearest(pauses_us, range(2, min(fewest - 1, most) + 1), _SHORT_CONTRAST)
-        if shown is None or not _is_even(starts_us[len(pauses_us) % shown.period :: shown.period]):
-            return None
+        if shown is not None and not _is_even(_durations_us(starts_us, shown.period)):
+            shown = None
+    if shown is None and not sampled:
+        shown = _folded(pauses_us, 0)
+        if shown is not None and not _is_unbroken(_durations_us(starts_us, shown.period)):
+            shown = None
+    if shown is None:
+        return None
     period = shown.period
     repeated = pauses_us[len(pauses_us) % period :].reshape(-1, period)
     longer = repeated[:, shown.column] > shown.middle_us
@@ -179,9 +189,22 @@ def _dispersion(repeats_us: Floats) -> float:
     return within / all_of_it if all_of_it > 0 else 1.0
 
 
-def _is_even(starts_us: Floats) -> bool:
-    lower, middle, upper = np.percentile(np.diff(starts_us), (25, 50, 75))
+def _durations_us(starts_us: Floats, period: int) -> Floats:
+    """Of the repeats that end with the newest operation but one."""
+    return np.diff(starts_us[(len(starts_us) - 1) % period :: period])
+
+
+def _is_even(durations_us: Floats) -> bool:
+    lower, middle, upper = np.percentile(durations_us, (25, 50, 75))
     return bool(upper - lower <= _SHORT_SPREAD * middle)
+
+
+def _is_unbroken(durations_us: Floats) -> bool:
+    """Whether short repeats follow each other for longer than the layers of any model do."""
+    newest_us = durations_us[-_UNBROKEN_REPEATS:]
+    if len(newest_us) < _UNBROKEN_REPEATS or not _is_even(newest_us):
+        return False
+    return float((newest_us > _BREAK_RATIO * np.median(newest_us)).mean()) <= _MOST_BREAKS_RATIO
 
 
 def _longest(repeats_us: Floats) -> _Shown:

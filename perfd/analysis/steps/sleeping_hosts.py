@@ -218,7 +218,8 @@ def _before(table: LaunchTable, window: int, since_s: Floats) -> Floats | None:
     long_ago = (slept_s[whole] - slept_s[part]) / (spans_s[whole] - spans_s[part])
     after_s = since_s - _CLOCKS_S
     left_s = spans_s[later[0]] - after_s
-    just_before = (slept_s[later[0]] - table.asleep_ratio[window] * after_s) / left_s
+    slept_before_s = slept_s[later[0]] - table.asleep_ratio[window] * after_s
+    just_before = slept_before_s / np.maximum(left_s, _LEAST_BEFORE_S)
     just_before = np.where(left_s >= _LEAST_BEFORE_S, np.maximum(just_before, 0.0), np.nan)
     return np.asarray(np.fmin(long_ago, just_before))
 
