@@ -375,7 +375,7 @@ def test_rules_that_cannot_be_loaded_are_an_error_at_once(tmp_path):
     ("analysis", "words"),
     [
         (AnalysisConfig(flops_convention="mine"), r"analysis\.flops_convention"),
-        (AnalysisConfig(gpu_peaks_file="/nowhere.yaml"), "cannot be read"),
+        (AnalysisConfig(gpu_peaks_file="/nowhere.yaml"), "does not exist"),
     ],
 )
 def test_an_analysis_that_cannot_be_done_is_an_error_at_once(analysis, words):

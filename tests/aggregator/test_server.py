@@ -121,7 +121,10 @@ def test_a_malformed_message_is_left_out_and_its_stream_goes_on(running, message
 
 def test_a_batch_that_cannot_be_decoded_is_acknowledged_and_counted_as_lost(running):
     poison = pb.AgentMessage(batch=pb.Batch(sequence=3))
-    poison.batch.samples.append(b"\x22\x01\x01")  # A row, and no time.
+    no_such_entity = pb.SampleTable(
+        scope=pb.SCOPE_GPU, times_unix_ns=bytes(8), entities=["0"], entity_of_row=[1]
+    )
+    poison.batch.samples.append(no_such_entity.SerializeToString())
     with FakeAgent(running.grpc_address) as agent:
         agent.hello()
         agent.send(step(1))
@@ -224,12 +227,12 @@ def test_too_many_agents_are_turned_away_with_a_sentence():
     with (
         aggregator(limits=Limits(agents=1)) as running,
         FakeAgent(running.grpc_address, agent_id="a") as one,
-        FakeAgent(running.grpc_address, agent_id="b") as two,
     ):
         one.hello()
-        two.say(Hello(agent_id="b", node="n", perfd_version="", sent_unix_ns=0, first_sequence=1))
-        assert two.end() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert "at its limit of agents" in two.reason
+        with FakeAgent(running.grpc_address, agent_id="b") as two:
+            two.say(Hello(agent_id="b", node="n", perfd_version="", sent_unix_ns=0, first_sequence=1))
+            assert two.end() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "at its limit of agents" in two.reason
 
 
 def test_the_offset_of_a_nodes_clock_is_shown_and_not_believed():

@@ -98,8 +98,11 @@ def test_what_is_no_trace_is_one_clear_sentence(tmp_path, name, content, words):
 
 
 def test_a_file_that_is_not_there_and_a_folder_are_one_clear_sentence(tmp_path):
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(TraceError, match="cannot be read"):
+    for path, why in (
+        (tmp_path / "none.json", "does not exist: check the path"),
+        (tmp_path, "cannot be read"),
+    ):
+        with pytest.raises(TraceError, match=why):
             read_traces([path])
 
 

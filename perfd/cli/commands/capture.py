@@ -248,13 +248,14 @@ def _print(document: Mapping[str, Any], *, as_json: bool) -> None:
         print(json.dumps(document))
         return
     capture = document["capture"]
-    why = f"alert {capture['alert']}" if capture["alert"] else f"by {capture['asked_by'] or 'hand'}"
+    # An aggregator of an older version has neither who asked nor what corrects a refusal.
+    why = f"alert {capture['alert']}" if capture["alert"] else f"by {capture.get('asked_by') or 'hand'}"
     print(f"{capture['id']}: {capture['state']}")
     what = f"{capture['tool'] or 'no tool'} of {'server' if capture['server'] else 'job'} {capture['job']}"
     print(f"  {what}, {why}, {_when(capture['requested_unix_s'])} UTC")
     if capture["reason"]:
         print(f"  {capture['reason']}")
-    if found := capture["correction"]:
+    if found := capture.get("correction"):
         print(f"  {found['words']} {found['command']}")
     if report := capture["report"]:
         print(f"  {report['words']}", *([f"    {report['path']}"] if report["path"] else []), sep="\n")
