@@ -37,14 +37,17 @@ demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow ran
 IN_PARALLEL := -n logical --maxprocesses 8 --dist worksteal
 
 test: $(VENV)/.installed-dev ## Run the tests that need no services, without the slow ones
-	@echo "About 8,500 tests, 6 to 14 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
+	@echo "About 8,600 tests, 6 to 14 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
 
 # Tests of a file, which share recordings and services, are in one process (tests/conftest.py).
 test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services
 	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile -m "slow and not system"
 
-test-system: $(VENV)/.installed-dev ## Run the tests against real services (SYSTEM='-n 2 --dist loadfile')
+# Two files at a time, mostly waiting; those of one image store or SLURM in one process (SYSTEM= for one at a time).
+SYSTEM := -n 2 --dist loadfile
+
+test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/run installs them)
 	@$(BIN)/python -m pytest -q -m system $(SYSTEM)
 
 FUZZ_SECONDS := 120
