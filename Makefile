@@ -33,11 +33,12 @@ demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow ran
 	@$(BIN)/perfd demo
 	@echo "(First: 'source $(VENV)/bin/activate'. See docs/first-hour.md.)"
 
-# A process per core, and not more than 8: each of them imports all tests first.
-IN_PARALLEL := -n logical --maxprocesses 8 --dist worksteal
+# Three processes for two cores, since tests wait for a good part of their time; at most 8: each imports all tests.
+PROCESSES := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)); echo $$((n < 8 ? n : 8)))
+IN_PARALLEL := -n $(PROCESSES) --dist worksteal
 
 test: $(VENV)/.installed-dev ## Run the tests that need no services, without the slow ones
-	@echo "About 8,600 tests, 6 to 14 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
+	@echo "About 8,600 tests, 7 to 14 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
 
 # Tests of a file, which share recordings and services, are in one process (tests/conftest.py).
