@@ -34,7 +34,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.phase_runs import MEGATRON_MODEL
+from benchmarks.gpu.phase_jobs import MEGATRON_MODEL
 
 SCHEMA = "perfd.bench.gpu.end_collisions/1"
 HERE = Path(__file__).resolve().parent

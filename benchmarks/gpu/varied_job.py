@@ -27,7 +27,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
 from train import VOCABULARY, Clock, Part, join, loss_against
 
 Step = Callable[[int], torch.Tensor | None]
@@ -39,13 +38,13 @@ _GROWTH_STEPS = 40
 _CRASH_STEP = 45
 
 
-class Job:
+class Setup:
     """What all kinds share: the arguments, the device, the data, and the injector of this rank."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device, injector: PhaseInjector) -> None:
         self.args, self.device, self.injector = args, device, injector
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.lengths = random.Random(dist.get_rank())
+        self.chance = random.Random(dist.get_rank())
 
     def part(self, *, first: bool = True, last: bool = True, layers: int | None = None) -> Part:
         torch.manual_seed(0)
@@ -56,9 +55,6 @@ class Job:
         shape = (self.args.micro_batch, (sequence or self.args.sequence) + 1)
         return torch.randint(VOCABULARY, shape, device=self.device)
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(model.parameters(), lr=1e-4)
-
     def backward(self, model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
         """Forward and backward of one micro-batch."""
         self.injector.begin_micro_batch()
@@ -67,16 +63,11 @@ class Job:
         return loss.detach()
 
 
-def ddp_step(job: Job, model: nn.Module, micro_batches: Callable[[int], list[torch.Tensor]]) -> Step:
-    """A step of DDP that reduces its gradients at the last micro-batch."""
-    optimizer = job.optimizer(model)
+def updating(optimizer: torch.optim.Optimizer, passes: Step) -> Step:
+    """Forward and backward passes of a step, then the optimizer's."""
 
-    def step(number: int) -> torch.Tensor:
-        *others, last = micro_batches(number)
-        with model.no_sync():
-            for tokens in others:
-                job.backward(model, tokens)
-        loss = job.backward(model, last)
+    def step(number: int) -> torch.Tensor | None:
+        loss = passes(number)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss
@@ -84,18 +75,35 @@ def ddp_step(job: Job, model: nn.Module, micro_batches: Callable[[int], list[tor
     return step
 
 
-def evaluation(job: Job) -> Step:
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+
+def ddp_step(setup: Setup, model: nn.Module, micro_batches: Callable[[int], list[torch.Tensor]]) -> Step:
+    """A step of DDP that reduces its gradients at the last micro-batch."""
+
+    def passes(number: int) -> torch.Tensor:
+        *others, last = micro_batches(number)
+        with model.no_sync():
+            for tokens in others:
+                setup.backward(model, tokens)
+        return setup.backward(model, last)
+
+    return updating(adam(model), passes)
+
+
+def evaluation(setup: Setup) -> Step:
     """Evaluates on all ranks every 25 steps."""
-    model = wrapped(job.part(), "ddp", job.device)
-    train = ddp_step(job, model, lambda _number: [job.tokens()])
+    model = wrapped(setup.part(), "ddp", setup.device)
+    train = ddp_step(setup, model, lambda _number: [setup.tokens()])
 
     def step(number: int) -> torch.Tensor | None:
         loss = train(number)
         if number % _EVALUATION_STEPS == 0:
             with torch.no_grad():
-                total = torch.zeros((), device=job.device)
+                total = torch.zeros((), device=setup.device)
                 for _ in range(_EVALUATION_BATCHES):
-                    tokens = job.tokens()
+                    tokens = setup.tokens()
                     total += loss_against(tokens[:, 1:], model.module(tokens[:, :-1]))
                 dist.all_reduce(total)
         return loss
@@ -103,16 +111,15 @@ def evaluation(job: Job) -> Step:
     return step
 
 
-def checkpoint(job: Job) -> Step:
+def checkpoint(setup: Setup) -> Step:
     """Rank 0 writes model and optimizer every 30 steps while the others wait for it."""
-    model = wrapped(job.part(), "ddp", job.device)
-    optimizer = job.optimizer(model)
+    model = wrapped(setup.part(), "ddp", setup.device)
+    optimizer = adam(model)
+    train = updating(optimizer, lambda _number: setup.backward(model, setup.tokens()))
     path = Path(tempfile.gettempdir()) / f"varied-{os.getppid()}.pt"
 
     def step(number: int) -> torch.Tensor | None:
-        loss = job.backward(model, job.tokens())
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        loss = train(number)
         if number % _CHECKPOINT_STEPS == 0:
             if dist.get_rank() == 0:
                 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
@@ -123,92 +130,78 @@ def checkpoint(job: Job) -> Step:
     return step
 
 
-def lengths(job: Job) -> Step:
+def lengths(setup: Setup) -> Step:
     """Every rank draws the length of each batch by itself, from an eighth to the whole sequence."""
-    model = wrapped(job.part(), "ddp", job.device)
+    model = wrapped(setup.part(), "ddp", setup.device)
 
     def batch(_number: int) -> list[torch.Tensor]:
-        longest = job.args.sequence
-        return [job.tokens(job.lengths.randrange(longest // 8, longest + 1, 8))]
+        longest = setup.args.sequence
+        return [setup.tokens(setup.chance.randrange(longest // 8, longest + 1, 8))]
 
-    return ddp_step(job, model, batch)
+    return ddp_step(setup, model, batch)
 
 
-def growing(job: Job) -> Step:
+def growing(setup: Setup) -> Step:
     """The batch grows: one micro-batch more every 40 steps."""
-    model = wrapped(job.part(), "ddp", job.device)
-    return ddp_step(job, model, lambda number: [job.tokens() for _ in range(1 + number // _GROWTH_STEPS)])
+    model = wrapped(setup.part(), "ddp", setup.device)
+    return ddp_step(setup, model, lambda number: [setup.tokens() for _ in range(1 + number // _GROWTH_STEPS)])
 
 
-def offload(job: Job) -> Step:
+def offload(setup: Setup) -> Step:
     """FSDP2 whose parameters and optimizer are in host memory."""
-    part = job.part()
-    policy = CPUOffloadPolicy(pin_memory=job.device.type == "cuda")
+    part = setup.part()
+    policy = CPUOffloadPolicy(pin_memory=setup.device.type == "cuda")
     for block in part.blocks:
         fully_shard(block, offload_policy=policy)
     model = fully_shard(part, offload_policy=policy)
-    optimizer = job.optimizer(model)
-
-    def step(_number: int) -> torch.Tensor:
-        loss = job.backward(model, job.tokens())
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
-
-    return step
+    return updating(adam(model), lambda _number: setup.backward(model, setup.tokens()))
 
 
-def tensor(job: Job) -> Step:
+def tensor(setup: Setup) -> Step:
     """Tensor parallel by DTensor: the two matrices of each MLP are split over all ranks."""
-    part = job.part()
-    mesh = init_device_mesh(job.device.type, (dist.get_world_size(),))
+    part = setup.part()
+    mesh = init_device_mesh(setup.device.type, (dist.get_world_size(),))
     for block in part.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    optimizer = torch.optim.SGD(part.parameters(), lr=1e-4, foreach=False)
 
-    def step(number: int) -> torch.Tensor:
+    def passes(number: int) -> torch.Tensor:
+        # All ranks of a tensor group read the same data.
         torch.manual_seed(number)
-        loss = job.backward(part, job.tokens())
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
+        return setup.backward(part, setup.tokens())
 
-    return step
+    return updating(torch.optim.SGD(part.parameters(), lr=1e-4, foreach=False), passes)
 
 
-def pipeline(job: Job) -> Step:
+def pipeline(setup: Setup) -> Step:
     """1F1B over all ranks, the first stage with half as many layers again as the last."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    layers = job.args.layers * 3 // 5 if rank == 0 else job.args.layers * 2 // 5
-    part = job.part(first=rank == 0, last=rank == size - 1, layers=layers)
-    optimizer = job.optimizer(part)
-    shape = (job.args.micro_batch, job.args.sequence, job.args.hidden)
-    like = torch.empty(0, device=job.device, dtype=job.dtype)
+    layers = setup.args.layers * 3 // 5 if rank == 0 else setup.args.layers * 2 // 5
+    part = setup.part(first=rank == 0, last=rank == size - 1, layers=layers)
+    shape = (setup.args.micro_batch, setup.args.sequence, setup.args.hidden)
+    like = torch.empty(0, device=setup.device, dtype=setup.dtype)
 
     def forward(given: torch.Tensor) -> torch.Tensor:
-        job.injector.begin_micro_batch()
+        setup.injector.begin_micro_batch()
         return part(given)
 
-    schedule = Pipeline(forward, range(size), shape, like, Clock(job.device))
+    schedule = Pipeline(forward, range(size), shape, like, Clock(setup.device))
 
-    def step(number: int) -> torch.Tensor | None:
+    def passes(number: int) -> torch.Tensor | None:
+        # The first stage reads the data, the last one its targets.
         torch.manual_seed(number)
-        tokens = [job.tokens() for _ in range(max(job.args.accumulate, 4))]
-        loss = schedule.step(
+        tokens = [setup.tokens() for _ in range(max(setup.args.accumulate, 4))]
+        return schedule.step(
             [one[:, :-1] for one in tokens], lambda logits, at: loss_against(tokens[at][:, 1:], logits)
         )
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
 
-    return step
+    return updating(adam(part), passes)
 
 
-def graphs(job: Job) -> Step:
+def graphs(setup: Setup) -> Step:
     """The whole step, with the reduction of its gradients, is one CUDA graph that is replayed."""
-    part = job.part()
+    part = setup.part()
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4, capturable=True)
-    tokens = job.tokens()
+    tokens = setup.tokens()
 
     def eager() -> torch.Tensor:
         loss = loss_against(tokens[:, 1:], part(tokens[:, :-1]))
@@ -231,18 +224,18 @@ def graphs(job: Job) -> Step:
         loss = eager()
 
     def step(_number: int) -> torch.Tensor:
-        job.injector.begin_micro_batch()
-        tokens.copy_(job.tokens())
+        setup.injector.begin_micro_batch()
+        tokens.copy_(setup.tokens())
         graph.replay()
         return loss
 
     return step
 
 
-def crash(job: Job) -> Step:
+def crash(setup: Setup) -> Step:
     """Rank 1 dies once at step 45; torchrun starts all again, from the first step."""
-    model = DistributedDataParallel(job.part(), device_ids=[job.device.index] if job.device.index else None)
-    train = ddp_step(job, model, lambda _number: [job.tokens()])
+    model = wrapped(setup.part(), "ddp", setup.device)
+    train = ddp_step(setup, model, lambda _number: [setup.tokens()])
 
     def step(number: int) -> torch.Tensor:
         first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
@@ -253,7 +246,7 @@ def crash(job: Job) -> Step:
     return step
 
 
-KINDS: dict[str, Callable[[Job], Step]] = {
+KINDS: dict[str, Callable[[Setup], Step]] = {
     one.__name__: one
     for one in (evaluation, checkpoint, lengths, growing, offload, tensor, pipeline, graphs, crash)
 }
@@ -268,7 +261,7 @@ def main() -> None:
     injector = PhaseInjector(args.plan, args.truth, dist.get_rank(), micro_batches=1)
     last_step = load(args.plan)[-1].last_step
     try:
-        run = KINDS[args.kind](Job(args, device, injector))
+        run = KINDS[args.kind](Setup(args, device, injector))
         for number in range(1, last_step + 1):
             injector.begin_step()
             loss = run(number)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks.gpu.phase_runs import JOBS
+from benchmarks.gpu.phase_jobs import JOBS
 from benchmarks.gpu.phase_truth import Steps, measure, write_truth
 from benchmarks.gpu.phases import Fault, Phase, faulty, load, phase_at, phases, save, slow_data
 

@@ -1,0 +1,244 @@
+"""Which jobs `phase_runs.py` runs, and which faults are switched on in them.
+
+They are Megatron-LM, plain loops with FSDP2 and DDP, loops whose steps differ (`varied_job.py`), `Trainer` of
+transformers, and Lightning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.gpu.phases import Fault, Phase, phases, slow_data
+
+_SLOW_STEPS, _STEPS_AFTER = 50, 26
+MEGATRON_MODEL = (
+    "--hidden-size", "2048", "--num-attention-heads", "16", "--seq-length", "2048",
+    "--max-position-embeddings", "2048", "--micro-batch-size", "2", "--lr", "1e-4", "--min-lr", "1e-5",
+    "--lr-decay-style", "cosine", "--split", "100,0,0", "--eval-iters", "0", "--eval-interval", "100000",
+    "--bf16", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "32000",
+    "--transformer-impl", "local", "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion",
+    "--no-persist-layer-norm", "--log-interval", "1", "--log-throughput",
+)  # fmt: skip
+_EXPERTS = (
+    "--num-experts", "8", "--expert-model-parallel-size", "4", "--moe-router-topk", "2",
+    "--moe-token-dispatcher-type", "alltoall", "--moe-aux-loss-coeff", "0.01", "--swiglu",
+    "--disable-bias-linear",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job: what it trains, and what goes wrong in it."""
+
+    faults: tuple[Fault, ...] = ()
+    megatron: tuple[str, ...] = ()
+    """Arguments of pretrain_gpt.py; empty for a plain loop."""
+    loop: tuple[str, ...] = ()
+    """Arguments of `script`."""
+    script: str = "loop_job.py"
+    own_launcher: bool = False
+    """The script starts its other ranks, in place of torchrun."""
+    gpus: int = 4
+    healthy_steps: int = 16
+    """Before the first fault."""
+    launcher: tuple[str, ...] = ()
+    """More arguments of torchrun."""
+    slow_data: tuple[str, float] | None = None
+    """In place of faults: `storage` or `decoding`, and its seconds of each sample from the first step on."""
+
+    @property
+    def plan(self) -> list[Phase]:
+        """Its phases."""
+        if self.slow_data is None:
+            return phases(self.faults, warmup_steps=self.healthy_steps)
+        return slow_data(*self.slow_data, steps=_SLOW_STEPS, healthy_steps=_STEPS_AFTER)
+
+
+def _megatron(layers: int, batch: int, *layout: str) -> tuple[str, ...]:
+    return ("--num-layers", str(layers), "--global-batch-size", str(batch), *layout)
+
+
+def _varied(
+    kind: str, *faults: Fault, more: tuple[str, ...] = (), launcher: tuple[str, ...] = (), steps: int = 90
+) -> Job:
+    return Job(
+        gpus=2,
+        script="varied_job.py",
+        loop=("--kind", kind, "--micro-batch", "8", "--accumulate", "1", *more),
+        launcher=launcher,
+        healthy_steps=steps,
+        faults=faults,
+    )
+
+
+TENSOR_PARALLEL = "--tensor-model-parallel-size"
+_TP2, _PP2 = (TENSOR_PARALLEL, "2"), ("--pipeline-model-parallel-size", "2")
+_STALL_STEPS = 20
+JOBS: Mapping[str, Job] = {
+    # Tensor parallel jobs of this size are launch-bound: GPUs have time to spare, small work costs nothing.
+    "tp2dp2": Job(
+        megatron=_megatron(12, 16, *_TP2),
+        faults=(
+            Fault(kind="gpu", size=0.15, ranks=(3,)),
+            Fault(kind="host", size=0.2, ranks=(1,)),
+            Fault(kind="gpu", size=0.8, ranks=(2,)),
+            Fault(kind="stall", size=0.6, ranks=(0,), steps=_STALL_STEPS),
+            Fault(kind="loader", size=0.3),
+        ),
+    ),
+    "ep4": Job(
+        megatron=_megatron(8, 16, *_EXPERTS),
+        faults=(
+            Fault(kind="gpu", size=0.4, ranks=(2,)),
+            Fault(kind="loader", size=0.3),
+            Fault(kind="host", size=0.25, ranks=(1,)),
+            Fault(kind="stall", size=0.6, ranks=(3,), steps=_STALL_STEPS),
+        ),
+    ),
+    "tp2pp2": Job(
+        megatron=_megatron(12, 16, *_TP2, *_PP2),
+        faults=(
+            Fault(kind="gpu", size=0.12, ranks=(3,)),
+            Fault(kind="gpu", size=0.8, ranks=(1,)),
+            Fault(kind="stall", size=0.6, ranks=(2,), steps=_STALL_STEPS),
+            Fault(kind="host", size=0.2, ranks=(2,)),
+            Fault(kind="loader", size=0.3),
+        ),
+    ),
+    "dp4": Job(
+        megatron=_megatron(12, 32),
+        faults=(
+            Fault(kind="gpu", size=0.2, ranks=(1,)),
+            Fault(kind="loader", size=0.3),
+            Fault(kind="gpu", size=0.08, ranks=(2,)),
+            Fault(kind="host", size=0.25, ranks=(3,)),
+            Fault(kind="stall", size=0.6, ranks=(2,), steps=_STALL_STEPS),
+        ),
+    ),
+    "fsdp2": Job(
+        loop=("--wrap", "fsdp2"),
+        faults=(
+            Fault(kind="host", size=0.3, ranks=(1,)),
+            Fault(kind="gpu", size=0.25, ranks=(2,)),
+            Fault(kind="stall", size=0.6, ranks=(3,), steps=_STALL_STEPS),
+            Fault(kind="loader", size=1.2),
+            Fault(kind="host", size=1.1, ranks=(0,)),
+        ),
+    ),
+    "ddp": Job(
+        loop=("--wrap", "ddp", "--print-every", "10"),
+        faults=(
+            Fault(kind="gpu", size=0.25, ranks=(3,)),
+            Fault(kind="host", size=0.3, ranks=(2,)),
+            Fault(kind="loader", size=1.2),
+            Fault(kind="host", size=1.1, ranks=(1,)),
+            Fault(kind="stall", size=0.6, ranks=(0,), steps=_STALL_STEPS),
+        ),
+    ),
+    "pp2dp2": Job(
+        megatron=_megatron(12, 24, *_PP2),
+        faults=(
+            Fault(kind="host", size=0.25, ranks=(0,)),
+            Fault(kind="gpu", size=0.3, ranks=(3,)),
+            Fault(kind="loader", size=0.3),
+            Fault(kind="stall", size=0.6, ranks=(1,), steps=_STALL_STEPS),
+        ),
+    ),
+    "pp4": Job(
+        megatron=_megatron(12, 16, "--pipeline-model-parallel-size", "4"),
+        faults=(
+            Fault(kind="gpu", size=0.3, ranks=(2,)),
+            Fault(kind="stall", size=0.6, ranks=(3,), steps=_STALL_STEPS),
+            Fault(kind="host", size=0.25, ranks=(1,)),
+            Fault(kind="loader", size=0.3),
+        ),
+    ),
+    "dp2": Job(
+        gpus=2,
+        megatron=_megatron(12, 32),
+        faults=(
+            Fault(kind="loader", size=0.4),
+            Fault(kind="gpu", size=0.15, ranks=(1,)),
+            Fault(kind="host", size=0.3, ranks=(0,)),
+            Fault(kind="stall", size=0.6, ranks=(1,), steps=_STALL_STEPS),
+        ),
+    ),
+    "tp2": Job(
+        gpus=2,
+        megatron=_megatron(12, 8, *_TP2),
+        faults=(
+            Fault(kind="gpu", size=0.5, ranks=(1,)),
+            Fault(kind="loader", size=0.3),
+            Fault(kind="host", size=0.3, ranks=(0,)),
+        ),
+    ),
+    "pp2": Job(
+        gpus=2,
+        megatron=_megatron(12, 16, *_PP2),
+        faults=(
+            Fault(kind="gpu", size=0.25, ranks=(0,)),
+            Fault(kind="loader", size=0.3),
+            Fault(kind="host", size=0.4, ranks=(1,)),
+        ),
+    ),
+    "ddp2": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "8", "--print-every", "10"),
+        faults=(
+            Fault(kind="loader", size=1.4),
+            Fault(kind="gpu", size=0.15, ranks=(1,)),
+            Fault(kind="host", size=1.3, ranks=(0,)),
+            Fault(kind="stall", size=0.6, ranks=(0,), steps=_STALL_STEPS),
+        ),
+    ),
+    "fsdp2x2": Job(
+        gpus=2,
+        loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "8"),
+        faults=(
+            Fault(kind="gpu", size=0.25, ranks=(0,)),
+            Fault(kind="loader", size=1.4),
+            Fault(kind="gpu", size=0.12, ranks=(1,)),
+            Fault(kind="host", size=1.3, ranks=(1,)),
+        ),
+    ),
+    "trainer2": Job(
+        gpus=2,
+        script="trainer_job.py",
+        loop=("--micro-batch", "4"),
+        faults=(
+            Fault(kind="gpu", size=0.25, ranks=(1,)),
+            Fault(kind="loader", size=0.5),
+            Fault(kind="host", size=0.5, ranks=(0,)),
+            Fault(kind="stall", size=0.6, ranks=(1,), steps=_STALL_STEPS),
+        ),
+    ),
+    "lightning2": Job(
+        gpus=2,
+        script="lightning_job.py",
+        own_launcher=True,
+        loop=("--micro-batch", "4"),
+        faults=(
+            Fault(kind="loader", size=0.5),
+            Fault(kind="gpu", size=0.25, ranks=(0,)),
+            Fault(kind="host", size=0.5, ranks=(1,)),
+        ),
+    ),
+    # Steps that differ, or unusual collectives: healthy for long, then one fault.
+    "evaluation2": _varied("evaluation", Fault(kind="host", size=0.4, ranks=(1,))),
+    "checkpoint2": _varied("checkpoint", Fault(kind="gpu", size=0.3, ranks=(1,))),
+    "lengths2": _varied("lengths", Fault(kind="host", size=1.0, ranks=(1,), steps=20)),
+    "growing2": _varied("growing", Fault(kind="gpu", size=0.5, ranks=(0,))),
+    "offload2": _varied("offload", Fault(kind="host", size=0.4, ranks=(0,)), more=("--layers", "8")),
+    "tensor2": _varied("tensor", Fault(kind="host", size=0.4, ranks=(1,))),
+    "pipeline2": _varied("pipeline", Fault(kind="gpu", size=0.3, ranks=(1,)), more=("--layers", "20")),
+    "graphs2": _varied("graphs", Fault(kind="host", size=0.5, ranks=(1,))),
+    "crash2": _varied("crash", launcher=("--max-restarts", "1")),
+    # Two workers load each batch, so that a sample's time counts half.
+    "ddp2storage": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "8", "--print-every", "10"),
+        slow_data=("storage", 0.08),
+    ),
+    "fsdp2x2decoding": Job(gpus=2, loop=("--wrap", "fsdp2"), slow_data=("decoding", 0.08)),
+}  # fmt: skip
