@@ -30,6 +30,7 @@ _MARKED_RATIO = 0.9
 """Of so many single operations of one size, those that a number follows, such as the norm of gradients, where
 each is of a step."""
 _FEWEST_SAMPLED = 16
+"""Operations of a report, whose sequence numbers must be equally far apart."""
 RECEIVE = "Recv"
 
 

@@ -113,20 +113,20 @@ class LateRankLosses:
         """
         at_once, beside, variance, error = (np.zeros(len(places)) for _ in range(4))
         for source, shape in self._of_peers(window):
-            rows, found, waited_s, members = source.waited_by_step(shape, places, at_most=at_most)
-            if not len(found):
+            waits = source.waits_of(shape, places, at_most=at_most)
+            if not len(waits.places):
                 continue
-            per_s = source.per_s(shape)[rows]
+            per_s = source.per_s(shape)[waits.communicators]
             if self._step_s is not None and len(step_time_s):
                 lasted_s = trimmed_mean(step_time_s[-shape.steps :], min(shape.blocks, len(step_time_s)))
                 per_s = per_s * self._step_s / lasted_s
-            share = trimmed_mean(gains_by_step(waited_s, members), shape.blocks) * per_s
-            of_share = error_of_gains(waited_s, members) * per_s
+            share = trimmed_mean(gains_by_step(waits.waited_s, waits.members), shape.blocks) * per_s
+            of_share = error_of_gains(waits.waited_s, waits.members) * per_s
             if shape.needed_at_once:
-                np.add.at(at_once, found, np.nan_to_num(share))
-                np.add.at(variance, found, np.nan_to_num(of_share) ** 2)
+                np.add.at(at_once, waits.places, np.nan_to_num(share))
+                np.add.at(variance, waits.places, np.nan_to_num(of_share) ** 2)
                 continue
-            for place, ratio, of_ratio in zip(found, share, of_share, strict=True):
+            for place, ratio, of_ratio in zip(waits.places, share, of_share, strict=True):
                 if ratio > beside[place]:
                     beside[place], error[place] = ratio, of_ratio
         return at_once + beside, np.sqrt(variance + error**2)
@@ -135,9 +135,9 @@ class LateRankLosses:
         """Of each step that is held, the newest last, whether the job would have gained without that rank."""
         longest: Bools = np.zeros(0, dtype=np.bool_)
         for source, shape in self._of_peers(_ALL_HELD):
-            _, found, waited_s, members = source.waited_by_step(shape, np.array([place]))
-            if len(found) and waited_s.shape[1] > len(longest) and not shape.needed_at_once:
-                gains_s = gains_by_step(waited_s[:1], members[:1])[0]
+            waits = source.waits_of(shape, np.array([place]))
+            if len(waits.places) and waits.waited_s.shape[1] > len(longest) and not shape.needed_at_once:
+                gains_s = gains_by_step(waits.waited_s[:1], waits.members[:1])[0]
                 typical = float(median(gains_s[-_NEWEST_STEPS:]))
                 longest = np.asarray(gains_s > max(typical, 0.0) / 2)
         return longest
@@ -217,6 +217,20 @@ class _Part:
         known[block, self.ranks[member]] = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """What is waited in communicators, one entry for each of their members that is looked at."""
+
+    communicators: Ints
+    """(k,): the place of the communicator in its shape."""
+    places: Ints
+    """(k,): which of the ranks that were asked for it is."""
+    members: Ints
+    """(k,): which member of the communicator it is."""
+    waited_s: Floats
+    """(k, steps, g): what each of the g members waits, in seconds; NaN where unknown."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
     """A stack's communicators that are judged."""
@@ -258,13 +272,10 @@ class _Source:
             return np.asarray(shape.paces / operations)
         return steps_per_s(shape, shape.per_step, self.step_s)
 
-    def waited_by_step(
-        self, shape: StepShape, places: Ints, *, at_most: bool = False
-    ) -> tuple[Ints, Ints, Floats, Ints]:
-        """Communicators of the shape, indices into `places`, what members wait, and which member it is.
+    def waits_of(self, shape: StepShape, places: Ints, *, at_most: bool = False) -> _Waits:
+        """The waits of all members of communicators of the shape that have one of these places.
 
-        Waits are seconds, (k, steps, g), NaN where unknown. `at_most` adds up what is waited for beside
-        computation, too.
+        `at_most` adds up what is waited for beside computation, too.
         """
         members = self.stack.ranks[self._rows(shape)]
         by_place = np.full(max(int(members.max()), int(places.max())) + 1, -1)
@@ -272,7 +283,7 @@ class _Source:
         chosen = by_place[members] >= 0
         rows, columns = np.nonzero(chosen)
         if not len(rows):
-            return rows, rows, np.empty((0, shape.steps, members.shape[1])), rows
+            return _Waits(rows, rows, rows, np.empty((0, shape.steps, members.shape[1])))
         steps = shape.blocks if shape.needed_at_once else shape.steps
         needed = np.unique(rows)
         of_row = np.searchsorted(needed, rows)
@@ -287,7 +298,7 @@ class _Source:
         else:
             waited = np.where(known, wait_s, 0.0).max(axis=2)
         waited = np.where(known.any(axis=2), waited, np.nan)
-        return rows, by_place[members][rows, columns], waited[of_row], columns
+        return _Waits(rows, by_place[members][rows, columns], columns, waited[of_row])
 
     def part(self, shape: StepShape, columns: int) -> _Part:
         """The first so many columns of `Lateness`; of pairs the last one alone."""

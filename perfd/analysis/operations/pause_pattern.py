@@ -89,18 +89,7 @@ def pause_pattern(starts_us: Floats, ends_us: Floats, *, sampled: bool = False) 
     pauses_us = np.maximum(starts_us[1:] - ends_us[:-1], 0.0)
     each_us = max(1.0, float(ends_us[-1] - ends_us[0]) / len(pauses_us))
     fewest = max(2, math.ceil(_LEAST_REPEAT_US / each_us))
-    most = len(pauses_us) // _FEWEST_REPEATS
-    shown = _clearest(pauses_us, range(fewest, most + 1), _LEAST_CONTRAST)
-    if shown is None and not sampled:
-        shown = _folded(pauses_us, fewest)
-    if shown is None:
-        shown = _clearest(pauses_us, range(2, min(fewest - 1, most) + 1), _SHORT_CONTRAST)
-        if shown is not None and not _is_even(_durations_us(starts_us, shown.period)):
-            shown = None
-    if shown is None and not sampled:
-        shown = _folded(pauses_us, 0)
-        if shown is not None and not _is_unbroken(_durations_us(starts_us, shown.period)):
-            shown = None
+    shown = _shown_by_any(starts_us, pauses_us, fewest, sampled=sampled)
     if shown is None:
         return None
     period = shown.period
@@ -124,14 +113,29 @@ class _Shown:
     """The longest over the second longest."""
 
 
+def _shown_by_any(starts_us: Floats, pauses_us: Floats, fewest: int, *, sampled: bool) -> _Shown | None:
+    """By one pause or all of them; repeats of under `fewest` operations are as short as layers."""
+    most = len(pauses_us) // _FEWEST_REPEATS
+    if long := _clearest(pauses_us, range(fewest, most + 1), _LEAST_CONTRAST):
+        return long
+    folded = None if sampled else _folded(pauses_us)
+    if folded is not None and folded.period >= fewest:
+        return folded
+    short = _clearest(pauses_us, range(2, min(fewest - 1, most) + 1), _SHORT_CONTRAST)
+    if short is not None and _is_even(_durations_us(starts_us, short.period)):
+        return short
+    unbroken = folded is not None and _is_unbroken(_durations_us(starts_us, folded.period))
+    return folded if unbroken else None
+
+
 def _clearest(pauses_us: Floats, periods: Iterable[int], least_contrast: float) -> _Shown | None:
     """The period after which one pause stands out most."""
     found = (_shown(repeats, least_contrast) for period in periods for repeats in _repeats(pauses_us, period))
     return max((one for one in found if one is not None), key=lambda one: one.contrast, default=None)
 
 
-def _folded(pauses_us: Floats, fewest: int) -> _Shown | None:
-    """The period, at least `fewest`, after which the pauses repeat as a whole, even if none stands out.
+def _folded(pauses_us: Floats) -> _Shown | None:
+    """The period after which the pauses repeat as a whole, even if none stands out.
 
     Pauses are folded at each trial period; the right one leaves the least variance within its places:
     phase dispersion minimization (Stellingwerf 1978, The Astrophysical Journal 224, 953).
@@ -145,7 +149,7 @@ def _folded(pauses_us: Floats, fewest: int) -> _Shown | None:
     if least > _MOST_DISPERSION:
         return None
     period = min(period for period, dispersion in left.items() if dispersion <= least + _AS_GOOD)
-    if period < max(fewest, _FEWEST_FOLDED):
+    if period < _FEWEST_FOLDED:
         # These are layers; a multiple of their period would explain no more.
         return None
     return next((_longest(repeats) for repeats in _repeats(pauses_us, period)), None)
