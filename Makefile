@@ -33,7 +33,7 @@ demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow ran
 	@$(BIN)/perfd demo
 	@echo "(First: 'source $(VENV)/bin/activate'. See docs/first-hour.md.)"
 
-# Three processes for two cores, since tests wait for a good part of their time; at most 8: each imports all tests.
+# Three processes per two cores, because tests often wait; at most 8, because each imports all tests.
 PROCESSES := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)); echo $$((n < 8 ? n : 8)))
 IN_PARALLEL := -n $(PROCESSES) --dist worksteal
 
@@ -41,11 +41,12 @@ test: $(VENV)/.installed-dev ## Run the tests that need no services, without the
 	@echo "About 8,600 tests, 7 to 14 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
 
-# Tests of a file, which share recordings and services, are in one process (tests/conftest.py).
+# Tests of a file share recordings and services, and run in one process (tests/conftest.py).
 test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services
 	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile -m "slow and not system"
 
-# Two files at a time, mostly waiting; those of one image store or SLURM in one process (SYSTEM= for one at a time).
+# Two files at a time, because they mostly wait; those that share an image store or SLURM run in one process.
+# SYSTEM= runs one test at a time.
 SYSTEM := -n 2 --dist loadfile
 
 test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/run installs them)
