@@ -1,13 +1,14 @@
-"""Steps by NCCL operations alone, beside what the job itself measured, over recorded runs.
+"""Compares steps found from NCCL operations alone with what recorded jobs measured themselves.
 
     python -m benchmarks.operation_steps [FOLDER ...]
 
-A FOLDER holds recordings (default: benchmarks/gpu). Their NCCL records are read, and nothing else of them.
-The truth of a recording is, first of what there is: CUDA events of each step (`truth/truth-gpu-rank0.json`,
-`times.json`), its log's lines, the steps and medians of the phases in `truth.json`. A line each: the newest
-step found and the true one, where that is from, and the median over steps of found over true times.
-Rows of recordings without start times of operations cover 3 s and end anywhere in a step, so that they end up
-to 3 s before the job, and hide what differs within; they are counted apart.
+FOLDER holds recordings (default: benchmarks/gpu), of which only the NCCL records are read. The truth is the
+first available of: CUDA events of each step (`truth/truth-gpu-rank0.json`, `times.json`), the lines of the
+log, the steps and median of each phase in `truth.json`. Prints a line per recording: the last step found and
+the true one, the source of the truth, and the median relative error of step times.
+
+Without start times of operations, a row covers 3 s and ends anywhere in a step, so the last one ends up to
+3 s before the job, and differences within a row are hidden; such recordings are counted separately.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TICK_S = 0.25
 _FEWEST_LINES = 10
 _WITHIN = 0.01
 _ALIGNED_STEPS = 5
-"""Of a phase, from which its median is compared."""
+"""Fewest steps of a phase whose median is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +46,19 @@ class Truth:
 
     source: str
     step_s: Mapping[int, float]
-    """By step, or the median of its phase."""
+    """By step; each step of a phase has the median of the phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The rows of one recording, of which none is left where something else took their place."""
+    """The rows of one recording, without replaced ones."""
 
     rows: Sequence[TrainingStep]
     exact: bool
     certain: bool
 
     def each_s(self) -> dict[int, float]:
-        """By step."""
+        """The time of each step."""
         return {
             row.step - back: row.step_time_s
             for row in self.rows
@@ -67,7 +68,7 @@ class Found:
 
 
 def collectives(recording: Recording) -> Iterator[CollectiveTimes]:
-    """In the order in which the aggregator got them."""
+    """The operations of each node, in the order in which the aggregator received them."""
     with tempfile.TemporaryDirectory() as scratch:
         for stream in recording.manifest.streams:
             if stream.kind != RECORDS_KIND:
@@ -84,7 +85,7 @@ def collectives(recording: Recording) -> Iterator[CollectiveTimes]:
 
 
 def steps_of(records: Iterator[CollectiveTimes]) -> Found:
-    """What operations show."""
+    """The steps found from operations."""
     steps = OperationSteps()
     rows: list[TrainingStep] = []
     for times in records:
@@ -95,7 +96,7 @@ def steps_of(records: Iterator[CollectiveTimes]) -> Found:
 
 
 def truth_of(recording: Recording) -> Truth | None:
-    """What is beside the recording, or in its log."""
+    """The job's own measurements, from files next to the recording or from its log; None without any."""
     beside = recording.directory.parent
     for path, key in (
         (beside / "truth" / "truth-gpu-rank0.json", "steps_s"),
@@ -124,14 +125,14 @@ def truth_of(recording: Recording) -> Truth | None:
 
 
 def error_ratio(found: Found, truth: Truth) -> float:
-    """Median of found over true times of the same steps, less 1; of medians of phases, the middle one."""
+    """Median of found over true step times, less 1; for phases, the median over phases of their medians."""
     each_s = found.each_s()
     both = [step for step in each_s if step in truth.step_s]
     if truth.source != "phases":
         return float(np.median([each_s[one] / truth.step_s[one] for one in both])) - 1
     ratios = []
     for true_s in set(truth.step_s.values()):
-        # Steps at a phase's edges are partly of the other one.
+        # Steps at a phase's edges may belong to two phases.
         inside = [one for one in both if {truth.step_s.get(one + by) for by in (-1, 0, 1)} == {true_s}]
         if len(inside) >= _ALIGNED_STEPS:
             ratios.append(float(np.median([each_s[one] for one in inside])) / true_s - 1)
@@ -163,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name:60} {newest}{sure}")
                 continue
             last, error = max(truth.step_s), error_ratio(found, truth)
-            # What is shorter than a row shares one, and the last ones may not fill it.
+            # Short steps share a row, and the last ones may not fill one.
             counts[starts][2] += last - found.rows[-1].steps_covered < newest <= last
             counts[starts][3] += abs(error) <= _WITHIN
             print(f"{name:60} {newest} of {last} ({truth.source}), median {error:+.2%}{sure}", flush=True)

@@ -1,6 +1,6 @@
 """Which jobs `phase_runs.py` runs, and which faults are switched on in them.
 
-They are Megatron-LM, plain loops with FSDP2 and DDP, loops whose steps differ (`varied_job.py`), `Trainer` of
+They are Megatron-LM, plain loops with FSDP2 and DDP, loops whose steps vary (`varied_job.py`), `Trainer` of
 transformers, and Lightning.
 """
 
@@ -41,9 +41,9 @@ class Job:
     """The script starts its other ranks, in place of torchrun."""
     gpus: int = 4
     healthy_steps: int = 16
-    """Before the first fault."""
+    """Steps before the first fault."""
     launcher: tuple[str, ...] = ()
-    """More arguments of torchrun."""
+    """More arguments for torchrun."""
     slow_data: tuple[str, float] | None = None
     """In place of faults: `storage` or `decoding`, and its seconds of each sample from the first step on."""
 
@@ -224,7 +224,7 @@ JOBS: Mapping[str, Job] = {
             Fault(kind="host", size=0.5, ranks=(1,)),
         ),
     ),
-    # Steps that differ, or unusual collectives: healthy for long, then one fault.
+    # Steps that vary, or unusual collectives: many healthy steps, then one fault.
     "evaluation2": _varied("evaluation", Fault(kind="host", size=0.4, ranks=(1,))),
     "checkpoint2": _varied("checkpoint", Fault(kind="gpu", size=0.3, ranks=(1,))),
     "lengths2": _varied("lengths", Fault(kind="host", size=1.0, ranks=(1,), steps=20)),

@@ -1,10 +1,9 @@
-"""Training jobs whose steps differ or whose collectives are unusual, with faults switched on and off by step.
+"""Training jobs whose steps vary or whose collectives are unusual, with faults switched on and off by step.
 
     torchrun --nproc-per-node 2 benchmarks/gpu/varied_job.py --plan plan.json --truth FOLDER --kind checkpoint
 
-The plan is that of `phases.py`; what was done is written as `phase_injector.py` says. The loop knows nothing
-of perfd and prints its loss every few steps. Without a GPU it runs on CPUs with gloo, to try it (not
-`graphs`).
+`phases.py` describes the plan, `phase_injector.py` the files in FOLDER. The loop does not use perfd, and
+prints its loss every few steps. Without a GPU it runs on CPUs with gloo, for a trial (except `graphs`).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _CRASH_STEP = 45
 
 
 class Setup:
-    """What all kinds share: the arguments, the device, the data, and the injector of this rank."""
+    """Shared by all kinds: arguments, device, data, and the injector of this rank."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device, injector: PhaseInjector) -> None:
         self.args, self.device, self.injector = args, device, injector
@@ -80,7 +79,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def ddp_step(setup: Setup, model: nn.Module, micro_batches: Callable[[int], list[torch.Tensor]]) -> Step:
-    """A step of DDP that reduces its gradients at the last micro-batch."""
+    """A DDP step that reduces gradients in the last micro-batch."""
 
     def passes(number: int) -> torch.Tensor:
         *others, last = micro_batches(number)
@@ -93,7 +92,7 @@ def ddp_step(setup: Setup, model: nn.Module, micro_batches: Callable[[int], list
 
 
 def evaluation(setup: Setup) -> Step:
-    """Evaluates on all ranks every 25 steps."""
+    """All ranks evaluate every 25 steps."""
     model = wrapped(setup.part(), "ddp", setup.device)
     train = ddp_step(setup, model, lambda _number: [setup.tokens()])
 
@@ -131,7 +130,7 @@ def checkpoint(setup: Setup) -> Step:
 
 
 def lengths(setup: Setup) -> Step:
-    """Every rank draws the length of each batch by itself, from an eighth to the whole sequence."""
+    """Each rank draws the length of its batches, from an eighth of the sequence to all of it."""
     model = wrapped(setup.part(), "ddp", setup.device)
 
     def batch(_number: int) -> list[torch.Tensor]:
@@ -142,13 +141,13 @@ def lengths(setup: Setup) -> Step:
 
 
 def growing(setup: Setup) -> Step:
-    """The batch grows: one micro-batch more every 40 steps."""
+    """The batch grows by one micro-batch every 40 steps."""
     model = wrapped(setup.part(), "ddp", setup.device)
     return ddp_step(setup, model, lambda number: [setup.tokens() for _ in range(1 + number // _GROWTH_STEPS)])
 
 
 def offload(setup: Setup) -> Step:
-    """FSDP2 whose parameters and optimizer are in host memory."""
+    """FSDP2 with parameters and optimizer in host memory."""
     part = setup.part()
     policy = CPUOffloadPolicy(pin_memory=setup.device.type == "cuda")
     for block in part.blocks:
@@ -158,7 +157,7 @@ def offload(setup: Setup) -> Step:
 
 
 def tensor(setup: Setup) -> Step:
-    """Tensor parallel by DTensor: the two matrices of each MLP are split over all ranks."""
+    """Tensor parallelism with DTensor: the two matrices of each MLP are split over all ranks."""
     part = setup.part()
     mesh = init_device_mesh(setup.device.type, (dist.get_world_size(),))
     for block in part.blocks:
@@ -173,7 +172,7 @@ def tensor(setup: Setup) -> Step:
 
 
 def pipeline(setup: Setup) -> Step:
-    """1F1B over all ranks, the first stage with half as many layers again as the last."""
+    """1F1B over all ranks; the first stage has 1.5 times as many layers as the last."""
     rank, size = dist.get_rank(), dist.get_world_size()
     layers = setup.args.layers * 3 // 5 if rank == 0 else setup.args.layers * 2 // 5
     part = setup.part(first=rank == 0, last=rank == size - 1, layers=layers)
@@ -198,7 +197,7 @@ def pipeline(setup: Setup) -> Step:
 
 
 def graphs(setup: Setup) -> Step:
-    """The whole step, with the reduction of its gradients, is one CUDA graph that is replayed."""
+    """Each step, including the reduction of gradients, replays one CUDA graph."""
     part = setup.part()
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4, capturable=True)
     tokens = setup.tokens()
@@ -233,7 +232,7 @@ def graphs(setup: Setup) -> Step:
 
 
 def crash(setup: Setup) -> Step:
-    """Rank 1 dies once at step 45; torchrun starts all again, from the first step."""
+    """Rank 1 exits once, at step 45; torchrun restarts all ranks from the first step."""
     model = wrapped(setup.part(), "ddp", setup.device)
     train = ddp_step(setup, model, lambda _number: [setup.tokens()])
 
