@@ -96,7 +96,7 @@ class JobSummaries:
         self._clock = clock
         self._verdicts: dict[str, Verdict] = {}
         self._found: dict[str, Sequence[Finding]] = {}
-        """By job, of the newest look, before the headline of others was held."""
+        """By job, in the newest round, before an earlier headline was held."""
         self._changes: dict[str, tuple[Key, StepTimeChange | None]] = {}
         """By job; the key is that of the numbers that it belongs to."""
         self._looked_s: dict[str, float] = {}
@@ -239,7 +239,7 @@ class JobSummaries:
             self._looked_s.pop(name, None)
 
     def _steadied(self, job: str, summary: JobSummary, now_unix_s: float) -> JobSummary:
-        """The summary with the headline of the looks before, until another one has lasted."""
+        """The summary with the headline of earlier rounds, until another one has lasted."""
         steps = summary.steps
         newest = None if steps.source is StepSource.NCCL else steps.last
         moment = Moment(

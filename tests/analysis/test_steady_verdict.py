@@ -105,7 +105,7 @@ def test_what_is_held_against_a_rank_says_that_it_may_be_over():
     assert (
         said[7].evidence
         == said[8].evidence
-        == (*reported.evidence, "The newest looks do not find it: it may be over.")
+        == (*reported.evidence, "The newest rounds do not find it: it may be over.")
     )
 
 

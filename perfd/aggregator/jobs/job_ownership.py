@@ -34,7 +34,7 @@ class JobOwnership:
         self._agreeing: set[str] = set()
         """Nodes that are not of the job, and report the same origin of it."""
         self.world_size: int | None = None
-        """Ranks of the job, as its launcher set it in their environment."""
+        """The job's number of ranks, as its launcher set it in their environment."""
         self._holders: dict[int, tuple[str, float]] = {}
 
     def claims(self, origin: JobOrigin, node: str) -> None:

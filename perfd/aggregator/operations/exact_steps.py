@@ -66,7 +66,7 @@ class FoundSteps:
 
 
 class ExactSteps:
-    """Cuts the repeats of one stream into steps, look by look."""
+    """Cuts the repeats of one stream into steps, as they come."""
 
     def __init__(self, stream: OperationStream, steps_before: int) -> None:
         self.stream = stream
@@ -79,10 +79,10 @@ class ExactSteps:
     def look(
         self, job: str, cycle: Cycle, repeats: int | None, gathers: OperationStream | None = None
     ) -> FoundSteps:
-        """What is new since the last look, with so many `repeats` in a step, None where only pauses show it.
+        """The new steps since the last call, of so many `repeats` each, or None if only pauses show how many.
 
-        `gathers` are those of the parameters that the stream reduces. Nothing where it is unknown when
-        operations began.
+        `gathers` are those of the parameters that the stream reduces. Empty if it is unknown when operations
+        began.
         """
         operations = self.stream.repeating(cycle)
         if operations is None or len(operations) < 2 * cycle.large:

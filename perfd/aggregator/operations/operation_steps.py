@@ -18,7 +18,7 @@ _ROW_S = LONE_S
 """A row covers at least this long where it is unknown when operations began: windows of operations end in the
 middle of a step, which costs each row up to half a step's accuracy."""
 _LOOK_S = 1.0
-"""Between looks for what repeats, before it is known."""
+"""Between searches for what repeats, before it is known."""
 _GATHERING, _ENDING_STEPS = "AllGather", "ReduceScatter"
 _REPEATS_AWAITED = 20
 """Of gathers, before these show steps although there are reductions, and of others before what a group hands
@@ -31,7 +31,7 @@ _SCALAR_BYTES = 4096
 """The gradient norm is one number, or a few; overflow checks and similar reductions come with it."""
 _FEWEST_SCALARS = 8
 _NUMBERS = 2048
-"""Most that are kept, over all communicators."""
+"""Newest reductions of a scalar that are kept, over all communicators."""
 _WHOLE_RATIO = 0.05
 """How far from a whole number the micro-batches of a step may seem, besides one operation more or less."""
 _MOST_MICRO_BATCHES = 64
@@ -99,7 +99,7 @@ class OperationSteps:
         """A row that waits until the stream goes on: what repeats while a job starts ends soon."""
         self._looked_unix_ns = 0
         self._paced: _Pace | None = None
-        """At the newest look."""
+        """At the newest search."""
         self._exact: ExactSteps | None = None
 
     @property

@@ -24,11 +24,11 @@ _SMALL_RATIO = 1 / 64
 _MOST_LONE_PER_S = 20.0
 """A stream of one size may have one operation per step up to this rate; tensor parallelism has more."""
 LONE_S = 3.0
-"""For so long a stream of one size must have been seen."""
+"""How long a stream of one size must have been seen."""
 _MARKED_OPERATIONS = 64
 _MARKED_RATIO = 0.9
-"""Of so many single operations of one size, those that a number follows, such as the norm of gradients, where
-each is of a step."""
+"""Share of that many single operations of one size that a scalar must follow, such as the gradient norm, if
+each is a step."""
 _FEWEST_SAMPLED = 16
 """Operations of a report, whose sequence numbers must be equally far apart."""
 RECEIVE = "Recv"
@@ -70,7 +70,7 @@ class OperationStream:
     operation: str
     newest_sequence: int
     numbers_us: Sequence[float] = ()
-    """When the rank's newest reductions of a single number began, on any communicator."""
+    """When the rank's newest reductions of a scalar began, on any communicator."""
     sizes: deque[int] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
     spans: deque[OperationSpan | None] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
     """When each ran; None where that is unknown."""
@@ -84,7 +84,7 @@ class OperationStream:
     before: tuple[int, int] | None = None
     """When the report before the newest one ended, and how many had been seen by then."""
     alike: bool = False
-    """Whether the operations that repeat are all of one size, at the newest look."""
+    """Whether the operations that repeat were all of one size at the newest search."""
     _whole: int = 0
     """Of the newest ones, those since the newest hole."""
     _stride: int = 1
@@ -92,7 +92,7 @@ class OperationStream:
     _group: int | None = None
     """How many of one size are a repeat, once that is known."""
     _pattern: PausePattern | None = None
-    """At the newest look."""
+    """At the newest search."""
 
     def put(self, times: CollectiveTimes) -> None:
         """Add what the rank reported."""
@@ -204,7 +204,7 @@ class OperationStream:
         return found
 
     def _marked(self, places: list[int]) -> bool:
-        """Whether a number follows each large operation."""
+        """Whether a scalar follows each large operation."""
         followed = [after - before > 1 for before, after in pairwise(places[-_MARKED_OPERATIONS:])]
         return bool(followed) and sum(followed) >= _MARKED_RATIO * len(followed)
 
@@ -247,7 +247,7 @@ def _stride(times: CollectiveTimes) -> int | None:
     sequences = times.sequences
     if len(sequences) == times.count:
         return 1
-    # Operations that share a kernel leave gaps, too; few of these may be even by chance.
+    # Operations that share a kernel leave gaps, too; a few of these may be even by chance.
     if len(sequences) < _FEWEST_SAMPLED:
         return None
     stride = sequences[1] - sequences[0]

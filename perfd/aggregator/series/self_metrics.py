@@ -97,7 +97,7 @@ def collector_keys(node: NodeState) -> list[SeriesKey]:
 
 
 def collector_values(node: NodeState) -> list[float]:
-    """Their values."""
+    """Values of `collector_keys`, in the same order."""
     return [value for one in node.health.values() for value in (float(one.success), one.duration_s)]
 
 

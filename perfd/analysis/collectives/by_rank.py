@@ -42,7 +42,7 @@ class NcclRank:
     """The share of a step that the job would gain if the rank were as fast as its peers: ranks of the same
     stage, tensor position and experts. None without peers."""
     gain_error_ratio: float | None = None
-    """Its standard error, by the scatter of recent steps."""
+    """Its standard error, from the scatter of recent steps."""
     last_ratio: float | None = None
     """Its share of all waiting among its peers."""
     persistence_ratio: float | None = None
@@ -259,12 +259,11 @@ class _Late:
 def _gains(
     losses: LateRankLosses, window: AnalysisWindow, caused: Floats, step_time_s: Floats
 ) -> tuple[Floats, Floats]:
-    """By rank: of those that cost most by a replay of the steps, of the others how long they are waited for.
+    """By rank: its gain, and the standard error of that.
 
-    And the standard error of the former; of the latter it is 0.
-
-    What a rank costs since it became slow is what steps last longer since, if its peers wait for as long: of
-    what they wait beside computation the replay has the longest wait only, at least so much.
+    The costliest ranks are replayed; the gain of the others is how long they are waited for, with error 0. If
+    a rank became slow, its gain is by how much steps became longer since, if its peers wait that long: of
+    waits that overlap computation, the replay counts only the longest, which is a lower bound.
     """
     gains, errors = np.array(caused), np.zeros(len(caused))
     costly = highest(np.nan_to_num(caused), _MOST_REPLAYED)

@@ -106,10 +106,10 @@ class LateRankLosses:
     def gains(
         self, window: AnalysisWindow, places: Ints, step_time_s: Floats, *, at_most: bool = False
     ) -> tuple[Floats, Floats]:
-        """(k,): the share of a step that the job would gain if each of these ranks were as its peers.
+        """(k,): the share of a step that the job would gain if each rank were like its peers, and its error.
 
-        At least that much, or `at_most`; and its standard error, by how the steps scatter. `step_time_s` has
-        one entry per step, the newest last; without any the usual time of a step holds.
+        The share is a lower bound, or with `at_most` an upper one; the standard error is from the scatter of
+        steps. `step_time_s` has one entry per step, the newest last; if empty, the usual step time is used.
         """
         at_once, beside, variance, error = (np.zeros(len(places)) for _ in range(4))
         for source, shape in self._of_peers(window):
@@ -273,9 +273,9 @@ class _Source:
         return steps_per_s(shape, shape.per_step, self.step_s)
 
     def waits_of(self, shape: StepShape, places: Ints, *, at_most: bool = False) -> _Waits:
-        """The waits of all members of communicators of the shape that have one of these places.
+        """The waits of all members of the shape's communicators that have a rank in `places`.
 
-        `at_most` adds up what is waited for beside computation, too.
+        Of waits in a step that overlap computation only the longest counts, with `at_most` their sum.
         """
         members = self.stack.ranks[self._rows(shape)]
         by_place = np.full(max(int(members.max()), int(places.max())) + 1, -1)

@@ -172,7 +172,7 @@ def _by_steps(
     placed, each_s = of_steps.stacks, of_steps.each_s
     if step_s is None or len(known.missing) or sum(len(one.ranks) for one in placed) > _MOST_COMMUNICATORS:
         return None, None
-    # Of ranks of unknown roles, as in a pipeline whose log shows no layout, none is known to have peers.
+    # Ranks of unknown role, as in a pipeline whose log shows no layout, have no known peers.
     _, alike = np.unique(known.roles[known.roles != ALONE], return_counts=True)
     alone, stalled = alike.max(initial=0) <= 1, len(stalled_steps(each_s)) > 0
     if not (alone or stalled):

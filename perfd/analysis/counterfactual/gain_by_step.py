@@ -58,7 +58,7 @@ def gains_by_step(waits_s: Floats, members: Ints) -> Floats:
 
 
 def error_of_gains(waits_s: Floats, members: Ints) -> Floats:
-    """(k,): the standard error of the excess that `gains_by_step` takes away, in seconds; same arguments."""
+    """(k,): the standard error of the excess that `gains_by_step` removes, in seconds; same arguments."""
     if waits_s.shape[2] < 2:
         return np.zeros(len(waits_s))
     own, others = _own_and_others(waits_s, members)
@@ -66,7 +66,7 @@ def error_of_gains(waits_s: Floats, members: Ints) -> Floats:
 
 
 def _own_and_others(waits_s: Floats, members: Ints) -> tuple[Floats, Floats]:
-    """When the member comes, (k, steps), and the others, (k, steps, g) without it, relative to the last."""
+    """Arrivals relative to the last: the member's, (k, steps), and the others', (k, steps, g), NaN at it."""
     ranks = waits_s.shape[2]
     own = -waits_s[np.arange(len(waits_s)), :, members]
     return own, -np.where(np.arange(ranks) == members[:, None, None], np.nan, waits_s)

@@ -39,7 +39,7 @@ def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
 
 
 def median_error(values: Floats) -> Floats:
-    """The standard error of the median over the last axis, by the median absolute deviation."""
+    """The standard error of the median over the last axis, from the median absolute deviation."""
     known = np.maximum(np.isfinite(values).sum(axis=-1), 1)
     spread = median(np.abs(values - median(values)[..., None]))
     return np.asarray(MEDIAN_ERROR * MAD_TO_SIGMA * spread / np.sqrt(known))

@@ -120,7 +120,7 @@ def _by_own_history(facts: JobEvidence, slow: SlowRank) -> Finding:
         confidence=0.6,
         evidence=[
             *_since(facts, slow, f"As fast as before, rank {slow.rank}"),
-            f"{_without_peers(slow)}: it is compared with its own steps before.",
+            f"{_without_peers(slow)}: it is compared with its own earlier steps.",
             *_own_work(facts.reading),
         ],
         gain_ratio=slow.gain_ratio,
@@ -128,9 +128,7 @@ def _by_own_history(facts: JobEvidence, slow: SlowRank) -> Finding:
 
 
 def _without_peers(slow: SlowRank) -> str:
-    return (
-        f"No other rank has its role ({slow.role})" if slow.role else "Which ranks are its peers is unknown"
-    )
+    return f"No other rank has its role ({slow.role})" if slow.role else "Its peers are unknown"
 
 
 def _since(facts: JobEvidence, slow: SlowRank, without: str) -> list[str]:

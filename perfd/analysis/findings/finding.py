@@ -77,9 +77,9 @@ class Finding:
     ranks: Sequence[int] = ()
     """Ranks that it concerns if its culprits are not ranks; empty for all."""
     longer_for_s: float | None = None
-    """For how long steps have been longer, if that they became longer is evidence for it or its effects."""
+    """How long steps have been longer, if longer steps are evidence for the finding or its effects."""
     since_step: int | None = None
-    """The first of these steps, where it is known."""
+    """The first of these steps, if known."""
     effects: Sequence[Effect] = ()
     """Symptoms of the same job that this one explains, the largest first."""
 

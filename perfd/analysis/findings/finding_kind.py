@@ -142,5 +142,5 @@ _HARMLESS = frozenset(
 
 
 def limits_job(kind: str) -> bool:
-    """Whether a kind of finding, by its name, is something other than the job's own work that limits it."""
+    """Whether a kind of finding limits the job by something other than the job's own work."""
     return kind not in _HARMLESS

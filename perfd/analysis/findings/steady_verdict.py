@@ -1,13 +1,12 @@
-"""The headline of a live job, which a look changes only once other evidence has lasted.
+"""The headline of a live job, which a round changes only once other evidence has lasted.
 
-Shares near a threshold cross it in one look and are back in the next; the headline follows only what costs
+Shares near a threshold cross it in one round and are back in the next; the headline follows only what costs
 far more. A finding that blames a rank, or that began with a change of the step time, already needs several
-steps of evidence: it is the headline at once.
-If looks found it for a second it is held for some steps more, since the evidence of a window that a fault
-just fills has gaps; then the headline before it is back.
+steps of evidence: it is the headline at once. If rounds found it for a second, it is held for a few more
+steps, because the evidence has gaps in a window that a fault just fills; then the previous headline returns.
 
-Steps that became longer before the headline was found are part of the same change, of which a later look may
-show less: only that hosts are late, not that they wait for data, or for which rank. The headline stays.
+If steps became longer before the headline was found, that is the same change, of which a later round may show
+less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}
 _AT_ONCE = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.ANALYSIS_FAILED})
 _OVER_AT_ONCE = frozenset({Kind.HANG, Kind.ANALYSIS_FAILED})
 _CONFIRMED_S = 1.0
-_MAY_BE_OVER = "The newest looks do not find it: it may be over."
+_MAY_BE_OVER = "The newest rounds do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
 """Steps by which the start of a change may move later once more of it is known."""
 _MOMENTARY = frozenset({Kind.THROTTLING, Kind.SLOW_LINK})
@@ -34,11 +33,11 @@ _MOMENTARY = frozenset({Kind.THROTTLING, Kind.SLOW_LINK})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When a job was looked at."""
+    """When a round analyzed a job."""
 
     unix_s: float
     step: int | None
-    """The newest; None where that is known seconds later only, or never."""
+    """The newest; None if it is known only seconds later, or never."""
     steady_steps: int
     step_s: float | None = None
     """How long one takes."""
@@ -46,21 +45,21 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What looks at a job have found so far, for the next one."""
+    """What rounds have found for a job so far, for the next one."""
 
     settled: Finding | None = None
-    """The headline that blames no rank, as it was found last; None before any."""
+    """The headline that blames no rank, as last found; None before the first."""
     settled_since: Moment | None = None
-    """Since when looks have found `settled`."""
+    """Since when rounds have found `settled`."""
     missed_since: Moment | None = None
-    """Since when looks find another one; None while they find it, or blame a rank."""
+    """Since when rounds find another one; None while they find it, or blame a rank."""
     blamed: Finding | None = None
-    """The headline that blames a rank, as it was found last; None where that is over."""
+    """The headline that blames a rank, as last found; None once that is over."""
     blamed_since: Moment | None = None
     confirmed: bool = False
-    """Whether looks a second and a step apart have found that."""
+    """Whether rounds a second and a step apart have found `blamed`."""
     cleared_since: Moment | None = None
-    """Since when looks have another headline than that; None while they have it."""
+    """Since when rounds have another headline than `blamed`; None while they have it."""
 
     @property
     def pending(self) -> bool:
@@ -71,12 +70,12 @@ class Verdict:
 def steady_verdict(
     prior: Verdict, found: Sequence[Finding], now: Moment
 ) -> tuple[Verdict, Sequence[Finding]]:
-    """The verdict after this look, and its findings with that headline at the front.
+    """The verdict after this round, and its findings with that headline at the front.
 
-    `found` has at least one finding, the one to act on first at the front. The headline changes at once while
-    steps are few and where the job began anew, where a rank is blamed, where steps became longer, where
-    culprits are not found any more that looks found for a moment only, and where another cause costs far
-    more; else once others were found for some steps and seconds in a row.
+    `found` has at least one finding, the one to act on first at the front. The headline changes at once
+    while steps are few, if the job began anew, a rank is blamed, steps became longer, culprits that rounds
+    found only for a moment are no longer found, or another cause costs far more; otherwise once others were
+    found for some steps and seconds in a row.
     """
     since = prior.cleared_since or now
     held = prior.confirmed and not _cleared(since, now)
@@ -113,7 +112,7 @@ def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
 
 
 def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
-    """The same of what blames no rank."""
+    """The same for a headline that blames no rank."""
     head, settled = found[0], prior.settled
     since = prior.missed_since or now
     if _young(since, now):
@@ -135,7 +134,7 @@ def _found(prior: Verdict, settled: Finding, now: Moment) -> Verdict:
 
 
 def _explained(headline: Finding | None, since: Moment | None, head: Finding) -> TypeGuard[Finding]:
-    """Whether the first finding of a look is an effect of the headline, from the same change of the job."""
+    """Whether a round's first finding is an effect of the headline, from the same change in the job."""
     if headline is None or since is None or head.since_step is None:
         return False
     known = since.step if headline.since_step is None else headline.since_step + _SAME_CHANGE_STEPS
@@ -172,7 +171,7 @@ def _blames_rank(finding: Finding) -> bool:
 
 
 def _far_costlier(head: Finding, still: Finding | None) -> bool:
-    """Than the one before, if that is found at all. Clocks and links are slow for a moment now and then."""
+    """Than the previous one, if it is still found. Clocks and links are slow for a moment now and then."""
     more = _weight(head) - (0.0 if still is None else _weight(still))
     return head.kind not in _MOMENTARY and more >= THRESHOLDS.verdict_margin_ratio
 
@@ -187,7 +186,7 @@ def _young(since: Moment, now: Moment) -> bool:
 
 
 def _just_began(finding: Finding, now: Moment) -> bool:
-    """A change that is longer ago than any headline is held should have been found before."""
+    """Whether the change is as recent as a headline is held; an older one should have been found before."""
     least_s = THRESHOLDS.verdict_hold_steps_count * (now.step_s or 0.0)
     return (finding.longer_for_s or math.inf) <= max(THRESHOLDS.verdict_hold_s, least_s)
 
@@ -201,5 +200,5 @@ def _cleared(since: Moment, now: Moment) -> bool:
 
 
 def _apart(since: Moment, now: Moment, least_steps: int, least_s: float) -> bool:
-    """By the time of so many steps, which passes also after the last line of a log."""
+    """By the duration of that many steps, which also passes after the last line of a log."""
     return now.unix_s - since.unix_s >= max(least_s, least_steps * (now.step_s or 0.0))

@@ -28,9 +28,9 @@ _SHORT_SPREAD = 0.25
 """Interquartile range of such repeats' durations, over the median, up to which they are steps: the layers of
 a backward pass take about twice as long as those of a forward pass."""
 _UNBROKEN_REPEATS, _BREAK_RATIO, _MOST_BREAKS_RATIO = 160, 1.5, 1 / 160
-"""So many short repeats are steps even if no pause stands out, if at most one of them takes 1.5 times as long
-as usual. Layers do not repeat for that long: models have up to 126 (Llama 3.1 405B), with more time between
-two passes."""
+"""This many short repeats are steps even if no pause stands out, if at most one takes over 1.5 times as long
+as usual. Layers do not repeat that often: models have up to 126 (Llama 3.1 405B), with more time between two
+passes."""
 _LEAST_SHARE = 0.25
 """Of a repeat's pauses, which the one after it is: a forward pass is a quarter of the work and more."""
 _LONGER_RATIO = 0.9
@@ -48,21 +48,21 @@ _JUDGED_INTERVALS = 64
 _FEWEST_INTERVALS, _MOST_INTERVALS = 128, 256
 _LAG = 8
 _MOST_WANDERING = 1.5
-"""Change over `_LAG` intervals, over the change from one to the next. For steps around one duration it is 1
-(at most 1.33 in 99 of 100 series of 128), for a random walk the root of the lag, 2.8 (at least 1.7 in 99 of
-100)."""
+"""Ratio of the change over `_LAG` intervals to the change from one to the next: 1 for steps that vary around
+one duration (at most 1.33 in 99 of 100 series of 128), for a random walk the root of the lag, 2.8 (at least
+1.7 in 99 of 100)."""
 _FEWEST_NUMBERED = 10
 _NUMBERED_RATIO = 0.9
 _FEWEST_FOLDED = 5
 """Fewest operations of a repeat that only folding shows: a layer has up to four of one size."""
 _MOST_DISPERSION = 0.3
-"""Share of the pauses' variance that is left within the places of a repeat: 1 for random pauses, 0.02 in
-recorded JAX jobs, whose other periods leave 0.67 and more."""
+"""Share of the pauses' variance that remains within the places of a repeat: 1 for random pauses, 0.02 in
+recorded JAX jobs, where other periods leave at least 0.67."""
 _RECURS, _PEAK = 0.4, 0.05
-"""Least autocorrelation at a period, and least excess over that at the next shorter and longer one: slow
-changes correlate equally at all of them."""
+"""Least autocorrelation at a period, and its least excess over the next shorter and longer period, because
+slow changes correlate equally at all three."""
 _LEAST_PAUSE_RATIO = 0.1
-"""Of the mean pause, added to each pause, so that the logarithms of short ones hardly vary."""
+"""Share of the mean pause that is added to each pause, so that the logarithms of short ones hardly vary."""
 _AS_GOOD = 0.1
 """Additional dispersion up to which a period explains as much as a multiple of it."""
 
@@ -81,8 +81,8 @@ class PausePattern:
 def pause_pattern(starts_us: Floats, ends_us: Floats, *, sampled: bool = False) -> PausePattern | None:
     """The repeats of (n,) operations of one rank, by their pauses, in microseconds; None if none show.
 
-    None may be left out, or if `sampled` all but one in so many: then several steps may pass before the same
-    places of a step are seen again, and only a pause that stands out shows one.
+    No operation may be missing, or if `sampled`, only every k-th one is present: then several steps may pass
+    before the same places of a step are seen again, and only a pause that stands out shows a step.
     """
     if len(starts_us) <= 2 * _FEWEST_REPEATS:
         return None
@@ -194,7 +194,7 @@ def _dispersion(repeats_us: Floats) -> float:
 
 
 def _durations_us(starts_us: Floats, period: int) -> Floats:
-    """Of the repeats that end with the newest operation but one."""
+    """Durations of the repeats, the newest of which ends with the last operation but one."""
     return np.diff(starts_us[(len(starts_us) - 1) % period :: period])
 
 
@@ -239,11 +239,11 @@ def _shown(repeats_us: Floats, least_contrast: float) -> _Shown | None:
 
 
 def are_steady(starts_us: Floats) -> bool:
-    """Whether single operations come as evenly as steps do, by when (n,) of them began, in microseconds.
+    """Whether single operations, which began at (n,) microseconds, are as even as steps.
 
-    Intervals that wander are not those of steps, however little they differ from one to the next: a walk's
-    differences grow with the root of the lag, as in the variance ratio of Lo and MacKinlay (1988, The Review
-    of Financial Studies 1). Medians tolerate single changes.
+    Intervals of a random walk are not those of steps, even if adjacent ones hardly differ: their differences
+    grow with the root of the lag, as in the variance ratio of Lo and MacKinlay (1988, The Review of Financial
+    Studies 1). Medians tolerate single changes.
     """
     intervals_us = np.diff(starts_us[-_MOST_INTERVALS - 1 :])
     if len(intervals_us) < _FEWEST_INTERVALS or intervals_us.min() <= 0:
@@ -258,9 +258,9 @@ def are_steady(starts_us: Floats) -> bool:
 
 
 def are_numbered(starts_us: Floats, numbers_us: Floats) -> bool:
-    """Whether equally many reductions of a number, begun at (m,) times, come between any two (n,) operations.
+    """Whether equally many reductions of a scalar, begun at (m,) times, are between any two (n,) operations.
 
-    Optimizers reduce norms and counts once in each step, on any communicator of the rank.
+    Optimizers reduce norms and counts once per step, on any communicator of the rank.
     """
     if not len(numbers_us):
         return False

@@ -67,7 +67,7 @@ def micro_batches_of(pauses_us: Floats, leads_us: Floats, each_us: float) -> tup
 
 
 def micro_batches_by_gathers(until_gather_us: Floats, leads_us: Floats) -> tuple[int, int] | None:
-    """The same by when the next gather of parameters began, (n,), NaN where that is unknown.
+    """The same, by the time until the next gather of parameters, (n,), NaN if unknown.
 
     Within a step it begins at once, because the parameters have not changed; after a step the optimizer runs
     first. The next reduction comes too late to show the difference.
@@ -87,7 +87,7 @@ def micro_batches_by_gathers(until_gather_us: Floats, leads_us: Floats) -> tuple
 def next_starts_us(ends_us: Floats, starts_us: Floats) -> Floats:
     """For operations that end at (n,) times, when the next of (m,) others begins; NaN if none does.
 
-    Both are in order. NaN also for those that end before all others, as earlier ones may be unknown.
+    Both are sorted. Also NaN for those that end before all others, because earlier others may be unknown.
     """
     if not len(starts_us):
         return np.full(len(ends_us), np.nan)

@@ -25,9 +25,9 @@ _SETTLED, _USUAL = 1, 2
 """Windows that are longer than a moment, and long enough to be what is usual."""
 _BEFORE = 8
 _LEAST_BEFORE_S = 1.0
-"""Of a window, before a change, from which on that part says how hosts slept then."""
+"""How much of a window must be before a change to show how long hosts slept then."""
 _CLOCKS_S = 0.25
-"""By which clocks of steps and of readings may be apart: after a later change hosts slept more before it."""
+"""Most by which clocks of steps and readings differ: with a later change, hosts slept more before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,17 +203,17 @@ def _pauses(pace: OperationPace | None, since_step: int, longer_s: float) -> tup
 
 
 def _before(table: LaunchTable, window: int, since_s: Floats) -> Floats | None:
-    """How long ranks slept in the time before a change, of which a window is the newest that is all after it.
+    """The share of time that ranks slept before a change, after which all of this window lies.
 
-    The next longer one may hold some of both: what a still longer one has beyond it is of the time before. An
-    earlier fault may have kept hosts asleep then: so what is left of the next longer one without the
-    `since_s` (n,) since the change counts where ranks slept less in it.
+    The next longer window may hold some of both, so what a still longer one has beyond it is from before the
+    change. Because an earlier fault may have kept hosts asleep then, the next longer window without the
+    `since_s` (n,) since the change counts if ranks slept less in it.
     """
     spans_s, slept_s = table.span_s, table.asleep_ratio * table.span_s
     later = [at for at in range(window + 1, len(spans_s)) if (spans_s[at] > spans_s[at - 1]).all()]
     if not later:
         return None
-    # Where there is no third one, what is mixed only makes the difference smaller.
+    # Without a third one, mixing only makes the difference smaller.
     part, whole = (later[0], later[1]) if len(later) > 1 else (window, later[0])
     long_ago = (slept_s[whole] - slept_s[part]) / (spans_s[whole] - spans_s[part])
     after_s = since_s - _CLOCKS_S

@@ -15,9 +15,10 @@ from perfd.analysis.collectives import NcclRank
 from perfd.thresholds import THRESHOLDS
 
 _SIGMAS = 5.0
-"""Of two ranks that take turns being late, as with unequal sequences, one is the last in nearly all
-blocks of a window by chance in 1 of 100. With 3 sigmas one of them would be named in 1 of 500, with 5 in 1
-of 11,000 (400,000 simulated windows of 30 steps, normal and uniform times)."""
+"""Standard errors that a gain must exceed. If two ranks take turns being late, as with unequal sequence
+lengths, one comes last in nearly all blocks of a window by chance in 1 of 100 windows. With 3 sigmas, one of
+them would be named in 1 of 500, with 5 in 1 of 11,000 (400,000 simulated windows of 30 steps, normal and
+uniform times)."""
 _LEAST_SLOWDOWN = 0.03
 _EXPLAINS = 0.6
 """Of what ranks are late together, what the slow one's own excess must be."""
@@ -83,7 +84,7 @@ def _persistent(rank: NcclRank) -> bool:
 
 
 def _costly(rank: NcclRank) -> bool:
-    # Less may come from NCCL kernels that wait for a multiprocessor while their rank computes, as in JAX.
+    # Less may be due to NCCL kernels that wait for a multiprocessor while their rank computes, as in JAX.
     least = max(THRESHOLDS.straggler_wait_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
     return (rank.gain_ratio or 0) >= least
 

@@ -42,7 +42,7 @@ _LONGER_S = 10.0
 _FILE_S = 90.0
 """After the end of a profile: XLA collects all events in memory and then writes them."""
 _END_S, _LOOK_S = 2.0, 0.05
-"""How long a process may take to be gone once its server does not answer, and how often that is looked at."""
+"""How long a process may take to exit once its server stops answering, and how often that is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
