@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,10 @@ def refused(reason: str, *, job: str = "llama", profile: str = "default", node: 
     [
         (
             "Job llama was not started under `nsys launch`; start the job with `perfd run`, or nsys.",
+            "perfd run --kineto -- COMMAND",
+        ),
+        (
+            "nsys not found: install nsight-systems, set capture.nsys_path, or capture with Kineto.",
             "perfd run --kineto -- COMMAND",
         ),
         (
@@ -53,6 +58,35 @@ def test_a_capture_again_is_of_the_same_profile() -> None:
     found = correction_of(refused("Cooldown: x", job="my job", profile="slow"))
     assert found is not None
     assert shlex.split(found.command) == ["perfd", "capture", "start", "my job", "--profile", "slow"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "options"),
+    [
+        ("Budget: 4 captures of this job in the last hour", "--profile slow --ranks culprits+peer --steps 7"),
+        ("The job only just started.", "--profile slow --ranks culprits+peer --steps 7"),
+        ("No capture profile 'slow'; capture_profiles has: x.", "--ranks culprits+peer --steps 7"),
+        ("The job ends in about 9 s", "--profile slow --ranks culprits+peer --steps 1"),
+        ("the analysis currently names no culprits.", "--profile slow --ranks all --steps 7"),
+    ],
+)
+def test_a_capture_again_has_the_ranks_and_steps_that_were_asked_for(reason: str, options: str) -> None:
+    asked = replace(refused(reason, profile="slow"), ranks="culprits+peer", steps=7)
+    found = correction_of(asked)
+    assert found is not None
+    assert found.command == f"perfd capture start llama {options}"
+
+
+def test_an_alerts_capture_again_has_its_ranks_and_the_steps_of_its_profile() -> None:
+    found = correction_of(replace(refused("Cooldown: x"), alert="Slow", ranks="3+peer", steps=5))
+    assert found is not None
+    assert found.command == "perfd capture start llama --ranks 3+peer"
+
+
+def test_without_nsys_the_node_needs_it_or_the_job_kineto() -> None:
+    found = correction_of(refused("nsys not found on this node.", node="n1"))
+    assert found is not None
+    assert "nsight-systems-cli" in found.words
 
 
 def test_what_a_node_wrote_into_a_reason_never_becomes_a_command() -> None:

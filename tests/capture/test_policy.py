@@ -287,6 +287,11 @@ def test_a_request_replayed_with_the_same_id_does_nothing_twice(world):
     assert world.report(request, START + 9999) == []
 
 
+def test_a_capture_that_an_alert_started_says_which_ranks_repeat_it_by_hand(world):
+    world.report(alert(capture="blamed", rank="3"))
+    assert world.only().ranks == "3"
+
+
 def test_a_person_is_not_held_back_by_cooldown(world):
     world.report(alert())
     capture_id = world.only().capture_id

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.capture.selection.rank_conditions import coordinate
-from perfd.capture.selection.rank_selection import JobView, RankView, check_selector, select
+from perfd.capture.selection.rank_selection import JobView, RankView, by_hand, check_selector, select
 from perfd.errors import CaptureError
 from perfd.model import ParallelLayout
 
@@ -90,6 +90,25 @@ def test_a_selector_means_these_ranks(selector, expected):
 )
 def test_an_alert_means_the_narrowest_thing_that_its_labels_name(labels, expected):
     assert ranks("alert", **labels) == expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ({"rank": "9", "node": "a"}, "9+peer"),
+        ({"node": "b", "gpu": "1", "stage": "0"}, "node=b,gpu=1+peer"),
+        ({"node": "b", "tp": "1", "stage": "2"}, "node=b,stage=2,tp=1+peer"),
+        ({}, "all+peer"),
+    ],
+)
+def test_by_hand_an_alerts_choice_is_what_its_labels_name(labels, expected):
+    assert by_hand("alert + peer", labels) == expected
+    assert ranks(expected) == ranks("alert+peer", **labels)
+
+
+def test_by_hand_only_labels_that_can_be_conditions_choose():
+    assert by_hand("alert", {"node": "$(reboot)", "stage": "2"}) == "stage=2"
+    assert by_hand("culprits+peer", {"rank": "9"}) == "culprits+peer"
 
 
 def test_ranks_are_grouped_by_node():

@@ -31,7 +31,7 @@ from perfd.capture.policy.policy_events import (
     Tick,
 )
 from perfd.capture.policy.rank_outcomes import apply, end_open, open_nodes, overall
-from perfd.capture.selection import JobView, check_capture_id, select, slug
+from perfd.capture.selection import JobView, by_hand, check_capture_id, select, slug
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError
 from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool
@@ -120,6 +120,7 @@ class CapturePolicy:
             fired_at_unix_s=event.alert.fired_at_unix_s,
             requested_unix_s=now,
             start_unix_s=now,
+            ranks=_unlike_profile(profile, event.alert.labels) if profile else "",
             steps=profile.steps if profile else None,
             max_duration_s=min(profile.max_duration_s, MAX_DURATION_S) if profile else 0.0,
         )
@@ -143,6 +144,7 @@ class CapturePolicy:
             asked_by=event.asked_by,
             requested_unix_s=now,
             start_unix_s=now,
+            ranks=event.ranks or "",
             steps=event.steps if event.steps is not None else profile.steps if profile else None,
             max_duration_s=min(
                 event.max_duration_s or (profile.max_duration_s if profile else 0.0), MAX_DURATION_S
@@ -342,6 +344,12 @@ def _tool(profile: CaptureProfile | None, view: JobView) -> CaptureTool | None:
     if profile is None:
         return None
     return view.tool if profile.tool is None else CaptureTool(profile.tool)
+
+
+def _unlike_profile(profile: CaptureProfile, labels: Mapping[str, str]) -> str:
+    """What chooses an alert's ranks by hand; empty if the profile does."""
+    ranks = by_hand(profile.ranks, labels)
+    return "" if ranks == profile.ranks else ranks
 
 
 def _in_the_way(other: Capture, capture: Capture) -> bool:

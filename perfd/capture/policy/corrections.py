@@ -23,11 +23,16 @@ class Correction:
     """Where to run the command; None: wherever the aggregator can be reached."""
 
 
-_START = "{again}"
-# By a part of the reason, the first that fits. {again} repeats the capture.
+_AGAIN = "{start}{profile}{ranks}{steps}"
+# By a part of the reason, the first that fits.
 _RULES: Sequence[tuple[str, str, str]] = (
     (
-        r"nsys launch|nsys not found|KINETO_USE_DAEMON|Kineto are off",
+        r"nsys not found",
+        "Install nsight-systems-cli on the node, or restart the job for captures with Kineto:",
+        "perfd run --kineto -- COMMAND",
+    ),
+    (
+        r"nsys launch|KINETO_USE_DAEMON|Kineto are off",
         "Restart the job with perfd, which prepares its processes for captures:",
         "perfd run --kineto -- COMMAND",
     ),
@@ -41,20 +46,16 @@ _RULES: Sequence[tuple[str, str, str]] = (
         "Wait until that capture has ended, or cancel it:",
         "perfd capture cancel {other}",
     ),
-    (r"^(?:Cooldown|Budget): ", "Captures started by hand have no such limit:", _START),
-    (r"^No capture profile", "Use an existing profile:", "perfd capture start {job}"),
-    (
-        r"it hangs, and a profiler",
-        "Capture the stacks of its ranks instead:",
-        "perfd capture start {job} --profile hang",
-    ),
-    (r"The job ends in about", "Capture fewer steps:", "perfd capture start {job} --steps 1"),
+    (r"^(?:Cooldown|Budget): ", "Captures started by hand have no such limit:", _AGAIN),
+    (r"^No capture profile", "Use an existing profile:", "{start}{ranks}{steps}"),
+    (r"it hangs, and a profiler", "Capture the stacks of its ranks instead:", "{start} --profile hang"),
+    (r"The job ends in about", "Capture fewer steps:", "{start}{profile}{ranks} --steps 1"),
     (
         r"No rank of job|has no rank|slowest ranks of job|names no culprits|nodes of the ranks|layout lacks",
         "Choose other ranks:",
-        "perfd capture start {job} --ranks all",
+        "{start}{profile} --ranks all{steps}",
     ),
-    (r"saves a checkpoint|try again|only just started", "Try again in a moment:", _START),
+    (r"saves a checkpoint|try again|only just started", "Try again in a moment:", _AGAIN),
 )
 _DOCTOR = "perfd doctor"
 
@@ -65,15 +66,23 @@ def correction_of(capture: Capture) -> Correction | None:
     if capture.state not in _UNMET and not unmet:
         return None
     reason = capture.reason if capture.state in _UNMET else unmet[0].reason
-    again = f"perfd capture start {shlex.quote(capture.job)}"
-    if capture.profile != "default":
-        again += f" --profile {shlex.quote(capture.profile)}"
     for pattern, words, command in _RULES:
         if found := re.search(pattern, reason):
             # Reasons come from nodes: a name in one must not become a command.
             parts = {name: shlex.quote(text) for name, text in found.groupdict().items()}
-            names = {"again": again, "job": shlex.quote(capture.job), **parts}
-            return Correction(words=words, command=command.format_map(names))
+            return Correction(words=words, command=command.format_map({**_options(capture), **parts}))
     node = next((who.node for who in unmet if who.node), None)
     where = f"On {node}, this" if node else "On the job's nodes, this"
     return Correction(words=f"{where} shows what is missing:", command=_DOCTOR, node=node)
+
+
+def _options(capture: Capture) -> dict[str, str]:
+    """The parts of a command that repeats a capture."""
+    # What an alert starts has the steps of its profile.
+    steps = None if capture.alert else capture.steps
+    return {
+        "start": f"perfd capture start {shlex.quote(capture.job)}",
+        "profile": "" if capture.profile == "default" else f" --profile {shlex.quote(capture.profile)}",
+        "ranks": f" --ranks {shlex.quote(capture.ranks)}" if capture.ranks else "",
+        "steps": "" if steps is None else f" --steps {steps}",
+    }

@@ -176,6 +176,8 @@ class Capture:
     requested_unix_s: float
     start_unix_s: float
     """When the agents are to start."""
+    ranks: str = ""
+    """The choice of ranks that repeats it by hand; empty: its profile's."""
     steps: int | None = None
     max_duration_s: float
     participants: Sequence[Participant] = ()

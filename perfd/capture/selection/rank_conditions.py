@@ -17,7 +17,7 @@ Condition: TypeAlias = "Callable[[RankView, ParallelLayout], bool]"
 
 PLACE = re.compile(r"(node|gpu|pod)=([A-Za-z0-9*][A-Za-z0-9._/*-]{0,252})")
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
-_ROLE = re.compile(r"(stage|pp|tp|cp|dp|ep)=(first|last|\d{1,7})")
+ROLE = re.compile(r"(stage|pp|tp|cp|dp|ep)=(first|last|\d{1,7})")
 _MAX_RANK = 1_000_000
 _POD_OF_A_JOB = "-[a-z0-9]{5}"
 """Kubernetes' suffix to the host name of an indexed Job's pod in the pod's name."""
@@ -62,7 +62,7 @@ def parse_conditions(term: str) -> set[int] | list[Condition]:
             if last < first or last >= _MAX_RANK:
                 raise CaptureError(f"{part!r} is not a range of ranks.")
             ranks.update(range(first, last + 1))
-        elif role := _ROLE.fullmatch(part):
+        elif role := ROLE.fullmatch(part):
             conditions.append(_role_condition(role[1], role[2]))
         elif place := PLACE.fullmatch(part):
             conditions.append(_place_condition(place[1], place[2]))

@@ -9,12 +9,13 @@ from fnmatch import fnmatchcase
 from statistics import median
 
 from perfd.capture.expected_end import Pace
-from perfd.capture.selection.rank_conditions import PLACE, coordinate, in_pod, parse_conditions
+from perfd.capture.selection.rank_conditions import PLACE, ROLE, coordinate, in_pod, parse_conditions
 from perfd.errors import CaptureError
 from perfd.model import CaptureTool, ParallelLayout
 
 _SLOWEST = re.compile(r"slowest:(\d{1,4})")
 _MOST_NAMED = 8
+_LABELED_ROLES = ("stage", "tp", "dp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +100,21 @@ def slow_rank_of(labels: Mapping[str, str]) -> int | None:
     return int(rank) if rank.isdecimal() else None
 
 
+def by_hand(selector: str, labels: Mapping[str, str]) -> str:
+    """The same choice without an alert: `alert` becomes what its labels name; places, not pods."""
+    return "+".join(
+        _named_by(labels) if term == "alert" else term for term in map(str.strip, selector.split("+"))
+    )
+
+
+def _named_by(labels: Mapping[str, str]) -> str:
+    if (rank := slow_rank_of(labels)) is not None:
+        return str(rank)
+    names = ("node", "gpu") if labels.get("gpu") else ("node", *_LABELED_ROLES)
+    parts = [f"{name}={labels[name]}" for name in names if labels.get(name)]
+    return ",".join(part for part in parts if PLACE.fullmatch(part) or ROLE.fullmatch(part)) or "all"
+
+
 def check_selector(selector: str) -> None:
     """Raise `CaptureError` if a selector is invalid for any job; for configurations."""
     for term in (part.strip() for part in selector.split("+")):
@@ -153,7 +169,7 @@ def _from_labels(view: JobView, labels: Mapping[str, str]) -> set[int]:
     near = _near(view, labels)
     if gpu := labels.get("gpu", ""):
         return {rank.rank for rank in near if str(rank.gpu) == gpu}
-    roles = [(name, labels[name]) for name in ("stage", "tp", "dp") if labels.get(name, "").isdecimal()]
+    roles = [(name, labels[name]) for name in _LABELED_ROLES if labels.get(name, "").isdecimal()]
     return {
         rank.rank
         for rank in near
