@@ -18,8 +18,9 @@ import pytest
 from exporters.support import until
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.aggregator.captures.capture_reports import CaptureReports, readable_traces
+from perfd.aggregator.captures.capture_reports import CaptureReports, lacks_report, readable_traces
 from perfd.aggregator.captures.trace_document import TraceDocument
+from perfd.aggregator.history import HistoryStore, capture_row
 from perfd.analysis.findings import Kind
 from perfd.capture.capture_routes import StartBody
 from perfd.capture.node.process_environment import runs
@@ -106,7 +107,7 @@ def test_a_capture_that_ends_is_analysed_and_its_report_outlives_the_aggregator(
     made = sorted(path.name for path in (tmp_path / "c1").iterdir())
     assert made == ["perfd.report.html", "perfd.trace.json", "rank0.trace.json"]
     assert all((tmp_path / "c1" / name).stat().st_mode & 0o077 == 0 for name in made[:2])
-    again = running(tmp_path)
+    again = running(tmp_path, capture_reports=False)
     assert again.captures() == [reported]
     again.stop()
 
@@ -508,6 +509,37 @@ def test_an_analysis_that_says_too_much_is_not_read(tmp_path: Path) -> None:
         (None, "The analysis of the traces has more than 64 MiB.")
     ]
     assert [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"]
+
+
+@pytest.mark.parametrize("words", [None, "Made before the restart."])
+def test_what_a_restart_interrupted_is_made_after_it(tmp_path: Path, words: str | None) -> None:
+    page = str(tmp_path / "c1" / "perfd.report.html")
+    stored = replace(
+        ended("c1", trace(tmp_path / "c1" / "rank0.trace.json")),
+        ended_unix_s=SystemClock().unix_ns() / 1e9,
+        report=CaptureReport(path=page, words=words, made_unix_s=1.0) if words else None,
+    )
+    history = HistoryStore(tmp_path / "history.sqlite")
+    history.submit([capture_row("c1", 1.0, msgspec.json.encode(stored))])
+    assert history.close()
+    audit = tmp_path / "audit.jsonl"
+    again = running(tmp_path, audit_file=str(audit))
+    try:
+        again.tick()
+        until(lambda: (again.captures()[0]["report"] or {}).get("perfetto_path") is not None)
+        (found,) = again.captures()
+    finally:
+        again.stop()
+    assert found["report"]["perfetto_path"] == str(tmp_path / "c1" / "perfd.perfetto-trace.gz")
+    assert (found["report"]["words"] == words) == bool(words)
+    assert "capture requested" not in audit.read_text(encoding="utf-8")
+
+
+def test_captures_that_ended_long_before_a_restart_are_not_read_again() -> None:
+    lately = replace(ended("c1"), ended_unix_s=100.0)
+    assert [lacks_report(lately, since) for since in (100.0, 100.5)] == [True, False]
+    unread = replace(lately, report=CaptureReport(path=None, words="The trace is cut.", made_unix_s=1.0))
+    assert not lacks_report(unread, 0.0)
 
 
 def test_an_operator_may_have_no_reports(tmp_path: Path) -> None:

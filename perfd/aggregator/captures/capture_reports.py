@@ -79,7 +79,7 @@ class CaptureReports:
         self._stopped = False
 
     def submit(self, capture: Capture) -> None:
-        """Make the report of a capture that is over, soon; nothing happens when it left no trace."""
+        """Complete the report of a capture that is over, soon; nothing happens when it left no trace."""
         if not any(_is_trace(file.path) for file in _files(capture)):
             return
         with self._lock:
@@ -110,18 +110,23 @@ class CaptureReports:
             traces = readable_traces(capture)
             if not traces:
                 continue
-            try:
-                with reading(traces[0].parent):
-                    report = self._report(capture, traces)
-            except (CaptureError, OSError) as error:
-                report = CaptureReport(path=None, words=str(error), made_unix_s=self._now())
-            if self._stopped:
-                return
-            self._made(capture.capture_id, report)
+            report = capture.report
+            if report is None:
+                report = self._report(capture, traces)
+                if self._stopped:
+                    return
+                self._made(capture.capture_id, report)
             if report.path and (perfetto_path := self._for_perfetto(traces)) and not self._stopped:
                 self._made(capture.capture_id, replace(report, perfetto_path=perfetto_path))
 
     def _report(self, capture: Capture, traces: Sequence[Path]) -> CaptureReport:
+        try:
+            with reading(traces[0].parent):
+                return self._analyzed(capture, traces)
+        except (CaptureError, OSError) as error:
+            return CaptureReport(path=None, words=str(error), made_unix_s=self._now())
+
+    def _analyzed(self, capture: Capture, traces: Sequence[Path]) -> CaptureReport:
         folder = traces[0].parent
         document, page = folder / f".{DOCUMENT_NAME}", folder / f".{REPORT_NAME}"
         try:
@@ -129,8 +134,7 @@ class CaptureReports:
             with _private(document) as output, _private(page), _scratch() as scratch:
                 known = [*self._known(capture.job, Path(scratch)), *_question(capture)]
                 verb = ["analyze", "--json", "--report", str(page), *known, *map(str, traces)]
-                paths = (scratch, str(document), str(page))
-                self._run([*_GUARD, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
+                self._run(verb, scratch, (document, page), output)
             if document.stat().st_size > _MOST_BYTES:
                 raise CaptureError(f"The analysis of the traces has more than {_MOST_BYTES >> 20} MiB.")
             said = msgspec.json.decode(document.read_bytes(), type=TraceDocument)
@@ -154,8 +158,7 @@ class CaptureReports:
         try:
             with reading(target.parent), _private(part), _scratch() as scratch:
                 verb = ["trace", "export", "--perfetto", str(part), *map(str, traces)]
-                paths = (scratch, str(part))
-                self._run([*_GUARD, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], None)
+                self._run(verb, scratch, (part,), subprocess.DEVNULL)
             if part.stat().st_size > _MOST_BYTES:
                 # It would not be served.
                 log.warning("A capture's file for Perfetto is too large.", extra={"file": str(target)})
@@ -178,8 +181,10 @@ class CaptureReports:
         peaks = ("--peaks", self._peaks_file) if self._peaks_file else ()
         return ("--summary", str(file), *peaks)
 
-    def _run(self, command: Sequence[str], output: int | None) -> None:
-        """Run a verb of perfd; raises `CaptureError` with its complaint."""
+    def _run(self, verb: Sequence[str], scratch: str, parts: Sequence[Path], output: int) -> None:
+        """Run a verb of perfd, which writes these parts; raises `CaptureError` with its complaint."""
+        paths = (scratch, *map(str, parts))
+        command = [*_GUARD, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb]
         theirs, ours = os.pipe()
         with os.fdopen(ours):
             with os.fdopen(theirs) as guard_end, self._lock:
@@ -189,7 +194,7 @@ class CaptureReports:
                     command,
                     # Only this process has the other end, so the child ends with it.
                     stdin=guard_end,
-                    stdout=subprocess.DEVNULL if output is None else output,
+                    stdout=output,
                     stderr=subprocess.PIPE,
                     # Ctrl-C in a terminal is for the aggregator, which ends it.
                     start_new_session=True,
@@ -218,6 +223,13 @@ def _question(capture: Capture) -> Sequence[str]:
     """The arguments that say which rank the capture is about; none where its alert names none."""
     rank = slow_rank_of(capture.labels)
     return () if rank is None else ("--slow-rank", str(rank))
+
+
+def lacks_report(capture: Capture, since_unix_s: float) -> bool:
+    """Whether the report of a capture that ended since then, or its file for Perfetto, was not made."""
+    report = capture.report
+    incomplete = report is None or (report.path is not None and report.perfetto_path is None)
+    return incomplete and capture.ended_unix_s is not None and capture.ended_unix_s >= since_unix_s
 
 
 def readable_traces(capture: Capture) -> Sequence[Path]:

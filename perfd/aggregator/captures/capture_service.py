@@ -10,7 +10,7 @@ import msgspec
 
 from perfd.aggregator.alerts import Decision, WebhookOutcome, job_of, unknown_job
 from perfd.aggregator.audit import AuditLog, Refusal
-from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary
+from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary, lacks_report
 from perfd.aggregator.captures.capture_senders import checked_status, may_remove
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
@@ -25,6 +25,8 @@ from perfd.model import Alert, CaptureCancel, CaptureFilesRemoved, CaptureReques
 
 _MOST_AUDITED = 4096
 """Captures that are remembered so that the audit log has each beginning once."""
+_RESUMED_S = 3600.0
+"""Reports of captures that ended at most so long before a restart are completed after it."""
 
 Send = Callable[[str, CaptureRequest | CaptureCancel], None]
 """Sends a message to the agent of a node, from any thread."""
@@ -64,8 +66,13 @@ class CaptureService:
         self._history = history
         self._lock = threading.Lock()
         self._send: Send = _nowhere
+        self._interrupted: Sequence[Capture] = ()
+        """Captures whose reports a restart interrupted."""
         if history is not None:
             stored = history.captures(Capture, limit=1000)
+            self._audited = dict.fromkeys(one.capture_id for one in stored)
+            since_unix_s = self._now() - _RESUMED_S
+            self._interrupted = [one for one in stored if lacks_report(one, since_unix_s)]
             with self._lock, self._failures.contained(Part.HISTORY):
                 self._coordinator.restore(stored, self._now())
 
@@ -252,9 +259,12 @@ class CaptureService:
                 ]
             )
         if self._reports is not None:
+            for capture in self._interrupted:
+                self._reports.submit(capture)
             for capture in changed:
                 if capture.state is not None and capture.report is None:
                     self._reports.submit(capture)
+            self._interrupted = ()
         for node, message in self._coordinator.drain():
             self._send(node, message)
 
