@@ -52,7 +52,7 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
 
 
-# Fixtures of which a machine has one, and the tests that use them: one store of images, one SLURM at a time.
+# Fixtures that a machine can have only once, and the tests that use them: the image store and SLURM.
 _ONE_AT_A_TIME = {
     "image": ("tests/deploy/test_image.py", "tests/deploy/kubernetes/"),
     "cluster": ("tests/deploy/test_slurm",),
@@ -60,7 +60,7 @@ _ONE_AT_A_TIME = {
 
 
 class _FilesOfOneService(LoadFileScheduling):
-    """All tests of a file are in one process, and so are all files that use one of these fixtures."""
+    """Runs all tests of a file in one process, and all files that use one of these fixtures in one, too."""
 
     def _split_scope(self, nodeid: str) -> str:
         return next((name for name, files in _ONE_AT_A_TIME.items() if nodeid.startswith(files)), "") or str(

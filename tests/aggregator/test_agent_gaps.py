@@ -1,4 +1,4 @@
-"""What agents do not give is named in /api/v1/agents, with the reason and a command."""
+"""/api/v1/agents names what agents do not provide, with the reason and a command."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NOW_NS = round(START_S * 1e9)
 
 def missing(running: Any, node: str = "node0") -> Mapping[str, Mapping[str, Any]]:
     (agent,) = [one for one in running.agents() if one["node"] == node]
-    # A fake agent says that its version is "test".
+    # A fake agent reports version "test".
     return {one["what"]: one for one in agent["missing"] if one["what"] != "version"}
 
 
-def test_an_agent_that_gives_everything_lacks_nothing() -> None:
+def test_a_complete_agent_lacks_nothing() -> None:
     with aggregator() as running, FakeAgent(running.grpc_address) as agent:
         agent.hello(tools=(CaptureTool.NSYS,), sent_unix_ns=NOW_NS)
         agent.send(
@@ -33,7 +33,7 @@ def test_an_agent_that_gives_everything_lacks_nothing() -> None:
         assert missing(running) == {}
 
 
-def test_what_a_node_with_ranks_does_not_give_is_named_with_a_command() -> None:
+def test_what_a_node_with_ranks_lacks_is_named_with_a_command() -> None:
     with aggregator() as running, FakeAgent(running.grpc_address) as agent:
         agent.hello(sent_unix_ns=NOW_NS)
         failing = CollectorHealth(
@@ -55,7 +55,7 @@ def test_what_a_node_with_ranks_does_not_give_is_named_with_a_command() -> None:
         assert found["NCCL plugin"]["command"] == "perfd run --job 'my job' -- COMMAND"
         assert "my job" in found["log"]["words"]
 
-        # A step, and a reading of its GPUs, are no longer missing.
+        # Steps and GPU readings are no longer missing.
         agent.send(step(1, job="my job"), gpus(START_S, power_w=[500.0]), sent_unix_ns=NOW_NS)
         assert set(missing(running)) == {"capture tools", "infiniband", "NCCL plugin"}
 
@@ -76,7 +76,7 @@ def test_a_clock_that_is_a_second_off_is_named(off_s: float, named: bool) -> Non
         assert set(missing(running)) == ({"clock"} if named else set())
 
 
-def test_an_agent_that_is_gone_is_named_and_one_that_left_lacks_nothing() -> None:
+def test_a_disconnected_agent_is_named_and_one_that_left_lacks_nothing() -> None:
     with aggregator() as running:
         with FakeAgent(running.grpc_address) as agent:
             agent.hello(tools=(CaptureTool.PY_SPY,), sent_unix_ns=NOW_NS)
@@ -89,7 +89,7 @@ def test_an_agent_that_is_gone_is_named_and_one_that_left_lacks_nothing() -> Non
         assert running.agents()[0]["missing"] == []
 
 
-def test_another_version_is_named() -> None:
+def test_a_different_version_is_named() -> None:
     with aggregator() as running, FakeAgent(running.grpc_address) as agent:
         agent.hello(tools=(CaptureTool.PY_SPY,), sent_unix_ns=NOW_NS)
         (gap,) = running.agents()[0]["missing"]
@@ -97,7 +97,7 @@ def test_another_version_is_named() -> None:
         assert f"perfd test, the aggregator {__version__}" in gap["words"]
 
 
-def test_the_lag_is_what_the_newest_batch_took_longer_than_the_fastest() -> None:
+def test_the_lag_is_how_much_longer_the_newest_batch_took_than_the_fastest() -> None:
     agent = AgentState(agent_id="a", node="n")
     assert agent.lag_s is None
     for delay_s in (0.2, 0.1, 7.1):

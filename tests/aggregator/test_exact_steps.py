@@ -191,7 +191,7 @@ def test_where_nothing_is_longer_a_micro_batch_counts_as_a_step_and_that_is_know
     assert_exact(rows, timeline.ends_us)
 
 
-def test_a_pause_in_which_the_host_waits_for_the_gpu_is_no_end_of_a_step() -> None:
+def test_a_pause_in_which_the_host_waits_for_the_gpu_does_not_end_a_step() -> None:
     def train(line: Timeline, number: int) -> None:
         # A loss is printed after every fifth step.
         line.step(
@@ -206,7 +206,7 @@ def test_a_pause_in_which_the_host_waits_for_the_gpu_is_no_end_of_a_step() -> No
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_pauses_by_chance_are_no_ends_of_steps(seed: int) -> None:
+def test_random_pauses_do_not_end_steps(seed: int) -> None:
     chance = random.Random(seed)
     timeline = trained(lambda line, _: line.step([FSDP], pause_us=chance.randrange(20_000)), 120, seed=seed)
     _, steps = rows_of(timeline)
@@ -360,7 +360,7 @@ def test_pauses_show_steps_only_if_those_of_another_rank_do() -> None:
 
 
 @pytest.mark.parametrize("each_time", [0.002, 0.02])
-def test_operations_whose_intervals_wander_are_no_steps(each_time: float) -> None:
+def test_operations_with_wandering_intervals_are_not_steps(each_time: float) -> None:
     chance, intervals_us = random.Random(3), [100_000.0]
     for _ in range(600):
         intervals_us.append(intervals_us[-1] * chance.lognormvariate(0, each_time))
@@ -373,7 +373,7 @@ def test_operations_whose_intervals_wander_are_no_steps(each_time: float) -> Non
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_operations_of_one_size_at_random_are_no_steps(seed: int) -> None:
+def test_random_operations_of_one_size_are_not_steps(seed: int) -> None:
     chance = random.Random(seed)
 
     def train(line: Timeline, _: int) -> None:
@@ -399,7 +399,7 @@ def test_operations_that_were_not_reported_do_not_move_the_ends_of_steps() -> No
 
 
 JAX = [Op("AllReduce", 72 * MB, 400 if at else 9_000, 330) for at in range(8)]
-"""Data parallel, a step of 14 ms."""
+"""A step of data parallelism, 14 ms."""
 
 
 def test_steps_of_14_ms_of_reductions_of_one_size_are_found_within_four_seconds() -> None:
@@ -414,7 +414,7 @@ def test_steps_of_14_ms_of_reductions_of_one_size_are_found_within_four_seconds(
 
 
 def sampled(times: CollectiveTimes, stride: int) -> CollectiveTimes:
-    """As an agent reports it at a high rate: the operations whose number is a multiple of `stride`."""
+    """As agents report at high rates: only operations whose number is a multiple of `stride`."""
     begun = accumulate(times.start_increments_us)
     kept = [
         (number, lasted, size, start, queued)
@@ -451,7 +451,7 @@ def test_every_second_or_fourth_operation_shows_as_many_steps(strides: Sequence[
 
 
 @pytest.mark.parametrize("buckets", [6, 8])
-def test_every_fourth_operation_of_few_shows_no_steps_rather_than_wrong_ones(buckets: int) -> None:
+def test_every_fourth_of_few_operations_shows_no_steps_instead_of_wrong_ones(buckets: int) -> None:
     step = [Op("AllReduce", 72 * MB, 400 if at else 9_000, 330) for at in range(buckets)]
     timeline = trained(lambda line, _: line.step([step], pause_us=0), 900)
     steps = OperationSteps()
@@ -460,7 +460,7 @@ def test_every_fourth_operation_of_few_shows_no_steps_rather_than_wrong_ones(buc
 
 
 def uneven_micro_batch(chance: random.Random) -> list[Op]:
-    """Of FSDP2: parameters are gathered right after the reduction, forward passes take 60 to 150 ms."""
+    """FSDP2: parameters are gathered right after the reduction, and forward passes take 60 to 150 ms."""
     gathers = [replace(one, after_us=150) for one in FORWARD]
     return [*gathers, replace(BACKWARD[0], after_us=chance.randrange(60_000, 150_000)), *BACKWARD[1:]]
 
@@ -483,7 +483,7 @@ def test_the_next_gather_distinguishes_steps_where_forward_passes_vary_more_than
 
 
 @pytest.mark.parametrize("optimizer_us", [0, 250])
-def test_gathers_that_begin_as_late_after_each_micro_batch_show_no_steps(optimizer_us: int) -> None:
+def test_gathers_that_begin_equally_late_after_each_micro_batch_show_no_steps(optimizer_us: int) -> None:
     chance = random.Random(1)
     timeline = trained(
         lambda line, _: line.step([uneven_micro_batch(chance) for _ in range(2)], pause_us=optimizer_us), 80
@@ -494,7 +494,7 @@ def test_gathers_that_begin_as_late_after_each_micro_batch_show_no_steps(optimiz
     assert not steps.pace.certain
 
 
-def test_a_first_exchange_of_half_a_steps_bytes_is_no_step() -> None:
+def test_a_first_exchange_of_half_the_bytes_of_a_step_is_not_a_step() -> None:
     timeline = Timeline()
     timeline.step([[Op("AllReduce", 125 * MB, 1_000)]], pause_us=2_000_000)
     before = len(timeline.ends_us)
@@ -525,7 +525,7 @@ def test_single_reductions_with_a_number_each_are_steps_however_short_and_uneven
 
 @pytest.mark.parametrize("scalars", [1, 3, 4])
 def test_numbers_that_come_together_after_each_step_count_micro_batches(scalars: int) -> None:
-    # Tensor parallel: parameters' copies are broadcast in each of five micro-batches, whose pauses vary.
+    # Tensor parallel: copies of parameters are broadcast in each of five micro-batches, whose pauses vary.
     chance = random.Random(1)
 
     def train(line: Timeline, _: int) -> None:

@@ -343,7 +343,7 @@ def test_rows_of_agents_in_one_transaction_end_as_if_written_one_by_one(written)
     assert tables[0] == tables[1]
 
 
-def test_of_an_agents_rows_in_one_transaction_the_last_one_is_written():
+def test_only_the_last_of_an_agents_rows_in_a_transaction_is_written():
     state = AgentState(agent_id="a", node="n")
     statements = [agent_row(state, sequence, START_S) for sequence in range(1, 17)]
     assert without_replaced([*step_rows(1), *statements]) == [*step_rows(1), statements[-1]]
@@ -376,7 +376,7 @@ def test_two_aggregators_cannot_have_one_file(path):
 
 
 def filled(path):
-    """The bytes of a history with a job of many pages, which are at that path too."""
+    """The bytes of a history with a job of many pages, which are also written to this path."""
     if "bytes" not in WHOLE:
         WHOLE["bytes"] = written(path)
     path.parent.mkdir(exist_ok=True)

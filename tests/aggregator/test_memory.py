@@ -56,6 +56,6 @@ def test_it_runs_under_a_limit_on_addresses_or_says_that_it_cannot(tmp_path: Pat
                 assert answer.status == 200
         finally:
             runs.terminate()
-            # Whoever closes the pipe first makes the last lines of the log an error.
+            # If the other end closes the pipe first, writing the last lines of the log fails.
             runs.communicate()
     assert runs.returncode == 0

@@ -1,4 +1,4 @@
-"""Silencing an alert: who may, what Alertmanager gets, and a real one that takes it."""
+"""Silencing an alert: the token, the request to Alertmanager, and a real Alertmanager."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def asked(
 BODY = {"labels": LABELS, "duration_s": 3600, "by": "ann", "comment": "known"}
 
 
-def test_an_alert_that_fires_is_silenced_with_all_its_labels() -> None:
+def test_a_firing_alert_is_silenced_with_all_its_labels() -> None:
     assert asked("GET")[1]["available"] is True
     status, document, silenced = asked("POST", BODY)
     assert (status, document["id"]) == (201, "s-1")
@@ -76,7 +76,7 @@ def test_an_alert_that_fires_is_silenced_with_all_its_labels() -> None:
         ({"more": 1}, 400),
     ],
 )
-def test_nothing_else_than_an_alert_that_fires_is_silenced(changes: Mapping[str, Any], status: int) -> None:
+def test_only_a_firing_alert_is_silenced(changes: Mapping[str, Any], status: int) -> None:
     assert asked("POST", {**BODY, **changes})[::2] == (status, [])
 
 
@@ -88,7 +88,7 @@ def test_without_an_alertmanager_or_a_token_no_alert_is_silenced(lacks: str) -> 
     assert ("http_token_file" if lacks == "has_token" else "alertmanager.urls") in document["error"]
 
 
-def test_an_alertmanager_that_refuses_is_an_error_in_a_sentence() -> None:
+def test_a_refusal_by_alertmanager_is_an_error_in_a_sentence() -> None:
     assert asked("POST", BODY, problem="No Alertmanager accepted the silence: x.")[:2] == (
         503,
         {"error": "No Alertmanager accepted the silence: x."},
@@ -109,7 +109,7 @@ def test_a_silence_matches_every_label_that_is_not_empty() -> None:
 
 @pytest.fixture
 def receiver() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Something that takes silences as an Alertmanager does: its address, and what it got."""
+    """A server that accepts silences like an Alertmanager: its address, and the requests it received."""
     got: list[tuple[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -138,7 +138,7 @@ def test_the_first_alertmanager_that_answers_gets_the_silence(receiver: tuple[st
         create_silence(AlertmanagerConfig(urls=["http://127.0.0.1:9"]), {})
 
 
-def test_the_aggregator_wants_its_token_for_a_silence(tmp_path: Path) -> None:
+def test_the_aggregator_requires_its_token_for_a_silence(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("word\n")
     token.chmod(0o600)
@@ -158,13 +158,13 @@ def test_the_aggregator_wants_its_token_for_a_silence(tmp_path: Path) -> None:
                 urllib.request.urlopen(request, timeout=20)
             statuses.append(error.value.code)
             error.value.close()
-        # With the token only that no such alert fires is in the way.
+        # With the token, the request fails only because no such alert fires.
         assert statuses == [401, 401, 404]
     finally:
         aggregator.stop()
 
 
-def test_the_audit_log_takes_nobodys_word_for_who_silenced_an_alert(
+def test_the_audit_log_does_not_take_the_given_name_for_the_actor_of_a_silence(
     tmp_path: Path, receiver: tuple[str, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = tmp_path / "token"

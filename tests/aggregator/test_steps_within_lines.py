@@ -18,9 +18,9 @@ FAST_S, SLOW_S = 0.103, 0.163
 def played(
     *, covered: int, steps: int = 60, slow_from: int = 41, resumed_at: int = 0, seen_s: float = np.inf
 ) -> tuple[Fleet, Timeline]:
-    """All that a log and a rank's operations say, in the order of time; steps from one on are slow.
+    """A log's lines and a rank's operations in order of time; steps from one on are slow.
 
-    Operations of the last time are not seen: those after `seen_s` since the first.
+    Operations more than `seen_s` after the first are missing.
     """
     timeline = Timeline()
     for number in range(1, steps + 1):

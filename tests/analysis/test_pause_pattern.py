@@ -92,7 +92,7 @@ def test_random_pauses_show_nothing_at_any_look(name, seed):
     assert {found(pauses[:seen]) for seen in range(40, len(pauses), 97)} == {None}
 
 
-def test_layers_of_a_tensor_group_are_no_steps_but_what_they_make_is():
+def test_layers_of_a_tensor_group_are_not_steps_but_all_of_them_together_are():
     chance = random.Random(1)
     layers = [pause * chance.uniform(0.9, 1.1) for _ in range(20) for pause in (300, 1_000)]
     assert found(layers * 20) is None
@@ -102,7 +102,7 @@ def test_layers_of_a_tensor_group_are_no_steps_but_what_they_make_is():
 
 
 def folding(ratio: float, inside: int, *, ends: int = 2) -> list[float]:
-    """Steps whose longest pause is longer by `ratio` than the next one, and the others vary at random."""
+    """Steps whose longest pause is `ratio` times the next one; the others vary at random."""
     chance = random.Random(1)
     return [
         pause
@@ -115,8 +115,8 @@ def folding(ratio: float, inside: int, *, ends: int = 2) -> list[float]:
     ]
 
 
-def test_pauses_that_repeat_as_a_whole_show_steps_though_none_stands_out():
-    # Data-parallel JAX: seven reductions in the backward pass, and one by itself before them.
+def test_pauses_that_repeat_as_a_whole_show_steps_even_if_none_stands_out():
+    # Data-parallel JAX: seven reductions in the backward pass, and a separate one before them.
     shown = found(folding(1.4, 6))
     assert shown is not None
     assert (shown.period, shown.after_last) == (8, 1)
@@ -141,7 +141,7 @@ def test_the_pause_after_few_operations_is_clearly_longer(ratio, shown):
     assert (found(pauses) is not None) is shown
 
 
-def test_short_steps_show_if_their_pause_stands_out_as_those_of_layers_do_not():
+def test_short_steps_are_found_if_their_pause_stands_out_more_than_those_of_layers():
     chance = random.Random(1)
     steps_of_14_ms = steps(200, 8, chance, pause_us=9_000.0, inside_us=200.0)
     shown = found(steps_of_14_ms)
@@ -158,7 +158,7 @@ def test_the_pause_of_short_steps_is_five_times_as_long_as_others(ratio, shown):
     assert (found([1_000.0, 1_000.0, ratio * 1_000.0] * 100) is not None) is shown
 
 
-def test_layers_of_both_passes_are_no_short_steps_though_one_pause_stands_out():
+def test_layers_of_both_passes_are_not_short_steps_even_if_one_pause_stands_out():
     chance = random.Random(1)
     layers = [
         pause * chance.uniform(0.95, 1.05)
@@ -208,7 +208,7 @@ def test_single_operations_may_be_steps_if_they_come_as_evenly():
 
 
 @pytest.mark.parametrize("each_time", [0.0005, 0.002, 0.01, 0.03])
-def test_single_operations_whose_intervals_wander_slowly_are_no_steps(each_time):
+def test_single_operations_with_slowly_wandering_intervals_are_not_steps(each_time):
     for seed in range(10):
         chance, interval_us, starts_us = random.Random(seed), 100_000.0, [0.0]
         for _ in range(600):
@@ -217,7 +217,7 @@ def test_single_operations_whose_intervals_wander_slowly_are_no_steps(each_time)
         assert not any(are_steady(np.array(starts_us[:seen])) for seen in range(20, 600, 20))
 
 
-def test_operations_between_which_as_many_numbers_are_reduced_are_steps():
+def test_operations_with_equally_many_scalars_reduced_in_between_are_steps():
     chance = random.Random(1)
     starts_us = np.cumsum([chance.uniform(50e3, 500e3) for _ in range(40)])
     four = np.concatenate([starts_us + after for after in (10e3, 10.1e3, 10.2e3, 10.4e3)])
@@ -231,7 +231,7 @@ def test_operations_between_which_as_many_numbers_are_reduced_are_steps():
 
 
 def short_steps(count: int, chance: random.Random) -> list[float]:
-    """Six reductions in 32 ms: before the backward pass and after its first layer there are long pauses."""
+    """Six reductions in 32 ms, with long pauses before the backward pass and after its first layer."""
     usual_us = (9_000.0, 1_500.0, 1_500.0, 1_500.0, 300.0, 15_000.0)
     return [pause * chance.uniform(0.9, 1.1) for _ in range(count) for pause in usual_us]
 

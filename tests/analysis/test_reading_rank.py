@@ -220,7 +220,7 @@ def test_a_reader_that_stalls_at_intervals_is_named_by_its_role_too() -> None:
 
 @pytest.mark.parametrize(("rank", "findings"), [(1, 1), (0, 2), (None, 2)])
 def test_the_stalls_of_a_rank_are_one_finding_with_their_period(rank: int | None, findings: int) -> None:
-    """What the log shows of stalls is another finding only where NCCL does not show the same rank there."""
+    """Stalls in the log are a separate finding only if NCCL does not show that the same rank stalls."""
     stalls = StallingRank(rank=1, period_steps=5, stalls=4, usual_s=0.4, stalled_s=1.0, gain_ratio=0.1)
     stall = PeriodicStall(period_s=2.6, period_steps=5, stall_s=0.6, cost_ratio=0.3, stalls=4, rank=rank)
     seen = replace(facts(None), nccl=NcclSummary(stalling=stalls, source="nccl plugin"), stall=stall)

@@ -128,7 +128,7 @@ def test_a_window_that_holds_some_of_the_time_before_hides_nothing() -> None:
     found = loading(job(table, [1 / 3] * 20 + [0.5] * 6))
     assert found is not None
     assert found.gain_ratio == pytest.approx(GAIN)
-    # Without a third window what is left of the second one says how it was before, if a second or more is.
+    # Without a third window, the rest of the second one shows the time before, if that is at least a second.
     assert loading(job(shortest_two(table), [1 / 3] * 20 + [0.5] * 6)) is not None
     mostly_since = shortest_two(launches([[0.36], [0.32], [0.108], [0.018]]))
     assert loading(job(mostly_since, [1 / 3] * 20 + [0.5] * 7)) is None
@@ -142,14 +142,14 @@ def shortest_two(table: LaunchTable) -> LaunchTable:
 
 @pytest.mark.parametrize("earlier", [0.0, 0.2, 0.5])
 def test_a_rank_that_slept_in_an_earlier_fault_did_not_sleep_just_before_the_change(earlier: float) -> None:
-    """As in a job whose rank 0 had a late host 10 s and longer ago: it slept then, too."""
+    """In this job rank 0 had a late host at least 10 s ago: it slept then, too."""
     long_ago = [0.03 + earlier, 0.03, 0.03, 0.03]
 
     found = loading(job(launches([[0.4], [0.4], [0.2], long_ago])))
 
     assert found is not None
     assert (found.culprits, found.gain_ratio) == ((), pytest.approx(GAIN))
-    # A rank that slept as much just before, too, does not wait for data now.
+    # A rank that slept as much just before the change does not wait for data now.
     always = [0.4, 0.03, 0.03, 0.03]
     assert loading(job(launches([[0.4], [0.4], [0.4, 0.2, 0.2, 0.2], always]))) is None
 

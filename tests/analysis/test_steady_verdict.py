@@ -199,10 +199,10 @@ def cause(kind: Kind, since_step: int | None) -> Finding:
 
 @pytest.mark.parametrize("kind", [Kind.DATA_LOADING, Kind.HOST_CONTENTION])
 @given(looks=st.lists(st.tuples(st.booleans(), st.integers(88, 90)), min_size=1, max_size=40))
-def test_once_known_the_cause_of_a_change_is_the_headline_while_looks_show_its_effect_only(
+def test_the_known_cause_of_a_change_stays_the_headline_while_rounds_show_only_its_effect(
     kind: Kind, looks: list[tuple[bool, int]]
 ):
-    """In any order, as where one source has gaps; the gain is that of the newest look."""
+    """In any order, as if one source has gaps; the gain is that of the newest round."""
     shown = [
         cause(kind, since_step) if known else late(since_step, 0.2 + at / 100)
         for at, (known, since_step) in enumerate(looks)
@@ -221,7 +221,7 @@ def test_once_known_the_cause_of_a_change_is_the_headline_while_looks_show_its_e
     [
         (cause(Kind.DATA_LOADING, 90), 92),
         (cause(Kind.HOST_CONTENTION, 90), 92),
-        # Of these it is known only when they were found.
+        # For these it is only known when they were found.
         (cause(Kind.HOST_CONTENTION, None), 100),
         (slow(1), 100),
     ],
@@ -237,12 +237,12 @@ def test_hosts_that_became_late_after_the_headline_was_found_are_the_headline_at
         assert heads([*[headline] * 10, late(since_step)])[-1].kind is kind
 
 
-def test_longer_steps_of_which_a_look_shows_no_rank_are_those_of_the_rank_and_end_its_blame_no_later():
+def test_a_blamed_rank_explains_longer_steps_without_a_rank_but_is_not_blamed_for_longer():
     said = heads([slow(1), slow(1), *[late(95)] * 6], step_s=0.3)
 
     assert [one.kind for one in said] == [Kind.STRAGGLER] * 5 + [Kind.LATE_HOSTS] * 3
     assert heads([LAUNCH, slow(1), slow(1), late(95), LAUNCH, LAUNCH, LAUNCH])[-1] is LAUNCH
-    # What one look found is not held.
+    # What only one round found is not held.
     assert heads([LAUNCH, slow(1), late(95)])[-1].kind is Kind.LATE_HOSTS
 
 

@@ -1,4 +1,4 @@
-"""What to do about a refused capture, by the reasons that the policy and the tools really give."""
+"""What to do about a refused capture, for the reasons that the policy and the tools actually give."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_each_reason_has_a_command(reason: str, command: str) -> None:
     assert found["node"] == ("n1" if command == "perfd doctor" else None)
 
 
-def test_a_capture_again_is_of_the_same_profile() -> None:
+def test_a_capture_is_repeated_with_the_same_profile() -> None:
     found = correction_of(refused("Cooldown: x", job="my job", profile="slow"))
     assert found is not None
     assert shlex.split(found.command) == ["perfd", "capture", "start", "my job", "--profile", "slow"]
@@ -95,7 +95,7 @@ def test_what_a_node_wrote_into_a_reason_never_becomes_a_command() -> None:
     assert shlex.split(found.command) == ["perfd", "capture", "cancel", "$(reboot);x"]
 
 
-def test_a_rank_whose_agent_was_late_is_corrected_and_a_capture_that_is_done_needs_nothing() -> None:
+def test_a_rank_whose_agent_was_late_has_a_correction_and_a_finished_capture_has_none() -> None:
     late = Participant(node="n2", rank=1, state=CaptureState.LATE, reason="The agent did not answer.")
     done = Participant(node="n1", rank=0, state=CaptureState.DONE)
     capture = refused("")

@@ -519,7 +519,7 @@ def test_one_slow_step_is_what_a_profiler_costs(node):
     assert node.until_state(CaptureState.DONE).reason == ""
 
 
-def test_a_capture_that_longer_steps_asked_for_is_compared_with_these(node):
+def test_a_capture_started_by_longer_steps_is_compared_with_these(node):
     node.launch()
     node.progress = progress(10, 1.0, 1.0, 1.0, 2.5, 2.5)
     node.executor().handle(request(steps=2, max_duration_s=HOUR_S))

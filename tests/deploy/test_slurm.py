@@ -236,7 +236,7 @@ def test_steps_are_found_wherever_the_training_writes_its_output(
         folder,
         "--nodes=2 --ntasks-per-node=2 --job-name=own",
         f"{cluster.sidecar} start",
-        # A file is found while something writes to it, so the agents must be there by then.
+        # A file is found only while a process writes to it, so the agents must run by then.
         f"spools={cluster.directory}/spools/perfd-$SLURM_JOB_ID",
         "until [ $(ls $spools-*/spool.sqlite 2>/dev/null | wc -l) = 2 ]; do sleep 0.1; done",
         *(line.format(trainer=cluster.trainer) for line in lines),
@@ -257,7 +257,7 @@ def test_steps_are_found_wherever_the_training_writes_its_output(
     [
         # Each rank has its own file open.
         ("ranks", "srun --output=%t-%j.log {trainer} 60"),
-        # srun writes the only file, on the node where salloc put the shell.
+        # srun writes the only file, on the node on which salloc runs the shell.
         ("shared", "srun --output=train-%j.log {trainer} 60"),
         ("tee", "srun {trainer} 60 | tee train.log"),
     ],
@@ -302,7 +302,7 @@ def test_steps_are_found_in_an_interactive_allocation(
             "the allocation",
         )
         job = (folder / "number").read_text().strip()
-        # A file is found while something writes to it, so the agents must be there by then.
+        # A file is found only while a process writes to it, so the agents must run by then.
         spools = f"*/{job}/perfd/*/spool.sqlite"
         until(lambda: len(list((directory / "jobs").glob(spools))) == 2, "the agents of both nodes")
         (folder / "begin").touch()

@@ -1,6 +1,6 @@
-"""Fifty jobs of a real SLURM that end in every way: what is known of each, and which alerts fire.
+"""Fifty jobs of a real SLURM cluster that end in every way: what is reported, and which alerts fire.
 
-They run in waves: all nodes are on one machine, where more than ten agents at a time wait for each other.
+They run in waves, because all nodes are on one machine, where more than ten agents slow each other down.
 """
 
 import contextlib
@@ -31,19 +31,19 @@ pytestmark = [
     ),
 ]
 ALL = "PERFD_SLURM_JOBS"
-"""Set to `all`: fifty jobs, in 5 to 10 minutes; else twelve."""
+"""With `all`, fifty jobs in 5 to 10 minutes; otherwise twelve."""
 PATIENCE_S = 300.0
-"""Nothing takes so long, on a machine that is busy with other things too."""
+"""More than anything takes, even on a busy machine."""
 OUT_OF_MEMORY = 253
-"""SLURM's code of a job whose cgroup met its limit of memory; these nodes have no cgroups."""
+"""SLURM's exit code of a job that exceeded its cgroup's memory limit; these nodes have no cgroups."""
 ALERTED = {"failed", "signal", "out_of_memory", "node_failure"}
 LONGER_THAN_ANY_ALERT_WAITS_S = 1_800.0
 STEP_S = 0.1
-"""What trainer.sh prints as the time of each step."""
+"""The step time that trainer.sh prints."""
 
 
 class ShiftedClock(SystemClock):
-    """The machine's clock, which a test moves on."""
+    """The machine's clock, which a test can move ahead."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -62,7 +62,7 @@ def clock() -> ShiftedClock:
 
 @pytest.fixture(scope="module")
 def aggregator(clock: ShiftedClock) -> Iterator[Aggregator]:
-    """The cluster's, which the agents of the Prolog are configured with."""
+    """The aggregator that the Prolog's agents are configured with."""
     aggregator = Aggregator(AggregatorConfig(listen="127.0.0.1:0", http_listen=None), clock)
     aggregator.start()
     yield aggregator
@@ -71,7 +71,7 @@ def aggregator(clock: ShiftedClock) -> Iterator[Aggregator]:
 
 @dataclass(kw_only=True)
 class Job:
-    """One that was submitted, and what has to be known of it in the end."""
+    """A submitted job, and what must be known about it in the end."""
 
     number: str
     title: str
@@ -82,18 +82,18 @@ class Job:
     exit_code: int | None
     submitted_unix_s: float
     begun_unix_s: float = 0.0
-    """When its first step had been seen."""
+    """When its first step was known."""
     freed_unix_s: float = 0.0
-    """When it was allowed to end, or had not ended yet."""
+    """When it was allowed to end, or was last known to run."""
     over_unix_s: float = 0.0
     attempts: int = 1
     steps_lost: int = 0
-    """At least these, when it was started again."""
+    """Fewest steps that were lost when it was restarted."""
 
 
 @dataclass
 class Jobs:
-    """All that were submitted."""
+    """All submitted jobs."""
 
     cluster: Cluster
     aggregator: Aggregator
@@ -108,7 +108,7 @@ class Jobs:
         steps: int | None = None,
         exit_code: int | None = None,
     ) -> Job:
-        """A job of one task a node, which `{go}` of its lines holds; every second one is another user's."""
+        """Submit a job with one task per node, which waits at `{go}` in its lines; users alternate."""
         title = f"{kind}-{len(self.submitted)}"
         user = USER if len(self.submitted) % 2 else "root"
         folder = self.cluster.folder(title, user)
@@ -139,7 +139,7 @@ class Jobs:
         return self.seen(job)["steps"]["last"] or 0
 
     def step_beyond(self, wave: Sequence[Job], steps: int = 0) -> None:
-        """Wait until each job of a wave shows more steps."""
+        """Wait until each job of a wave has more steps."""
         for job in wave:
             until(
                 lambda job=job: self.last_step(job) > steps,  # type: ignore[misc]
@@ -149,7 +149,7 @@ class Jobs:
             self._seen_to_run(job)
 
     def go(self, wave: Sequence[Job]) -> None:
-        """Let jobs go on to their end as soon as their steps have come in."""
+        """Let jobs continue to their end once all their steps are known."""
         for job in wave:
             until(
                 lambda job=job: self.seen(job)["steps"]["last"] == job.steps,  # type: ignore[misc]
@@ -164,9 +164,9 @@ class Jobs:
         job.begun_unix_s = job.begun_unix_s or job.freed_unix_s
 
     def end(self, wave: Sequence[Job]) -> None:
-        """Wait for what the Epilogs report."""
+        """Wait until the Epilogs have reported how the jobs ended."""
         expected = {job.title: job.outcome for job in wave}
-        # What differs is shown below.
+        # The assertion below shows the difference.
         with contextlib.suppress(AssertionError):
             until(lambda: self.outcomes(wave) == expected, "the ends of a wave", PATIENCE_S)
         assert self.outcomes(wave) == expected
@@ -187,10 +187,10 @@ def jobs(cluster: Cluster, aggregator: Aggregator) -> Jobs:
 
 
 Kind = Generator[None, None, None]
-"""Jobs that end in one way: submitted up to its only `yield`, and brought to their end after it."""
+"""Jobs that end in one way: submitted before its only `yield`, ended after it."""
 
 
-def test_jobs_that_end_in_every_way_are_each_what_they_are(jobs: Jobs, clock: ShiftedClock) -> None:
+def test_every_way_in_which_a_job_ends_is_reported(jobs: Jobs, clock: ShiftedClock) -> None:
     whole = os.environ.get(ALL) == "all"
     for wave in fifty(jobs) if whole else one_of_each(jobs):
         begun = list(wave)
@@ -205,7 +205,7 @@ def test_jobs_that_end_in_every_way_are_each_what_they_are(jobs: Jobs, clock: Sh
         assert (seen["title"], seen["outcome"], seen["attempt"]) == (job.title, job.outcome, job.attempts)
         assert job.steps is None or seen["steps"] == {"count": job.steps, "last": job.steps}, job.title
         assert job.exit_code is None or seen["exit_code"] == job.exit_code, job.title
-        # Steps that were computed twice count once, the time of all attempts and between them in full.
+        # Steps that were computed twice count once; the time of all attempts and between them counts in full.
         productive_s = seen["steps"]["count"] * STEP_S
         shortest_s, longest_s = job.freed_unix_s - job.begun_unix_s, job.over_unix_s - job.submitted_unix_s
         assert productive_s / longest_s <= seen["goodput_ratio"], job.title
@@ -213,7 +213,7 @@ def test_jobs_that_end_in_every_way_are_each_what_they_are(jobs: Jobs, clock: Sh
         restarts = [event for event in jobs.events(job) if event.kind is EventKind.RESTARTED]
         assert len(restarts) == job.attempts - 1, job.title
         assert all(event.values["lost_steps"] >= job.steps_lost for event in restarts), job.title
-    # Agents that went without a word are those of the lost node, and no others.
+    # Only the agents of the lost node disconnected without signing off.
     jobs.aggregator.tick()
     silent = {
         agent["node"] for agent in jobs.aggregator.agents() if not agent["connected"] and not agent["left"]
@@ -229,7 +229,7 @@ def test_jobs_that_end_in_every_way_are_each_what_they_are(jobs: Jobs, clock: Sh
 
 
 def fifty(jobs: Jobs) -> Iterator[Sequence[Kind]]:
-    """Waves with ten agents at most: those of jobs at their time limit run beside the first four."""
+    """Waves with at most ten agents; jobs that reach their time limit run beside the first four."""
     late = reach_their_time_limit(jobs, 3)
     next(late)
     yield [are_cancelled(jobs, 6)]
@@ -243,7 +243,7 @@ def fifty(jobs: Jobs) -> Iterator[Sequence[Kind]]:
 
 
 def one_of_each(jobs: Jobs) -> Iterator[Sequence[Kind]]:
-    # SLURM looks at time limits once in half a minute: meanwhile the others end.
+    # SLURM checks time limits every half minute; the others end in the meantime.
     yield [
         are_cancelled(jobs, 1),
         are_requeued(jobs, 1),
@@ -258,12 +258,12 @@ def one_of_each(jobs: Jobs) -> Iterator[Sequence[Kind]]:
 
 
 def waits(jobs: Jobs) -> str:
-    """The line of a training that does not end by itself."""
+    """The command of a training that does not end by itself."""
     return f"srun {jobs.cluster.trainer} 30000 0.5"
 
 
 def restarts(jobs: Jobs) -> str:
-    """The line of a job that comes to its end when it was started again."""
+    """The command of a job that ends by itself only after a restart."""
     again = f"srun {jobs.cluster.trainer} 7; {{go}}"
     return f"if [ ${{SLURM_RESTART_COUNT:-0}} = 0 ]; then {waits(jobs)}; else {again}; fi"
 
@@ -301,7 +301,7 @@ def are_requeued(jobs: Jobs, count: int) -> Kind:
 
 
 def start_again(jobs: Jobs, wave: Sequence[Job], start: Callable[[], object]) -> None:
-    """The second attempt of jobs that wait in the queue: the first one's end is known by then."""
+    """The second attempt of queued jobs; the end of the first is known by then."""
     jobs.end(wave)
     for job in wave:
         job.outcome, job.attempts, job.steps_lost = "completed", 2, jobs.last_step(job)
@@ -320,7 +320,7 @@ def use_up_their_memory(jobs: Jobs, count: int) -> Kind:
 
 
 def are_preempted(jobs: Jobs, count: int) -> Kind:
-    """By a job of a partition that goes first: requeued, or canceled where their user forbids that."""
+    """By a job of a partition with priority: requeued, or canceled if their user forbids requeuing."""
     place = "--nodelist=n5 --cpus-per-task=5"
     wave = [
         jobs.submit("preempted", f"--requeue {place}", restarts(jobs), outcome="preempted", steps=7)
@@ -363,7 +363,7 @@ def die_by_a_signal(jobs: Jobs, count: int) -> Kind:
 
 
 def _exit(jobs: Jobs, outcome: str, lines: Mapping[int, str]) -> Kind:
-    """Jobs with the last lines that lead to each exit code."""
+    """Jobs with different exit codes, by their last lines."""
     training = f"srun {jobs.cluster.trainer} 6"
     wave = [
         jobs.submit(outcome, on_node(code), training, "{go}", line, outcome=outcome, steps=6, exit_code=code)
@@ -375,7 +375,7 @@ def _exit(jobs: Jobs, outcome: str, lines: Mapping[int, str]) -> Kind:
 
 
 def lose_a_node(jobs: Jobs, count: int) -> Kind:
-    """The first node of jobs, or the second: the Epilog of the other one is asked how they ended."""
+    """The first or second node of jobs; the Epilog of the other node reports how they ended."""
     nodes = ("n4,n5", "n3,n4")
     wave = [
         jobs.submit(
@@ -390,7 +390,7 @@ def lose_a_node(jobs: Jobs, count: int) -> Kind:
 
 
 def out_of_memory(cluster: Cluster, job: str) -> None:
-    """Let slurmctld believe that a job's memory was used up, as slurmstepd reports it."""
+    """Report to slurmctld that a job ran out of memory, as slurmstepd does."""
     code = (
         "import ctypes, sys\n"
         f"library = ctypes.CDLL({str(LIBRARY)!r}, mode=ctypes.RTLD_GLOBAL)\n"

@@ -69,7 +69,7 @@ def online(server, tmp_path):
 
 @contextmanager
 def watched(tmp_path, clock=None, *, stop_within_s=150.0, **wandb):
-    """An aggregator that has seen a job of a few steps, and an alert; at its end W&B may take so long."""
+    """An aggregator with a job of a few steps and an alert, and a limit for W&B's time at its end."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(json.dumps(SLOW))
     exporters = ExportersConfig(wandb=WandbConfig(**wandb))
@@ -261,7 +261,7 @@ def test_a_run_whose_processes_are_killed_or_stopped_fails_and_leaves_nothing(se
 
 
 def workers():
-    """W&B's processes that this one started; other tests may have left it a browser or a server."""
+    """W&B's processes that this process started; other tests may have left a browser or a server."""
     return [
         one for one in psutil.Process().children() if "perfd.exporters.wandb.wandb_worker" in one.cmdline()
     ]

@@ -27,7 +27,7 @@ SMALL = (
     "2-gpus-slow_rank-20-rank0-pp1-1",
     "4-gpus-slow_rank-80-rank2-pp2-1",
 )
-"""Runs whose slow rank costs less than what is worth a name."""
+"""Runs whose slow rank costs less than the least cost at which a rank is named."""
 
 
 @pytest.fixture(scope="module")

@@ -206,7 +206,7 @@ def analyze_batch(data: bytes) -> None:
 
 
 def read_next_batch(first: bytes, data: bytes) -> None:
-    """Read a batch after the first one of its stream: the same comes of it as if it were the first."""
+    """Read a batch as the second of its stream, with the same result as if it were the first."""
     reader = TableReader()
     decode_agent_message(first, reader.decode)
     assert _shown(data, reader.decode) == _shown(data, decode_table)

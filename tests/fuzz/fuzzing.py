@@ -1,4 +1,4 @@
-"""Feeds mutated inputs to one reader, and keeps what it does not refuse in its own words."""
+"""Feeds mutated inputs to one reader, and keeps those that fail with other errors than its own."""
 
 # ruff: noqa: T201  (for a command)
 from __future__ import annotations
@@ -22,28 +22,28 @@ known_targets = cache(targets)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """How much each reader is fed."""
+    """How long and with how many inputs each reader is tested."""
 
     seconds: float
     inputs: float
-    """At most; infinity for no limit."""
+    """The maximum; infinity for no limit."""
     seed: int
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of the inputs of one reader."""
+    """The results of one reader."""
 
     tried: int = 0
     failed: int = 0
     slowest_s: float = 0.0
-    """CPU time."""
+    """CPU time of the slowest input."""
     peak_bytes: int = 0
-    """The most memory that its process had so far."""
+    """The peak memory of its process so far."""
 
 
 def fuzz(name: str, budget: Budget, keep_in: Path) -> Outcome:
-    """Feed mutated inputs to the reader of this name; the same ones for the same seed."""
+    """Feed mutated inputs to the reader of this name; the same seed gives the same inputs."""
     logging.disable(logging.CRITICAL)
     target = known_targets()[name]
     chance, outcome, seen = Random(budget.seed), Outcome(), set()
@@ -56,7 +56,7 @@ def fuzz(name: str, budget: Budget, keep_in: Path) -> Outcome:
             target.run(data)
         except target.refusals:
             problem = ""
-        except Exception as error:  # noqa: BLE001  (that is what is looked for)
+        except Exception as error:  # noqa: BLE001  (these are the failures to find)
             place = traceback.extract_tb(error.__traceback__)[-1]
             problem = f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}"
         else:

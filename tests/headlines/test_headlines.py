@@ -149,7 +149,7 @@ def test_shares_that_cross_their_limits_for_a_moment_change_no_headline(watched:
 @pytest.mark.parametrize(
     "watched", [_of(PHASES / name) for name in ("dp4", "ep4", "pp2dp2", "pp4", "tp2pp2")], indirect=True
 )
-def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_nobody(watched: Watched) -> None:
+def test_slow_loaders_of_all_ranks_without_timers_are_late_hosts_and_blame_no_rank(watched: Watched) -> None:
     (loader,) = [one for one in watched.of_phases if one.phase.fault == "loader"]
     assert loader.named_after_s is not None
     assert loader.named_after_s <= 5.0
@@ -229,7 +229,7 @@ def test_steps_by_operations_are_as_many_as_the_job_made(watched: Watched, steps
 
 @pytest.mark.parametrize("watched", [_of(PHASES / "tp2")], indirect=True)
 @pytest.mark.parametrize("tick_s", [0.7, 1.3])
-def test_looks_at_other_moments_say_the_same(watched: Watched, tick_s: float) -> None:
+def test_rounds_at_other_times_have_the_same_headlines(watched: Watched, tick_s: float) -> None:
     others = watch(PHASES / "tp2" / "recording", "tp2", None, tick_s=tick_s).looks
     assert len({look.said for look in watched.looks}) > 3
     assert unlike(watched.looks, others) == []
@@ -243,7 +243,7 @@ def test_a_headline_is_unlike_others_if_none_at_about_its_time_says_it() -> None
 
 
 @pytest.mark.parametrize("watched", [_of(STARTS / "lengths2")], indirect=True)
-def test_of_two_ranks_with_batches_of_unequal_length_only_the_late_one_is_named(watched: Watched) -> None:
+def test_if_batch_lengths_differ_between_two_ranks_only_the_late_rank_is_named(watched: Watched) -> None:
     (host,) = [one for one in watched.of_phases if one.phase.fault == "host"]
     assert host.named_after_s is not None
     assert host.named_after_s <= 5.0
@@ -252,7 +252,7 @@ def test_of_two_ranks_with_batches_of_unequal_length_only_the_late_one_is_named(
 
 @pytest.mark.parametrize("watched", [_of(STARTS / "tensor2")], indirect=True)
 def test_a_late_host_in_tensor_parallel_modules_is_named_with_what_it_costs(watched: Watched) -> None:
-    # It sleeps in each step, but only every fifth, where the loss is read, is longer: 5 to 7% in the mean.
+    # It sleeps in each step, but only every fifth step, which reads the loss, is longer: 5 to 7% on average.
     named = [look for look in watched.looks if look.blamed]
     assert named
     assert all(look.blamed == {1} for look in named)

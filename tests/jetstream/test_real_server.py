@@ -106,7 +106,7 @@ def test_what_is_sent_twice_counts_once(tmp_path: Path, restarts: bool) -> None:
                     assert until(lambda: running.state.counters.batches == last)
                 assert until(lambda: messages(server) == 0)
                 if restarts:
-                    # After a start a server knows only the messages that it holds.
+                    # After a start, a server knows only the messages that it stores.
                     server.stop()
                     server.start()
             assert stored_steps(history, again.job) == list(range(1, last + 1))

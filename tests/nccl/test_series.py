@@ -60,7 +60,7 @@ def test_ranks_groups_and_culprits_are_series():
     assert {name for name, *_ in series} <= METRICS.keys()
 
 
-def test_a_finding_that_began_with_longer_steps_says_for_how_long() -> None:
+def test_a_finding_that_began_with_longer_steps_has_their_age() -> None:
     data = late_job()
 
     values = job_values(data, summarise(data, AnalysisSettings()), FACTS)

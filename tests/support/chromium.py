@@ -125,7 +125,7 @@ class Tab:
         self._ask("Emulation.setEmulatedMedia", {"media": "", "features": features})
 
     def print_look(self) -> None:
-        """Look as on paper."""
+        """Emulate print media."""
         self._ask("Emulation.setEmulatedMedia", {"media": "print"})
 
     def open(self, url: str, ready: str = "document.body !== null") -> None:

@@ -30,7 +30,7 @@ import sys
 import time
 from pathlib import Path
 
-# It is started for each command, some thousand times: modules that one command needs are imported there.
+# It starts once per command, thousands of times, so modules that only one command needs are imported there.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import sqlite3

@@ -88,7 +88,7 @@ def _never(*_: object) -> Json:
 
 
 def capture_entry(capture_id: str, **changes: Any) -> dict[str, Any]:
-    """An entry of schema perfd.capture/1: an open one of the job `llama` by hand, but for what is changed."""
+    """An entry of schema perfd.capture/1: an open capture of job `llama` started by hand, with `changes`."""
     capture = Capture(
         capture_id=capture_id, job="llama", tool=CaptureTool.NSYS, profile="default", requested_unix_s=1e9,
         start_unix_s=1e9, max_duration_s=30.0,
@@ -103,7 +103,7 @@ def rank_entry(rank: int, state: str, **changes: Any) -> dict[str, Any]:
 
 
 def alert_entry(name: str, **changes: Any) -> dict[str, Any]:
-    """An entry of schema perfd.alerts/1: an alert of the job `llama` that fires, but for what is changed."""
+    """An entry of schema perfd.alerts/1: a firing alert of job `llama`, with `changes`."""
     return {
         "job": "llama", "name": name, "labels": {"alertname": name, "perfd_job": "llama", "rank": "3"},
         "annotations": {"summary": "Rank 3 is slow.", "runbook_url": f"/runbooks/{name}"}, "state": "firing",

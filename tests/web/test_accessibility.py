@@ -1,4 +1,4 @@
-"""Every view passes axe, in both themes; the reader chooses the theme; pages can be printed."""
+"""Every view passes axe in both themes; themes can be chosen and pages printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ THEME = "document.documentElement.dataset.theme"
 
 @pytest.fixture(scope="session")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The script of axe-core, by the lock with its hash."""
+    """The script of axe-core, which npm checks against the hash in the lock file."""
     if not shutil.which("npm") and not os.environ.get("CI"):
         pytest.skip("npm is not installed (Debian package `npm`)")
     folder = tmp_path_factory.mktemp("axe")

@@ -1,4 +1,4 @@
-"""Alerts of all jobs on their page: what fires, what fired before, and silencing it."""
+"""The page of all alerts: firing and past ones, and silencing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_alerts_have_the_interfaces_value_time_job_and_runbook(
     tab.wait("location.pathname.startsWith('/runbooks/') && document.querySelector('h1')")
 
 
-def test_what_fires_comes_before_what_is_over(tab: Tab, stand_in: StandIn) -> None:
+def test_firing_alerts_come_before_past_ones(tab: Tab, stand_in: StandIn) -> None:
     over = [alert_entry(f"Old{n}", state="resolved", resolved_at_unix_s=1e9 + 65) for n in range(600)]
     stand_in.answers["alerts"] = {"alerts": [*over, alert_entry("Slow", captures=["c1"])]}
     tab.open(f"{stand_in.url}/alerts", "document.querySelector('#alert-list')")
@@ -50,7 +50,7 @@ def test_what_fires_comes_before_what_is_over(tab: Tab, stand_in: StandIn) -> No
     assert "1.700" in rows[0]
     assert "60.0 s" in rows[1]
     assert tab.run("document.querySelector('#alert-list a[href$=c1]').pathname") == "/jobs/llama/captures/c1"
-    # Nothing here can silence: there is no button.
+    # Alerts cannot be silenced here, so there is no button.
     assert tab.count("#alert-list tbody button") == 0
 
 
@@ -69,7 +69,7 @@ def test_a_silence_has_the_alerts_labels_and_the_token(tab: Tab, stand_in: Stand
     assert stand_in.posted == [("silences", body, "Bearer word")]
 
 
-def test_without_the_token_the_page_names_the_one_that_is_needed(tab: Tab, stand_in: StandIn) -> None:
+def test_without_a_valid_token_the_page_names_the_required_one(tab: Tab, stand_in: StandIn) -> None:
     stand_in.answers["alerts"] = {"alerts": [alert_entry("Slow")]}
     stand_in.answers["silences"] = {"available": True, "reason": None}
     tab.open(f"{stand_in.url}/alerts", "document.querySelector('#alert-list')")
@@ -80,7 +80,7 @@ def test_without_the_token_the_page_names_the_one_that_is_needed(tab: Tab, stand
     tab.wait("document.querySelector('#alert-list output').innerText.includes('http_token_file')")
 
 
-def test_why_nothing_can_be_silenced_is_on_the_page(tab: Tab, stand_in: StandIn) -> None:
+def test_the_page_says_why_alerts_cannot_be_silenced(tab: Tab, stand_in: StandIn) -> None:
     stand_in.answers["alerts"] = {"alerts": [alert_entry("Slow")]}
     stand_in.answers["silences"] = {"available": False, "reason": "Silences need a token."}
     tab.open(f"{stand_in.url}/alerts", "document.querySelector('#alert-list')")

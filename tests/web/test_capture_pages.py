@@ -1,4 +1,4 @@
-"""Captures of a job, and the page of one: what started it, ranks over time, why it was refused."""
+"""A job's captures, and the page of a capture: what started it, ranks over time, why it was refused."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_list_asks_for_no_ranks_and_the_page_of_one_updates_until_it_is_over
     tab.wait("document.querySelector('#ranks .done') && document.querySelector('#capture .done')")
 
 
-def test_a_path_that_a_node_reported_is_no_command_and_the_node_is_that_of_its_files(
+def test_a_path_from_a_node_is_quoted_in_the_command_which_names_the_node_with_the_files(
     tab: Tab, stand_in: StandIn
 ) -> None:
     gone = {"path": "/a/rank0.sqlite", "size_bytes": 1, "removed": {"unix_s": 1e9, "reason": "full"}}
@@ -101,12 +101,12 @@ def test_a_path_that_a_node_reported_is_no_command_and_the_node_is_that_of_its_f
     assert "on n1:" in tab.text("#files")
 
 
-def test_a_capture_that_is_not_there_is_said_to_be_missing(tab: Tab, stand_in: StandIn) -> None:
+def test_an_unknown_capture_is_reported_as_missing(tab: Tab, stand_in: StandIn) -> None:
     tab.open(f"{stand_in.url}/jobs/llama/captures/c9", "document.querySelector('main .empty')")
     assert tab.text("h1") == "Capture not found"
 
 
-def test_where_nobody_answers_for_perfetto_the_page_says_what_to_do(tab: Tab, stand_in: StandIn) -> None:
+def test_the_page_says_what_to_do_if_perfetto_does_not_answer(tab: Tab, stand_in: StandIn) -> None:
     report = {
         "path": "/c/c1/perfd.report.html",
         "perfetto_path": "/c/c1/p.gz",
@@ -119,7 +119,7 @@ def test_where_nobody_answers_for_perfetto_the_page_says_what_to_do(tab: Tab, st
     tab.open(f"{stand_in.url}/jobs/llama/captures/c1", "document.querySelector('#open-perfetto')")
     tab.run("window.open = () => null; document.getElementById('open-perfetto').click()")
     tab.wait("document.querySelector('#files output').innerText.includes('allow pop-ups')")
-    # Patience of 20 s without its time.
+    # Skips the 20 s that the page waits.
     tab.run(
         "const slow = window.setTimeout; window.setTimeout = (act) => slow(act, 0);"
         "window.open = () => ({postMessage() {}}); document.getElementById('open-perfetto').click()"

@@ -30,7 +30,7 @@ from tests.support.traces import COMPUTE, Op, kineto, write_json
 pytestmark = pytest.mark.system
 
 
-# In place of a tab of Perfetto, something that answers as it does: what it was given in the end.
+# In place of a Perfetto tab: it answers like Perfetto, and resolves to what it received.
 PERFETTO = """new Promise((done) => {
   const pong = {data: "PONG", origin: "https://ui.perfetto.dev"};
   window.open = (address) => ({postMessage: (message, to) =>
@@ -134,7 +134,7 @@ def test_no_table_of_a_report_is_wider_than_its_page(tab: Tab, tmp_path: Path) -
 def test_what_the_traces_say_is_on_the_page_by_itself(running: Aggregator, tab: Tab, tmp_path: Path) -> None:
     with FakeAgent(running.grpc_address) as agent:
         captured(running, agent, "c1", tmp_path / "c1")
-        # Made at the lowest priority, which is slow on a busy machine.
+        # Written at the lowest priority, which is slow on a busy machine.
         while not ((report := running.captures()[0]["report"]) and report["perfetto_path"]):
             running.tick()
         url = f"http://{running.http_address}"

@@ -93,7 +93,7 @@ def test_the_policy_allows_no_inline_script_and_no_other_host(server: HttpServer
 def test_the_page_asks_for_nothing_that_is_not_packaged() -> None:
     for name in ASSETS:
         text = (resources.files("perfd.web") / "static" / name).read_text()
-        # A tab of Perfetto opens on a click only; other addresses are those that sentences for people name.
+        # Perfetto opens only on a click; other addresses are those that sentences name.
         text = text.replace('const PERFETTO = "https://ui.perfetto.dev";', "")
         assert all("127.0.0.1" in found for found in re.findall(r"https?://[^\s\"']+", text.replace(SVG, "")))
         assert set(re.findall(r"/static/([\w.]+)", text)) <= {*ASSETS, *DIGESTS}

@@ -1,4 +1,4 @@
-"""A table that is like one before is read without decoding it, and is the same as a decoded one."""
+"""A table similar to an earlier one is read without decoding it, with the same result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TABLE = SampleTable(
 
 
 def outcome(decode: Callable[[bytes], SampleTable], data: bytes) -> Any:
-    """The table, compared by its numbers' digits, as NaN is not equal to itself; or the error."""
+    """The table, or the error; numbers as text, because NaN is not equal to itself."""
     try:
         table = decode(data)
     except (WireError, UnknownKindError) as error:
@@ -64,7 +64,7 @@ def test_tables_that_differ_in_their_numbers_are_read_as_if_decoded(
 
 @given(st.data())
 @example(None)
-def test_whatever_is_changed_in_a_table_it_is_read_as_if_decoded(data: st.DataObject | None) -> None:
+def test_a_table_with_any_change_is_read_as_if_decoded(data: st.DataObject | None) -> None:
     encoded = encode_table(TABLE)
     reader = reader_of(encoded)
     for place in range(len(encoded)) if data is None else [data.draw(st.integers(0, len(encoded) - 1))]:
@@ -80,7 +80,7 @@ def test_garbage_is_read_as_if_decoded(first: bytes, second: bytes) -> None:
         assert outcome(reader.decode, data) == outcome(decode_table, data)
 
 
-def test_only_the_first_of_alike_tables_is_decoded() -> None:
+def test_only_the_first_of_similar_tables_is_decoded() -> None:
     reader = reader_of(encode_table(TABLE))
     with patch.object(sample_tables, "decode_table", side_effect=AssertionError):
         read = reader.decode(encode_table(replace(TABLE, times_unix_ns=[7, 8])))
@@ -89,7 +89,7 @@ def test_only_the_first_of_alike_tables_is_decoded() -> None:
 
 
 def message_of(*columns: tuple[bytes, ...], times: bytes = bytes(8)) -> bytes:
-    """A table of one row; each column has these fields `values`."""
+    """A table of one row; each column has these `values` fields."""
     head = pb.SampleTable(scope=pb.SCOPE_GPU, times_unix_ns=times, entities=["0"], entity_of_row=[0])
     data = head.SerializeToString()
     for place, values in enumerate(columns):
@@ -107,7 +107,7 @@ def number(value: float) -> bytes:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        # Fields that come twice: the last one counts.
+        # Repeated fields: the last one counts.
         (message_of((number(1), number(1))), message_of((number(2), number(3)))),
         (
             b"\x12\x08" + bytes(8) + message_of((number(1),)),
@@ -126,7 +126,7 @@ def test_tables_in_an_unusual_order_are_decoded_each_time(first: bytes, second: 
     assert not isinstance(outcome(decode_table, second)[0], type)
 
 
-def test_tables_that_are_never_alike_are_learned_rarely() -> None:
+def test_tables_that_always_differ_are_rarely_learned() -> None:
     reader = TableReader()
     with patch.object(sample_tables, "_form_of", wraps=sample_tables._form_of) as learned:
         for name in range(1_000):

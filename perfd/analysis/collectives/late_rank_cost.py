@@ -219,16 +219,16 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Waits:
-    """What is waited in communicators, one entry for each of their members that is looked at."""
+    """Waits in communicators, with one entry per member that is considered."""
 
     communicators: Ints
-    """(k,): the place of the communicator in its shape."""
+    """(k,): the index of the communicator in its shape."""
     places: Ints
-    """(k,): which of the ranks that were asked for it is."""
+    """(k,): the index of the member in the requested places."""
     members: Ints
-    """(k,): which member of the communicator it is."""
+    """(k,): the index of the member in the communicator."""
     waited_s: Floats
-    """(k, steps, g): what each of the g members waits, in seconds; NaN where unknown."""
+    """(k, steps, g): how long each of the g members waits, in seconds; NaN if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

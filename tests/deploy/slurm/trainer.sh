@@ -1,6 +1,6 @@
 #!/bin/bash
-# Stands for the training: the last rank prints Megatron-LM's lines, $1 of them, each after $2 seconds (0.1).
-# The loss tells attempts apart.
+# In place of a training: the last rank prints $1 lines like Megatron-LM's, each after $2 seconds (0.1).
+# The loss differs between attempts.
 [ -n "$KINETO_USE_DAEMON" ] && [ "$SLURM_PROCID" = 0 ] && echo "KINETO_USE_DAEMON is $KINETO_USE_DAEMON"
 [ "$SLURM_PROCID" = $((SLURM_NTASKS - 1)) ] || exec sleep "$(awk "BEGIN { print $1 * ${2:-0.1} + 1 }")"
 for step in $(seq "$1"); do
