@@ -38,7 +38,7 @@ how_it_ended() {
     TimeLimit) echo "outcome=time_limit" ;;
     OutOfMemory) echo "outcome=out_of_memory" ;;
     *)
-      # Requeued: SLURM_JOB_RESTART_COUNT counts that already. Or preempted by being canceled: its state is COMPLETING.
+      # Requeued: SLURM_JOB_RESTART_COUNT already counts it. Or canceled by preemption: the state is COMPLETING.
       if [ "${restarts:-0}" -gt "$(cat "$state/restarts" 2>/dev/null || echo 0)" ] ||
         [[ $(field PreemptTime) == [0-9]* ]]; then
         echo "outcome=preempted"

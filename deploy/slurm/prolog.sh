@@ -41,16 +41,16 @@ arguments=(agent --config "${PERFD_AGENT_CONFIG:?is missing in $PERFD_SLURM_CONF
 log=${PERFD_LOG:-none}
 # What the job's processes on this node write to, whatever sbatch, srun or the shell call it.
 [ "$log" != stdout ] || arguments+=(--job-output "${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}")
-# What slurmd does not tell a Prolog, the job's first node asks once.
+# The job's first node queries once what slurmd does not pass to a Prolog.
 if [ "$(scontrol show hostnames "${SLURM_NODELIST:-$node}" | head -n 1)" = "$node" ]; then
   said=$(timeout 5 scontrol show job -o "$SLURM_JOB_ID")
-  # Between these two is a name that may hold anything.
+  # The name, which may contain anything, is between these two fields.
   numbers=${said%% JobName=*} rest=${said#* UserId=} name=${said#* JobName=}
   field() { tr ' ' '\n' <<<"$2" | sed -n "s/^$1=//p" | head -n 1; }
   SLURM_JOB_NAME=${name%% UserId=*} SLURM_ARRAY_JOB_ID=$(field ArrayJobId "$numbers")
   SLURM_ARRAY_TASK_ID=$(field ArrayTaskId "$numbers")
   export SLURM_JOB_NAME SLURM_ARRAY_JOB_ID SLURM_ARRAY_TASK_ID
-  # All nodes see a log that has a name: one reads it.
+  # A log with a name is visible on all nodes: only one reads it.
   log=${log//%j/$SLURM_JOB_ID}
   log=${log//%u/${SLURM_JOB_USER:-}}
   if [ "$log" = stdout ]; then

@@ -27,7 +27,7 @@ class StartBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     steps: Annotated[int, msgspec.Meta(ge=1)] | None = None
     max_duration_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     by: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """Who asks, to be shown to others; not checked."""
+    """The requester's name for display; not verified."""
     id: str | None = None
     """Chosen by the caller so that a repeated request captures once."""
 
@@ -81,7 +81,7 @@ def _chosen(captures: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> 
 
 
 def _short(capture: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what grows with the ranks: only how many are in each state."""
+    """The capture without data per rank, only with the number of ranks in each state."""
     report = capture["report"]
     return {
         **{key: value for key, value in capture.items() if key != "ranks"},

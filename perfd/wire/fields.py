@@ -1,11 +1,11 @@
-"""Where the fields of an encoded message are, without decoding it. What ends too early raises IndexError."""
+"""Finds the fields of an encoded message without decoding it. A truncated message raises IndexError."""
 
 from __future__ import annotations
 
 from perfd.errors import WireError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-"""Types on the wire."""
+"""Wire types."""
 
 
 def skipped(data: bytes, wire_type: int, position: int) -> int:

@@ -18,11 +18,11 @@ from perfd.wire.structs import UnknownKindError, enum_by_name
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 _MAX_COLUMNS = 4_096
-"""Of a table; collectors have about a hundred."""
+"""Per table; collectors have about a hundred."""
 _NUMBER_BYTES = 8
 _TIMES, _COLUMNS, _VALUES = 2, 5, 2
 _MAX_FORMS = 16
-"""Of a stream; an agent's collectors send about six kinds of tables."""
+"""Per stream; an agent's collectors send about six kinds of tables."""
 _MAX_FORM_BYTES = 16_384
 _LEARN_EVERY = 10
 """Tables between two learned forms, once there are many forms: learning takes as long as decoding a few

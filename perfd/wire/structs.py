@@ -49,7 +49,7 @@ class Struct:
         if descriptors:
             raise TypeError(f"{kind.__name__} has no field for {', '.join(descriptors)} of its message")
         self._plain = plain
-        # One name alone would not make a tuple.
+        # For a single name, attrgetter would not return a tuple.
         self._plain_values = attrgetter(*plain, *plain[:1]) if plain else lambda _: ()
 
     def to_wire(self, record: Any) -> Message:
@@ -72,7 +72,7 @@ def enum_by_name(kind: type[StrEnum], descriptor: EnumDescriptor) -> dict[StrEnu
 
 
 def _field(field: FieldDescriptor, hint: Any, message: type[Message]) -> tuple[_Convert, _Convert | None]:
-    """How a field is encoded and decoded; None: it is taken as it is."""
+    """How a field is encoded and decoded; None: unchanged."""
     name = field.name
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         return _map_field(name, hint, message)

@@ -230,5 +230,5 @@ def test_the_stalls_of_a_rank_are_one_finding_with_their_period(rank: int | None
     assert len(found) == findings
     (named,) = [one for one in found if one.kind is Kind.STRAGGLER]
     assert named.culprits == (Culprit(kind="rank", id=1),)
-    assert named.evidence[0] == "Every 5 steps one takes 1000.0 ms instead of 400.0 ms."
+    assert named.evidence[0] == "Every 5 steps, one takes 1000.0 ms instead of 400.0 ms."
     assert "garbage collection" in named.advice

@@ -19,7 +19,7 @@ Floats32 = NDArray[np.float32]
 
 _CHUNK_ROWS = 16
 _INTERVAL_CHUNKS = 3
-"""The newest rows, whose distances are an agent's interval."""
+"""Chunks of newest rows from whose times an agent's interval is computed."""
 _HISTORY_COLUMNS = frozenset(column.value for column in GpuColumn)
 """The columns that analysis and charts read; of all others only the newest value is kept."""
 _SAME_INSTANT_NS = 50_000_000

@@ -23,7 +23,7 @@ class Gap:
 
     what: str
     words: str
-    """What it costs, or why it is so."""
+    """The consequence, or the cause."""
     command: str | None = None
     """A command for the node that shows or fixes it; None if there is none."""
 
@@ -38,7 +38,7 @@ def running_by_node(jobs: Iterable[JobState]) -> Mapping[str, Sequence[JobState]
 
 
 def gaps_of(agent: AgentState, node: NodeState | None, running: Sequence[JobState]) -> list[dict[str, Any]]:
-    """Entries `missing` of schema perfd.agents/1; those of an agent that left are none.
+    """The `missing` entries of schema perfd.agents/1; none for an agent that left.
 
     `running` are the jobs of its node that have not ended.
     """

@@ -25,7 +25,7 @@ from perfd.web.page_routes import page_routes
 _MAX_STEPS = 10_000
 _MAX_POINTS = 2000
 _MOST_ALERTS = 10_000
-"""As many as are remembered."""
+"""The number that is remembered."""
 _INDEX = """perfd aggregator {version}
 
 /                               the page, for people

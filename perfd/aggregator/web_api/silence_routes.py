@@ -13,7 +13,7 @@ from perfd.net import Handler, Request, Response
 PATH = "/api/v1/silences"
 SCHEMA = "perfd.silences/1"
 _MOST_S = 30 * 86_400.0
-"""Longer ones are forgotten; Alertmanager's own page makes them."""
+"""Longer silences are easily forgotten; Alertmanager's own page can create them."""
 _NO_TOKEN = "To silence alerts, set http_token_file in the aggregator's configuration and use its token."  # noqa: S105  (a sentence)
 _NO_ALERTMANAGER = "To silence alerts, set exporters.alertmanager.urls in the aggregator's configuration."
 

@@ -58,7 +58,7 @@ class SlowRank:
     """A step before, and since."""
     since_s: float
     longer_for_s: float
-    """The time of all steps since."""
+    """The total time of the steps since then."""
     gain_ratio: float
 
 

@@ -94,9 +94,9 @@ def judge_late_hosts(facts: JobEvidence, *, straggler: Finding | None) -> Findin
 
 
 def judge_stalls(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
-    """Steps that are longer at regular intervals, with the rank that stalls where NCCL shows it.
+    """Steps that are longer at regular intervals, with the rank that stalls if NCCL shows it.
 
-    None where the straggler is that rank, and its stalls are the evidence.
+    None if that rank is already the straggler, with its stalls as evidence.
     """
     stall, seen = facts.stall, facts.nccl.stalling
     if stall is None or (straggler and seen and {stall.rank, seen.rank} == set(straggler.concerned_ranks)):

@@ -205,7 +205,7 @@ def _stalls(facts: JobEvidence, rank: int) -> list[str]:
     if seen is None or seen.rank != rank:
         return []
     stalled, usual = duration(seen.stalled_s), duration(seen.usual_s)
-    return [f"Every {seen.period_steps} steps one takes {stalled} instead of {usual}."]
+    return [f"Every {seen.period_steps} steps, one takes {stalled} instead of {usual}."]
 
 
 def _one_rank(rank: int, *, confidence: float, evidence: list[str], gain_ratio: float | None) -> Finding:

@@ -41,7 +41,7 @@ class LongerSteps:
     """A step before, and since."""
     since_s: float
     longer_for_s: float
-    """The time of all steps since."""
+    """The total time of the steps since then."""
     ranks: Ints
     """(g,): of each GPU; -1 where unknown."""
     computing_ratio: Floats

@@ -43,7 +43,7 @@ class SleepingHosts:
     before_s: float | None = None
     since_s: float | None = None
     longer_for_s: float | None = None
-    """The time of all steps since."""
+    """The total time of the steps since then."""
     at_begin: bool | None = None
     """Whether the time lies between a step's last reduction and the next one's first; None if unknown."""
     lead_lost: bool = False

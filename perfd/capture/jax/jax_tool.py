@@ -217,7 +217,7 @@ class JaxTool(Tool):
             raise CaptureError(f"JAX's profiler server answers: {_details(error)}.") from error
 
     def _ends(self, pid: int) -> bool:
-        """Whether a process is gone; its connections close a moment before it is."""
+        """Whether a process has exited; its connections close a moment earlier."""
         until_s = self._clock.monotonic_s() + _END_S
         while (alive := runs(self._proc, pid)) and self._clock.monotonic_s() < until_s:
             self._clock.sleep(_LOOK_S)

@@ -347,7 +347,7 @@ def _tool(profile: CaptureProfile | None, view: JobView) -> CaptureTool | None:
 
 
 def _unlike_profile(profile: CaptureProfile, labels: Mapping[str, str]) -> str:
-    """What chooses an alert's ranks by hand; empty if the profile does."""
+    """The ranks option that selects an alert's ranks by hand; empty if the profile does."""
     ranks = by_hand(profile.ranks, labels)
     return "" if ranks == profile.ranks else ranks
 

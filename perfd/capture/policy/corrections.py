@@ -24,7 +24,7 @@ class Correction:
 
 
 _AGAIN = "{start}{profile}{ranks}{steps}"
-# By a part of the reason, the first that fits.
+# By a pattern in the reason; the first match counts.
 _RULES: Sequence[tuple[str, str, str]] = (
     (
         r"nsys not found",
@@ -78,7 +78,7 @@ def correction_of(capture: Capture) -> Correction | None:
 
 def _options(capture: Capture) -> dict[str, str]:
     """The parts of a command that repeats a capture."""
-    # What an alert starts has the steps of its profile.
+    # A capture that an alert started has the steps of its profile.
     steps = None if capture.alert else capture.steps
     return {
         "start": f"perfd capture start {shlex.quote(capture.job)}",

@@ -38,7 +38,7 @@ class ManualRequest:
     steps: int | None = None
     max_duration_s: float | None = None
     asked_by: str = ""
-    """Who asks, in the client's own words; empty if unknown."""
+    """The requester's name, as the client gave it; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,18 +166,18 @@ class Capture:
     alert: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     value: float | None = None
-    """Of the alert's expression when it began to fire; None by hand and from Alertmanager."""
+    """The value of the alert's expression when it began to fire; None by hand and from Alertmanager."""
     summary: str = ""
     """The alert's `summary`."""
     asked_by: str = ""
-    """Who asked by hand, in the client's own words; empty if unknown."""
+    """Who requested it by hand, as the client gave it; empty if unknown."""
     fired_at_unix_s: float | None = None
     """When the alert began to fire, by the clock of the engine that evaluated its rule."""
     requested_unix_s: float
     start_unix_s: float
     """When the agents are to start."""
     ranks: str = ""
-    """The choice of ranks that repeats it by hand; empty: its profile's."""
+    """The ranks option with which it can be repeated by hand; empty for its profile's."""
     steps: int | None = None
     max_duration_s: float
     participants: Sequence[Participant] = ()

@@ -101,7 +101,7 @@ def slow_rank_of(labels: Mapping[str, str]) -> int | None:
 
 
 def by_hand(selector: str, labels: Mapping[str, str]) -> str:
-    """The same choice without an alert: `alert` becomes what its labels name; places, not pods."""
+    """The same selection without an alert: `alert` becomes what its labels name, by place, not by pod."""
     return "+".join(
         _named_by(labels) if term == "alert" else term for term in map(str.strip, selector.split("+"))
     )
