@@ -81,7 +81,7 @@ def fleet_page(fleet: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, 
 
 
 def with_limits(job: Mapping[str, Any]) -> dict[str, Any]:
-    """A job's entry; each finding has whether it limits the job by something other than the job's own work."""
+    """A job's entry; each finding has whether it limits the job by something other than its own work."""
 
     def marked(finding: Mapping[str, Any]) -> dict[str, Any]:
         return {**finding, "limits_job": limits_job(finding["kind"])}

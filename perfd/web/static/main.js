@@ -107,7 +107,7 @@ function drawUpdated() {
     updated.textContent = `Saved ${new Date(document.documentElement.dataset.saved * 1000).toLocaleString()}`;
     return;
   }
-  updated.textContent = `${how === "live" ? "Live" : "Every 5 s"}${shownAt ? ` · ${clock(shownAt)}` : ""}`;
+  updated.textContent = [shownAt ? `Updated ${clock(shownAt)}` : "Loading", how === "live" ? "" : "every 5 s"].filter(Boolean).join(" · ");
 }
 
 function fail(error) {
