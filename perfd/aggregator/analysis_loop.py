@@ -123,7 +123,7 @@ class AnalysisLoop:
     def _settle(self, now_unix_s: float, now_s: float) -> None:
         """End the jobs that no agent can report any more."""
         with self._state.lock:
-            durable = self._state.fleet.settle(now_s)
+            durable = self._state.fleet.end_jobs(now_s)
         self._history.add([row for one in durable for row in rows(one, now_unix_s)])
 
     def _run(self, now_unix_s: float, now_s: float) -> None:

@@ -165,7 +165,7 @@ def _metric_file(name: str) -> Callable[[bytes], object]:
         # As it grows.
         for at in range(0, len(data), 1000):
             parser.feed(data[at : at + 1000], 1_700_000_000_000_000_000 + at)
-        parser.settle(1_800_000_000_000_000_000)
+        parser.flush(1_800_000_000_000_000_000)
         for record in job.out.take(1):
             check(record)
 

@@ -78,10 +78,10 @@ def test_in_the_sandbox_it_reads_the_same(path: Path) -> None:
 @pytest.mark.parametrize("piece", [1, 7, 100])
 def test_an_event_file_that_grows_by_pieces_reads_the_same(piece: int) -> None:
     whole, data = EventFileReader(), EVENTS.read_bytes()
-    expected = [*whole.feed(data), *whole.settle()]
+    expected = [*whole.feed(data), *whole.flush()]
     reader = EventFileReader()
     rows = [row for at in range(0, len(data), piece) for row in reader.feed(data[at : at + piece])]
-    assert [*rows, *reader.settle()] == expected != []
+    assert [*rows, *reader.flush()] == expected != []
 
 
 def test_a_damaged_event_file_ends_there() -> None:
@@ -93,7 +93,7 @@ def test_a_damaged_event_file_ends_there() -> None:
     assert 0 < len(rows) < 8
     assert not list(reader.feed(EVENTS.read_bytes()))
     reader.restart()
-    assert len([*reader.feed(EVENTS.read_bytes()), *reader.settle()]) >= 8
+    assert len([*reader.feed(EVENTS.read_bytes()), *reader.flush()]) >= 8
 
 
 def test_a_large_record_is_passed_over_without_being_kept() -> None:

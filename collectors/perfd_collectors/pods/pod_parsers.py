@@ -118,7 +118,7 @@ class ParsersHere:
         for container in containers.values():
             for stream, last_unix_ns in container.last_line_unix_ns.items():
                 if new.now_unix_ns - last_unix_ns >= _SETTLED_AFTER_NS:
-                    container.parsers[stream].settle()
+                    container.parsers[stream].flush()
         records = context.out.take(new.now_unix_ns)
         return [*events, *records, *_progress(new.job, containers)]
 

@@ -95,7 +95,7 @@ class TrainingLogCollector:
                 newest_unix_ns = None if chunk.backlog else written_unix_ns
         for stream, last_unix_ns in self._last_line_unix_ns.items():
             if self._ending.is_set() or now_unix_ns - last_unix_ns >= _SETTLED_AFTER_NS:
-                self._settle(self._parsers[stream], now_unix_ns)
+                self._flush(self._parsers[stream], now_unix_ns)
         records = list(self._job.out.take(now_unix_ns, newest_unix_ns))
         return records + [self._progress(stream, parser) for stream, parser in self._parsers.items()]
 
@@ -104,11 +104,11 @@ class TrainingLogCollector:
         for source in self._sources:
             source.close()
 
-    def _settle(self, parser: LogParser | MetricFileParser, now_unix_ns: int) -> None:
+    def _flush(self, parser: LogParser | MetricFileParser, now_unix_ns: int) -> None:
         if isinstance(parser, MetricFileParser):
-            parser.settle(now_unix_ns)
+            parser.flush(now_unix_ns)
         else:
-            parser.settle()
+            parser.flush()
 
     def _parse(self, chunk: Chunk, now_unix_ns: int) -> None:
         parser = self._parsers.get(chunk.stream)

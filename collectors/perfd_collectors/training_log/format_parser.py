@@ -70,7 +70,7 @@ class FormatParser(ABC):
     def parse(self, line: LogLine) -> bool:
         """Parse a line; returns False when it is not of this format."""
 
-    def settle(self) -> None:  # noqa: B027  (most formats have no blocks)
+    def flush(self) -> None:  # noqa: B027  (most formats have no blocks)
         """Emit an open block, which is complete because no line came for a while."""
 
     def finish(self) -> None:  # noqa: B027

@@ -123,10 +123,10 @@ class LogParser:
         """Note that the log's file was replaced or truncated."""
         self._buffer.restart()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Note that no line came for a while: open blocks are complete."""
         for parser in self._formats:
-            parser.settle()
+            parser.flush()
 
     def finish(self) -> None:
         """Note the end of the log. Of an unfinished line only terminated fields count."""

@@ -65,13 +65,13 @@ class BarLog:
         """Call `resume` with the step at which a line was printed, now or when the bar shows it."""
         if self._waiting and not self._clears:
             # A bar that is not cleared for a line will not be for the next one.
-            self.settle()
+            self.flush()
         if self._written:
             resume(self._written.popleft())
         elif len(self._waiting) < _MAX_WAITING:
             self._waiting.append(_Waiting(resume, near))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Without a bar that is cleared, a line belongs to the bar in front of it; without any, to none."""
         if self._clears:
             return

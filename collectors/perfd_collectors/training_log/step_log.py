@@ -221,11 +221,11 @@ class _PhaseMatcher:
         self._after = self._before = 0
 
     def truncated_line(self) -> None:
-        self._settle()
+        self._resolve_ambiguous()
         self._current, self._early = _Current(-1, None), None
 
     def line(self, current: _Current) -> None:
-        self._settle()
+        self._resolve_ambiguous()
         self._current = current
         early, self._early = self._early, None
         if early is None:
@@ -245,7 +245,7 @@ class _PhaseMatcher:
         else:
             self._early = phases
 
-    def _settle(self) -> None:
+    def _resolve_ambiguous(self) -> None:
         ambiguous, self._ambiguous = self._ambiguous, None
         if ambiguous is not None:
             self._before += 1

@@ -134,8 +134,8 @@ class Lifetime:
         self.end = self.ended_s = None
         self._forget_witnesses()
 
-    def settle(self, now_s: float) -> JobEnd | None:
-        """Conclude what time brings; returns an end that follows from which agents are gone."""
+    def end_if_over(self, now_s: float) -> JobEnd | None:
+        """End the job if its agents stayed away long enough; returns that end, else None."""
         found = None
         if self.end is None and self._deserted is not None:
             since_unix_s, since_s = self._deserted

@@ -261,9 +261,9 @@ class JobState:
         self.attempts.leave(agent_id)
         self.logs.leave(agent_id)
 
-    def settle(self, now_s: float) -> Event | None:
-        """Conclude what time brings; returns the end that follows from who is gone."""
-        end = self.lifetime.settle(now_s)
+    def end_if_over(self, now_s: float) -> Event | None:
+        """End the job if its agents stayed away long enough; returns the event of that end, else None."""
+        end = self.lifetime.end_if_over(now_s)
         ended_s = self.lifetime.ended_s
         self.exported = ended_s is None or now_s - ended_s <= self._limits.ended_series_s
         if end is None:

@@ -130,12 +130,12 @@ class Fleet:
         if (node := self.nodes.get(source.node)) is not None:
             node.left = True
 
-    def settle(self, now_s: float) -> list[Durable]:
-        """Conclude which jobs are over by now; returns what history has to keep of that."""
+    def end_jobs(self, now_s: float) -> list[Durable]:
+        """End the jobs that are over by now; returns what history has to keep of that."""
         durable: list[Durable] = []
         for job in self.jobs.values():
             exported = job.exported
-            event = job.settle(now_s)
+            event = job.end_if_over(now_s)
             if job.exported != exported:
                 for name in job.nodes:
                     self.members.owners_changed(name)

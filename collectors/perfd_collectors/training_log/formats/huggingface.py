@@ -73,13 +73,13 @@ class HuggingFaceParser(FormatParser):
         """Parse a complete line."""
         return line.complete and (self._dict(line.text) or self._about(line.text))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Give lines after a bar that is never drawn again the bar's step."""
-        self._bars.settle()
+        self._bars.flush()
 
     def finish(self) -> None:
-        """As `settle`."""
-        self._bars.settle()
+        """As `flush`."""
+        self._bars.flush()
 
     def _dict(self, text: str) -> bool:
         match = _DICT.search(text)

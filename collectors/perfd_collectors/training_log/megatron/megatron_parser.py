@@ -72,7 +72,7 @@ class MegatronParser(FormatParser):
             self._end_block()
         return self._dump_row(text) or self._timer_line(text) or self._other(text)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Emit the open block, which is complete because its rows are printed at once."""
         self._end_block()
 

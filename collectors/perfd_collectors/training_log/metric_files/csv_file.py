@@ -33,7 +33,7 @@ class CsvFileReader:
             if row is not None:
                 yield row
 
-    def settle(self) -> Iterator[MetricRow]:
+    def flush(self) -> Iterator[MetricRow]:
         """Each row is complete at once."""
         return iter(())
 

@@ -52,7 +52,7 @@ class EventFileReader:
         for record in self._records():
             yield from self._event(record)
 
-    def settle(self) -> Iterator[MetricRow]:
+    def flush(self) -> Iterator[MetricRow]:
         """The row of the newest step."""
         row = self._close()
         if row is not None:
@@ -90,7 +90,7 @@ class EventFileReader:
         if not values:
             return
         if self._open is not None and self._open[0] != event.step:
-            yield from self.settle()
+            yield from self.flush()
         if event.step == self._closed_step:
             return
         if self._open is None:
@@ -100,7 +100,7 @@ class EventFileReader:
             if len(held) < MAX_KEYS:
                 held.setdefault(tag, number)
         if self._names and self._names <= held.keys():
-            yield from self.settle()
+            yield from self.flush()
 
     def _close(self) -> MetricRow | None:
         if self._open is None:

@@ -72,9 +72,9 @@ class MetricFileParser:
         self.read_bytes += len(data)
         self._rows(self._reader.feed(data), written_unix_ns)
 
-    def settle(self, now_unix_ns: int) -> None:
+    def flush(self, now_unix_ns: int) -> None:
         """Note that nothing came for a while."""
-        self._rows(self._reader.settle(), now_unix_ns)
+        self._rows(self._reader.flush(), now_unix_ns)
 
     def restart(self) -> None:
         """Note that the file was replaced or truncated."""

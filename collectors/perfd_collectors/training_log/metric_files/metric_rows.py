@@ -30,5 +30,5 @@ class MetricFileReader(Protocol):
     def restart(self) -> None:
         """The file begins anew."""
 
-    def settle(self) -> Iterator[MetricRow]:
+    def flush(self) -> Iterator[MetricRow]:
         """Rows that are complete because nothing came for a while."""

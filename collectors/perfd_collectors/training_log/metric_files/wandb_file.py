@@ -58,7 +58,7 @@ class WandbFileReader:
             if row is not None:
                 yield row
 
-    def settle(self) -> Iterator[MetricRow]:
+    def flush(self) -> Iterator[MetricRow]:
         """Each row is complete at once."""
         return iter(())
 
