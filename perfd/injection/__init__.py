@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from perfd.injection.admission_review import reviewed
-from perfd.injection.pod_patch import Injection, patch_of
+from perfd.injection.sidecar_patch import Injection, patch_of
 
 __all__ = ["Injection", "patch_of", "reviewed"]

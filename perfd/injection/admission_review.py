@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from perfd.injection.pod_patch import Injection, patch_of
+from perfd.injection.sidecar_patch import Injection, patch_of
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from perfd.aggregator.history.history_tables import (
     rows,
     without_replaced,
 )
-from perfd.aggregator.history.recovery import restore
+from perfd.aggregator.history.startup_recovery import restore
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.state.agent_registry import AgentState
 from perfd.aggregator.state.aggregator_state import AggregatorState

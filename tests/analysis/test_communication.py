@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 from analysis.jobs import LLAMA3_8B, description, infos, job_data, phase_table, step_table
 
-from perfd.analysis.communication.exposed import communication, gradient_bytes, ring_traffic_bytes
+from perfd.analysis.communication.exposed_communication import (
+    communication,
+    gradient_bytes,
+    ring_traffic_bytes,
+)
 from perfd.analysis.layout.link_bandwidth import data_parallel_link_bytes_per_s
 from perfd.analysis.steps.phase_timers import Timers
 from perfd.gpu_peaks import load_peaks

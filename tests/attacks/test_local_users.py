@@ -300,7 +300,7 @@ from perfd.capture.node import environment_of
 from perfd.sandbox import Sandbox
 from perfd_collectors.hook.collector import HookCollector, HookOptions
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
-from perfd_collectors.nccl.segments.segment_files import remove_left_over
+from perfd_collectors.nccl.segments.segment_discovery import remove_left_over
 from perfd.collector import LocalJobs, Settings
 
 place, pid, uid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])

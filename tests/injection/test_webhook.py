@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from injection.test_pod_patch import INJECTION, a_pod
+from injection.test_sidecar_patch import INJECTION, a_pod
 
 from perfd.cli.commands.webhook import routes
 from perfd.net import Request

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.nccl.segments.segment import Segment
-from perfd_collectors.nccl.segments.segment_files import find_segments
+from perfd_collectors.nccl.segments.segment_discovery import find_segments
 
 PLUGIN = Path(__file__).parents[2] / "collectors" / "nccl_plugin"
 DRIVER = Path(__file__).with_name("driver.c")

@@ -20,7 +20,7 @@ from nccl.driver import DRIVER, FLAGS, NEEDS_GCC, SOURCES, VERSIONS, driving, go
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
 from perfd_collectors.nccl.segments.operations import FUNCTIONS, OperationTiming, ProcessRanks
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
-from perfd_collectors.nccl.segments.segment_files import find_segments, remove_left_over
+from perfd_collectors.nccl.segments.segment_discovery import find_segments, remove_left_over
 from perfd_collectors.nccl.segments.segment_reader import SegmentReader
 
 from perfd.clock import VirtualClock

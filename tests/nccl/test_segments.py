@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.nccl.segments.operations import Operation
 from perfd_collectors.nccl.segments.segment import MAGIC, Segment
-from perfd_collectors.nccl.segments.segment_files import find_segments, remove_left_over
+from perfd_collectors.nccl.segments.segment_discovery import find_segments, remove_left_over
 
 from perfd.errors import Unavailable
 

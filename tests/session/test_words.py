@@ -6,7 +6,7 @@ import pytest
 
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
 from perfd.analysis.communication.dimensions import Dimension
-from perfd.analysis.communication.exposed import Communication
+from perfd.analysis.communication.exposed_communication import Communication
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.hang.error_events import ErrorSummary
 from perfd.analysis.steps.pipeline_bubble import Pipeline

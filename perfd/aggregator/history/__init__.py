@@ -15,7 +15,7 @@ from perfd.aggregator.history.history_tables import (
     size_of,
     summary_row,
 )
-from perfd.aggregator.history.recovery import restore
+from perfd.aggregator.history.startup_recovery import restore
 from perfd.aggregator.history.stored_exporter_memory import StoredExporterMemory
 
 __all__ = [

@@ -2,7 +2,12 @@
 
 from perfd.analysis.communication.dimensions import Dimension, costliest, known_in_all
 from perfd.analysis.communication.evidence_from_capture import CaptureEvidence, capture_evidence, not_used
-from perfd.analysis.communication.exposed import Communication, communication, with_capture, with_kernels
+from perfd.analysis.communication.exposed_communication import (
+    Communication,
+    communication,
+    with_capture,
+    with_kernels,
+)
 
 __all__ = [
     "CaptureEvidence",

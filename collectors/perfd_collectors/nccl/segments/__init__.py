@@ -10,7 +10,7 @@ from perfd_collectors.nccl.segments.operations import (
     ProcessRanks,
 )
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
-from perfd_collectors.nccl.segments.segment_files import find_segments, remove_left_over, segment_names
+from perfd_collectors.nccl.segments.segment_discovery import find_segments, remove_left_over, segment_names
 from perfd_collectors.nccl.segments.segment_owner import FileLocks, ownership_problem, writer_of
 from perfd_collectors.nccl.segments.segment_reader import SegmentProgress, SegmentReader, same_file
 from perfd_collectors.nccl.segments.timing_checks import TimingCheck, check_times
