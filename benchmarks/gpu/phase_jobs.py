@@ -234,6 +234,9 @@ JOBS: Mapping[str, Job] = {
     "pipeline2": _varied("pipeline", Fault(kind="gpu", size=0.3, ranks=(1,)), more=("--layers", "20")),
     "graphs2": _varied("graphs", Fault(kind="host", size=0.5, ranks=(1,))),
     "crash2": _varied("crash", launcher=("--max-restarts", "1")),
+    "rollouts2": _varied("rollouts", Fault(kind="host", size=0.4, ranks=(1,)), steps=60),
+    "local2": _varied("local", Fault(kind="gpu", size=0.4, ranks=(1,))),
+    "adversarial2": _varied("adversarial", Fault(kind="host", size=0.2, ranks=(0,)), steps=60),
     # Two workers load each batch, so that a sample's time counts half.
     "ddp2storage": Job(
         gpus=2,

@@ -35,6 +35,8 @@ _EVALUATION_STEPS, _EVALUATION_BATCHES = 25, 15
 _CHECKPOINT_STEPS = 30
 _GROWTH_STEPS = 40
 _CRASH_STEP = 45
+_PROMPT_TOKENS, _NEW_TOKENS = 32, 24
+_AVERAGING_STEPS = 8
 
 
 class Setup:
@@ -245,9 +247,58 @@ def crash(setup: Setup) -> Step:
     return step
 
 
+def rollouts(setup: Setup) -> Step:
+    """As reinforcement learning: each rank generates text, all gather their rewards, then train with DDP."""
+    model = wrapped(setup.part(), "ddp", setup.device)
+    train = ddp_step(setup, model, lambda _number: [setup.tokens()])
+    rewards = torch.zeros(dist.get_world_size(), device=setup.device)
+
+    def step(number: int) -> torch.Tensor | None:
+        with torch.no_grad():
+            text = setup.tokens(_PROMPT_TOKENS)[:, :-1]
+            for _ in range(setup.chance.randrange(_NEW_TOKENS // 2, _NEW_TOKENS + 1)):
+                text = torch.cat([text, model.module(text)[:, -1:].argmax(-1)], dim=1)
+            dist.all_gather_into_tensor(rewards, text.float().mean().reshape(1))
+        return train(number)
+
+    return step
+
+
+def local(setup: Setup) -> Step:
+    """Local SGD: ranks train alone, and average their parameters every 8 steps."""
+    model = setup.part()
+    train = updating(adam(model), lambda _number: setup.backward(model, setup.tokens()))
+
+    def step(number: int) -> torch.Tensor | None:
+        loss = train(number)
+        if number % _AVERAGING_STEPS == 0:
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.data)
+                parameter.data /= dist.get_world_size()
+        return loss
+
+    return step
+
+
+def adversarial(setup: Setup) -> Step:
+    """Two DDP models in turn, as generator and discriminator; the second is twice as large."""
+    sizes = (setup.args.layers // 3, setup.args.layers * 2 // 3)
+    models = [wrapped(setup.part(layers=layers), "ddp", setup.device) for layers in sizes]
+    one, other = (ddp_step(setup, model, lambda _number: [setup.tokens()]) for model in models)
+
+    def step(number: int) -> torch.Tensor | None:
+        one(number)
+        return other(number)
+
+    return step
+
+
 KINDS: dict[str, Callable[[Setup], Step]] = {
     one.__name__: one
-    for one in (evaluation, checkpoint, lengths, growing, offload, tensor, pipeline, graphs, crash)
+    for one in (
+        *(evaluation, checkpoint, lengths, growing, offload, tensor, pipeline, graphs, crash),
+        *(rollouts, local, adversarial),
+    )
 }
 
 
