@@ -11,7 +11,7 @@ from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, ph
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Kind
 from perfd.gpu_peaks import load_peaks
-from perfd.model import ModelShape
+from perfd.model import ModelShape, StepSource
 
 H100 = "NVIDIA H100 80GB HBM3"
 DP8 = description(LLAMA3_8B, world_size=8, dp=8, micro_batch_size=1, global_batch_size=64)
@@ -354,6 +354,16 @@ def test_before_the_first_step_nothing_is_said_of_steady_steps():
     )
     assert starting.bottleneck.evidence == ["perfd saw no steady step of this job."]
     assert "perfd parse LOG" in starting.bottleneck.advice
+
+
+def test_steps_without_times_are_not_reported_as_missing():
+    untimed = job_data(step_table([float("nan")] * 16), description=DP8, step_source=StepSource.ARRIVAL)
+    finding = summarise(untimed, AnalysisSettings()).bottleneck
+    assert finding.kind is Kind.UNKNOWN
+    assert finding.evidence[-1] == (
+        "The log shows steps without times, and too few to time them by when their lines come."
+    )
+    assert "print the time of a step" in finding.advice
 
 
 def test_timers_without_flops_are_not_said_to_be_missing_and_megatron_is_not_assumed():

@@ -94,12 +94,15 @@ def _without_enough_steps(facts: JobEvidence, evidence: list[str]) -> Finding | 
         steps = "1 steady step is" if facts.steady_steps == 1 else f"{facts.steady_steps} steady steps are"
         missing = f"{steps} too few to judge where the time goes."
         todo = advice.LONGER_RUN.format(steps=THRESHOLDS.steady_steps_count)
-    elif facts.step_time.median is None and facts.breakdown.forward_ratio is None:
+    elif facts.step_time.median is not None or facts.breakdown.forward_ratio is not None:
+        return None
+    elif facts.step_source is StepSource.ARRIVAL:
+        missing = "The log shows steps without times, and too few to time them by when their lines come."
+        todo = advice.STEP_TIMES
+    else:
         without = "" if facts.activity.gpus else ", and no activity of a GPU"
         missing = f"perfd saw no steady step of this job{without}."
         todo = advice.NO_STEPS
-    else:
-        return None
     return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=[*evidence, missing], advice=todo)
 
 

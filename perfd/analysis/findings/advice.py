@@ -311,6 +311,7 @@ MORE_TIMERS = (
     "Time what else a step does [[phase_timers]], in your own loop with phases and `batches` of perfd.hook."
 )
 NO_GPU = "If the job has GPUs, `perfd doctor` on its nodes shows why perfd does not see them."
+STEP_TIMES = "Let the job run longer, print the time of a step, or report steps through perfd.hook."
 NO_STEPS = (
     "Let the job print progress that perfd understands (`perfd parse LOG` shows what it reads), or report"
     " steps through perfd.hook."
