@@ -12,7 +12,7 @@ from perfd.aggregator.analysis_loop import AnalysisLoop
 from perfd.aggregator.api_answers import ApiAnswers
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.captures import CaptureService
-from perfd.aggregator.history import HistoryStore, StoredExporterMemory, restore
+from perfd.aggregator.history import StoredExporterMemory, configured_history, restore
 from perfd.aggregator.ingest import Ingest, IngestThread, NatsReceiver, TelemetryServer
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits, failed_captures
@@ -74,11 +74,7 @@ class Aggregator(ApiAnswers):
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None, clock)
         self._audit = audit
         state = AggregatorState.empty(limits or Limits(), audit, config.agent_identity.any_job)
-        history = (
-            HistoryStore(Path(config.history.path), max_bytes=config.history.max_bytes)
-            if config.history.path
-            else None
-        )
+        history = configured_history(config.history)
         try:
             self._access = AccessControl(
                 config.http_listen,

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from perfd.aggregator import Aggregator, job_summaries
 from perfd.aggregator.alerts import alert_evaluation
 from perfd.aggregator.failures import Failures, Part
-from perfd.aggregator.history.history_tables import SCHEMA, rows
+from perfd.aggregator.history.history_rows import rows
+from perfd.aggregator.history.sqlite.sqlite_tables import SCHEMA, WRITES
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.series import series_frames
@@ -446,7 +447,7 @@ def test_what_history_keeps_of_any_record_can_be_written(record):
     database.executescript(SCHEMA)
     data = encode_message(Batch(sequence=1, sent_unix_ns=0, records=[record]))
     for durable in state.fleet.apply(decode_agent_message(data).records, source()):
-        for sql, parameters in rows(durable, START_S):
-            database.execute(sql, parameters)
+        for kind, written in rows(durable, START_S):
+            database.execute(WRITES[kind], written)
     assert state.failures.counts() == {}
     database.close()

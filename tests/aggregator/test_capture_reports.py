@@ -21,6 +21,7 @@ from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.captures.capture_reports import CaptureReports, lacks_report, readable_traces
 from perfd.aggregator.captures.trace_document import TraceDocument
 from perfd.aggregator.history import HistoryStore, capture_row
+from perfd.aggregator.history.sqlite import SqliteDatabase
 from perfd.analysis.findings import Kind
 from perfd.capture.capture_routes import StartBody
 from perfd.capture.node.process_environment import runs
@@ -519,7 +520,7 @@ def test_what_a_restart_interrupted_is_made_after_it(tmp_path: Path, words: str 
         ended_unix_s=SystemClock().unix_ns() / 1e9,
         report=CaptureReport(path=page, words=words, made_unix_s=1.0) if words else None,
     )
-    history = HistoryStore(tmp_path / "history.sqlite")
+    history = HistoryStore(SqliteDatabase(tmp_path / "history.sqlite"))
     history.submit([capture_row("c1", 1.0, msgspec.json.encode(stored))])
     assert history.close()
     audit = tmp_path / "audit.jsonl"

@@ -19,15 +19,16 @@ from wire.records import RECORDS, of
 
 from perfd.agent.spool import Spool
 from perfd.agent.uplink import GrpcUplink
-from perfd.aggregator.history.history_store import HistoryStore
-from perfd.aggregator.history.history_tables import (
-    SCHEMA,
+from perfd.aggregator.history import HistoryStore
+from perfd.aggregator.history.history_rows import (
     agent_left_row,
     agent_row,
     job_rows,
     rows,
     without_replaced,
 )
+from perfd.aggregator.history.sqlite import SqliteDatabase
+from perfd.aggregator.history.sqlite.sqlite_tables import SCHEMA, WRITES
 from perfd.aggregator.history.startup_recovery import restore
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.state.agent_registry import AgentState
@@ -58,6 +59,10 @@ def path(tmp_path):
     return tmp_path / "state" / "history.sqlite"
 
 
+def opened(path, *, max_bytes=None, busy_timeout_s=2.0, **options):
+    return HistoryStore(SqliteDatabase(path, max_bytes=max_bytes, busy_timeout_s=busy_timeout_s), **options)
+
+
 def write(history, *statements):
     """Write and wait until it is done, well or not."""
     done = threading.Event()
@@ -81,7 +86,7 @@ def step_rows(number):
 
 def restored(path, *, after_s=60.0, now_s=100.0):
     state = AggregatorState.empty(Limits())
-    history = HistoryStore(path)
+    history = opened(path)
     restore(state, history, now_unix_s=START_S + after_s, now_s=now_s, forgotten_after_s=3600.0)
     history.close()
     return state
@@ -89,7 +94,7 @@ def restored(path, *, after_s=60.0, now_s=100.0):
 
 def test_a_restart_finds_jobs_as_they_were(path):
     made = fleet()
-    history = HistoryStore(path)
+    history = opened(path)
     described = JobDescription(job="llm", framework="nemo", parallel=ParallelLayout(tp=2, pp=4))
     keep(history, made, described, place(0, 3), GpuInfo(index=3, name="H200"), gpus(0, a=1.0))
     server = ServerInfo(server="h:1", engine="vllm", model="m", parallel=ParallelLayout(tp=2))
@@ -113,7 +118,7 @@ def test_a_restart_finds_jobs_as_they_were(path):
 
 
 def test_after_a_restart_the_next_line_goes_on_and_a_lower_one_is_a_new_attempt(path):
-    history = HistoryStore(path)
+    history = opened(path)
     keep(history, fleet(), step(1), step(2), step(3))
     history.close()
     going_on, going_back = restored(path), restored(path)
@@ -125,7 +130,7 @@ def test_after_a_restart_the_next_line_goes_on_and_a_lower_one_is_a_new_attempt(
 
 
 def test_only_the_newest_attempt_comes_back(path):
-    history, made = HistoryStore(path), fleet()
+    history, made = opened(path), fleet()
     keep(history, made, step(1), step(2))
     keep(history, made, step(1, step_time_s=5.0))
     history.close()
@@ -136,17 +141,17 @@ def test_only_the_newest_attempt_comes_back(path):
 
 
 def test_a_job_that_is_forgotten_stays_on_disk(path):
-    history = HistoryStore(path)
+    history = opened(path)
     keep(history, fleet(), step(1))
     history.close()
     assert restored(path, after_s=3601.0).fleet.jobs == {}
-    history = HistoryStore(path)
+    history = opened(path)
     assert [line["step"] for line in history.steps("llm", first_step=0, limit=10)] == [1]
     history.close()
 
 
 def test_a_step_that_was_repeated_is_listed_once_as_the_newest_attempt_did_it(path):
-    history, made = HistoryStore(path), fleet()
+    history, made = opened(path), fleet()
     keep(history, made, step(1), step(2), step(3))
     keep(history, made, step(2, step_time_s=9.0))
     found = [
@@ -158,7 +163,7 @@ def test_a_step_that_was_repeated_is_listed_once_as_the_newest_attempt_did_it(pa
 
 
 def test_what_is_older_than_its_time_is_deleted(path):
-    history = HistoryStore(path)
+    history = opened(path)
     keep(history, fleet(), step(1), Event(kind=EventKind.CHECKPOINT, time_unix_ns=1, message="", job="llm"))
     keep(history, fleet(), step(1, job="new"), now_s=2 * DAY_S)
     history.expire(5 * DAY_S, START_S + 4 * DAY_S, 0.0)
@@ -171,7 +176,7 @@ def test_what_is_older_than_its_time_is_deleted(path):
 
 
 def test_a_clock_that_was_set_forty_days_back_for_a_moment_deletes_nothing(path):
-    history = HistoryStore(path)
+    history = opened(path)
     keep(history, fleet(), step(1))
     history.expire(30 * DAY_S, START_S + 100.0, 100.0)
     write(history, *job_rows("llm", 1, START_S, START_S + 110.0 - 40 * DAY_S))
@@ -183,12 +188,12 @@ def test_a_clock_that_was_set_forty_days_back_for_a_moment_deletes_nothing(path)
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_clock_that_is_set_forty_days_ahead_deletes_nothing(path, restart):
-    history = HistoryStore(path)
+    history = opened(path)
     keep(history, fleet(), step(1))
     history.expire(30 * DAY_S, START_S + 100.0, 100.0)
     if restart:
         history.close()
-        history = HistoryStore(path)
+        history = opened(path)
     for hour in range(1, 6):
         history.expire(30 * DAY_S, START_S + 40 * DAY_S + hour * 3600, hour * 3600.0)
     write(history)
@@ -197,7 +202,7 @@ def test_a_clock_that_is_set_forty_days_ahead_deletes_nothing(path, restart):
 
 
 def test_a_file_that_grows_too_large_loses_the_jobs_that_were_reported_longest_ago(path):
-    history = HistoryStore(path, max_bytes=400_000)
+    history = opened(path, max_bytes=400_000)
     made = fleet()
     for number in range(1, 200):
         for job in ("old", "new") if number < 100 else ("new",):
@@ -211,7 +216,7 @@ def test_a_file_that_grows_too_large_loses_the_jobs_that_were_reported_longest_a
 
 
 def test_numbers_that_json_has_no_word_for_do_not_stop_a_restart(path):
-    history, made = HistoryStore(path), fleet()
+    history, made = opened(path), fleet()
     odd = Event(
         kind=EventKind.STRAGGLER_REPORT,
         time_unix_ns=1,
@@ -235,7 +240,7 @@ kept_kinds = {kind: message for kind, message in RECORDS.items() if kind is not 
 @given(st.lists(st.one_of(*(of(kind, message) for kind, message in kept_kinds.items())), max_size=10))
 def test_whatever_the_wire_carries_can_be_kept_and_restored(tmp_path_factory, records):
     path = tmp_path_factory.mktemp("history") / "h.sqlite"
-    history = HistoryStore(path)
+    history = opened(path)
     keep(history, fleet(), *records)
     assert history.failed_rows == 0
     history.close()
@@ -255,7 +260,7 @@ def small_files():
 
 
 def test_what_a_full_disk_does_not_take_waits_for_room(path, small_files, caplog):
-    history = HistoryStore(path, retry_s=0.02)
+    history = opened(path, retry_s=0.02)
     write(history)
     small_files(0)
     stored = []
@@ -276,7 +281,7 @@ def test_what_a_full_disk_does_not_take_waits_for_room(path, small_files, caplog
 
 
 def test_a_file_that_another_program_writes_is_written_later(path):
-    history = HistoryStore(path, busy_timeout_s=0.01, retry_s=0.02)
+    history = opened(path, busy_timeout_s=0.01, retry_s=0.02)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     stored = threading.Event()
@@ -292,14 +297,14 @@ def test_a_file_that_another_program_writes_is_written_later(path):
 
 
 def test_a_batch_size_that_sqlite_cannot_hold_is_unknown(path):
-    history = HistoryStore(path)
+    history = opened(path)
     keep(history, fleet(), step(1, global_batch_size=2**64 - 1))
     assert history.steps("llm", first_step=0, limit=1)[0]["global_batch_size"] is None
     history.close()
 
 
 def test_a_row_that_no_table_takes_costs_only_its_own_group(path):
-    history = HistoryStore(path)
+    history = opened(path)
     block = threading.Event()
     history.submit([], block.wait)
     unstorable = agent_row(AgentState(agent_id="a", node="n"), 1 << 70, 0.0)
@@ -330,13 +335,13 @@ def test_rows_of_agents_in_one_transaction_end_as_if_written_one_by_one(written)
     with contextlib.closing(sqlite3.connect(":memory:")) as one_by_one:
         one_by_one.executescript(SCHEMA)
         statements = [statement(*row) for row in written]
-        for sql, parameters in statements:
-            one_by_one.execute(sql, parameters)
+        for kind, values_of in statements:
+            one_by_one.execute(WRITES[kind], values_of)
         kept = without_replaced(statements)
         with contextlib.closing(sqlite3.connect(":memory:")) as together:
             together.executescript(SCHEMA)
-            for sql, parameters in kept:
-                together.execute(sql, parameters)
+            for kind, values_of in kept:
+                together.execute(WRITES[kind], values_of)
             tables = [
                 connection.execute("SELECT * FROM agents").fetchall() for connection in (one_by_one, together)
             ]
@@ -350,26 +355,26 @@ def test_only_the_last_of_an_agents_rows_in_a_transaction_is_written():
 
 
 def test_a_file_of_a_newer_perfd_is_refused_with_a_sentence(path):
-    HistoryStore(path).close()
+    opened(path).close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(PerfdError, match="newer perfd"):
-        HistoryStore(path)
+        opened(path)
 
 
 def test_a_path_that_is_a_folder_is_refused_with_a_sentence(path):
     path.mkdir(parents=True)
     with pytest.raises(PerfdError, match=r"history\.path"):
-        HistoryStore(path)
+        opened(path)
 
 
 def test_two_aggregators_cannot_have_one_file(path):
-    first = HistoryStore(path)
+    first = opened(path)
     with pytest.raises(PerfdError, match=rf"process {os.getpid()}\) uses the history file .*stop it, or"):
-        HistoryStore(path)
+        opened(path)
     first.close()
-    HistoryStore(path).close()
+    opened(path).close()
 
 
 # Damage
@@ -388,7 +393,7 @@ WHOLE = {}
 
 
 def written(path):
-    history, made = HistoryStore(path), fleet()
+    history, made = opened(path), fleet()
     keep(history, made, *(step(number) for number in range(1, 400)))
     keep(history, made, GpuInfo(index=3, name="H200"), place(0, 3), JobDescription(job="llm", framework="f"))
     for number in range(400):
@@ -415,7 +420,7 @@ def test_a_damaged_file_is_set_aside_and_what_can_be_read_is_kept(path, damage, 
         }[damage]
     )
     state = restored(path)
-    history = HistoryStore(path)
+    history = opened(path)
     write(history, *step_rows(500))
     assert history.healthy
     lines = history.steps("llm", first_step=1, limit=1000)
@@ -540,14 +545,14 @@ def send(spool, uplink, number):
 
 
 def test_rows_beyond_the_queue_are_given_up_and_counted(path):
-    history = HistoryStore(path, max_queued_bytes=0)
+    history = opened(path, max_queued_bytes=0)
     assert not history.submit(list(job_rows("llm", 1, None, 0.0)))
     assert history.failed_rows == 1
     history.close()
 
 
 def test_after_close_nothing_is_written_and_nobody_waits(path):
-    history = HistoryStore(path)
+    history = opened(path)
     history.close()
     history.close()
     assert not history.submit(list(job_rows("llm", 1, None, 0.0)))

@@ -10,7 +10,8 @@ from exporters.support import Receiver, until
 
 from perfd.aggregator import Aggregator
 from perfd.aggregator.history.history_reader import HistoryReader
-from perfd.aggregator.history.history_tables import SCHEMA
+from perfd.aggregator.history.sqlite import SqliteDatabase
+from perfd.aggregator.history.sqlite.sqlite_tables import SCHEMA
 from perfd.clock import VirtualClock
 from perfd.config import (
     AggregatorConfig,
@@ -133,7 +134,7 @@ def test_it_is_the_same_after_a_kill(clock, config, tmp_path):
     try:
         feed(killed, clock, [1], step_time_s=9.0)
         wait(killed, clock, 90)
-        reader = HistoryReader(_path(config), 1.0)
+        reader = HistoryReader(SqliteDatabase(Path(_path(config))))
         until(lambda: reader.engine_state().time_unix_s >= START_S + 75)
         # The other one has not stopped: nothing that it would write at its end is there.
         left = tmp_path / "left.sqlite"

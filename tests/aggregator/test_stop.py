@@ -82,7 +82,7 @@ def test_a_disk_that_hangs_does_not_keep_the_aggregator(tmp_path, monkeypatch, c
     with aggregator(history=HistoryConfig(path=str(tmp_path / "h.sqlite"))) as running:
         running._history.submit([], done=disk.wait)
         running.stop()
-    assert "History was not on disk in time" in caplog.text
+    assert "History was not stored in time" in caplog.text
     disk.set()
     assert running._history.close()
 

@@ -1,8 +1,8 @@
-"""What survives a restart: an SQLite file, its tables, and recovery from it."""
+"""What survives a restart: rows in a database, and recovery from them."""
 
+from perfd.aggregator.history.configured_history import configured_history
 from perfd.aggregator.history.history_recorder import HistoryRecorder
-from perfd.aggregator.history.history_store import HistoryStore
-from perfd.aggregator.history.history_tables import (
+from perfd.aggregator.history.history_rows import (
     Statement,
     agent_left_row,
     agent_row,
@@ -15,6 +15,7 @@ from perfd.aggregator.history.history_tables import (
     size_of,
     summary_row,
 )
+from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.startup_recovery import restore
 from perfd.aggregator.history.stored_exporter_memory import StoredExporterMemory
 
@@ -27,6 +28,7 @@ __all__ = [
     "agent_row",
     "alert_row",
     "capture_row",
+    "configured_history",
     "engine_row",
     "job_rows",
     "node_memory_row",

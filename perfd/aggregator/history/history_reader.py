@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from perfd.aggregator.history.history_file import is_damage
-from perfd.aggregator.history.history_tables import phases_of, step_of
+from perfd.aggregator.history.database import (
+    HistoryDamagedError,
+    HistoryDatabase,
+    HistoryUnavailableError,
+    Query,
+)
+from perfd.aggregator.history.history_rows import STEP_COLUMNS, phases_of, step_of
 from perfd.errors import PerfdError
 from perfd.model import (
     Alert,
@@ -31,12 +33,6 @@ from perfd.rules.rule_model import EngineState
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
-"""What SQLite says about a damaged schema quotes it, in whatever bytes it has now."""
-_STEP_COLUMNS = (
-    "step, time_unix_s, step_time_s, steps_covered, warmup, flops_per_s_per_gpu, tokens_per_s, "
-    "samples_per_s, global_batch_size, losses"
-)
 _FACTS: dict[str, type[GpuInfo | RankPlacement | ServerInfo]] = {
     "gpu": GpuInfo,
     "rank": RankPlacement,
@@ -60,19 +56,19 @@ class StoredJob:
 
 
 class HistoryReader:
-    """Opens the file for each question. A row that cannot be read is left out, counted and logged once.
+    """Asks the database anew for each question. A row that cannot be read is left out, counted, logged once.
 
-    What a start asks for is empty when the file cannot be read; what the API asks for raises `PerfdError`.
+    What a start asks for is empty when a database that may be missing cannot be read; what the API asks
+    for raises `PerfdError`. The SQL is what SQLite and PostgreSQL have in common.
     """
 
-    def __init__(self, path: Path, busy_timeout_s: float) -> None:
-        self._path = path
-        self._busy_timeout_s = busy_timeout_s
+    def __init__(self, database: HistoryDatabase) -> None:
+        self._database = database
         self.damaged_rows = 0
         """Rows that were left out because they cannot be read."""
 
     def repair(self) -> bool:
-        """Set a damaged file aside; returns whether there is a sound one now."""
+        """Have a damaged database repaired; returns whether there is a sound one now."""
         return False
 
     def agents(self) -> list[tuple[str, str, int, float, str]]:
@@ -82,7 +78,7 @@ class HistoryReader:
             return msgspec.convert(row, tuple[str, str, int, float, str])
 
         query = "SELECT agent_id, node, last_sequence, received_unix_s, epoch FROM agents"
-        return self._at_start(lambda reader: self._sound(reader.execute(query), agent))
+        return self._at_start(lambda reader: self._sound(reader(query, ()), agent))
 
     def node_facts(self) -> list[tuple[str, GpuInfo | RankPlacement | ServerInfo]]:
         """What is known of nodes, with each node's name."""
@@ -92,7 +88,7 @@ class HistoryReader:
             return node, msgspec.json.decode(body, type=_FACTS[kind])
 
         query = "SELECT node, kind, body FROM node_facts WHERE kind != 'origin' ORDER BY received_unix_s"
-        return self._at_start(lambda reader: self._sound(reader.execute(query), fact))
+        return self._at_start(lambda reader: self._sound(reader(query, ()), fact))
 
     def origins(self) -> list[tuple[str, str, JobOrigin]]:
         """Whose each job is: a node that reported it, its name here, and the origin with the node's name."""
@@ -102,17 +98,18 @@ class HistoryReader:
             return node, job, msgspec.json.decode(body, type=JobOrigin)
 
         query = "SELECT node, key, body FROM node_facts WHERE kind = 'origin'"
-        return self._at_start(lambda reader: self._sound(reader.execute(query), origin))
+        return self._at_start(lambda reader: self._sound(reader(query, ()), origin))
 
     def jobs_since(self, unix_s: float, *, steps: int, phases: int) -> list[StoredJob]:
         """The jobs that sent since a time: the newest attempt, with at most that many of its newest rows."""
         query = (
-            "SELECT job, max(attempt), started_unix_s, received_unix_s, description FROM jobs "
-            "WHERE received_unix_s >= ? GROUP BY job"
+            "SELECT job, attempt, started_unix_s, received_unix_s, description FROM ("
+            "SELECT *, row_number() OVER (PARTITION BY job ORDER BY attempt DESC) AS newest FROM jobs "
+            "WHERE received_unix_s >= ?) AS attempts WHERE newest = 1"
         )
 
-        def jobs(reader: sqlite3.Connection) -> list[StoredJob]:
-            found = reader.execute(query, (unix_s,)).fetchall()
+        def jobs(reader: Query) -> list[StoredJob]:
+            found = list(reader(query, (unix_s,)))
             return self._sound(found, lambda row: self._stored(reader, row, steps, phases))
 
         return self._at_start(jobs)
@@ -127,7 +124,7 @@ class HistoryReader:
         query = (
             "SELECT body, first_step FROM alerts WHERE body IS NOT NULL ORDER BY started_unix_s DESC LIMIT ?"
         )
-        return self._at_start(lambda reader: self._sound(reader.execute(query, (limit,)), alert))[::-1]
+        return self._at_start(lambda reader: self._sound(reader(query, (limit,)), alert))[::-1]
 
     def engine_state(self) -> EngineState | None:
         """Where the rule engine was, or None."""
@@ -136,14 +133,14 @@ class HistoryReader:
             return msgspec.msgpack.decode(row[0], type=EngineState)
 
         query = "SELECT body FROM engine"
-        found = self._at_start(lambda reader: self._sound(reader.execute(query), state))
+        found = self._at_start(lambda reader: self._sound(reader(query, ()), state))
         return found[0] if found else None
 
     def exporter_state(self, exporter: str) -> bytes | None:
         """What an exporter stored last, or None."""
         query = "SELECT body FROM exporters WHERE exporter = ?"
         found = self._at_start(
-            lambda reader: self._sound(reader.execute(query, (exporter,)), lambda row: bytes(row[0]))
+            lambda reader: self._sound(reader(query, (exporter,)), lambda row: bytes(row[0]))
         )
         return found[0] if found else None
 
@@ -152,7 +149,7 @@ class HistoryReader:
         query = "SELECT body FROM captures ORDER BY requested_unix_s DESC LIMIT ?"
         return self._at_start(
             lambda reader: self._sound(
-                reader.execute(query, (limit,)), lambda row: msgspec.json.decode(row[0], type=kind)
+                reader(query, (limit,)), lambda row: msgspec.json.decode(row[0], type=kind)
             )
         )[::-1]
 
@@ -168,13 +165,13 @@ class HistoryReader:
         query = "SELECT body FROM node_memory WHERE kind = ? ORDER BY unix_s"
         return self._at_start(
             lambda reader: self._sound(
-                reader.execute(query, (kind,)), lambda row: msgspec.json.decode(row[0], type=of)
+                reader(query, (kind,)), lambda row: msgspec.json.decode(row[0], type=of)
             )
         )
 
     def steps(self, job: str, *, first_step: int, limit: int) -> list[dict[str, Any]]:
         """Stored progress lines of the newest attempt that has the step, as the columns of the table."""
-        names = [*_STEP_COLUMNS.split(", "), "attempt"]
+        names = [*STEP_COLUMNS.split(", "), "attempt"]
 
         def line(row: tuple[Any, ...]) -> dict[str, Any]:
             columns = dict(zip(names, row, strict=True))
@@ -182,34 +179,29 @@ class HistoryReader:
             columns["warmup"] = bool(columns["warmup"])
             return columns
 
-        query = (
-            f"SELECT {_STEP_COLUMNS}, max(attempt) FROM steps "  # noqa: S608  (a constant)
-            "WHERE job = ? AND step >= ? GROUP BY step ORDER BY step LIMIT ?"
-        )
-        return self._answer(lambda reader: self._sound(reader.execute(query, (job, first_step, limit)), line))
+        query = self._database.newest_steps_query
+        return self._answer(lambda reader: self._sound(reader(query, (job, first_step, limit)), line))
 
     def summary(self, job: str) -> Any | None:  # noqa: ANN401  (JSON of a documented schema)
         """The newest stored summary of a job that may be long over, or None."""
         query = "SELECT summary FROM jobs WHERE job = ? AND summary IS NOT NULL ORDER BY attempt DESC LIMIT 1"
         found = self._answer(
-            lambda reader: self._sound(reader.execute(query, (job,)), lambda row: msgspec.json.decode(row[0]))
+            lambda reader: self._sound(reader(query, (job,)), lambda row: msgspec.json.decode(row[0]))
         )
         return found[0] if found else None
 
-    def _stored(self, reader: sqlite3.Connection, row: tuple[Any, ...], steps: int, phases: int) -> StoredJob:
+    def _stored(self, reader: Query, row: tuple[Any, ...], steps: int, phases: int) -> StoredJob:
         job, attempt, started, received, description = row
         newest = "WHERE job = ? AND attempt = ? ORDER BY step DESC LIMIT ?"
-        step_rows = reader.execute(
-            f"SELECT {_STEP_COLUMNS} FROM steps {newest}",  # noqa: S608  (constants)
+        step_rows = reader(
+            f"SELECT {STEP_COLUMNS} FROM steps {newest}",  # noqa: S608  (constants)
             (job, attempt, steps),
         )
-        phase_rows = reader.execute(
+        phase_rows = reader(
             f"SELECT step, phases FROM phases {newest}",  # noqa: S608  (a constant)
             (job, attempt, phases),
         )
-        event_rows = reader.execute(
-            "SELECT node, body FROM events WHERE job = ? ORDER BY time_unix_s", (job,)
-        )
+        event_rows = reader("SELECT node, body FROM events WHERE job = ? ORDER BY time_unix_s", (job,))
         described = [(description,)] if description else []
         descriptions = self._sound(described, lambda one: msgspec.json.decode(one[0], type=JobDescription))
         return StoredJob(
@@ -234,42 +226,34 @@ class HistoryReader:
                 if self.damaged_rows == 1:
                     log.warning(
                         "A row of the history cannot be read and is left out; further ones are counted.",
-                        extra={"path": str(self._path), "error": str(error)},
+                        extra={"history": self._database.place, "error": str(error)},
                     )
         return decoded
 
-    def _at_start(self, read: Callable[[sqlite3.Connection], list[_T]]) -> list[_T]:
-        if not self._path.exists():
-            return []
+    def _at_start(self, read: Callable[[Query], list[_T]]) -> list[_T]:
         try:
             return self._read(read)
-        except _UNREADABLE as error:
+        except (HistoryDamagedError, HistoryUnavailableError) as error:
+            if self._database.required_at_start:
+                raise PerfdError(f"The history at {self._database.place} cannot be read: {error}") from error
             log.error(  # noqa: TRY400  (where it was raised says nothing that the error does not)
                 "The history cannot be read: the start goes on without it.",
-                extra={"path": str(self._path), "error": str(error)},
+                extra={"history": self._database.place, "error": str(error)},
             )
             return []
 
-    def _answer(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _answer(self, read: Callable[[Query], _T]) -> _T:
         try:
             return self._read(read)
-        except _UNREADABLE as error:
-            raise PerfdError(f"The history file {self._path} cannot be read: {error}.") from error
+        except (HistoryDamagedError, HistoryUnavailableError) as error:
+            raise PerfdError(f"The history at {self._database.place} cannot be read: {error}.") from error
 
-    def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _read(self, read: Callable[[Query], _T]) -> _T:
         try:
-            with self._reader() as reader:
+            with self._database.reading() as reader:
                 return read(reader)
-        except _UNREADABLE as error:
-            if not is_damage(error) or not self.repair():
+        except HistoryDamagedError:
+            if not self.repair():
                 raise
-        with self._reader() as reader:
+        with self._database.reading() as reader:
             return read(reader)
-
-    @contextlib.contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
-        uri = f"{self._path.absolute().as_uri()}?mode=ro"
-        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_s)) as reader:
-            # A byte that is damaged costs its row, not all that come after it.
-            reader.text_factory = lambda data: data.decode(errors="replace")
-            yield reader

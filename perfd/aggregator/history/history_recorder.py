@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from perfd.aggregator.history.history_rows import Statement, alert_row, engine_row, summary_row
 from perfd.aggregator.history.history_store import HistoryStore
-from perfd.aggregator.history.history_tables import Statement, alert_row, engine_row, summary_row
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.model import Alert
 from perfd.rules.rule_model import EngineState

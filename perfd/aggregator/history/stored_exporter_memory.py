@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from perfd.aggregator.history.history_rows import exporter_row
 from perfd.aggregator.history.history_store import HistoryStore
-from perfd.aggregator.history.history_tables import exporter_row
 
 
 class StoredExporterMemory:

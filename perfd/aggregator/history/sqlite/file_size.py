@@ -1,46 +1,12 @@
-"""What leaves the history: by age in time that the aggregator ran, and by the size of the file."""
+"""The size of the history file, and what leaves it when it is too large."""
 
 from __future__ import annotations
 
 import sqlite3
 
-_EARLIEST_UNIX_S = 1_577_836_800.0
-"""The first of January 2020: a clock before it was never set."""
 _KEEP_RATIO = 0.9
 """A file that is too large is brought down to this share of the bound, so that it is not cut each minute."""
 _MOST_CUTS = 10_000
-
-
-class RetentionClock:
-    """The time by which rows are old: it goes at most as fast as the aggregator runs.
-
-    A clock that is set ahead, or was wrong at the start, makes nothing old at once. The time in which no
-    aggregator runs does not count either.
-    """
-
-    def __init__(self, reached_unix_s: float | None) -> None:
-        """`reached_unix_s` is how far an earlier process came, or None."""
-        self._reached_unix_s = reached_unix_s
-        self._at_s: float | None = None
-
-    def now(self, unix_s: float, monotonic_s: float) -> float | None:
-        """The time, given what both clocks say; None while it cannot be known."""
-        if unix_s < _EARLIEST_UNIX_S:
-            return None
-        passed_s = 0.0 if self._at_s is None else max(0.0, monotonic_s - self._at_s)
-        self._at_s = monotonic_s
-        reached = unix_s if self._reached_unix_s is None else self._reached_unix_s + passed_s
-        self._reached_unix_s = min(unix_s, reached)
-        return self._reached_unix_s
-
-
-def reached_unix_s(connection: sqlite3.Connection) -> float | None:
-    """How far the time of retention came in this file; None in a new one."""
-    row = connection.execute("SELECT unix_s FROM retention").fetchone()
-    if row is None:
-        # An older perfd wrote it: its newest rows are of a time that was reached.
-        row = connection.execute("SELECT max(received_unix_s) FROM jobs").fetchone()
-    return row[0] if isinstance(row[0], float) else None
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:

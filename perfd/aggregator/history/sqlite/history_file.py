@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfd.aggregator.history.history_tables import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from perfd.aggregator.history.database import HistoryLockedError
+from perfd.aggregator.history.sqlite.sqlite_tables import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from perfd.errors import PerfdError, reason_of
 from perfd.process_lock import HeldElsewhereError, ProcessLock
 
@@ -37,10 +38,6 @@ _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, er
 _WAL_BYTES = 64 << 20
 """The write-ahead log is cut to this after a checkpoint: it otherwise stays as long as it ever was."""
 _ROWS_AT_ONCE = 1_000
-
-
-class HistoryLockedError(PerfdError):
-    """Another aggregator has the history file open."""
 
 
 @dataclass(slots=True)

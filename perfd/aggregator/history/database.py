@@ -1,0 +1,78 @@
+"""What history asks of a database: SQLite and PostgreSQL both give it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from perfd.aggregator.history.history_rows import Statement
+from perfd.errors import PerfdError
+
+Query = Callable[[str, Sequence[Any]], Iterable[tuple[Any, ...]]]
+"""Runs a query with `?` for its parameters; returns the rows."""
+
+
+class HistoryUnavailableError(PerfdError):
+    """The database takes or gives nothing now, which may pass; the message is the reason."""
+
+
+class HistoryLockedError(PerfdError):
+    """Another aggregator has the history."""
+
+
+class HistoryDamagedError(PerfdError):
+    """What the database holds is not what was written; `repair` may help."""
+
+
+class UnstorableError(PerfdError):
+    """A row that no table takes, however often it is tried."""
+
+
+class HistoryDatabase(Protocol):
+    """Keeps rows. One thread opens, writes and closes; any thread may read, also after `close`."""
+
+    @property
+    def place(self) -> str:
+        """Where it is, for people; without a password."""
+
+    @property
+    def remedy(self) -> str:
+        """What to do when it cannot be written, in a sentence."""
+
+    @property
+    def required_at_start(self) -> bool:
+        """Whether an aggregator must not start without what it wrote before."""
+
+    @property
+    def newest_steps_query(self) -> str:
+        """`STEP_COLUMNS` and attempt of the newest attempt with each step: job, first step, limit."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is open for writing."""
+
+    def open(self) -> float | None:
+        """Keep other aggregators out, bring tables up to date, and return the time retention came to.
+
+        None in a new history. Raises `HistoryUnavailableError` if trying again may help, else
+        `HistoryLockedError`, `HistoryDamagedError` or `PerfdError`.
+        """
+
+    def write(self, statements: Sequence[Statement]) -> None:
+        """Write all or none; on return they survive a power cut. The same statements may be written again.
+
+        Raises `UnstorableError` for a row that no table takes, else as `open`.
+        """
+
+    def tidy(self) -> None:
+        """Called after each `write`: give back space when due. Raises as `open`."""
+
+    def reading(self) -> AbstractContextManager[Query]:
+        """Run queries inside it; they raise `HistoryUnavailableError` or `HistoryDamagedError`."""
+
+    def repair(self) -> None:
+        """Save what can be read of a damaged history and be open with it; raises as `open`."""
+
+    def close(self) -> None:
+        """Let the next aggregator have it; legal twice."""
