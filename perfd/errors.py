@@ -47,6 +47,10 @@ class SandboxError(PerfdError):
     """A reader without rights refused its input, or its process ended; the message is the reason."""
 
 
+class StorageError(PerfdError):
+    """Object storage did not take or give a file; the message holds no secret and says what to do."""
+
+
 class CaptureError(PerfdError):
     """A capture could not be carried out; the message is the reason shown to the user."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from prometheus_client import Metric
 
-from perfd.agent.capture_setup import JobFacts, create_executor, sharing_of
+from perfd.agent.capture_setup import JobFacts, captures_directory, create_executor, sharing_of
 from perfd.agent.collection import Batcher, CollectorTask, LatestSamples, Runner, Schedule, Tap, TaskState
 from perfd.agent.self_metrics import agent_values, collector_values
 from perfd.agent.spool import Spool
@@ -80,18 +80,26 @@ class Agent:
         self._latest = LatestSamples(node, [column for task in tasks for column in task.columns])
         facts = JobFacts()
         self._spool = Spool(spool_directory, max_bytes=config.spool.max_bytes)
+        captures = captures_directory(config.capture, spool_directory / "captures")
         try:
             self._captures = (
                 create_executor(
                     config.capture,
-                    directory=spool_directory / "captures",
+                    directory=captures,
                     search_path=search_path,
                     proc=Path(config.proc),
                     facts=facts,
                     clock=self._clock,
                     send_status=self.send_status,
                     report_removed=self._report_removed,
-                    sharing=sharing_of(config.capture, node, self._report_removed),
+                    sharing=sharing_of(
+                        config.capture,
+                        node,
+                        captures,
+                        self._clock,
+                        report_removed=self._report_removed,
+                        report_upload=self._store_now,
+                    ),
                     run=run,
                 )
                 if config.capture.enabled
@@ -211,16 +219,20 @@ class Agent:
         self._uplink.send_status(status)
 
     def _report_removed(self, capture_id: str, paths: Sequence[Path], reason: str) -> None:
-        if self._stopping.is_set():
-            # A closed spool takes nothing, so the outcome would be lost.
-            raise InterruptedError("The agent is being stopped.")
         removed = CaptureFilesRemoved(
             capture_id=capture_id,
             paths=tuple(str(path) for path in paths),
             reason=reason,
             time_unix_ns=self._clock.unix_ns(),
         )
-        self._batcher.store([removed], self._clock.unix_ns())
+        self._store_now(removed)
+
+    def _store_now(self, record: Record) -> None:
+        """Put a record into the spool before what it is about is done."""
+        if self._stopping.is_set():
+            # A closed spool takes nothing, so the outcome would be lost.
+            raise InterruptedError("The agent is being stopped.")
+        self._batcher.store([record], self._clock.unix_ns())
         self._uplink.notify()
 
     def metrics(self) -> bytes:

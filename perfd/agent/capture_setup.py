@@ -13,6 +13,7 @@ from perfd.capture.kineto import KinetoEndpoint, KinetoOptions, KinetoTool
 from perfd.capture.node import (
     CaptureExecutor,
     CaptureStore,
+    FolderSharing,
     FolderWatch,
     GuardSettings,
     JobProgress,
@@ -26,9 +27,12 @@ from perfd.capture.nsys import NsysOptions, NsysTool, find_nsys
 from perfd.capture.selection import slug
 from perfd.capture.server import CaptureServer, ServerClient, ServerTool
 from perfd.capture.stacks import FlightRecorderTool, PySpyTool, find_py_spy
+from perfd.capture.upload import Uploader, UploadQueue
 from perfd.clock import Clock
 from perfd.config import AgentCaptureConfig, KinetoConfig, ServerConfig
+from perfd.errors import ConfigError
 from perfd.model import (
+    CaptureFileUpload,
     CaptureStatus,
     CaptureTool,
     Event,
@@ -39,7 +43,7 @@ from perfd.model import (
     Record,
     TrainingStep,
 )
-from perfd.net import client_context
+from perfd.net import ObjectStorage, client_context
 
 _KEPT_STEPS = 64
 
@@ -109,6 +113,11 @@ def _after(job: JobProgress, record: TrainingStep | LogProgress | JobDescription
     return job
 
 
+def captures_directory(config: AgentCaptureConfig, default: Path) -> Path:
+    """Where captures are written."""
+    return Path(config.output_directory) if config.output_directory else default
+
+
 def create_executor(
     config: AgentCaptureConfig,
     *,
@@ -122,11 +131,7 @@ def create_executor(
     sharing: Sharing | None = None,
     run: str | None = None,
 ) -> CaptureExecutor:
-    """An executor that writes below `directory`, unless the configuration sets another folder.
-
-    With `run`, only the job of that `perfd run` is captured.
-    """
-    directory = Path(config.output_directory) if config.output_directory else directory
+    """An executor that writes below `directory`. With `run`, only the job of that `perfd run` is captured."""
     store = CaptureStore(
         directory,
         max_bytes=config.max_bytes,
@@ -166,7 +171,7 @@ def create_executor(
         if sharing is not None:
             sharing.remove_old(now_s)
         if watch is not None:
-            store.remove_old(watch, report_removed, now_s)
+            store.remove_old(watch, report_removed, now_s, sharing.needs if sharing else lambda _: False)
 
     return CaptureExecutor(
         tools=tools,
@@ -182,8 +187,26 @@ def create_executor(
     )
 
 
-def sharing_of(config: AgentCaptureConfig, node: str, report_removed: OnRemoved) -> Sharing | None:
-    """The configured folder for this node's shared captures."""
+def sharing_of(
+    config: AgentCaptureConfig,
+    node: str,
+    captures: Path,
+    clock: Clock,
+    *,
+    report_removed: OnRemoved,
+    report_upload: Callable[[CaptureFileUpload], None],
+) -> Sharing | None:
+    """The configured folder or object storage for the captures of this node, which are in `captures`."""
+    if config.object_storage is not None:
+        if config.share_directory is not None:
+            raise ConfigError("capture: `share_directory` and `object_storage` exclude each other.")
+        return Uploader(
+            ObjectStorage(config.object_storage, key="capture.object_storage"),
+            UploadQueue(captures, node),
+            clock=clock,
+            report=report_upload,
+            unredacted=config.share_unredacted,
+        )
     if config.share_directory is None:
         return None
     directory = Path(config.share_directory)
@@ -196,7 +219,7 @@ def sharing_of(config: AgentCaptureConfig, node: str, report_removed: OnRemoved)
         report_removed=report_removed,
     )
     watch = _watch(directory, config.share_retention_days, "capture.share_retention_days", slug(node))
-    return Sharing(folder, timeout_s=config.share_timeout_s, watch=watch)
+    return FolderSharing(folder, timeout_s=config.share_timeout_s, watch=watch)
 
 
 def _watch(directory: Path, days: float | None, option: str, who: str = "agent") -> FolderWatch | None:

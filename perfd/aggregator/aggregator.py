@@ -30,7 +30,7 @@ from perfd.errors import ConfigError, PerfdError
 from perfd.exporters.alertmanager import create_silence, silence_body
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.model import CaptureCancel, CaptureRequest
-from perfd.net import AccessControl, HttpServer, ServerTls, is_loopback, split_address
+from perfd.net import AccessControl, HttpServer, ObjectStorage, ServerTls, is_loopback, split_address
 from perfd.web.live_updates import Live
 
 log = logging.getLogger(__name__)
@@ -85,6 +85,9 @@ class Aggregator(ApiAnswers):
             )
             self._tls = ServerTls(config.http_tls, key="http_tls") if config.http_tls else None
             self._webhook = Webhook(config.webhook)
+            storage = (
+                ObjectStorage(config.object_storage, key="object_storage") if config.object_storage else None
+            )
             service = CaptureService(
                 config.capture_profiles,
                 clock,
@@ -95,6 +98,7 @@ class Aggregator(ApiAnswers):
                 on_alert=captures,
                 live=self.live,
                 peaks_file=config.analysis.gpu_peaks_file,
+                storage=storage,
             )
             self._exporters = ExporterRegistry(
                 config.exporters,

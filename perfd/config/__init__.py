@@ -44,6 +44,7 @@ from perfd.config.notification_config import (
     NotificationsConfig,
     WebhookReceiver,
 )
+from perfd.config.object_storage_config import ObjectReadingConfig, ObjectStorageConfig
 from perfd.config.strict import TlsConfig
 from perfd.config.unknown_keys import unknown_keys
 
@@ -73,6 +74,8 @@ __all__ = [
     "NodesConfig",
     "NotificationReceiver",
     "NotificationsConfig",
+    "ObjectReadingConfig",
+    "ObjectStorageConfig",
     "OtlpConfig",
     "RemoteWriteConfig",
     "RulesConfig",

@@ -6,6 +6,7 @@ from typing import Any
 
 from perfd.collector import OnUnavailable
 from perfd.config.nats_config import NatsUplinkConfig
+from perfd.config.object_storage_config import ObjectStorageConfig
 from perfd.config.strict import Strict, TlsConfig
 
 
@@ -90,6 +91,8 @@ class AgentCaptureConfig(Strict, frozen=True):
     """Default: `captures` in the spool directory. Captures are written nowhere else."""
     share_directory: str | None = None
     """Directory for redacted copies that other users may read; null: no copies."""
+    object_storage: ObjectStorageConfig | None = None
+    """Upload such copies to S3-compatible storage instead; excludes `share_directory`."""
     share_unredacted: bool = False
     """Also copy files that cannot be redacted: an .nsys-rep contains the job's environment and output."""
     share_max_bytes: int | None = 100 * 1024 * 1024 * 1024

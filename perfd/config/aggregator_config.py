@@ -8,6 +8,7 @@ import msgspec
 
 from perfd.config.exporter_config import ExportersConfig
 from perfd.config.nats_config import NatsListenConfig
+from perfd.config.object_storage_config import ObjectReadingConfig
 from perfd.config.strict import Strict, TlsConfig
 
 
@@ -151,6 +152,8 @@ class AggregatorConfig(Strict, frozen=True):
     """Default tool of captures of jobs."""
     capture_reports: bool = True
     """Analyze traces of finished captures, if readable on this machine."""
+    object_storage: ObjectReadingConfig | None = None
+    """Where agents upload captures (`capture.object_storage`): for reports and links."""
     webhook: WebhookConfig = WebhookConfig()
     exporters: ExportersConfig = ExportersConfig()
     nodes: NodesConfig = NodesConfig()

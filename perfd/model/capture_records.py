@@ -51,6 +51,7 @@ class CaptureRequest:
     profile: str = ""
     alert: str = ""
     max_bytes: int = 0
+    object_folder: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,8 @@ class CaptureFile:
 
     path: str
     size_bytes: int
+    upload: bool = False
+    """Whether it will be uploaded to object storage; a `CaptureFileUpload` follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,19 @@ class CaptureFilesRemoved:
     paths: Sequence[str]
     reason: str
     """A sentence for people."""
+    time_unix_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureFileUpload:
+    """A file of a capture is in object storage, or its upload failed so far; see `telemetry.proto`."""
+
+    capture_id: str
+    path: str
+    url: str = ""
+    size_bytes: int = 0
+    sha256: str = ""
+    reason: str = ""
     time_unix_ns: int
 
 

@@ -9,6 +9,7 @@ from typing import TypeAlias
 from perfd.model.capture_records import (
     CaptureCancel,
     CaptureFilesRemoved,
+    CaptureFileUpload,
     CaptureRequest,
     CaptureStatus,
     CaptureTool,
@@ -38,6 +39,7 @@ Record: TypeAlias = (
     | CollectiveTimes
     | CollectiveProgress
     | CaptureFilesRemoved
+    | CaptureFileUpload
 )
 
 

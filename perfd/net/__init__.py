@@ -6,6 +6,7 @@ from perfd.net.deadline import DeadlineReader, connect, left_s
 from perfd.net.http import Handler, HttpServer, Request, Response, is_loopback, require_free, split_address
 from perfd.net.http_client import BoundedConnection, BoundedTlsConnection, secure_connection
 from perfd.net.nats_client import NatsConnector
+from perfd.net.object_storage import ObjectStorage
 from perfd.net.server_tls import ServerTls
 from perfd.net.tls import client_context
 
@@ -18,6 +19,7 @@ __all__ = [
     "Handler",
     "HttpServer",
     "NatsConnector",
+    "ObjectStorage",
     "Request",
     "Response",
     "ServerTls",

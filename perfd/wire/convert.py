@@ -56,6 +56,7 @@ _RECORDS = {
     "collective_progress": Struct(model.CollectiveProgress, pb.CollectiveProgress),
     "server_info": Struct(model.ServerInfo, pb.ServerInfo),
     "capture_files_removed": Struct(model.CaptureFilesRemoved, pb.CaptureFilesRemoved),
+    "capture_file_upload": Struct(model.CaptureFileUpload, pb.CaptureFileUpload),
 }
 _FROM_AGENT = {
     "hello": Struct(Hello, pb.Hello),

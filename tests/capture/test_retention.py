@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from perfd.agent.agent import Agent
 from perfd.agent.spool.spool import Spool
-from perfd.capture.node.artifact_sharing import Sharing
+from perfd.capture.node.artifact_sharing import FolderSharing
 from perfd.capture.node.capture_executor import CaptureExecutor
 from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
 from perfd.capture.node.job_guards import JobProgress
@@ -231,11 +231,11 @@ def test_a_folder_that_hangs_holds_up_neither_the_executor_nor_is_asked_twice(sh
             awake.wait()
             return []
 
-    sharing = Sharing(SharedFolder(directory=share, node="n1"), timeout_s=0.1, watch=Hanging())
+    sharing = FolderSharing(SharedFolder(directory=share, node="n1"), timeout_s=0.1, watch=Hanging())
     sharing.remove_old(0)
     sharing.remove_old(1)
     try:
-        assert "capture.share_timeout_s" in sharing.share("c3", [], lambda: False)[1]
+        assert "capture.share_timeout_s" in sharing.copy("c3", [], lambda: False)[1]
     finally:
         awake.set()
     assert len(asked) == 1

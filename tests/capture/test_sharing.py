@@ -9,7 +9,7 @@ import pytest
 from capture.conftest import request
 from capture.test_end_to_end import make_system  # noqa: F401  (a fixture)
 
-from perfd.capture.node.artifact_sharing import Sharing
+from perfd.capture.node.artifact_sharing import FolderSharing
 from perfd.capture.node.shared_folder import SharedFolder
 from perfd.capture.redact.file_copies import redacted_copy
 from perfd.capture.redact.redact_json import redact_trace
@@ -51,7 +51,7 @@ def artefacts(folder):
 
 
 def sharing(directory, *, timeout_s=45, **settings):
-    return Sharing(SharedFolder(directory=directory, node="n1", **settings), timeout_s=timeout_s)
+    return FolderSharing(SharedFolder(directory=directory, node="n1", **settings), timeout_s=timeout_s)
 
 
 def never():
@@ -64,7 +64,7 @@ def names(files):
 
 def test_what_cannot_be_redacted_stays_on_the_node(tmp_path):
     files = artefacts(tmp_path / "captures")
-    shared, problem = sharing(tmp_path / "share").share("c1", files, never)
+    shared, problem = sharing(tmp_path / "share").copy("c1", files, never)
     assert (names(shared), problem) == (["n1-rank3.pt.trace.json", "n1-rank3.stacks.json"], "")
     for path in (tmp_path / "share").rglob("*"):
         assert path.is_dir() or SECRET.encode() not in path.read_bytes(), path
@@ -73,7 +73,7 @@ def test_what_cannot_be_redacted_stays_on_the_node(tmp_path):
 
 def test_an_operator_may_have_it_all(tmp_path):
     files = artefacts(tmp_path / "captures")
-    shared, _ = sharing(tmp_path / "share", unredacted=True).share("c1", files, never)
+    shared, _ = sharing(tmp_path / "share", unredacted=True).copy("c1", files, never)
     assert len(shared) == len(files)
     assert (tmp_path / "share/c1/n1-session.nsys-rep").read_text() == SECRET
     assert SECRET not in (tmp_path / "share/c1/n1-rank3.stacks.json").read_text(), "what can be redacted is"
@@ -162,7 +162,7 @@ def test_the_oldest_captures_leave_for_new_ones_and_what_is_not_perfds_stays(tmp
     (share / "aaa" / "thesis.tex").write_text("x" * 10_000)
     shared = sharing(share, max_bytes=2999, unredacted=True)
     for number in range(1, 6):
-        copies, problem = shared.share(f"c{number}", files, never)
+        copies, problem = shared.copy(f"c{number}", files, never)
         assert (names(copies), problem) == (["n1-rank3.flight_recorder.pickle"], "")
         # As old as it would be if an hour were between them.
         os.utime(share / f"c{number}" / ".perfd-capture", (3600 * number, 3600 * number))
@@ -177,11 +177,11 @@ def test_a_capture_does_not_make_room_for_itself_in_itself(tmp_path):
         path.write_bytes(b"x" * 1000)
         files.append(CaptureFile(path=str(path), size_bytes=1000))
     shared = sharing(tmp_path / "share", max_bytes=2000, unredacted=True)
-    shared.share("c1", files[:1], never)
-    shared.share("c2", files[:1], never)
+    shared.copy("c1", files[:1], never)
+    shared.copy("c2", files[:1], never)
     # A node whose ranks end later than those of a capture that began after it.
     os.utime(tmp_path / "share" / "c1" / ".perfd-capture", (0, 0))
-    assert shared.share("c1", files, never)[1] == ""
+    assert shared.copy("c1", files, never)[1] == ""
     assert captures_in(tmp_path / "share") == ["c1"]
     assert len(list((tmp_path / "share" / "c1").glob("n1-*"))) == 2
 
@@ -189,28 +189,28 @@ def test_a_capture_does_not_make_room_for_itself_in_itself(tmp_path):
 def test_what_is_put_beside_a_capture_leaves_with_it_but_folders_of_others_do_not(tmp_path, stacks):
     share = tmp_path / "share"
     shared = sharing(share, max_bytes=stacks[0].size_bytes)
-    shared.share("c1", stacks, never)
+    shared.copy("c1", stacks, never)
     (share / "c1" / "perfd.report.html").touch()
     (share / "c1" / "mine").mkdir()
     (share / "c1" / "mine" / "notes").touch()
-    assert shared.share("c2", stacks, never)[1] == ""
+    assert shared.copy("c2", stacks, never)[1] == ""
     assert [path.name for path in (share / "c1").iterdir()] == ["mine"]
 
 
 def test_a_file_beyond_the_quota_removes_nothing_and_says_so(tmp_path, stacks):
     share = tmp_path / "share"
     shared = sharing(share, max_bytes=stacks[0].size_bytes)
-    shared.share("c1", stacks, never)
+    shared.copy("c1", stacks, never)
     large = tmp_path / "rank4.stacks.json"
     large.write_text(json.dumps(STACKS * 2))
-    copies, problem = shared.share("c2", [CaptureFile(path=str(large), size_bytes=1)], never)
+    copies, problem = shared.copy("c2", [CaptureFile(path=str(large), size_bytes=1)], never)
     assert not copies
     assert "too much for capture.share_max_bytes" in problem
-    assert names(shared.share("c1", stacks, never)[0]) == ["n1-rank3.stacks.json"]
+    assert names(shared.copy("c1", stacks, never)[0]) == ["n1-rank3.stacks.json"]
 
 
 def test_the_floor_of_free_space_holds_where_it_is_shared_too(tmp_path, stacks):
-    copies, problem = sharing(tmp_path, free=lambda _: 10**6, min_free_bytes=10**6).share("c1", stacks, never)
+    copies, problem = sharing(tmp_path, free=lambda _: 10**6, min_free_bytes=10**6).copy("c1", stacks, never)
     assert not copies
     assert f"{tmp_path} has 1.0 MB free, of which 1.0 MB must stay free" in problem
 
@@ -242,16 +242,16 @@ def until_idle():
 
 def test_a_hung_file_system_costs_the_copies_once_and_what_comes_too_late_is_removed(tmp_path, stacks, mount):
     shared = sharing(tmp_path / "share", timeout_s=0.2, free=mount.free)
-    copies, problem = shared.share("c1", stacks, never)
+    copies, problem = shared.copy("c1", stacks, never)
     assert not copies
     assert "took longer than capture.share_timeout_s, 0.2 s" in problem
-    copies, problem = shared.share("c2", stacks, never)
+    copies, problem = shared.copy("c2", stacks, never)
     assert not copies
     assert "still hangs since capture c1" in problem
     mount.awake.set()
     until_idle()
     assert not list((tmp_path / "share" / "c1").glob("*n1*")), "nobody was told of it"
-    assert names(sharing(tmp_path / "share").share("c3", stacks, never)[0]) == ["n1-rank3.stacks.json"]
+    assert names(sharing(tmp_path / "share").copy("c3", stacks, never)[0]) == ["n1-rank3.stacks.json"]
 
 
 def test_a_capture_is_done_although_its_copies_hang(node, tmp_path, mount):

@@ -45,6 +45,9 @@ class Events:
     def capture_files_removed(self, node: str, removed: Any) -> None:
         self.seen.append(("removed", node))
 
+    def capture_file_upload(self, node: str, upload: Any) -> None:
+        self.seen.append(("upload", node))
+
 
 class History:
     """Takes rows when a test says so."""

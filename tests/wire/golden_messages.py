@@ -15,6 +15,7 @@ from perfd.model import (
     CaptureCancel,
     CaptureFile,
     CaptureFilesRemoved,
+    CaptureFileUpload,
     CaptureRequest,
     CaptureState,
     CaptureStatus,
@@ -194,6 +195,16 @@ REMOVED = CaptureFilesRemoved(
     time_unix_ns=1_700_000_008_000_000_000,
 )
 
+UPLOADED = CaptureFileUpload(
+    capture_id="c-1",
+    path="captures/c-1/r4.sqlite",
+    url="s3://traces/perfd/unknown/unknown/llm/1/c-1/rank-4/node=node-1/r4.sqlite",
+    size_bytes=4_096,
+    sha256="e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+    reason="The bucket is full.",
+    time_unix_ns=1_700_000_009_000_000_000,
+)
+
 PLACEMENT = RankPlacement(
     job="llm", rank=5, local_rank=1, world_size=8, gpu=1, pid=4242, pod_uid="pod-1", pod_name="train-1"
 )
@@ -278,6 +289,9 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "batch_capture_files_removed": Batch(
         sequence=44, sent_unix_ns=1_700_000_009_000_000_000, records=(REMOVED,)
     ),
+    "batch_capture_file_upload": Batch(
+        sequence=44, sent_unix_ns=1_700_000_009_000_000_000, records=(UPLOADED,)
+    ),
     "batch_job_end": Batch(sequence=46, sent_unix_ns=1_700_000_010_000_000_000, records=(STARTED, ENDED)),
     "batch_time_limit": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(LIMITED,)),
     "batch_job_owner": Batch(sequence=48, sent_unix_ns=1_700_000_010_000_000_000, records=(OWNED,)),
@@ -313,6 +327,12 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
         started_unix_ns=1_700_000_001_000_000_000,
         stopped_unix_ns=1_700_000_002_000_000_000,
     ),
+    "capture_status_with_upload": CaptureStatus(
+        capture_id="c-1",
+        state=CaptureState.DONE,
+        time_unix_ns=1_700_000_007_000_000_000,
+        files=(CaptureFile(path="captures/c-1/r4.sqlite", size_bytes=4_096, upload=True),),
+    ),
     "welcome": Welcome(last_sequence=41, sent_unix_ns=1_700_000_000_000_000_000),
     "welcome_received": Welcome(
         last_sequence=41, sent_unix_ns=1_700_000_000_000_000_000, received_sequence=43
@@ -330,6 +350,13 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
         profile="default",
         alert="PerfdStepTimeRegression",
         max_bytes=1 << 30,
+    ),
+    "capture_request_with_folder": CaptureRequest(
+        capture_id="c-1",
+        job="llm",
+        tool=CaptureTool.NSYS,
+        max_duration_s=30.0,
+        object_folder="unknown/unknown/llm/1",
     ),
     "capture_cancel": CaptureCancel(capture_id="c-1", reason="the job ended"),
 }

@@ -42,6 +42,7 @@ RECORDS: dict[type, type[Message]] = {
     model.ServerInfo: pb.ServerInfo,
     model.GpuAllocations: pb.GpuAllocations,
     model.CaptureFilesRemoved: pb.CaptureFilesRemoved,
+    model.CaptureFileUpload: pb.CaptureFileUpload,
 }
 MESSAGES: dict[type, type[Message]] = {
     model.Hello: pb.Hello,

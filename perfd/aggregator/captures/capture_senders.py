@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import PurePath
 
+from perfd.capture.object_keys import is_of_node
 from perfd.capture.policy.policy_events import Capture
 from perfd.capture.selection import slug
 from perfd.errors import RefusedError
-from perfd.model import CaptureFilesRemoved, CaptureStatus
+from perfd.model import CaptureFilesRemoved, CaptureFileUpload, CaptureStatus
 
 
 def is_folder_of(folder: PurePath, capture_id: str) -> bool:
@@ -33,6 +34,23 @@ def checked_status(capture: Capture | None, node: str, status: CaptureStatus) ->
         file for file in status.files if is_folder_of(PurePath(file.path).parent, status.capture_id)
     )
     return status if len(files) == len(status.files) else replace(status, files=files)
+
+
+def checked_upload(
+    capture: Capture | None, node: str, upload: CaptureFileUpload, key: str | None
+) -> CaptureFileUpload:
+    """The upload, if the node may have made it; `key` is its key below the aggregator's own URL.
+
+    Raises `RefusedError` for a stranger's, and for a file of another node or capture: a reader would get a
+    link to it. Elsewhere than where the aggregator reads (`key` is None), there is no link.
+    """
+    if capture is None:
+        return upload
+    if node not in {who.node for who in capture.participants}:
+        raise RefusedError("A node that is not part of the capture uploaded a file.")
+    if key is not None and not is_of_node(key, capture.object_folder, capture.capture_id, node):
+        raise RefusedError("A node named a stored file that is not its own.")
+    return upload
 
 
 def may_remove(capture: Capture | None, node: str, gone: CaptureFilesRemoved) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from perfd.aggregator.alerts import Decision, WebhookOutcome, job_of, unknown_job
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary, lacks_report
-from perfd.aggregator.captures.capture_senders import checked_status, may_remove
+from perfd.aggregator.captures.capture_senders import checked_status, checked_upload, may_remove
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
 from perfd.analysis.data.job_data import Captured
@@ -21,7 +21,16 @@ from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import CaptureProfile
 from perfd.errors import RefusedError
-from perfd.model import Alert, CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureState, CaptureStatus
+from perfd.model import (
+    Alert,
+    CaptureCancel,
+    CaptureFilesRemoved,
+    CaptureFileUpload,
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+)
+from perfd.net import ObjectStorage
 
 _MOST_AUDITED = 4096
 """Captures that are remembered so that the audit log has each beginning once."""
@@ -47,12 +56,15 @@ class CaptureService:
         on_alert: bool = True,
         live: LiveSummary = lambda _: None,
         peaks_file: str | None = None,
+        storage: ObjectStorage | None = None,
     ) -> None:
         """With `reports`, captures that end and whose traces can be read here are analyzed.
 
         Without `on_alert`, the alerts of perfd's own rules start no capture.
         `live` returns the newest summary of a job; a separate thread calls it.
+        Agents upload to `storage`.
         """
+        self._storage = storage
         self._reports = (
             CaptureReports(self._report_made, clock, live=live, peaks_file=peaks_file) if reports else None
         )
@@ -113,6 +125,17 @@ class CaptureService:
                 self._refuse("A node said that files of another node were removed.", node, removed.capture_id)
                 return
             self._coordinator.on_files_removed(removed)
+            self._carry_out()
+
+    def capture_file_upload(self, node: str, upload: CaptureFileUpload) -> None:
+        with self._lock, self._failures.contained(Part.CAPTURE):
+            key = self._storage.key_of(upload.url) if self._storage else None
+            try:
+                checked = checked_upload(self._coordinator.capture(upload.capture_id), node, upload, key)
+            except RefusedError as error:
+                self._refuse(str(error), node, upload.capture_id)
+                return
+            self._coordinator.on_file_upload(node, checked)
             self._carry_out()
 
     def on_alerts(

@@ -12,6 +12,7 @@ from perfd.aggregator.state import AggregatorState
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis import JobSummary
 from perfd.capture.expected_end import Pace, exit_options, exit_unix_s, limit_unix_s
+from perfd.capture.object_keys import job_folder
 from perfd.capture.selection import JobView, RankView
 from perfd.model import CaptureTool, ParallelLayout, Scope
 
@@ -27,6 +28,8 @@ def job_view(state: AggregatorState, data: JobData, summary: JobSummary, tool: C
     """
     with state.lock:
         job = state.fleet.jobs.get(data.name)
+        origin = job.ownership.origin if job else None
+        attempt = job.attempts.number if job else 0
         nodes = tuple(node for node in (job.nodes if job else ()) if state.agents.of_node(node) is not None)
     compute_s = _compute_by_rank(data) or _time_without_waiting(summary)
     ranks = tuple(
@@ -54,6 +57,9 @@ def job_view(state: AggregatorState, data: JobData, summary: JobSummary, tool: C
         ),
         tool=tool,
         pace=_pace(data),
+        object_folder=job_folder(
+            origin.cluster if origin else "", origin.namespace if origin else "", data.name, attempt
+        ),
     )
 
 
@@ -95,6 +101,7 @@ def server_view(state: AggregatorState, name: str) -> JobView | None:
                     nodes=(node,) if connected else (),
                     server=True,
                     tool=_PROFILERS.get(info.engine) if info else None,
+                    object_folder=job_folder("", "", name, 0),
                 )
     return None
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.state import AgentState
 from perfd.errors import BatchError, RefusedError
-from perfd.model import AgentMessage, Batch, CaptureFilesRemoved, CaptureStatus, Goodbye
+from perfd.model import AgentMessage, Batch, CaptureFilesRemoved, CaptureFileUpload, CaptureStatus, Goodbye
 
 
 class AgentEvents(Protocol):
@@ -25,6 +25,9 @@ class AgentEvents(Protocol):
 
     def capture_files_removed(self, node: str, removed: CaptureFilesRemoved) -> None:
         """An agent removed files of a capture; it may report this twice."""
+
+    def capture_file_upload(self, node: str, upload: CaptureFileUpload) -> None:
+        """An agent uploaded a file of a capture, or could not yet; it may report this twice."""
 
 
 class AgentMessages:
@@ -50,6 +53,8 @@ class AgentMessages:
                 for record in message.records:
                     if isinstance(record, CaptureFilesRemoved):
                         self._events.capture_files_removed(agent.node, record)
+                    elif isinstance(record, CaptureFileUpload):
+                        self._events.capture_file_upload(agent.node, record)
                 self._intake.batch(agent, message, stored)
             elif isinstance(message, CaptureStatus):
                 self._events.capture_status(agent.node, message)

@@ -1,6 +1,6 @@
 """Runs captures on a node: tools, storage, guards, sharing and retention."""
 
-from perfd.capture.node.artifact_sharing import Sharing
+from perfd.capture.node.artifact_sharing import FolderSharing, Sharing
 from perfd.capture.node.capture_executor import CaptureExecutor
 from perfd.capture.node.capture_storage import CaptureStore, free_bytes, size_bytes
 from perfd.capture.node.capture_tool import (
@@ -46,6 +46,7 @@ __all__ = [
     "CapturePlan",
     "CaptureStore",
     "CaptureTarget",
+    "FolderSharing",
     "FolderWatch",
     "GuardSettings",
     "JobProgress",

@@ -1,4 +1,4 @@
-"""Copies captures to a shared folder, with a time limit.
+"""Gives captured files to others than the node's users: the contract, and copies to a shared folder.
 
 A cluster's file system can hang, and a thread that waits for it cannot be ended. Copies are therefore made,
 and old ones removed, in a thread that may be abandoned, and while one hangs no other is started.
@@ -8,21 +8,52 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from perfd.capture.node.retention import FolderWatch
 from perfd.capture.node.shared_folder import SharedFolder
 from perfd.errors import CaptureError
-from perfd.model import CaptureFile
+from perfd.model import CaptureFile, CaptureRequest
 
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.1
 
 
-class Sharing:
-    """Shares the captures of one node, one at a time. Thread-safe."""
+class Sharing(ABC):
+    """Shares the captures of one node. Thread-safe."""
+
+    @abstractmethod
+    def share(
+        self,
+        request: CaptureRequest,
+        ranks: Sequence[int],
+        files: Sequence[CaptureFile],
+        given_up: Callable[[], bool],
+    ) -> tuple[Sequence[CaptureFile], str]:
+        """Share the files of an outcome; returns all files that there are, and why some are not shared.
+
+        It returns soon after `given_up` holds.
+        """
+
+    def start(self) -> None:  # noqa: B027  (most ways need nothing of this)
+        """Continue what an earlier agent left."""
+
+    def stop(self) -> None:  # noqa: B027
+        """Stop soon. May be called twice, and without `start`."""
+
+    def needs(self, _capture_id: str) -> bool:
+        """Whether the files of a capture must stay on the node."""
+        return False
+
+    def remove_old(self, _monotonic_s: float) -> None:  # noqa: B027
+        """Start removing expired captures of all nodes; does not wait."""
+
+
+class FolderSharing(Sharing):
+    """Copies captures to a shared folder, one at a time. Thread-safe."""
 
     def __init__(self, folder: SharedFolder, *, timeout_s: float, watch: FolderWatch | None = None) -> None:
         """Without `watch` captures stay until newer ones need their space."""
@@ -34,6 +65,16 @@ class Sharing:
         self._turn = threading.Lock()
 
     def share(
+        self,
+        request: CaptureRequest,
+        _ranks: Sequence[int],
+        files: Sequence[CaptureFile],
+        given_up: Callable[[], bool],
+    ) -> tuple[Sequence[CaptureFile], str]:
+        copies, why = self.copy(request.capture_id, files, given_up)
+        return [*files, *copies], why
+
+    def copy(
         self, capture_id: str, files: Sequence[CaptureFile], given_up: Callable[[], bool]
     ) -> tuple[Sequence[CaptureFile], str]:
         """Copy a capture's files; returns the copies, and why some are missing.
@@ -41,9 +82,9 @@ class Sharing:
         It returns when everything is copied, when the time is over, and soon after `given_up` holds.
         """
         with self._turn:
-            return self._share(capture_id, files, given_up)
+            return self._copy(capture_id, files, given_up)
 
-    def _share(
+    def _copy(
         self, capture_id: str, files: Sequence[CaptureFile], given_up: Callable[[], bool]
     ) -> tuple[Sequence[CaptureFile], str]:
         earlier = self._copying

@@ -77,6 +77,7 @@ class CaptureExecutor:
         self._remove_old = remove_old
         self._look_every_s = look_every_s
         self._send_status = send_status
+        self._sharing = sharing
         self._around: Mapping[_Lane, RunContext] = {
             lane: RunContext(
                 store=store,
@@ -115,6 +116,8 @@ class CaptureExecutor:
             self._report(recover(record, tool, self._store, self._clock.unix_ns()))
         for tool in self._tools.values():
             tool.open()
+        if self._sharing is not None:
+            self._sharing.start()
         for thread in self._threads:
             thread.start()
 
@@ -124,6 +127,8 @@ class CaptureExecutor:
             self._stopping = True
             self._changed.notify_all()
         deadline_s = time.monotonic() + timeout_s
+        if self._sharing is not None:
+            self._sharing.stop()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(max(0.0, deadline_s - time.monotonic()))

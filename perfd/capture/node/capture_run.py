@@ -162,20 +162,20 @@ class CaptureRun:
             mine = self._asked(outcome.ranks)
             if outcome.ranks and not mine:
                 continue
-            shared, unshared = self._share(files)
+            shared, unshared = self._share(mine, files)
             kept = "What was collected until then is kept." if why.spoils and files else ""
             short = shortfall(self._request.steps, outcome.whole_steps)
             reason = " ".join(filter(None, (outcome.reason, remark, short, kept, unshared)))
-            self._send_status(state, reason, mine, [*files, *shared], outcome.whole_steps)
+            self._send_status(state, reason, mine, shared, outcome.whole_steps)
             answered.update(mine or ranks)
         if silent := [rank for rank in ranks if rank not in answered]:
             self._send_status(CaptureState.EMPTY, "No report covers this rank.", silent)
 
-    def _share(self, files: Sequence[CaptureFile]) -> tuple[Sequence[CaptureFile], str]:
-        if self._around.sharing is None:
-            return (), ""
+    def _share(self, ranks: Sequence[int], files: Sequence[CaptureFile]) -> tuple[Sequence[CaptureFile], str]:
+        if self._around.sharing is None or not files:
+            return files, ""
         return self._around.sharing.share(
-            self._request.capture_id, files, lambda: self._around.interruption() is not None
+            self._request, ranks, files, lambda: self._around.interruption() is not None
         )
 
     def _refuse_all(self, readiness: Readiness) -> None:

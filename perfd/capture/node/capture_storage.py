@@ -123,8 +123,14 @@ class CaptureStore:
         """Captures that an agent began and did not end."""
         return [record for record in self._records() if record.open]
 
-    def remove_old(self, watch: FolderWatch, report_removed: OnRemoved, monotonic_s: float) -> None:
-        """Remove expired captures that are not being read; raises `OSError`.
+    def remove_old(
+        self,
+        watch: FolderWatch,
+        report_removed: OnRemoved,
+        monotonic_s: float,
+        needed: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """Remove expired captures that are neither being read nor `needed`, by id; raises `OSError`.
 
         Must not be called while one may begin.
         """
@@ -133,7 +139,7 @@ class CaptureStore:
             return
         for capture_id in watch.look(ended, monotonic_s):
             folder = self._folder(capture_id)
-            if not is_read(folder):
+            if not is_read(folder) and not needed(capture_id):
                 report_removed(capture_id, sorted(folder.iterdir()), watch.why)
                 shutil.rmtree(folder)
 

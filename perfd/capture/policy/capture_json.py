@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import quote
 
 from perfd.capture.policy.corrections import correction_of
-from perfd.capture.policy.policy_events import Capture
-from perfd.model import CaptureState
+from perfd.capture.policy.policy_events import Capture, Participant
+from perfd.model import CaptureFile, CaptureState
+
+API_PATH = "/api/v1/captures"
 
 
 def to_json(capture: Capture) -> dict[str, Any]:
@@ -48,6 +51,7 @@ def to_json(capture: Capture) -> dict[str, Any]:
                         "path": file.path,
                         "size_bytes": file.size_bytes,
                         "removed": asdict(who.removed[file.path]) if file.path in who.removed else None,
+                        "upload": _upload(capture, who, file),
                     }
                     for file in who.files
                 ],
@@ -55,6 +59,28 @@ def to_json(capture: Capture) -> dict[str, Any]:
             for who in capture.participants
         ],
     }
+
+
+def _upload(capture: Capture, who: Participant, file: CaptureFile) -> dict[str, Any] | None:
+    """Where a file is in object storage; None if it stays on its node."""
+    stored = who.stored.get(file.path)
+    if stored is None:
+        return {"state": "waiting", "reason": "", "url": None, "link": None} if file.upload else None
+    return {
+        "state": "stored" if stored.url else "failed",
+        "reason": stored.reason,
+        "url": stored.url or None,
+        "link": link_path(capture.capture_id, stored.url),
+        "size_bytes": stored.size_bytes,
+        "sha256": stored.sha256,
+        "unix_s": stored.unix_s,
+    }
+
+
+def link_path(capture_id: str, url: str) -> str | None:
+    """The path that redirects to a stored file of a capture; None if it is not stored."""
+    _, _, name = url.partition(f"/{capture_id}/")
+    return f"{API_PATH}/{quote(capture_id, safe='')}/files/{quote(name)}" if name else None
 
 
 def state_name(state: CaptureState | None, *, whole: bool = False) -> str:

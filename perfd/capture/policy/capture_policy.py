@@ -30,11 +30,18 @@ from perfd.capture.policy.policy_events import (
     StatusReceived,
     Tick,
 )
-from perfd.capture.policy.rank_outcomes import apply, end_open, open_nodes, overall
+from perfd.capture.policy.rank_outcomes import apply, end_open, open_nodes, overall, with_upload
 from perfd.capture.selection import JobView, by_hand, check_capture_id, select, slug
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError
-from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool
+from perfd.model import (
+    CaptureCancel,
+    CaptureFileUpload,
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+    CaptureTool,
+)
 
 PROFILE_SEPARATOR = "+"
 """Separates the profiles that one alert requests."""
@@ -101,6 +108,14 @@ class CapturePolicy:
             case Tick():
                 return self._tick(now_unix_s)
 
+    def uploaded(self, node: str, upload: CaptureFileUpload) -> list[Action]:
+        """The actions for a file of an open capture that was uploaded, or could not be yet."""
+        capture = self._open.get(upload.capture_id)
+        if capture is None or (changed := with_upload(capture, node, upload)) == capture:
+            return []
+        self._open[capture.capture_id] = changed
+        return [Record(capture=changed)]
+
     def _alert(self, event: AlertFired, now: float) -> list[Action]:
         names = event.alert.labels.get("capture", "").split(PROFILE_SEPARATOR)
         return [action for name in names for action in self._of_profile(event, name.strip(), now)]
@@ -120,6 +135,7 @@ class CapturePolicy:
             fired_at_unix_s=event.alert.fired_at_unix_s,
             requested_unix_s=now,
             start_unix_s=now,
+            object_folder=event.job.object_folder,
             ranks=_unlike_profile(profile, event.alert.labels) if profile else "",
             steps=profile.steps if profile else None,
             max_duration_s=min(profile.max_duration_s, MAX_DURATION_S) if profile else 0.0,
@@ -144,6 +160,7 @@ class CapturePolicy:
             asked_by=event.asked_by,
             requested_unix_s=now,
             start_unix_s=now,
+            object_folder=event.job.object_folder,
             ranks=event.ranks or "",
             steps=event.steps if event.steps is not None else profile.steps if profile else None,
             max_duration_s=min(
@@ -213,6 +230,7 @@ class CapturePolicy:
                     start_unix_ns=round(capture.start_unix_s * 1e9) if together else None,
                     profile=capture.profile,
                     alert=capture.alert,
+                    object_folder=capture.object_folder,
                 ),
             )
             for node, ranks in nodes.items()

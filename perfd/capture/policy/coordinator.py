@@ -25,7 +25,7 @@ from perfd.capture.policy.policy_events import (
     StatusReceived,
     Tick,
 )
-from perfd.capture.policy.rank_outcomes import without_files
+from perfd.capture.policy.rank_outcomes import with_upload, without_files
 from perfd.capture.selection import JobView, check_selector
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError, ConfigError
@@ -33,6 +33,7 @@ from perfd.model import (
     Alert,
     CaptureCancel,
     CaptureFilesRemoved,
+    CaptureFileUpload,
     CaptureRequest,
     CaptureState,
     CaptureStatus,
@@ -172,6 +173,18 @@ class CaptureCoordinator:
         if capture is None or capture.state is None:
             return
         if (changed := without_files(capture, gone)) != capture:
+            self._carry_out(Record(capture=changed))
+
+    def on_file_upload(self, node: str, upload: CaptureFileUpload) -> None:
+        """An agent uploaded a file of a capture, or could not yet."""
+        capture = self._captures.get(upload.capture_id)
+        if capture is None:
+            return
+        if capture.state is None:
+            # Files of one rank may be stored while another one is still captured.
+            for action in self._policy.uploaded(node, upload):
+                self._carry_out(action)
+        elif (changed := with_upload(capture, node, upload)) != capture:
             self._carry_out(Record(capture=changed))
 
     def tick(self, now_unix_s: float) -> None:

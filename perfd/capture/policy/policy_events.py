@@ -104,6 +104,18 @@ class Removal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file in object storage, or why it is not there yet."""
+
+    url: str = ""
+    """`s3://BUCKET/KEY`; empty while its upload fails."""
+    size_bytes: int = 0
+    sha256: str = ""
+    reason: str = ""
+    unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
     """One rank of a capture. `rank` is None for "all ranks of the job on that node"."""
 
@@ -120,6 +132,8 @@ class Participant:
     files: Sequence[CaptureFile] = ()
     removed: Mapping[str, Removal] = field(default_factory=dict)
     """Its removed files, by path."""
+    stored: Mapping[str, StoredFile] = field(default_factory=dict)
+    """Its files that are in object storage, or whose upload failed so far, by path."""
     whole_steps: int | None = None
     """Complete steps in its trace; None if unknown."""
 
@@ -176,6 +190,8 @@ class Capture:
     requested_unix_s: float
     start_unix_s: float
     """When the agents are to start."""
+    object_folder: str = ""
+    """Where its files are in object storage, below the configured URL."""
     ranks: str = ""
     """The ranks option with which it can be repeated by hand; empty for its profile's."""
     steps: int | None = None

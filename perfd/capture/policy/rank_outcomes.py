@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from perfd.capture.policy.policy_events import Capture, Participant, Removal
-from perfd.model import CaptureFilesRemoved, CaptureState, CaptureStatus
+from perfd.capture.policy.policy_events import Capture, Participant, Removal, StoredFile
+from perfd.model import CaptureFilesRemoved, CaptureFileUpload, CaptureState, CaptureStatus
 
 _MOST_REASONS = 3
+_MOST_CHARACTERS = 1000
+_MOST_FILES = 256
+"""Of a rank that are stored, however many its node reports."""
 
 
 def overall(participants: Sequence[Participant]) -> tuple[CaptureState, str]:
@@ -81,6 +84,29 @@ def without_files(capture: Capture, gone: CaptureFilesRemoved) -> Capture:
     if report is not None and report.perfetto_path in paths:
         report = replace(report, perfetto_path=None)
     return replace(capture, participants=tuple(map(marked, capture.participants)), report=report)
+
+
+def with_upload(capture: Capture, node: str, upload: CaptureFileUpload) -> Capture:
+    """The capture after an upload of `node`; a file that is stored stays so."""
+    stored = StoredFile(
+        url=upload.url,
+        size_bytes=upload.size_bytes,
+        sha256=upload.sha256,
+        reason=upload.reason[:_MOST_CHARACTERS],
+        unix_s=upload.time_unix_ns / 1e9,
+    )
+
+    def marked(who: Participant) -> Participant:
+        # Before the final status it is not known whose files these are.
+        mine = who.node == node and (not who.final or any(file.path == upload.path for file in who.files))
+        before = who.stored.get(upload.path)
+        if not mine or (before is not None and before.url and not upload.url):
+            return who
+        if before is None and len(who.stored) >= _MOST_FILES:
+            return who
+        return replace(who, stored={**who.stored, upload.path: stored})
+
+    return replace(capture, participants=tuple(map(marked, capture.participants)))
 
 
 def end_open(capture: Capture, verdicts: Mapping[str, tuple[CaptureState, str]]) -> Capture:

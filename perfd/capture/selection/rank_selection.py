@@ -49,6 +49,8 @@ class JobView:
     """The tool if a profile names none; None if the server's engine is unknown."""
     pace: Pace = field(default_factory=Pace)
     """The sources of its end."""
+    object_folder: str = ""
+    """Where its captures are in object storage, below the configured URL."""
 
     @property
     def kind(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from perfd.agent.capture_setup import JobFacts, create_executor
+from perfd.agent.capture_setup import JobFacts, captures_directory, create_executor
 from perfd.capture.node import CaptureExecutor
 from perfd.capture.selection import slug
 from perfd.clock import Clock
@@ -94,7 +94,7 @@ def _executor(
     facts(found)
     return create_executor(
         setup.capture,
-        directory=Path(setup.directory) / slug(node),
+        directory=captures_directory(setup.capture, Path(setup.directory) / slug(node)),
         search_path=search_path,
         proc=proc,
         facts=facts,

@@ -189,7 +189,7 @@ class SampleTable(_message.Message):
     def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., times_unix_ns: _Optional[bytes] = ..., entities: _Optional[_Iterable[str]] = ..., entity_of_row: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[SampleTable.Column, _Mapping]]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times", "collective_progress", "server_info", "capture_files_removed", "job_origin", "gpu_allocations")
+    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times", "collective_progress", "server_info", "capture_files_removed", "job_origin", "gpu_allocations", "capture_file_upload")
     GPU_INFO_FIELD_NUMBER: _ClassVar[int]
     RANK_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     JOB_DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -205,6 +205,7 @@ class Record(_message.Message):
     CAPTURE_FILES_REMOVED_FIELD_NUMBER: _ClassVar[int]
     JOB_ORIGIN_FIELD_NUMBER: _ClassVar[int]
     GPU_ALLOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_FILE_UPLOAD_FIELD_NUMBER: _ClassVar[int]
     gpu_info: GpuInfo
     rank_placement: RankPlacement
     job_description: JobDescription
@@ -220,7 +221,8 @@ class Record(_message.Message):
     capture_files_removed: CaptureFilesRemoved
     job_origin: JobOrigin
     gpu_allocations: GpuAllocations
-    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ..., collective_progress: _Optional[_Union[CollectiveProgress, _Mapping]] = ..., server_info: _Optional[_Union[ServerInfo, _Mapping]] = ..., capture_files_removed: _Optional[_Union[CaptureFilesRemoved, _Mapping]] = ..., job_origin: _Optional[_Union[JobOrigin, _Mapping]] = ..., gpu_allocations: _Optional[_Union[GpuAllocations, _Mapping]] = ...) -> None: ...
+    capture_file_upload: CaptureFileUpload
+    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ..., collective_progress: _Optional[_Union[CollectiveProgress, _Mapping]] = ..., server_info: _Optional[_Union[ServerInfo, _Mapping]] = ..., capture_files_removed: _Optional[_Union[CaptureFilesRemoved, _Mapping]] = ..., job_origin: _Optional[_Union[JobOrigin, _Mapping]] = ..., gpu_allocations: _Optional[_Union[GpuAllocations, _Mapping]] = ..., capture_file_upload: _Optional[_Union[CaptureFileUpload, _Mapping]] = ...) -> None: ...
 
 class GpuInfo(_message.Message):
     __slots__ = ("index", "name", "uuid", "memory_bytes", "max_sm_clock_hz", "mig", "gpu_instance")
@@ -717,7 +719,7 @@ class CollectiveProgress(_message.Message):
     def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., communicator: _Optional[str] = ..., communicator_name: _Optional[str] = ..., members: _Optional[_Iterable[int]] = ..., operation: _Optional[str] = ..., enqueued: _Optional[int] = ..., started: _Optional[int] = ..., completed: _Optional[int] = ..., time_unix_ns: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class CaptureRequest(_message.Message):
-    __slots__ = ("capture_id", "job", "tool", "ranks", "steps", "max_duration_s", "start_unix_ns", "profile", "alert", "max_bytes")
+    __slots__ = ("capture_id", "job", "tool", "ranks", "steps", "max_duration_s", "start_unix_ns", "profile", "alert", "max_bytes", "object_folder")
     CAPTURE_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     TOOL_FIELD_NUMBER: _ClassVar[int]
@@ -728,6 +730,7 @@ class CaptureRequest(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     ALERT_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    OBJECT_FOLDER_FIELD_NUMBER: _ClassVar[int]
     capture_id: str
     job: str
     tool: CaptureTool
@@ -738,7 +741,8 @@ class CaptureRequest(_message.Message):
     profile: str
     alert: str
     max_bytes: int
-    def __init__(self, capture_id: _Optional[str] = ..., job: _Optional[str] = ..., tool: _Optional[_Union[CaptureTool, str]] = ..., ranks: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., max_duration_s: _Optional[float] = ..., start_unix_ns: _Optional[int] = ..., profile: _Optional[str] = ..., alert: _Optional[str] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    object_folder: str
+    def __init__(self, capture_id: _Optional[str] = ..., job: _Optional[str] = ..., tool: _Optional[_Union[CaptureTool, str]] = ..., ranks: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., max_duration_s: _Optional[float] = ..., start_unix_ns: _Optional[int] = ..., profile: _Optional[str] = ..., alert: _Optional[str] = ..., max_bytes: _Optional[int] = ..., object_folder: _Optional[str] = ...) -> None: ...
 
 class CaptureCancel(_message.Message):
     __slots__ = ("capture_id", "reason")
@@ -783,9 +787,29 @@ class CaptureFilesRemoved(_message.Message):
     def __init__(self, capture_id: _Optional[str] = ..., paths: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., time_unix_ns: _Optional[int] = ...) -> None: ...
 
 class CaptureFile(_message.Message):
-    __slots__ = ("path", "size_bytes")
+    __slots__ = ("path", "size_bytes", "upload")
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    UPLOAD_FIELD_NUMBER: _ClassVar[int]
     path: str
     size_bytes: int
-    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+    upload: bool
+    def __init__(self, path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., upload: bool = ...) -> None: ...
+
+class CaptureFileUpload(_message.Message):
+    __slots__ = ("capture_id", "path", "url", "size_bytes", "sha256", "reason", "time_unix_ns")
+    CAPTURE_ID_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TIME_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    capture_id: str
+    path: str
+    url: str
+    size_bytes: int
+    sha256: str
+    reason: str
+    time_unix_ns: int
+    def __init__(self, capture_id: _Optional[str] = ..., path: _Optional[str] = ..., url: _Optional[str] = ..., size_bytes: _Optional[int] = ..., sha256: _Optional[str] = ..., reason: _Optional[str] = ..., time_unix_ns: _Optional[int] = ...) -> None: ...
