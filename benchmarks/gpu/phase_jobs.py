@@ -7,7 +7,7 @@ transformers, and Lightning.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.gpu.phases import Fault, Phase, phases, slow_data
 
@@ -237,6 +237,23 @@ JOBS: Mapping[str, Job] = {
     "rollouts2": _varied("rollouts", Fault(kind="host", size=0.4, ranks=(1,)), steps=60),
     "local2": _varied("local", Fault(kind="gpu", size=0.4, ranks=(1,))),
     "adversarial2": _varied("adversarial", Fault(kind="host", size=0.2, ranks=(0,)), steps=60),
+    # One GPU: no peers, and no collectives that show steps.
+    "one": Job(
+        gpus=1,
+        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "8", "--print-every", "5"),
+        faults=(Fault(kind="loader", size=1.0), Fault(kind="host", size=1.0)),
+        healthy_steps=40,
+    ),
+    "trainer1": Job(
+        gpus=1,
+        script="trainer_job.py",
+        loop=("--micro-batch", "4"),
+        faults=(Fault(kind="loader", size=0.6), Fault(kind="host", size=0.6)),
+        healthy_steps=40,
+    ),
+    "evaluation1": replace(
+        _varied("evaluation", Fault(kind="stall", size=0.6, steps=_STALL_STEPS)), gpus=1
+    ),
     # Two workers load each batch, so that a sample's time counts half.
     "ddp2storage": Job(
         gpus=2,
