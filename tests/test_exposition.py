@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 
 import pytest
-from prometheus_client import CollectorRegistry, Metric
+from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as text_families
 
@@ -60,26 +59,6 @@ def test_text_that_is_rendered_already_is_part_of_the_page_in_its_format() -> No
         page = metrics_page(process_registry(lost), {"accept": accept}, rendered)
         found = {family.name: family.type for family in parse(page.body.decode())}
         assert (found["perfd_fast"], found["perfd_lost"], found["process_cpu_seconds"]) == ("counter",) * 3
-
-
-def test_a_page_is_compressed_for_clients_that_accept_it() -> None:
-    registry = process_registry(lost)
-    page = metrics_page(registry, {"accept-encoding": "deflate, gzip"})
-    assert page.headers == {"Content-Encoding": "gzip"}
-    assert b"perfd_lost_total" in gzip.decompress(page.body)
-    assert metrics_page(registry, {"accept-encoding": "deflate"}).headers == {}
-
-
-def test_the_page_of_a_fleet_is_compressed_and_smaller_than_a_fast_level_makes_it() -> None:
-    lines = (
-        f'perfd_gpu_power_watts{{gpu="{n % 8}",node="n{n // 8}",perfd_job="j{n // 512}"}} {n * 7919 % 700}\n'
-        for n in range(40_000)
-    )
-    body = "".join(lines).encode()
-    page = metrics_page(CollectorRegistry(), {"accept-encoding": "gzip"}, lambda _: body)
-    assert page.headers == {"Content-Encoding": "gzip"}
-    assert gzip.decompress(page.body) == body
-    assert len(page.body) < min(len(body) / 10, len(gzip.compress(body, 1)))
 
 
 def test_a_registry_is_of_its_own() -> None:

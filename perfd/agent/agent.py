@@ -272,7 +272,7 @@ class Agent:
 
     def _serve_metrics(self, request: Request) -> Response:
         page = metrics_page(self._registry, request.headers)
-        return Response(body=page.body, content_type=page.content_type, headers=page.headers)
+        return Response(body=page.body, content_type=page.content_type)
 
     def _serve_health(self, _request: Request) -> Response:
         # Healthy without an aggregator, too: a restart of the agent would not bring it back.

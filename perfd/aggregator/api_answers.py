@@ -97,7 +97,7 @@ class ApiAnswers:
         return self.metrics({}).body
 
     def metrics(self, headers: Mapping[str, str]) -> MetricsPage:
-        """The same in the format and encoding of the headers of a request, with names in lower case."""
+        """The same in the format of the headers of a request, with names in lower case."""
         return metrics_page(self._registry, headers, self._rendered)
 
     def _rendered(self, openmetrics: bool) -> bytes:

@@ -1,14 +1,13 @@
-"""Names of exported metrics, and the page of /metrics in the format and encoding that a client asks for."""
+"""Names of exported metrics, and the page of /metrics in the format that a client asks for."""
 
 from __future__ import annotations
 
-import gzip
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector
-from prometheus_client.exposition import choose_encoder, gzip_accepted
+from prometheus_client.exposition import choose_encoder
 
 from perfd.collector import ColumnKind
 from perfd.model import Scope, job_labels
@@ -27,12 +26,6 @@ _OTHER_VERSION = re.compile(r"version=(?!(?:0\.0\.1|0\.0\.4|1\.0\.0)\s*(?:;|$))"
 _ESCAPING = re.compile(r";\s*escaping=[^;,]*")
 """perfd's names are valid in every scheme, and none of them needs escaping."""
 
-_GZIP_LEVEL = 1
-"""Five times smaller at 8 ms per MB; level 6 takes five times as long and saves another 2%."""
-_LARGE_PAGE_BYTES = 2_000_000
-_LARGE_GZIP_LEVEL = 6
-"""The 61 MB of 8,000 GPUs are 2.9 MB in 0.5 s, against 3.7 MB in 0.14 s at level 1 (docs/adr/0020)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsPage:
@@ -40,7 +33,6 @@ class MetricsPage:
 
     body: bytes
     content_type: str
-    headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +58,14 @@ def metrics_page(
     headers: Mapping[str, str],
     rendered: Callable[[bool], bytes] = lambda _openmetrics: b"",
 ) -> MetricsPage:
-    """Everything in `registry`, in the format of the client's `Accept` and `Accept-Encoding`.
+    """Everything in `registry`, in the format of the client's `Accept`.
 
     Names of `headers` are in lower case. `rendered` returns further families that are text already, as
     OpenMetrics if its argument is true.
     """
     encode, content_type = choose_encoder(_supported(headers.get("accept", "")))
     body = rendered(content_type.startswith(_OPENMETRICS)) + encode(registry)
-    if gzip_accepted(headers.get("accept-encoding", "")):
-        # It runs beside other threads: zlib holds no lock of the interpreter.
-        level = _GZIP_LEVEL if len(body) <= _LARGE_PAGE_BYTES else _LARGE_GZIP_LEVEL
-        compressed = gzip.compress(body, level, mtime=0)
-        return MetricsPage(body=compressed, content_type=content_type, headers={"Content-Encoding": "gzip"})
-    return MetricsPage(body=body, content_type=content_type, headers={})
+    return MetricsPage(body=body, content_type=content_type)
 
 
 def _supported(accept: str) -> str:

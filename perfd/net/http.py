@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Protocol
@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from perfd.errors import PerfdError
 from perfd.net.connections import BoundedServer, RequestReader
+from perfd.net.content_encoding import encode_body
 from perfd.net.server_tls import ServerTls
 
 log = logging.getLogger(__name__)
@@ -158,6 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30
     """For one answer to be taken."""
+    disable_nagle_algorithm = True
+    """Head and body are two writes: the second would wait until the client acknowledges the first."""
     stalled_s = 10.0
     idle_s = 30.0
     request_s = 15.0
@@ -236,6 +239,13 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception:  # Whatever a handler raises, its client gets an answer.
             log.exception("A request failed.", extra={"path": url.path})
             response = _error(500, f"perfd failed to answer {url.path}; its log says why.")
+        if response.stream is None:
+            sent = encode_body(
+                response.body, response.status, response.content_type, response.headers, headers
+            )
+            response = replace(
+                response, body=sent.body, status=sent.status, headers={**response.headers, **sent.headers}
+            )
         self._send(response)
 
     def _route(self, path: str) -> tuple[Handler | None, str]:
@@ -275,9 +285,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_head(self, response: Response) -> None:
         self.send_response(response.status)
-        self.send_header("Content-Type", response.content_type)
+        if response.status != 304:
+            self.send_header("Content-Type", response.content_type)
         if response.stream is None:
-            self.send_header("Content-Length", str(len(response.body)))
+            # Of a 304 it would be the length of what is not sent.
+            if response.status != 304:
+                self.send_header("Content-Length", str(len(response.body)))
         else:
             # Also makes the server end the connection after the last piece.
             self.send_header("Connection", "close")

@@ -150,7 +150,7 @@ def _metrics(source: ApiSource, request: Request) -> Response:
     if (stale := source.stale()) is not None:
         return _text(f"{stale}\n", 503)
     page = source.metrics(request.headers)
-    return Response(body=page.body, content_type=page.content_type, headers=page.headers)
+    return Response(body=page.body, content_type=page.content_type)
 
 
 def _ready(unready: str | None) -> Response:
