@@ -30,6 +30,7 @@ from perfd.aggregator.web_api import (
     servers_json,
     step_lines,
     steps_of_lines,
+    without_ranks,
 )
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.capture.capture_routes import StartBody
@@ -112,10 +113,13 @@ class ApiAnswers:
     def _renderer_of(self, group: str) -> PageRenderer:
         return self._renderers.setdefault(group, PageRenderer(self._rounds.names.describe))
 
-    def overview(self, job: str | None = None) -> list[dict[str, Any]]:
-        """One entry per job with its newest numbers, or that of one job, of schema perfd.jobs/2."""
+    def overview(self, job: str | None = None, *, ranks: bool = True) -> list[dict[str, Any]]:
+        """One entry per job with its newest numbers, or that of one job, of schema perfd.jobs/2.
+
+        Without `ranks` it has no lists of GPUs and ranks, but `gpu_count`.
+        """
         names = self.jobs() if job is None else [job]
-        return [entry for name in names if (entry := self._overview_of(name)) is not None]
+        return [entry for name in names if (entry := self._overview_of(name, ranks=ranks)) is not None]
 
     def fleet(self) -> dict[str, Any]:
         """A short row per job, and the numbers of agents and servers, of schema perfd.fleet/2."""
@@ -240,7 +244,7 @@ class ApiAnswers:
         live = self._rounds.live(summary.name) if running else None
         return replace(summary, findings=live.findings) if live else summary
 
-    def _overview_of(self, name: str) -> dict[str, Any] | None:
+    def _overview_of(self, name: str, *, ranks: bool) -> dict[str, Any] | None:
         live = self._rounds.live(name)
         now_s = self._clock.monotonic_s()
         with self._state.lock:
@@ -248,7 +252,13 @@ class ApiAnswers:
             if live is None or job is None:
                 return None
             with self._state.failures.contained(Part.OVERVIEW, job=name):
-                entry = job_json(job, live, now_s, self._state.failures.of_job(name))
+                failure = self._state.failures.of_job(name)
+                if not ranks:
+                    # Thousands of them need not be made to be left out.
+                    nobody = replace(live, gpus=(), slowdowns=(), nccl=replace(live.nccl, ranks=()))
+                    entry = without_ranks(job_json(job, nobody, now_s, failure))
+                    return entry | {"gpu_count": len(live.gpus)}
+                entry = job_json(job, live, now_s, failure)
                 gpu_readings(job, self._state.fleet.nodes, entry["gpus"])
                 return entry
         return None

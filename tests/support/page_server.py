@@ -6,7 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
+import msgspec
+
+from perfd.aggregator.web_api.charts.rank_columns import rank_columns, without_ranks
 from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits
 from perfd.analysis.findings import Kind
 from perfd.capture.capture_routes import capture_routes
@@ -63,7 +67,10 @@ class StandIn:
             self.posted.append((request.rest, json.loads(request.body), request.headers.get("authorization")))
         answer = self.answers.get(request.rest)
         if request.rest == "jobs" and not isinstance(answer, Response):
-            answer = {"jobs": [with_limits(one) if "bottleneck" in one else one for one in answer["jobs"]]}
+            jobs = [with_limits(one) if "bottleneck" in one else one for one in answer["jobs"]]
+            answer = {"jobs": list(map(without_ranks, jobs)) if request.query.get("short") == "1" else jobs}
+        if answer is None and request.rest.endswith("/ranks"):
+            answer = self._ranks(request)
         if isinstance(answer, Response):
             return answer
         if request.rest == "alerts":
@@ -80,7 +87,14 @@ class StandIn:
             return Response(status=404, body=b'{"error": "There is no such job."}')
         if request.rest == "fleet":
             answer = fleet_page(answer, request.query)
-        return Response(body=json.dumps(answer).encode())
+        return Response(body=msgspec.json.encode(answer))
+
+    def _ranks(self, request: Request) -> Any:
+        """The ranks of a job as the aggregator makes them of its entry; None if there is no such job."""
+        jobs = self.answers["jobs"]
+        name = unquote(request.rest.split("/")[1])
+        known = [] if isinstance(jobs, Response) else [one for one in jobs["jobs"] if one["name"] == name]
+        return rank_columns(known[0], request.query) if known else None
 
 
 def _never(*_: object) -> Json:

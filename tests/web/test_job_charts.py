@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfd.aggregator.web_api.gpu_chart import columns_of
+from perfd.aggregator.web_api.charts.gpu_chart import columns_of
 from perfd.formatting import duration, percent
 from tests.support.chromium import Tab
 

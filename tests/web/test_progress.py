@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.web_api.step_chart import progress_columns
+from perfd.aggregator.web_api.charts.step_chart import progress_columns
 from perfd.analysis.data.job_data import GpuTable, JobData, PhaseTable, StepTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.steps import Efficiency

@@ -10,12 +10,11 @@ from perfd.aggregator.web_api.api_documents import (
     steps_of_lines,
 )
 from perfd.aggregator.web_api.api_routes import routes
-from perfd.aggregator.web_api.gpu_chart import gpu_columns
+from perfd.aggregator.web_api.charts import gpu_columns, progress_columns, without_ranks
 from perfd.aggregator.web_api.runbook_routes import runbook_routes
 from perfd.aggregator.web_api.saved_run import PAGE_FILE, SavedRun, save_run
 from perfd.aggregator.web_api.serving_documents import servers_json
 from perfd.aggregator.web_api.silence_routes import silence_routes
-from perfd.aggregator.web_api.step_chart import progress_columns
 from perfd.aggregator.web_api.webhook import Webhook
 
 __all__ = [
@@ -36,4 +35,5 @@ __all__ = [
     "silence_routes",
     "step_lines",
     "steps_of_lines",
+    "without_ranks",
 ]

@@ -26,6 +26,9 @@ from perfd.model import GpuColumn, ParallelLayout, Scope
 
 _SHOWN_CULPRITS = 4
 _SHOWN_ALERTS = 20
+_USED, _TOTAL = GpuColumn.MEMORY_USED.value, GpuColumn.MEMORY_TOTAL.value
+_READ = (GpuColumn.TEMPERATURE.value, GpuColumn.SM_CLOCK.value)
+_NOTHING_READ = dict.fromkeys(("memory_used_ratio", *_READ))
 
 
 def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None) -> dict[str, Any]:
@@ -185,13 +188,10 @@ def steps_of_lines(lines: Sequence[Mapping[str, Any]]) -> StepTable:
 def gpu_readings(job: JobState, nodes: Mapping[str, NodeState], gpus: list[dict[str, Any]]) -> None:
     """Add the newest memory, temperature and clock to a job's GPUs, and their pipeline stage."""
     layout = job.description.parallel if job.description else ParallelLayout()
+    newest = {name: _newest(nodes.get(name)) for name in {gpu["node"] for gpu in gpus}}
     for gpu in gpus:
         gpu["stage"] = _stage(gpu["rank"], layout)
-        newest = _newest(nodes.get(gpu["node"]), gpu["gpu"])
-        used, total = newest.get(GpuColumn.MEMORY_USED), newest.get(GpuColumn.MEMORY_TOTAL)
-        gpu["memory_used_ratio"] = used / total if used is not None and total else None
-        gpu[GpuColumn.TEMPERATURE.value] = newest.get(GpuColumn.TEMPERATURE)
-        gpu[GpuColumn.SM_CLOCK.value] = newest.get(GpuColumn.SM_CLOCK)
+        gpu.update(newest[gpu["node"]].get(gpu["gpu"], _NOTHING_READ))
 
 
 def _stage(rank: int | None, layout: ParallelLayout) -> int | None:
@@ -201,13 +201,25 @@ def _stage(rank: int | None, layout: ParallelLayout) -> int | None:
         return None
 
 
-def _newest(node: NodeState | None, gpu: str) -> dict[str, float]:
+def _newest(node: NodeState | None) -> dict[str, dict[str, float | None]]:
+    """Of each GPU of a node what `gpu_readings` adds."""
     samples = node.readings.get(Scope.GPU) if node else None
-    if samples is None or gpu not in samples.layout.entities.known:
+    if samples is None:
         return {}
-    row = samples.values[samples.layout.entities.known.index(gpu)].tolist()
-    found = zip(samples.layout.metrics.known, row, strict=False)
-    return {name: value for name, value in found if math.isfinite(value)}
+    metrics, entities = list(samples.layout.metrics.known), list(samples.layout.entities.known)
+    # What came since the last sample is wider than the values.
+    columns: dict[str, list[float]] = dict(zip(metrics, samples.values.T.tolist(), strict=False))
+    unknown = [math.nan] * len(entities)
+    used, total, *others = (columns.get(name, unknown) for name in (_USED, _TOTAL, *_READ))
+    return {
+        gpu: {
+            "memory_used_ratio": a / b if math.isfinite(a) and math.isfinite(b) and b else None,
+            **{
+                name: value if math.isfinite(value) else None for name, value in zip(_READ, read, strict=True)
+            },
+        }
+        for gpu, a, b, *read in zip(entities, used, total, *others, strict=False)
+    }
 
 
 def step_lines(table: StepTable, first_step: int, limit: int) -> list[dict[str, Any]]:

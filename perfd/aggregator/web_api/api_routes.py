@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 import msgspec
 
 from perfd import __version__
+from perfd.aggregator.web_api.charts import rank_columns, without_ranks
 from perfd.aggregator.web_api.compare_routes import compare_routes
 from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits
 from perfd.aggregator.web_api.report_routes import report_routes
@@ -31,8 +32,9 @@ _INDEX = """perfd aggregator {version}
 /                               the page, for people
 /metrics                        everything, for Prometheus
 /api/v1/fleet                   jobs, one short row each; ?state=&cause=&owner=&q=&sort=&limit=N
-/api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one
-/api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX
+/api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one, ?short=1
+/api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX, ?short=1
+/api/v1/jobs/JOB/ranks          one metric of its ranks, and the unusual ones; ?metric=NAME&rank=R
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
 /api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N&from=STEP&to=STEP
 /api/v1/jobs/JOB/gpu_series     its GPUs over the last 5 minutes; ?points=N&rank=R
@@ -59,8 +61,8 @@ class ApiSource(Protocol):
     def jobs(self) -> list[str]:
         """Names of the jobs in memory."""
 
-    def overview(self, job: str | None = None) -> list[dict[str, Any]]:
-        """One entry per job, or that of one job, of schema perfd.jobs/2."""
+    def overview(self, job: str | None = None, *, ranks: bool = True) -> list[dict[str, Any]]:
+        """One entry per job, or that of one job, of schema perfd.jobs/2, with or without its ranks."""
 
     def fleet(self) -> dict[str, Any]:
         """The keys of schema perfd.fleet/2."""
@@ -127,12 +129,7 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         **report_routes(source),
         **compare_routes(source),
         "/api/v1/fleet": lambda request: _fleet(source, request),
-        "/api/v1/jobs": lambda request: _json(
-            {
-                "schema": "perfd.jobs/2",
-                "jobs": [with_limits(one) for one in source.overview(request.query.get("job"))],
-            }
-        ),
+        "/api/v1/jobs": lambda request: _jobs(source, request.query),
         "/api/v1/jobs/": lambda request: _job(source, request),
         "/api/v1/alerts": lambda request: _alerts(source, request.query),
         "/api/v1/servers": lambda _: _json({"schema": "perfd.servers/2", "servers": source.servers()}),
@@ -159,19 +156,13 @@ def _ready(unready: str | None) -> Response:
 
 def _job(source: ApiSource, request: Request) -> Response:
     name, _, rest = request.rest.partition("/")
-    job = unquote(name)
+    answer = _OF_JOB.get(rest)
+    if answer is None:
+        return _error(404, f"There is nothing at {request.path}; /api/v1 lists what a job has.")
     try:
-        if rest == "":
-            return _summary(source, job, request.query.get("since"))
-        if rest == "steps":
-            return _steps(source, job, request)
-        if rest == "series":
-            return _series(source, job, request)
-        if rest == "gpu_series":
-            return _gpu_series(source, job, request)
+        return answer(source, unquote(name), request)
     except PerfdError as error:
         return _error(503, str(error))
-    return _error(404, f"There is nothing at {request.path}; /api/v1 lists what a job has.")
 
 
 def _fleet(source: ApiSource, request: Request) -> Response:
@@ -179,6 +170,11 @@ def _fleet(source: ApiSource, request: Request) -> Response:
         return _json({"schema": "perfd.fleet/2", **fleet_page(source.fleet(), request.query)})
     except PerfdError as error:
         return _error(400, str(error))
+
+
+def _jobs(source: ApiSource, query: Mapping[str, str]) -> Response:
+    found = source.overview(query.get("job"), ranks=query.get("short") != "1")
+    return _json({"schema": "perfd.jobs/2", "jobs": [with_limits(one) for one in found]})
 
 
 def _alerts(source: ApiSource, query: Mapping[str, str]) -> Response:
@@ -194,17 +190,32 @@ def _nodes(source: ApiSource, request: Request) -> Response:
     return _json({"schema": "perfd.nodes/1", "nodes": nodes})
 
 
-def _summary(source: ApiSource, job: str, since: str | None) -> Response:
-    if since is not None:
-        return _summary_since(source, job, since)
-    found = source.summary(job)
-    if found:
-        document = to_json(found)
-        return _json({**document, "jobs": [with_limits(one) for one in document["jobs"]]})
-    stored = source.stored_summary(job)
-    if stored is None:
+def _summary(source: ApiSource, job: str, request: Request) -> Response:
+    query = request.query
+    if "since" in query:
+        return _summary_since(source, job, query["since"])
+    found = _summary_entry(source, job)
+    if found is None:
         return _no_job(job)
-    return _json({"schema": "perfd.summary/2", "jobs": [with_limits(stored)]})
+    shown = without_ranks(found) if query.get("short") == "1" else found
+    return _json({"schema": "perfd.summary/2", "jobs": [with_limits(shown)]})
+
+
+def _summary_entry(source: ApiSource, job: str) -> Mapping[str, Any] | None:
+    """A job of schema perfd.summary/2, from memory or history."""
+    found = source.summary(job)
+    return to_json(found)["jobs"][0] if found else source.stored_summary(job)
+
+
+def _ranks(source: ApiSource, job: str, request: Request) -> Response:
+    live = source.overview(job)
+    entry = live[0] if live else source.stored_summary(job)
+    if entry is None:
+        return _no_job(job)
+    try:
+        return _json({"schema": "perfd.ranks/1", "job": job, **rank_columns(entry, request.query)})
+    except PerfdError as error:
+        return _error(400, str(error))
 
 
 def _summary_since(source: ApiSource, job: str, since: str) -> Response:
@@ -261,6 +272,15 @@ def _gpu_series(source: ApiSource, job: str, request: Request) -> Response:
     if found is None:
         return _no_job(job, " in memory")
     return _json({"schema": "perfd.gpu_series/1", "job": job, **found})
+
+
+_OF_JOB: Mapping[str, Callable[[ApiSource, str, Request], Response]] = {
+    "": _summary,
+    "ranks": _ranks,
+    "steps": _steps,
+    "series": _series,
+    "gpu_series": _gpu_series,
+}
 
 
 def _points(request: Request, default: int) -> int | None:

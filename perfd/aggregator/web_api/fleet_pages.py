@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+from perfd.aggregator.web_api.query_numbers import whole_number
 from perfd.analysis.findings import limits_job
 from perfd.errors import PerfdError
 
@@ -63,7 +64,7 @@ def fleet_page(fleet: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, 
     wanted = {name: query[name] for name in _FILTERS if query.get(name)}
     found = [row for row in every if _matches(row, wanted, words)]
     ordered = _ordered(found, query.get("sort", ""), query.get("down") == "1")
-    offset, limit = _number(query, "offset", 0), _number(query, "limit", None)
+    offset, limit = whole_number(query, "offset") or 0, whole_number(query, "limit")
     if limit is not None and not 0 < limit <= _MOST_ROWS:
         raise PerfdError(f"`limit` must be from 1 to {_MOST_ROWS}.")
     shown = ordered[offset:] if limit is None else ordered[offset : offset + limit]
@@ -126,12 +127,3 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 def _values(rows: Sequence[Row], of: Callable[[Row], Any]) -> list[dict[str, Any]]:
     counts = Counter(str(value) for row in rows if (value := of(row)))
     return [{"value": value, "count": count} for value, count in counts.most_common(_MOST_VALUES)]
-
-
-def _number(query: Mapping[str, str], name: str, default: int | None) -> Any:  # noqa: ANN401  (as the default)
-    text = query.get(name)
-    if text is None:
-        return default
-    if not (text.isdecimal() and len(text) <= 9):
-        raise PerfdError(f"`{name}` must be a whole number.")
-    return int(text)

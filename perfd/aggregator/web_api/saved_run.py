@@ -14,6 +14,7 @@ from typing import Any, Never
 import msgspec
 
 from perfd.aggregator.web_api.api_routes import ApiSource
+from perfd.aggregator.web_api.charts import without_ranks
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.capture_routes import StartBody
 from perfd.errors import CaptureError, PerfdError
@@ -105,9 +106,10 @@ class SavedRun:
         """Names of its jobs."""
         return list(self._page.jobs)
 
-    def overview(self, job: str | None = None) -> list[dict[str, Any]]:
-        """One entry per job, or that of one job."""
-        return [one.overview for name, one in self._page.jobs.items() if job in {None, name}]
+    def overview(self, job: str | None = None, *, ranks: bool = True) -> list[dict[str, Any]]:
+        """One entry per job, or that of one job, with or without its ranks."""
+        found = [one.overview for name, one in self._page.jobs.items() if job in {None, name}]
+        return found if ranks else list(map(without_ranks, found))
 
     def fleet(self) -> dict[str, Any]:
         """The keys of schema perfd.fleet/2."""

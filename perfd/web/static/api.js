@@ -38,10 +38,10 @@ export function missing(error) {
   throw error;
 }
 
-// A job's newest numbers; of one that is only in history, its final summary.
+// A job's newest numbers, without its ranks; of one that is only in history, its final summary.
 export async function overviewOf(name) {
-  const { jobs } = await get(`jobs?job=${encodeURIComponent(name)}`);
+  const { jobs } = await get(`jobs?short=1&job=${encodeURIComponent(name)}`);
   if (jobs.length) return jobs[0];
-  const summary = await get(jobPath(name));
+  const summary = await get(`${jobPath(name)}?short=1`);
   return { ...summary.jobs[0], ended: true };
 }

@@ -3,6 +3,7 @@
 import { copyButton, perfettoButton, quoted } from "./actions.js";
 import { el, section } from "./dom.js";
 import { count, dataSize, duration, moment, plural, rankNames, words } from "./format.js";
+import { grouped } from "./groups.js";
 import { captureAddress, to } from "./paths.js";
 
 const MAX_RANKS = 64;
@@ -76,7 +77,8 @@ const folderOf = (path) => path.slice(0, path.lastIndexOf("/")) || "/";
 // The states of each rank over time; ranks with the same outcome share a row.
 function timeline(one) {
   if (!one.ranks.length) return [];
-  const alike = grouped(one.ranks);
+  // Ranks with equal outcomes and no files are one line: a job may have thousands.
+  const alike = grouped(one.ranks, (who, index) => JSON.stringify(who.files?.length ? index : [who.node, who.state, who.reason, span(who)])).map(([, ranks]) => ranks);
   const start = one.requested_unix_s;
   const end = Math.max(one.ended_unix_s ?? start, ...one.ranks.slice(0, 1024).flatMap((who) => times(who).filter((time) => time != null)), start + 1e-3);
   const at = (time) => Math.min(Math.max((time - start) / (end - start), 0), 1) * 100;
@@ -89,17 +91,6 @@ function timeline(one) {
 }
 
 const times = (who) => [who.armed_unix_s, who.started_unix_s, who.stopped_unix_s, who.ended_unix_s];
-
-// Ranks with equal outcomes and no files are one line: a job may have thousands.
-function grouped(ranks) {
-  const groups = new Map();
-  for (const [index, one] of ranks.entries()) {
-    const key = JSON.stringify(one.files?.length ? index : [one.node, one.state, one.reason, span(one)]);
-    if (!groups.has(key)) groups.set(key, []);
-    groups.get(key).push(one);
-  }
-  return [...groups.values()];
-}
 
 function outcome(ranks, capture, at) {
   const [one] = ranks;

@@ -3,11 +3,12 @@
 import { el } from "./dom.js";
 import { bandwidth, duration, percent, plural, unbroken, UNKNOWN } from "./format.js";
 import { jobAddress } from "./paths.js";
-import { METRICS, middle, rankRows } from "./rank_rows.js";
+import { metricsOf, rankName } from "./rank_metrics.js";
 import { captureButton, copyButton } from "./actions.js";
 import { isTrouble, sentence, shortSentence } from "./verdict.js";
 
 const MOST_EFFECTS = 12;
+const MOST_CULPRITS = 4;
 
 const items = (lines) => lines.map((line) => el("li", {}, unbroken(line)));
 
@@ -20,7 +21,7 @@ const evidence = (finding, id) =>
   (finding?.evidence ?? []).length > 0 &&
   el("ul", { id, class: "evidence" }, items(finding.evidence), (finding.effects ?? []).slice(0, MOST_EFFECTS).map(explained));
 
-export function headline(job) {
+export function headline(job, ranks) {
   const finding = job.bottleneck;
   const says = notes(finding);
   return el(
@@ -30,12 +31,12 @@ export function headline(job) {
     evidence(finding, "evidence"),
     finding?.advice && el("p", { id: "advice" }, el("strong", {}, "What to do: "), unbroken(finding.advice)),
     actions(job, finding),
-    numbersOf(job, finding),
+    numbersOf(job, finding, ranks),
   );
 }
 
 // The findings after the first, in the order of the analysis.
-export function otherFindings(job) {
+export function otherFindings(job, ranks) {
   const others = (job.other_findings ?? []).filter(isTrouble);
   if (!others.length) return [];
   const one = (finding) =>
@@ -43,7 +44,7 @@ export function otherFindings(job) {
       el("h3", {}, shortSentence(finding), notes(finding) && el("small", {}, notes(finding))),
       evidence(finding),
       finding.advice && el("p", {}, el("strong", {}, "What to do: "), unbroken(finding.advice)),
-      actions(job, finding), numbersOf(job, finding));
+      actions(job, finding), numbersOf(job, finding, ranks));
   return [el("h2", {}, plural(others.length, "other finding")), el("ol", { id: "findings", class: "findings" }, others.map(one))];
 }
 
@@ -65,9 +66,9 @@ const ranksOf = (finding) => {
 };
 
 // The numbers that the sentences are about, each with its source.
-function numbersOf(job, finding) {
+function numbersOf(job, finding, ranks) {
   if (!isTrouble(finding)) return null;
-  const rows = [...ofStep(job, finding), ...(NUMBERS.find(([kinds]) => kinds.test(finding.kind))?.[1](job) ?? []), ...ofCulprits(job, finding)].filter(([, value]) => value !== UNKNOWN);
+  const rows = [...ofStep(job, finding), ...(NUMBERS.find(([kinds]) => kinds.test(finding.kind))?.[1](job) ?? []), ...ofCulprits(job, finding, ranks)].filter(([, value]) => value !== UNKNOWN);
   if (!rows.length) return null;
   return el("details", { class: "details" }, el("summary", {}, "Numbers"),
     el("div", { class: "scroll" }, el("table", { class: "plain" }, el("thead", {}, el("tr", {}, ["Number", "Value", "Source"].map((name) => el("th", { scope: "col" }, name)))),
@@ -83,11 +84,10 @@ function ofStep(job, finding) {
 }
 
 // Each culprit beside the median of all ranks.
-function ofCulprits(job, finding) {
+function ofCulprits(job, finding, ranks) {
   const blamed = new Set((finding.culprits ?? []).map((who) => `${who.kind} ${who.id}`));
-  const rows = rankRows(job);
-  const found = rows.filter((row) => blamed.has(row.name) || blamed.has(`gpu ${row.where}`) || blamed.has(`node ${row.node}`)).slice(0, 4);
-  return found.flatMap((row) => METRICS.filter(([key]) => row[key] != null).map(([key, name, show]) => [`${row.name}: ${name}`, `${show(row[key])}; median of ranks ${show(middle(rows.map((other) => other[key])))}`, el("a", { href: jobAddress(job.name, "#ranks") }, "ranks")]));
+  const found = (ranks?.culprits ?? []).filter((row) => blamed.has(rankName(row)) || blamed.has(`gpu ${row.node}/${row.gpu}`) || blamed.has(`node ${row.node}`)).slice(0, MOST_CULPRITS);
+  return found.flatMap((row) => metricsOf(ranks).filter(([key]) => row.values[key] != null).map(([key, name, show]) => [`${rankName(row)}: ${name}`, `${show(row.values[key])}; median of ranks ${show(ranks.metrics[key].median)}`, el("a", { href: jobAddress(job.name, "#ranks") }, "ranks")]));
 }
 
 const NUMBERS = [

@@ -1,6 +1,6 @@
 // One job: what limits it, then the numbers.
 
-import { get, overviewOf } from "./api.js";
+import { get, missing, overviewOf } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
 import { runbook } from "./alerts.js";
 import { cause, figure } from "./captures.js";
@@ -8,41 +8,50 @@ import { el, section } from "./dom.js";
 import { headline, otherFindings } from "./findings.js";
 import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames } from "./format.js";
+import { grouped } from "./groups.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
 import { captureAddress, compareAddress, jobAddress, to } from "./paths.js";
-import { gridChoice, grouped, rankGrid } from "./rank_grid.js";
+import { gridChoice, rankGrid } from "./rank_grid.js";
+import { loadRanks } from "./rank_metrics.js";
 import { heatMap } from "./ranks.js";
 
 const MOST_ALERTS = 50;
 const MOST_CAPTURES = 5;
 // A dimension with a smaller share of the step is not drawn.
 const LEAST_SHARE = 0.001;
+// Of the picture of ranks: no more than pixels, and few enough to send.
+const LEAST_COLUMNS = 64;
+const MOST_COLUMNS = 1600;
+
 // Loads first and returns a draw function, so a failed request leaves the page as it was.
 export async function showJob(main, name, again) {
   const asked = encodeURIComponent(name);
-  const [job, series, alerts, captures] = await Promise.all([
+  const columns = Math.max(LEAST_COLUMNS, Math.min(main.clientWidth, MOST_COLUMNS));
+  const { metric } = gridChoice();
+  const [job, ranks, series, alerts, captures] = await Promise.all([
     overviewOf(name),
+    loadRanks(name, { columns, ...(metric && { metric }) }).catch(missing),
     loadSeries(name),
     get(`alerts?job=${asked}&limit=${MOST_ALERTS}`),
     get(`captures?short=1&job=${asked}`),
   ]);
-  return () => draw(main, job, series, alerts.alerts, captures.captures, again);
+  return () => draw(main, job, ranks, series, alerts.alerts, captures.captures, again);
 }
 
-function draw(main, job, series, alerts, captures, again) {
+function draw(main, job, ranks, series, alerts, captures, again) {
   const stale = isStale(job);
   section(main, "title", [job.name, scheduled(job), layout(job), steps(job), job.ended, job.outcome, stale], () => [title(job)]);
   section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
-  section(main, "verdict", [job.bottleneck, job.ended], () => [headline(job)]);
-  section(main, "findings", [job.other_findings, job.ended], () => otherFindings(job));
+  section(main, "verdict", [job.bottleneck, job.ended], () => [headline(job, ranks)]);
+  section(main, "findings", [job.other_findings, job.ended], () => otherFindings(job, ranks));
   section(main, "numbers", numbers(job), () => [cards(numbers(job))]);
   section(main, "breakdown", [job.bottleneck, job.breakdown, job.communication, job.optimizer, job.parallel, job.step_time_s], () => [
     el("h2", {}, "Step breakdown"), breakdownBar(job),
   ]);
   section(main, "dimensions", job.communication?.dimensions, () => dimensions(job));
-  drawCharts(main, series, alerts, captures, again);
+  drawCharts(main, series, { name: job.name, alerts, captures, again });
   section(main, "stages", job.pipeline, () => stages(job));
-  section(main, "ranks", [job.gpus, job.nccl?.ranks, job.slowdowns, job.bottleneck?.culprits, gridChoice()], () => ranks(job, main.clientWidth, again));
+  section(main, "ranks", [ranks, gridChoice()], () => rankSection(job, ranks, main.clientWidth, again));
   section(main, "alerts", alerts, () => alertList(alerts));
   section(main, "captures", captures, () => captureList(job, captures));
   section(main, "troubles", job.troubles, () => troubleList(job.troubles ?? []));
@@ -71,7 +80,7 @@ const silence = (job) =>
   el("p", { class: "notice warn", id: "stale" }, `No agent has reported this job for ${duration(job.silent_s)}: numbers are old.`);
 
 // A job on CPUs, or with unmonitored GPUs, has ranks only.
-const device = (job) => (job.gpus?.length ? "GPU" : "rank");
+const device = (job) => (job.gpu_count ? "GPU" : "rank");
 
 const numbers = (job) => [
   ["mfu", "MFU", percent(job.efficiency?.mfu_ratio), mfuNote(job)],
@@ -125,9 +134,9 @@ function stages(job) {
   return [el("h2", {}, "Pipeline stages"), stageBars(job.pipeline)];
 }
 
-function ranks(job, width, again) {
-  const map = heatMap(job, width);
-  return map ? [el("h2", {}, "Ranks"), rankGrid(job, width, again), map].filter(Boolean) : [];
+function rankSection(job, ranks, width, again) {
+  const map = ranks && heatMap(job, ranks);
+  return map ? [el("h2", {}, "Ranks"), rankGrid(job, ranks, width, again), map].filter(Boolean) : [];
 }
 
 function alertList(alerts) {

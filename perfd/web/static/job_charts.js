@@ -14,6 +14,8 @@ const group = chartGroup("job", () => refresh());
 let refresh = () => {};
 let overTime = new URLSearchParams(location.search).get("x") === "time";
 let series = null;
+// The newest answer about GPUs, and when it came.
+const gpus = { answer: null, at: -Infinity, asked: false };
 
 const STEPS = [
   { chart: lineChart({ id: "mfu-chart", name: "MFU", show: percent, group }), values: (of) => of.mfu_ratio },
@@ -28,12 +30,26 @@ const GPUS = [
 ].map(([key, name, show]) => ({ key, chart: lineChart({ id: `gpu-${key}`, name, show, group, most: key.endsWith("_ratio") ? 1 : Infinity }) }));
 
 // What the page asks for: the steps of the chosen range, so that a zoom shows single ones.
-export async function loadSeries(name, rank = null) {
-  const base = `${jobPath(name)}/`;
+export function loadSeries(name) {
   const range = steps(group.range);
-  const asked = range ? `series?from=${Math.floor(range[0])}&to=${Math.ceil(range[1])}` : "series";
-  const [found, gpus] = await Promise.all([get(base + asked).catch(missing), get(`${base}gpu_series${rank == null ? "" : `?rank=${rank}`}`).catch(missing)]);
-  return { series: found, gpus };
+  return get(`${jobPath(name)}/series${range ? `?from=${Math.floor(range[0])}&to=${Math.ceil(range[1])}` : ""}`).catch(missing);
+}
+
+// GPUs come after all else: of thousands they take longest. There is nothing newer until an interval is over.
+async function loadGpus(name, rank, draw) {
+  const times = gpus.answer?.time_unix_s ?? [];
+  const interval = times.length > 1 ? 1000 * (times[1] - times[0]) : 0;
+  if (gpus.asked || performance.now() - gpus.at < interval) return;
+  gpus.asked = true;
+  try {
+    gpus.answer = await get(`${jobPath(name)}/gpu_series${rank == null ? "" : `?rank=${rank}`}`).catch(missing);
+    gpus.at = performance.now();
+    draw();
+  } catch {
+    // The next round asks again, and the page says that nothing answers.
+  } finally {
+    gpus.asked = false;
+  }
 }
 
 // A range of the axis as steps.
@@ -56,21 +72,27 @@ function stepAt(time) {
 
 const moment = (unixS) => clock(new Date(unixS * 1000));
 
-export function drawCharts(main, { series: found, gpus }, alerts, captures, again) {
+export function drawCharts(main, found, { name, rank = null, alerts = [], captures = [], again }) {
   refresh = again;
   series = found;
   const known = Boolean(found) && (found.step.length > 0 || Boolean(group.range));
-  const hasGpus = Boolean(gpus?.time_unix_s.length);
   const absent = found ? "No steps yet." : "The steps of this job are no longer in memory or in history.";
   const shown = [...STEPS.filter((one, i) => i < 2 || (known && has(one.values(found)))).map(({ chart }) => chart), ...(known && has(found?.phases_s?.forward) ? [phases] : [])];
   section(main, "progress", [known, absent, overTime, shown.length], () =>
     known ? [toggle(again), ...shown.map((chart) => chart.element)] : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]);
-  const charted = hasGpus ? GPUS.filter(({ key }) => gpus.metrics[key]) : [];
-  section(main, "gpu-charts", [charted.map(({ key }) => key), gpus?.gpus], () =>
-    charted.length ? [el("h2", {}, "GPUs, last 5 minutes", el("small", {}, gpus.gpus === 1 ? "1 GPU" : `${count(gpus.gpus)} GPUs: median, lowest and highest`)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : []);
   const wide = main.querySelector('[data-section="progress"]').clientWidth;
   if (known && found?.step.length) drawSteps(found, shown, marksOf(found, alerts, captures), wide);
-  if (charted.length) drawGpus(gpus, charted, known && found?.step.length > 1);
+  const drawGpuSection = () => drawGpuCharts(main, known && found?.step.length > 1);
+  drawGpuSection();
+  loadGpus(name, rank, drawGpuSection);
+}
+
+function drawGpuCharts(main, bySteps) {
+  const found = gpus.answer;
+  const charted = found?.time_unix_s.length ? GPUS.filter(({ key }) => found.metrics[key]) : [];
+  section(main, "gpu-charts", [charted.map(({ key }) => key), found?.gpus], () =>
+    charted.length ? [el("h2", {}, "GPUs, last 5 minutes", el("small", {}, found.gpus === 1 ? "1 GPU" : `${count(found.gpus)} GPUs: median, lowest and highest`)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : []);
+  if (charted.length) drawGpus(found, charted, bySteps);
 }
 
 const has = (values) => Boolean(values?.some((value) => value != null));
@@ -118,16 +140,16 @@ function drawSteps(found, shown, marks, width) {
 }
 
 // Over steps where these are known: a sample lies between two of them.
-function drawGpus(gpus, charted, bySteps) {
-  const times = gpus.time_unix_s;
+function drawGpus(found, charted, bySteps) {
+  const times = found.time_unix_s;
   const x = overTime || !bySteps ? times : times.map(stepAt);
   const kept = x.map((value, i) => [value, i]).filter(([value], i, all) => value != null && (i === 0 || all[i - 1][0] == null || value > all[i - 1][0])).map(([, i]) => i);
   const pick = (values) => kept.map((i) => values[i]);
   const place = overTime || !bySteps ? { time: true, showX: moment, axisX: moment } : axis();
   for (const { key, chart } of charted) {
-    const of = gpus.metrics[key];
+    const of = found.metrics[key];
     const band = { name: "median", values: pick(of.median), low: pick(of.lowest), high: pick(of.highest), color: "--forward" };
     const lines = of.rank ? [{ name: "this rank", values: pick(of.rank), color: "--communication" }, band] : [band];
-    chart.update({ ...place, x: pick(x), lines: gpus.gpus > 1 ? lines : [{ name: "GPU", values: pick(of.median), color: "--forward" }], width: chart.element.clientWidth });
+    chart.update({ ...place, x: pick(x), lines: found.gpus > 1 ? lines : [{ name: "GPU", values: pick(of.median), color: "--forward" }], width: chart.element.clientWidth });
   }
 }

@@ -6,32 +6,31 @@ import { el, section } from "./dom.js";
 import { signedPercent, UNKNOWN } from "./format.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
 import { jobAddress } from "./paths.js";
-import { METRICS, middle, rankRows } from "./rank_rows.js";
+import { loadRanks, metricsOf, rankName } from "./rank_metrics.js";
 
 // Loads first and returns a draw function, so a failed request leaves the page as it was.
 export async function showRank(main, name, rank, again) {
-  const [job, series] = await Promise.all([overviewOf(name), loadSeries(name, rank)]);
-  const rows = rankRows(job);
-  const row = rows.find((one) => one.rank === rank);
+  const [job, ranks, series] = await Promise.all([overviewOf(name), loadRanks(name, { rank }), loadSeries(name)]);
+  const [row] = ranks.rows;
   if (!row) throw new ApiError(404, `${name} has no numbers of rank ${rank}.`);
   return () => {
-    section(main, "rank", [row, rows.length], () => [heading(job, row), numbers(row, rows)]);
-    drawCharts(main, series, [], [], again);
+    section(main, "rank", [row, ranks.metrics], () => [heading(job, row), numbers(row, ranks)]);
+    drawCharts(main, series, { name, rank, again });
   };
 }
 
 function heading(job, row) {
   const facts = [row.node && `node ${row.node}`, row.gpu != null && `GPU ${row.gpu}`, row.stage != null && `pipeline stage ${row.stage}`].filter(Boolean).join(" · ");
-  return el("div", {}, el("h1", { id: "rank" }, row.name, row.culprit && el("span", { class: "limit" }, " culprit"), el("small", {}, facts)),
+  return el("div", {}, el("h1", { id: "rank" }, rankName(row), row.culprit && el("span", { class: "limit" }, " culprit"), el("small", {}, facts)),
     el("p", { class: "actions" }, el("a", { href: jobAddress(job.name) }, job.name), job.ended ? [] : captureButton(job.name, `${row.rank}+peer`, "this rank")));
 }
 
-function numbers(row, rows) {
+function numbers({ values }, ranks) {
   const line = ([key, name, show]) => {
-    const usual = middle(rows.map((other) => other[key]));
-    return el("tr", { "data-key": key }, el("th", { scope: "row" }, name), el("td", { class: "number" }, show(row[key])), el("td", { class: "number" }, usual == null ? UNKNOWN : show(usual)), el("td", { class: "number" }, difference(key, row[key], usual, show)));
+    const usual = ranks.metrics[key].median;
+    return el("tr", { "data-key": key }, el("th", { scope: "row" }, name), el("td", { class: "number" }, show(values[key])), el("td", { class: "number" }, usual == null ? UNKNOWN : show(usual)), el("td", { class: "number" }, difference(key, values[key], usual, show)));
   };
-  return el("table", { class: "plain", id: "rank-numbers" }, el("thead", {}, el("tr", {}, ["Number", "This rank", "Median of ranks", "Difference"].map((name, i) => el("th", { scope: "col", class: i > 0 && "number" }, name)))), el("tbody", {}, METRICS.filter(([key]) => row[key] != null).map(line)));
+  return el("table", { class: "plain", id: "rank-numbers" }, el("thead", {}, el("tr", {}, ["Number", "This rank", "Median of ranks", "Difference"].map((name, i) => el("th", { scope: "col", class: i > 0 && "number" }, name)))), el("tbody", {}, metricsOf(ranks).filter(([key]) => values[key] != null).map(line)));
 }
 
 // If two numbers print the same, their difference is noise. Celsius has no true zero, so a percentage is meaningless.

@@ -3,38 +3,32 @@
 
 import { el } from "./dom.js";
 import { signedPercent, UNKNOWN } from "./format.js";
+import { counted } from "./groups.js";
 import { jobAddress } from "./paths.js";
-import { METRICS, middle, rankRows } from "./rank_rows.js";
+import { metricsOf, rankName, whereOf } from "./rank_metrics.js";
 
-const TABLE_ROWS = 64;
-const UNUSUAL_ROWS = 12;
 const QUIET = 0.05;
 const FULL = 0.4;
 const ROW_PX = 22;
 
-export function heatMap(job, width) {
-  const rows = rankRows(job);
-  const metrics = METRICS.filter(([key]) => rows.some((row) => row[key] != null));
+export function heatMap(job, ranks) {
+  const metrics = metricsOf(ranks);
   if (!metrics.length) return null;
-  const medians = new Map(metrics.map(([key]) => [key, middle(rows.map((row) => row[key]))]));
-  const far = (row, key) => deviation(row[key], medians.get(key), key);
-  const strangeness = (row) => (row.culprit ? 1e9 : 0) + Math.max(...metrics.map(([key]) => Math.abs(far(row, key))));
-  const many = rows.length > TABLE_ROWS;
-  const shown = many ? [...rows].sort((a, b) => strangeness(b) - strangeness(a)).slice(0, UNUSUAL_ROWS).filter((row, i) => i === 0 || strangeness(row) > QUIET) : rows;
+  const shown = ranks.rows;
   return el(
     "figure",
     {},
-    many && picture(rows, metrics, far, width, shown[0]),
-    table(job.name, new Set(rows.map((row) => row.stage)).size > 1, shown, metrics, far),
-    el("figcaption", { class: "quiet" }, el("span", { class: "swatch above" }), "above and ", el("span", { class: "swatch below" }), `below the median of ranks.${many ? ` The table has ${shown.length === 1 ? "the most unusual" : `the ${shown.length} most unusual`} of ${rows.length}.` : ""}`),
+    ranks.picture && picture(ranks, metrics),
+    table(job.name, ranks.stages > 1, shown, metrics),
+    el("figcaption", { class: "quiet" }, el("span", { class: "swatch above" }), "above and ", el("span", { class: "swatch below" }), `below the median of ranks.${shown.length < ranks.count ? ` The table has ${shown.length === 1 ? "the most unusual" : `the ${shown.length} most unusual`} of ${ranks.count}.` : ""}`),
   );
 }
 
-function table(name, stages, shown, metrics, far) {
+function table(name, stages, shown, metrics) {
   const line = (row) =>
     el("tr", { class: row.culprit && "culprit" },
-      el("th", { scope: "row" }, row.rank == null ? row.name : el("a", { href: jobAddress(name, `ranks/${row.rank}`) }, row.name), row.culprit && el("span", { class: "limit" }, " culprit"), row.where && el("small", {}, [row.where, stages && row.stage != null && `stage ${row.stage}`].filter(Boolean).join(" · "))),
-      metrics.map(([key, , show]) => cell(row[key], far(row, key), show)));
+      el("th", { scope: "row" }, row.rank == null ? rankName(row) : el("a", { href: jobAddress(name, `ranks/${row.rank}`) }, rankName(row)), row.culprit && el("span", { class: "limit" }, " culprit"), whereOf(row) && el("small", {}, [whereOf(row), stages && row.stage != null && `stage ${row.stage}`].filter(Boolean).join(" · "))),
+      metrics.map(([key, , show]) => cell(row.values[key], row.deviation[key] ?? 0, show)));
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Ranks by metric" },
     el("table", { class: "heat", id: "ranks" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Rank"), metrics.map(([, name]) => el("th", { scope: "col" }, name)))), el("tbody", {}, shown.map(line))));
 }
@@ -49,26 +43,28 @@ function cell(value, far, show) {
 }
 
 // One row per metric, one column per rank; with more ranks than pixels, a column shows its most unusual rank.
-function picture(rows, metrics, far, width, strangest) {
-  const canvas = el("canvas", { id: "rank-picture", role: "img", "aria-label": `${rows.length} ranks by ${metrics.length} metrics. Most unusual: ${strangest.name}.` });
+function picture({ picture: drawn, grid, count: all, rows }, metrics) {
+  const { columns, values, deviation } = drawn;
+  const canvas = el("canvas", { id: "rank-picture", role: "img", "aria-label": `${all} ranks by ${metrics.length} metrics. Most unusual: ${rankName(rows[0])}.` });
   const readout = el("output", { class: "readout", id: "rank-readout" });
-  const columns = Math.min(rows.length, Math.max(64, Math.floor(width)));
-  const group = (column) => rows.slice(Math.floor((column * rows.length) / columns), Math.floor(((column + 1) * rows.length) / columns));
-  const worst = (column, key) => group(column).reduce((most, row) => (Math.abs(far(row, key)) > Math.abs(far(most, key)) ? row : most));
+  const numbers = grid ? counted(grid.ranks) : [];
+  const named = (i) => (i < numbers.length ? `rank ${numbers[i]}` : "a GPU without a rank");
+  const first = (column) => Math.floor((column * all) / columns);
+  const of = (column) => (first(column + 1) - first(column) > 1 ? `${named(first(column))} to ${named(first(column + 1) - 1)}, most unusual` : named(first(column)));
   // Fonts and colors are known once the canvas is in the page.
-  requestAnimationFrame(() => paint(canvas, columns, metrics, (column, key) => far(worst(column, key), key), (column) => group(column).some((row) => row.culprit)));
+  requestAnimationFrame(() => paint(canvas, columns, metrics, deviation, new Set(drawn.culprits)));
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const column = Math.min(Math.max(Math.floor(((event.clientX - box.left) / box.width) * columns), 0), columns - 1);
     const [key, name, show] = metrics[Math.min(Math.max(Math.floor((event.clientY - box.top) / ROW_PX), 0), metrics.length - 1)];
-    const row = worst(column, key);
-    readout.textContent = `${row.name}${row.where ? ` (${row.where})` : ""}: ${name} ${row[key] == null ? UNKNOWN : show(row[key])}`;
+    const value = values[key][column];
+    readout.textContent = `${of(column)}: ${name} ${value == null ? UNKNOWN : show(value)}`;
   });
-  return el("div", { class: "picture" }, el("div", { class: "chart-head" }, el("span", { class: "quiet" }, `${rows[0].name} to ${rows.at(-1).name}`), readout),
+  return el("div", { class: "picture" }, el("div", { class: "chart-head" }, el("span", { class: "quiet" }, `${named(0)} to ${named(all - 1)}`), readout),
     el("div", { class: "lines" }, el("ul", { "aria-hidden": "true" }, metrics.map(([, name]) => el("li", {}, name))), canvas));
 }
 
-function paint(canvas, columns, metrics, far, isCulprit) {
+function paint(canvas, columns, metrics, deviation, culprits) {
   const ratio = window.devicePixelRatio || 1;
   const width = canvas.clientWidth;
   const [mark, height] = [6, metrics.length * ROW_PX];
@@ -76,31 +72,24 @@ function paint(canvas, columns, metrics, far, isCulprit) {
   canvas.height = (height + mark) * ratio;
   canvas.style.setProperty("height", `${height + mark}px`);
   const pen = canvas.getContext("2d");
-  const color = (name) => getComputedStyle(canvas).getPropertyValue(name);
+  const style = getComputedStyle(canvas);
+  const color = (name) => style.getPropertyValue(name);
   const sides = [color("--below"), color("--above")];
   pen.scale(ratio, ratio);
   pen.fillStyle = color("--card");
   pen.fillRect(0, 0, width, height);
-  for (let column = 0; column < columns; column += 1) {
-    const [left, right] = [(column * width) / columns, ((column + 1) * width) / columns];
-    metrics.forEach(([key], i) => {
-      const found = far(column, key);
-      pen.globalAlpha = strength(found);
+  const left = (column) => (column * width) / columns;
+  const size = Math.max(width / columns, 2);
+  metrics.forEach(([key], i) => {
+    for (const [column, found] of deviation[key].entries()) {
+      const far = strength(found);
+      if (!far) continue;
+      pen.globalAlpha = far;
       pen.fillStyle = sides[found > 0 ? 1 : 0];
-      pen.fillRect(left, i * ROW_PX, Math.max(right - left, 2), ROW_PX - 2);
-    });
-    pen.globalAlpha = 1;
-    if (isCulprit(column)) {
-      pen.fillStyle = color("--bad");
-      pen.fillRect(left - 2, height, Math.max(right - left, 2) + 4, mark);
+      pen.fillRect(left(column), i * ROW_PX, size, ROW_PX - 2);
     }
-  }
-}
-
-// Relative, with a floor for shares: 2% is not far from 1%.
-function deviation(value, middle, key) {
-  if (value == null || middle == null) return 0;
-  // Degrees Celsius have no zero to be a share of.
-  const scale = key === "temperature_celsius" ? middle + 273 : Math.abs(middle);
-  return (value - middle) / Math.max(scale, key.endsWith("_ratio") ? 0.1 : 1e-9);
+  });
+  pen.globalAlpha = 1;
+  pen.fillStyle = color("--bad");
+  for (const column of culprits) pen.fillRect(left(column) - 2, height, size + 4, mark);
 }

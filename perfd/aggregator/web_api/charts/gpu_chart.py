@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,11 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.aggregator.state import AggregatorState, gpu_owners
+from perfd.aggregator.web_api.charts.significant_digits import significant
 from perfd.analysis.data.job_data import Floats
+from perfd.analysis.data.robust_stats import median
 from perfd.model import GpuColumn
 
 _CELLS = 4_000_000
 """Of all GPUs and metrics together: a job of 16,384 GPUs gets 30 points."""
+_DIGITS = 6
+"""A float32 has no more."""
 _USED = "memory_used_ratio"
 _COLUMNS = (
     GpuColumn.SM_ACTIVE,
@@ -75,35 +78,32 @@ def columns_of(parts: Sequence[Samples], points: int, rank: int | None) -> dict[
     }
 
 
-def _statistics(values: NDArray[np.float32], one: int | None) -> dict[str, list[float]]:
-    with warnings.catch_warnings():
-        # An interval without samples.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        found = {
-            "median": np.nanmedian(values, axis=1),
-            "lowest": np.nanmin(values, axis=1),
-            "highest": np.nanmax(values, axis=1),
-        }
+def _statistics(values: Floats, one: int | None) -> dict[str, list[float]]:
+    found = {
+        "median": median(values),
+        "lowest": np.fmin.reduce(values, axis=1),
+        "highest": np.fmax.reduce(values, axis=1),
+    }
     if one is not None:
         found["rank"] = values[:, one]
-    return {name: [_short(value) for value in column.tolist()] for name, column in found.items()}
-
-
-def _short(value: float) -> float:
-    """With the digits that a float32 has."""
-    return float(f"{value:.6g}") if math.isfinite(value) else math.nan
+    return {name: significant(column.tolist(), _DIGITS) for name, column in found.items()}
 
 
 def _means(part: Samples, first: float, width: float, points: int) -> Floats:
+    """(points, gpus, columns): the mean of what is known in each interval, NaN where nothing is."""
     times, data, _ = part
     place = np.minimum(((times - first) / width).astype(np.int64), points - 1)
+    means = np.full((points, *data.shape[1:]), np.nan)
+    if not len(times):
+        return means
+    # Instants are in order, so that those of an interval are neighbors.
+    starts = np.flatnonzero(np.diff(place, prepend=-1))
     known = np.isfinite(data)
-    sums = np.zeros((points, *data.shape[1:]))
-    counts = np.zeros_like(sums)
-    np.add.at(sums, place, np.where(known, data, 0.0))
-    np.add.at(counts, place, known)
+    sums = np.add.reduceat(np.where(known, data, 0.0), starts, axis=0, dtype=np.float64)
+    counts = np.add.reduceat(known, starts, axis=0, dtype=np.int64)
     with np.errstate(invalid="ignore"):
-        return np.asarray(sums / counts)
+        means[place[starts]] = sums / counts
+    return means
 
 
 def _samples(state: AggregatorState, job: str, name: str, ended_unix_s: float | None) -> Samples | None:
@@ -122,9 +122,12 @@ def _samples(state: AggregatorState, job: str, name: str, ended_unix_s: float | 
     places = [metrics.index(column.value) if column.value in metrics else None for column in _COLUMNS]
     kept = slice(None) if ended_unix_s is None else times <= ended_unix_s
     picked = np.full((len(times), len(chosen), len(_COLUMNS)), np.nan, np.float32)
+    indices = [index for index, _ in chosen]
+    if indices == list(range(data.shape[1])):
+        indices = slice(None)  # type: ignore[assignment]  # All of the node: a view, not a copy.
     for i, place in enumerate(places):
         if place is not None:
-            picked[:, :, i] = data[:, [index for index, _ in chosen], place]
+            picked[:, :, i] = data[:, indices, place]
     return times[kept], picked[kept], [rank for _, rank in chosen]
 
 

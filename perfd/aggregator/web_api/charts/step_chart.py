@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, PhaseTable, StepTable
+from perfd.analysis.data.robust_stats import median
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.steps import BACKWARD, FORWARD, OPTIMIZER, Timers, steady_rows
 from perfd.model import Event
@@ -37,19 +38,20 @@ def progress_columns(
         steps, steady = _rows(steps, chosen), steady[chosen]
     count = len(steps)
     size = max(1, -(-count // points))
-    starts = np.arange(0, count, size)
-    last = np.minimum(starts + size, count) - 1
+    last = np.minimum(np.arange(0, count, size) + size, count) - 1
+
+    def medians(values: Floats) -> list[float]:
+        return [float(value) for value in median(_groups(values, size))]
+
     return {
         "step": steps.step[last].tolist(),
         "time_unix_s": steps.time_unix_s[last].tolist(),
-        "step_time_s": _each(np.nanmedian, steps.step_time_s, starts, last),
-        "step_time_max_s": _each(np.nanmax, steps.step_time_s, starts, last),
-        "mfu_ratio": _each(np.nanmedian, _mfu(steps, summary), starts, last),
-        "loss": _each(np.nanmedian, steps.loss, starts, last),
-        "phases_s": {
-            name: _each(np.nanmedian, values, starts, last) for name, values in _phases(phases, steps).items()
-        },
-        "steady": [bool(steady[a : b + 1].any()) for a, b in zip(starts, last, strict=True)],
+        "step_time_s": medians(steps.step_time_s),
+        "step_time_max_s": np.fmax.reduce(_groups(steps.step_time_s, size), axis=1).tolist(),
+        "mfu_ratio": medians(_mfu(steps, summary)),
+        "loss": medians(steps.loss),
+        "phases_s": {name: medians(values) for name, values in _phases(phases, steps).items()},
+        "steady": (_groups(steady.astype(np.float64), size) == 1).any(axis=1).tolist(),
     }
 
 
@@ -82,7 +84,9 @@ def _mfu(steps: StepTable, summary: JobSummary) -> Floats:
     return np.asarray(samples_per_s * (summary.efficiency.mfu_ratio / summary.efficiency.samples_per_s))
 
 
-def _each(reduce: Any, values: Floats, starts: Any, last: Any) -> list[float]:  # noqa: ANN401  (numpy's functions)
-    """A statistic of each group of neighbors, NaN where no value of it is known."""
-    groups = [values[a : b + 1] for a, b in zip(starts, last, strict=True)]
-    return [float(reduce(group)) if np.isfinite(group).any() else np.nan for group in groups]
+def _groups(values: Floats, size: int) -> Floats:
+    """(groups, size): neighbors side by side; the last group is filled up with NaN."""
+    groups = np.full((-(-len(values) // size), size), np.nan)
+    groups.ravel()[: len(values)] = values
+    groups[~np.isfinite(groups)] = np.nan
+    return groups

@@ -1,0 +1,7 @@
+"""What the page draws of steps, GPUs and ranks, in few enough numbers to send."""
+
+from perfd.aggregator.web_api.charts.gpu_chart import gpu_columns
+from perfd.aggregator.web_api.charts.rank_columns import rank_columns, without_ranks
+from perfd.aggregator.web_api.charts.step_chart import progress_columns
+
+__all__ = ["gpu_columns", "progress_columns", "rank_columns", "without_ranks"]
