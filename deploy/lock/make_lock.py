@@ -40,11 +40,11 @@ class Lock:
 
 DEVELOPMENT = Lock(path="deploy/lock/development.txt", project=True, groups=("dev",))
 LOCKS = (
-    Lock(path="deploy/image/requirements.txt", project=True, extras=("remote-write", "otlp")),
+    Lock(path="deploy/image/requirements.txt", project=True, extras=("remote-write", "otlp", "postgres")),
     Lock(
         path="deploy/image/requirements-wandb.txt",
         project=True,
-        extras=("remote-write", "otlp", "wandb"),
+        extras=("remote-write", "otlp", "postgres", "wandb"),
     ),
     Lock(path="deploy/image/requirements-build.txt", groups=("build",)),
     Lock(path="deploy/image/requirements-sbom.txt", groups=("sbom",)),

@@ -16,11 +16,18 @@ class HistoryConfig(Strict, frozen=True):
     """Data that survives a restart of the aggregator."""
 
     path: str | None = None
-    """An SQLite file; null: history only in memory, and a kill or restart loses it."""
+    """An SQLite file; null without `url`: history only in memory, and a kill or restart loses it."""
+    url: str | None = None
+    """A PostgreSQL database instead: `postgresql://USER@HOST:PORT/DATABASE?sslmode=verify-full`, any
+    parameters of libpq, no password."""
+    password_file: str | None = None
+    """File with the password for `url`, read for each connection; null: PGPASSFILE or PGPASSWORD."""
+    allow_plaintext: bool = False
+    """Required for a `url` of another machine without TLS."""
     retention_days: float = 30.0
     """In days in which the aggregator ran, so that a clock that is set ahead deletes nothing."""
     max_bytes: int = 8_000_000_000
-    """The size at which the jobs without data for longest are deleted."""
+    """The size of the file at `path` at which the jobs without data for longest are deleted."""
 
 
 class RulesConfig(Strict, frozen=True):

@@ -11,11 +11,11 @@ from functools import partial
 from random import Random
 
 import pytest
-from aggregator.support import START_S, aggregator, fleet, gpus, place, source, step, values
+from aggregator.support import START_S, aggregator, fleet, place, step, values
 from exporters.support import until
+from history.support import keep, step_rows, write
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from wire.records import RECORDS, of
 
 from perfd.agent.spool import Spool
 from perfd.agent.uplink import GrpcUplink
@@ -24,7 +24,6 @@ from perfd.aggregator.history.history_rows import (
     agent_left_row,
     agent_row,
     job_rows,
-    rows,
     without_replaced,
 )
 from perfd.aggregator.history.sqlite import SqliteDatabase
@@ -38,15 +37,10 @@ from perfd.config import HistoryConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.model import (
     Batch,
-    CollectiveTimes,
     Event,
     EventKind,
     GpuInfo,
     JobDescription,
-    ParallelLayout,
-    PhaseTime,
-    ServerInfo,
-    StepPhases,
 )
 from perfd.wire.convert import encode_message
 from tests.support.fake_agent import FakeAgent
@@ -63,142 +57,12 @@ def opened(path, *, max_bytes=None, busy_timeout_s=2.0, **options):
     return HistoryStore(SqliteDatabase(path, max_bytes=max_bytes, busy_timeout_s=busy_timeout_s), **options)
 
 
-def write(history, *statements):
-    """Write and wait until it is done, well or not."""
-    done = threading.Event()
-    history.submit(list(statements), done.set)
-    assert done.wait(20)
-
-
-def keep(history, made, *records, now_s=0.0, node="n0", agent="a"):
-    """Apply records and keep what has to be kept."""
-    durable = made.apply(records, source(now_s=now_s, node=node, agent=agent))
-    names = {(item.job, item.attempt) for item in durable if item.job}
-    statements = [row for name, attempt in names for row in job_rows(name, attempt, START_S, START_S + now_s)]
-    statements += [row for item in durable for row in rows(item, START_S + now_s)]
-    write(history, *statements, agent_row(AgentState(agent_id=agent, node=node), 7, START_S + now_s))
-
-
-def step_rows(number):
-    """What a progress line writes."""
-    return [row for item in fleet().apply([step(number)], source()) for row in rows(item, START_S)]
-
-
 def restored(path, *, after_s=60.0, now_s=100.0):
     state = AggregatorState.empty(Limits())
     history = opened(path)
     restore(state, history, now_unix_s=START_S + after_s, now_s=now_s, forgotten_after_s=3600.0)
     history.close()
     return state
-
-
-def test_a_restart_finds_jobs_as_they_were(path):
-    made = fleet()
-    history = opened(path)
-    described = JobDescription(job="llm", framework="nemo", parallel=ParallelLayout(tp=2, pp=4))
-    keep(history, made, described, place(0, 3), GpuInfo(index=3, name="H200"), gpus(0, a=1.0))
-    server = ServerInfo(server="h:1", engine="vllm", model="m", parallel=ParallelLayout(tp=2))
-    keep(history, made, server)
-    keep(history, made, step(1, loss=2.5), step(2, step_time_s=None), step(3, warmup=True))
-    keep(history, made, StepPhases(job="llm", step=3, phases={"f": PhaseTime(by_rank={1: 2.0})}))
-    history.close()
-    state = restored(path)
-    job = state.fleet.jobs["llm"]
-    before = made.jobs["llm"].steps.table()
-    after = job.steps.table()
-    for column in ("step", "step_time_s", "loss", "warmup", "time_unix_s"):
-        assert getattr(after, column).tolist() == pytest.approx(getattr(before, column).tolist(), nan_ok=True)
-    assert job.description == described
-    assert job.phases.table().by_rank_s["f"][0, 1] == 2.0
-    assert job.attempts.started_unix_s == START_S
-    assert state.fleet.nodes["n0"].gpu_infos[3].name == "H200"
-    assert state.fleet.nodes["n0"].server_infos["h:1"] == server
-    assert ("llm", 0) in state.fleet.nodes["n0"].placements
-    assert [(agent.agent_id, agent.node, agent.last_sequence) for agent in state.agents] == [("a", "n0", 7)]
-
-
-def test_after_a_restart_the_next_line_goes_on_and_a_lower_one_is_a_new_attempt(path):
-    history = opened(path)
-    keep(history, fleet(), step(1), step(2), step(3))
-    history.close()
-    going_on, going_back = restored(path), restored(path)
-    going_on.fleet.apply([step(4)], source())
-    going_back.fleet.apply([step(1, step_time_s=7.0)], source())
-    assert going_on.fleet.jobs["llm"].attempts.number == 1
-    assert going_on.fleet.jobs["llm"].steps.table().step.tolist() == [1, 2, 3, 4]
-    assert going_back.fleet.jobs["llm"].attempts.number == 2
-
-
-def test_only_the_newest_attempt_comes_back(path):
-    history, made = opened(path), fleet()
-    keep(history, made, step(1), step(2))
-    keep(history, made, step(1, step_time_s=5.0))
-    history.close()
-    job = restored(path).fleet.jobs["llm"]
-    assert job.attempts.number == 2
-    assert job.steps.table().step_time_s.tolist() == [5.0]
-    assert [event.kind for event in job.events] == [EventKind.RESTARTED]
-
-
-def test_a_job_that_is_forgotten_stays_on_disk(path):
-    history = opened(path)
-    keep(history, fleet(), step(1))
-    history.close()
-    assert restored(path, after_s=3601.0).fleet.jobs == {}
-    history = opened(path)
-    assert [line["step"] for line in history.steps("llm", first_step=0, limit=10)] == [1]
-    history.close()
-
-
-def test_a_step_that_was_repeated_is_listed_once_as_the_newest_attempt_did_it(path):
-    history, made = opened(path), fleet()
-    keep(history, made, step(1), step(2), step(3))
-    keep(history, made, step(2, step_time_s=9.0))
-    found = [
-        (line["step"], line["attempt"], line["step_time_s"])
-        for line in history.steps("llm", first_step=1, limit=2)
-    ]
-    assert found == [(1, 1, 1.0), (2, 2, 9.0)]
-    history.close()
-
-
-def test_what_is_older_than_its_time_is_deleted(path):
-    history = opened(path)
-    keep(history, fleet(), step(1), Event(kind=EventKind.CHECKPOINT, time_unix_ns=1, message="", job="llm"))
-    keep(history, fleet(), step(1, job="new"), now_s=2 * DAY_S)
-    history.expire(5 * DAY_S, START_S + 4 * DAY_S, 0.0)
-    history.expire(5 * DAY_S, START_S + 6 * DAY_S, 2 * DAY_S)
-    write(history)
-    assert history.steps("llm", first_step=0, limit=9) == []
-    assert len(history.steps("new", first_step=0, limit=9)) == 1
-    assert history.failed_rows == 0
-    history.close()
-
-
-def test_a_clock_that_was_set_forty_days_back_for_a_moment_deletes_nothing(path):
-    history = opened(path)
-    keep(history, fleet(), step(1))
-    history.expire(30 * DAY_S, START_S + 100.0, 100.0)
-    write(history, *job_rows("llm", 1, START_S, START_S + 110.0 - 40 * DAY_S))
-    history.expire(30 * DAY_S, START_S + 160.0, 160.0)
-    write(history)
-    assert len(history.steps("llm", first_step=0, limit=9)) == 1
-    history.close()
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_clock_that_is_set_forty_days_ahead_deletes_nothing(path, restart):
-    history = opened(path)
-    keep(history, fleet(), step(1))
-    history.expire(30 * DAY_S, START_S + 100.0, 100.0)
-    if restart:
-        history.close()
-        history = opened(path)
-    for hour in range(1, 6):
-        history.expire(30 * DAY_S, START_S + 40 * DAY_S + hour * 3600, hour * 3600.0)
-    write(history)
-    assert len(history.steps("llm", first_step=0, limit=9)) == 1
-    history.close()
 
 
 def test_a_file_that_grows_too_large_loses_the_jobs_that_were_reported_longest_ago(path):
@@ -213,38 +77,6 @@ def test_a_file_that_grows_too_large_loses_the_jobs_that_were_reported_longest_a
     assert history.steps("new", first_step=199, limit=9) != []
     history.close()
     assert path.stat().st_size < 1_000_000
-
-
-def test_numbers_that_json_has_no_word_for_do_not_stop_a_restart(path):
-    history, made = opened(path), fleet()
-    odd = Event(
-        kind=EventKind.STRAGGLER_REPORT,
-        time_unix_ns=1,
-        message="",
-        job="llm",
-        values={"a": float("nan"), "b": 1.0, "c": float("inf")},
-    )
-    block = StepPhases(
-        job="llm", step=1, phases={"f": PhaseTime(min_s=float("nan"), by_rank={0: float("inf")})}
-    )
-    keep(history, made, odd, step(1, loss=float("nan")), block)
-    history.close()
-    (event,) = restored(path).fleet.jobs["llm"].events
-    assert event.values == {"b": 1.0}
-
-
-kept_kinds = {kind: message for kind, message in RECORDS.items() if kind is not CollectiveTimes}
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
-@given(st.lists(st.one_of(*(of(kind, message) for kind, message in kept_kinds.items())), max_size=10))
-def test_whatever_the_wire_carries_can_be_kept_and_restored(tmp_path_factory, records):
-    path = tmp_path_factory.mktemp("history") / "h.sqlite"
-    history = opened(path)
-    keep(history, fleet(), *records)
-    assert history.failed_rows == 0
-    history.close()
-    restored(path)
 
 
 @pytest.fixture
@@ -296,28 +128,6 @@ def test_a_file_that_another_program_writes_is_written_later(path):
     history.close()
 
 
-def test_a_batch_size_that_sqlite_cannot_hold_is_unknown(path):
-    history = opened(path)
-    keep(history, fleet(), step(1, global_batch_size=2**64 - 1))
-    assert history.steps("llm", first_step=0, limit=1)[0]["global_batch_size"] is None
-    history.close()
-
-
-def test_a_row_that_no_table_takes_costs_only_its_own_group(path):
-    history = opened(path)
-    block = threading.Event()
-    history.submit([], block.wait)
-    unstorable = agent_row(AgentState(agent_id="a", node="n"), 1 << 70, 0.0)
-    for statement in (step_rows(1), [unstorable], step_rows(2)):
-        history.submit(statement)
-    block.set()
-    write(history)
-    assert history.failed_rows == 1
-    assert [line["step"] for line in history.steps("llm", first_step=0, limit=9)] == [1, 2]
-    assert history.healthy
-    history.close()
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from("ab"), st.sampled_from([None, 1, 2, 3]), st.integers(0, 3), st.booleans()),
@@ -352,15 +162,6 @@ def test_only_the_last_of_an_agents_rows_in_a_transaction_is_written():
     state = AgentState(agent_id="a", node="n")
     statements = [agent_row(state, sequence, START_S) for sequence in range(1, 17)]
     assert without_replaced([*step_rows(1), *statements]) == [*step_rows(1), statements[-1]]
-
-
-def test_a_file_of_a_newer_perfd_is_refused_with_a_sentence(path):
-    opened(path).close()
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version = 99")
-    connection.close()
-    with pytest.raises(PerfdError, match="newer perfd"):
-        opened(path)
 
 
 def test_a_path_that_is_a_folder_is_refused_with_a_sentence(path):
@@ -542,18 +343,3 @@ def send(spool, uplink, number):
     )
     uplink.notify()
     return sequence
-
-
-def test_rows_beyond_the_queue_are_given_up_and_counted(path):
-    history = opened(path, max_queued_bytes=0)
-    assert not history.submit(list(job_rows("llm", 1, None, 0.0)))
-    assert history.failed_rows == 1
-    history.close()
-
-
-def test_after_close_nothing_is_written_and_nobody_waits(path):
-    history = opened(path)
-    history.close()
-    history.close()
-    assert not history.submit(list(job_rows("llm", 1, None, 0.0)))
-    assert history.failed_rows == 1

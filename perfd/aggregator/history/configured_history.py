@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.sqlite import SqliteDatabase
 from perfd.config import HistoryConfig
+from perfd.errors import ConfigError
+
+_MAX_RETRY_S = 15.0
+"""A server that comes back is not met by all that wait for it at once, and not left alone for long."""
 
 
 def configured_history(config: HistoryConfig) -> HistoryStore | None:
     """Open it; None if history is only in memory. Raises `PerfdError` if it cannot be used."""
-    if config.path is None:
-        return None
-    return HistoryStore(SqliteDatabase(Path(config.path), max_bytes=config.max_bytes))
+    if config.url is not None:
+        if config.path is not None:
+            raise ConfigError("history: `path` and `url` exclude each other.")
+        require_postgres()
+        # With the extra only.
+        from perfd.aggregator.history.postgres import PostgresDatabase  # noqa: PLC0415
+
+        return HistoryStore(PostgresDatabase(config), max_retry_s=_MAX_RETRY_S)
+    if config.path is not None:
+        return HistoryStore(SqliteDatabase(Path(config.path), max_bytes=config.max_bytes))
+    return None
+
+
+def require_postgres() -> None:
+    """Raise `ConfigError` without the extra."""
+    if any(importlib.util.find_spec(name) is None for name in ("psycopg", "alembic")):
+        raise ConfigError("history.url: install perfd[postgres], which has the client of PostgreSQL.")

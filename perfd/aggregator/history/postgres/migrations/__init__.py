@@ -1,0 +1,1 @@
+"""Alembic's scripts, which bring the tables up to date."""

@@ -1,0 +1,1 @@
+"""One module per revision; a released one is never changed."""
