@@ -8,7 +8,7 @@ from perfd.errors import TraceError
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.model.operation_kinds import OperationKind
-from perfd.trace.readers import nsys_reader
+from perfd.trace.readers.nsys import nsys_reader
 from perfd.trace.readers.trace_files import read_traces
 from tests.support.traces import COMPUTE, NCCL, NsysExport
 

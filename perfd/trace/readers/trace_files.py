@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfd.errors import TraceError
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.readers import nsys_reader
+from perfd.trace.readers.nsys import nsys_reader
 
 _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"

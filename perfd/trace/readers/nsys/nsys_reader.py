@@ -17,8 +17,8 @@ from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.kernel_classes import kernel_class
 from perfd.trace.model.rank_trace import HostCalls, RankTrace, calls_of, operations_of
 from perfd.trace.model.trace_steps import NAMED_STEP, steps_among
-from perfd.trace.readers.nsys_detail import NsysDetail
-from perfd.trace.readers.nsys_tables import Activity, Tables
+from perfd.trace.readers.nsys.nsys_detail import NsysDetail
+from perfd.trace.readers.nsys.nsys_tables import Activity, Tables
 
 _OLDEST, _NEWEST = (3, 11), (3, 20)
 """The schemas that were read. With another first number, columns may mean something else."""

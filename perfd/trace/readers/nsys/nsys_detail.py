@@ -8,7 +8,7 @@ import numpy as np
 
 from perfd.trace.model.intervals import Ns
 from perfd.trace.model.trace_detail import NamedCalls, TraceDetail
-from perfd.trace.readers.nsys_tables import Activity, Tables
+from perfd.trace.readers.nsys.nsys_tables import Activity, Tables
 
 _RUNTIME, _OS_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API"
 
