@@ -55,6 +55,7 @@ def nsys_export() -> bytes:
             at = step * 1_000_000
             export.nvtx(f"step {step}", at, at + 900_000)
             export.kernel("gemm", at + 10_000, at + 400_000, launched=at + 8_000)
+            export.nccl("ncclAllReduce", at + 3_000, at + 9_100, (0xABC, 4096, 0))
             export.kernel("ncclDevKernel_AllReduce", at + 400_000, at + 800_000, launched=at + 9_000)
             export.call("cudaStreamSynchronize", at + 9_500, at + 900_000)
         export.captured(4_000_000)

@@ -215,6 +215,7 @@ def export(arguments: list[str]) -> int:
     parser.add_argument("-t", "--type", default="sqlite")
     parser.add_argument("-o", "--output", required=True)
     parser.add_argument("-f", "--force-overwrite", default="false")
+    parser.add_argument("--include-blobs", default="false")
     parser.add_argument("report")
     args = parser.parse_args(arguments)
     report = Path(args.report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import sqlite3
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,6 +127,12 @@ _COPY_COLUMNS = (
 )
 
 
+_NVTX_TABLE = (
+    "CREATE TABLE IF NOT EXISTS NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, "
+    "text TEXT, globalTid INTEGER, textId INTEGER, domainId INTEGER, binaryData TEXT)"
+)
+
+
 class NsysExport:
     """Writes a SQLite export with the tables that a capture has; only those that are used exist."""
 
@@ -198,13 +205,43 @@ class NsysExport:
 
     def nvtx(self, text: str, start: int, end: int | None, process: int = 1) -> None:
         """A range that the program named."""
+        self._run(_NVTX_TABLE)
         self._run(
-            "CREATE TABLE IF NOT EXISTS NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, "
-            "text TEXT, globalTid INTEGER, textId INTEGER, domainId INTEGER)"
-        )
-        self._run(
-            "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, NULL, 0)",
+            "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, NULL, 0, NULL)",
             (start, end, text, _process(process) | 9),
+        )
+
+    def nccl(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        payload: tuple[int, int, int] | None = None,
+        *,
+        process: int = 1,
+        blob: bytes | None = None,
+    ) -> None:
+        """A range of NCCL; its payload is communicator, bytes and peer, or any blob."""
+        self._run(_NVTX_TABLE)
+        if "NCCL communicator ID" not in self._strings:
+            self.string("NCCL communicator ID")
+            self._run(
+                "CREATE TABLE NVTX_PAYLOAD_SCHEMA_ENTRIES (domainId INTEGER, schemaId INTEGER, idx INTEGER, "
+                "flags INTEGER, type INTEGER, name TEXT, description TEXT, arrayOrUnionDetail INTEGER, "
+                "offset INTEGER)"
+            )
+            fields = (18, "NCCL communicator ID", None), (22, "Message size [bytes]", 8), (5, "Peer rank", 16)
+            for at, (kind, field, offset) in enumerate(fields):
+                self._run(
+                    "INSERT INTO NVTX_PAYLOAD_SCHEMA_ENTRIES VALUES (1, 77, ?, NULL, ?, ?, NULL, NULL, ?)",
+                    (at, kind, field, offset),
+                )
+        if payload is not None:
+            body = struct.pack("<QQii", *payload, 0)
+            blob = struct.pack("<IIIIQQ", 1, 0, 77, 0, len(body), 32 + len(body)) + body
+        self._run(
+            "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, NULL, ?, ?, 1, ?)",
+            (start, end, _process(process) | 9, self.string(name), blob),
         )
 
     def captured(self, duration: int) -> None:

@@ -156,6 +156,15 @@ def test_a_report_is_exported_by_nsys(tmp_path):
     assert trace.file == str(report)
 
 
+def test_an_nsys_that_knows_no_blobs_exports_without_them(tmp_path):
+    made = _export(tmp_path / "made.sqlite")
+    program = _program(tmp_path, f'case "$*" in *blobs*) exit 1;; esac; cp "{made}" "$5"')
+    report = tmp_path / "capture.nsys-rep"
+    report.write_bytes(b"NSYS")
+
+    assert len(read_traces([report], nsys_program=str(program))) == 1
+
+
 def test_a_report_that_nsys_cannot_export_says_why(tmp_path):
     program = _program(tmp_path, "echo 'Importer is missing' >&2")
     report = tmp_path / "capture.nsys-rep"

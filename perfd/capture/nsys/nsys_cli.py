@@ -194,10 +194,16 @@ class NsysCli:
             return list(pool.map(self.stop, names))
 
     def export(self, report: Path) -> Path:
-        """Export a report to SQLite next to it; raises `CaptureError` with nsys's error."""
+        """Export a report to SQLite next to it; raises `CaptureError` with nsys's error.
+
+        With blobs, which have NCCL's communicators and sizes, if this nsys knows the option.
+        """
         sqlite = report.with_suffix(".sqlite")
-        arguments = ["export", "--type", "sqlite", "-o", str(sqlite), str(report)]
-        done = self.run(arguments, timeout_s=STOP_TIMEOUT_S)
+        arguments = ["export", "--type", "sqlite", "-o", str(sqlite)]
+        done = self.run([*arguments, "--include-blobs=true", str(report)], timeout_s=STOP_TIMEOUT_S)
+        if done.code or not sqlite.is_file():
+            sqlite.unlink(missing_ok=True)
+            done = self.run([*arguments, str(report)], timeout_s=STOP_TIMEOUT_S)
         if done.code or not sqlite.is_file():
             raise CaptureError(f"nsys export failed: {done.complaint}")
         return sqlite

@@ -89,6 +89,8 @@ class Collective:
     elements: int | None = None
     messages: tuple[Message, ...] = ()
     """Of a kernel that sends and receives."""
+    communicator: int | None = None
+    """NCCL's number of the group, the same on all its ranks, where that alone is recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,14 +75,21 @@ def exported(path: Path, nsys_program: str | None) -> Iterator[Path]:
         )
     with tempfile.TemporaryDirectory(prefix="perfd-") as folder:
         target = Path(folder) / "export.sqlite"
-        command = [nsys_program, "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
-        try:
-            done = subprocess.run(  # noqa: PLW1510 - The file counts, not nsys' exit code.
-                command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_S
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise TraceError(f"{path}: nsys could not export the report: {error}.") from error
-        if not target.is_file():
+        command = [nsys_program, "export", "--type", "sqlite", "--output", str(target)]
+        # Blobs have NCCL's communicators and sizes; older versions do not know the option.
+        for options in (["--include-blobs=true"], []):
+            try:
+                done = subprocess.run(  # noqa: PLW1510 - The file counts, not nsys' exit code.
+                    [*command, *options, str(path.resolve())],
+                    capture_output=True,
+                    text=True,
+                    timeout=EXPORT_TIMEOUT_S,
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise TraceError(f"{path}: nsys could not export the report: {error}.") from error
+            if target.is_file():
+                break
+        else:
             said = (done.stderr or done.stdout).strip().splitlines()
             raise TraceError(f"{path}: nsys did not export the report: {said[-1] if said else 'no reason'}.")
         yield target

@@ -10,6 +10,7 @@ from pathlib import Path
 from perfd.errors import TraceError
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.readers.nsys import nsys_reader
+from perfd.trace.readers.nsys.nccl_calls import with_groups
 
 _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
@@ -89,7 +90,7 @@ def read_traces(
     traces = [trace for path in paths for trace in _read(path, nsys_program, detailed)]
     if not traces:
         raise TraceError("There is no trace to read: name at least one file.")
-    return numbered(traces)
+    return with_groups(numbered(traces))
 
 
 def numbered(traces: Sequence[RankTrace]) -> list[RankTrace]:

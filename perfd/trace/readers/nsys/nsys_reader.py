@@ -15,8 +15,10 @@ import numpy as np
 from perfd.errors import TraceError
 from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.kernel_classes import kernel_class
+from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import HostCalls, RankTrace, calls_of, operations_of
 from perfd.trace.model.trace_steps import NAMED_STEP, steps_among
+from perfd.trace.readers.nsys.nccl_calls import collectives_of
 from perfd.trace.readers.nsys.nsys_detail import NsysDetail
 from perfd.trace.readers.nsys.nsys_tables import Activity, Tables
 
@@ -24,6 +26,10 @@ _OLDEST, _NEWEST = (3, 11), (3, 20)
 """The schemas that were read. With another first number, columns may mean something else."""
 _STRAY_RATIO = 0.05
 """A device with less than this share of a process' operations is not its device."""
+_NO_PAYLOADS = (
+    "The export has no communicators and sizes of NCCL's calls: export with"
+    " `nsys export --type sqlite --include-blobs=true`."
+)
 
 
 def read(path: Path, shown_as: str | None = None, *, detailed: bool = False) -> list[RankTrace]:
@@ -74,6 +80,9 @@ def _traces(name: str, tables: Tables, detailed: bool) -> list[RankTrace]:
     captured, epoch_ns, notes = tables.captured_ns(), tables.epoch_ns(), (*schema_notes, *tables.notes())
     if activity.invalid:
         notes = (*notes, f"{activity.invalid} GPU operations have no valid time, and are left out.")
+    nccl, described = tables.nccl_calls()
+    if nccl and not described and (activity.column("kind") == OperationKind.COMMUNICATION).any():
+        notes = (*notes, _NO_PAYLOADS)
     details = NsysDetail(tables, activity) if detailed else None
     traces = []
     for process, device, mine in _by_gpu(activity):
@@ -92,6 +101,9 @@ def _traces(name: str, tables: Tables, detailed: bool) -> list[RankTrace]:
                 calls=mine_calls,
                 call_names=tables.call_names,
                 steps=steps_among(named, NAMED_STEP),
+                collectives=collectives_of(operations, mine_calls, nccl.get(process, ()))
+                if described
+                else (),
                 phases=[phase for phase in named if not NAMED_STEP.fullmatch(phase.name)],
                 overhead=tables.overhead(process),
                 captured_ns=captured,

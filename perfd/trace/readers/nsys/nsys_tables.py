@@ -19,6 +19,8 @@ from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import Phase
+from perfd.trace.readers.nsys.nccl_calls import NcclCall, call_name
+from perfd.trace.readers.nsys.nccl_payloads import decoded, schema_fields
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -193,6 +195,40 @@ class Tables:
                     Phase(name=text, start_ns=int(start), end_ns=int(end), thread=int(thread))
                 )
         return phases
+
+    def nccl_calls(self) -> tuple[dict[int, list[NcclCall]], bool]:
+        """NCCL's ranges by process, in order of start; whether any has a payload."""
+        if "NVTX_EVENTS" not in self._tables:
+            return {}, False
+        payloads = self._has("NVTX_EVENTS", "binaryData") and "NVTX_PAYLOAD_SCHEMA_ENTRIES" in self._tables
+        fields = schema_fields(
+            self._connection.execute(
+                "SELECT domainId, schemaId, name, offset FROM NVTX_PAYLOAD_SCHEMA_ENTRIES"
+            )
+            if payloads
+            else ()
+        )
+        names = {key: name for key, text in self._strings.items() if (name := call_name(str(text)))}
+        ids = ", ".join(str(int(key)) for key in names) or "NULL"
+        columns = "domainId, binaryData" if payloads else "NULL, NULL"
+        found: dict[int, list[NcclCall]] = {}
+        for start, end, thread, key, text, domain, blob in self._connection.execute(
+            f"SELECT start, end, globalTid, textId, text, {columns} FROM NVTX_EVENTS "  # noqa: S608
+            f"WHERE eventType = {_PUSH_POP} AND end >= start AND (textId IN ({ids}) OR text LIKE '%nccl%') "
+            "ORDER BY start"
+        ):
+            name = names.get(key) or call_name(str(text))
+            if name and abs(start) < _MAX_TIME_NS and end < _MAX_TIME_NS:
+                found.setdefault(int(thread) >> _THREAD_BITS << _THREAD_BITS, []).append(
+                    NcclCall(
+                        name=name,
+                        start_ns=int(start),
+                        end_ns=int(end),
+                        thread=int(thread),
+                        payload=decoded(blob, domain, fields) if isinstance(domain, int) else None,
+                    )
+                )
+        return found, any(one.payload for calls in found.values() for one in calls)
 
     def overhead(self, process: int) -> tuple[Ns, Ns]:
         """When the profiler held a process up."""
