@@ -131,6 +131,8 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     hang_gpu_idle_ratio: float
     log_silent_alert_s: float
     log_silent_hang_s: float
+    restart_stepless_s: float
+    restart_stepless_ratio: float
     trace_lost_records_ratio: float
     trace_link_ratio: float
     trace_opaque_ratio: float

@@ -59,6 +59,10 @@ class LiveFacts:
     nodes: int
     ranks: int | None
     log_silent_s: float | None
+    stepless_s: float | None = None
+    """How long ago the job was started again without a step since."""
+    first_step_s: float | None = None
+    """How long its first step took from a start, the longest so far."""
     log_lines: int | None
     unrecognized_lines: int | None
     step_time_change: StepTimeChange | None
@@ -206,6 +210,8 @@ class JobSummaries:
                 nodes=len(state.nodes),
                 ranks=found.summary.parallel.world_size or state.ownership.world_size,
                 log_silent_s=state.log_silent_s(now_s),
+                stepless_s=state.stepless_s(now_s),
+                first_step_s=state.attempts.first_step_s,
                 log_lines=state.logs.lines,
                 unrecognized_lines=state.logs.unrecognized_lines,
                 step_time_change=change,

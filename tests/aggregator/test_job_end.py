@@ -158,6 +158,31 @@ def test_an_agent_that_vanished_is_down_and_its_silent_job_hangs(fleet):
     assert fleet.fired["PerfdAgentDown"] == fleet.fired["PerfdJobHangs"] == "firing"
 
 
+def test_a_restart_that_makes_no_step_is_an_alert_until_its_first_step(fleet):
+    with fleet.agent() as agent:
+        fleet.works(agent, range(1, 9))
+        started_unix_ns = fleet.clock.unix_ns()
+        agent.send(
+            RankPlacement(job="llm", rank=0, gpu=0, started_unix_ns=started_unix_ns - 3600 * 10**9),
+            sent_unix_ns=started_unix_ns,
+        )
+        fleet.clock.advance(1.0)
+
+        def loads():
+            again = RankPlacement(job="llm", rank=0, gpu=0, started_unix_ns=started_unix_ns + 10**9)
+            agent.send(again, fleet.log(), sent_unix_ns=fleet.clock.unix_ns())
+
+        fleet.minutes(1.75, loads)
+        assert fleet.fired == {}
+        fleet.minutes(1, loads)
+        assert fleet.fired == {"PerfdRestartWithoutStep": "firing"}
+        assert fleet.page()['perfd_first_step_seconds{perfd_job="llm"}'] <= ROUND_S
+        fleet.works(agent, range(9, 11))
+        assert fleet.fired == {"PerfdRestartWithoutStep": "resolved"}
+        assert not [name for name in fleet.of_job() if "stepless" in name]
+        assert fleet.page()['perfd_job_attempt{perfd_job="llm"}'] == 2
+
+
 def test_ranks_that_are_gone_for_a_minute_have_ended_and_raise_no_alert(fleet):
     with fleet.agent() as agent:
         fleet.works(agent, range(1, 9))

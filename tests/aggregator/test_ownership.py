@@ -292,6 +292,27 @@ def test_a_rank_whose_process_is_another_one_begins_an_attempt_at_its_first_step
     assert jobs.fleet.jobs["llm"].events[-1].values["lost_steps"] == 3.0
 
 
+def test_starts_that_fail_before_their_first_step_are_one_time_without_steps():
+    jobs = Jobs()
+    jobs.say("n0", JobOrigin(job="llm", launcher_restarts=0), held(0, started_unix_ns=round(START_S * 1e9)))
+    jobs.say("n0", step(1, time_s=START_S + 40.0), wait_s=40.0)
+    state = jobs.fleet.jobs["llm"].attempts
+    assert (state.first_step_s, state.stepless_s(jobs.now_s)) == (pytest.approx(40.0), None)
+    for count in (1, 2):
+        jobs.say("n0", JobOrigin(job="llm", launcher_restarts=count), wait_s=10.0)
+    # A line of before, which is read late, is no step of the new start.
+    jobs.say("n0", step(2, time_s=START_S + 41.0))
+    assert state.stepless_s(jobs.now_s) == pytest.approx(10.0)
+    jobs.say("n0", step(2, time_s=START_S + 150.0, loss=1.5), wait_s=90.0)
+    assert state.stepless_s(jobs.now_s) is None
+    # The longest start, from the first of those that failed.
+    assert state.first_step_s == pytest.approx(100.0)
+    # A start that takes less does not change it.
+    jobs.say("n0", JobOrigin(job="llm", launcher_restarts=3), wait_s=10.0)
+    jobs.say("n0", step(3, time_s=START_S + 175.0), wait_s=15.0)
+    assert state.first_step_s == pytest.approx(100.0)
+
+
 def test_made_up_jobs_of_a_few_nodes_leave_room_for_an_honest_one():
     jobs = Jobs(jobs=8, jobs_per_node=4)
     for node in ("a", "b"):

@@ -281,6 +281,17 @@ def test_the_power_cap_at_full_load_is_no_fault():
     assert summary.bottleneck.kind is not Kind.THROTTLING
 
 
+@pytest.mark.parametrize(("samples", "held"), [(4, False), (5, True)])
+def test_a_power_cap_shows_in_five_samples_not_in_the_first_ones_of_a_load(samples, held):
+    # The first step is not steady.
+    steps = step_table([1.0] * (1 + samples))
+    gpu = gpu_table(steps, {"clocks_event_reasons_bits": [4.0, 4.0], "sm_clock_hz": [1.2e9, 1.2e9]})
+    found = summarise(
+        job_data(steps, gpu=gpu, gpu_infos=infos(H100, 2)), AnalysisSettings(peaks=load_peaks())
+    )
+    assert (Kind.THROTTLING in {one.kind for one in found.findings}) is held
+
+
 def test_counters_of_held_clocks_win_over_samples_of_the_mask():
     steps = step_table([1.0] * 20)
     gpu = gpu_table(

@@ -73,7 +73,7 @@ EDGES = [
     (Kind.COMPUTE_BOUND, lambda mfu: judge(TIMED, flops=mfu * PEAK_FLOPS_PER_S), 0.399, 0.401),
     (Kind.STRAGGLER, waited_for, 0.051, 0.049),
     (Kind.THROTTLING, held, 0.949, 0.951),
-    (Kind.THROTTLING, lambda clock: held(clock, reason=0x4), 0.699, 0.701),
+    (Kind.THROTTLING, lambda clock: held(clock, reason=0x4), 0.649, 0.651),
     (Kind.THROTTLING, lambda share: held(0.5, time_ratio=share), 0.20, 0.19),
     (Kind.HOST_TRANSFER, copying, 8.01e9, 7.99e9),
     # 7 of 35, and 7 of 36.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from perfd.aggregator.jobs.record_source import RecordSource
 from perfd.aggregator.jobs.step_tables import StepRows
@@ -14,6 +15,16 @@ _SAME_STEP_S = 120.0
 """Logs of two ranks have the same step at times that differ by less, however far their clocks are off."""
 _SAME_PROCESS_S = 2.0
 """A process's start is known to a second: the node's boot time is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Start:
+    """A start of the job."""
+
+    unix_s: float
+    """By the agents' clock."""
+    seen_s: float
+    """When the aggregator learned of it, by its own monotonic clock."""
 
 
 class JobAttempts:
@@ -31,6 +42,9 @@ class JobAttempts:
         self._stepped_s = -math.inf
         self._ranks = ranks
         self._rank_started: dict[int, float] = {}
+        self._stepless: _Start | None = None
+        self.first_step_s: float | None = None
+        """How long the first step of an attempt took from its start, the longest so far."""
 
     @property
     def began_unix_s(self) -> float | None:
@@ -45,11 +59,30 @@ class JobAttempts:
         elif event.kind is EventKind.JOB_STARTED:
             self.started_unix_s = event.time_unix_ns / 1e9
 
-    def begins_anew(self, since_unix_s: float) -> None:
+    def begins_anew(self, since_unix_s: float, now_s: float) -> None:
         """Note that scheduler or launcher started the job again; its first step then begins an attempt."""
         self._begins_unix_s = since_unix_s
+        # Starts that fail before their first step are one time without steps.
+        self._stepless = self._stepless or _Start(unix_s=since_unix_s, seen_s=now_s)
 
-    def rank_started(self, rank: int, started_unix_s: float, newest_step_unix_s: float | None) -> None:
+    def stepped(self, step_unix_s: float) -> None:
+        """Note the time of a step: the first one after a start shows how long that took."""
+        if self._stepless is not None and step_unix_s < self._stepless.unix_s:
+            return
+        if self._stepless is not None or self.first_step_s is None:
+            shown = (self.started_unix_s, *self._rank_started.values())
+            first = min((one for one in shown if one is not None), default=step_unix_s)
+            began_unix_s = self._stepless.unix_s if self._stepless else first
+            self.first_step_s = max(self.first_step_s or 0.0, step_unix_s - began_unix_s)
+        self._stepless = None
+
+    def stepless_s(self, now_s: float) -> float | None:
+        """How long ago the job was started again, if it has made no step since; else None."""
+        return None if self._stepless is None else max(0.0, now_s - self._stepless.seen_s)
+
+    def rank_started(
+        self, rank: int, started_unix_s: float, newest_step_unix_s: float | None, now_s: float
+    ) -> None:
         """Note when a rank's process started; another process after the newest step is another start."""
         before_unix_s = self._rank_started.get(rank)
         if before_unix_s is not None and started_unix_s <= before_unix_s + _SAME_PROCESS_S:
@@ -61,7 +94,7 @@ class JobAttempts:
             and newest_step_unix_s is not None
             and started_unix_s > newest_step_unix_s
         ):
-            self.begins_anew(started_unix_s)
+            self.begins_anew(started_unix_s, now_s)
 
     def start_shown_by(
         self,

@@ -201,8 +201,13 @@ class JobState:
                 event = self._new_line(line, source)
             self.attempts.line(line.step, source)
             self.ownership.reports(source.node)
-        self.steps.put(line, source.sent_unix_s)
+        self._put(line, source)
         return event
+
+    def _put(self, line: TrainingStep, source: RecordSource) -> None:
+        self.steps.put(line, source.sent_unix_s)
+        if not source.late and self.steps.last_unix_s is not None:
+            self.attempts.stepped(self.steps.last_unix_s)
 
     def step_phases(self, block: StepPhases, _source: RecordSource) -> None:
         """Add a block of phase timers."""
@@ -225,7 +230,7 @@ class JobState:
             self.steps = StepRows(self._limits.steps_per_job)
         self._sources.by_operations = self._sources.by_operations or bool(found.rows)
         for row in found.rows:
-            self.steps.put(row, source.sent_unix_s)
+            self._put(row, source)
 
     def collective_progress(self, progress: CollectiveProgress, _source: RecordSource) -> None:
         """Add how far one rank is on one communicator."""
@@ -279,14 +284,18 @@ class JobState:
         self.events.append(event)
         return event
 
-    def begins_anew(self, since_unix_s: float) -> None:
+    def begins_anew(self, since_unix_s: float, now_s: float) -> None:
         """Take in that scheduler or launcher started the job again; its first step then begins an attempt."""
         if self.steps.last_step is not None:
-            self.attempts.begins_anew(since_unix_s)
+            self.attempts.begins_anew(since_unix_s, now_s)
 
-    def rank_started(self, rank: int, started_unix_s: float) -> None:
+    def rank_started(self, rank: int, started_unix_s: float, now_s: float) -> None:
         """Note when a rank's process started; another process after the newest step is another start."""
-        self.attempts.rank_started(rank, started_unix_s, self.steps.last_unix_s)
+        self.attempts.rank_started(rank, started_unix_s, self.steps.last_unix_s, now_s)
+
+    def stepless_s(self, now_s: float) -> float | None:
+        """How long ago the job was started again without a step since; None if it has one, or ended."""
+        return None if self.ended else self.attempts.stepless_s(now_s)
 
     def take_captured(self, captured: Captured | None) -> None:
         """Note the evidence of the newest capture."""

@@ -48,7 +48,7 @@ class JobMembers:
             return []
         before, labels = (job.ownership.origin, dict(job.ownership.het_groups)), job.labels
         if job.ownership.begins_anew(origin) and not source.late:
-            job.begins_anew(source.sent_unix_s)
+            job.begins_anew(source.sent_unix_s, source.now_s)
         job.ownership.claims(origin, source.node)
         if job.labels != labels:
             for node in job.nodes:
@@ -78,7 +78,7 @@ class JobMembers:
             started_ns = placement.started_unix_ns
             job.lifetime.ranks_seen(source.agent_id, None if started_ns is None else started_ns / 1e9)
             if started_ns is not None:
-                job.rank_started(placement.rank, started_ns / 1e9)
+                job.rank_started(placement.rank, started_ns / 1e9, source.now_s)
         if not node.place(placement):
             return []
         job.version += 1

@@ -47,8 +47,10 @@ def held_clocks(job: JobData, activity: GpuActivity) -> tuple[HeldClock, ...]:
     ):
         for reason, (bit, counter) in limits.items():
             time_ratios = _time_ratios(job, activity, bit, counter)
-            # An unknown clock does not rule out a hard limit, but shows nothing of a power cap.
-            slow = clock_ratios <= most if limits is _POWER_CAP else ~(clock_ratios > most)
+            # An unknown clock does not rule out a hard limit, but shows nothing of a power cap. Nor do a few
+            # samples: a cap first takes more of the clock than it needs to.
+            usual = activity.usual(activity.metrics.get(GpuColumn.SM_CLOCK))
+            slow = usual & (clock_ratios <= most) if limits is _POWER_CAP else ~(clock_ratios > most)
             found = np.flatnonzero((time_ratios >= THRESHOLDS.throttling_time_ratio) & slow)
             held += [_held(job, index, reason, time_ratios, clock_ratios) for index in found.tolist()]
     return tuple(sorted(held, key=lambda one: 1.0 if one.clock_ratio is None else one.clock_ratio))

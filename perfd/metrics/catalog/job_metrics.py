@@ -325,6 +325,20 @@ JOB_METRICS: Sequence[MetricInfo] = (
         absent="When no log is read, or the job has ended.",
     ),
     metric(
+        "perfd_restart_stepless_seconds",
+        "Time since the job was started again, of several starts without a step since the first of them.",
+        labels=JOB,
+        source="processes of ranks, launcher or scheduler",
+        absent="When it has made a step since, or has ended.",
+    ),
+    metric(
+        "perfd_first_step_seconds",
+        "Time from a start of the job to its first step, the longest of all starts.",
+        labels=JOB,
+        source="processes of ranks, launcher or scheduler, and steps",
+        absent="Before its first step.",
+    ),
+    metric(
         "perfd_log_lines_total",
         "Lines read from all logs of the job.",
         labels=JOB,
