@@ -1,4 +1,4 @@
-"""Ranks of processes whose environment names none: by parents, GPUs and communicators."""
+"""Ranks of processes whose environment names none: by parents, GPUs, communicators and threads."""
 
 from __future__ import annotations
 
@@ -136,6 +136,79 @@ def test_a_process_that_communicates_is_found_where_nvml_lists_others_only(tmp_p
     records = job.collect()
     assert placed(records) == {3: 2}
     assert pids(records) == {3: 11}
+
+
+SPAWN = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=4, pipe_handle=6)"
+"""As seen under Python 3.11."""
+
+
+def spawned(
+    job: Job, pid: int, *threads: str, ticks: int = 1000, parent: int = 10, command: str = SPAWN
+) -> None:
+    job.start(pid, {}, parent=parent, start_ticks=ticks)
+    job.node.write_proc(f"{pid}/cmdline", f"python\0-c\0{command}\0")
+    for at, name in enumerate(("python", *threads)):
+        job.node.write_proc(f"{pid}/task/{pid + 1000 * at}/comm", f"{name}\n")
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Job:
+    """Two ranks as `torch.multiprocessing.spawn` starts them, with PIDs that began anew between them."""
+    job = run(tmp_path, FakeNvml(init_code=NO_NVML))
+    job.start(10, {})
+    spawned(job, 90, "pt_tcpstore_uv", "pt_gloo_runloop", ticks=1000)
+    spawned(job, 20, "pt_gloo_runloop", ticks=1001)
+    return job
+
+
+def test_processes_of_a_group_are_numbered_in_the_order_in_which_they_were_spawned(spawn: Job) -> None:
+    spawned(spawn, 200, parent=20)  # It loads data.
+    assert pids(spawn.collect()) == {}
+    records = spawn.collect()
+    assert pids(records) == {0: 90, 1: 20}
+    assert {(one.rank, one.local_rank) for one in records if isinstance(one, RankPlacement)} == {
+        (0, 0),
+        (1, 1),
+    }
+
+
+def test_processes_that_fork_started_are_numbered_too(spawn: Job) -> None:
+    for pid in (10, 20, 90):
+        spawn.node.write_proc(f"{pid}/cmdline", "python\0train.py\0")
+    spawn.collect()
+    assert pids(spawn.collect()) == {0: 90, 1: 20}
+
+
+def test_a_process_that_joins_a_group_later_is_waited_for(spawn: Job) -> None:
+    spawn.collect()
+    spawned(spawn, 21, "pt_gloo_runloop", ticks=1002)
+    assert pids(spawn.collect()) == {}
+    assert pids(spawn.collect()) == {0: 90, 1: 20, 2: 21}
+    # Once numbered they stay so.
+    spawn.end(20)
+    repeated = [pids(spawn.collect()) for _ in range(10)]
+    assert {0: 90, 2: 21} in repeated
+    assert {rank for said in repeated for rank in said} == {0, 2}
+
+
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        pytest.param({"pid": 20, "command": "import train"}, id="started by hand"),
+        pytest.param({"pid": 90, "ticks": 1002}, id="the second one serves the store"),
+        pytest.param({"pid": 20, "threads": ("pt_gloo_runloop", "pt_tcpstore")}, id="both serve a store"),
+        pytest.param({"pid": 20, "parent": 90}, id="one started the other"),
+        pytest.param({"pid": 90, "threads": ("pt_gloo_runloop",)}, id="a later node"),
+    ],
+)
+def test_processes_whose_order_is_not_certain_are_not_numbered(spawn: Job, unlike: dict) -> None:
+    threads = {90: ("pt_tcpstore_uv", "pt_gloo_runloop"), 20: ("pt_gloo_runloop",)}[unlike["pid"]]
+    changed = {"ticks": 1000 if unlike["pid"] == 90 else 1001} | unlike
+    pid, threads = changed.pop("pid"), changed.pop("threads", threads)
+    spawn.end(pid)
+    spawned(spawn, pid, *threads, **changed)
+    spawn.collect()
+    assert pids(spawn.collect()) == {}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,13 @@ from perfd_collectors.ranks.placement import (
     placements,
 )
 from perfd_collectors.ranks.processes import Process, ProcessTable
-from perfd_collectors.ranks.unnamed_ranks import by_gpu, launching_rank, parse_pci_address
+from perfd_collectors.ranks.unnamed_ranks import (
+    StartedProcess,
+    by_gpu,
+    by_order,
+    launching_rank,
+    parse_pci_address,
+)
 
 REPEAT_EVERY_S = 30.0
 """How often placements are repeated, for aggregators that start after the agent. Chosen, not measured."""
@@ -65,6 +71,10 @@ class RanksCollector:
         self._gpus: list[Gpu] = []
         self._gpu_ranks: Mapping[int, Mapping[int, int | None]] = {}
         """By process, the GPU of each rank that only NVML named at the last look."""
+        self._ordered: list[int] = []
+        """The processes that only the order of their start numbers, at the last look."""
+        self._numbered: Mapping[int, int] = {}
+        """By rank, once two looks agreed."""
         self._pci_addresses: Mapping[PciAddress, int] = {}
         """The index of each GPU."""
         self._local_cpus: Mapping[int, frozenset[int]] = {}
@@ -91,7 +101,9 @@ class RanksCollector:
         ranks, self._users = of_one_user(
             claimed, self._job_of, self._users, self._settings.local_jobs.scheduled
         )
-        found = placements(ranks, self._job_of) or placements(self._by_gpu(processes, held), self._job_of)
+        found = placements(ranks, self._job_of)
+        found = found or placements(self._by_gpu(processes, held), self._job_of)
+        found = found or placements(self._by_order(processes), self._job_of)
         lowest_last = sorted(found, key=lambda placement: placement.rank, reverse=True)
         pids = {placement.job: placement.pid for placement in lowest_last if placement.pid is not None}
         self._settings.local_jobs.replace(self._users, pids)
@@ -297,6 +309,36 @@ class RanksCollector:
             )
             for pid, ranks in self._gpu_ranks.items()
         ]
+
+    def _by_order(self, processes: Mapping[int, Process]) -> list[RankProcess]:
+        """Below `root_pid`, what `torch.multiprocessing.spawn` started; only if two looks agree.
+
+        Once numbered they stay so, whichever of them end.
+        """
+        if self._root_pid is None:
+            return []
+        before, self._ordered = self._ordered, by_order(self._started_by_multiprocessing(processes))
+        if before == self._ordered and not {*before} <= {*self._numbered.values()}:
+            self._numbered = dict(enumerate(before))
+        size = len(self._numbered)
+        return [
+            self._rank_process(
+                pid,
+                processes[pid],
+                replace(self._identity(processes[pid], rank=rank, world_size=size), local_rank=rank),
+                None,
+                holds_gpu=False,
+            )
+            for rank, pid in self._numbered.items()
+            if pid in processes
+        ]
+
+    def _started_by_multiprocessing(self, processes: Mapping[int, Process]) -> Iterator[StartedProcess]:
+        for pid, process in processes.items():
+            parent = next(iter(self._processes.ancestors(pid)), 0)
+            if parent in processes and self._processes.started_by_multiprocessing(pid, parent):
+                names = self._processes.thread_names(pid)
+                yield StartedProcess(pid=pid, parent=parent, start_ticks=process.start_ticks, threads=names)
 
     def _job_of(self, identity: RankIdentity) -> str:
         # A name set by an operator or `perfd run` is also that of the log's steps.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ _MAX_DEPTH = 64
 _MAX_SCANNED_THREADS = 32
 """Threads whose children are read: launchers start processes from few threads, and a rank with hundreds of
 threads starts none that matter. Chosen, not measured."""
+_MULTIPROCESSING = re.compile(rb"from multiprocessing\.(spawn|forkserver) import ")
+"""In the command that Python's multiprocessing gives to an interpreter."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -96,6 +99,18 @@ class ProcessTable:
                 children = by_parent.get(pid, [])
             queue += [child for child in children if child not in found]
         return found
+
+    def started_by_multiprocessing(self, pid: int, parent: int) -> bool:
+        """Whether Python's multiprocessing started a process: by spawn, by its fork server, or by fork."""
+        command = _read(self._proc / str(pid) / "cmdline") or b""
+        forked = command == (_read(self._proc / str(parent) / "cmdline") or b"")
+        return bool(command) and (forked or _MULTIPROCESSING.search(command) is not None)
+
+    def thread_names(self, pid: int) -> frozenset[str]:
+        """The names of a process's threads, cut to 15 characters by the kernel."""
+        tasks = self._proc / str(pid) / "task"
+        names = (_read(tasks / thread / "comm") or b"" for thread in _names(tasks))
+        return frozenset(name.decode("utf-8", "replace").strip() for name in names)
 
     def pids(self) -> list[int]:
         """All PIDs."""

@@ -1,8 +1,9 @@
-"""Ranks of processes whose environment names none: decisions by relatives, GPUs and communicators."""
+"""Ranks of processes whose environment names none: by relatives, GPUs, communicators and threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from perfd.collector import PciAddress
 from perfd_collectors.ranks.environment import Launcher
@@ -12,6 +13,38 @@ from perfd_collectors.ranks.placement import RankProcess, rank_processes
 _OWN_MEMORY_RATIO = 0.25
 """Of what a process holds on its fullest GPU: on one where it holds less it only has a context, for peer
 access or by mistake. Chosen, not measured."""
+
+_STORE_THREADS = ("pt_tcpstore", "pt_tcpstore_uv")
+"""In rank 0, which serves the store of torch.distributed, since PyTorch 2.5 (TCPStoreBackend.cpp)."""
+_GROUP_THREADS = ("pt_gloo_runloop", "pt_nccl_watchdg")
+"""In each rank of a process group of gloo or NCCL (ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedProcess:
+    """A process that Python's multiprocessing started."""
+
+    pid: int
+    parent: int | None
+    start_ticks: int
+    threads: Collection[str] = ()
+    """Their names."""
+
+
+def by_order(processes: Iterable[StartedProcess]) -> list[int]:
+    """The PIDs of ranks 0, 1, ... that `torch.multiprocessing.spawn` started; empty if that is not certain.
+
+    It numbers processes in the order in which it starts them, and rank 0 serves the store: so it must be the
+    first one that does. On nodes other than the first none does.
+    """
+    started = sorted(
+        (one for one in processes if not {*_GROUP_THREADS}.isdisjoint(one.threads)),
+        key=lambda one: (one.start_ticks, one.pid),
+    )
+    serve = [not {*_STORE_THREADS}.isdisjoint(one.threads) for one in started]
+    siblings = len(started) > 1 and len({one.parent for one in started}) == 1
+    first_serves = serve == [True] + [False] * (len(started) - 1)
+    return [one.pid for one in started] if siblings and first_serves else []
 
 
 def launching_rank(processes: Iterable[RankProcess]) -> int | None:
