@@ -21,7 +21,7 @@ _STEADY_S = 10.0
 """The same after the first headline of a job that prints no steps."""
 _BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG})
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENTION})
-"""What a headline may be while the loaders of all ranks are slow."""
+"""What a headline may be while the loaders or hosts of all ranks are slow."""
 _SLOW_DATA = frozenset({"loader", "storage", "decoding"})
 _SLOW_HOSTS = frozenset({"host", "stall"})
 LIVE_TICK_S = 1.0
@@ -252,7 +252,7 @@ def _names(look: Look, phase: Phase) -> bool:
         return look.roles == phase.ranks
     if phase.ranks:
         return look.blamed == phase.ranks
-    return phase.fault in _SLOW_DATA and look.kind in _OF_ALL_HOSTS and not look.blamed
+    return phase.fault in _SLOW_DATA | _SLOW_HOSTS and look.kind in _OF_ALL_HOSTS and not look.blamed
 
 
 def _run(looks: Sequence[Look]) -> Run:

@@ -14,6 +14,8 @@ from analysis.test_lateness import STEP_S, gradients, lags
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import LaunchReadings
 from perfd.analysis.data.job_data import (
+    GpuKey,
+    GpuTable,
     JobData,
     LaunchTable,
     NcclTime,
@@ -23,7 +25,7 @@ from perfd.analysis.data.job_data import (
 )
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Finding, Kind
-from perfd.model import RankColumn
+from perfd.model import GpuColumn, RankColumn
 from perfd.thresholds import THRESHOLDS
 
 RANKS = 4
@@ -94,7 +96,9 @@ def test_hosts_that_began_to_sleep_when_steps_became_longer_wait_for_data_and_no
 def test_a_log_with_a_line_every_five_steps_is_no_obstacle_where_operations_show_each() -> None:
     lines = step_table([0.4, 0.4, 0.44, 0.6], steps_covered=[5] * 4)
     data = replace(job(), steps=replace(lines, step=np.array([5, 10, 15, 20])))
-    assert loading(data) is None
+    by_gpus = loading(data)
+    assert by_gpus is not None
+    assert by_gpus.since_step is None
 
     pace = OperationPace(
         communicator="ab", operation="AllReduce", per_step=5, row_end_sequence=100, certain=True, exact=True
@@ -103,6 +107,58 @@ def test_a_log_with_a_line_every_five_steps_is_no_obstacle_where_operations_show
     assert found is not None
     assert found.gain_ratio == pytest.approx(GAIN)
     assert "since step 13" in found.evidence[1]
+
+
+def on_one_gpu(active: Sequence[float], table: LaunchTable) -> JobData:
+    """A job with one GPU, read once a second, whose log shows no times."""
+    steps = step_table([float("nan")] * 4)
+    seen = GpuTable(
+        time_unix_s=1000.0 + np.arange(len(active)),
+        gpus=[GpuKey(node="node0", gpu="0", rank=0)],
+        metrics={GpuColumn.SM_ACTIVE: np.array(active, dtype=np.float32)[:, None]},
+    )
+    return job_data(
+        steps,
+        description=description(world_size=1),
+        gpu=seen,
+        launches=table,
+        now_unix_s=1000.0 + len(active) - 1,
+    )
+
+
+ASLEEP_NOW = launches([[0.4], [0.4], [0.2], [0.03]], ranks=1)
+
+
+def test_a_gpu_that_becomes_less_active_while_its_host_sleeps_shows_slow_input_without_steps() -> None:
+    found = loading(on_one_gpu([0.9] * 20 + [0.6, 0.59, 0.61, 0.6], ASLEEP_NOW))
+    assert found is not None
+    assert found.gain_ratio == pytest.approx(1 / 3, rel=0.01)
+    assert found.longer_for_s == 4.0
+    assert found.culprits == ()
+    assert "SMs have been active 60.0% of the time for 4000.0 ms, and 90.0% before (GPM)." in found.evidence
+
+
+@pytest.mark.parametrize(
+    "active",
+    [
+        pytest.param([0.9] * 20 + [0.6] * 3, id="for three seconds"),
+        pytest.param([0.9] * 7 + [0.6] * 4, id="after seven seconds"),
+        pytest.param([0.9] * 20 + [0.84] * 4, id="by little"),
+        pytest.param([0.9, 0.5, 0.7] * 7 + [0.5] * 4, id="as often"),
+        pytest.param([0.9] * 20 + [0.02] * 4, id="pause"),
+        pytest.param([0.9] * 20 + [0.02] * 4 + [0.6] * 4, id="after a pause"),
+        pytest.param([0.9] * 20 + [0.6] * 4 + [0.9] * 2, id="over"),
+        pytest.param([0.6] * 20 + [0.9] * 4, id="more active"),
+    ],
+)
+def test_other_changes_of_a_gpu_s_activity_show_no_slow_input(active: Sequence[float]) -> None:
+    assert loading(on_one_gpu(active, ASLEEP_NOW)) is None
+
+
+def test_a_host_that_launches_meanwhile_or_slept_as_much_before_has_no_slow_input() -> None:
+    active = [0.9] * 20 + [0.6] * 4
+    assert loading(on_one_gpu(active, launches([[0.2], [0.2], [0.1], [0.0]], ranks=1))) is None
+    assert loading(on_one_gpu(active, launches([[0.4], [0.4], [0.4], [0.4]], ranks=1))) is None
 
 
 @pytest.mark.parametrize(
@@ -202,6 +258,22 @@ def test_slow_from_the_first_step_they_sleep_for_as_long_as_gpus_idle() -> None:
     assert found.gain_ratio == pytest.approx(1 - 0.38 / 0.6, abs=0.01)
     assert loading(job(launches([[0.5, 0.5, 0.5, 0.05]] * 4), [0.6] * 20)) is None
     assert loading(job(launches([[0.5]] * 4), [0.4] * 20)) is None
+
+
+def test_without_steps_the_time_in_which_the_job_trains_shows_it() -> None:
+    always = on_one_gpu([0.5] * 20, launches([[0.5]] * 4, ranks=1))
+    running = {**always.gpu.metrics, GpuColumn.BUSY: np.full((20, 1), 0.6, dtype=np.float32)}
+    idling = replace(always, gpu=replace(always.gpu, metrics=running))
+
+    found = loading(idling)
+    assert found is not None
+    assert found.gain_ratio == pytest.approx(0.4)
+    for window, ratio in ((2, 0.05), (3, 0.5)):
+        asleep = [[0.5] if at != window else [ratio] for at in range(4)]
+        named = loading(replace(idling, launches=launches(asleep, ranks=1))) is not None
+        assert named is (window == 3)
+    young = replace(launches([[0.5]] * 4, ranks=1), span_s=np.full((4, 1), 4.0))
+    assert loading(replace(idling, launches=young)) is None
 
 
 def test_while_workers_of_all_ranks_are_busy_the_gpu_that_idles_most_counts_for_all() -> None:

@@ -63,6 +63,12 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
             f"Steps take {duration(hosts.since_s)} since step {hosts.since_step} and took"
             f" {duration(hosts.before_s)} before."
         )
+    if hosts.active_ratios is not None:
+        before, now = map(percent, hosts.active_ratios)
+        evidence.append(
+            f"SMs have been active {now} of the time for {duration(hosts.longer_for_s)}, and {before} before"
+            " (GPM)."
+        )
     if hosts.idle_ratio is not None and hosts.idle_ratio >= THRESHOLDS.idle_ratio:
         evidence.append(f"GPUs of all ranks run no kernel in {percent(hosts.idle_ratio)} and more (NVML).")
     elif hosts.idlest_ratio is not None:

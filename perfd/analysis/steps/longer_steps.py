@@ -96,12 +96,12 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
     )
 
 
-def lines_since(times: Floats) -> int | None:
+def lines_since(times: Floats, *, fewest_since: int = _FEWEST_SINCE) -> int | None:
     """How many of the newest lines are longer than those before; None where they are not, or not all."""
-    if len(times) < _FEWEST_SINCE + _BEFORE:
+    if len(times) < fewest_since + _BEFORE:
         return None
     newest = times[-(_MOST_SINCE + _BEFORE) :]
-    before = sliding_window_view(newest, _BEFORE)[: 1 - _FEWEST_SINCE]
+    before = sliding_window_view(newest, _BEFORE)[: 1 - fewest_since]
     usual_s = median(before)
     scatter_s = MAD_TO_SIGMA * median(np.abs(before - usual_s[:, None]))
     # One row for each moment at which it may have begun: the lines from then on.

@@ -7,14 +7,25 @@ of a training loop that is the next batch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats, Ints, JobData, LaunchTable, OperationPace, StepTable
+from perfd.analysis.data.job_data import (
+    Floats,
+    GpuTable,
+    Ints,
+    JobData,
+    LaunchTable,
+    OperationPace,
+    StepTable,
+)
 from perfd.analysis.data.robust_stats import known, median
-from perfd.analysis.steps.activity_by_gpu import GpuActivity
+from perfd.analysis.steps.activity_by_gpu import TRAINING_TIME, GpuActivity
 from perfd.analysis.steps.longer_steps import LongerSteps, lines_since
+from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
 _LATEST_S = 0.5
@@ -23,9 +34,14 @@ _STEPS = 3
 """A window covers so many at least."""
 _SETTLED, _USUAL = 1, 2
 """Windows that are longer than a moment, and long enough to be what is usual."""
+_USUAL_S = 8.0
 _BEFORE = 8
 _LEAST_BEFORE_S = 1.0
 """How much of a window must be before a change to show how long hosts slept then."""
+_FEWEST_SAMPLES = 4
+"""Of GPUs since a change: one a second, each a mean over that second. A line of a log may be one step."""
+_TRAINING_RATIO = 0.25
+"""Of the most active samples: below, the job does not train."""
 _CLOCKS_S = 0.25
 """Most by which clocks of steps and readings differ: with a later change, hosts slept more before it."""
 
@@ -39,11 +55,13 @@ class SleepingHosts:
     gain_ratio: float
     """The share of a step that the job would gain without."""
     since_step: int | None = None
-    """None where it is not known to have been otherwise."""
+    """None where it is not known to have been otherwise, or at which step it changed."""
     before_s: float | None = None
     since_s: float | None = None
+    active_ratios: tuple[float, float] | None = None
+    """Where only GPUs show a change: how active multiprocessors were before it, and since."""
     longer_for_s: float | None = None
-    """The total time of the steps since then."""
+    """The time since then, for steps their total."""
     at_begin: bool | None = None
     """Whether the time lies between a step's last reduction and the next one's first; None if unknown."""
     lead_lost: bool = False
@@ -77,7 +95,9 @@ def sleeping_hosts(
     table = job.launches
     if table is None or not world or len(table.rank) != world:
         return None
-    return _since_change(table, each, longer, job.now_unix_s) or _all_along(table, each, activity)
+    change = _longer(each, longer) or _less_active(job.gpu, each)
+    since = None if change is None else _asleep_since(table, change, job.now_unix_s)
+    return since or _all_along(table, each, activity)
 
 
 def asleep_for_workers(table: LaunchTable | None, activity: GpuActivity, world: int | None) -> float | None:
@@ -93,9 +113,20 @@ def asleep_for_workers(table: LaunchTable | None, activity: GpuActivity, world: 
     return known(float(np.min(table.asleep_ratio[_SETTLED])))
 
 
-def _since_change(
-    table: LaunchTable, each: EachStep, longer: LongerSteps | None, now_unix_s: float
-) -> SleepingHosts | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """Less work per second than before."""
+
+    began_unix_s: float
+    lasts_s: float
+    gain_ratio: float
+    lead_lost: bool = False
+    shown: Mapping[str, Any]
+    """Fields of `SleepingHosts` that say what changed."""
+
+
+def _longer(each: EachStep, longer: LongerSteps | None) -> _Change | None:
+    """Steps that became longer."""
     steps, rows = each.steps, each.unmarked
     times = steps.step_time_s[rows]
     since = lines_since(times)
@@ -106,39 +137,72 @@ def _since_change(
     before_s = float(np.median(times[len(times) - since - _BEFORE : len(times) - since]))
     newest = rows[len(rows) - since :]
     since_s = float(np.median(steps.step_time_s[newest]))
-    elapsed_s = float((steps.step_time_s[newest] * steps.steps_covered[newest]).sum())
-    gain = 1 - before_s / since_s
+    since_step = int(steps.step[newest[0]])
+    at_begin, lead_lost = _pauses(each.pace, since_step, since_s - before_s)
+    first_s = steps.step_time_s[newest[0]] * steps.steps_covered[newest[0]]
+    return _Change(
+        began_unix_s=float(steps.time_unix_s[newest[0]] - first_s),
+        lasts_s=float((steps.step_time_s[newest] * steps.steps_covered[newest]).sum()),
+        gain_ratio=1 - before_s / since_s,
+        lead_lost=lead_lost,
+        shown={"since_step": since_step, "before_s": before_s, "since_s": since_s, "at_begin": at_begin},
+    )
+
+
+def _less_active(gpu: GpuTable, each: EachStep) -> _Change | None:
+    """GPUs that became less active, where nothing shows single steps, such as on one GPU.
+
+    The work of a step keeps multiprocessors active for as long as before, so that the inverse of their
+    activity is proportional to the time of a step. Of several GPUs the most active one counts.
+    """
+    active = gpu.metrics.get(GpuColumn.SM_ACTIVE)
+    if each.pace is not None or active is None or not active.shape[1]:
+        return None
+    level = active.max(axis=1).astype(np.float64)
+    seen = np.flatnonzero(np.isfinite(level))
+    training = level[seen] >= _TRAINING_RATIO * (level[seen].max() if len(seen) else np.nan)
+    # Training pauses for a checkpoint, for example; what came before that does not compare.
+    pauses = np.flatnonzero(~training)
+    rows = seen[pauses[-1] + 1 :] if len(pauses) else seen
+    since = lines_since(1 / level[rows], fewest_since=_FEWEST_SAMPLES)
+    if since is None or since >= len(rows):
+        return None
+    change = len(rows) - since
+    before, now = (float(np.median(part)) for part in (level[rows[:change][-_BEFORE:]], level[rows[change:]]))
+    began_unix_s = float(gpu.time_unix_s[rows[change - 1]])
+    return _Change(
+        began_unix_s=began_unix_s,
+        lasts_s=float(gpu.time_unix_s[rows[-1]]) - began_unix_s,
+        gain_ratio=1 - now / before,
+        shown={"active_ratios": (before, now)},
+    )
+
+
+def _asleep_since(table: LaunchTable, change: _Change, now_unix_s: float) -> SleepingHosts | None:
+    gain = change.gain_ratio
     spans = median(table.span_s, axis=1)
-    within = np.flatnonzero(spans <= elapsed_s + _LATEST_S)
+    within = np.flatnonzero(spans <= change.lasts_s + _LATEST_S)
     if not len(within):
         return None
     window = int(within[-1])
     asleep = table.asleep_ratio[window]
     if not bool((asleep >= THRESHOLDS.sleeping_hosts_asleep_ratio * gain).all()):
         return None
-    since_step = int(steps.step[newest[0]])
-    at_begin, lead_lost = _pauses(each.pace, since_step, since_s - before_s)
-    began_unix_s = (
-        steps.time_unix_s[newest[0]] - steps.step_time_s[newest[0]] * steps.steps_covered[newest[0]]
-    )
-    slept_before = _before(table, window, now_unix_s - began_unix_s - table.age_s)
+    slept_before = _before(table, window, now_unix_s - change.began_unix_s - table.age_s)
     more = slept_before is not None and bool(
         (asleep - slept_before >= THRESHOLDS.sleeping_hosts_more_ratio * gain).all()
     )
-    if not (more or lead_lost):
+    if not (more or change.lead_lost):
         return None
     workers, busy = _loaders(table, window)
     return SleepingHosts(
         asleep_ratio=float(asleep.min()),
         gain_ratio=gain,
-        since_step=since_step,
-        before_s=before_s,
-        since_s=since_s,
-        longer_for_s=elapsed_s,
-        at_begin=at_begin,
-        lead_lost=lead_lost,
+        longer_for_s=change.lasts_s,
+        lead_lost=change.lead_lost,
         loader_workers=workers,
         loader_busy_ratio=busy,
+        **change.shown,
     )
 
 
@@ -155,8 +219,12 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
     idle = np.array([1 - running.get(rank, np.nan) for rank in table.rank.tolist()])
     rows = each.rows[-_BEFORE:]
     step_s = known(float(median(each.steps.step_time_s[rows]))) if len(rows) >= _BEFORE else None
-    long_enough = np.flatnonzero(median(table.span_s, axis=1) >= _STEPS * (step_s or np.inf))
-    if step_s is None or not len(long_enough):
+    # Where nothing shows steps, the window that is usual has several of most jobs'.
+    least_s = (
+        _STEPS * step_s if step_s is not None else _USUAL_S if activity.source == TRAINING_TIME else np.inf
+    )
+    long_enough = np.flatnonzero(median(table.span_s, axis=1) >= least_s)
+    if not len(long_enough):
         return None
     window = min(max(int(long_enough[0]), _USUAL), len(table.span_s) - 1)
     # While workers of all ranks are too slow, a GPU without work is one of whoever gets its data last: the
@@ -168,7 +236,7 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
     gain = float(median(lost))
     pauses = each.pace.pauses if each.pace is not None else None
     at_begin = None
-    if pauses is not None and len(pauses.step) >= _BEFORE:
+    if step_s is not None and pauses is not None and len(pauses.step) >= _BEFORE:
         at_begin = bool(
             float(np.mean(pauses.pause_s[-_BEFORE:])) >= THRESHOLDS.sleeping_hosts_pause_ratio * gain * step_s
         )
