@@ -11,7 +11,7 @@ from time import monotonic
 from perfd.aggregator.analysis_loop import AnalysisLoop
 from perfd.aggregator.api_answers import ApiAnswers
 from perfd.aggregator.audit import AuditLog, Refusal
-from perfd.aggregator.captures import CaptureService
+from perfd.aggregator.captures import CaptureService, ReportStorage
 from perfd.aggregator.history import StoredExporterMemory, configured_history, restore
 from perfd.aggregator.ingest import Ingest, IngestThread, NatsReceiver, TelemetryServer
 from perfd.aggregator.limits import Limits
@@ -85,8 +85,13 @@ class Aggregator(ApiAnswers):
             )
             self._tls = ServerTls(config.http_tls, key="http_tls") if config.http_tls else None
             self._webhook = Webhook(config.webhook)
+            stored = config.object_storage
             storage = (
-                ObjectStorage(config.object_storage, key="object_storage") if config.object_storage else None
+                ReportStorage(
+                    files=ObjectStorage(stored, key="object_storage"), max_bytes=stored.report_max_bytes
+                )
+                if stored
+                else None
             )
             service = CaptureService(
                 config.capture_profiles,

@@ -154,6 +154,14 @@ class ApiAnswers:
         """Captures, oldest first, of schema perfd.capture/1."""
         return self._captures.list()
 
+    def stored_file(self, url: str, max_bytes: int) -> bytes:
+        """A report in object storage; raises `StorageError`."""
+        return self._captures.stored_file(url, max_bytes)
+
+    def file_link(self, capture_id: str, name: str) -> tuple[str, float]:
+        """An address of a capture's stored file, and for how many seconds; raises `StorageError`."""
+        return self._captures.file_link(capture_id, name)
+
     def start_capture(self, body: StartBody) -> Mapping[str, Any]:
         """Begin a capture by hand; raises `CaptureError` when the request is wrong."""
         view = self._rounds.view(body.job)

@@ -6,14 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 
-from perfd.errors import CaptureError
+from perfd.capture.policy.capture_json import API_PATH
+from perfd.errors import CaptureError, StorageError
 from perfd.net import Handler, Request, Response
 
 SCHEMA = "perfd.capture/1"
-PATH = "/api/v1/captures"
+_FILES = "files/"
 
 _T = TypeVar("_T", bound=msgspec.Struct)
 
@@ -43,8 +45,13 @@ def capture_routes(
     captures: Callable[[], Sequence[Mapping[str, Any]]],
     start: Callable[[StartBody], Mapping[str, Any]],
     cancel: Callable[[str, str], Mapping[str, Any]],
+    link: Callable[[str, str], tuple[str, float]],
 ) -> dict[str, Handler]:
-    """Routes over three callbacks, which do their own locking and raise `CaptureError` for a bad request."""
+    """Routes over callbacks, which do their own locking and raise `CaptureError` for a bad request.
+
+    `link` returns a temporary address of a capture's file, and for how many seconds it is valid; it raises
+    `StorageError`.
+    """
 
     def collection(request: Request) -> Response:
         if request.method == "POST":
@@ -58,14 +65,30 @@ def capture_routes(
             return _answer(
                 202, lambda: {"capture": cancel(capture_id, _body(request.body, CancelBody).reason)}
             )
+        if request.method != "POST" and verb.startswith(_FILES):
+            return _linked(lambda: link(unquote(capture_id), unquote(verb.removeprefix(_FILES))), request)
         if request.method == "POST" or verb:
-            return _error(404, f"No such path: {request.path}; GET {PATH} lists the captures.")
+            return _error(404, f"No such path: {request.path}; GET {API_PATH} lists the captures.")
         found = next((c for c in captures() if c["id"] == capture_id), None)
         if found is None:
             return _error(404, f"No capture {capture_id!r}; see `perfd capture list`.")
         return _answer(200, lambda: {"capture": found})
 
-    return {PATH: collection, PATH + "/": one}
+    return {API_PATH: collection, API_PATH + "/": one}
+
+
+def _linked(link: Callable[[], tuple[str, float]], request: Request) -> Response:
+    """A redirect to a file, or with `?link=1` its address: who may read this server may read the file."""
+    try:
+        address, lifetime_s = link()
+    except StorageError as error:
+        return _error(404, str(error))
+    # The address is a credential: it must not stay anywhere longer than it is valid.
+    headers = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
+    if request.query.get("link") == "1":
+        body = _encode({"schema": SCHEMA, "url": address, "lifetime_s": lifetime_s})
+        return Response(body=body, headers=headers)
+    return Response(status=302, headers={**headers, "Location": address})
 
 
 def _chosen(captures: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> list[Mapping[str, Any]]:

@@ -62,15 +62,8 @@ _BY_STATUS: Mapping[str, str] = {
 _NO_CREDENTIALS = (
     "there are no credentials: set `credentials_file`, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 )
-_TOO_SLOW = "the server is too slow (`timeout_s`)"
-_BY_TEXT: Mapping[str, str] = {
-    "credential": _NO_CREDENTIALS,
-    "metadata": _NO_CREDENTIALS,
-    "timeout": _TOO_SLOW,
-    "timedout": _TOO_SLOW,
-    "timed out": _TOO_SLOW,
-}
-_NO_ANSWER = "no server answers: check `endpoint` and the network"
+_LAST_RESORT = "/latest/api/token"
+"""Where the client looks for credentials last: the address of instances' metadata."""
 
 
 class ObjectStorage:
@@ -279,14 +272,18 @@ class ObjectStorage:
 def _cause(error: Exception) -> str:
     """Why something failed, and what to do, without anything that the server or the client quoted."""
     text = str(error)
-    if code := _CODE.search(text):
-        advice = _ADVICE.get(code[1])
-        return f"{advice} ({code[1]})" if advice else f"the server refuses it ({code[1]})"
-    if status := _STATUS.search(text):
-        return _BY_STATUS.get(status[1], f"the server answers with status {status[1]}")
     if isinstance(error, ConfigError):
-        return str(error).rstrip(".")
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    lowered = text.lower()
-    return next((words for sign, words in _BY_TEXT.items() if sign in lowered), _NO_ANSWER)
+        words = text.rstrip(".")
+    elif isinstance(error, OSError) and error.strerror:
+        words = error.strerror
+    elif _LAST_RESORT in text:
+        words = _NO_CREDENTIALS
+    elif code := _CODE.search(text):
+        words = f"{_ADVICE.get(code[1], 'the server refuses it')} ({code[1]})"
+    elif status := _STATUS.search(text):
+        words = _BY_STATUS.get(status[1], f"the server answers with status {status[1]}")
+    elif "kind: Timeout" in text or "TimedOut" in text:
+        words = "the server is too slow (`timeout_s`)"
+    else:
+        words = "no server answers: check `endpoint` and the network"
+    return words

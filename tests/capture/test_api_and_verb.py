@@ -3,12 +3,13 @@
 import http.client
 import json
 import threading
+import urllib.request
 from dataclasses import replace
 
 import pytest
 
-from perfd.capture.capture_routes import PATH, capture_routes
-from perfd.capture.policy.capture_json import to_json
+from perfd.capture.capture_routes import capture_routes
+from perfd.capture.policy.capture_json import API_PATH, to_json
 from perfd.capture.policy.coordinator import CaptureCoordinator, check_profiles
 from perfd.capture.policy.policy_events import ManualRequest
 from perfd.capture.selection.rank_selection import JobView, RankView
@@ -16,7 +17,7 @@ from perfd.cli import main
 from perfd.cli.aggregator_client import get
 from perfd.cli.traces.analyze_capture import analyze
 from perfd.config import CaptureProfile
-from perfd.errors import ConfigError, PerfdError
+from perfd.errors import ConfigError, PerfdError, StorageError
 from perfd.model import (
     Alert,
     AlertState,
@@ -39,7 +40,8 @@ class Aggregator:
         self.forget()
         self._lock = threading.Lock()
         self.server = HttpServer(
-            "127.0.0.1:0", capture_routes(captures=self.list, start=self.start, cancel=self.cancel)
+            "127.0.0.1:0",
+            capture_routes(captures=self.list, start=self.start, cancel=self.cancel, link=self.link),
         )
 
     def forget(self):
@@ -47,6 +49,11 @@ class Aggregator:
         self.answer = CaptureState.DONE
         self.sent = []
         self.file = "/x/r.nsys-rep"
+
+    def link(self, capture_id, name):
+        if name != "rank-0/node=n1/r.sqlite":
+            raise StorageError(f"Capture {capture_id!r} has no stored file of this name.")
+        return f"https://traces.example.org/{capture_id}/{name}?X-Amz-Signature=1", 300.0
 
     def list(self):
         with self._lock:
@@ -108,6 +115,25 @@ def perfd(aggregator, capsys):
     return call
 
 
+def test_a_stored_file_is_a_redirect_that_nobody_keeps_or_its_address(aggregator):
+    files = "/captures/c1/files/rank-0/node%3Dn1/r.sqlite"
+    request = urllib.request.Request(f"http://{aggregator.server.address}/api/v1{files}?link=1")
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        assert answer.headers["Cache-Control"] == "no-store"
+        found = json.load(answer)
+    address = "https://traces.example.org/c1/rank-0/node=n1/r.sqlite?X-Amz-Signature=1"
+    assert (found["url"], found["lifetime_s"]) == (address, 300.0)
+    connection = http.client.HTTPConnection(aggregator.server.address, timeout=20)
+    connection.request("GET", f"/api/v1{files}")
+    answer = connection.getresponse()
+    answer.read()
+    assert (answer.status, answer.headers["Location"]) == (302, address)
+    connection.request("GET", "/api/v1/captures/c1/files/other")
+    missing = connection.getresponse()
+    assert (missing.status, b"no stored file of this name" in missing.read()) == (404, True)
+    connection.close()
+
+
 def test_start_passes_on_what_was_asked_and_list_shows_it(perfd, aggregator):
     perfd("start", "llama", "--ranks", "1", "--steps", "3", "--duration", "9", "--id", "mine")
     (sent,) = aggregator.sent
@@ -132,7 +158,7 @@ def test_start_passes_on_what_was_asked_and_list_shows_it(perfd, aggregator):
 )
 def test_wishes_that_cannot_be_are_refused_by_name(aggregator, wish):
     connection = http.client.HTTPConnection(aggregator.server.address, timeout=30)
-    connection.request("POST", PATH, json.dumps({"job": "llama", **wish}))
+    connection.request("POST", API_PATH, json.dumps({"job": "llama", **wish}))
     answer = connection.getresponse()
     assert answer.status == 400
     assert f"at `$.{next(iter(wish))}`" in json.loads(answer.read())["error"]
@@ -145,7 +171,8 @@ def test_captures_of_servers_are_asked_for_apart(perfd, aggregator):
 
     def ids(kind):
         return [
-            one["id"] for one in get(f"http://{aggregator.server.address}", f"{PATH}?kind={kind}")["captures"]
+            one["id"]
+            for one in get(f"http://{aggregator.server.address}", f"{API_PATH}?kind={kind}")["captures"]
         ]
 
     assert (ids("job"), ids("server")) == (["mine"], [])
@@ -170,7 +197,7 @@ def test_show_lists_every_rank_with_its_files(perfd):
         "stopped_unix_s": None,
         "ended_unix_s": 1e-9,
         "whole_steps": None,
-        "files": [{"path": "/x/r.nsys-rep", "size_bytes": 2**20, "removed": None}],
+        "files": [{"path": "/x/r.nsys-rep", "size_bytes": 2**20, "removed": None, "upload": None}],
     }
 
 

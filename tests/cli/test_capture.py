@@ -31,7 +31,10 @@ def _show(capsys, ranks):
         "ranks": ranks,
     }
     server = HttpServer(
-        "127.0.0.1:0", capture_routes(captures=lambda: [capture], start=lambda _: "", cancel=lambda *_: None)
+        "127.0.0.1:0",
+        capture_routes(
+            captures=lambda: [capture], start=lambda _: "", cancel=lambda *_: None, link=lambda *_: ("", 0.0)
+        ),
     )
     try:
         assert main(["capture", "show", "c1", "--aggregator", server.address]) == 0

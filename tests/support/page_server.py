@@ -79,7 +79,10 @@ class StandIn:
             answer = {"alerts": alerts[: int(request.query.get("limit", 10_000))], "count": len(alerts)}
         if request.method == "GET" and request.rest.startswith("captures"):
             routes = capture_routes(
-                captures=lambda: self.answers["captures"]["captures"], start=_never, cancel=_never
+                captures=lambda: self.answers["captures"]["captures"],
+                start=_never,
+                cancel=_never,
+                link=_never,
             )
             path = "/api/v1/captures" + "/" * (request.rest != "captures")
             return routes[path](replace(request, rest=request.rest.removeprefix("captures").lstrip("/")))

@@ -17,21 +17,24 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from perfd.aggregator.captures import child_guard
 from perfd.aggregator.captures.capture_senders import is_folder_of
+from perfd.aggregator.captures.stored_traces import fetch, stored_traces
 from perfd.aggregator.captures.trace_document import TraceDocument
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.node import TRACE_SUFFIXES, reading
+from perfd.capture.object_keys import report_key
 from perfd.capture.policy.policy_events import Capture, CaptureReport
 from perfd.capture.selection import slow_rank_of
 from perfd.clock import Clock
-from perfd.errors import CaptureError
+from perfd.errors import CaptureError, StorageError
 from perfd.model import CaptureFile, CaptureState
+from perfd.net import ObjectStorage
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ REPORT_NAME = "perfd.report.html"
 DOCUMENT_NAME = "perfd.trace.json"
 PERFETTO_NAME = "perfd.perfetto-trace.gz"
 _MAX_WAITING = 64
+_MOST_SUBMITTED = 4096
+"""Captures that are remembered, so that one with a thousand uploads is not tried a thousand times."""
 _TIMEOUT_S = 600.0
 _GONE_S = 1.0
 _MOST_BYTES = 64 << 20
@@ -46,10 +51,30 @@ _MOST_BYTES = 64 << 20
 _PERFD = (sys.executable, "-P", "-m", "perfd")
 _GUARD = (sys.executable, "-I", "-S", child_guard.__file__)
 
+_RETRY_EVERY_S = 60.0
+"""When object storage did not answer."""
+_RETRY_FOR_S = 3600.0
+"""After the end of a capture."""
+
 Made = Callable[[str, CaptureReport], None]
 """Takes the report of a capture; called from a separate thread."""
 LiveSummary = Callable[[str], JobSummary | None]
 """The newest numbers of a job; called from the same thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportStorage:
+    """Where traces come from and reports go, if this machine cannot read the traces."""
+
+    files: ObjectStorage
+    max_bytes: int
+    """Larger traces are not fetched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Retry:
+    due_s: float
+    capture: Capture
 
 
 class CaptureReports:
@@ -64,8 +89,15 @@ class CaptureReports:
         peaks_file: str | None = None,
         timeout_s: float = _TIMEOUT_S,
         perfd: Sequence[str] = _PERFD,
+        storage: ReportStorage | None = None,
     ) -> None:
-        """What `live` knows of a job's arithmetic makes MFU of its traces, by the peaks that are known."""
+        """What `live` knows of a job's arithmetic makes MFU of its traces, by the peaks that are known.
+
+        Traces that cannot be read here are fetched from `storage`, where their report is stored, too.
+        """
+        self._storage = storage
+        self._retries: list[_Retry] = []
+        self._submitted: dict[str, None] = {}
         self._made = made
         self._live = live
         self._peaks_file = peaks_file
@@ -79,10 +111,20 @@ class CaptureReports:
         self._stopped = False
 
     def submit(self, capture: Capture) -> None:
-        """Complete the report of a capture that is over, soon; nothing happens when it left no trace."""
+        """Complete the report of a capture that is over, soon; nothing happens when it left no trace.
+
+        If its traces cannot be read here, submit it again whenever one of them was uploaded.
+        """
         if not any(_is_trace(file.path) for file in _files(capture)):
             return
         with self._lock:
+            if capture.capture_id in self._submitted and not (
+                self._storage and stored_traces(capture, self._storage.files)
+            ):
+                return
+            self._submitted[capture.capture_id] = None
+            while len(self._submitted) > _MOST_SUBMITTED:
+                del self._submitted[next(iter(self._submitted))]
             if self._stopped:
                 return
             if self._thread is None:
@@ -105,28 +147,77 @@ class CaptureReports:
             self._thread.join(_GONE_S)
 
     def _work(self) -> None:
-        while (capture := self._waiting.get()) is not None and not self._stopped:
-            # The traces may be on a file system that hangs: no other thread waits for this one.
-            traces = readable_traces(capture)
-            if not traces:
-                continue
-            report = capture.report
-            if report is None:
-                report = self._report(capture, traces)
-                if self._stopped:
-                    return
-                self._made(capture.capture_id, report)
-            if report.path and (perfetto_path := self._for_perfetto(traces)) and not self._stopped:
-                self._made(capture.capture_id, replace(report, perfetto_path=perfetto_path))
+        while not self._stopped:
+            if (capture := self._next()) is not None:
+                # The traces may be on a file system that hangs: no other thread waits for this one.
+                if traces := readable_traces(capture):
+                    self._complete(capture, traces, str)
+                elif self._storage is not None:
+                    self._from_storage(capture, self._storage)
 
-    def _report(self, capture: Capture, traces: Sequence[Path]) -> CaptureReport:
+    def _next(self) -> Capture | None:
+        """The next capture, or one whose retry is due; None for the end, and from time to time."""
+        now_s = self._clock.monotonic_s()
+        due = next((retry for retry in self._retries if retry.due_s <= now_s), None)
+        if due is not None:
+            self._retries.remove(due)
+            return due.capture
+        try:
+            return self._waiting.get(timeout=_RETRY_EVERY_S / 4 if self._retries else None)
+        except queue.Empty:
+            return None
+
+    def _from_storage(self, capture: Capture, storage: ReportStorage) -> None:
+        try:
+            traces = stored_traces(capture, storage.files)
+            if not traces:
+                return
+            with tempfile.TemporaryDirectory(prefix="perfd-traces-", ignore_cleanup_errors=True) as scratch:
+                try:
+                    copies = fetch(traces, storage.files, Path(scratch), storage.max_bytes)
+                except (CaptureError, OSError) as error:
+                    words = str(error)
+                    self._made(
+                        capture.capture_id, CaptureReport(path=None, words=words, made_unix_s=self._now())
+                    )
+                    return
+
+                def store(file: Path) -> str:
+                    key = report_key(capture.object_folder, capture.capture_id, file.name)
+                    storage.files.put(key, file, lambda: self._stopped)
+                    return storage.files.url_of(key)
+
+                self._complete(capture, copies, store)
+        except StorageError as error:
+            if self._now() < (capture.ended_unix_s or 0.0) + _RETRY_FOR_S and not self._stopped:
+                due_s = self._clock.monotonic_s() + _RETRY_EVERY_S
+                self._retries.append(_Retry(due_s=due_s, capture=capture))
+            log.warning(
+                "A report of a capture is delayed.",
+                extra={"capture": capture.capture_id, "reason": str(error)},
+            )
+
+    def _complete(self, capture: Capture, traces: Sequence[Path], keep: Callable[[Path], str]) -> None:
+        """Make what is missing; `keep` takes each file and returns where it is from then on."""
+        report = capture.report
+        if report is None:
+            report = self._report(capture, traces, keep)
+            if self._stopped:
+                return
+            self._made(capture.capture_id, report)
+        if report.path and (perfetto_path := self._for_perfetto(traces, keep)) and not self._stopped:
+            self._made(capture.capture_id, replace(report, perfetto_path=perfetto_path))
+
+    def _report(self, capture: Capture, traces: Sequence[Path], keep: Callable[[Path], str]) -> CaptureReport:
         try:
             with reading(traces[0].parent):
-                return self._analyzed(capture, traces)
+                return self._analyzed(capture, traces, keep)
         except (CaptureError, OSError) as error:
             return CaptureReport(path=None, words=str(error), made_unix_s=self._now())
 
-    def _analyzed(self, capture: Capture, traces: Sequence[Path]) -> CaptureReport:
+    def _analyzed(
+        self, capture: Capture, traces: Sequence[Path], keep: Callable[[Path], str]
+    ) -> CaptureReport:
         folder = traces[0].parent
         document, page = folder / f".{DOCUMENT_NAME}", folder / f".{REPORT_NAME}"
         try:
@@ -143,15 +234,16 @@ class CaptureReports:
         finally:
             for part in (document, page):
                 part.unlink(missing_ok=True)
+        keep(folder / DOCUMENT_NAME)
         return CaptureReport(
-            path=str(folder / REPORT_NAME),
+            path=keep(folder / REPORT_NAME),
             words=said.words(),
             made_unix_s=self._now(),
             overlap_ratio=said.overlap_ratio(),
             shares=said.shares(),
         )
 
-    def _for_perfetto(self, traces: Sequence[Path]) -> str | None:
+    def _for_perfetto(self, traces: Sequence[Path], keep: Callable[[Path], str]) -> str | None:
         """Write the traces as one file for Perfetto; if that fails, the report is kept without it."""
         target = traces[0].parent / PERFETTO_NAME
         part = target.with_name(f".{target.name}")
@@ -169,7 +261,7 @@ class CaptureReports:
             return None
         finally:
             part.unlink(missing_ok=True)
-        return str(target)
+        return keep(target)
 
     def _known(self, job: str, scratch: Path) -> Sequence[str]:
         """The arguments that give the job's FLOPs; none if they are unknown."""

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from perfd.aggregator.alerts import Decision, WebhookOutcome, job_of, unknown_job
 from perfd.aggregator.audit import AuditLog, Refusal
-from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary, lacks_report
+from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary, ReportStorage, lacks_report
 from perfd.aggregator.captures.capture_senders import checked_status, checked_upload, may_remove
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
 from perfd.analysis.data.job_data import Captured
+from perfd.capture.policy.capture_json import link_path
 from perfd.capture.policy.coordinator import CAPTURE_LABEL, CaptureCoordinator
 from perfd.capture.policy.policy_events import Capture, CaptureReport, ManualRequest
 from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import CaptureProfile
-from perfd.errors import RefusedError
+from perfd.errors import RefusedError, StorageError
 from perfd.model import (
     Alert,
     CaptureCancel,
@@ -56,7 +57,7 @@ class CaptureService:
         on_alert: bool = True,
         live: LiveSummary = lambda _: None,
         peaks_file: str | None = None,
-        storage: ObjectStorage | None = None,
+        storage: ReportStorage | None = None,
     ) -> None:
         """With `reports`, captures that end and whose traces can be read here are analyzed.
 
@@ -64,9 +65,11 @@ class CaptureService:
         `live` returns the newest summary of a job; a separate thread calls it.
         Agents upload to `storage`.
         """
-        self._storage = storage
+        self._storage = storage.files if storage else None
         self._reports = (
-            CaptureReports(self._report_made, clock, live=live, peaks_file=peaks_file) if reports else None
+            CaptureReports(self._report_made, clock, live=live, peaks_file=peaks_file, storage=storage)
+            if reports
+            else None
         )
         self._on_alert = on_alert
         self._failures = failures or Failures()
@@ -215,6 +218,35 @@ class CaptureService:
         with self._lock:
             return self._coordinator.captures()
 
+    def stored_file(self, url: str, max_bytes: int) -> bytes:
+        """A report in object storage; raises `StorageError`."""
+        storage, key = self._stored(url)
+        return storage.read(key, max_bytes)
+
+    def file_link(self, capture_id: str, name: str) -> tuple[str, float]:
+        """An address of a capture's stored file, called as in its `link`, and for how many seconds.
+
+        Raises `StorageError`, also if the capture has no such file.
+        """
+        with self._lock:
+            capture = self._coordinator.capture(capture_id)
+        wanted = link_path(capture_id, f"/{capture_id}/{name}")
+        url = next((url for url in _stored_urls(capture) if link_path(capture_id, url) == wanted), None)
+        if url is None:
+            raise StorageError(f"Capture {capture_id!r} has no stored file of this name.")
+        storage, key = self._stored(url)
+        return storage.link(key)
+
+    def _stored(self, url: str) -> tuple[ObjectStorage, str]:
+        if self._storage is None:
+            raise StorageError(
+                f"{url} cannot be read: set `object_storage` in the aggregator's configuration."
+            )
+        key = self._storage.key_of(url)
+        if key is None:
+            raise StorageError(f"{url} is not below `object_storage.url`, {self._storage.url}.")
+        return self._storage, key
+
     def outcomes(self) -> Mapping[tuple[str, str, str], int]:
         """How many captures and how many ranks of them are in each state, by (series, job, state)."""
         with self._lock:
@@ -303,6 +335,16 @@ class CaptureService:
 
     def _now(self) -> float:
         return self._clock.unix_ns() / 1e9
+
+
+def _stored_urls(capture: Capture | None) -> Iterator[str]:
+    """Where files and reports of a capture are in object storage."""
+    if capture is None:
+        return
+    for who in capture.participants:
+        yield from (stored.url for stored in who.stored.values() if stored.url)
+    report = capture.report
+    yield from (path for path in (report.path, report.perfetto_path) if path) if report else ()
 
 
 def _nodes_of(capture: Capture) -> str:

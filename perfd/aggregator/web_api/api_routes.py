@@ -46,6 +46,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/nodes                   what nodes were blamed for; ?node=NODE, ?all=1
 /api/v1/events                  server-sent events: one whenever there are newer numbers
 /api/v1/captures                captures (perfd.capture/1); POST starts one
+/api/v1/captures/ID/files/...   redirects to a file in object storage; ?link=1 answers with the address
 /api/v1/traces/ID               the analysis of a capture (perfd.trace/2); ?folder=N
 /api/v1/webhooks/alertmanager   takes Alertmanager's webhooks, which start captures
 /api/v1/healthz, readyz         whether it lives, and whether it serves
@@ -102,6 +103,12 @@ class ApiSource(Protocol):
     def captures(self) -> list[dict[str, Any]]:
         """Captures, oldest first."""
 
+    def stored_file(self, url: str, max_bytes: int) -> bytes:
+        """A report in object storage; raises `StorageError`."""
+
+    def file_link(self, capture_id: str, name: str) -> tuple[str, float]:
+        """An address of a capture's stored file, and for how many seconds; raises `StorageError`."""
+
     def start_capture(self, body: StartBody) -> Mapping[str, Any]:
         """Begin a capture by hand; raises `CaptureError`."""
 
@@ -136,7 +143,12 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         "/api/v1/events": live.connect,
         "/api/v1/agents": lambda _: _json({"schema": "perfd.agents/1", "agents": source.agents()}),
         "/api/v1/nodes": lambda request: _nodes(source, request),
-        **capture_routes(captures=source.captures, start=source.start_capture, cancel=source.cancel_capture),
+        **capture_routes(
+            captures=source.captures,
+            start=source.start_capture,
+            cancel=source.cancel_capture,
+            link=source.file_link,
+        ),
         "/api/v1/healthz": lambda _: _text("ok\n"),
         "/api/v1/readyz": lambda _: _ready(source.unready()),
     }

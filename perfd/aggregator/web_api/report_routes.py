@@ -15,12 +15,13 @@ from perfd.aggregator.captures import DOCUMENT_NAME, PERFETTO_NAME, REPORT_NAME,
 from perfd.aggregator.web_api.compare_routes import summary_of
 from perfd.aggregator.web_api.html_pages import html_document, html_response, message_page
 from perfd.analysis.diagnosis import JobSummary
-from perfd.errors import PerfdError
+from perfd.errors import PerfdError, StorageError
 from perfd.net import Handler, Request, Response
 from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
 
 _MAX_BYTES = 64 * 1024 * 1024
+_OBJECT = "s3://"
 
 
 class ReportSource(Protocol):
@@ -34,6 +35,9 @@ class ReportSource(Protocol):
 
     def captures(self) -> list[dict[str, Any]]:
         """Captures, oldest first."""
+
+    def stored_file(self, url: str, max_bytes: int) -> bytes:
+        """A report in object storage; raises `StorageError`."""
 
 
 def report_routes(source: ReportSource, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
@@ -66,7 +70,11 @@ def _capture(source: ReportSource, request: Request, patience: TimeoutCall) -> R
     if capture is None:
         return message_page(404, "No such capture", f"There is no capture {capture_id!r}.")
     try:
+        if (url := _url_of(capture, REPORT_NAME)) is not None:
+            return html_response(patience.call(lambda: source.stored_file(url, _MAX_BYTES)))
         return patience.call(lambda: _stored(capture, number))
+    except StorageError as error:
+        return message_page(503, "The report cannot be read", str(error))
     except TimeoutError:
         return message_page(
             503, "The report cannot be read", "The file system that it may be on does not answer."
@@ -92,8 +100,14 @@ def _trace(source: ReportSource, request: Request, patience: TimeoutCall) -> Res
     if capture is None:
         return _error(404, f"No capture {capture_id!r}; see `perfd capture list`.")
     number = request.query.get("folder", "")
+    url = _url_of(capture, PERFETTO_NAME if form else DOCUMENT_NAME)
     try:
+        if url is not None:
+            body = patience.call(lambda: source.stored_file(url, _MAX_BYTES))
+            return _perfetto(capture, body) if form else Response(body=body)
         return patience.call(lambda: _document(capture, number, for_perfetto=bool(form)))
+    except StorageError as error:
+        return _error(503, str(error))
     except TimeoutError:
         return _error(503, "The file system that the trace may be on does not answer.")
 
@@ -109,8 +123,16 @@ def _document(capture: Mapping[str, Any], number: str, *, for_perfetto: bool) ->
     body = _read(chosen / name) if chosen else None
     if body is None:
         return _error(404, f"No such folder: this capture has traces in {len(there)} here.")
-    if not for_perfetto:
-        return Response(body=body)
+    return _perfetto(capture, body) if for_perfetto else Response(body=body)
+
+
+def _url_of(capture: Mapping[str, Any], name: str) -> str | None:
+    """Where a file of a report is in object storage; None if the report is not there."""
+    path = capture["report"]["path"] if capture["report"] else None
+    return None if not path or not path.startswith(_OBJECT) else f"{path.rpartition('/')[0]}/{name}"
+
+
+def _perfetto(capture: Mapping[str, Any], body: bytes) -> Response:
     headers = {"Content-Disposition": f'attachment; filename="{capture["id"]}.perfetto-trace.gz"'}
     return Response(body=body, content_type="application/gzip", headers=headers)
 

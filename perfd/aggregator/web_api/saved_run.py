@@ -17,7 +17,7 @@ from perfd.aggregator.web_api.api_routes import ApiSource
 from perfd.aggregator.web_api.charts import without_ranks
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.capture_routes import StartBody
-from perfd.errors import CaptureError, PerfdError
+from perfd.errors import CaptureError, PerfdError, StorageError
 
 PAGE_FILE = "page.json.gz"
 _SCHEMA = "perfd.page/1"
@@ -178,6 +178,13 @@ class SavedRun:
     def captures(self) -> list[dict[str, Any]]:
         """Captures, oldest first."""
         return self._page.captures
+
+    def stored_file(self, url: str, max_bytes: int) -> Never:
+        del max_bytes
+        raise StorageError(_OVER.format(what=f"{url} is not read"))
+
+    def file_link(self, capture_id: str, name: str) -> Never:
+        raise StorageError(_OVER.format(what=f"there are no links to {name} of {capture_id}"))
 
     def start_capture(self, body: StartBody) -> Never:
         """Raises `CaptureError`: there are no processes."""

@@ -20,9 +20,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from perfd.capture.capture_routes import PATH
 from perfd.capture.nsys import REPLAY_MODES, NcuPlan
 from perfd.capture.nsys import plan as plan_ncu
+from perfd.capture.policy.capture_json import API_PATH
 from perfd.capture.redact import redacted_copy
 from perfd.cli import capture_slurm
 from perfd.cli.aggregator_client import add_aggregator, add_token, ask, authorization_of, url_of
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     query = f"?{urlencode({'job': args.job})}" if args.job else ""
-    document = ask(url_of(args), "GET", PATH + query)
+    document = ask(url_of(args), "GET", API_PATH + query)
     if args.json:
         print(json.dumps(document))
         return 0
@@ -158,7 +158,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    document = ask(url_of(args), "GET", f"{PATH}/{quote(args.id, safe='')}")
+    document = ask(url_of(args), "GET", f"{API_PATH}/{quote(args.id, safe='')}")
     _print(document, as_json=args.json)
     if args.analyze:
         from perfd.cli.traces.analyze_capture import analyze  # noqa: PLC0415  (slow to import; a rare wish)
@@ -191,10 +191,10 @@ def _start(args: argparse.Namespace) -> int:
         "by": _person(),
     }
     body = {key: value for key, value in asked.items() if value is not None}
-    document = _post(args, PATH, body)
+    document = _post(args, API_PATH, body)
     while args.wait and document["capture"]["state"] == "open":
         time.sleep(_POLL_S)
-        document = ask(url_of(args), "GET", f"{PATH}/{document['capture']['id']}")
+        document = ask(url_of(args), "GET", f"{API_PATH}/{document['capture']['id']}")
     _print(document, as_json=args.json)
     return 0 if document["capture"]["state"] in ("open", "done") else 1
 
@@ -209,7 +209,7 @@ def _person() -> str:
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    path = f"{PATH}/{quote(args.id, safe='')}/cancel"
+    path = f"{API_PATH}/{quote(args.id, safe='')}/cancel"
     _print(_post(args, path, {"reason": args.reason}), as_json=args.json)
     return 0
 

@@ -104,7 +104,16 @@ function outcome(ranks, capture, at) {
       el("span", {}, el("strong", {}, who(ranks), one.node ? ` on ${one.node}` : ""), " ", el("span", { class: `state ${one.state}` }, words(one.state)), `${span(one)}${one.whole_steps == null ? "" : `, ${plural(one.whole_steps, "whole step")}`}`),
       el("span", { class: "track", role: "img", "aria-label": `${who(ranks)}, of the time shown: ${says || "unknown"}` }, parts.map(([key, name, left, right]) => el("span", { class: `phase ${key}`, title: name, style: { left: `${left.toFixed(2)}%`, width: `${(right - left).toFixed(2)}%` } })))),
     one.reason && one.reason !== capture.reason && el("p", {}, one.reason),
-    (one.files ?? []).map((file) => el("div", {}, el("code", {}, file.path), file.removed ? ` removed: ${file.removed.reason}` : ` ${dataSize(file.size_bytes)}`)));
+    (one.files ?? []).map((file) => el("div", {}, el("code", {}, file.path), file.removed ? ` removed: ${file.removed.reason}` : ` ${dataSize(file.size_bytes)}`, uploaded(file.upload))));
+}
+
+// Whether a file is in object storage, with a link that works for those who may read this page.
+function uploaded(upload) {
+  if (!upload) return null;
+  if (upload.state === "waiting") return " · upload has not ended";
+  if (upload.state === "failed") return [" · ", el("span", { class: "state failed" }, "not uploaded"), ` ${upload.reason}`];
+  const saved = document.documentElement.dataset.saved !== undefined;
+  return [" · ", saved ? upload.url : el("a", { href: to(upload.link.slice(1)), class: "stored", download: "" }, `Download the copy (${dataSize(upload.size_bytes)})`)];
 }
 
 function who(ranks) {

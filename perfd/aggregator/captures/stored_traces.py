@@ -1,0 +1,60 @@
+"""Traces of captures in object storage, for their reports."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from perfd.capture.node import TRACE_SUFFIXES
+from perfd.capture.policy.policy_events import Capture, StoredFile
+from perfd.errors import CaptureError
+from perfd.formatting import data_size
+from perfd.model import CaptureState
+from perfd.net import ObjectStorage
+
+
+def stored_traces(capture: Capture, storage: ObjectStorage) -> Mapping[str, StoredFile]:
+    """The traces of a capture in `storage`, by key; none as long as one of them is not there yet."""
+    found: dict[str, StoredFile] = {}
+    for who in capture.participants:
+        if who.state is CaptureState.EMPTY:
+            continue
+        for file in who.files:
+            if not (file.upload and file.path.endswith(TRACE_SUFFIXES)):
+                continue
+            stored = who.stored.get(file.path)
+            key = storage.key_of(stored.url) if stored else None
+            if stored is None or key is None:
+                return {}
+            found[key] = stored
+    return found
+
+
+def fetch(
+    traces: Mapping[str, StoredFile], storage: ObjectStorage, folder: Path, max_bytes: int
+) -> Sequence[Path]:
+    """Copy traces into `folder`; returns the copies.
+
+    Raises `StorageError`, or `CaptureError` if they are too large, or are not what their nodes uploaded.
+    """
+    size_bytes = sum(stored.size_bytes for stored in traces.values())
+    if size_bytes > max_bytes:
+        raise CaptureError(
+            f"The traces have {data_size(size_bytes)}, more than object_storage.report_max_bytes "
+            f"({data_size(max_bytes)}): no report is made."
+        )
+    copies: list[Path] = []
+    for key, stored in traces.items():
+        *_, node, name = key.split("/")
+        # The ranks of all nodes are in one folder.
+        copy = folder / f"{node.removeprefix('node=')}-{name}"
+        storage.fetch(key, copy, stored.size_bytes)
+        with copy.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if digest != stored.sha256:
+            raise CaptureError(
+                f"{storage.url_of(key)} was changed since its node uploaded it: no report is made."
+            )
+        copies.append(copy)
+    return copies
