@@ -110,7 +110,7 @@ class Tab:
         self._browser = browser
         self._target = target
         self._session = session
-        for domain in ("Page", "Runtime", "Log"):
+        for domain in ("Page", "Runtime", "Log", "Performance"):
             self._ask(f"{domain}.enable")
 
     def look(self, width: int = 1280, height: int = 900, *, dark: bool = False, calm: bool = False) -> None:
@@ -215,6 +215,23 @@ class Tab:
                 "clip": {"x": 0, "y": top, "width": width, "height": height, "scale": 1},
             }
         return base64.b64decode(self._ask("Page.captureScreenshot", asked)["data"])
+
+    def metrics(self) -> dict[str, float]:
+        """Chromium's own counts and times (s) of the tab: `Nodes`, `LayoutCount`, `TaskDuration`, ..."""
+        # Nodes of what is gone are counted until they are collected.
+        self._ask("HeapProfiler.collectGarbage")
+        return {one["name"]: one["value"] for one in self._ask("Performance.getMetrics")["metrics"]}
+
+    def transferred(self) -> dict[str, int]:
+        """Bytes on the wire of each address below the page's host, with headers; several times are summed."""
+        script = (
+            "['navigation', 'resource'].flatMap((kind) => performance.getEntriesByType(kind))"
+            ".map(({name, transferSize}) => [name.replace(location.origin, ''), transferSize])"
+        )
+        sizes: dict[str, int] = {}
+        for name, size in self.run(script):
+            sizes[name] = sizes.get(name, 0) + size
+        return sizes
 
     def names(self) -> list[tuple[str, str]]:
         """Role and name of everything that a screen reader tells of."""

@@ -55,7 +55,7 @@ class LargeJob:
         self._random = np.random.default_rng(1)
         self._nodes = ranks // PER_NODE
         self._slow = slow
-        self._step = 0
+        self.step = 0
         layout = ParallelLayout(
             world_size=ranks, tp=PER_NODE, cp=1, pp=STAGES, dp=ranks // PER_NODE // STAGES
         )
@@ -84,23 +84,23 @@ class LargeJob:
             self._apply(node, [self._samples(node), *(lines if node == 0 else [])])
 
     def _line(self) -> list[Record]:
-        self._step += 1
+        self.step += 1
         step_s = STEP_S * (1 + _SCATTER * self._random.standard_normal())
         forward, backward = 0.3 * step_s, 0.55 * step_s
         return [
             TrainingStep(
                 job=self.name,
-                step=self._step,
-                time_unix_ns=round((START_S + self._step * STEP_S) * 1e9),
+                step=self.step,
+                time_unix_ns=round((START_S + self.step * STEP_S) * 1e9),
                 step_time_s=step_s,
                 flops_per_s_per_gpu=4e14 / step_s,
                 tokens_per_s=4e6 / step_s,
                 global_batch_size=2048,
-                losses={"lm loss": 2 + 8 / self._step},
+                losses={"lm loss": 2 + 8 / self.step},
             ),
             StepPhases(
                 job=self.name,
-                step=self._step,
+                step=self.step,
                 phases={
                     "forward-compute": PhaseTime(min_s=0.9 * forward, max_s=forward),
                     "backward-compute": PhaseTime(min_s=0.9 * backward, max_s=backward),

@@ -5,25 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-
-import msgspec
+from typing import Any
 
 from perfd.config import AlertmanagerConfig
 from perfd.errors import ConfigError
+from perfd.exporters.alertmanager.api_v2 import KEY, ApiV2, timestamp
 from perfd.exporters.alertmanager.delivery import AlertDelivery, OutgoingAlert, wire_alert
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.exporter import ExporterContext, Round
-from perfd.exporters.http_post import Poster, PostResponse
+from perfd.exporters.http_post import PostResponse
 from perfd.exporters.labels import check_external_labels
 from perfd.exporters.links import complete_runbook, job_page
 from perfd.model import Alert
 
 log = logging.getLogger(__name__)
-_KEY = "exporters.alertmanager"
-_PATH = "/api/v2/alerts"
 _PER_REQUEST = 256
-_HEADERS = {"Content-Type": "application/json"}
 
 
 class AlertmanagerExporter:
@@ -31,12 +27,11 @@ class AlertmanagerExporter:
 
     def __init__(self, url: str, config: AlertmanagerConfig, context: ExporterContext) -> None:
         if not config.resend_s > 0 or config.max_alerts < 1:
-            raise ConfigError(f"{_KEY}: `resend_s` must be positive and `max_alerts` at least 1.")
-        self._labels = check_external_labels(config.external_labels, key=_KEY)
+            raise ConfigError(f"{KEY}: `resend_s` must be positive and `max_alerts` at least 1.")
+        self._labels = check_external_labels(config.external_labels, key=KEY)
         self._external_url = config.external_url
-        base = url.rstrip("/")
         self._url = url
-        self._poster = Poster(base if base.endswith(_PATH) else base + _PATH, config.http, key=_KEY)
+        self._alerts = ApiV2(url, "alerts", config)
         self._deliveries = AlertDelivery(resend_s=config.resend_s, max_alerts=config.max_alerts)
         self._backoff = Backoff(initial_s=config.backoff_initial_s, max_s=config.backoff_max_s)
         self._clock = context.clock
@@ -58,7 +53,7 @@ class AlertmanagerExporter:
         # Firing alerts are not resolved: perfd's exit does not change the job's state.
         if self._now_unix_s is not None:
             self._send(self._now_unix_s)
-        self._poster.close()
+        self._alerts.close()
 
     def _labelled(self, alert: Alert) -> Alert:
         return replace(alert, labels={**self._labels, **alert.labels})
@@ -66,7 +61,7 @@ class AlertmanagerExporter:
     def _send(self, now_unix_s: float) -> None:
         sent_again = False
         while chunk := self._deliveries.due(now_unix_s)[:_PER_REQUEST]:
-            answer = self._poster.post(self._body(chunk), _HEADERS)
+            answer = self._alerts.post(self._body(chunk))
             if not answer.taken and answer.worth_retrying:
                 self._fail(answer)
                 return
@@ -104,10 +99,10 @@ class AlertmanagerExporter:
             self._clock.monotonic_s(), chance=self._chance(), at_least_s=answer.retry_after_s
         )
 
-    def _body(self, chunk: Sequence[OutgoingAlert]) -> bytes:
+    def _body(self, chunk: Sequence[OutgoingAlert]) -> list[dict[str, Any]]:
         alerts = [wire_alert(one, job_page(self._external_url, one.alert.job)) for one in chunk]
         for alert in alerts:
             alert["annotations"] = complete_runbook(alert["annotations"], self._external_url)
             for key in ("startsAt", "endsAt"):
-                alert[key] = datetime.fromtimestamp(alert[key], UTC).isoformat(timespec="milliseconds")
-        return msgspec.json.encode(alerts)
+                alert[key] = timestamp(alert[key])
+        return alerts

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
 from perfd.config import AlertmanagerConfig
 from perfd.errors import PerfdError
-from perfd.exporters.http_post import Poster
-
-_KEY = "exporters.alertmanager"
-_ALERTS, _SILENCES = "/api/v2/alerts", "/api/v2/silences"
+from perfd.exporters.alertmanager.api_v2 import ApiV2, timestamp
 
 
 class _Created(msgspec.Struct):
@@ -30,11 +26,13 @@ def silence_body(
         for name, value in sorted(labels.items())
         if value
     ]
-    times = (start_unix_s, start_unix_s + duration_s)
-    starts, ends = (
-        datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="milliseconds") for unix_s in times
-    )
-    return {"matchers": matchers, "startsAt": starts, "endsAt": ends, "createdBy": by, "comment": comment}
+    return {
+        "matchers": matchers,
+        "startsAt": timestamp(start_unix_s),
+        "endsAt": timestamp(start_unix_s + duration_s),
+        "createdBy": by,
+        "comment": comment,
+    }
 
 
 def create_silence(config: AlertmanagerConfig, body: Mapping[str, Any]) -> str:
@@ -44,9 +42,9 @@ def create_silence(config: AlertmanagerConfig, body: Mapping[str, Any]) -> str:
     """
     answers: list[str] = []
     for url in config.urls:
-        poster = Poster(url.rstrip("/").removesuffix(_ALERTS) + _SILENCES, config.http, key=_KEY)
-        answer = poster.post(msgspec.json.encode(body), {"Content-Type": "application/json"})
-        poster.close()
+        silences = ApiV2(url, "silences", config)
+        answer = silences.post(body)
+        silences.close()
         if answer.taken:
             try:
                 return msgspec.json.decode(answer.text, type=_Created).silenceID

@@ -4,6 +4,11 @@ import { to } from "./paths.js";
 
 const TIMEOUT_MS = 10_000;
 
+const texts = new WeakMap();
+
+// The text of an answer, to compare it with an earlier one.
+export const textOf = (answer) => texts.get(answer) ?? null;
+
 // A failed request; `status` 0 means that there was no answer.
 export class ApiError extends Error {
   constructor(status, message) {
@@ -24,10 +29,20 @@ async function ask(path, options) {
   } catch {
     throw new ApiError(0, "The aggregator does not answer.");
   }
-  const body = await answer.json().catch(() => null);
+  const text = await answer.text().catch(() => "");
+  const body = decoded(text);
   if (!answer.ok) throw new ApiError(answer.status, body?.error ?? `The aggregator answered with status ${answer.status}.`);
   if (body === null) throw new ApiError(answer.status, "The aggregator's answer is not JSON.");
+  if (typeof body === "object") texts.set(body, text);
   return body;
+}
+
+function decoded(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
 }
 
 export const jobPath = (name) => `jobs/${encodeURIComponent(name)}`;

@@ -2,13 +2,11 @@
 // single points in all of them, dragging zooms in, Escape, a double click or the button zooms out.
 
 /* global uPlot */
-import { el } from "./dom.js";
+import { color, el } from "./dom.js";
 
 const HEIGHT = 180;
 const MANY_POINTS = 150;
 const MOST_MARKS = 50;
-
-const color = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name);
 
 // What charts share; `changed` is called when another range was chosen, with null for all of it.
 export function chartGroup(key, changed = () => {}) {
@@ -160,10 +158,10 @@ function setRange(plot, group) {
 
 function options(held, { width, show, readAt, group, stacked }) {
   const { drawn, time } = held.now;
-  const axis = { stroke: color("--quiet"), grid: { stroke: color("--rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui, DejaVu Sans, sans-serif" };
+  const axis = { stroke: () => color("--quiet"), grid: { stroke: () => color("--rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui, DejaVu Sans, sans-serif" };
   const few = held.now.x.length <= MANY_POINTS && !stacked;
   const series = drawn.flatMap((line) => {
-    const stroke = color(line.color);
+    const stroke = () => color(line.color);
     const main = { stroke, width: 2, ...(stacked && { fill: stroke }), points: { show: few && !line.low, size: 5, fill: stroke } };
     const edge = { stroke: "transparent", width: 0, points: { show: false } };
     return line.low ? [main, edge, edge] : [main];
@@ -171,7 +169,7 @@ function options(held, { width, show, readAt, group, stacked }) {
   let at = 0;
   const bands = drawn.flatMap((line) => {
     at += line.low ? 3 : 1;
-    return line.low ? [{ series: [at, at - 1], fill: () => faded(color(line.color)()) }] : [];
+    return line.low ? [{ series: [at, at - 1], fill: () => faded(color(line.color)) }] : [];
   });
   const ticksX = time ? { space: 90 } : { space: 80, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] };
   return {
@@ -185,7 +183,7 @@ function options(held, { width, show, readAt, group, stacked }) {
       { ...axis, size: 26, ...ticksX, values: (_, ticks) => ticks.map((value, i) => held.now.axisX(value, i)) },
       { ...axis, size: 74, gap: 11, splits: () => [0, 0.5, 1].map((part) => part * held.now.top), values: (_, ticks) => ticks.map((value) => show(value)) },
     ],
-    series: [{}, ...series, { stroke: color(drawn[0].color), paths: () => null, points: { show: true, size: 7, width: 1.5, stroke: color(drawn[0].color), fill: color("--card") } }],
+    series: [{}, ...series, { stroke: () => color(drawn[0].color), paths: () => null, points: { show: true, size: 7, width: 1.5, stroke: () => color(drawn[0].color), fill: () => color("--card") } }],
     bands,
     hooks: {
       setCursor: [(plot) => readAt(plot.cursor.idx)],
@@ -203,16 +201,17 @@ function options(held, { width, show, readAt, group, stacked }) {
   };
 }
 
-const faded = (solid) => `color-mix(in srgb, ${solid.trim()} 22%, transparent)`;
+const faded = (solid) => `color-mix(in srgb, ${solid} 22%, transparent)`;
 
 // Triangles at the top of the axis.
 function drawBeyond(plot, { x, drawn, top }) {
   const [size, y] = [4 * devicePixelRatio, plot.bbox.top];
   plot.ctx.save();
-  plot.ctx.fillStyle = color("--quiet")();
+  plot.ctx.fillStyle = color("--quiet");
   for (const [i, value] of drawn[0].values.entries()) {
+    if (!(value > top)) continue;
     const at = plot.valToPos(x[i], "x", true);
-    if (!(value > top) || at < plot.bbox.left || at > plot.bbox.left + plot.bbox.width) continue;
+    if (at < plot.bbox.left || at > plot.bbox.left + plot.bbox.width) continue;
     plot.ctx.beginPath();
     plot.ctx.moveTo(at - size, y);
     plot.ctx.lineTo(at + size, y);
@@ -266,9 +265,9 @@ function savePicture(name, { plot, now }) {
   const [ratio, head] = [devicePixelRatio || 1, 30 * (devicePixelRatio || 1)];
   const picture = el("canvas", { width: canvas.width, height: canvas.height + head });
   const pen = picture.getContext("2d");
-  pen.fillStyle = color("--card")();
+  pen.fillStyle = color("--card");
   pen.fillRect(0, 0, picture.width, picture.height);
-  pen.fillStyle = color("--ink")();
+  pen.fillStyle = color("--ink");
   pen.font = `600 ${14 * ratio}px system-ui, sans-serif`;
   pen.fillText([name, now.lines.length > 1 && now.lines.map((line) => line.name).join(", ")].filter(Boolean).join(": "), 10 * ratio, 20 * ratio);
   pen.drawImage(canvas, 0, head);

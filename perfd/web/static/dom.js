@@ -25,3 +25,12 @@ export function section(parent, name, data, build) {
   fresh.hidden = !fresh.hasChildNodes();
   if (focused && document.activeElement?.id !== focused) document.getElementById(focused)?.focus();
 }
+
+const colors = new Map();
+
+// A color of the theme, by the name of its property. To ask the browser each time would make it lay the page out.
+export function color(name) {
+  const key = `${document.documentElement.dataset.theme} ${name}`;
+  if (!colors.has(key)) colors.set(key, getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+  return colors.get(key);
+}

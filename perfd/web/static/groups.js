@@ -11,8 +11,12 @@ export function grouped(rows, keyOf) {
   return [...groups];
 }
 
-// Values of runs, pairs of a value and how often it follows itself.
-export const repeated = (runs) => runs.flatMap(([value, count]) => new Array(count).fill(value));
-
-// Numbers of ranges, pairs of the first one and how many there are.
-export const counted = (ranges) => ranges.flatMap(([first, count]) => Array.from({ length: count }, (_, i) => first + i));
+// The value of the run that a place is in, and its offset there; runs are pairs of a value and their length.
+export function runAt(runs, place) {
+  let offset = place;
+  for (const [value, length] of runs) {
+    if (offset < length) return [value, offset];
+    offset -= length;
+  }
+  return [null, 0];
+}

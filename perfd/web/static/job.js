@@ -1,6 +1,6 @@
 // One job: what limits it, then the numbers.
 
-import { get, missing, overviewOf } from "./api.js";
+import { get, missing, overviewOf, textOf } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
 import { runbook } from "./alerts.js";
 import { cause, figure } from "./captures.js";
@@ -51,7 +51,7 @@ function draw(main, job, ranks, series, alerts, captures, again) {
   section(main, "dimensions", job.communication?.dimensions, () => dimensions(job));
   drawCharts(main, series, { name: job.name, alerts, captures, again });
   section(main, "stages", job.pipeline, () => stages(job));
-  section(main, "ranks", [ranks, gridChoice()], () => rankSection(job, ranks, main.clientWidth, again));
+  section(main, "ranks", [ranks && textOf(ranks), gridChoice()], () => rankSection(job, ranks, main.clientWidth, again));
   section(main, "alerts", alerts, () => alertList(alerts));
   section(main, "captures", captures, () => captureList(job, captures));
   section(main, "troubles", job.troubles, () => troubleList(job.troubles ?? []));

@@ -92,7 +92,11 @@ function drawGpuCharts(main, bySteps) {
   const charted = found?.time_unix_s.length ? GPUS.filter(({ key }) => found.metrics[key]) : [];
   section(main, "gpu-charts", [charted.map(({ key }) => key), found?.gpus], () =>
     charted.length ? [el("h2", {}, "GPUs, last 5 minutes", el("small", {}, found.gpus === 1 ? "1 GPU" : `${count(found.gpus)} GPUs: median, lowest and highest`)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : []);
-  if (charted.length) drawGpus(found, charted, bySteps);
+  // Between two answers only the axis can change.
+  const print = JSON.stringify([bySteps, overTime, group.range, main.clientWidth, document.documentElement.dataset.theme]);
+  if (!charted.length || (gpus.drawn === found && gpus.print === print)) return;
+  Object.assign(gpus, { drawn: found, print });
+  drawGpus(found, charted, bySteps);
 }
 
 const has = (values) => Boolean(values?.some((value) => value != null));

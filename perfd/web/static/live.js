@@ -38,11 +38,16 @@ export async function follow(refresh, changed) {
 function eventStream(wake, changed) {
   let source = null;
   let again = null;
+  let seen = null;
   const open = () => {
     clearTimeout(again);
     source = new EventSource(to("api/v1/events"));
     source.addEventListener("open", () => changed("live"));
-    source.addEventListener("round", wake);
+    source.addEventListener("round", (event) => {
+      // The first one says which round is over already: the page has just asked for its numbers.
+      if (seen !== null && event.lastEventId !== seen) wake();
+      seen = event.lastEventId;
+    });
     source.addEventListener("error", () => {
       changed("polling");
       wake();

@@ -2,6 +2,7 @@
 
 import { get, jobPath } from "./api.js";
 import { percent, power, signedPercent } from "./format.js";
+import { runAt } from "./groups.js";
 
 const TITLES = {
   slowdown_ratio: ["Compute time", (ratio) => signedPercent(ratio - 1)],
@@ -28,3 +29,9 @@ export const rankName = (row) => (row.rank == null ? gpuOf(row) : `rank ${row.ra
 
 // Where a rank is, if its name is not that already.
 export const whereOf = (row) => (row.rank == null ? "" : gpuOf(row));
+
+// The number of the rank at a place of the grid.
+export function rankAt(grid, place) {
+  const [first, offset] = runAt(grid.ranks, place);
+  return first + offset;
+}

@@ -1,11 +1,11 @@
 // Ranks by metric: a cell's color is the distance from the median of all ranks. Many ranks are drawn as one image,
 // with a table of the most unusual ones below.
 
-import { el } from "./dom.js";
+import { color, el } from "./dom.js";
 import { signedPercent, UNKNOWN } from "./format.js";
-import { counted } from "./groups.js";
 import { jobAddress } from "./paths.js";
-import { metricsOf, rankName, whereOf } from "./rank_metrics.js";
+import { components, pixelImage } from "./pixels.js";
+import { metricsOf, rankAt, rankName, whereOf } from "./rank_metrics.js";
 
 const QUIET = 0.05;
 const FULL = 0.4;
@@ -47,8 +47,7 @@ function picture({ picture: drawn, grid, count: all, rows }, metrics) {
   const { columns, values, deviation } = drawn;
   const canvas = el("canvas", { id: "rank-picture", role: "img", "aria-label": `${all} ranks by ${metrics.length} metrics. Most unusual: ${rankName(rows[0])}.` });
   const readout = el("output", { class: "readout", id: "rank-readout" });
-  const numbers = grid ? counted(grid.ranks) : [];
-  const named = (i) => (i < numbers.length ? `rank ${numbers[i]}` : "a GPU without a rank");
+  const named = (i) => (i < (grid?.values.length ?? 0) ? `rank ${rankAt(grid, i)}` : "a GPU without a rank");
   const first = (column) => Math.floor((column * all) / columns);
   const of = (column) => (first(column + 1) - first(column) > 1 ? `${named(first(column))} to ${named(first(column + 1) - 1)}, most unusual` : named(first(column)));
   // Fonts and colors are known once the canvas is in the page.
@@ -72,24 +71,20 @@ function paint(canvas, columns, metrics, deviation, culprits) {
   canvas.height = (height + mark) * ratio;
   canvas.style.setProperty("height", `${height + mark}px`);
   const pen = canvas.getContext("2d");
-  const style = getComputedStyle(canvas);
-  const color = (name) => style.getPropertyValue(name);
-  const sides = [color("--below"), color("--above")];
   pen.scale(ratio, ratio);
+  pen.imageSmoothingEnabled = false;
   pen.fillStyle = color("--card");
   pen.fillRect(0, 0, width, height);
-  const left = (column) => (column * width) / columns;
-  const size = Math.max(width / columns, 2);
-  metrics.forEach(([key], i) => {
-    for (const [column, found] of deviation[key].entries()) {
-      const far = strength(found);
-      if (!far) continue;
-      pen.globalAlpha = far;
-      pen.fillStyle = sides[found > 0 ? 1 : 0];
-      pen.fillRect(left(column), i * ROW_PX, size, ROW_PX - 2);
+  const [below, above] = [components("--below"), components("--above")];
+  const image = pixelImage(columns, metrics.length, (put) => {
+    for (const [line, [key]] of metrics.entries()) {
+      deviation[key].forEach((found, column) => put(line * columns + column, found > 0 ? above : below, strength(found)));
     }
   });
-  pen.globalAlpha = 1;
+  pen.drawImage(image, 0, 0, width, height);
+  for (let line = 1; line <= metrics.length; line += 1) pen.fillRect(0, line * ROW_PX - 2, width, 2);
+  // A column of one pixel is hard to see.
+  const [left, size] = [(column) => (column * width) / columns, Math.max(width / columns, 2)];
   pen.fillStyle = color("--bad");
   for (const column of culprits) pen.fillRect(left(column) - 2, height, size + 4, mark);
 }
