@@ -30,6 +30,7 @@ from perfd.aggregator.web_api import (
     servers_json,
     step_lines,
     steps_of_lines,
+    trend,
     without_ranks,
 )
 from perfd.analysis.diagnosis import JobSummary, from_json
@@ -127,6 +128,13 @@ class ApiAnswers:
         now_s, now_unix_s = self._clock.monotonic_s(), self._clock.unix_ns() / 1e9
         alerts, servers = self._rounds.alerts(), self.servers()
         return fleet_json(self._state, live, alerts, servers, now_s=now_s, now_unix_s=now_unix_s)
+
+    def trend(self, job: str) -> list[float]:
+        """Step time over the last hour of a job in memory, in at most 30 points."""
+        with self._state.lock:
+            known = self._state.fleet.jobs.get(job)
+            table = known.step_table() if known else None
+        return [] if table is None else trend(table.time_unix_s, table.step_time_s)
 
     def nodes(self, *, blamed_only: bool = True, node: str | None = None) -> list[dict[str, Any]]:
         """What nodes were blamed for, of schema perfd.nodes/1, the most suspect first."""

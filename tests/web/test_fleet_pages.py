@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import math
+import statistics
+import urllib.request
 from typing import Any
 
+import numpy as np
 import pytest
 
+from perfd.aggregator.web_api.charts import trend
 from perfd.aggregator.web_api.fleet_pages import fleet_page
 from perfd.errors import PerfdError
 from tests.support.chromium import Tab
+from tests.support.large_job import large_job
 from tests.support.page_server import StandIn, fleet_row
 
 SLOW = {"kind": "straggler", "gain_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}], "culprit_count": 1}
@@ -102,3 +109,58 @@ def test_of_5000_jobs_100_go_over_the_network(tab: Tab, stand_in: StandIn) -> No
         "performance.getEntriesByType('resource').find((one) => one.name.includes('fleet')).decodedBodySize"
     )
     assert tab.run(size) < 100_000
+
+
+def test_a_row_has_the_step_times_of_its_last_hour_if_asked_for() -> None:
+    with large_job(64, 5000) as job:
+        with urllib.request.urlopen(f"{job.url}/api/v1/fleet?trend=1", timeout=10) as answer:
+            (row,) = json.load(answer)["jobs"]
+        with urllib.request.urlopen(f"{job.url}/api/v1/fleet", timeout=10) as answer:
+            (plain,) = json.load(answer)["jobs"]
+        with urllib.request.urlopen(
+            f"{job.url}/api/v1/jobs/{job.name}/steps?from=1401", timeout=10
+        ) as answer:
+            newest = json.load(answer)["steps"]
+    assert "trend_step_time_s" not in plain
+    assert len(newest) == 1000
+    # 3,600 steps of a second, 120 a point; the 1,000 that were asked for begin with the first.
+    times = [one["step_time_s"] for one in newest]
+    medians = [float(f"{statistics.median(times[i : i + 120]):.3g}") for i in range(0, 960, 120)]
+    assert len(row["trend_step_time_s"]) == 30
+    assert row["trend_step_time_s"][:8] == medians
+
+
+@pytest.mark.parametrize(
+    ("times", "values", "found"),
+    [
+        ([], [], []),
+        ([math.nan], [1.0], []),
+        ([0.0, 10_000.0, 13_600.0], [9.0, 5.0, 1.0], [1.0]),
+        ([0.0, 10_001.0, 13_600.0], [9.0, 5.0, 1.0], [5.0, 1.0]),
+        ([0.0, 1.0, 2.0], [1.0, math.nan, 2.0], [1.0, 2.0]),
+    ],
+)
+def test_a_trend_is_of_an_hour_before_the_newest_step(
+    times: list[float], values: list[float], found: list[float]
+) -> None:
+    assert trend(np.array(times), np.array(values)) == found
+
+
+@pytest.mark.system
+def test_a_row_shows_its_trend_as_a_line(tab: Tab, stand_in: StandIn) -> None:
+    stand_in.answers["fleet"] = fleet(
+        fleet_row("a", trend_step_time_s=[1.0, 1.0, 2.0, None, 1.5]), fleet_row("b", trend_step_time_s=[])
+    )
+    tab.open(f"{stand_in.url}/", "document.querySelector('#jobs .sparkline')")
+    assert tab.count("#jobs .sparkline") == 1
+    says = tab.run("document.querySelector('.sparkline').ariaLabel")
+    assert says == "Step time of the last hour: 1000.0 ms to 2000.0 ms, newest 1500.0 ms"
+    points = tab.run("document.querySelector('.sparkline path').getAttribute('d')")
+    # Low, low, high, a gap, half way.
+    heights = [float(point.split()[1]) for point in points.replace("L", "M").split("M")[1:]]
+    assert (points.count("M"), points.count("L")) == (2, 2)
+    assert heights == [18.0, 18.0, 2.0, 10.0]
+
+    stand_in.answers["fleet"]["jobs"][0]["trend_step_time_s"] = [1.0, 3.0]
+    stand_in.live.notify()
+    tab.wait("document.querySelector('.sparkline').ariaLabel.includes('3000.0 ms')")

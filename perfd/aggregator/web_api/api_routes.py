@@ -31,7 +31,7 @@ _INDEX = """perfd aggregator {version}
 
 /                               the page, for people
 /metrics                        everything, for Prometheus
-/api/v1/fleet                   jobs, one short row each; ?state=&cause=&owner=&q=&sort=&limit=N
+/api/v1/fleet                   jobs, one short row each; ?state=&cause=&owner=&q=&sort=&limit=N&trend=1
 /api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one, ?short=1
 /api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX, ?short=1
 /api/v1/jobs/JOB/ranks          one metric of its ranks, and the unusual ones; ?metric=NAME&rank=R
@@ -67,6 +67,9 @@ class ApiSource(Protocol):
 
     def fleet(self) -> dict[str, Any]:
         """The keys of schema perfd.fleet/2."""
+
+    def trend(self, job: str) -> list[float]:
+        """Step time over the last hour of a job in memory, in at most 30 points."""
 
     def servers(self) -> list[dict[str, Any]]:
         """Serving engines, of schema perfd.servers/2."""
@@ -179,9 +182,13 @@ def _job(source: ApiSource, request: Request) -> Response:
 
 def _fleet(source: ApiSource, request: Request) -> Response:
     try:
-        return _json({"schema": "perfd.fleet/2", **fleet_page(source.fleet(), request.query)})
+        page = fleet_page(source.fleet(), request.query)
     except PerfdError as error:
         return _error(400, str(error))
+    if request.query.get("trend") == "1":
+        # Of the rows that are shown only: there may be thousands of jobs.
+        page["jobs"] = [{**row, "trend_step_time_s": source.trend(row["name"])} for row in page["jobs"]]
+    return _json({"schema": "perfd.fleet/2", **page})
 
 
 def _jobs(source: ApiSource, query: Mapping[str, str]) -> Response:

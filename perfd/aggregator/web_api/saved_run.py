@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Never
 
 import msgspec
+import numpy as np
 
 from perfd.aggregator.web_api.api_routes import ApiSource
-from perfd.aggregator.web_api.charts import without_ranks
+from perfd.aggregator.web_api.charts import trend, without_ranks
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.capture_routes import StartBody
 from perfd.errors import CaptureError, PerfdError, StorageError
@@ -114,6 +115,12 @@ class SavedRun:
     def fleet(self) -> dict[str, Any]:
         """The keys of schema perfd.fleet/2."""
         return self._page.fleet
+
+    def trend(self, job: str) -> list[float]:
+        """Step time over the last hour of a job, of the points that were saved."""
+        found = self._page.jobs.get(job)
+        columns = [found.series.get(name, []) if found else [] for name in ("time_unix_s", "step_time_s")]
+        return trend(*(np.array(column, dtype=np.float64) for column in columns))
 
     def servers(self) -> list[dict[str, Any]]:
         """Serving engines."""

@@ -4,6 +4,7 @@ import { el, section } from "./dom.js";
 import { count, duration, layout, percent, plural, progress } from "./format.js";
 import { wake } from "./live.js";
 import { jobAddress, to } from "./paths.js";
+import { sparkline } from "./sparkline.js";
 import { isHeldUp, shortSentence } from "./verdict.js";
 
 const STALE_S = 30;
@@ -31,6 +32,7 @@ const COLUMNS = [
   { name: "State", sort: "state", cell: (job) => el("span", { class: `state ${job.state}` }, stateText(job)) },
   { name: "Step", sort: "step", number: true, cell: (job) => progress(job.step, job.train_steps) },
   { name: "Step time", sort: "step_time", number: true, cell: (job) => duration(job.step_time_s) },
+  { name: "Last hour", cell: (job) => sparkline(job.trend_step_time_s ?? [], "Step time of the last hour", duration) },
   { name: "MFU", sort: "mfu", number: true, cell: (job) => percent(job.mfu_ratio) },
   { name: "Limited by", sort: "gain", number: true, wide: true, left: true, cell: (job) => limit(job) },
   { name: "Wasted GPU-h", sort: "wasted", number: true, cell: (job) => hours(job) },
@@ -52,6 +54,7 @@ const hours = (job) => (job.wasted_gpu_h == null ? "-" : count(job.wasted_gpu_h,
 export function fleetPath() {
   const asked = new URLSearchParams(chosen);
   asked.set("limit", PAGE);
+  asked.set("trend", "1");
   return `fleet?${asked}`;
 }
 
@@ -77,7 +80,7 @@ export function showFleet(main, fleet) {
 }
 
 // What a cell shows: an unchanged table is not drawn again.
-const print = (line) => line.map((cell) => [cell].flat().map((part) => (part instanceof Element ? [part.className, part.textContent] : part)));
+const print = (line) => line.map((cell) => [cell].flat().map((part) => (part instanceof Element ? [part.getAttribute("class"), part.textContent] : part)));
 
 function tools(options) {
   const input = el("input", { type: "search", id: "search", placeholder: "Search jobs", "aria-label": "Search jobs", "aria-controls": "jobs", autocomplete: "off", spellcheck: "false", value: chosen.get("q") ?? "" });
@@ -102,6 +105,7 @@ function table(cells) {
 const classes = (column) => [column.number && !column.left && "number", column.wide && "wide"].filter(Boolean).join(" ") || null;
 
 function head(column, i) {
+  if (!column.sort) return el("th", { scope: "col", class: classes(column) }, column.name);
   const sorted = chosen.get("sort") === column.sort;
   const down = chosen.get("down") === "1";
   const button = el("button", { type: "button", id: `jobs-by-${i}`, title: `Sort by ${column.name}` }, column.name, sorted && el("span", { "aria-hidden": "true" }, down ? " ▾" : " ▴"));

@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 
+from perfd.aggregator.web_api.charts.significant_digits import significant
 from perfd.analysis.data.job_data import Floats, PhaseTable, StepTable
 from perfd.analysis.data.robust_stats import median
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.steps import BACKWARD, FORWARD, OPTIMIZER, Timers, steady_rows
 from perfd.model import Event
 
+_TREND_S = 3600.0
+_TREND_POINTS = 30
+"""As many as a line of 90 pixels shows."""
+_TREND_DIGITS = 3
 _PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 
@@ -53,6 +58,17 @@ def progress_columns(
         "phases_s": {name: medians(values) for name, values in _phases(phases, steps).items()},
         "steady": (_groups(steady.astype(np.float64), size) == 1).any(axis=1).tolist(),
     }
+
+
+def trend(time_unix_s: Floats, step_time_s: Floats) -> list[float]:
+    """Step time over the hour before the newest step, as medians of neighbors; for a line of a table."""
+    known = np.isfinite(time_unix_s) & np.isfinite(step_time_s)
+    times, values = time_unix_s[known], step_time_s[known]
+    if not len(times):
+        return []
+    values = values[times > times.max() - _TREND_S]
+    size = max(1, -(-len(values) // _TREND_POINTS))
+    return significant(median(_groups(values, size)).tolist(), _TREND_DIGITS)
 
 
 def _rows(steps: StepTable, chosen: Any) -> StepTable:  # noqa: ANN401  (a mask of rows)
