@@ -1,4 +1,4 @@
-"""Alertmanager's HTTP API v2, as far as perfd posts to it."""
+"""The endpoints of Alertmanager's HTTP API v2 that perfd posts to."""
 
 from __future__ import annotations
 
