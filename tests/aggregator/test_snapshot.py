@@ -70,7 +70,7 @@ def test_the_analysis_reads_well_known_columns_only():
 def test_a_window_holds_the_newest_lines_and_what_belongs_to_them():
     made = fleet()
     lines = [step(number, time_s=START_S + number, step_time_s=1.0) for number in range(1, 21)]
-    made.apply([place(0, 0), *lines, *(gpus(START_S + t, a=1.0) for t in range(21))], source())
+    made.apply([place(0, 0), *lines, *(gpus(START_S + t, a=1.0) for t in range(21))], source(now_s=21.0))
     windowed = data(made, window=5)
     assert windowed.steps.step.tolist() == [16, 17, 18, 19, 20]
     assert windowed.gpu.time_unix_s[0] == START_S + 15
@@ -111,3 +111,63 @@ def test_the_ports_of_a_node_that_are_up_are_added_up():
     made.apply([place(0, 0), ports], source(node="n0"))
     made.apply([place(1, 0), nics(eth0=(1.0, 1.25e9))], source(node="n1"))
     assert data(made).ports_bytes_per_s == {"n0": 1e11}
+
+
+def window_of(made):
+    """Seconds after the start of the samples in the live window, and what was refused as too far ahead."""
+    times = data(made, window=5).gpu.time_unix_s - START_S
+    return times.tolist(), made.counters.rejected["sample_ahead_s"]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "window", "refused"),
+    [(10.0, [0.0, 1.0, 12.0], 0), (10.001, [0.0, 1.0], 1), (40 * 86_400.0, [0.0, 1.0], 1)],
+)
+def test_a_sample_far_ahead_of_its_batch_does_not_empty_the_window(ahead_s, window, refused):
+    made = fleet()
+    made.apply([place(0, 0), gpus(START_S, a=1.0), gpus(START_S + 1, a=1.0)], source(now_s=1.0))
+    made.apply([gpus(START_S + 2 + ahead_s, a=1.0)], source(now_s=2.0))
+    assert window_of(made) == (pytest.approx(window), refused)
+
+
+def test_of_a_table_only_the_rows_that_are_too_far_ahead_are_refused():
+    made = fleet()
+    table = SampleTable(
+        scope=Scope.GPU,
+        times_unix_ns=[round((START_S + time_s) * 1e9) for time_s in (0.0, 3_600.0)],
+        entities=["0", "1"],
+        columns={"power_w": [1.0, 2.0]},
+    )
+    made.apply([place(0, 0), place(1, 1), table], source())
+    assert data(made).gpu.metrics["power_w"].tolist() == [[1.0]]
+    assert made.counters.rejected["sample_ahead_s"] == 1
+
+
+@pytest.mark.parametrize("step_s", [11.0, 3_600.0, 40 * 86_400.0])
+def test_a_clock_that_is_set_back_leaves_no_samples_ahead(step_s):
+    made = fleet()
+    wrong = [gpus(START_S + step_s + second, a=1.0) for second in range(40)]
+    made.apply([place(0, 0), gpus(START_S, a=1.0)], source())
+    for second, table in enumerate(wrong):
+        made.apply([table], source(now_s=step_s + second))
+    made.apply([gpus(START_S + 41, a=1.0)], source(now_s=41.0))
+    times, refused = window_of(made)
+    assert times[-1] == pytest.approx(41.0 if step_s > 50 else 50.0, abs=1.0)
+    assert refused == 0
+    for second in range(42, 200):
+        made.apply([gpus(START_S + second, a=1.0)], source(now_s=float(second)))
+    assert window_of(made)[0] == pytest.approx([float(second) for second in range(139, 200)])
+
+
+def test_a_batch_that_fills_a_gap_drops_nothing_of_those_after_it():
+    made = fleet()
+    made.apply([place(0, 0), gpus(START_S + 100, a=1.0)], source(now_s=100.0))
+    made.apply([gpus(START_S + 60, a=1.0)], source(now_s=60.0, late=True))
+    assert window_of(made) == ([60.0, 100.0], 0)
+
+
+def test_a_node_whose_clock_is_always_ahead_keeps_its_samples():
+    made = fleet()
+    for second in range(3):
+        made.apply([place(0, 0), gpus(START_S + 7_200 + second, a=1.0)], source(now_s=7_200.0 + second))
+    assert window_of(made) == ([7_200.0, 7_201.0, 7_202.0], 0)

@@ -202,6 +202,14 @@ class Fleet:
         if len(table.columns) > limits.columns_per_table or len(table.entities) > limits.rows_per_table:
             self.counters.rejected["table_size"] += 1
             return
+        if source.sent_unix_s:
+            latest_unix_ns = round((source.sent_unix_s + limits.sample_ahead_s) * 1e9)
+            if max(table.times_unix_ns, default=0) > latest_unix_ns:
+                whole, table = table, _until(table, latest_unix_ns)
+                self.counters.rejected["sample_ahead_s"] += len(whole.entities) - len(table.entities)
+            if not source.late:
+                # What the node's clock showed before it was set back is ahead of all that follows.
+                node.readings.gpu_history.drop_after(latest_unix_ns)
         if table.scope is Scope.RANK:
             table = replace(table, entities=self.jobs.names.rank_entities(table.entities, node.name))
         node.version += node.readings.take(table, source.now_s)
@@ -248,3 +256,14 @@ class Fleet:
         if isinstance(record, CollectorHealth):
             node.collector_health(record)
         return []
+
+
+def _until(table: SampleTable, latest_unix_ns: int) -> SampleTable:
+    """The rows of a table up to a time."""
+    rows = [row for row, time_ns in enumerate(table.times_unix_ns) if time_ns <= latest_unix_ns]
+    return SampleTable(
+        scope=table.scope,
+        times_unix_ns=[table.times_unix_ns[row] for row in rows],
+        entities=[table.entities[row] for row in rows],
+        columns={name: [values[row] for row in rows] for name, values in table.columns.items()},
+    )

@@ -164,6 +164,8 @@ class GpuHistory:
         self._keep_ns = round(seconds * 1e9)
         self._max_rows = rows
         self._rows = 0
+        self._latest_ns = 0
+        """No instant is later."""
         self._chunks: deque[_Chunk] = deque()
 
     def __len__(self) -> int:
@@ -200,6 +202,23 @@ class GpuHistory:
         order = np.flatnonzero(times >= since_ns)
         order = order[np.argsort(times[order], kind="stable")]
         return times[order] / 1e9, data[order]
+
+    def drop_after(self, time_ns: int) -> None:
+        """Drop the instants after a time."""
+        if self._latest_ns <= time_ns:
+            return
+        self._latest_ns = time_ns
+        chunks, self._chunks = self._chunks, deque()
+        for chunk in chunks:
+            kept = chunk.times_ns[: chunk.rows] <= time_ns
+            self._rows -= chunk.rows - (rows := int(kept.sum()))
+            if not rows:
+                continue
+            if rows < chunk.rows:
+                chunk.data[:rows] = chunk.data[: chunk.rows][kept]
+                chunk.times_ns[:rows] = chunk.times_ns[: chunk.rows][kept]
+                chunk.rows, chunk.newest_ns = rows, int(chunk.times_ns[:rows].max())
+            self._chunks.append(chunk)
 
     def newest_unix_s(self) -> float:
         """The newest instant, NaN before the first."""
@@ -245,6 +264,7 @@ class GpuHistory:
         chunk.newest_ns = time_ns if not chunk.rows else max(chunk.newest_ns, time_ns)
         chunk.rows += 1
         self._rows += 1
+        self._latest_ns = max(self._latest_ns, time_ns)
 
     def _drop_old(self) -> None:
         """Make room for another chunk."""
