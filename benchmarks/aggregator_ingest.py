@@ -33,16 +33,11 @@ def measure(
     *,
     history: bool = False,
     tls: bool = False,
-    guards: bool = True,
 ) -> dict[str, Any]:
-    """Throughput of a burst, then the cost of one batch a second and node; `tls` is mutual.
-
-    Without `guards` it is the aggregator of `benchmarks.without_guards`.
-    """
-    program = ("-m", "perfd" if guards else "benchmarks.without_guards")
+    """Throughput of a burst, then the cost of one batch a second and node; `tls` is mutual."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        AggregatorProcess(Path(folder), program=program, history=history, tls=tls) as aggregator,
+        AggregatorProcess(Path(folder), history=history, tls=tls) as aggregator,
     ):
         return asyncio.run(_drive(aggregator, nodes, jobs, seconds, burst))
 

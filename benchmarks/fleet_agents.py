@@ -55,14 +55,18 @@ class AggregatorProcess:
         history: bool = False,
         tls: bool = False,
         checkout: Path = ROOT,
+        **config: object,
     ) -> None:
-        """`program` is what Python runs, with perfd's arguments after it; `checkout` is whose perfd."""
+        """`program` is what Python runs, with perfd's arguments after it; `checkout` is whose perfd.
+
+        `config` are further keys of the aggregator's configuration.
+        """
         self._folder = folder
         self._program = program
         self._checkout = checkout
         self._config: dict[str, Any] = (
             {"history": {"path": str(folder / "history.sqlite")}} if history else {}
-        )
+        ) | config
         self.credentials: grpc.ChannelCredentials | None = None
         if tls:
             self._config["tls"] = _certificates(folder)
@@ -176,18 +180,20 @@ class FakeAgent:
 
 
 @asynccontextmanager
-async def connected(aggregator: AggregatorProcess, nodes: int, jobs: int) -> AsyncIterator[list[FakeAgent]]:
-    """Agents, one a node, that have said which GPUs and ranks are there."""
+async def connected(
+    aggregator: AggregatorProcess, nodes: int, jobs: int, channels: int = _CHANNELS
+) -> AsyncIterator[list[FakeAgent]]:
+    """Agents, one a node, that have said which GPUs and ranks are there, over so many connections."""
     options = [("grpc.use_local_subchannel_pool", 1), *CLIENT_OPTIONS]
     credentials = aggregator.credentials
-    channels = [
+    opened = [
         grpc.aio.insecure_channel(aggregator.grpc, options=options)
         if credentials is None
         else grpc.aio.secure_channel(aggregator.grpc, credentials, options=options)
-        for _ in range(_CHANNELS)
+        for _ in range(channels)
     ]
     agents = [
-        FakeAgent(channels[number % _CHANNELS].stream_stream(CONNECT_METHOD)(), number)
+        FakeAgent(opened[number % channels].stream_stream(CONNECT_METHOD)(), number)
         for number in range(nodes)
     ]
     await asyncio.gather(*(agent.hello() for agent in agents))
@@ -196,7 +202,7 @@ async def connected(aggregator: AggregatorProcess, nodes: int, jobs: int) -> Asy
     try:
         yield agents
     finally:
-        for channel in channels:
+        for channel in opened:
             await channel.close()
 
 

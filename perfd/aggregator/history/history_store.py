@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from perfd.aggregator.history.database import (
     HistoryDamagedError,
@@ -31,6 +32,9 @@ MAX_QUEUED_BYTES = 64 << 20
 """What waits for a disk that is slow or full; agents keep what is beyond it."""
 _TRANSACTION_BYTES = 8 << 20
 """A transaction ends at this size, so that what waits for it is acknowledged soon."""
+_COMMIT_EVERY_S = 0.02
+"""Transactions of many agents are this far apart: each waits for the disk, and wakes each agent's stream. An
+acknowledgment that comes later by so much delays no agent, which sends dozens of batches meanwhile."""
 _RETRY_S = 1.0
 _REPAIR_WITHIN_S = 120.0
 
@@ -67,6 +71,7 @@ class HistoryStore(HistoryReader):
         self._changed = threading.Condition()
         self._closing = False
         self._repair_wanted = False
+        self._committed_s = 0.0
         self._problem: str | None = None
         self._retention = RetentionClock(None)
         self.failed_rows = 0
@@ -109,9 +114,10 @@ class HistoryStore(HistoryReader):
         group = _Group(statements, done, sum(map(size_of, statements)))
         with self._changed:
             if not self._closing and self._queued_bytes + group.size_bytes <= self._max_queued_bytes:
+                if not self._queue:
+                    self._changed.notify_all()
                 self._queue.append(group)
                 self._queued_bytes += group.size_bytes
-                self._changed.notify_all()
                 return True
             self.failed_rows += len(statements)
         return False
@@ -175,6 +181,8 @@ class HistoryStore(HistoryReader):
         size_bytes = 0
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._closing or self._repair_wanted)
+            pause_s = self._committed_s + _COMMIT_EVERY_S - monotonic()
+            self._changed.wait_for(lambda: self._closing or self._repair_wanted, max(0.0, pause_s))
             for group in self._queue:
                 groups.append(group)
                 size_bytes += group.size_bytes
@@ -209,6 +217,7 @@ class HistoryStore(HistoryReader):
             self._database.close()
             return False
         else:
+            self._committed_s = monotonic()
             self.written_rows += sum(len(group.statements) for group in groups)
             self._recovered()
             self._tidy()

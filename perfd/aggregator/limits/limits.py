@@ -42,8 +42,8 @@ class Limits:
     series_per_scope: int = 8_192
     """Entities times metrics of one scope on one node."""
     sample_ahead_s: float = 10.0
-    """How far the time of a sample may be ahead of when its batch was sent, both by the agent's clock. A sweep
-    takes less; a clock that is set back between the two loses a sample."""
+    """How far the time of a sample may be ahead of when its batch was sent, both by the agent's clock. It is
+    read before that: only a clock that is set back between the two loses samples."""
     series: int = 2_000_000
     """All series of a round. Jobs and nodes that came last are left out beyond it."""
     name_chars: int = 256
