@@ -246,6 +246,10 @@ class ApiAnswers:
         """The summary of a job that only history knows."""
         return self._history.summary(job) if self._history else None
 
+    def history_problem(self) -> str | None:
+        """Why history cannot be written, in a sentence; None if it can, or there is none."""
+        return self._history.problem if self._history else None
+
     def stale(self) -> str | None:
         """Why the numbers are old, in a sentence; None if they are current."""
         age_s = self._rounds.stale_s

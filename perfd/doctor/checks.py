@@ -18,7 +18,7 @@ from perfd.doctor.capture_checks import (
 )
 from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
-from perfd.doctor.node_facts import DirectoryFacts, NodeFacts
+from perfd.doctor.node_facts import DirectoryFacts, HistoryServerFacts, NodeFacts
 from perfd.formatting import data_size, duration
 
 SCHEMA = "perfd.doctor/2"
@@ -160,6 +160,8 @@ def check_history(facts: NodeFacts) -> CheckResult:
     if history is None:
         what = "not checked without --aggregator-config; perfd run keeps its own"
         return CheckResult(check="history", level=Level.OK, title=title, what=what)
+    if history.server is not None:
+        return _history_server(history.server)
     if history.directory is None:
         return CheckResult(
             check="history",
@@ -167,7 +169,8 @@ def check_history(facts: NodeFacts) -> CheckResult:
             title=title,
             what="off: a kill or restart of the aggregator loses all steps, phases, events, alerts, captures "
             "and summaries so far, because agents delete what it has acknowledged",
-            fix="Set history.path in the aggregator's configuration; then it acknowledges after the commit.",
+            fix="Set history.path or history.url in the aggregator's configuration; then it acknowledges "
+            "after the commit.",
         )
     return _directory("history", title, history.directory, history.max_bytes, "history.path")
 
@@ -201,6 +204,25 @@ CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
     check_promtool,
 )
 """In the order of the report."""
+
+
+def _history_server(server: HistoryServerFacts) -> CheckResult:
+    if server.error:
+        return CheckResult(
+            check="history",
+            level=Level.FAIL,
+            title="history",
+            what=f"{server.place} cannot be used: {server.error}" if server.place else server.error,
+            fix="Correct history.url, or start PostgreSQL there; until then the aggregator does not start.",
+        )
+    tables = "no tables yet" if server.schema is None else f"schema {server.schema}"
+    encryption = "TLS" if server.encrypted else "no TLS"
+    return CheckResult(
+        check="history",
+        level=Level.OK,
+        title="history",
+        what=f"{server.place}, PostgreSQL {server.version}, {tables}, {encryption}",
+    )
 
 
 def _directory(check: str, title: str, facts: DirectoryFacts, needed_bytes: int, option: str) -> CheckResult:

@@ -80,12 +80,27 @@ class AggregatorFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryServerFacts:
+    """The PostgreSQL database of a history."""
+
+    place: str
+    """Its address without a password; empty when it is not known."""
+    version: str = ""
+    schema: str | None = None
+    """The revision of its tables; None: there are none yet."""
+    encrypted: bool = False
+    error: str = ""
+    """Empty on success."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryFacts:
     """Where the aggregator that is configured on this machine keeps its history."""
 
     directory: DirectoryFacts | None
-    """None: history is off."""
+    """None: history is off, or in PostgreSQL."""
     max_bytes: int
+    server: HistoryServerFacts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from perfd.doctor.node_facts import (
     DirectoryFacts,
     GpuFacts,
     HistoryFacts,
+    HistoryServerFacts,
     NodeFacts,
     NsysFacts,
     NvmlFacts,
@@ -30,6 +31,7 @@ from perfd.doctor.node_facts import (
 )
 from perfd.errors import CaptureError, PerfdError
 from perfd.net import split_address
+from perfd.net.postgres_extra import require_postgres
 
 _CONNECT_TIMEOUT_S = 2.0
 """For the connection to the aggregator. Chosen, not measured."""
@@ -83,9 +85,32 @@ def probe(
 
 
 def probe_history(config: HistoryConfig) -> HistoryFacts:
-    """Whether the directory of the history file can be written."""
+    """Whether the directory of the history file can be written, or its database be reached."""
+    if config.url is not None:
+        return HistoryFacts(directory=None, max_bytes=0, server=probe_history_server(config))
     directory = probe_directory(Path(config.path).absolute().parent) if config.path else None
     return HistoryFacts(directory=directory, max_bytes=config.max_bytes)
+
+
+def probe_history_server(config: HistoryConfig) -> HistoryServerFacts:
+    """Connect, and ask for the versions of the server and of the tables."""
+    place = ""
+    try:
+        require_postgres()
+        # With the extra only.
+        from perfd.net.postgres_server import PostgresServer, stored_revision  # noqa: PLC0415
+
+        server = PostgresServer(config, application="perfd doctor")
+        place = server.place
+        with server.connect() as connection:
+            return HistoryServerFacts(
+                place=place,
+                version=connection.info.parameter_status("server_version") or "",
+                schema=stored_revision(connection),
+                encrypted=connection.pgconn.ssl_in_use,
+            )
+    except PerfdError as error:
+        return HistoryServerFacts(place=place, error=str(error))
 
 
 def probe_nvml() -> NvmlFacts:

@@ -77,6 +77,11 @@ VALUES: dict[str, dict[str, Any]] = {
     "without privileges, spool on the node": {"agent.spoolHostPath": "/var/lib/perfd"},
     "mutual TLS": {"tls": {"aggregatorSecret": "perfd-server", "agentSecret": "perfd-client", "mutual": True}}
     | TRAINING,
+    "history in PostgreSQL": {
+        "aggregator.config": {"history": {"url": "postgresql://perfd@db/perfd?sslmode=require"}},
+        "aggregator.historyPasswordSecret": "history",
+        "aggregator.persistence.enabled": False,
+    },
     "no volume": {"aggregator.persistence.enabled": False, "networkPolicy.enabled": False},
     "a volume of one's own": {
         "aggregator.persistence": {"existingClaim": "mine", "storageClassName": "fast"},

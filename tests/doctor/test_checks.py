@@ -37,6 +37,7 @@ from perfd.doctor.node_facts import (
     DirectoryFacts,
     GpuFacts,
     HistoryFacts,
+    HistoryServerFacts,
     NodeFacts,
     NsysFacts,
     NvmlFacts,
@@ -98,6 +99,11 @@ UNLOADABLE = "QdstrmImporter: error while loading shared libraries: {}: cannot o
 def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), problem=""):
     facts = NsysFacts(installation=installation, version=version, libdw=libdw, importer_problem=problem)
     return {"nsys": facts}
+
+
+def of_server(**facts):
+    """A history in PostgreSQL."""
+    return HistoryFacts(directory=None, max_bytes=0, server=HistoryServerFacts(**facts))
 
 
 @pytest.mark.parametrize(
@@ -232,6 +238,24 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
             },
             Level.FAIL,
             "/h cannot be written: Read-only",
+        ),
+        (
+            check_history,
+            {"history": of_server(place="postgresql://h:1/perfd", error="refused")},
+            Level.FAIL,
+            "postgresql://h:1/perfd cannot be used: refused",
+        ),
+        (
+            check_history,
+            {"history": of_server(place="postgresql://h:1/perfd", version="15.1", schema="0001")},
+            Level.OK,
+            "postgresql://h:1/perfd, PostgreSQL 15.1, schema 0001, no TLS",
+        ),
+        (
+            check_history,
+            {"history": of_server(place="postgresql://h:1/perfd", version="15.1", encrypted=True)},
+            Level.OK,
+            "postgresql://h:1/perfd, PostgreSQL 15.1, no tables yet, TLS",
         ),
     ],
 )

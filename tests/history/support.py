@@ -6,11 +6,15 @@ import contextlib
 import secrets
 import sqlite3
 import threading
+import time
 from pathlib import Path
 from typing import Any, Protocol
 
 from aggregator.support import START_S, fleet, source, step
 
+from perfd.agent.collection.batcher import Batcher
+from perfd.agent.spool import Spool
+from perfd.agent.uplink import GrpcUplink
 from perfd.aggregator.history import HistoryStore
 from perfd.aggregator.history.history_rows import agent_row, job_rows, rows
 from perfd.aggregator.history.postgres import PostgresDatabase
@@ -18,7 +22,9 @@ from perfd.aggregator.history.sqlite import SqliteDatabase
 from perfd.aggregator.history.startup_recovery import restore
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.state import AgentState, AggregatorState
-from perfd.config import HistoryConfig
+from perfd.clock import SystemClock
+from perfd.config import HistoryConfig, UplinkConfig
+from perfd.model import TrainingStep
 from tests.support.postgres_server import USER, PostgresCluster
 
 DAY_S = 86_400.0
@@ -79,13 +85,24 @@ class PostgresLocation(_Restoring):
 
     as_newer = "UPDATE alembic_version SET version_num = '9999'"
 
-    def __init__(self, cluster: PostgresCluster) -> None:
+    def __init__(self, cluster: PostgresCluster, *, tables: bool = True) -> None:
+        """With `tables` it is one that an aggregator has opened before, which saves their creation."""
         self.cluster = cluster
+        self._template = "template1"
+        if tables:
+            if not cluster.sql("SELECT FROM pg_database WHERE datname = 'with_tables'"):
+                cluster.sql(f"CREATE DATABASE with_tables OWNER {USER}")
+                database = PostgresDatabase(
+                    HistoryConfig(url=cluster.url_of("with_tables")), start_wait_s=0.0
+                )
+                database.open()
+                database.close()
+            self._template = "with_tables"
         self.renew()
 
     def renew(self) -> None:
         self.database = f"history_{secrets.token_hex(4)}"
-        self.cluster.sql(f"CREATE DATABASE {self.database} OWNER {USER}")
+        self.cluster.sql(f"CREATE DATABASE {self.database} OWNER {USER} TEMPLATE {self._template}")
         self.config = HistoryConfig(url=self.cluster.url_of(self.database))
 
     def store(self, **options: Any) -> HistoryStore:
@@ -93,6 +110,36 @@ class PostgresLocation(_Restoring):
 
     def sql(self, query: str) -> list[tuple[Any, ...]]:
         return self.cluster.sql(query, database=self.database)
+
+
+class Node:
+    """A spool, what fills it and an uplink by gRPC, from the first line on; `close` ends it."""
+
+    def __init__(self, folder: Path, address: str, *, node: str = "n0") -> None:
+        self.spool = Spool(folder / f"spool-{node}", max_bytes=1 << 30)
+        self.batcher = Batcher(self.spool)
+        self.job = f"job-{node}"
+        self.uplink = GrpcUplink(
+            UplinkConfig(address=address, backoff_initial_s=0.05, backoff_max_s=0.5),
+            node=node,
+            spool=self.spool,
+            clock=SystemClock(),
+            on_request=lambda _: None,
+        )
+        self.uplink.start()
+
+    def produce(self, count: int = 1) -> int:
+        """Make batches of one step each, the step being the sequence; returns the last."""
+        for _ in range(count):
+            self.batcher.add([TrainingStep(job=self.job, step=self.spool.last_sequence + 1)])
+            self.batcher.flush(time.time_ns())
+        self.uplink.notify()
+        return self.spool.last_sequence
+
+    def close(self) -> None:
+        """End without waiting for acknowledgments."""
+        self.uplink.stop(0.0)
+        self.spool.close()
 
 
 def write(history, *statements):

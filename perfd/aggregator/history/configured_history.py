@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.sqlite import SqliteDatabase
 from perfd.config import HistoryConfig
 from perfd.errors import ConfigError
+from perfd.net.postgres_extra import require_postgres
 
 _MAX_RETRY_S = 15.0
 """A server that comes back is not met by all that wait for it at once, and not left alone for long."""
@@ -27,9 +27,3 @@ def configured_history(config: HistoryConfig) -> HistoryStore | None:
     if config.path is not None:
         return HistoryStore(SqliteDatabase(Path(config.path), max_bytes=config.max_bytes))
     return None
-
-
-def require_postgres() -> None:
-    """Raise `ConfigError` without the extra."""
-    if any(importlib.util.find_spec(name) is None for name in ("psycopg", "alembic")):
-        raise ConfigError("history.url: install perfd[postgres], which has the client of PostgreSQL.")

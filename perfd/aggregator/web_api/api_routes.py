@@ -124,6 +124,9 @@ class ApiSource(Protocol):
     def unready(self) -> str | None:
         """Why agents are not served or numbers are old, in a sentence; None if all is well."""
 
+    def history_problem(self) -> str | None:
+        """Why history cannot be written, in a sentence; None if it can, or there is none."""
+
 
 def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> dict[str, Handler]:
     """Everything that the aggregator serves, by path; `live` is notified when a round is over.
@@ -153,7 +156,7 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
             link=source.file_link,
         ),
         "/api/v1/healthz": lambda _: _text("ok\n"),
-        "/api/v1/readyz": lambda _: _ready(source.unready()),
+        "/api/v1/readyz": lambda _: _ready(source.unready(), source.history_problem()),
     }
 
 
@@ -165,8 +168,11 @@ def _metrics(source: ApiSource, request: Request) -> Response:
     return Response(body=page.body, content_type=page.content_type)
 
 
-def _ready(unready: str | None) -> Response:
-    return _text("ready\n") if unready is None else _text(f"{unready}\n", 503)
+def _ready(unready: str | None, problem: str | None) -> Response:
+    if unready is not None:
+        return _text(f"{unready}\n", 503)
+    # Agents are served all the same, and keep what is not stored.
+    return _text("ready\n" if problem is None else f"ready\n{problem}\n")
 
 
 def _job(source: ApiSource, request: Request) -> Response:

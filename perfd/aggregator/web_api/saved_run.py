@@ -210,6 +210,9 @@ class SavedRun:
     def unready(self) -> None:
         """It always serves."""
 
+    def history_problem(self) -> None:
+        """Nothing is written."""
+
 
 def _picked(columns: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     return {

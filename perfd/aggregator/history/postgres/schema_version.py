@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+import psycopg
+
 from perfd.errors import PerfdError
-from perfd.net.postgres_server import PostgresConnection, PostgresServer
+from perfd.net.postgres_server import PostgresConnection, PostgresServer, stored_revision
 
 log = logging.getLogger(__name__)
 
@@ -31,21 +33,13 @@ def bring_up_to_date(server: PostgresServer, connection: PostgresConnection) -> 
     _run(server)
 
 
-def stored_revision(connection: PostgresConnection) -> str | None:
-    """The revision of the tables; None if there are none."""
-    table = connection.execute("SELECT to_regclass('alembic_version')").fetchone()
-    if table is None or table[0] is None:
-        return None
-    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-    return None if row is None else str(row[0])
-
-
 def _run(server: PostgresServer) -> None:
     # Only where there is something to do: they take half a second and 30 MB.
     from alembic.config import Config  # noqa: PLC0415
     from alembic.runtime.environment import EnvironmentContext  # noqa: PLC0415
     from alembic.script import ScriptDirectory  # noqa: PLC0415
     from sqlalchemy import create_engine  # noqa: PLC0415
+    from sqlalchemy.exc import DBAPIError  # noqa: PLC0415
     from sqlalchemy.pool import NullPool  # noqa: PLC0415
 
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -53,15 +47,20 @@ def _run(server: PostgresServer) -> None:
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
     script = ScriptDirectory.from_config(config)
     engine = create_engine("postgresql+psycopg://", creator=server.connect, poolclass=NullPool)
-    with engine.connect() as database:
-        environment = EnvironmentContext(config, script)
-        environment.configure(
-            connection=database,
-            fn=lambda revision, _: script._upgrade_revs("head", revision),  # noqa: SLF001
-        )
-        with environment.begin_transaction():
-            environment.run_migrations()
-        database.commit()
+    try:
+        with engine.connect() as database:
+            environment = EnvironmentContext(config, script)
+            environment.configure(
+                connection=database,
+                fn=lambda revision, _: script._upgrade_revs("head", revision),  # noqa: SLF001
+            )
+            with environment.begin_transaction():
+                environment.run_migrations()
+            database.commit()
+    except DBAPIError as error:
+        if isinstance(error.orig, psycopg.Error):
+            raise error.orig from error
+        raise
     log.info(
         "The tables of the history were brought up to date.",
         extra={"history": server.place, "schema": SCHEMA_REVISION},
