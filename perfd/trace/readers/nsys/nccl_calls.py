@@ -59,6 +59,8 @@ def collectives_of(
     all its calls. Its group has no name until the ranks of all traces are known (`with_groups`).
     """
     windows = {thread: list(_launching(ones)) for thread, ones in _by_thread(ranges).items()}
+    if not any(windows.values()):
+        return []
     starts = {thread: [one.start_ns for one in mine] for thread, mine in windows.items()}
     launched: dict[tuple[int, int], list[int]] = defaultdict(list)
     for thread, start_ns, at in _launches(operations, calls):

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfd.trace.model.intervals import Ns
 from perfd.trace.model.trace_detail import NamedCalls, TraceDetail
-from perfd.trace.readers.nsys.nsys_tables import Activity, Tables
+from perfd.trace.readers.nsys.nsys_tables import Tables
 
 _RUNTIME, _OS_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API"
 
@@ -16,8 +16,8 @@ _RUNTIME, _OS_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API"
 class NsysDetail:
     """Of one export; asked for each process."""
 
-    def __init__(self, tables: Tables, activity: Activity) -> None:
-        sizes = tables.operation_sizes()[activity.valid]
+    def __init__(self, tables: Tables) -> None:
+        sizes = tables.operation_sizes()
         self._size_bytes = sizes[:, 0]
         used, shapes = np.unique(sizes[:, 1:], axis=0, return_inverse=True)
         known = used[:, 0] >= 0 if len(used) else np.zeros(0, dtype=np.bool_)
@@ -29,7 +29,7 @@ class NsysDetail:
         self._os_calls = tables.named_calls(_OS_RUNTIME)
 
     def of(self, process: int, rows: Ns) -> TraceDetail:
-        """Of a process' operations in these rows of the activity."""
+        """Of a process' operations in these rows of the tables."""
         return TraceDetail(
             size_bytes=self._size_bytes[rows],
             launch_shape=self._shapes[rows],

@@ -7,20 +7,18 @@ the start of the collection. (Source: "SQLite schema reference" in Nsight System
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections import Counter
 from pathlib import Path
 
-import numpy as np
-
 from perfd.errors import TraceError
-from perfd.trace.model.intervals import Flags, Ns
+from perfd.trace.model.intervals import Ns
 from perfd.trace.model.kernel_classes import kernel_class
 from perfd.trace.model.operation_kinds import OperationKind
-from perfd.trace.model.rank_trace import HostCalls, RankTrace, calls_of, operations_of
+from perfd.trace.model.rank_trace import RankTrace, no_calls
 from perfd.trace.model.trace_steps import NAMED_STEP, steps_among
 from perfd.trace.readers.nsys.nccl_calls import collectives_of
 from perfd.trace.readers.nsys.nsys_detail import NsysDetail
-from perfd.trace.readers.nsys.nsys_tables import Activity, Tables
+from perfd.trace.readers.nsys.nsys_tables import Activity, Tables, runs_of
 
 _OLDEST, _NEWEST = (3, 11), (3, 20)
 """The schemas that were read. With another first number, columns may mean something else."""
@@ -72,7 +70,7 @@ def _check_size(path: Path, name: str) -> None:
 def _traces(name: str, tables: Tables, detailed: bool) -> list[RankTrace]:
     schema_notes = _of_schema(name, tables.schema())
     activity = tables.activity()
-    if not len(activity.rows):
+    if not len(activity.row):
         why = "none has a valid time." if activity.invalid else "was it taken with --trace=cuda?"
         raise TraceError(f"{name}: the capture has no GPU operation; {why}")
     classes = [kernel_class(one) for one in activity.names]
@@ -81,13 +79,13 @@ def _traces(name: str, tables: Tables, detailed: bool) -> list[RankTrace]:
     if activity.invalid:
         notes = (*notes, f"{activity.invalid} GPU operations have no valid time, and are left out.")
     nccl, described = tables.nccl_calls()
-    if nccl and not described and (activity.column("kind") == OperationKind.COMMUNICATION).any():
+    if nccl and not described and (activity.kind == OperationKind.COMMUNICATION).any():
         notes = (*notes, _NO_PAYLOADS)
-    details = NsysDetail(tables, activity) if detailed else None
+    details = NsysDetail(tables) if detailed else None
     traces = []
-    for process, device, mine in _by_gpu(activity):
-        operations, order = operations_of({column: activity.column(column)[mine] for column in _OPERATION})
-        mine_calls = _calls_of_process(calls, process)
+    for process, device, rows in _by_gpu(activity):
+        operations = activity.of_rows(rows)
+        mine_calls = calls.get(process) or no_calls()
         named = phases.get(process, [])
         traces.append(
             RankTrace(
@@ -110,7 +108,7 @@ def _traces(name: str, tables: Tables, detailed: bool) -> list[RankTrace]:
                 recorded_from_ns=_first_ns(operations.start_ns, mine_calls.start_ns),
                 epoch_ns=epoch_ns,
                 notes=notes,
-                detail=details.of(process, np.flatnonzero(mine)[order]) if details else None,
+                detail=details.of(process, activity.row[rows]) if details else None,
             )
         )
     return traces
@@ -129,27 +127,17 @@ def _of_schema(name: str, schema: tuple[int, int] | None) -> tuple[str, ...]:
     return (f"The export has {said}, with which perfd was not tried; it was with {known}.",)
 
 
-_OPERATION = ("start_ns", "end_ns", "kind", "name", "stream", "correlation")
-
-
-def _by_gpu(activity: Activity) -> list[tuple[int, int, Flags]]:
+def _by_gpu(activity: Activity) -> list[tuple[int, int, slice]]:
     """Processes, devices and which rows are theirs, in order of device and process."""
-    found = []
-    process, device = activity.column("process"), activity.column("device")
-    # Not by numpy.unique, which loads numpy.ma for a plain question: that alone takes 10 ms.
-    for one in sorted(set(process.tolist())):
-        mine = process == one
-        devices, counts = np.unique(device[mine], return_counts=True)
-        found += [
-            (one, int(index), mine & (device == index))
-            for index in devices[counts >= _STRAY_RATIO * counts.sum()]
-        ]
-    return sorted(found, key=lambda item: (item[1], item[0]))
-
-
-def _calls_of_process(calls: Mapping[str, Ns], process: int) -> HostCalls:
-    mine = calls["process"] == process
-    return calls_of({name: column[mine] for name, column in calls.items() if name != "process"})
+    found = [
+        (int(activity.process[rows.start]), int(activity.device[rows.start]), rows)
+        for rows in runs_of(activity.process, activity.device)
+    ]
+    of_process: Counter[int] = Counter()
+    for process, _device, rows in found:
+        of_process[process] += rows.stop - rows.start
+    kept = [one for one in found if one[2].stop - one[2].start >= _STRAY_RATIO * of_process[one[0]]]
+    return sorted(kept, key=lambda one: (one[1], one[0]))
 
 
 def _first_ns(*starts_ns: Ns) -> int:

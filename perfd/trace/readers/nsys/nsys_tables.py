@@ -10,15 +10,16 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice, pairwise
+from typing import Any
 
 import numpy as np
 
 from perfd.errors import TraceError
-from perfd.trace.model.intervals import Flags, Ns
+from perfd.trace.model.intervals import Codes, Flags, Indices, Ns
 from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
-from perfd.trace.model.rank_trace import Phase
+from perfd.trace.model.rank_trace import GpuOperations, HostCalls, Phase
 from perfd.trace.readers.nsys.nccl_calls import NcclCall, call_name
 from perfd.trace.readers.nsys.nccl_payloads import decoded, schema_fields
 
@@ -36,6 +37,12 @@ _SIZES: Mapping[str, Sequence[str]] = {
 }
 """What says how large an operation is, in the order in which tables are read."""
 _OPERATION = "start, end, deviceId, streamId, COALESCE(correlationId, -1), globalPid"
+_ACTIVITY = {
+    **dict.fromkeys(("start_ns", "end_ns", "device", "stream", "correlation", "process"), np.int64),
+    "name": np.int32,
+    "kind": np.uint8,
+}
+_ROWS_AT_ONCE = 1 << 16
 _PUSH_POP, _START_END = 59, 60
 # A global thread id is (hardware, virtual machine, process, thread); without the thread it names the process.
 _THREAD_BITS = 24
@@ -50,31 +57,33 @@ _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Manage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activity:
-    """What the GPUs did: the names, and rows of whole numbers in the order of `columns`."""
+    """What the GPUs did, as columns of n operations in order of process, device and start."""
 
     names: Sequence[str]
-    rows: Ns
-    valid: Flags
-    """Of the rows of the export, in its tables' order: those without a valid time are left out."""
-    columns: Sequence[str] = (
-        "start_ns",
-        "end_ns",
-        "device",
-        "stream",
-        "correlation",
-        "process",
-        "name",
-        "kind",
-    )
+    start_ns: Ns
+    end_ns: Ns
+    device: Ns
+    stream: Ns
+    correlation: Ns
+    process: Ns
+    name: Indices
+    """Index into `names`."""
+    kind: Codes
+    row: Ns
+    """Place among all rows of the tables, in the order in which they are read."""
+    invalid: int
+    """How many rows have no valid time, and are left out."""
 
-    @property
-    def invalid(self) -> int:
-        """How many rows have no valid time."""
-        return int((~self.valid).sum())
-
-    def column(self, name: str) -> Ns:
-        """One column by its name."""
-        return self.rows[:, list(self.columns).index(name)]
+    def of_rows(self, rows: slice) -> GpuOperations:
+        """The operations of some rows, which are those of one GPU; the columns are not copied."""
+        return GpuOperations(
+            start_ns=self.start_ns[rows],
+            end_ns=self.end_ns[rows],
+            kind=self.kind[rows],
+            name=self.name[rows],
+            stream=self.stream[rows],
+            correlation=self.correlation[rows],
+        )
 
 
 class Tables:
@@ -93,26 +102,35 @@ class Tables:
     def activity(self) -> Activity:
         """All kernels, copies, fills and whole graphs."""
         names: list[str] = []
-        parts = [part for part in self._activities(names) if len(part)]
-        rows = np.concatenate(parts) if parts else np.empty((0, 8), dtype=np.int64)
-        valid = _are_times(rows[:, 0], rows[:, 1])
-        return Activity(names=names, rows=rows[valid], valid=valid)
+        parts = [part for part in self._activities(names) if len(part["name"])]
+        # One column after the other, each freed where it came from: an export may have many millions of rows.
+        columns = {
+            key: np.concatenate([part.pop(key) for part in parts]) if parts else np.empty(0, dtype=dtype)
+            for key, dtype in _ACTIVITY.items()
+        }
+        valid = _are_times(columns["start_ns"], columns["end_ns"])
+        row = np.flatnonzero(valid)
+        row = row[np.lexsort([columns[key][row] for key in ("start_ns", "device", "process")])]
+        for key in columns:
+            columns[key] = columns[key][row]
+        return Activity(names=names, row=row, invalid=int(len(valid) - len(row)), **columns)
 
-    def _activities(self, names: list[str]) -> Iterator[Ns]:
+    def _activities(self, names: list[str]) -> Iterator[dict[str, Any]]:
+        """The columns of each table; `names` gets those of its operations."""
         if _KERNELS in self._tables:
             name = (
                 "COALESCE(demangledName, shortName)" if self._has(_KERNELS, "demangledName") else "shortName"
             )
-            rows = self._rows(f"SELECT {_OPERATION}, {name} FROM {_KERNELS}", 7)  # noqa: S608
-            used, index = np.unique(rows[:, 6], return_inverse=True)
+            rows = self._columns(f"SELECT {_OPERATION}, {name} FROM {_KERNELS}", 7)  # noqa: S608
+            used, index = np.unique(rows.pop(), return_inverse=True)
             names.extend(self._strings.get(int(key), "") for key in used)
-            kinds = np.array([kernel_kind(name) for name in names], dtype=np.int64)
-            yield np.column_stack((rows[:, :6], index, kinds[index])) if len(rows) else rows
+            kinds = np.array([kernel_kind(name) for name in names], dtype=np.uint8)
+            yield _named(rows, index, kinds[index])
         if _COPIES in self._tables:
             kinds_of = "COALESCE(copyKind, 0) * 65536 + COALESCE(srcKind, 15) * 256 + COALESCE(dstKind, 15)"
-            rows = self._rows(f"SELECT {_OPERATION}, {kinds_of} FROM {_COPIES}", 7)  # noqa: S608
-            used, index = np.unique(rows[:, 6], return_inverse=True)
-            yield _named(rows[:, :6], index + len(names), OperationKind.MEMORY)
+            rows = self._columns(f"SELECT {_OPERATION}, {kinds_of} FROM {_COPIES}", 7)  # noqa: S608
+            used, index = np.unique(rows.pop(), return_inverse=True)
+            yield _named(rows, index + len(names), np.full(len(index), OperationKind.MEMORY))
             names.extend(_copy_name(int(key)) for key in used)
         # A graph captured as a whole is one operation: it keeps the GPU busy like its kernels would.
         for table, label, kind in (
@@ -120,34 +138,45 @@ class Tables:
             (_GRAPHS, "CUDA graph", OperationKind.COMPUTE),
         ):
             if table in self._tables:
-                rows = self._rows(f"SELECT {_OPERATION} FROM {table}", 6)  # noqa: S608
-                yield _named(rows, np.full(len(rows), len(names)), kind)
+                rows = self._columns(f"SELECT {_OPERATION} FROM {table}", 6)  # noqa: S608
+                count = len(rows[0])
+                yield _named(rows, np.full(count, len(names)), np.full(count, kind))
                 names.append(label)
 
-    def calls(self) -> dict[str, Ns]:
-        """The host's calls that put work on a GPU or wait for one, and did not fail."""
-        columns = ("start_ns", "end_ns", "correlation", "thread", "kind", "process", "name")
+    def calls(self) -> dict[int, HostCalls]:
+        """By process, the host's calls that put work on a GPU or wait for one, and did not fail."""
         if _RUNTIME not in self._tables:
-            return {column: np.empty(0, dtype=np.int64) for column in columns}
+            return {}
         # Those of the driver and the runtime; to ask the table for its own takes another pass over it.
         functions = {key: name for key, name in self._strings.items() if str(name).startswith("cu")}
         kinds = {key: call_kind(name) for key, name in functions.items()}
-        wanted = (
-            ", ".join(str(int(key)) for key, kind in kinds.items() if kind is not HostCallKind.OTHER)
-            or "NULL"
-        )
-        rows = self._rows(
-            f"SELECT start, end, COALESCE(correlationId, -1), globalTid, nameId FROM {_RUNTIME} "  # noqa: S608
+        known = sorted(int(key) for key, kind in kinds.items() if kind is not HostCallKind.OTHER)
+        wanted = ", ".join(map(str, known)) or "NULL"
+        rows = self._columns(
+            f"SELECT nameId, globalTid, start, end, COALESCE(correlationId, -1) FROM {_RUNTIME} "  # noqa: S608
             f"WHERE nameId IN ({wanted}) AND COALESCE(returnValue, 0) = 0",
             5,
         )
-        rows = rows[_are_times(rows[:, 0], rows[:, 1])]
-        used, index = np.unique(rows[:, 4], return_inverse=True)
-        kind = np.array([kinds[int(key)] for key in used], dtype=np.int64)[index]
-        process = rows[:, 3] >> _THREAD_BITS << _THREAD_BITS
-        self.call_names = [functions[int(key)] for key in used]
-        found = (rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], kind, process, index)
-        return dict(zip(columns, found, strict=True))
+        self.call_names = [functions[key] for key in known]
+        rows[0] = np.searchsorted(np.array(known, dtype=np.int64), rows[0])
+        order = np.flatnonzero(_are_times(rows[2], rows[3]))
+        order = order[np.lexsort((rows[2][order], rows[1][order] >> _THREAD_BITS))]
+        for at, column in enumerate(rows):
+            rows[at] = column[order]
+        name = rows.pop(0).astype(np.int32)
+        thread, start, end, correlation = rows
+        kind = np.array([kinds[key] for key in known], dtype=np.uint8)[name]
+        return {
+            int(thread[mine.start]) >> _THREAD_BITS << _THREAD_BITS: HostCalls(
+                start_ns=start[mine],
+                end_ns=end[mine],
+                kind=kind[mine],
+                correlation=correlation[mine],
+                thread=thread[mine],
+                name=name[mine],
+            )
+            for mine in runs_of(thread >> _THREAD_BITS)
+        }
 
     def operation_sizes(self) -> Ns:
         """Bytes, blocks (3) and threads (3) of each row of `activity`, invalid ones too; -1 where unknown."""
@@ -307,14 +336,39 @@ class Tables:
         flat = np.fromiter(chain.from_iterable(cursor), dtype=np.int64)
         return flat.reshape(-1, width)
 
+    def _columns(self, query: str, width: int) -> list[Ns]:
+        """The same as columns, for many rows: no more than one column is in memory twice."""
+        cursor = self._connection.execute(query)
+        parts: list[list[Ns]] = [[] for _ in range(width)]
+        while len(flat := np.fromiter(chain.from_iterable(islice(cursor, _ROWS_AT_ONCE)), dtype=np.int64)):
+            for column, part in zip(flat.reshape(-1, width).T, parts, strict=True):
+                part.append(column.copy())
+        columns = []
+        for part in parts:
+            columns.append(np.concatenate(part) if part else np.empty(0, dtype=np.int64))
+            part.clear()
+        return columns
+
+
+def runs_of(*keys: Ns) -> list[slice]:
+    """Where rows in order have the same keys, one after the other."""
+    count = len(keys[0])
+    changes = np.zeros(max(0, count - 1), dtype=np.bool_)
+    for key in keys:
+        changes |= key[1:] != key[:-1]
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), count]
+    return [slice(first, last) for first, last in pairwise(bounds) if last > first]
+
 
 def _are_times(start_ns: Ns, end_ns: Ns) -> Flags:
     valid: Flags = (start_ns > -_MAX_TIME_NS) & (end_ns >= start_ns) & (end_ns < _MAX_TIME_NS)
     return valid
 
 
-def _named(rows: Ns, names: Ns, kind: OperationKind) -> Ns:
-    return np.column_stack((rows, names, np.full(len(rows), int(kind))))
+def _named(rows: list[Ns], names: Ns, kinds: Ns | Codes) -> dict[str, Any]:
+    """The columns of a table by name, from those of `_OPERATION`."""
+    found = dict(zip(("start_ns", "end_ns", "device", "stream", "correlation", "process"), rows, strict=True))
+    return {**found, "name": names.astype(np.int32), "kind": kinds.astype(np.uint8)}
 
 
 def _copy_name(key: int) -> str:
