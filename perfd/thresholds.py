@@ -139,6 +139,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     trace_tuning_ratio: float
     serving_tail_ratio: float
     serving_slow_decode_ratio: float
+    serving_slow_prefill_ratio: float
     serving_kv_reads_ratio: float
     serving_batch_cost_ratio: float
     serving_kv_full_ratio: float

@@ -183,7 +183,9 @@ def test_prompts_that_take_most_of_the_time_to_the_first_token_are_long() -> Non
     )
     assert found_kinds(measured, theory()) == {Kind.LONG_PROMPTS}
     # Half as much for a queue: then it is not the prompts.
-    assert found_kinds(replace(measured, latencies=latencies(ttft=(9.0, 12.0))), theory()) == set()
+    assert found_kinds(replace(measured, latencies=latencies(ttft=(9.0, 12.0))), theory()) == {
+        Kind.SLOW_PREFILL
+    }
 
 
 def test_prefill_without_cache_hits_is_reported_where_it_outweighs_decode() -> None:
@@ -192,7 +194,8 @@ def test_prefill_without_cache_hits_is_reported_where_it_outweighs_decode() -> N
     )
     assert found_kinds(measured, None) == {Kind.LOW_CACHE_HITS}
     assert found_kinds(replace(measured, generation_tokens_per_s=20_000.0), None) == set()
-    assert found_kinds(replace(measured, prefix_hit_ratio=0.6), None) == set()
+    assert found_kinds(replace(measured, prefix_hit_ratio=0.29), None) == {Kind.LOW_CACHE_HITS}
+    assert found_kinds(replace(measured, prefix_hit_ratio=0.31), None) == set()
 
 
 def test_decode_that_its_batch_does_not_explain_is_slow_unless_something_else_explains_it() -> None:
@@ -203,6 +206,42 @@ def test_decode_that_its_batch_does_not_explain_is_slow_unless_something_else_ex
     assert found_kinds(replace(measured, cuda_graph_ratio=0.0, span_s=1.0), theory()) == {Kind.CUDA_GRAPH}
     assert found_kinds(replace(measured, gpu_busy_ratio=0.5), theory()) == {Kind.CPU_OVERHEAD}
     assert found_kinds(replace(measured, latencies=latencies(itl=(0.008, 0.012))), theory()) == set()
+
+
+def test_slow_decode_says_what_more_gpus_and_narrower_weights_would_allow() -> None:
+    measured = ServerRates(
+        now=look(1, running_requests=64.0, kv_used_tokens=64_000.0), latencies=latencies(itl=(0.02, 0.03))
+    )
+    limits = theory()
+    (found,) = diagnose(measured, compare(measured, limits))
+    assert "with tensor parallelism 16" in found.evidence[1]
+    assert "with weights in fp8 or int8" in found.evidence[1]
+    narrow = replace(limits, model=replace(limits.model, weight_bits=8))
+    (found,) = diagnose(measured, compare(measured, narrow))
+    assert "fp8" not in found.evidence[1]
+
+
+def test_a_first_token_that_takes_far_longer_than_its_prompt_is_slow_prefill() -> None:
+    """The prompt of 1,024 tokens takes 17.9 ms to compute at least; the limit is five times that."""
+    measured = ServerRates(
+        now=look(1, running_requests=64.0, kv_used_tokens=64_000.0),
+        latencies=latencies(ttft=(1.444, 2.0), itl=(0.008, 0.009)),
+        mean_prompt_tokens=1024.0,
+    )
+    (found,) = diagnose(measured, compare(measured, theory()))
+    assert found.kind is Kind.SLOW_PREFILL
+    assert "1444.0 ms" in found.evidence[0]
+    assert "17.9 ms" in found.evidence[0]
+    assert "--chunked-prefill-size" in found.advice
+    for ttft_s, hit, queue_s, slow in (
+        (0.0891, None, None, False), (0.0901, None, None, True),
+        (0.0891, 0.5, None, True), (1.444, None, 1.4, False),
+    ):  # fmt: skip
+        times = latencies(ttft=(ttft_s, 2.0), **({} if queue_s is None else {"queue": (queue_s, 1.5)}))
+        one = replace(measured, latencies=times, prefix_hit_ratio=hit)
+        assert (Kind.SLOW_PREFILL in found_kinds(one, theory())) is slow
+    # Without a measured prompt nothing is known of it.
+    assert found_kinds(replace(measured, mean_prompt_tokens=None), theory()) == set()
 
 
 def test_speculation_counts_the_tokens_of_a_step() -> None:

@@ -101,7 +101,32 @@ def test_a_result_is_put_beside_theory_at_its_concurrency(
     assert row["theory"]["tpot_at_concurrency_s"] == pytest.approx(12.6e-3, rel=0.02)
     assert row["theory"]["tpot_over_theory_ratio"] == pytest.approx(0.95, rel=0.02)
     assert main(["bench-serving", write("r.jsonl", SGLANG), *theory]) == 0
-    assert "12.6 ms" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "12.6 ms" in shown
+    assert "900.0 ms" in shown
+    assert "24,000" in shown
+
+
+def test_a_result_is_judged_like_a_server_at_its_load(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    theory = ["--model-config", write("config.json", LLAMA_70B), "--gpu", "H100", "--tp", "8"]
+
+    def kinds(**changes: object) -> list[str]:
+        assert main(["bench-serving", write("r.jsonl", {**SGLANG, **changes}), "--json", *theory]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["results"]
+        return [finding["kind"] for finding in row["findings"]]
+
+    assert kinds() == ["large_batch", "prefill_interference", "slow_prefill"]
+    even = {"p99_tpot_ms": 13.0, "median_ttft_ms": 120.0}
+    few = {"max_concurrency": 40, "concurrency": 40.0}
+    assert kinds(**even, **few, median_tpot_ms=7.0) == []
+    assert kinds(**even, **few, median_tpot_ms=12.0) == ["slow_decode"]
+    calm = write("calm.jsonl", {**SGLANG, **even, **few, "median_tpot_ms": 7.0})
+    assert main(["bench-serving", calm, *theory]) == 0
+    assert "times theory" in capsys.readouterr().out
+    assert main(["bench-serving", write("r.jsonl", SGLANG), *theory]) == 0
+    assert "--max-running-requests" in capsys.readouterr().out
 
 
 def gate(a: str, b: str, *more: str) -> int:

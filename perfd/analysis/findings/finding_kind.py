@@ -72,6 +72,7 @@ class Kind(StrEnum):
     REPLICA_IMBALANCE = "replica_imbalance"
     SPECULATION = "speculation"
     SLOW_DECODE = "slow_decode"
+    SLOW_PREFILL = "slow_prefill"
     """Decode is slower than its batch allows, and no other finding explains it."""
 
     @property
@@ -133,6 +134,7 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.REPLICA_IMBALANCE: ("replica imbalance", "Replicas are unevenly loaded"),
     Kind.SPECULATION: ("speculation", "Speculative decoding does not pay"),
     Kind.SLOW_DECODE: ("slow decode", "Decode is slower than its batch allows"),
+    Kind.SLOW_PREFILL: ("slow prefill", "The first token takes much longer than computing the prompt"),
 }
 
 

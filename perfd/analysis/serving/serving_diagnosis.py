@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from perfd.analysis.findings import Finding, Kind
 from perfd.analysis.serving.engine_snapshot import Latency
 from perfd.analysis.serving.server_rates import ServerRates
+from perfd.analysis.serving.serving_theory import DecodeStep, Theory
 from perfd.analysis.serving.theory_comparison import TheoryComparison, context_tokens
 from perfd.analysis.serving.tuning_advice import advice_for
 from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
+
+_BYTE_BITS = 8
 
 Judge = Callable[[ServerRates, TheoryComparison | None], Finding | None]
 
@@ -20,8 +24,12 @@ def diagnose(measured: ServerRates, comparison: TheoryComparison | None = None) 
     found = [finding for judge in _JUDGES if (finding := judge(measured, comparison)) is not None]
     explained = {Kind.LARGE_BATCH, Kind.CPU_OVERHEAD, Kind.CUDA_GRAPH}
     slow = _slow_decode(measured, comparison)
-    if slow is not None and not explained & {finding.kind for finding in found}:
+    kinds = {finding.kind for finding in found}
+    if slow is not None and not explained & kinds:
         found.append(slow)
+    late = _slow_prefill(measured, comparison)
+    if late is not None and not {Kind.QUEUEING, Kind.KV_MEMORY, Kind.LONG_PROMPTS} & kinds:
+        found.append(late)
     return tuple(sorted(found, key=lambda finding: -finding.confidence))
 
 
@@ -281,8 +289,45 @@ def _slow_decode(measured: ServerRates, comparison: TheoryComparison | None) -> 
                 f"{context_tokens(measured) or 0:.0f} tokens each allow "
                 f"{duration(comparison.step.total_s)}."
             ),
+            *_faster_floors(comparison.theory, comparison.step),
         ),
         advice=advice_for(Kind.SLOW_DECODE, measured.now.engine),
+    )
+
+
+def _faster_floors(theory: Theory, step: DecodeStep) -> Iterator[str]:
+    """What the same batch would allow on twice the GPUs, and with weights of one byte."""
+    layout = replace(theory.layout, tp=2 * theory.layout.tp)
+    wider = replace(theory, layout=layout).decode_step(step.batch, step.context_tokens)
+    faster = [f"{duration(wider.total_s)} with tensor parallelism {layout.tp}"]
+    if theory.model.weight_bits > _BYTE_BITS:
+        model = replace(theory.model, weight_bits=_BYTE_BITS)
+        narrow = replace(theory, model=model).decode_step(step.batch, step.context_tokens)
+        faster.append(f"{duration(narrow.total_s)} with weights in fp8 or int8")
+    yield f"The hardware would allow {', '.join(faster)}."
+
+
+def _slow_prefill(measured: ServerRates, comparison: TheoryComparison | None) -> Finding | None:
+    ttft, queue = measured.latencies.get(Latency.TTFT), measured.latencies.get(Latency.QUEUE)
+    if comparison is None or not comparison.prompt_tokens_measured or ttft is None or not ttft.p50:
+        return None
+    waiting = min(ttft.p50, (queue.p50 if queue else None) or 0.0)
+    hit = measured.prefix_hit_ratio or 0.0
+    floor = comparison.theory.prefill_s(max(1.0, comparison.prompt_tokens * (1 - hit)))
+    if ttft.p50 - waiting < THRESHOLDS.serving_slow_prefill_ratio * floor:
+        return None
+    known = queue is not None and queue.p50 is not None
+    queued = f", {duration(waiting)} of it in the queue" if known else ""
+    return Finding(
+        kind=Kind.SLOW_PREFILL,
+        confidence=0.6 if known else 0.4,
+        evidence=(
+            (
+                f"TTFT p50 is {duration(ttft.p50)}{queued}; a prompt of {comparison.prompt_tokens:.0f}"
+                f" tokens, the mean, takes at least {duration(floor)} to compute."
+            ),
+        ),
+        advice=advice_for(Kind.SLOW_PREFILL, measured.now.engine),
     )
 
 

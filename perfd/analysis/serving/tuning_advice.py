@@ -38,6 +38,10 @@ _SGLANG: Mapping[Kind, str] = {
         "If prompts share a start, schedule by it (--schedule-policy lpm) and route by it (the router's "
         "cache-aware policy); see that --disable-radix-cache is not set."
     ),
+    Kind.SLOW_PREFILL: (
+        "Compute more of a prompt at a time (--chunked-prefill-size, --max-prefill-tokens) if TPOT allows"
+        " it, or prefill on servers of its own (--disaggregation-mode)."
+    ),
     Kind.CUDA_GRAPH: (
         "Capture graphs up to the batch that runs (--cuda-graph-max-bs; --cuda-graph-max-bs-decode since "
         "0.5.20), and see that --disable-cuda-graph is not set."
@@ -74,6 +78,10 @@ _VLLM: Mapping[Kind, str] = {
     Kind.LOW_CACHE_HITS: (
         "If prompts share a start, see that prefix caching is on (--enable-prefix-caching) and route requests"
         " with the same start to the same server."
+    ),
+    Kind.SLOW_PREFILL: (
+        "Compute more of a prompt at a time (--max-num-batched-tokens) if TPOT allows it, or prefill on"
+        " servers of its own (--kv-transfer-config)."
     ),
     Kind.CUDA_GRAPH: (
         "Remove --enforce-eager, and capture graphs up to the batch that runs (--cudagraph-capture-sizes; "

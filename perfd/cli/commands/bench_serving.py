@@ -15,7 +15,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from perfd.analysis.serving import Distribution, ServerDocument, Theory, compare, diagnose, to_json
+from perfd.analysis.findings import Finding, finding_json
+from perfd.analysis.serving import (
+    Distribution,
+    Engine,
+    ServerDocument,
+    ServerRates,
+    Snapshot,
+    Theory,
+    compare,
+    diagnose,
+    to_json,
+)
 from perfd.cli.commands.serving import add_theory_arguments, theory_for
 from perfd.cli.serving.serving_sources import ServerSample, ServerWatcher, access_for, add_access_arguments
 from perfd.cli.serving.serving_watch import watch
@@ -120,7 +131,27 @@ def document(result: BenchResult, theory: Theory | None) -> dict[str, Any]:
         "accept_length": result.accept_length,
         **{f"{name}_s": _quantiles(result.latencies.get(name)) for name in ("ttft", "tpot", "itl", "e2e")},
         "theory": None if theory is None else _theory(result, theory),
+        "findings": [] if theory is None else [finding_json(one) for one in _findings(result, theory)],
     }
+
+
+def _findings(result: BenchResult, theory: Theory) -> Sequence[Finding]:
+    """What a server that measured this would be judged by; its load is what the benchmark sent."""
+    batch = result.concurrency or result.max_concurrency
+    prompt, output = result.mean_prompt_tokens, result.mean_output_tokens
+    context = None if prompt is None or output is None else prompt + output / 2
+    now = Snapshot(
+        engine=Engine.VLLM if "vllm" in (result.backend or "") else Engine.SGLANG,
+        running_requests=batch,
+        kv_used_tokens=None if batch is None or context is None else batch * context,
+    )
+    measured = ServerRates(
+        now=now,
+        latencies=dict(result.latencies),
+        mean_prompt_tokens=prompt,
+        spec_accept_length=result.accept_length,
+    )
+    return diagnose(measured, compare(measured, theory))
 
 
 def _watched(seen: ServerSample, theory: Theory | None) -> Mapping[str, Any]:
@@ -166,7 +197,9 @@ def _quantiles(found: Distribution | None) -> Mapping[str, float | None]:
 def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("source", max_width=_SOURCE_WIDTH, no_wrap=True, overflow="ellipsis")
-    for heading in ("requests", "at once", "output tok/s", "TTFT p50", "TPOT p50", "p99", "theory"):
+    for heading in (
+        "requests", "at once", "tok/s", "output tok/s", "TTFT p50", "p99", "TPOT p50", "p99", "theory"
+    ):  # fmt: skip
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         theory, seen = row["theory"] or {}, row["seen"]
@@ -175,8 +208,10 @@ def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
             Path(row["source"]).name,
             _count(row["completed_requests"]),
             _count(row["concurrency"]),
+            _count(_sum(row["input_tokens_per_s"], row["output_tokens_per_s"])),
             _count(row["output_tokens_per_s"]),
             duration(row["ttft_s"]["p50"]),
+            duration(row["ttft_s"]["p99"]),
             duration(tpot["p50"]),
             duration(tpot["p99"]),
             duration(theory.get("tpot_at_concurrency_s")),
@@ -186,17 +221,30 @@ def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
                 f"  {seen['engine']}'s own",
                 "",
                 _count(seen["running_requests"]),
+                _count(_sum(seen["prompt_tokens_per_s"], seen["generation_tokens_per_s"])),
                 _count(seen["generation_tokens_per_s"]),
                 duration(seen["ttft_s"]["p50"]),
+                duration(seen["ttft_s"]["p99"]),
                 duration(seen["tpot_s"]["p50"]),
                 duration(seen["tpot_s"]["p99"]),
                 duration(((seen["theory"] or {}).get("decode_step") or {}).get("total_s")),
             )
     console.print(table)
-    for finding in (rows[0]["seen"] or {}).get("findings", ()) if rows else ():
+    for row in rows:
+        ratio = (row["theory"] or {}).get("tpot_over_theory_ratio")
+        if ratio is not None and not (row["seen"] or row)["findings"]:
+            name = Path(row["source"]).name
+            console.print(f"\n{name}: no finding; TPOT is {ratio:.2f} times theory.", markup=False)
+    # What the server says of itself counts before what follows from the benchmark alone.
+    found = [finding for row in rows for finding in (row["seen"] or row)["findings"]]
+    for finding in {(one["kind"], tuple(one["evidence"])): one for one in found}.values():
         console.print(f"\n{finding['sentence']} (confidence {finding['confidence']:.1f})", markup=False)
         for sentence in (*finding["evidence"], finding["advice"]):
             console.print(f"  {sentence}", markup=False)
+
+
+def _sum(*values: float | None) -> float | None:
+    return None if None in values else sum(value for value in values if value is not None)
 
 
 def _count(value: float | None) -> str:
