@@ -30,9 +30,11 @@ from perfd.aggregator.web_api import (
     servers_json,
     step_lines,
     steps_of_lines,
+    together,
     trend,
     without_ranks,
 )
+from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.capture.capture_routes import StartBody
 from perfd.capture.policy.capture_json import to_json
@@ -44,7 +46,7 @@ from perfd.metrics.series import SeriesFrame
 from perfd.model import Alert
 
 _STORED_STEPS = 100_000
-"""Read of a job that is only in history, to draw them."""
+"""Read of history at most, to draw them."""
 
 
 class ApiAnswers:
@@ -212,9 +214,16 @@ class ApiAnswers:
         return None if table is None else step_lines(table, first_step, limit)
 
     def series(
-        self, job: str, points: int, within: tuple[float, float] | None = None
+        self,
+        job: str,
+        points: int,
+        within: tuple[float, float] | None = None,
+        newest_s: float | None = None,
     ) -> dict[str, Any] | None:
-        """How a job went, of schema perfd.series/1, from history if it is not in memory; None if unknown."""
+        """How a job went, of schema perfd.series/1, from history if it is not in memory; None if unknown.
+
+        A range that begins before the steps in memory has those of history, too.
+        """
         live = self._rounds.live(job)
         with self._state.lock:
             known = self._state.fleet.jobs.get(job)
@@ -222,21 +231,37 @@ class ApiAnswers:
                 table, events = known.step_table(), tuple(known.events)
                 phases = known.phases.table(ranks=0)
         if known is None or live is None:
-            return self._stored_series(job, points, within)
-        return progress_columns(table, events, live, points, phases=phases, within=within)
+            return self._stored_series(job, points, within, newest_s)
+        if self._begins_before(table, within, newest_s):
+            first = max(0, int(table.step[0]) - _STORED_STEPS)
+            table = together(self._stored_steps(job, first), table)
+        return progress_columns(table, events, live, points, phases=phases, within=within, newest_s=newest_s)
+
+    def _begins_before(
+        self, table: StepTable, within: tuple[float, float] | None, newest_s: float | None
+    ) -> bool:
+        """Whether history may have steps of a range that are no longer in memory."""
+        if self._history is None or not len(table) or table.step[0] <= 1:
+            return False
+        by_step = within is not None and within[0] < table.step[0]
+        by_time = newest_s is not None and table.time_unix_s[-1] - newest_s < table.time_unix_s[0]
+        return bool(by_step or by_time)
+
+    def _stored_steps(self, job: str, first_step: int) -> StepTable:
+        lines = self._history.steps(job, first_step=first_step, limit=_STORED_STEPS) if self._history else []
+        return steps_of_lines(lines)
 
     def _stored_series(
-        self, job: str, points: int, within: tuple[float, float] | None
+        self, job: str, points: int, within: tuple[float, float] | None, newest_s: float | None
     ) -> dict[str, Any] | None:
-        stored = self.stored_summary(job)
-        lines = self._history.steps(job, first_step=0, limit=_STORED_STEPS) if self._history else []
-        if stored is None or not lines:
+        stored, table = self.stored_summary(job), self._stored_steps(job, 0)
+        if stored is None or not len(table):
             return None
         try:
             (summary,) = from_json({"schema": "perfd.summary/2", "jobs": [stored]})
         except msgspec.ValidationError:
             return None
-        return progress_columns(steps_of_lines(lines), (), summary, points, within=within)
+        return progress_columns(table, (), summary, points, within=within, newest_s=newest_s)
 
     def gpu_series(self, job: str, points: int, rank: int | None) -> dict[str, Any] | None:
         """What a job's GPUs did, of schema perfd.gpu_series/1; None when it is not in memory."""

@@ -343,3 +343,32 @@ def send(spool, uplink, number):
     )
     uplink.notify()
     return sequence
+
+
+def test_a_long_range_has_the_steps_that_are_in_history_only(path):
+    limits = Limits(steps_per_job=50)
+    with aggregator(limits=limits, history=HistoryConfig(path=str(path))) as running:
+        with FakeAgent(running.grpc_address) as agent:
+            agent.hello()
+            agent.send(*(step(n, time_s=START_S + 10 * n, step_time_s=n / 100) for n in range(1, 201)))
+        running.tick()
+        oldest = running.series("llm", 600)["step"][0]
+        whole, hour = running.series("llm", 600, (0, 1e9)), running.series("llm", 600, None, 1_000)
+        some = running.series("llm", 600, (20, 29))
+        few = running.series("llm", 10, (0, 1e9))
+
+    assert 100 < oldest <= 151
+    assert whole["step"] == list(range(1, 201))
+    assert whole["step_time_s"] == pytest.approx([number / 100 for number in range(1, 201)])
+    assert hour["step"] == list(range(100, 201))
+    assert some["step"] == list(range(20, 30))
+    assert few["step"] == list(range(20, 201, 20))
+
+
+def test_without_history_a_long_range_is_what_is_in_memory():
+    with aggregator(limits=Limits(steps_per_job=50)) as running:
+        with FakeAgent(running.grpc_address) as agent:
+            agent.hello()
+            agent.send(*(step(n, time_s=START_S + n) for n in range(1, 201)))
+        running.tick()
+        assert running.series("llm", 600, (0, 1e9))["step"] == running.series("llm", 600)["step"]

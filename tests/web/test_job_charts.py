@@ -17,6 +17,7 @@ import pytest
 from perfd.aggregator.web_api.charts.gpu_chart import columns_of
 from perfd.formatting import duration, percent
 from tests.support.chromium import Tab
+from tests.support.large_job import large_job
 
 SHOWN = "document.getElementById('mfu')"
 COLUMNS = 8
@@ -67,7 +68,15 @@ def test_many_gpus_get_fewer_points() -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["series?from=x", "series?from=5&to=1", "series?to=nan", "gpu_series?points=0", "gpu_series?rank=-1"],
+    [
+        "series?from=x",
+        "series?from=5&to=1",
+        "series?to=nan",
+        "series?seconds=0",
+        "series?seconds=x",
+        "gpu_series?points=0",
+        "gpu_series?rank=-1",
+    ],
 )
 def test_a_wrong_range_is_refused(query: str, played: Callable[[str], str]) -> None:
     with pytest.raises(urllib.error.HTTPError, match="400"):
@@ -155,3 +164,29 @@ def test_charts_over_time_are_in_the_address(tab: Tab, played: Callable[[str], s
     tab.wait("location.search === '?x=time'")
     tab.wait("/^\\d\\d:\\d\\d:\\d\\d: /.test(document.querySelector('#mfu-chart output').innerText)")
     assert tab.text("#mfu-chart output").endswith(percent(api(url, "jobs/dp4/series")["mfu_ratio"][-1]))
+
+
+@pytest.mark.system
+def test_a_range_is_chosen_and_stays_in_the_address(tab: Tab) -> None:
+    with large_job(64, 3000) as job:
+        tab.open(f"{job.url}/jobs/{job.name}", "document.querySelector('#time-chart-drawing canvas')")
+        label = "document.getElementById('time-chart-drawing').ariaLabel"
+        # A point is the last of five steps.
+        assert tab.run(label).startswith("Step time over step 5 to step 3000. ")
+        tab.run(
+            "(() => { const box = document.getElementById('range'); box.value = '900';"
+            " box.dispatchEvent(new Event('change')); })()"
+        )
+        expected = api(job.url, f"jobs/{job.name}/series?seconds=900")["step"]
+        assert (expected[0], expected[-1]) == (2101, 3000)
+        tab.wait(f"{label}.startsWith('Step time over step 2101 to step 3000. ')")
+        assert tab.run("location.search") == "?range=900"
+
+        tab.open(
+            f"{job.url}/jobs/{job.name}?range=900", "document.querySelector('#time-chart-drawing canvas')"
+        )
+        assert tab.run(label).startswith("Step time over step 2101 to step 3000. ")
+        assert tab.run("document.getElementById('range').value") == "900"
+        job.advance()
+        tab.wait(f"{label}.includes(' to step 3001. ')")
+        assert tab.run(label).startswith("Step time over step 2102 ")

@@ -10,7 +10,7 @@ from perfd.aggregator.web_api.api_documents import (
     steps_of_lines,
 )
 from perfd.aggregator.web_api.api_routes import routes
-from perfd.aggregator.web_api.charts import gpu_columns, progress_columns, trend, without_ranks
+from perfd.aggregator.web_api.charts import gpu_columns, progress_columns, together, trend, without_ranks
 from perfd.aggregator.web_api.runbook_routes import runbook_routes
 from perfd.aggregator.web_api.saved_run import PAGE_FILE, SavedRun, save_run
 from perfd.aggregator.web_api.serving_documents import servers_json
@@ -35,6 +35,7 @@ __all__ = [
     "silence_routes",
     "step_lines",
     "steps_of_lines",
+    "together",
     "trend",
     "without_ranks",
 ]

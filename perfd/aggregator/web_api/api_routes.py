@@ -36,7 +36,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX, ?short=1
 /api/v1/jobs/JOB/ranks          one metric of its ranks, and the unusual ones; ?metric=NAME&rank=R
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
-/api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N&from=STEP&to=STEP
+/api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N&from=STEP&to=STEP&seconds=S
 /api/v1/jobs/JOB/gpu_series     its GPUs over the last 5 minutes; ?points=N&rank=R
 /api/v1/compare                 two jobs side by side (perfd.compare/1); ?a=JOB&b=JOB
 /api/v1/alerts                  alerts of perfd's own engine; ?job=JOB&state=firing&limit=N
@@ -87,9 +87,16 @@ class ApiSource(Protocol):
         """Progress lines of a job; None when it is not known."""
 
     def series(
-        self, job: str, points: int, within: tuple[float, float] | None = None
+        self,
+        job: str,
+        points: int,
+        within: tuple[float, float] | None = None,
+        newest_s: float | None = None,
     ) -> dict[str, Any] | None:
-        """Columns of schema perfd.series/1, of the steps `within` two numbers; None for an unknown job."""
+        """Columns of schema perfd.series/1, of the steps `within` two numbers and of the newest seconds.
+
+        None for an unknown job.
+        """
 
     def gpu_series(self, job: str, points: int, rank: int | None) -> dict[str, Any] | None:
         """The keys of schema perfd.gpu_series/1; None for a job that is not in memory."""
@@ -277,12 +284,17 @@ def _series(source: ApiSource, job: str, request: Request) -> Response:
         return _error(400, f"`points` must be a whole number from 1 to {_MAX_POINTS}.")
     try:
         low, high = float(request.query.get("from", "0")), float(request.query.get("to", "inf"))
+        newest_s = float(request.query.get("seconds", "inf"))
     except ValueError:
-        low, high = math.nan, math.nan
-    if not low <= high:
-        return _error(400, "`from` and `to` must be step numbers, in this order.")
+        low, high, newest_s = math.nan, math.nan, math.nan
+    if not (low <= high and newest_s > 0):
+        return _error(
+            400, "`from` and `to` must be step numbers, in this order, and `seconds` a positive number."
+        )
     whole = "from" not in request.query and "to" not in request.query
-    columns = source.series(job, points, None if whole else (low, high))
+    columns = source.series(
+        job, points, None if whole else (low, high), newest_s if "seconds" in request.query else None
+    )
     if columns is None:
         return _no_job(job, " whose steps are known")
     return _json({"schema": "perfd.series/1", "job": job, **columns})

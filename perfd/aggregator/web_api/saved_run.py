@@ -148,14 +148,20 @@ class SavedRun:
         return [line for line in found.steps if line.get("step", -1) >= first_step][:limit]
 
     def series(
-        self, job: str, points: int, within: tuple[float, float] | None = None
+        self,
+        job: str,
+        points: int,
+        within: tuple[float, float] | None = None,
+        newest_s: float | None = None,
     ) -> dict[str, Any] | None:
         """Columns of schema perfd.series/1, at most so many points of them."""
         found = self._page.jobs.get(job)
         if found is None:
             return None
         low, high = within or (-math.inf, math.inf)
-        rows = [row for row, step in enumerate(found.series.get("step", [])) if low <= step <= high]
+        steps, times = found.series.get("step", []), found.series.get("time_unix_s", [])
+        since_s = max(times, default=0.0) - (math.inf if newest_s is None else newest_s)
+        rows = [row for row, step in enumerate(steps) if low <= step <= high and times[row] >= since_s]
         stride = max(1, math.ceil(len(rows) / points))
         # The newest point is always one of them.
         return _picked(found.series, rows[::-1][::stride][::-1])

@@ -14,6 +14,9 @@ const group = chartGroup("job", () => refresh());
 let refresh = () => {};
 let overTime = new URLSearchParams(location.search).get("x") === "time";
 let series = null;
+// Seconds before the newest step, or all that history has; null: the steps in memory.
+const RANGES = [["", "In memory"], ["900", "Last 15 min"], ["3600", "Last hour"], ["21600", "Last 6 h"], ["86400", "Last day"], ["604800", "Last 7 days"], ["all", "All"]];
+let picked = RANGES.find(([value]) => value === new URLSearchParams(location.search).get("range"))?.[0] ?? "";
 // The newest answer about GPUs, and when it came.
 const gpus = { answer: null, at: -Infinity, asked: false };
 
@@ -32,7 +35,8 @@ const GPUS = [
 // What the page asks for: the steps of the chosen range, so that a zoom shows single ones.
 export function loadSeries(name) {
   const range = steps(group.range);
-  return get(`${jobPath(name)}/series${range ? `?from=${Math.floor(range[0])}&to=${Math.ceil(range[1])}` : ""}`).catch(missing);
+  const chosen = picked === "all" ? "?from=0" : picked && `?seconds=${picked}`;
+  return get(`${jobPath(name)}/series${range ? `?from=${Math.floor(range[0])}&to=${Math.ceil(range[1])}` : chosen}`).catch(missing);
 }
 
 // GPUs come after all else: of thousands they take longest. There is nothing newer until an interval is over.
@@ -78,7 +82,7 @@ export function drawCharts(main, found, { name, rank = null, alerts = [], captur
   const known = Boolean(found) && (found.step.length > 0 || Boolean(group.range));
   const absent = found ? "No steps yet." : "The steps of this job are no longer in memory or in history.";
   const shown = [...STEPS.filter((one, i) => i < 2 || (known && has(one.values(found)))).map(({ chart }) => chart), ...(known && has(found?.phases_s?.forward) ? [phases] : [])];
-  section(main, "progress", [known, absent, overTime, shown.length], () =>
+  section(main, "progress", [known, absent, overTime, picked, shown.length], () =>
     known ? [toggle(again), ...shown.map((chart) => chart.element)] : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]);
   const wide = main.querySelector('[data-section="progress"]').clientWidth;
   if (known && found?.step.length) drawSteps(found, shown, marksOf(found, alerts, captures), wide);
@@ -101,21 +105,31 @@ function drawGpuCharts(main, bySteps) {
 
 const has = (values) => Boolean(values?.some((value) => value != null));
 
+// What was chosen is in the address, to send it.
+function choose(name, value, again) {
+  const asked = new URLSearchParams(location.search);
+  if (value) asked.set(name, value);
+  else asked.delete(name);
+  history.replaceState(null, "", `${location.pathname}${asked.size ? `?${asked}` : ""}${location.hash}`);
+  group.range = null;
+  again();
+}
+
 function toggle(again) {
   const button = (text, time) => {
     const made = el("button", { type: "button", "aria-pressed": String(overTime === time) }, text);
     made.addEventListener("click", () => {
       overTime = time;
-      const asked = new URLSearchParams(location.search);
-      if (time) asked.set("x", "time");
-      else asked.delete("x");
-      history.replaceState(null, "", `${location.pathname}${asked.size ? `?${asked}` : ""}${location.hash}`);
-      group.range = null;
-      again();
+      choose("x", time && "time", again);
     });
     return made;
   };
-  return el("div", { class: "tools choice", role: "group", "aria-label": "Charts over" }, el("span", { class: "quiet" }, "Over"), button("Steps", false), button("Time", true));
+  const ranges = el("select", { id: "range", "aria-label": "Range of the charts" }, RANGES.map(([value, text]) => el("option", { value, selected: value === picked }, text)));
+  ranges.addEventListener("change", () => {
+    picked = ranges.value;
+    choose("range", picked, again);
+  });
+  return el("div", { class: "tools choice", role: "group", "aria-label": "Charts over" }, el("span", { class: "quiet" }, "Over"), button("Steps", false), button("Time", true), ranges);
 }
 
 const axis = () => (overTime ? { time: true, showX: moment, axisX: moment } : { showX: (step) => `step ${Math.round(step)}`, axisX: (step, i) => (i ? String(step) : `step ${step}`) });

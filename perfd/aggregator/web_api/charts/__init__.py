@@ -2,6 +2,6 @@
 
 from perfd.aggregator.web_api.charts.gpu_chart import gpu_columns
 from perfd.aggregator.web_api.charts.rank_columns import rank_columns, without_ranks
-from perfd.aggregator.web_api.charts.step_chart import progress_columns, trend
+from perfd.aggregator.web_api.charts.step_chart import progress_columns, together, trend
 
-__all__ = ["gpu_columns", "progress_columns", "rank_columns", "trend", "without_ranks"]
+__all__ = ["gpu_columns", "progress_columns", "rank_columns", "together", "trend", "without_ranks"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfd.aggregator.web_api.charts.significant_digits import significant
 from perfd.analysis.data.job_data import Floats, PhaseTable, StepTable
@@ -30,17 +32,19 @@ def progress_columns(
     *,
     phases: PhaseTable | None = None,
     within: tuple[float, float] | None = None,
+    newest_s: float | None = None,
 ) -> dict[str, Any]:
-    """The columns of schema perfd.series/1, at most `points` long, of the steps `within` two numbers.
+    """The columns of schema perfd.series/1, at most `points` long.
+
+    They are of the steps `within` two numbers, and of those in the seconds before the newest one.
 
     A point stands for as many neighboring steps as that takes: times, MFU, loss and phases are their
     medians, `step_time_max_s` the slowest, `step` and `time_unix_s` those of the last.
     """
     steady = np.zeros(len(steps), dtype=bool)
     steady[steady_rows(steps, events).rows] = True
-    if within is not None:
-        chosen = (steps.step >= within[0]) & (steps.step <= within[1])
-        steps, steady = _rows(steps, chosen), steady[chosen]
+    chosen = _chosen(steps, within, newest_s)
+    steps, steady = _rows(steps, chosen), steady[chosen]
     count = len(steps)
     size = max(1, -(-count // points))
     last = np.minimum(np.arange(0, count, size) + size, count) - 1
@@ -69,6 +73,27 @@ def trend(time_unix_s: Floats, step_time_s: Floats) -> list[float]:
     values = values[times > times.max() - _TREND_S]
     size = max(1, -(-len(values) // _TREND_POINTS))
     return significant(median(_groups(values, size)).tolist(), _TREND_DIGITS)
+
+
+def _chosen(
+    steps: StepTable, within: tuple[float, float] | None, newest_s: float | None
+) -> NDArray[np.bool_]:
+    low, high = within or (-math.inf, math.inf)
+    chosen = (steps.step >= low) & (steps.step <= high)
+    if newest_s is not None and len(steps):
+        chosen &= steps.time_unix_s >= np.fmax.reduce(steps.time_unix_s) - newest_s
+    return chosen
+
+
+def together(earlier: StepTable, later: StepTable) -> StepTable:
+    """Both tables as one, without what is in the later one already."""
+    if not len(later):
+        return earlier
+    kept = _rows(earlier, earlier.step < later.step[0])
+    columns = [field.name for field in dataclasses.fields(StepTable)]
+    return StepTable(
+        **{name: np.concatenate([getattr(kept, name), getattr(later, name)]) for name in columns}
+    )
 
 
 def _rows(steps: StepTable, chosen: Any) -> StepTable:  # noqa: ANN401  (a mask of rows)
