@@ -116,5 +116,7 @@ class JobDescription:
     """Of all ranks together, as the operator says."""
     flops_per_step: float | None = None
     """Forward and backward, of all GPUs together, as the operator says."""
+    hlo_flops_per_step: float | None = None
+    """Of all GPUs together, with recomputation, counted in the job's largest module of dumped HLO."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """All options as printed by the job."""

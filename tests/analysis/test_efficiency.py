@@ -180,6 +180,18 @@ def test_the_operators_tokens_and_flops_of_a_step_come_before_all_others():
     assert speed.hfu_ratio is None or speed.hfu_ratio == speed.mfu_ratio
 
 
+def test_flops_of_a_dumped_module_serve_when_nothing_else_is_known():
+    dumped = replace(DESCRIBED, model=None, hlo_flops_per_step=8e15)
+    speed = efficiency_of(step_table([2.0] * 8), description=dumped)
+    assert speed.model_flops_per_s_per_gpu == pytest.approx(8e15 / 2 / 8)
+    assert (speed.mfu_source, speed.flops_convention) == ("hlo", "with recomputation")
+    steps = step_table([2.0] * 8, flops_per_s_per_gpu=1e12)
+    assert efficiency_of(steps, description=dumped).mfu_source == "log"
+    assert (
+        efficiency_of(steps, description=replace(dumped, flops_per_step=1e15)).mfu_source == "flops_per_step"
+    )
+
+
 @pytest.mark.parametrize(
     ("job", "columns", "fields", "words"),
     [

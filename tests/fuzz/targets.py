@@ -53,6 +53,8 @@ from perfd.trace.memory.memory_snapshot import snapshot_of
 from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.readers.xplane.xplane_reader import read_space
 from perfd.trace.roofline.hlo_line import read_line
+from perfd.trace.roofline.hlo_module import read_module
+from perfd.trace.roofline.hlo_step import step_flops
 from perfd.trace.roofline.ncu_csv import read_csv
 from perfd.wire.convert import check, decode_agent_message
 from tests.fuzz.capture_targets import (
@@ -105,6 +107,24 @@ _INSPECTED = {
     },
     "coll_perf": {"coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 8, "coll_exec_time_us": 9},
 }
+_HLO_MODULE = """HloModule jit_step, is_scheduled=true, replica_count=2, num_partitions=4
+
+%fused (p: bf16[8,4], q: bf16[4,8]) -> bf16[8,8] {
+  %p = bf16[8,4]{1,0} parameter(0)
+  %q = bf16[4,8]{1,0} parameter(1)
+  ROOT %dot = bf16[8,8]{1,0} dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (a: bf16[8,4], b: bf16[4,8]) -> bf16[8,8] {
+  %a = bf16[8,4]{1,0} parameter(0)
+  %b = bf16[4,8]{1,0} parameter(1)
+  %t = (s32[], bf16[8,4]{1,0}) while(%a), condition=%main, body=%fused, \
+backend_config={"known_trip_count":{"n":"12"}}
+  %k = bf16[8,8]{1,0} custom-call(%a, %b), custom_call_target="__cublas$lt$matmul", \
+backend_config={"lhs_contracting_dimensions":["1"]}
+  ROOT %f = bf16[8,8]{1,0} fusion(%a, %b), kind=kCustom, calls=%fused
+}
+"""
 _HLO = (
     "%dot.1 = f32[8,8]{1,0} dot(f32[8,8] %a, f32[8] %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
     "ROOT %add.2 = bf16[64,128]{1,0:T(8,128)} add(bf16[64,128] %p0, bf16[64,128] %p1)",
@@ -286,6 +306,9 @@ def targets() -> dict[str, Target]:
         ),
         "hlo": Target(
             lambda data: read_line(data.decode("utf-8", "replace")), [line.encode() for line in _HLO]
+        ),
+        "hlo_module": Target(
+            lambda data: step_flops([read_module(data.decode("utf-8", "replace"))]), [_HLO_MODULE.encode()]
         ),
         "ncu": Target(_in_file("t.csv", read_csv), [_sample("traces/ncu-2025.3-h200-raw.csv")]),
         "pod_resources": Target(

@@ -271,8 +271,10 @@ CONFIGURED = JobDescription(
     tokens_per_step=4_194_304.0,
     flops_per_step=2.0e17,
 )
+COUNTED = JobDescription(job="llm", framework="", hlo_flops_per_step=2.5e17)
 
 MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
+    "batch_hlo_flops": Batch(sequence=46, sent_unix_ns=1_700_000_009_000_000_000, records=(COUNTED,)),
     "hello": Hello(
         agent_id="6f1c1a3e",
         node="node-1",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import glob
 import math
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,12 +19,14 @@ from perfd.file_access import open_as, open_as_owner
 from perfd.model import JobDescription, ModelShape, ModelSource, Record
 from perfd_collectors.model_config.arguments import ModelArguments, config_files, model_arguments
 from perfd_collectors.model_config.hf_config import MAX_BYTES, ModelConfigError, model_shape
+from perfd_collectors.model_config.hlo_dump import HloDump, dump_folder
+from perfd_collectors.ranks.processes import ProcessTable
 
 _REPEAT_EVERY_S = 30.0
 """How often it is repeated, for aggregators that start after the agent. Chosen, not measured."""
 _MAX_ARGUMENTS_BYTES = 1 << 17
 """Read of a command line or an environment."""
-_VARIABLES = ("HOME", "HF_HOME", "HF_HUB_CACHE")
+_VARIABLES = ("HOME", "HF_HOME", "HF_HUB_CACHE", "XLA_FLAGS")
 
 
 class ModelConfigOptions(Options, frozen=True):
@@ -39,7 +43,7 @@ class ModelConfigOptions(Options, frozen=True):
     precision: str | None = None
     """Data type of the matrix products: `bf16`, `fp16`, `fp8`, `fp32`; selects the peak of MFU."""
     find: bool = True
-    """Find a job's `config.json` by the arguments of its processes."""
+    """Find a job's `config.json` by the arguments of its processes, and its HLO by `--xla_dump_to`."""
 
 
 def check_options(options: Mapping[str, str | float]) -> None:
@@ -59,6 +63,8 @@ class ModelConfigCollector:
         self._by_hand = _by_hand(options, settings.job)
         self._found: dict[tuple[str, int], JobDescription | None] = {}
         """By job and the process that was read."""
+        self._dumps: dict[tuple[str, int], HloDump | None] = {}
+        self._table = ProcessTable(settings.proc)
         self._last: Mapping[str, JobDescription] = {}
         self._repeat_due_s = -math.inf
 
@@ -80,11 +86,17 @@ class ModelConfigCollector:
             key: self._found[key] if key in self._found else self._of_process(*key)
             for key in processes.items()
         }
-        if self._by_hand is not None:
-            yield self._by_hand
-        for (job, _), description in self._found.items():
-            if description is not None and not (self._by_hand is not None and job == self._by_hand.job):
-                yield description
+        self._dumps = {
+            key: self._dumps[key] if key in self._dumps else self._dump(*key) for key in processes.items()
+        }
+        described = {job: description for (job, _), description in self._found.items() if description}
+        described |= {} if self._by_hand is None else {self._by_hand.job: self._by_hand}
+        for (job, _), dump in self._dumps.items():
+            flops = None if dump is None else dump.flops_per_step()
+            if flops is not None:
+                known = described.get(job) or JobDescription(job=job, framework="")
+                described[job] = dataclasses.replace(known, hlo_flops_per_step=flops)
+        yield from described.values()
 
     def _of_process(self, job: str, pid: int) -> JobDescription | None:
         folder = self._settings.proc / str(pid)
@@ -97,11 +109,19 @@ class ModelConfigCollector:
             job=job, framework="", model=model, model_source=source, precision=said.precision
         )
 
+    def _dump(self, job: str, pid: int) -> HloDump | None:
+        folder = self._settings.proc / str(pid)
+        place = dump_folder(_variables(folder).get("XLA_FLAGS", ""), _working_directory(folder))
+        process = self._table.stat(pid)
+        if place is None or process is None:
+            return None
+        uid = self._settings.local_jobs.uid(job)
+        return HloDump(place, self._table.started_unix_ns(process.start_ticks), partial(_opened, uid=uid))
+
     def _shape(self, said: ModelArguments, folder: Path, uid: int | None) -> ModelShape | None:
         if said.model is None or said.sequence_length is None:
             return None
-        pairs = (word.partition("=") for word in _words(folder / "environ"))
-        environ = {name: value for name, _, value in pairs if name in _VARIABLES}
+        environ = _variables(folder)
         for pattern in config_files(said.model, cwd=_working_directory(folder), environ=environ):
             for path in sorted(glob.glob(str(pattern)))[:1]:  # noqa: PTH207  (an absolute pattern)
                 try:
@@ -139,14 +159,23 @@ def _by_hand(options: ModelConfigOptions, job: str) -> JobDescription | None:
     )
 
 
+def _opened(path: Path, uid: int | None) -> int:
+    """A descriptor; raises `OSError`."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    return open_as_owner(path) if uid is None else open_as(uid, path, flags)
+
+
 def _read(path: Path, uid: int | None) -> bytes:
     """At most a byte more than a file may have; raises `OSError`, also if it is not a file."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    descriptor = open_as_owner(path) if uid is None else open_as(uid, path, flags)
-    with open(descriptor, "rb") as file:  # noqa: PTH123  (a descriptor)
+    with open(_opened(path, uid), "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(0, "it is not a file", str(path))
         return file.read(MAX_BYTES + 1)
+
+
+def _variables(folder: Path) -> Mapping[str, str]:
+    pairs = (word.partition("=") for word in _words(folder / "environ"))
+    return {name: value for name, _, value in pairs if name in _VARIABLES}
 
 
 def _words(path: Path) -> list[str]:

@@ -35,6 +35,7 @@ def plausible_description(description: JobDescription) -> JobDescription:
         parameters=_positive(description.parameters),
         tokens_per_step=_positive(description.tokens_per_step),
         flops_per_step=_positive(description.flops_per_step),
+        hlo_flops_per_step=_positive(description.hlo_flops_per_step),
     )
 
 

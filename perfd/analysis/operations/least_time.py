@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfd.analysis.operations.transfer_wait import bus_factor
+from perfd.analysis.operations.bus_factor import bus_factor
 from perfd.errors import PerfdError
 
 OPERATIONS = ("AllReduce", "ReduceScatter", "AllGather", "AlltoAll", "Broadcast")

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from perfd.analysis.operations.bus_factor import bus_factor
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -156,18 +158,6 @@ def blame(durations_s: Floats) -> WaitBlame:
         caused_s=caused,
         last_ratio=caused / total if total > 0 else np.full(len(caused), np.nan),
     )
-
-
-def bus_factor(operation: str, ranks: int) -> float:
-    """What nccl-tests multiplies bytes a second by, so that operations compare with a link's bandwidth.
-
-    Source: nccl-tests, doc/PERFORMANCE.md.
-    """
-    if operation == "AllReduce":
-        return 2 * (ranks - 1) / ranks
-    if operation in {"AllGather", "ReduceScatter", "AlltoAll"}:
-        return (ranks - 1) / ranks
-    return 1.0
 
 
 def bus_bandwidth_bytes_per_s(operation: str, size_bytes: Floats, transfer_s: Floats, ranks: int) -> Floats:

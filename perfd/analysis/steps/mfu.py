@@ -61,7 +61,8 @@ class Efficiency:
     flops_convention: str | None = None
     mfu_source: str | None = None
     """`shape` when perfd counted the operations of the model in the log, `config` and `arguments` of that in
-    a `config.json` (`ModelSource`), `flops_per_step` when the operator did, `log` for the log's figure."""
+    a `config.json` (`ModelSource`), `flops_per_step` when the operator did, `log` for the log's figure, `hlo`
+    when they are counted in the job's dumped HLO."""
     mfu_missing: str | None = None
     """Why MFU is unknown, and what would give it: one sentence."""
     clock_adjusted_mfu_ratio: float | None = None
@@ -188,6 +189,10 @@ def _model_flops(
     if logged is not None:
         label = job.description.logged_flops_convention if job.description else None
         return logged, label or "as logged", "log"
+    if description is not None and description.hlo_flops_per_step is not None and world:
+        flops = median_of(description.hlo_flops_per_step / job.steps.step_time_s[rows] / world)
+        if flops is not None:
+            return flops, "with recomputation", "hlo"
     return None, None, None
 
 
@@ -221,7 +226,7 @@ def _hfu(
         return None
     if description.recompute is Recompute.NONE:
         return mfu
-    if description.model is None or source in {"log", "flops_per_step"}:
+    if description.model is None or source in {"log", "flops_per_step", "hlo"}:
         return None
     again = job_recompute_flops_per_token(description, description.model, convention)
     repeated = ratio(again, train_flops_per_token(description.model, convention))

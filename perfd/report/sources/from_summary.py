@@ -22,6 +22,7 @@ _FLOPS_SOURCES = {
     "arguments": "the config.json that the job's arguments name",
     "flops_per_step": "FLOPs of a step as configured",
     "log": "the training log",
+    "hlo": "the job's dumped HLO, with recomputation",
 }
 
 

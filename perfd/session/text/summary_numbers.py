@@ -18,6 +18,7 @@ _FLOPS_SOURCES = {
     "arguments": "; model by the config.json that the job's arguments name",
     "flops_per_step": "",
     "log": "; FLOP/s of the log",
+    "hlo": "; FLOPs counted in the dumped HLO",
 }
 """What MFU rests on, besides the model's shape in the log."""
 

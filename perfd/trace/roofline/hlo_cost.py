@@ -18,7 +18,7 @@ from perfd.trace.roofline.hlo_line import ArrayShape, flops_of
 from perfd.trace.roofline.hlo_module import HloModule, Instruction
 from perfd.trace.roofline.roofline_model import bytes_of, matmul_precision, vector_precision
 
-_FREE = frozenset(
+FREE = frozenset(
     {
         "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
         "replica-id",
@@ -27,6 +27,7 @@ _FREE = frozenset(
         "opt-barrier", "iota", "send-done", "recv-done", "domain", "add-dependency",
     }
 )  # fmt: skip
+"""Operations that take no time."""
 _COLLECTIVES = {
     "all-reduce": "AllReduce", "all-gather": "AllGather", "reduce-scatter": "ReduceScatter",
     "all-to-all": "AlltoAll", "ragged-all-to-all": "AlltoAll", "collective-permute": "Broadcast",
@@ -40,6 +41,8 @@ _AXIS = re.compile(r"'([^']{1,60})'=(\d{1,9})")
 _GEMM_CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[((?:"\d{1,3}",?){0,8})\]')
 _TARGET = re.compile(r'custom_call_target="([^"]{1,200})"')
 _MOST_DEPTH = 64
+UNKNOWN_WORK = "what it computes is unknown: only its bytes count"
+"""The note of a kernel that another library brings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ def _walk(module: HloModule, computation: str, count: int, depth: int) -> Iterat
         return
     for instruction in module.computations[computation].values():
         operation = instruction.operation
-        if operation in _FREE:
+        if operation in FREE:
             continue
         if loop := instruction.loop:
             body, trips = loop
@@ -92,10 +95,13 @@ def _walk(module: HloModule, computation: str, count: int, depth: int) -> Iterat
         elif operation in {"call", "async-start"} and instruction.called:
             yield from _walk(module, instruction.called, count, depth + 1)
         else:
-            yield _cost(module, computation, instruction, count)
+            yield instruction_cost(module, computation, instruction, count)
 
 
-def _cost(module: HloModule, computation: str, instruction: Instruction, count: int) -> HloCost:
+def instruction_cost(
+    module: HloModule, computation: str, instruction: Instruction, count: int = 1
+) -> HloCost:
+    """What one operation computes, moves and sends; of a loop or a call nothing of what it calls."""
     inputs, outputs = module.inputs(computation, instruction), instruction.outputs
     operation = instruction.operation.removesuffix("-start")
     flops, note, precision, message = 0.0, "", "fp32", 0.0
@@ -118,7 +124,7 @@ def _cost(module: HloModule, computation: str, instruction: Instruction, count: 
             # The second result is workspace.
             traffic = _bytes(inputs) + _bytes(outputs[:1])
         else:
-            note = "what it computes is unknown: only its bytes count"
+            note = UNKNOWN_WORK
     else:
         flops, precision, note = _plain_flops(instruction, inputs)
         if operation == "copy" and inputs and outputs and inputs[0].layout != outputs[0].layout:
@@ -168,9 +174,11 @@ def _plain_flops(instruction: Instruction, inputs: list[ArrayShape]) -> tuple[fl
 
 def _inner_flops(module: HloModule, computation: str, depth: int) -> tuple[float, str]:
     """Arithmetic of a fusion; the precision is that of its matrix products, if it has any."""
+    if computation in module.fused_work:
+        return module.fused_work[computation]
     total, matrix = 0.0, ""
     for instruction in module.computations.get(computation, {}).values() if depth < _MOST_DEPTH else ():
-        if instruction.operation in _FREE:
+        if instruction.operation in FREE:
             continue
         if instruction.operation == "fusion" and instruction.called:
             flops, precision = _inner_flops(module, instruction.called, depth + 1)
@@ -179,7 +187,8 @@ def _inner_flops(module: HloModule, computation: str, depth: int) -> tuple[float
             flops, precision, _ = _plain_flops(instruction, module.inputs(computation, instruction))
             matrix = precision if instruction.operation in {"dot", "convolution"} else matrix
         total += flops
-    return total, matrix or "fp32"
+    module.fused_work[computation] = total, matrix or "fp32"
+    return module.fused_work[computation]
 
 
 def _fusion_bytes(inner: Mapping[str, Instruction], fusion: Instruction, inputs: list[ArrayShape]) -> float:

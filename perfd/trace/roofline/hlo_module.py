@@ -7,6 +7,7 @@ of the instructions that they name. (Source: XLA's documentation, "Operation sem
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from perfd.errors import PerfdError
 from perfd.trace.roofline.hlo_line import ArrayShape, shapes
 
 _HEAD = re.compile(r"^HloModule ([\w.\-]{1,200})")
+_DEVICES = re.compile(r"\b(?:num_partitions|replica_count)=(\d{1,7})\b")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]{1,200}) .{0,20}\(")
 _COMPUTATION_BARE = re.compile(r"^(ENTRY )?%?([\w.\-]{1,200}) \{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]{1,200}) = ")
@@ -60,6 +62,10 @@ class HloModule:
     name: str
     entry: str
     computations: Mapping[str, Mapping[str, Instruction]] = field(default_factory=dict)
+    devices: int = 1
+    """How many run it, each with its part: partitions times replicas."""
+    fused_work: dict[str, tuple[float, str]] = field(default_factory=dict, compare=False, repr=False)
+    """FLOPs and precision of the fused computations that were counted, which may call each other."""
 
     def inputs(self, computation: str, instruction: Instruction) -> list[ArrayShape]:
         """The arrays that an instruction reads; those that are unknown are left out."""
@@ -93,7 +99,8 @@ def read_module(text: str) -> HloModule:
             entry = start[2] if start[1] else entry
     if not computations.get(entry):
         raise PerfdError("The module has no entry computation: it is cut, or not optimized HLO.")
-    return HloModule(name=head[1], entry=entry, computations=computations)
+    sizes = [int(found[1]) for found in _DEVICES.finditer(text.lstrip().partition("\n")[0])]
+    return HloModule(name=head[1], entry=entry, computations=computations, devices=math.prod(sizes) or 1)
 
 
 def _instruction(line: str) -> Instruction | None:
