@@ -18,7 +18,7 @@ from perfd.doctor.capture_checks import (
 )
 from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
-from perfd.doctor.node_facts import DirectoryFacts, HistoryServerFacts, NodeFacts
+from perfd.doctor.node_facts import DirectoryFacts, HistoryServerFacts, NodeFacts, StorageFacts
 from perfd.formatting import data_size, duration
 
 SCHEMA = "perfd.doctor/2"
@@ -175,6 +175,16 @@ def check_history(facts: NodeFacts) -> CheckResult:
     return _directory("history", title, history.directory, history.max_bytes, "history.path")
 
 
+def check_uploads(facts: NodeFacts) -> CheckResult:
+    """Whether captures of this node can be stored in object storage."""
+    return _storage("uploads", "uploads of captures", facts.uploads, "capture.object_storage")
+
+
+def check_reports(facts: NodeFacts) -> CheckResult:
+    """Whether the aggregator can read captures in object storage, and store their reports."""
+    return _storage("reports", "reports in object storage", facts.reports, "object_storage")
+
+
 def check_promtool(facts: NodeFacts) -> CheckResult:
     """Whether promtool is available to check rules files, too."""
     what = str(facts.promtool) if facts.promtool else "not found; perfd rules check and test do not need it"
@@ -201,6 +211,8 @@ CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
     check_clock,
     check_aggregator,
     check_history,
+    check_uploads,
+    check_reports,
     check_promtool,
 )
 """In the order of the report."""
@@ -222,6 +234,21 @@ def _history_server(server: HistoryServerFacts) -> CheckResult:
         level=Level.OK,
         title="history",
         what=f"{server.place}, PostgreSQL {server.version}, {tables}, {encryption}",
+    )
+
+
+def _storage(check: str, title: str, facts: StorageFacts | None, option: str) -> CheckResult:
+    if facts is None:
+        return CheckResult(check=check, level=Level.OK, title=title, what=f"{option} is not configured")
+    if not facts.problem:
+        what = f"{facts.url} was stored"
+        return CheckResult(check=check, level=Level.OK, title=title, what=what)
+    return CheckResult(
+        check=check,
+        level=Level.FAIL,
+        title=title,
+        what=facts.problem.rstrip("."),
+        fix=f"Correct {option}, or what it names (docs/object-storage.md). Captures stay on nodes.",
     )
 
 

@@ -104,6 +104,15 @@ class HistoryFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StorageFacts:
+    """Object storage, in which a small file was stored."""
+
+    url: str
+    problem: str = ""
+    """Why it was not; empty if it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SocketFacts:
     """The socket that libkineto polls."""
 
@@ -155,6 +164,10 @@ class NodeFacts:
     """Processes that have loaded JAX: why its profiler cannot capture them, empty when it can."""
     py_spy: PySpyFacts
     aggregator: AggregatorFacts
+    uploads: StorageFacts | None = None
+    """Where captures go; None: `capture.object_storage` is not configured."""
+    reports: StorageFacts | None = None
+    """Where the aggregator reads captures and stores reports; None: not configured, or not known."""
     history: HistoryFacts | None
     """None without the aggregator's configuration."""
     promtool: Path | None

@@ -29,6 +29,7 @@ from perfd.doctor.node_facts import (
     NvmlFacts,
     ProcessFacts,
 )
+from perfd.doctor.storage_probe import probe_reports, probe_upload
 from perfd.errors import CaptureError, PerfdError
 from perfd.net import split_address
 from perfd.net.postgres_extra import require_postgres
@@ -47,6 +48,7 @@ _KINETO_VARIABLES = (
 def probe(
     config: AgentConfig,
     *,
+    node: str,
     spool: Path,
     configured: bool,
     environment: Mapping[str, str],
@@ -79,6 +81,8 @@ def probe(
         jax=probe_jax(config.capture, Path(config.proc)),
         py_spy=probe_py_spy(config.capture, environment, Path(config.proc)),
         aggregator=probe_aggregator(config.uplink.address, configured=configured),
+        uploads=probe_upload(config.capture.object_storage, node, environment),
+        reports=None if aggregator is None else probe_reports(aggregator.object_storage),
         history=None if aggregator is None else probe_history(aggregator.history),
         promtool=Path(promtool) if promtool else None,
     )

@@ -24,7 +24,9 @@ from perfd.doctor.checks import (
     check_history,
     check_nvml,
     check_processes,
+    check_reports,
     check_spool,
+    check_uploads,
     diagnose,
     to_json,
     worst,
@@ -44,6 +46,7 @@ from perfd.doctor.node_facts import (
     ProcessFacts,
     PySpyFacts,
     SocketFacts,
+    StorageFacts,
 )
 
 NSYS = Installation(
@@ -256,6 +259,19 @@ def of_server(**facts):
             {"history": of_server(place="postgresql://h:1/perfd", version="15.1", encrypted=True)},
             Level.OK,
             "postgresql://h:1/perfd, PostgreSQL 15.1, no tables yet, TLS",
+        ),
+        (
+            check_uploads,
+            {"uploads": StorageFacts(url="s3://traces/perfd", problem="The bucket is full.")},
+            Level.FAIL,
+            "The bucket is full Correct capture.object_storage, or what it names",
+        ),
+        (check_uploads, {"uploads": None}, Level.OK, "capture.object_storage is not configured"),
+        (
+            check_reports,
+            {"reports": StorageFacts(url="s3://traces/perfd/a")},
+            Level.OK,
+            "s3://traces/perfd/a was stored",
         ),
     ],
 )

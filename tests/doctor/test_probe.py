@@ -160,6 +160,7 @@ def test_every_fact_of_a_made_up_node_comes_from_its_files(tmp_path):
             uplink=UplinkConfig(address="127.0.0.1:1"),
             capture=AgentCaptureConfig(py_spy_path=str(tmp_path / "none")),
         ),
+        node="n1",
         spool=tmp_path / "spool",
         configured=True,
         environment={

@@ -25,6 +25,7 @@ from objects.object_server import (
 from perfd.capture.upload import Uploader, UploadQueue
 from perfd.clock import SystemClock
 from perfd.config import ObjectReadingConfig, ObjectStorageConfig
+from perfd.doctor.storage_probe import probe_reports, probe_upload
 from perfd.errors import StorageError
 from perfd.model import CaptureFile, CaptureRequest, CaptureTool
 from perfd.net import ObjectStorage
@@ -281,6 +282,23 @@ def test_the_documented_policy_lets_an_agent_write_as_its_node_only(storage, lar
         forged = credentials(tmp_path / "forged", access_key, "another-secret")
         with pytest.raises(StorageError, match="the secret key is wrong: renew the credentials"):
             storage(checking.url, credentials_file=str(forged)).put(KEY, large)
+
+
+def test_doctor_stores_a_small_file_where_agents_and_the_aggregator_do(server, tmp_path):
+    keys = str(credentials(tmp_path / "keys"))
+    config = ObjectReadingConfig(url="s3://traces/perfd", endpoint=server.url, credentials_file=keys)
+    uploads = probe_upload(config, "n1", {"PERFD_CLUSTER": "gpu1"})
+    assert (uploads.url, uploads.problem) == (
+        "s3://traces/perfd/gpu1/unknown/doctor/0/doctor/node/node=n1/doctor",
+        "",
+    )
+    assert probe_reports(config).problem == ""
+    missing = ObjectReadingConfig(url="s3://nothing", endpoint=server.url, credentials_file=keys)
+    for facts in (probe_upload(missing, "n1", {}), probe_reports(missing)):
+        assert "the bucket does not exist: create it" in without_secrets(facts.problem)
+    unreadable = ObjectReadingConfig(url="s3://traces", credentials_file=str(tmp_path / "none"))
+    assert "object_storage.credentials_file" in probe_reports(unreadable).problem
+    assert (probe_upload(None, "n1", {}), probe_reports(None)) == (None, None)
 
 
 def test_agents_need_no_more_than_their_configuration(server, tmp_path, large):

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     aggregator = load(args.aggregator_config, AggregatorConfig) if args.aggregator_config else None
     facts = probe(
         config,
+        node=node,
         spool=spool,
         configured=args.config is not None,
         environment=os.environ,
