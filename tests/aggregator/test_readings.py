@@ -198,3 +198,20 @@ def test_instants_out_of_order_are_given_in_order():
 
 def test_the_newest_instant_is_the_latest_and_not_the_last_that_came():
     assert history(gpus(9, a=1.0), gpus(3, a=1.0)).newest_unix_s() == 9.0
+
+
+def test_a_reading_after_a_whole_table_does_not_make_older_ones_fresh():
+    whole, one = gpus(0, count=2, a=[1.0, 2.0]), gpus(20, count=1, a=[3.0])
+    made, _ = readings((0.0, whole), (20.0, one))
+    assert made.fresh(30.0, 30.0).tolist() == [[3.0], [2.0]]
+    found = made.fresh(31.0, 30.0)
+    assert found[0, 0] == 3.0
+    assert math.isnan(found[1, 0])
+
+
+def test_fresh_readings_stay_as_they_were_when_others_come():
+    made, _ = readings((0.0, gpus(0, a=1.0)))
+    before = made.fresh(0.0, 30.0)
+    table = gpus(1, a=2.0)
+    made.update(made.layout.plan(table.entities, tuple(table.columns)), values_of(table), 1.0)
+    assert before.tolist() == [[1.0]]

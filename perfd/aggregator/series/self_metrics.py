@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from prometheus_client import CollectorRegistry
@@ -57,25 +58,47 @@ def self_registry(
     return process_registry(lambda: families(values(), METRICS.__getitem__))
 
 
-def agent_values(agents: Sequence[AgentState], now_s: float, forgotten_after_s: float) -> list[Value]:
+def reported_agents(agents: Iterable[AgentState], now_s: float, forgotten_after_s: float) -> list[AgentState]:
     """One agent per node, the one that sent last; none that said goodbye or is long gone."""
     newest: dict[str, AgentState] = {}
     for agent in sorted(agents, key=lambda agent: (agent.stream is not None, agent.received_s)):
         newest[agent.node] = agent
-    values: list[Value] = []
-    for agent in newest.values():
-        if agent.stream is None and (agent.left or now_s - agent.received_s > forgotten_after_s):
-            continue
-        node = {"node": agent.node}
-        values += [
-            ("perfd_agent_up", node, float(agent.stream is not None)),
-            ("perfd_agent_info", {**node, "version": agent.perfd_version}, 1.0),
-            ("perfd_agent_silent_seconds", node, max(0.0, now_s - agent.received_s)),
-            ("perfd_agent_clock_offset_seconds", node, agent.clock_offset_s),
-            ("perfd_agent_dropped_records_total", node, agent.dropped_records),
-            ("perfd_agent_unknown_records_total", node, agent.unknown_records),
-        ]
-    return values
+    return [
+        agent
+        for agent in newest.values()
+        if agent.stream is not None or not (agent.left or now_s - agent.received_s > forgotten_after_s)
+    ]
+
+
+def agent_keys(agent: AgentState) -> list[SeriesKey]:
+    """The series of one agent, which depend on its node's name and on its version."""
+    labels = SeriesKey.of("", {"node": agent.node}).labels
+    return [
+        SeriesKey.of("perfd_agent_info", {"node": agent.node, "version": agent.perfd_version}),
+        *(
+            SeriesKey(metric, labels)
+            for metric in (
+                "perfd_agent_up",
+                "perfd_agent_silent_seconds",
+                "perfd_agent_clock_offset_seconds",
+                "perfd_agent_dropped_records_total",
+                "perfd_agent_unknown_records_total",
+            )
+        ),
+    ]
+
+
+def agent_values(agent: AgentState, now_s: float) -> list[float]:
+    """Values of `agent_keys`, in the same order; NaN where one is unknown."""
+    offset_s = agent.clock_offset_s
+    return [
+        1.0,
+        float(agent.stream is not None),
+        max(0.0, now_s - agent.received_s),
+        math.nan if offset_s is None else offset_s,
+        float(agent.dropped_records),
+        float(agent.unknown_records),
+    ]
 
 
 def error_values(node: NodeState, jobs: JobRegistry) -> list[Value]:

@@ -15,10 +15,12 @@ from perfd.aggregator.series.job_series import job_values
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.node_series import node_keys
 from perfd.aggregator.series.self_metrics import (
+    agent_keys,
     agent_values,
     collector_keys,
     collector_values,
     error_values,
+    reported_agents,
     server_values,
 )
 from perfd.aggregator.series.series_blocks import Block, Blocks
@@ -154,9 +156,10 @@ class SeriesFrames:
                     name = ("collectors", node.name, str(node.version))
                     keys = self._blocks.keys(name, partial(collector_keys, node))
                     blocks[name] = Block(keys, np.array(collector_values(node)))
-            values += [
-                *agent_values(list(self._state.agents), now_s, self._forgotten_after_s),
-            ]
+            for agent in reported_agents(self._state.agents, now_s, self._forgotten_after_s):
+                name = ("agent", agent.node, agent.perfd_version)
+                keys = self._blocks.keys(name, partial(agent_keys, agent))
+                blocks[name] = Block(keys, np.array(agent_values(agent, now_s)))
         return {("agents",): self._blocks.block(("agents",), values), **blocks}
 
     def _self(self) -> dict[BlockName, Block]:

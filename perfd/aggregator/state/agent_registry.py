@@ -160,7 +160,8 @@ class AgentRegistry:
         agent.epoch = _hashed(hello.spool_epoch) or agent.epoch
         agent.principal, agent.namespace = principal, namespace
         agent.left = agent.refused = False
-        agent.perfd_version = hello.perfd_version
+        # It becomes the value of a label.
+        agent.perfd_version = hello.perfd_version[: self._limits.name_chars]
         agent.capture_tools = tuple(hello.capture_tools)
         agent.received_s = now_s
         agent.saw_clock(hello.sent_unix_ns, received_unix_ns)

@@ -33,12 +33,9 @@ def _slice_owners(node: NodeState) -> GpuOwners:
     """The owners of MIG slices: the ranks of the pod that has the slice, as placements name whole GPUs."""
     owners: GpuOwners = {}
     for entity in node.readings.gpu_history.layout.entities.known:
-        container = node.container_of(entity) if "/" in entity else None
-        found = [
-            key
-            for key, placement in node.placements.items()
-            if container is not None and placement.pod_name == container.pod
-        ]
+        if "/" not in entity or (container := node.container_of(entity)) is None:
+            continue
+        found = [key for key, placement in node.placements.items() if placement.pod_name == container.pod]
         if len({job for job, _ in found}) == 1:
             job, rank = found[0]
             owners[entity] = (job, rank if len(found) == 1 else None)

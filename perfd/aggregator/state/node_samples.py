@@ -95,6 +95,8 @@ class NodeSamples:
         self._seen_s: Floats = np.full((0, 0), np.nan)
         self._period_s: Floats = np.full((0, 0), np.nan)
         self._newest_s = -np.inf
+        self._whole = False
+        """The newest table had a value for every metric of every entity."""
 
     def update(self, plan: TableLayout, values: Floats, now_s: float) -> None:
         """Take a table that arrived at `now_s` (monotonic).
@@ -104,6 +106,7 @@ class NodeSamples:
         """
         if self.values.shape != self.layout.shape:
             self._grow()
+        self._whole = False
         if not plan.whole:
             for entities, rows in plan.waves:
                 self._put(np.ix_(entities, plan.metrics), values[np.ix_(rows, plan.kept)], now_s)
@@ -112,12 +115,15 @@ class NodeSamples:
             np.subtract(now_s, self._seen_s, out=self._period_s)
             self._seen_s.fill(now_s)
             self.values[:] = values
+            self._whole = True
         else:
             self._put(slice(None), values, now_s)
         self._newest_s = max(self._newest_s, now_s)
 
     def fresh(self, now_s: float, stale_after_s: float) -> Floats:
         """The values, NaN where a reading is older than `stale_after_s` and than three of its intervals."""
+        if self._whole and now_s - self._newest_s <= stale_after_s:
+            return self.values.copy()
         limit_s = np.fmax(stale_after_s, 3 * self._period_s)
         return np.where(now_s - self._seen_s <= limit_s, self.values, np.nan)
 
