@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.training_log.log_document import read_logs
+from training_log.logs import records_of
+
+from perfd.model import TrainingStep
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "training_log"
 LOGS = sorted(FIXTURES.glob("*.log"))
@@ -56,6 +59,15 @@ def test_every_golden_file_has_its_log() -> None:
         ("lightning-tqdm", "lightning", list(range(5, 81, 5))),
         ("lightning-rich", "lightning", [80]),
         ("maxtext", "maxtext", list(range(40))),
+        ("timm", "timm", [1, 51, 101, 120, 121, 171]),
+        ("mmengine", "mmengine", [50, 100, 170, 220]),
+        ("mmcv", "mmengine", [50, 100, 170, 220]),
+        ("detectron2", "detectron2", [19, 39, 59, 79]),
+        ("fairseq", "fairseq", [100, 200, 300, 400]),
+        ("torchvision", "training-loop", [1, 51, 101, 121, 171]),
+        ("imagenet-example", "training-loop", [1, 51, 101, 121, 171]),
+        ("keras", "keras", list(range(20, 201, 20))),
+        ("epoch-loop", "training-loop", list(range(100, 601, 100))),
         ("nanogpt", "nanogpt", [10, 20]),
         ("nanochat", "nanochat", [10, 11]),
         ("litgpt", "litgpt", [3, 4]),
@@ -85,3 +97,29 @@ def test_a_batch_of_torchtitan_is_cut_into_micro_batches_only_as_its_schedule_sa
 
     assert description is not None
     assert description.parallel.micro_batches == micro_batches
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [((0, 1, 2), [100, 200, 300]), ((1, 2), [100, 200]), ((4, 5), [400, 500])],
+    ids=["from zero", "from one", "from a checkpoint"],
+)
+def test_batches_of_a_loop_are_numbered_over_its_epochs(epochs: tuple[int, ...], expected: list[int]) -> None:
+    lines = "".join(f"Epoch: {epoch} | Batch: 100/100 | Loss: 2.3\n" for epoch in epochs)
+    assert [step.step for step in records_of(lines, TrainingStep)] == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Epoch: 1 | Batch: 101/100 | Loss: 2.3",
+        "Epoch: 1 | Batch: 10/100",
+        "Epoch: 1 | Batch: 1.5/100 | Loss: 2.3",
+        "Best epoch: 1, batch 10/100, loss 2.3",
+        "Epoch: 1 | Val batch: 10/100 | Loss: 2.3",
+        "Epoch: 1 | Batch: 10/100 | val_loss: 2.3",
+        "10/100 ━━━━━━━━━━ 2s 5ms/step - loss: 0.61",
+    ],
+)
+def test_lines_that_show_no_batch_of_training_are_not_steps(line: str) -> None:
+    assert records_of(line + "\n", TrainingStep) == []

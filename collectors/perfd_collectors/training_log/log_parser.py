@@ -12,6 +12,7 @@ from perfd.model import Record
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.formats import (
     DeepSpeedParser,
+    EpochLineParser,
     FailureParser,
     HuggingFaceParser,
     JsonLineParser,
@@ -44,6 +45,7 @@ FORMATS: Mapping[str, Callable[[LogContext], FormatParser]] = {
     "deepspeed": DeepSpeedParser,
     "maxtext": MaxTextParser,
     "json-lines": JsonLineParser,
+    "epoch-lines": EpochLineParser,
     "step-lines": StepLineParser,
 }
 """By name, as in the option `framework`. A line goes to the first parser that accepts it."""

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from perfd_collectors.training_log.field_text import is_plain_key
 from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.step_log import ProgressSource, StepLog
 
+_SEPARATOR = re.compile(r"\||;|, | - | — |\{|\}")
+_NUMBER = re.compile(
+    r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,5}|[0-9]{1,20})(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,3})?)"
+    r"([A-Za-z%][A-Za-z/]{0,11})?",
+    re.ASCII,
+)
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_/()%.-]{0,60}", re.ASCII)
+_UNITS = re.compile(
+    r"(?:ms|s|sec|secs|seconds|us|%|(?:ms|s|sec)/(?:step|it|iter|batch)|(?:it|its|iter|steps?)/s(?:ec)?|"
+    r"(?:tok|toks|tokens?|samples?|examples?|images|seq|sequences)/s(?:ec(?:ond)?)?)",
+    re.ASCII | re.IGNORECASE,
+)
+_NO_NUMBERS = frozenset({"nan", "inf", "infinity", "none", "null", "n/a"})
+_MAX_NUMBER_CHARS = 48
 _DECORATION = re.compile(r"[\s_./-]+")
 _PER = {
     "/second": "persecond",
@@ -186,6 +200,30 @@ def add_step(
     timed = ProgressSource.LOOP if "step_time_s" in found.values else ProgressSource.UNTIMED_LOOP
     line = training_step(job, step, found.values, found.losses, {})
     steps.add(line, printed_ns, family=family or timed, anew=anew)
+
+
+def numbers_in(text: str) -> Iterator[tuple[str, float, str]]:
+    """Each number with the words in front of it and its unit."""
+    for piece in _SEPARATOR.split(text):
+        key: list[str] = []
+        words = [
+            word for word in piece.replace("=", " ").replace(": ", " ").replace(":", " ").split(" ") if word
+        ]
+        index = 0
+        while index < len(words):
+            word = words[index].strip("'\"[](),")
+            index += 1
+            match = _NUMBER.fullmatch(word) if len(word) <= _MAX_NUMBER_CHARS else None
+            if match is None:
+                # What is not a number ends its pair, too.
+                key = [*key, word] if _WORD.fullmatch(word) and word.lower() not in _NO_NUMBERS else []
+                continue
+            unit = match[2] or ""
+            if not unit and index < len(words) and _UNITS.fullmatch(words[index].strip("(),")):
+                unit = words[index].strip("(),")
+                index += 1
+            yield " ".join(key), float(match[1].replace(",", "")), unit
+            key = []
 
 
 def fields_of(pairs: Iterable[tuple[str, float]]) -> StepFields:

@@ -1,6 +1,7 @@
 """One parser per family of log formats."""
 
 from perfd_collectors.training_log.formats.deepspeed import DeepSpeedParser
+from perfd_collectors.training_log.formats.epoch_lines import EpochLineParser
 from perfd_collectors.training_log.formats.failures import FailureParser
 from perfd_collectors.training_log.formats.huggingface import HuggingFaceParser
 from perfd_collectors.training_log.formats.json_lines import JsonLineParser
@@ -16,6 +17,7 @@ from perfd_collectors.training_log.formats.verl import VerlParser
 
 __all__ = [
     "DeepSpeedParser",
+    "EpochLineParser",
     "FailureParser",
     "HuggingFaceParser",
     "JsonLineParser",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.format_parser import FormatParser
 from perfd_collectors.training_log.log_lines import LogLine
-from perfd_collectors.training_log.step_fields import StepFields, add_step
+from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _STEP = re.compile(
@@ -18,26 +18,13 @@ _STEP = re.compile(
 )
 _ANCHOR_CHARS = 160
 """The step is at the beginning of a line, after times and names of loggers."""
-_OTHER_LINE = re.compile(
+OTHER_LINE = re.compile(
     r"\b(?:sav|load|resum|restor|checkpoint|eval|valid|val\b|test|best|skip|warm|predict|generat|sampl|from|after|"
     r"every|until|max|rollout|epoch \d+ (?:done|finished))",
     re.IGNORECASE,
 )
-_SEPARATOR = re.compile(r"\||;|, | - | — |\{|\}")
-_NUMBER = re.compile(
-    r"([+-]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,5}|[0-9]{1,20})(?:\.[0-9]{1,20})?(?:[eE][+-]?[0-9]{1,3})?)"
-    r"([A-Za-z%][A-Za-z/]{0,11})?",
-    re.ASCII,
-)
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_/()%.-]{0,60}", re.ASCII)
-_UNITS = re.compile(
-    r"(?:ms|s|sec|secs|seconds|us|%|(?:ms|s|sec)/(?:step|it|iter|batch)|(?:it|its|iter|steps?)/s(?:ec)?|"
-    r"(?:tok|toks|tokens?|samples?|examples?|images|seq|sequences)/s(?:ec(?:ond)?)?)",
-    re.ASCII | re.IGNORECASE,
-)
-_NO_NUMBERS = frozenset({"nan", "inf", "infinity", "none", "null", "n/a"})
-_LOOPS = frozenset({"", "training-loop", "nanogpt", "nanochat", "litgpt", "torchtune", "lightning"})
-_MAX_NUMBER_CHARS = 48
+LOOPS = frozenset({"", "training-loop", "nanogpt", "nanochat", "litgpt", "torchtune", "lightning"})
+"""Frameworks whose progress is a loop's own; other trainers print lines that perfd knows."""
 
 
 class StepLineParser(FormatParser):
@@ -54,13 +41,12 @@ class StepLineParser(FormatParser):
             return False
         text = line.text
         anchor = _anchor(text)
-        if self._out.description.framework not in _LOOPS:
-            # A trainer that perfd knows prints lines of its own.
+        if self._out.description.framework not in LOOPS:
             return False
-        if anchor is None or _OTHER_LINE.search(text, 0, anchor.start()):
+        if anchor is None or OTHER_LINE.search(text, 0, anchor.start()):
             return False
         found = StepFields()
-        for key, value, unit in _numbers(text[anchor.end() :]):
+        for key, value, unit in numbers_in(text[anchor.end() :]):
             found.add(key, value, unit)
         step, total = int(anchor[2]), anchor[3]
         if found.evaluates:
@@ -84,30 +70,6 @@ def _anchor(text: str) -> re.Match[str] | None:
     found = list(_STEP.finditer(text, 0, _ANCHOR_CHARS))
     steps = [match for match in found if match[1].lower() == "step"]
     return next(iter(steps or found), None)
-
-
-def _numbers(text: str) -> Iterator[tuple[str, float, str]]:
-    """Each number with the words in front of it and its unit."""
-    for piece in _SEPARATOR.split(text):
-        key: list[str] = []
-        words = [
-            word for word in piece.replace("=", " ").replace(": ", " ").replace(":", " ").split(" ") if word
-        ]
-        index = 0
-        while index < len(words):
-            word = words[index].strip("'\"[](),")
-            index += 1
-            match = _NUMBER.fullmatch(word) if len(word) <= _MAX_NUMBER_CHARS else None
-            if match is None:
-                # What is not a number ends its pair, too.
-                key = [*key, word] if _WORD.fullmatch(word) and word.lower() not in _NO_NUMBERS else []
-                continue
-            unit = match[2] or ""
-            if not unit and index < len(words) and _UNITS.fullmatch(words[index].strip("(),")):
-                unit = words[index].strip("(),")
-                index += 1
-            yield " ".join(key), float(match[1].replace(",", "")), unit
-            key = []
 
 
 def _framework(text: str) -> str | None:

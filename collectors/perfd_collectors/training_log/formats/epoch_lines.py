@@ -1,0 +1,189 @@
+"""Lines that say an epoch and a batch of so many, or an iteration, as in computer vision and many tutorials.
+
+timm, mmengine and mmcv, detectron2, fairseq, torchvision's and PyTorch's ImageNet example, Keras, and loops
+that print `Epoch [1/5], Step [100/600], Loss: 0.12`. A batch of an epoch is numbered over all epochs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from perfd.model import PhaseTime
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext
+from perfd_collectors.training_log.formats.step_lines import LOOPS, OTHER_LINE
+from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
+from perfd_collectors.training_log.timestamps import last_timestamp_ns
+
+_MOST_STEP = 1 << 53
+_EPOCH, _OF = r"(?P<epoch>[0-9]{1,6})", r"(?P<batch>[0-9]{1,9}) ?/ ?(?P<batches>[0-9]{1,9})"
+_ITERATION = r"(?P<step>[0-9]{1,15})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """Lines of one library."""
+
+    pattern: re.Pattern[str]
+    framework: str = "training-loop"
+    first_epoch: int | None = None
+    """Its number; None where loops differ: 0 once that was seen, else 1."""
+    first_batch: int = 1
+    within_chars: int = 160
+    """The step is at the beginning of a line, after times and names of loggers."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What its own names mean, as fields of a step or `data_s`, in seconds."""
+
+
+_TIMES = {"time": "step_time_s", "data": "data_s", "data_time": "data_s"}
+_STYLES = (
+    _Style(
+        re.compile(rf"\bTrain: {_EPOCH} \[ {{0,8}}{_OF} \( {{0,3}}[0-9]{{1,3}}%\)\]"),
+        framework="timm",
+        first_epoch=0,
+        first_batch=0,
+        names=_TIMES,
+    ),
+    _Style(
+        re.compile(rf"\bEpoch(?:\(train\))? {{1,2}}\[{_EPOCH}\]\[ {{0,8}}{_OF}\](?=\t| {{2}})"),
+        framework="mmengine",
+        first_epoch=1,
+        names=_TIMES,
+    ),
+    _Style(
+        re.compile(rf"\bIter(?:\(train\))? {{1,2}}\[ {{0,8}}{_ITERATION}/[0-9]{{1,15}}\](?=\t| {{2}})"),
+        framework="mmengine",
+        names=_TIMES,
+    ),
+    _Style(re.compile(rf"\bEpoch: \[{_EPOCH}\]\[ {{0,8}}{_OF}\](?=\t)"), first_epoch=0, names=_TIMES),
+    _Style(
+        re.compile(rf"\bEpoch: \[{_EPOCH}\] {{1,2}}\[ {{0,8}}{_OF}\] {{1,2}}eta: "),
+        first_epoch=0,
+        first_batch=0,
+        names=_TIMES,
+    ),
+    _Style(
+        re.compile(rf"\beta: [0-9a-z:, ]{{1,30}}iter: {_ITERATION} {{2}}"),
+        framework="detectron2",
+        names=_TIMES,
+    ),
+    _Style(
+        re.compile(
+            rf"\bepoch [0-9]{{3,6}}: {{1,8}}[0-9]{{1,9}} / [0-9]{{1,9}} .{{0,400}}\bnum_updates={_ITERATION}"
+        ),
+        framework="fairseq",
+        within_chars=600,
+        names={"ups": "steps_per_s", "wps": "tokens_per_s"},
+    ),
+    _Style(
+        re.compile(
+            rf"(?<![\w/.-])\[?epoch[ :#]{{0,2}}\[?{_EPOCH}(?: ?/ ?[0-9]{{1,6}})?\]?[ ,|:;-]{{0,3}}"
+            rf"\[?(?:batch|step|iteration|iter|it)[ :#]{{0,2}}\[? {{0,8}}{_OF}(?![0-9.])",
+            re.IGNORECASE,
+        )
+    ),
+    _Style(re.compile(rf"^\[{_EPOCH}/[0-9]{{1,6}}\]\[ {{0,8}}{_OF}\]"), first_epoch=0),
+)
+_KERAS_EPOCH = re.compile(r"Epoch ([0-9]{1,6})/[0-9]{1,6} {0,20}")
+_KERAS_BAR = re.compile(rf" {{0,8}}{_OF} [━=>.\[\]]{{2,60}} .{{0,40}}(?:[0-9]s|/step|/epoch) - ")
+
+
+class EpochLineParser(FormatParser):
+    """Lines of one log with an epoch and a batch, and a loss or a time; not those of evaluations."""
+
+    keywords: Sequence[bytes] = (
+        b"poch",
+        b"Train: ",
+        b"iter: ",
+        b"Iter(train)",
+        b"Iter [",
+        b"]\tLoss",
+        b"/step - ",
+    )
+
+    def __init__(self, job: LogContext) -> None:
+        super().__init__(job)
+        self._first_epoch = 1
+        self._keras_epoch: int | None = None
+        self._keras_batches: int | None = None
+
+    def parse(self, line: LogLine) -> bool:
+        """Parse a complete, undamaged line."""
+        if not line.complete or line.damaged or self._out.description.framework not in _OWN | LOOPS:
+            return False
+        text = line.text
+        if header := _KERAS_EPOCH.fullmatch(text):
+            self._keras_epoch = int(header[1])
+            return False
+        if self._keras_epoch is not None and (bar := _KERAS_BAR.match(text)):
+            return self._keras(text, bar)
+        for style in _STYLES:
+            if anchor := style.pattern.search(text, 0, style.within_chars):
+                return self._step(style, text, anchor)
+        return False
+
+    def _step(self, style: _Style, text: str, anchor: re.Match[str]) -> bool:
+        if OTHER_LINE.search(text, 0, anchor.start()):
+            return False
+        after = anchor.start() if style.framework == "fairseq" else anchor.end()
+        found, data_s = _fields(text[after:], style)
+        if found.evaluates or not (found.losses or found.timed):
+            return False
+        step = self._number(style, anchor.groupdict())
+        if step is None:
+            return False
+        if self._out.description.framework in {None, "", "training-loop"}:
+            self._out.describe(framework=style.framework)
+        add_step(self._steps, self._out.job, step, found, last_timestamp_ns(text[: anchor.start()]))
+        if data_s is not None:
+            self._steps.phases({"data_loading": PhaseTime(max_s=data_s)})
+        return True
+
+    def _number(self, style: _Style, said: Mapping[str, str | None]) -> int | None:
+        """The step over all epochs; None where the line contradicts itself."""
+        if (step := said.get("step")) is not None:
+            return int(step)
+        epoch, batch, batches = (int(said[name] or 0) for name in ("epoch", "batch", "batches"))
+        if epoch == 0:
+            self._first_epoch = 0
+        first = self._first_epoch if style.first_epoch is None else style.first_epoch
+        number = (epoch - first) * batches + batch - style.first_batch + 1
+        return number if style.first_batch <= batch <= batches and 0 <= number < _MOST_STEP else None
+
+    def _keras(self, text: str, bar: re.Match[str]) -> bool:
+        epoch, batch, batches = self._keras_epoch or 1, int(bar["batch"]), int(bar["batches"])
+        # What comes between epochs with another number of batches is an evaluation or a prediction.
+        self._keras_batches = self._keras_batches or batches
+        if batches != self._keras_batches or not 1 <= batch <= batches:
+            return False
+        found, _ = _fields(text[bar.end() :], _STYLES[-1])
+        if not found.losses:
+            return False
+        if batch == batches:
+            self._keras_epoch = None
+        if not self._out.description.framework:
+            self._out.describe(framework="keras")
+        # Its time per step is the mean since the epoch began.
+        losses_only = StepFields(losses=found.losses)
+        add_step(self._steps, self._out.job, (epoch - 1) * batches + batch, losses_only, None)
+        return True
+
+
+_OWN = frozenset(style.framework for style in _STYLES) | {"keras"}
+
+
+def _fields(text: str, style: _Style) -> tuple[StepFields, float | None]:
+    """The numbers of a line, and how long its step waited for data, in seconds."""
+    found, data_s = StepFields(), None
+    for key, value, unit in numbers_in(text.replace("\t", "|")):
+        meaning = style.names.get(key.strip().lower())
+        if meaning is None or unit not in {"", "s"}:
+            found.add(key, value, unit)
+        elif meaning == "data_s":
+            data_s = value if data_s is None else data_s
+        elif value > 0:
+            name, number = ("step_time_s", 1 / value) if meaning == "steps_per_s" else (meaning, value)
+            found.values.setdefault(name, number)
+    return found, data_s
