@@ -67,6 +67,16 @@ def test_no_more_is_gained_than_the_others_wait(own: Floats) -> None:
         assert (gains_by_step(waited[None], np.array([member]))[0] <= others + 1e-9).all()
 
 
+@pytest.mark.parametrize("ranks", [2, 4, 9])
+def test_what_every_rank_waits_in_a_step_is_no_rank_s_cost(ranks: int) -> None:
+    # NCCL kernels that wait for a multiprocessor: each rank is waited for in another operation of the step.
+    alike = np.full((1, STEPS, ranks), 0.015)
+    late = alike + waits(np.eye(ranks)[1] * np.ones((STEPS, 1)))[None]
+    for member in range(ranks):
+        assert gains_by_step(alike, np.array([member])) == pytest.approx(0.0)
+        assert gains_by_step(late, np.array([member])) == pytest.approx(1.0 if member == 1 else 0.0)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
 def test_what_is_gained_is_what_a_job_without_the_fault_takes_less(ranks: int) -> None:
     random = np.random.default_rng(1)

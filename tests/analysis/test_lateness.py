@@ -64,6 +64,44 @@ def blamed(summary: JobSummary) -> list[int | str]:
     return [c.id for one in summary.findings if one.kind is Kind.STRAGGLER for c in one.culprits]
 
 
+def in_turn(operation: str, first: float, later: float) -> CollectiveTable:
+    """Two ranks: in each step rank 1 is late once, and rank 0 after that, by such shares of a step."""
+    steps, buckets = 60, 4
+    waits = np.zeros((steps, buckets, 2))
+    waits[:, 1, 0], waits[:, 2, 1] = first * STEP_S, later * STEP_S
+    durations = (waits + 2e-4).reshape(steps * buckets, 2)
+    return CollectiveTable(
+        communicator="ab",
+        operation=operation,
+        ranks=[0, 1],
+        sequence=1000 + np.arange(steps * buckets),
+        durations_s=durations,
+        size_bytes=np.tile(np.r_[1e6, np.full(buckets - 1, 4e6)], steps),
+        kernel_ratio=durations.sum(axis=0) / (steps * STEP_S),
+        operations_per_s=buckets / STEP_S,
+    )
+
+
+@pytest.mark.parametrize(
+    ("operation", "gain"), [("AllReduce", 0.01), ("ReduceScatter", 0.01), ("AllGather", 0.03)]
+)
+def test_what_a_rank_waits_after_it_was_late_is_not_lost_by_it(operation, gain):
+    # As where an NCCL kernel waits for a multiprocessor, first on one GPU, then on the other. In reductions
+    # the rank has caught up by then, and it is the other one that is late.
+    summary = judged(in_turn(operation, 0.05, 0.02))
+    assert [rank.gain_ratio for rank in summary.nccl.ranks] == pytest.approx([0.0, gain], abs=1e-3)
+    assert blamed(summary) == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "gain"), [("AllReduce", 0.16), ("ReduceScatter", 0.16), ("AllGather", 0.18)]
+)
+def test_a_late_rank_is_named_by_what_it_does_not_catch_up(operation, gain):
+    summary = judged(in_turn(operation, 0.2, 0.02))
+    assert blamed(summary) == [1]
+    assert summary.nccl.ranks[1].gain_ratio == pytest.approx(gain, abs=1e-3)
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])
 def test_a_lag_that_every_bucket_of_a_step_waits_for_is_lost_once(ranks):
     summary = judged(gradients(lags(40, ranks, {1: 0.005})))

@@ -30,6 +30,8 @@ in the second."""
 _ALL_HELD = AnalysisWindow(each=1000)
 _NEWEST_STEPS = 10
 """Of which a rank's cost is the usual one now."""
+_GATHERING = "AllGather"
+"""Its result is needed within the step, so that no rank catches up in a later one."""
 _ALL = 4
 """Columns of `Lateness`."""
 NEEDED_AT_ONCE = frozenset({"tp", "cp", "ep"})
@@ -295,8 +297,10 @@ class _Source:
         known = (last >= 0)[..., None]
         if shape.needed_at_once or at_most:
             waited = np.where(known, wait_s, 0.0).sum(axis=2)
-        else:
+        elif self.stack.operation == _GATHERING:
             waited = np.where(known, wait_s, 0.0).max(axis=2)
+        else:
+            waited = _lag_at_end(last, np.where(known, wait_s, 0.0))
         waited = np.where(known.any(axis=2), waited, np.nan)
         return _Waits(rows, by_place[members][rows, columns], columns, waited[of_row])
 
@@ -338,6 +342,19 @@ class _Source:
     def _rows(self, shape: StepShape) -> slice | Ints:
         """All of them are a view, which costs nothing."""
         return slice(None) if len(shape.rows) == len(self.stack.ranks) else shape.rows
+
+
+def _lag_at_end(last: Ints, wait_s: Floats) -> Floats:
+    """(k, steps, g): the longest wait of a step, less what the rank that caused it waits itself later in it.
+
+    By so much it has caught up since: not the rank was late, but its NCCL kernel waited for a multiprocessor.
+    `last` (k, steps, operations) is the last rank of each operation, `wait_s` (..., g) what each waited.
+    """
+    later = np.maximum.accumulate(wait_s[:, :, ::-1], axis=2)[:, :, ::-1][:, :, 1:]
+    made_up = np.take_along_axis(later, np.maximum(last, 0)[:, :, :-1, None], axis=3)
+    wait_s = wait_s.copy()
+    wait_s[:, :, :-1] -= made_up
+    return np.asarray(np.maximum(wait_s.max(axis=2), 0.0))
 
 
 def _in_blocks(by_step: Floats, blocks: int) -> Floats:

@@ -68,8 +68,10 @@ def error_of_gains(waits_s: Floats, members: Ints) -> Floats:
 def _own_and_others(waits_s: Floats, members: Ints) -> tuple[Floats, Floats]:
     """Arrivals relative to the last: the member's, (k, steps), and the others', (k, steps, g), NaN at it."""
     ranks = waits_s.shape[2]
-    own = -waits_s[np.arange(len(waits_s)), :, members]
-    return own, -np.where(np.arange(ranks) == members[:, None, None], np.nan, waits_s)
+    # Each may have waited in some operation of a step. Then the one that waited least came last in all.
+    arrivals = np.fmin.reduce(waits_s, axis=2)[..., None] - waits_s
+    own = arrivals[np.arange(len(waits_s)), :, members]
+    return own, np.where(np.arange(ranks) == members[:, None, None], np.nan, arrivals)
 
 
 def _slow_together(usual: Floats, middle: Floats, scatter: Floats) -> Bools:
