@@ -218,9 +218,11 @@ class Tab:
 
     def metrics(self) -> dict[str, float]:
         """Chromium's own counts and times (s) of the tab: `Nodes`, `LayoutCount`, `TaskDuration`, ..."""
-        # Nodes of what is gone are counted until they are collected.
-        self._ask("HeapProfiler.collectGarbage")
         return {one["name"]: one["value"] for one in self._ask("Performance.getMetrics")["metrics"]}
+
+    def collect_garbage(self) -> None:
+        """Let the browser forget what is gone: its `Nodes` are counted until then."""
+        self._ask("HeapProfiler.collectGarbage")
 
     def transferred(self) -> dict[str, int]:
         """Bytes on the wire of each address below the page's host, with headers; several times are summed."""

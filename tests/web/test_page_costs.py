@@ -47,6 +47,7 @@ def api(job: LargeJob, path: str) -> tuple[int, Any]:
 
 def test_the_page_is_small_and_names_the_rank(tab: Tab, job: LargeJob) -> None:
     tab.open(f"{job.url}/jobs/{job.name}", READY)
+    tab.collect_garbage()
     sizes, counts = tab.transferred(), tab.metrics()
 
     assert tab.text("#headline").startswith("A straggler limits this job: rank 4321")
@@ -73,10 +74,12 @@ def test_a_round_costs_one_request_each_and_no_more_elements(tab: Tab, job: Larg
     job.advance()
     shown = f"document.querySelector('.title').innerText.includes('step {job.step} of')"
     tab.wait(shown)
+    tab.collect_garbage()
     before = tab.metrics()
     tab.run("performance.clearResourceTimings()")
     job.advance()
     tab.wait(f"document.querySelector('.title').innerText.includes('step {job.step} of')")
+    tab.collect_garbage()
     after, sizes = tab.metrics(), tab.transferred()
     rounds = tab.run(
         "performance.getEntriesByType('resource').filter(({name}) => name.includes('/ranks?')).length"
