@@ -33,6 +33,7 @@ _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
     ("AggregatorConfig", "round_interval_s"): {"minimum": 0.05},
     ("AggregatorConfig", "health_listen"): {"pattern": "^[^ ]+:[0-9]+$"},
     ("AnalysisConfig", "flops_convention"): {"enum": [*FlopsConvention]},
+    ("HistoryConfig", "url"): {"pattern": "^postgres(ql)?://"},
     ("NodesConfig", "half_life_days"): {"exclusiveMinimum": 0, "exclusiveMaximum": 3660},
     ("RulesConfig", "files"): {"items": {"type": "string", "minLength": 1}},
     ("WandbConfig", "tags"): _TAGS,
