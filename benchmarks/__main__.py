@@ -10,11 +10,13 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 STEPS = (
     ("agent: CPU and memory, 8 GPUs at 1 Hz", "benchmarks.agent_cost", "--seconds", "30"),
     ("aggregator: what one process takes in from 1,000 nodes", "benchmarks.aggregator_ingest"),
     ("fleet: rounds, page and memory for 1,000 nodes with 50 jobs", "benchmarks.fleet"),
+    ("history: commits to SQLite and to PostgreSQL", "benchmarks.history_commits"),
     ("reference: Prometheus scraping as many values", "benchmarks.prometheus_scrape"),
     ("aggregator: a page of 100,000 series, beside prometheus_client", "benchmarks.aggregator_render"),
     ("NCCL plugin: what an operation's callbacks cost", "benchmarks.nccl_callbacks"),
@@ -37,6 +39,9 @@ def main() -> int:
     for title, module, *arguments in STEPS:
         if module == "benchmarks.prometheus_scrape" and shutil.which("prometheus") is None:
             print(f"## {title}\nnot run: there is no prometheus on PATH (apt-get install prometheus)\n")
+            continue
+        if module == "benchmarks.history_commits" and not Path("/usr/lib/postgresql").is_dir():
+            print(f"## {title}\nnot run: there is no PostgreSQL (apt-get install postgresql)\n")
             continue
         if module == "benchmarks.traces" and "PERFD_SHARED" not in os.environ:
             print(f"## {title}\nnot run: PERFD_SHARED does not name a directory with captures\n")

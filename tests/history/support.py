@@ -85,24 +85,13 @@ class PostgresLocation(_Restoring):
 
     as_newer = "UPDATE alembic_version SET version_num = '9999'"
 
-    def __init__(self, cluster: PostgresCluster, *, tables: bool = True) -> None:
-        """With `tables` it is one that an aggregator has opened before, which saves their creation."""
+    def __init__(self, cluster: PostgresCluster) -> None:
         self.cluster = cluster
-        self._template = "template1"
-        if tables:
-            if not cluster.sql("SELECT FROM pg_database WHERE datname = 'with_tables'"):
-                cluster.sql(f"CREATE DATABASE with_tables OWNER {USER}")
-                database = PostgresDatabase(
-                    HistoryConfig(url=cluster.url_of("with_tables")), start_wait_s=0.0
-                )
-                database.open()
-                database.close()
-            self._template = "with_tables"
         self.renew()
 
     def renew(self) -> None:
         self.database = f"history_{secrets.token_hex(4)}"
-        self.cluster.sql(f"CREATE DATABASE {self.database} OWNER {USER} TEMPLATE {self._template}")
+        self.cluster.sql(f"CREATE DATABASE {self.database} OWNER {USER}")
         self.config = HistoryConfig(url=self.cluster.url_of(self.database))
 
     def store(self, **options: Any) -> HistoryStore:

@@ -324,7 +324,7 @@ def test_what_is_dumped_and_restored_is_a_history(postgres, tmp_path):
     dump = tmp_path / "history.dump"
     postgres.cluster.program("pg_dump", "-Fc", "-f", dump, postgres.database)
     history.close()
-    restored = PostgresLocation(postgres.cluster, tables=False)
+    restored = PostgresLocation(postgres.cluster)
     postgres.cluster.program("pg_restore", "-d", restored.database, dump)
     again = restored.store()
     assert steps(again) == list(range(1, 50))
@@ -344,10 +344,11 @@ def test_the_newest_revision_is_the_one_that_the_program_wants():
 
 
 def test_doctor_says_whether_the_database_can_be_used(postgres):
+    postgres.store().close()
     found = probe_history(postgres.config).server
     assert (found.error, found.schema, found.encrypted) == ("", "0001", False)
     assert found.version.split(".")[0].isdecimal()
-    empty = PostgresLocation(postgres.cluster, tables=False)
+    empty = PostgresLocation(postgres.cluster)
     assert probe_history(empty.config).server.schema is None
     missing = probe_history(HistoryConfig(url=postgres.cluster.url_of("missing"))).server
     assert 'database "missing" does not exist' in missing.error

@@ -111,7 +111,8 @@ def answers(history):
     }
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@pytest.mark.timeout(900)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
 @given(
     groups=st.lists(
         st.lists(_WRITTEN, max_size=6).map(lambda written: list(chain.from_iterable(written))), max_size=4

@@ -130,8 +130,8 @@ class PostgresCluster:
             [str(_BIN[-1] / name), *where, *map(str, arguments)], check=True, capture_output=True, text=True
         ).stdout
 
-    def _processes(self) -> list[int]:
-        """The postmaster and its children."""
+    def processes(self) -> list[int]:
+        """The postmaster and its children; none when it does not run."""
         try:
             postmaster = int((self._data / "postmaster.pid").read_text().split("\n")[0])
         except (OSError, ValueError):
@@ -142,7 +142,7 @@ class PostgresCluster:
         return []
 
     def _signal(self, number: signal.Signals) -> list[int]:
-        processes = self._processes()
+        processes = self.processes()
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
