@@ -28,7 +28,7 @@ FLAGS = (
     "--hide-scrollbars",
     "--remote-debugging-pipe",
 )
-_PATIENCE_S = 40.0
+_PATIENCE_S = 120.0
 # The protocol is spoken on the file descriptors 3 and 4, whichever ones the pipes have here.
 _LAUNCH = """
 import os, sys

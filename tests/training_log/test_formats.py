@@ -59,6 +59,7 @@ def test_every_golden_file_has_its_log() -> None:
         ("lightning-tqdm", "lightning", list(range(5, 81, 5))),
         ("lightning-rich", "lightning", [80]),
         ("maxtext", "maxtext", list(range(40))),
+        ("composer", "composer", [1, 10, 20, 30, 40, 50, 60, 70, 80]),
         ("timm", "timm", [1, 51, 101, 120, 121, 171]),
         ("mmengine", "mmengine", [50, 100, 170, 220]),
         ("mmcv", "mmengine", [50, 100, 170, 220]),

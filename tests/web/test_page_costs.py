@@ -39,7 +39,7 @@ def lists(value: Any) -> Iterator[list[Any]]:
 
 def api(job: LargeJob, path: str) -> tuple[int, Any]:
     request = urllib.request.Request(f"{job.url}/api/v1/{path}", headers={"Accept-Encoding": "gzip"})
-    with urllib.request.urlopen(request, timeout=40) as answer:
+    with urllib.request.urlopen(request, timeout=240) as answer:
         body = answer.read()
         assert answer.headers["Content-Encoding"] == "gzip"
         return len(body), json.loads(gzip.decompress(body))

@@ -11,6 +11,7 @@ from perfd.errors import ConfigError
 from perfd.model import Record
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.formats import (
+    ComposerParser,
     DeepSpeedParser,
     EpochLineParser,
     FailureParser,
@@ -44,6 +45,7 @@ FORMATS: Mapping[str, Callable[[LogContext], FormatParser]] = {
     "hf-trainer": HuggingFaceParser,
     "deepspeed": DeepSpeedParser,
     "maxtext": MaxTextParser,
+    "composer": ComposerParser,
     "json-lines": JsonLineParser,
     "epoch-lines": EpochLineParser,
     "step-lines": StepLineParser,

@@ -1,5 +1,6 @@
 """One parser per family of log formats."""
 
+from perfd_collectors.training_log.formats.composer import ComposerParser
 from perfd_collectors.training_log.formats.deepspeed import DeepSpeedParser
 from perfd_collectors.training_log.formats.epoch_lines import EpochLineParser
 from perfd_collectors.training_log.formats.failures import FailureParser
@@ -16,6 +17,7 @@ from perfd_collectors.training_log.formats.torchtitan import TorchtitanParser
 from perfd_collectors.training_log.formats.verl import VerlParser
 
 __all__ = [
+    "ComposerParser",
     "DeepSpeedParser",
     "EpochLineParser",
     "FailureParser",
