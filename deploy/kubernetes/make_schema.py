@@ -62,6 +62,11 @@ _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
         (owner, "servers"): {"minItems": 1, "items": {"type": "string", "pattern": "^(nats|tls)://[^ /@]+$"}}
         for owner in ("NatsListenConfig", "NatsUplinkConfig")
     },
+    **{
+        (owner, "url"): {"pattern": "^s3://[a-z0-9][a-z0-9.-]+"}
+        for owner in ("ObjectStorageConfig", "ObjectReadingConfig")
+    },
+    ("ObjectReadingConfig", "link_lifetime_s"): {"minimum": 1, "maximum": 3600},
     ("KubernetesIdentityConfig", "api_server"): {"pattern": "^https://[^ /]+"},
     ("AgentCaptureConfig", "retention_days"): {"minimum": 0.0417},
     ("CollectorConfig", "interval_s"): {"minimum": SHORTEST_INTERVAL_S},

@@ -143,7 +143,7 @@ class LiveSession:
 
     def _history(self, configured: HistoryConfig) -> HistoryConfig:
         """History beside the results, so that a kill of the monitor loses nothing that it took in."""
-        if configured.path is not None or self._settings.results is None:
+        if configured.path is not None or configured.url is not None or self._settings.results is None:
             return configured
         folder = Path(self._settings.results, "history")
         try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
 import threading
 from contextlib import closing
 from datetime import date
@@ -352,6 +355,18 @@ def test_doctor_says_whether_the_database_can_be_used(postgres):
     assert probe_history(empty.config).server.schema is None
     missing = probe_history(HistoryConfig(url=postgres.cluster.url_of("missing"))).server
     assert 'database "missing" does not exist' in missing.error
+
+
+def test_a_run_keeps_its_history_in_a_configured_database(postgres, tmp_path):
+    config = tmp_path / "perfd.yaml"
+    config.write_text(json.dumps({"aggregator": {"history": {"url": postgres.config.url}}}))
+    job = "for step in range(1, 4): print('step', step, 'loss 1.5', flush=True)"
+    options = ("--config", config, "--no-nsys", "--job", "mine", "--out", tmp_path / "out")
+    command = [sys.executable, "-m", "perfd", "run", *options, "--", sys.executable, "-c", job]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+
+    assert ended.returncode == 0, ended.stderr
+    assert postgres.sql("SELECT step FROM step_rows WHERE job = 'mine' ORDER BY step") == [(1,), (2,), (3,)]
 
 
 def test_synchronous_commit_cannot_be_off(cluster, postgres):
