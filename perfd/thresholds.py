@@ -85,6 +85,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     expert_imbalance_cost_ratio: float
     straggler_slowdown_ratio: float
     straggler_wait_ratio: float
+    straggler_wait_without_steps_ratio: float
     straggler_certain_wait_ratio: float
     straggler_share_ratio: float
     straggler_persistence_ratio: float
@@ -139,7 +140,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     trace_tuning_ratio: float
     serving_tail_ratio: float
     serving_slow_decode_ratio: float
-    serving_slow_prefill_ratio: float
+    serving_slow_prefill_factor: float
     serving_kv_reads_ratio: float
     serving_batch_cost_ratio: float
     serving_kv_full_ratio: float

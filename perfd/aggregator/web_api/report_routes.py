@@ -128,7 +128,7 @@ def _document(capture: Mapping[str, Any], number: str, *, for_perfetto: bool) ->
 
 def _url_of(capture: Mapping[str, Any], name: str) -> str | None:
     """Where a file of a report is in object storage; None if the report is not there."""
-    path = capture["report"]["path"] if capture["report"] else None
+    path = capture["report"]["path"] if capture.get("report") else None
     return None if not path or not path.startswith(_OBJECT) else f"{path.rpartition('/')[0]}/{name}"
 
 

@@ -30,7 +30,11 @@ def one_rank_loads_slowly(data: DataLoading) -> bool:
 def judge_straggler(facts: JobEvidence) -> Finding | None:
     """The rank that the others wait for, by timers of each rank or by GPM; None without one."""
     others = (*facts.stragglers_by_timers, *facts.stragglers_by_activity)
-    arrivals = late(facts.nccl.ranks, {straggler.rank for straggler in others})
+    arrivals = late(
+        facts.nccl.ranks,
+        {straggler.rank for straggler in others},
+        steps_known=facts.step_time.median is not None,
+    )
     if arrivals is not None:
         return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
     if facts.nccl.stalling is not None:

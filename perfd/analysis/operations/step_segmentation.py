@@ -149,9 +149,6 @@ class StepPeriod:
         found = self.periods[beside]
         if step_s is not None:
             found = _operations_per_step(found, kept_per_s[beside] * step_s, spare=spare)
-        else:
-            # Where all sizes are alike, nothing shows how many are of a step.
-            found = np.where(found > 1, found, 0)
         per_step[beside] = np.where(found > 0, found, self.lengths.max() + 1)
         return np.asarray(per_step)
 

@@ -314,7 +314,7 @@ def _slow_prefill(measured: ServerRates, comparison: TheoryComparison | None) ->
     waiting = min(ttft.p50, (queue.p50 if queue else None) or 0.0)
     hit = measured.prefix_hit_ratio or 0.0
     floor = comparison.theory.prefill_s(max(1.0, comparison.prompt_tokens * (1 - hit)))
-    if ttft.p50 - waiting < THRESHOLDS.serving_slow_prefill_ratio * floor:
+    if ttft.p50 - waiting < THRESHOLDS.serving_slow_prefill_factor * floor:
         return None
     known = queue is not None and queue.p50 is not None
     queued = f", {duration(waiting)} of it in the queue" if known else ""

@@ -39,15 +39,21 @@ class Late:
     last_ratio: float
 
 
-def late(ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = ()) -> Late | None:
+def late(
+    ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = (), *, steps_known: bool = True
+) -> Late | None:
     """The rank that its peers wait for in NCCL's kernels, if enough is caused by one, else None.
 
     Persistence and magnitude are both needed: by chance some rank is always the last, and one that is always
     the last may be so by next to nothing. `named_elsewhere` are ranks that other evidence shows to be slow.
+    Before `steps_known`, operations of one size count as a step each.
     """
-    costly = [rank for rank in ranks if _persistent(rank) and _costly(rank)]
+    least_ratio = (
+        THRESHOLDS.straggler_wait_ratio if steps_known else THRESHOLDS.straggler_wait_without_steps_ratio
+    )
+    costly = [rank for rank in ranks if _persistent(rank) and _costly(rank, least_ratio)]
     if not costly:
-        return _alike(ranks)
+        return _alike(ranks, least_ratio)
     worst = max(costly, key=lambda rank: rank.gain_ratio or 0)
     # Who is late with it may by chance be a little under what is worth a name; and the slow one may cost its
     # own peers little, who wait for its pipeline elsewhere.
@@ -61,9 +67,9 @@ def late(ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = ()) -> La
     )
 
 
-def _alike(ranks: Sequence[NcclRank]) -> Late | None:
+def _alike(ranks: Sequence[NcclRank], least_ratio: float) -> Late | None:
     """Ranks that are late by as much, so that each is the last in turn: a few of many, as on one bad node."""
-    alike = [rank for rank in ranks if _always_late(rank) and _costly(rank)]
+    alike = [rank for rank in ranks if _always_late(rank) and _costly(rank, least_ratio)]
     last_ratio = sum(rank.last_ratio or 0.0 for rank in alike)
     if len(alike) < 2 or last_ratio < THRESHOLDS.straggler_share_ratio:
         return None
@@ -83,9 +89,9 @@ def _persistent(rank: NcclRank) -> bool:
     return _always_late(rank) and (rank.last_ratio or 0) >= THRESHOLDS.straggler_share_ratio
 
 
-def _costly(rank: NcclRank) -> bool:
+def _costly(rank: NcclRank, least_ratio: float) -> bool:
     # Less may be due to NCCL kernels that wait for a multiprocessor while their rank computes, as in JAX.
-    least = max(THRESHOLDS.straggler_wait_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
+    least = max(least_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
     return (rank.gain_ratio or 0) >= least
 
 

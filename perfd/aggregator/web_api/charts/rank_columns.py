@@ -15,11 +15,13 @@ from perfd.aggregator.web_api.query_numbers import whole_number
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
 from perfd.errors import PerfdError
+from perfd.model import GpuColumn
 
 METRICS = (
-    "slowdown_ratio", "sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "power_w",
-    "memory_used_ratio", "temperature_celsius", "sm_clock_hz", "busy_ratio", "wait_ratio", "gain_ratio",
-)  # fmt: skip
+    *("slowdown_ratio", GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE, GpuColumn.DRAM_ACTIVE, GpuColumn.POWER),
+    *("memory_used_ratio", GpuColumn.TEMPERATURE, GpuColumn.SM_CLOCK, GpuColumn.BUSY),
+    *("wait_ratio", "gain_ratio"),
+)
 _ALL_ROWS = 64
 """So many ranks are listed one by one; of more, only the most unusual."""
 _UNUSUAL_ROWS = 12
@@ -163,7 +165,7 @@ def _deviation(values: Floats, usual: Floats) -> Floats:
     """Relative to the median: degrees Celsius have no zero to be a share of, and shares have a floor."""
     scale = np.maximum(np.abs(usual), 1e-9)
     for place, name in enumerate(METRICS):
-        if name == "temperature_celsius":
+        if name == GpuColumn.TEMPERATURE:
             scale[place] = usual[place] + _ZERO_CELSIUS_K
         elif name.endswith("_ratio"):
             scale[place] = np.fmax(scale[place], _LEAST_SHARE)
