@@ -1,5 +1,6 @@
 """Every regular expression of the package takes steps in proportion to its input, counted and not timed."""
 
+import dataclasses
 import importlib
 import pkgutil
 import re
@@ -28,6 +29,9 @@ def _in(value, depth=0):
     elif depth < 3 and isinstance(value, dict):
         for one in value.values():
             yield from _in(one, depth + 1)
+    elif depth < 3 and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for one in dataclasses.fields(value):
+            yield from _in(getattr(value, one.name), depth + 1)
 
 
 def _anywhere(module, name):

@@ -69,6 +69,13 @@ def test_every_golden_file_has_its_log() -> None:
         ("imagenet-example", "training-loop", [1, 51, 101, 121, 171]),
         ("keras", "keras", list(range(20, 201, 20))),
         ("epoch-loop", "training-loop", list(range(100, 601, 100))),
+        ("epoch-loop-from-zero", "training-loop", list(range(0, 900, 100))),
+        ("ultralytics", "ultralytics", list(range(5, 61, 5))),
+        ("ultralytics-tqdm", "ultralytics", list(range(5, 61, 5))),
+        ("paddlenlp", "paddlenlp", [10, 20, 30, 40]),
+        ("paddledetection", "training-loop", [1, 21, 41, 61, 81, 101]),
+        ("paddleseg", "training-loop", list(range(10, 81, 10))),
+        ("tensorflow-estimator", "training-loop", [0, 100, 200, 300, 400]),
         ("nanogpt", "nanogpt", [10, 20]),
         ("nanochat", "nanochat", [10, 11]),
         ("litgpt", "litgpt", [3, 4]),
@@ -110,9 +117,38 @@ def test_batches_of_a_loop_are_numbered_over_its_epochs(epochs: tuple[int, ...],
     assert [step.step for step in records_of(lines, TrainingStep)] == expected
 
 
+def test_batches_that_are_numbered_over_all_epochs_are_not_numbered_again() -> None:
+    lines = "".join(f"Epoch {1 + n // 50} | Step {n}/100 | Loss 2.3\n" for n in range(0, 101, 10))
+    assert [step.step for step in records_of(lines, TrainingStep)] == list(range(0, 101, 10))
+
+
+@pytest.mark.parametrize(
+    ("batches", "expected"),
+    [
+        ([(1, 100), (1, 200), (2, 100), (2, 200)], [100, 200, 300, 400]),
+        ([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)], [0, 1, 2, 3, 4]),
+        ([(0, 100), (0, 200), (1, 300), (1, 400)], [100, 200, 300, 400]),
+        ([(1, 100), (1, 200), (2, 100), (1, 200), (2, 100), (2, 200)], [100, 200, 300, 400]),
+        ([(1, 100), (1, 200), (2, 100), (1, 150), (1, 200), (2, 100)], [100, 200, 300, 150, 200, 300]),
+        ([(1, 100), (1, 200), (2, 100), (2, 50)], [100, 200, 300, 250]),
+    ],
+    ids=["per epoch", "from zero", "over all epochs", "a rank behind", "restart", "restart in its epoch"],
+)
+def test_batches_of_epochs_without_a_total_count_on(
+    batches: list[tuple[int, int]], expected: list[int]
+) -> None:
+    lines = "".join(f"[Epoch {epoch}] step={batch} loss=2.3\n" for epoch, batch in batches)
+    assert [step.step for step in records_of(lines, TrainingStep)] == expected
+
+
 @pytest.mark.parametrize(
     "line",
     [
+        "dev epoch 1 step 10/100 loss 2.3",
+        "[inference] Epoch: 1 | Batch: 10 | Loss: 2.3",
+        "Epoch: 1 | Batch: 10k | Loss: 2.3",
+        "Epoch: 1 | Batch: 10/9.5 | Loss: 2.3",
+        "Epoch: 1 | Step: 101/100 | Loss: 2.3",
         "Epoch: 1 | Batch: 101/100 | Loss: 2.3",
         "Epoch: 1 | Batch: 10/100",
         "Epoch: 1 | Batch: 1.5/100 | Loss: 2.3",

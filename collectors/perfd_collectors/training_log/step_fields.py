@@ -56,6 +56,8 @@ _STEP_TIMES = frozenset(
             "sperbatch",
             "secperiter",
             "dt",
+            "persteptime",
+            "batchcost",
         ),
     }
 )
@@ -80,7 +82,10 @@ _TOKEN_RATES = frozenset(
 _SAMPLE_RATES = frozenset(
     {
         f"{one}{per}"
-        for one in ("sample", "samples", "example", "examples", "images", "seq", "sequences")
+        for one in (
+            *("sample", "samples", "example", "examples", "images", "seq", "sequences"),
+            "intervalsamples",
+        )
         for per in ("persec", "persecond", "pers")
     }
 )
@@ -88,7 +93,7 @@ _TIMES_IN_MS = frozenset({"msperstep", "msperiter", "msperit", "msperbatch"})
 _STEP_RATES = frozenset(
     {
         f"{step}{per}"
-        for step in ("step", "steps", "trainsteps", "it", "iter", "iters", "batches")
+        for step in ("step", "steps", "trainsteps", "it", "iter", "iters", "batches", "intervalsteps")
         for per in ("persec", "persecond", "pers")
     }
 )
@@ -148,7 +153,7 @@ class StepFields:
             self._set("samples_per_s", value)
 
     def _by_name(self, name: str, value: float, unit: str) -> None:
-        if unit in _PER_STEP or unit in _STEPS_PER_S:
+        if unit in _PER_STEP or unit in _STEPS_PER_S or name == "ips":
             self._by_unit(unit, value)
         elif name in _STEP_TIMES:
             self._set("step_time_s", _scaled(value, _TIME_UNITS.get(unit, 0)))
@@ -216,7 +221,10 @@ def numbers_in(text: str) -> Iterator[tuple[str, float, str]]:
             match = _NUMBER.fullmatch(word) if len(word) <= _MAX_NUMBER_CHARS else None
             if match is None:
                 # What is not a number ends its pair, too.
-                key = [*key, word] if _WORD.fullmatch(word) and word.lower() not in _NO_NUMBERS else []
+                if _WORD.fullmatch(word) and word.lower() not in _NO_NUMBERS:
+                    key.append(word)
+                else:
+                    key = []
                 continue
             unit = match[2] or ""
             if not unit and index < len(words) and _UNITS.fullmatch(words[index].strip("(),")):

@@ -1,7 +1,8 @@
 """Lines that say an epoch and a batch of so many, or an iteration, as in computer vision and many tutorials.
 
 timm, mmengine and mmcv, detectron2, fairseq, torchvision's and PyTorch's ImageNet example, Keras, and loops
-that print `Epoch [1/5], Step [100/600], Loss: 0.12`. A batch of an epoch is numbered over all epochs.
+that print `Epoch [1/5], Step [100/600], Loss: 0.12`. A batch of an epoch is numbered over all epochs; where a
+line does not say how many an epoch has, an epoch begins after the last line of the one before.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from perfd_collectors.training_log.step_fields import StepFields, add_step, numb
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _MOST_STEP = 1 << 53
+_REMEMBERED_EPOCHS = 1000
+"""Bounds memory; a restart goes back over fewer."""
 _EPOCH, _OF = r"(?P<epoch>[0-9]{1,6})", r"(?P<batch>[0-9]{1,9}) ?/ ?(?P<batches>[0-9]{1,9})"
 _ITERATION = r"(?P<step>[0-9]{1,15})"
 
@@ -31,13 +34,15 @@ class _Style:
     first_epoch: int | None = None
     """Its number; None where loops differ: 0 once that was seen, else 1."""
     first_batch: int = 1
+    """Where it is 1, loops that begin at 0 print how many batches of the epoch were done."""
     within_chars: int = 160
     """The step is at the beginning of a line, after times and names of loggers."""
     names: Mapping[str, str] = field(default_factory=dict)
     """What its own names mean, as fields of a step or `data_s`, in seconds."""
 
 
-_TIMES = {"time": "step_time_s", "data": "data_s", "data_time": "data_s"}
+_DATA_TIMES = {"data_cost": "data_s", "reader_cost": "data_s"}
+_TIMES = {"time": "step_time_s", "data": "data_s", "data_time": "data_s", **_DATA_TIMES}
 _STYLES = (
     _Style(
         re.compile(rf"\bTrain: {_EPOCH} \[ {{0,8}}{_OF} \( {{0,3}}[0-9]{{1,3}}%\)\]"),
@@ -59,7 +64,7 @@ _STYLES = (
     ),
     _Style(re.compile(rf"\bEpoch: \[{_EPOCH}\]\[ {{0,8}}{_OF}\](?=\t)"), first_epoch=0, names=_TIMES),
     _Style(
-        re.compile(rf"\bEpoch: \[{_EPOCH}\] {{1,2}}\[ {{0,8}}{_OF}\] {{1,2}}eta: "),
+        re.compile(rf"\bEpoch: \[{_EPOCH}\] {{1,2}}\[ {{0,8}}{_OF}\] {{1,2}}(?:eta|learning_rate): "),
         first_epoch=0,
         first_batch=0,
         names=_TIMES,
@@ -71,23 +76,56 @@ _STYLES = (
     ),
     _Style(
         re.compile(
-            rf"\bepoch [0-9]{{3,6}}: {{1,8}}[0-9]{{1,9}} / [0-9]{{1,9}} .{{0,400}}\bnum_updates={_ITERATION}"
+            r"\bepoch [0-9]{3,6}: {1,8}[0-9]{1,9} / [0-9]{1,9} "
+            rf"[^:]{{0,400}}\bnum_updates={_ITERATION}"
         ),
         framework="fairseq",
         within_chars=600,
         names={"ups": "steps_per_s", "wps": "tokens_per_s"},
     ),
     _Style(
+        re.compile(rf"\[TRAIN\] epoch: [0-9]{{1,6}}, iter: {_ITERATION}/[0-9]{{1,15}}, "),
+        names=_DATA_TIMES,
+    ),
+    _Style(
         re.compile(
-            rf"(?<![\w/.-])\[?epoch[ :#]{{0,2}}\[?{_EPOCH}(?: ?/ ?[0-9]{{1,6}})?\]?[ ,|:;-]{{0,3}}"
-            rf"\[?(?:batch|step|iteration|iter|it)[ :#]{{0,2}}\[? {{0,8}}{_OF}(?![0-9.])",
+            rf"(?<![\w/.-])\[?epoch[ :=#]{{0,2}}\[?{_EPOCH}(?: ?/ ?[0-9]{{1,6}})?\]?[ ,|:;.-]{{0,4}}"
+            rf"\[?(?:batch|step|iteration|iter|it)[ :=#]{{0,2}}\[? {{0,8}}(?P<batch>[0-9]{{1,9}})"
+            rf"(?: ?/ ?(?P<batches>[0-9]{{1,9}}))?(?![\w./]| ?/| step )",
             re.IGNORECASE,
-        )
+        ),
+        names=_DATA_TIMES,
     ),
     _Style(re.compile(rf"^\[{_EPOCH}/[0-9]{{1,6}}\]\[ {{0,8}}{_OF}\]"), first_epoch=0),
 )
 _KERAS_EPOCH = re.compile(r"Epoch ([0-9]{1,6})/[0-9]{1,6} {0,20}")
 _KERAS_BAR = re.compile(rf" {{0,8}}{_OF} [━=>.\[\]]{{2,60}} .{{0,40}}(?:[0-9]s|/step|/epoch) - ")
+
+
+class _EpochsOfUnknownLength:
+    """Steps over epochs whose lines do not say how many batches there are, or count on over the epochs."""
+
+    def __init__(self) -> None:
+        self._steps_before: dict[int, int] = {}
+        self._epoch = -1
+        """The newest."""
+        self._batch = 0
+        """Its last."""
+        self._interval = 1
+
+    def step(self, epoch: int, batch: int) -> int:
+        """The step of a batch; lines of an earlier epoch, of other ranks or after a restart, keep theirs."""
+        if epoch > self._epoch:
+            before = self._steps_before.get(self._epoch, 0)
+            if self._steps_before and batch <= self._batch:
+                before += self._batch + (0 if batch else self._interval)
+            self._steps_before[epoch] = before
+            self._epoch, self._batch = epoch, batch
+            if len(self._steps_before) > _REMEMBERED_EPOCHS:
+                del self._steps_before[min(self._steps_before)]
+        elif epoch == self._epoch and batch > self._batch:
+            self._batch, self._interval = batch, batch - self._batch
+        return self._steps_before.get(epoch, 0) + batch
 
 
 class EpochLineParser(FormatParser):
@@ -106,6 +144,9 @@ class EpochLineParser(FormatParser):
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)
         self._first_epoch = 1
+        self._unnumbered = _EpochsOfUnknownLength()
+        self._newest = (-1, 0)
+        self._of_all_epochs = False
         self._keras_epoch: int | None = None
         self._keras_batches: int | None = None
 
@@ -133,7 +174,7 @@ class EpochLineParser(FormatParser):
             return False
         step = self._number(style, anchor.groupdict())
         if step is None:
-            return False
+            return True
         if self._out.description.framework in {None, "", "training-loop"}:
             self._out.describe(framework=style.framework)
         add_step(self._steps, self._out.job, step, found, last_timestamp_ns(text[: anchor.start()]))
@@ -146,11 +187,22 @@ class EpochLineParser(FormatParser):
         if (step := said.get("step")) is not None:
             return int(step)
         epoch, batch, batches = (int(said[name] or 0) for name in ("epoch", "batch", "batches"))
+        if said["batches"] is None:
+            return self._unnumbered.step(epoch, batch)
+        if style.first_epoch is None and self._is_of_all_epochs(epoch, batch):
+            return batch if batch <= batches else None
         if epoch == 0:
             self._first_epoch = 0
         first = self._first_epoch if style.first_epoch is None else style.first_epoch
         number = (epoch - first) * batches + batch - style.first_batch + 1
-        return number if style.first_batch <= batch <= batches and 0 <= number < _MOST_STEP else None
+        return number if 0 <= batch <= batches and 0 <= number < _MOST_STEP else None
+
+    def _is_of_all_epochs(self, epoch: int, batch: int) -> bool:
+        """Whether the batches, and how many there are, are those of all epochs: the next one counts on."""
+        before, self._newest = self._newest, max(self._newest, (epoch, batch))
+        if before[0] < epoch and before[0] >= 0:
+            self._of_all_epochs = batch > before[1]
+        return self._of_all_epochs
 
     def _keras(self, text: str, bar: re.Match[str]) -> bool:
         epoch, batch, batches = self._keras_epoch or 1, int(bar["batch"]), int(bar["batches"])

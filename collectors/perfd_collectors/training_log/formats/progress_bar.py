@@ -25,6 +25,13 @@ _RICH_SPEED = re.compile(
     re.ASCII,
 )
 _RICH_BAR = " \u2501\u2578\u257a"
+_ULTRALYTICS = re.compile(
+    r"\s{0,12}(\d{1,6})/\d{1,6} {1,12}[\d.]{1,8}G [^:|%]{1,300}: {1,4}\d{1,3}%"
+    r"(?:\|[^|]{0,200}\|| [\u2501\u2578\u2500]{1,60}|) (\d{1,9})/(\d{1,9}) "
+    r"(?:\[[\d:]{4,10}<[\d:?]{1,10}, {1,8})?([\d.]{1,12}) ?(s/it|it/s)",
+    re.ASCII,
+)
+"""A line of an epoch: `1/100 2.61G 1.153 81 640: 50% ... 10/20 2.0it/s 5.1s`; older versions use tqdm."""
 _EPOCH = re.compile(r"\bepoch {0,4}[\[:=]? {0,4}(\d{1,9})\b", re.ASCII | re.IGNORECASE)
 _TORCHTUNE = re.compile(r"(?:^|\s)(\d{1,9})\|(\d{1,15})\|Loss: ([^\s:]{1,24}):$", re.ASCII)
 _OTHER_WORK = re.compile(
@@ -58,6 +65,8 @@ class _Bar:
     """As the bar counts them."""
     global_step: int | None = None
     """Where it says the step over all epochs, too."""
+    framework: str | None = None
+    """Of the library that alone draws such a bar."""
 
 
 _NEMO = re.compile(r"\b(reduced_train_loss|consumed_samples)=")
@@ -70,7 +79,7 @@ class ProgressBarParser(FormatParser):
     A bar per epoch begins again at 0; its step is counted over the epochs.
     """
 
-    keywords: Sequence[bytes] = (b"%|", b"it/s")
+    keywords: Sequence[bytes] = (b"%|", b"it/s", b"s/it")
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)
@@ -111,8 +120,8 @@ class ProgressBarParser(FormatParser):
             # The lines beside the bar say more.
             return
         of_lightning = "v_num=" in bar.postfix
-        if of_lightning:
-            self._out.describe(framework="lightning")
+        if of_lightning or bar.framework:
+            self._out.describe(framework=bar.framework or "lightning")
         elif not self._out.description.framework:
             self._out.describe(framework="training-loop")
         # Lightning's bars are of one epoch, also where something printed hides which.
@@ -137,6 +146,19 @@ class ProgressBarParser(FormatParser):
 
 
 def _bars_in(text: str) -> Iterator[_Bar]:
+    if drawn := _ULTRALYTICS.match(text):
+        rate = positive(drawn[4])
+        yield _Bar(
+            about="train",
+            step=int(drawn[2]),
+            total=int(drawn[3]),
+            elapsed_s=0,
+            step_time_s=None if rate is None else rate if drawn[5] == "s/it" else 1 / rate,
+            postfix="",
+            epoch=int(drawn[1]),
+            framework="ultralytics",
+        )
+        return
     end = 0
     for match in _TQDM.finditer(text):
         about = text[max(end, match.start() - _MAX_DESCRIPTION_CHARS) : match.start()].rstrip(" 0123456789")

@@ -16,14 +16,20 @@ _STEP = re.compile(
     r"(?: ?/ ?([0-9]{1,15}))?(?=[ :,|)\]]|$)",
     re.IGNORECASE,
 )
+_LOSS_BEFORE = re.compile(
+    r"(?<![\w/.-])(loss ?[:=] ?[^\s,]{1,24}), (?:[\w ]{1,40}[:=] ?[^\s,]{1,24}, ){0,3}(?:global_)?step ?[:=]"
+)
+"""Where a line begins with its loss, as TensorFlow's estimators and PaddleNLP print it."""
 _ANCHOR_CHARS = 160
 """The step is at the beginning of a line, after times and names of loggers."""
 OTHER_LINE = re.compile(
-    r"\b(?:sav|load|resum|restor|checkpoint|eval|valid|val\b|test|best|skip|warm|predict|generat|sampl|from|after|"
-    r"every|until|max|rollout|epoch \d+ (?:done|finished))",
+    r"\b(?:sav|load|resum|restor|checkpoint|eval|valid|val\b|test|best|skip|warm|predict|generat|sampl|infer|from|"
+    r"after|every|until|max|rollout|epoch \d+ (?:done|finished))|(?<![\w/.-])dev(?![\w/.-])",
     re.IGNORECASE,
 )
-LOOPS = frozenset({"", "training-loop", "nanogpt", "nanochat", "litgpt", "torchtune", "lightning"})
+LOOPS = frozenset(
+    {"", "training-loop", "nanogpt", "nanochat", "litgpt", "torchtune", "lightning", "paddlenlp"}
+)
 """Frameworks whose progress is a loop's own; other trainers print lines that perfd knows."""
 
 
@@ -41,20 +47,23 @@ class StepLineParser(FormatParser):
             return False
         text = line.text
         anchor = _anchor(text)
-        if self._out.description.framework not in LOOPS:
+        framework = _framework(text)
+        if self._out.description.framework not in LOOPS and framework != "paddlenlp":
             return False
         if anchor is None or OTHER_LINE.search(text, 0, anchor.start()):
             return False
         found = StepFields()
         for key, value, unit in numbers_in(text[anchor.end() :]):
             found.add(key, value, unit)
+        if before := _LOSS_BEFORE.search(text, 0, anchor.end()):
+            for key, value, unit in numbers_in(before[1]):
+                found.add(key, value, unit)
         step, total = int(anchor[2]), anchor[3]
         if found.evaluates:
             self._out.event(EventKind.EVALUATION, "Evaluation.", step=step)
             return True
         if not found.losses and not found.timed:
             return False
-        framework = _framework(text)
         if framework == "litgpt":
             _per_step(found, text, step)
         if not self._out.description.framework or framework:
@@ -81,6 +90,8 @@ def _framework(text: str) -> str | None:
         return "litgpt"
     if "tokens_per_second_per_gpu:" in text:
         return "torchtune"
+    if ", interval_steps_per_second: " in text:
+        return "paddlenlp"
     return None
 
 
