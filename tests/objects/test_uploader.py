@@ -33,6 +33,7 @@ class Storage:
     """Object storage that fails with the given errors first."""
 
     def __init__(self, *errors):
+        """None among the errors is no failure."""
         self.files = {}
         self.errors = list(errors)
         self.tried = threading.Semaphore(0)
@@ -40,8 +41,8 @@ class Storage:
 
     def put(self, key, file, given_up):
         self.tried.release()
-        if self.errors:
-            raise self.errors.pop(0)
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
         while self.blocked:
             if given_up():
                 raise StorageError("interrupted.")
@@ -158,6 +159,18 @@ def test_a_failure_is_reported_once_and_tried_until_it_is_stored(captures, uploa
     assert stored.url == f"s3://traces/{KEY}"
     assert storage.errors == []
     assert len(reports.all) == 2
+
+
+@pytest.mark.parametrize("error", [StorageError("The bucket is full."), MemoryError()])
+def test_a_file_that_fails_is_tried_again_though_the_next_one_is_stored(captures, uploader, error):
+    storage, reports = Storage(error, None), Reports()
+    one = uploader(storage, reports)
+    share(one, captures, (3,))
+    share(one, captures, (4,))
+    one.start()
+    found = reports.wait(3)
+    assert [bool(one.url) for one in found] == [False, True, True]
+    assert sorted(storage.files) == [KEY, KEY.replace("rank-3", "rank-4")]
 
 
 def test_another_reason_is_reported_too(captures, uploader):

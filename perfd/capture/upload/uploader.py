@@ -61,7 +61,6 @@ class Uploader(Sharing):
         self._report = report
         self._unredacted = unredacted
         self._first_wait_s = first_wait_s
-        self._failures = 0
         self._reasons: dict[Upload, str] = {}
         """The reasons that were reported."""
         self._stopping = threading.Event()
@@ -97,47 +96,58 @@ class Uploader(Sharing):
         return self._queue.has(capture_id)
 
     def _work(self) -> None:
-        while not self._stopping.is_set():
+        failed_rounds = 0
+        while True:
+            # In this order: `stop` sets both.
             self._more.clear()
-            for upload in self._waiting():
-                if self._stopping.is_set():
-                    return
-                self._try(upload)
-            if self._failures == 0:
+            if self._stopping.is_set():
+                return
+            if self._round():
+                failed_rounds = 0
                 self._more.wait()
-            else:
-                # New captures do not end the wait: they would fail as well.
-                ceiling_s = min(
-                    _LONGEST_WAIT_S, self._first_wait_s * 2.0 ** min(self._failures, _MOST_DOUBLINGS)
-                )
-                self._stopping.wait(ceiling_s * (0.5 + random.random() / 2))  # noqa: S311  (no secret)
+                continue
+            # New captures do not end the wait: they would fail as well.
+            ceiling_s = min(_LONGEST_WAIT_S, self._first_wait_s * 2.0 ** min(failed_rounds, _MOST_DOUBLINGS))
+            failed_rounds += 1
+            self._stopping.wait(ceiling_s * (0.5 + random.random() / 2))  # noqa: S311  (no secret)
 
-    def _waiting(self) -> Sequence[Upload]:
+    def _round(self) -> bool:
+        """Try each upload once; whether none is left to be tried again."""
         try:
-            return self._queue.waiting()
+            waiting = self._queue.waiting()
         except OSError as error:
             log.warning("Uploads cannot be listed.", extra={"reason": reason_of(error)})
-            self._failures += 1
-            return ()
+            return False
+        complete = True
+        for upload in waiting:
+            if self._stopping.is_set():
+                return False
+            complete &= self._try(upload)
+        return complete
 
-    def _try(self, upload: Upload) -> None:
+    def _try(self, upload: Upload) -> bool:
+        """Upload a file; whether it need not be tried again."""
         try:
             stored = self._upload(upload)
             self._report(stored)
             self._queue.done(upload)
         except StorageError as error:
-            self._failures += 1
             self._failed(upload, f"{error} The file stays on its node, and the upload is tried again.")
+            return False
         except CaptureError as error:
             # It will not be different next time.
             self._failed(upload, f"{error} It stays on its node.")
             self._drop(upload)
         except (OSError, PerfdError) as error:
-            self._failures += 1
             self._failed(upload, f"{upload.name} cannot be read: {reason_of(error).rstrip('.')}.")
-        else:
-            self._failures = 0
-            self._reasons.pop(upload, None)
+            return False
+        except Exception:
+            # Whatever one file is made of, the others have their turn.
+            log.exception("An upload failed.", extra={"capture": upload.capture_id})
+            self._failed(upload, f"{upload.name} cannot be read; the agent's log has the cause.")
+            return False
+        self._reasons.pop(upload, None)
+        return True
 
     def _upload(self, upload: Upload) -> CaptureFileUpload:
         source = self._queue.source(upload)
