@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 # It warns of each connection that breaks; what that means for history is said once, and by perfd.
 logging.getLogger("psycopg").setLevel(logging.ERROR)
 _SCHEMES = ("postgresql://", "postgres://")
-_SECRETS = {"password", "sslpassword"}
+_SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
 _ENCRYPTED = {"require", "verify-ca", "verify-full"}
 _CONNECT_WITHIN_S = 5
 _KEEPALIVE = {
@@ -87,6 +87,8 @@ class PostgresServer:
 
     def __init__(self, config: HistoryConfig, *, application: str) -> None:
         """`application` is what the server calls the connections."""
+        if config.path is not None:
+            raise ConfigError("history: `path` and `url` exclude each other.")
         url = config.url or ""
         if not url.startswith(_SCHEMES):
             raise ConfigError("history.url: it must be postgresql://USER@HOST:PORT/DATABASE.")
@@ -102,16 +104,21 @@ class PostgresServer:
                 "history.url: it must not hold a password. Name a file in history.password_file, or use "
                 "PGPASSFILE or PGPASSWORD; `sslpassword` is not supported."
             )
-        if "service" in parameters:
-            raise ConfigError("history.url: `service` is not supported; write what the service file says.")
-        hosts = str(parameters.get("host") or parameters.get("hostaddr") or os.environ.get("PGHOST") or "")
+        if "service" in parameters or "PGSERVICE" in os.environ:
+            raise ConfigError(
+                "history.url: `service` and PGSERVICE are not supported; write what the service file says."
+            )
+        names = parameters.get("host") or os.environ.get("PGHOST")
+        # These are connected to, whatever the names are.
+        addresses = parameters.get("hostaddr") or os.environ.get("PGHOSTADDR")
+        hosts = str(names or addresses or "")
         self._parameters = {
             **_KEEPALIVE,
             "connect_timeout": _CONNECT_WITHIN_S,
             # Of several hosts, the one that takes writes.
             "target_session_attrs": "primary",
             **parameters,
-            "sslmode": _ssl_mode(hosts, parameters, allow_plaintext=config.allow_plaintext),
+            "sslmode": _ssl_mode(str(addresses or hosts), parameters, allow_plaintext=config.allow_plaintext),
             "application_name": application,
         }
         self._password_file = config.password_file

@@ -7,7 +7,6 @@ from pathlib import Path
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.sqlite import SqliteDatabase
 from perfd.config import HistoryConfig
-from perfd.errors import ConfigError
 from perfd.net.postgres_extra import require_postgres
 
 _MAX_RETRY_S = 15.0
@@ -17,8 +16,6 @@ _MAX_RETRY_S = 15.0
 def configured_history(config: HistoryConfig) -> HistoryStore | None:
     """Open it; None if history is only in memory. Raises `PerfdError` if it cannot be used."""
     if config.url is not None:
-        if config.path is not None:
-            raise ConfigError("history: `path` and `url` exclude each other.")
         require_postgres()
         # With the extra only.
         from perfd.aggregator.history.postgres import PostgresDatabase  # noqa: PLC0415
