@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import configparser
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -62,6 +63,8 @@ _BY_STATUS: Mapping[str, str] = {
 _NO_CREDENTIALS = (
     "there are no credentials: set `credentials_file`, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 )
+_ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+"""In which the client looks for the server."""
 _LAST_RESORT = "/latest/api/token"
 """Where the client looks for credentials last: the address of instances' metadata."""
 
@@ -86,6 +89,8 @@ class ObjectStorage:
         self.url = f"s3://{self._bucket}/{self._prefix}".rstrip("/")
         """Its address, without credentials."""
         self._check_endpoint(config.endpoint, "endpoint")
+        for name in () if config.endpoint else _ENDPOINT_VARIABLES:
+            self._check_endpoint(os.environ.get(name), f"endpoint ({name})")
         if config.kms_key_id and config.server_side_encryption != "aws:kms":
             raise ConfigError(f"{key}.kms_key_id: it needs `server_side_encryption: aws:kms`.")
         links = config if isinstance(config, ObjectReadingConfig) else None
@@ -184,7 +189,8 @@ class ObjectStorage:
         config = self._config
         options: dict[str, Any] = {
             "region": config.region,
-            "endpoint": endpoint,
+            # AWS_ENDPOINT_URL_S3 would replace one by the name `endpoint`.
+            "aws_endpoint_url_s3": endpoint,
             "server_side_encryption": config.server_side_encryption,
             "sse_kms_key_id": config.kms_key_id,
         }
@@ -192,7 +198,7 @@ class ObjectStorage:
             self._credentials()
             options["credential_provider"] = self._credentials
         client: dict[str, Any] = {
-            # `_check_endpoint` decides; without an endpoint in the configuration the environment does.
+            # `_check_endpoint` decides; without an endpoint in the configuration the environment has it.
             "allow_http": endpoint is None or endpoint.startswith("http:"),
             "timeout": timedelta(seconds=config.timeout_s),
             "connect_timeout": timedelta(seconds=_CONNECT_TIMEOUT_S),
@@ -282,6 +288,8 @@ def _cause(error: Exception) -> str:
         words = f"{_ADVICE.get(code[1], 'the server refuses it')} ({code[1]})"
     elif status := _STATUS.search(text):
         words = _BY_STATUS.get(status[1], f"the server answers with status {status[1]}")
+    elif "InvalidCertificate" in text:
+        words = "the server's certificate is not trusted: name its authority in `ca`, or correct `endpoint`"
     elif "kind: Timeout" in text or "TimedOut" in text:
         words = "the server is too slow (`timeout_s`)"
     else:

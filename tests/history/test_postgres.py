@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -10,6 +11,7 @@ import threading
 from contextlib import closing
 from datetime import date
 
+import psycopg
 import pytest
 from aggregator.support import START_S, aggregator, fleet, source, step, values
 from alembic.script import ScriptDirectory
@@ -23,6 +25,7 @@ from perfd.config import HistoryConfig
 from perfd.doctor.node_probe import probe_history
 from perfd.errors import PerfdError
 from perfd.model import Event, EventKind
+from perfd.net.postgres_server import PostgresConnection
 from tests.support.pki import Authority
 from tests.support.postgres_server import GUARDED, PostgresCluster
 
@@ -241,6 +244,12 @@ def test_two_schemas_of_a_database_are_two_histories(postgres):
     two.close()
 
 
+def test_a_schema_that_is_missing_is_named(postgres):
+    config = HistoryConfig(url=f"{postgres.config.url}?options=-csearch_path%3Dnowhere")
+    with pytest.raises(PerfdError, match=r"none of the schemas in search_path: create one"):
+        PostgresDatabase(config).open()
+
+
 @pytest.mark.parametrize(
     ("made", "sentence"),
     [
@@ -302,6 +311,47 @@ def test_a_partition_that_was_dropped_by_hand_is_created_again(postgres):
     write(history, *step_rows(2))
     assert steps(history) == [2]
     assert history.failed_rows == 0
+    history.close()
+
+
+def test_a_partition_that_was_detached_by_hand_is_attached_again(postgres):
+    history = postgres.store(retry_s=0.05)
+    write(history, *step_rows(1))
+    postgres.sql("ALTER TABLE step_rows DETACH PARTITION step_rows_20231114")
+    write(history, *step_rows(2))
+    assert steps(history) == [1, 2]
+    assert history.failed_rows == 0
+    history.close()
+
+
+def test_a_retention_of_three_thousand_years_keeps_everything(postgres):
+    history = postgres.store()
+    write(history, *step_rows(1))
+    expire(history, 9, retention_days=3000 * 365)
+    assert history.problem is None
+    assert steps(history) == [1]
+    history.close()
+
+
+def test_a_server_that_does_not_answer_costs_a_reader_one_limit(postgres, monkeypatch):
+    history = postgres.store()
+    write(history, *step_rows(1))
+    # As many at once as there can be: each is kept.
+    with contextlib.ExitStack() as readers:
+        for _ in range(4):
+            list(readers.enter_context(history._database.reading())("SELECT 1", ()))
+    asked = []
+    execute = PostgresConnection.execute
+
+    def lost(connection, query, *values):
+        if query == "SELECT 1":
+            asked.append(connection)
+            raise psycopg.OperationalError("PostgreSQL did not answer")
+        return execute(connection, query, *values)
+
+    monkeypatch.setattr(PostgresConnection, "execute", lost)
+    assert steps(history) == [1], "by a new connection"
+    assert len(asked) == 1
     history.close()
 
 

@@ -7,6 +7,7 @@ from datetime import date, timedelta
 
 from psycopg import errors, sql
 
+from perfd.aggregator.history.postgres.postgres_tables import day_of
 from perfd.net.postgres_server import PostgresConnection
 
 _TABLES = ("step_rows", "phase_rows", "event_rows")
@@ -23,11 +24,16 @@ def create(connection: PostgresConnection, days: Iterable[date]) -> None:
             connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_WITHIN}'")
             for table in _TABLES:
                 name, parent = sql.Identifier(_name(table, day)), sql.Identifier(table)
-                found = connection.execute("SELECT to_regclass(%s)", [_name(table, day)]).fetchone()
-                if found is not None and found[0] is not None:
+                found = connection.execute(
+                    "SELECT FROM pg_inherits WHERE inhrelid = to_regclass(%s)", [_name(table, day)]
+                ).fetchone()
+                if found is not None:
                     continue
-                # Attached, it needs no lock that readers and dumps would have to wait for.
-                connection.execute(sql.SQL("CREATE TABLE {} (LIKE {} INCLUDING ALL)").format(name, parent))
+                # Attached, it needs no lock that readers and dumps would have to wait for. One that a person
+                # detached is attached again.
+                connection.execute(
+                    sql.SQL("CREATE TABLE IF NOT EXISTS {} (LIKE {} INCLUDING ALL)").format(name, parent)
+                )
                 connection.execute(
                     sql.SQL("ALTER TABLE {} ATTACH PARTITION {} FOR VALUES FROM ({}) TO ({})").format(
                         parent,
@@ -60,11 +66,13 @@ def in_use(connection: PostgresConnection) -> set[date]:
     return {day for (day,) in connection.execute("SELECT DISTINCT began_on FROM jobs")}
 
 
-def drop_expired(connection: PostgresConnection, before: date, before_unix_s: float) -> set[date]:
-    """Drop partitions of days before `before` that no attempt needs; returns their days.
+def drop_expired(connection: PostgresConnection, before_unix_s: float) -> set[date]:
+    """Drop partitions of days before a time that no attempt needs; returns their days.
 
     Of partitions that an attempt still needs, old rows are deleted. Raises `psycopg.Error`.
     """
+    # A retention of many years comes to a time before the first year.
+    before = day_of(max(0.0, before_unix_s))
     needed = in_use(connection)
     dropped: set[date] = set()
     for day in sorted(one for one in existing(connection) if one < before):

@@ -27,7 +27,6 @@ from perfd.aggregator.history.postgres.postgres_tables import (
     EXPIRED,
     NEWEST_STEPS,
     WRITES,
-    day_of,
     days,
     in_runs,
     parameters,
@@ -134,7 +133,7 @@ class PostgresDatabase:
         before_unix_s, self._expired_unix_s = self._expired_unix_s, None
         connection = self._writer()
         with self._errors(), _limited(connection, _TIDY_WITHIN_S):
-            dropped = partitions.drop_expired(connection, day_of(before_unix_s), before_unix_s)
+            dropped = partitions.drop_expired(connection, before_unix_s)
         self._days -= dropped
         if dropped:
             log.info(
@@ -208,6 +207,13 @@ class PostgresDatabase:
             "WHERE current_setting('synchronous_commit') = 'off'"
         )
 
+        schema = connection.execute("SELECT current_schema()").fetchone()
+        if schema is None or schema[0] is None:
+            raise PerfdError(
+                f"The database at {self.place} has none of the schemas in search_path: create one, or "
+                "correct `options` in history.url."
+            )
+
     def _lock(self, connection: PostgresConnection) -> None:
         key = "%s, hashtext(current_schema())"
         taken = connection.execute(f"SELECT pg_try_advisory_lock({key})", [_LOCK_CLASS]).fetchone()
@@ -257,16 +263,16 @@ class PostgresDatabase:
             self._readers.release()
 
     def _idle_reader(self) -> PostgresConnection | None:
-        """One that still answers."""
+        """One that still answers; if the newest does not, the others would not either."""
         with contextlib.suppress(IndexError):
-            while True:
-                connection = self._idle.pop()
-                try:
-                    connection.execute("SELECT 1")
-                except psycopg.Error:
-                    connection.close()
-                else:
-                    return connection
+            connection = self._idle.pop()
+            try:
+                connection.execute("SELECT 1")
+            except psycopg.Error:
+                connection.close()
+                while True:
+                    self._idle.pop().close()
+            return connection
         return None
 
     def _new_reader(self) -> PostgresConnection:
