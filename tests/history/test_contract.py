@@ -208,6 +208,15 @@ def test_rows_beyond_the_queue_are_given_up_and_counted(location):
     history.close()
 
 
+def test_batches_leave_room_for_what_nobody_sends_again(location):
+    history = location.store(max_queued_bytes=4000)
+    row = list(job_rows("j" * 3000, 1, None, 0.0))
+    assert not history.submit(row, lambda: None)
+    assert history.submit(row)
+    history.close()
+    assert (history.failed_rows, history.written_rows) == (1, 1)
+
+
 def test_after_close_nothing_is_written_and_nobody_waits(location):
     history = location.store()
     history.close()

@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES = 64 << 20
 """What waits for a disk that is slow or full; agents keep what is beyond it."""
+_OF_AGENTS = 0.75
+"""The share of it for batches: alerts and captures, which only the aggregator has, are not sent again."""
 _TRANSACTION_BYTES = 8 << 20
 """A transaction ends at this size, so that what waits for it is acknowledged soon."""
 _COMMIT_EVERY_S = 0.02
@@ -108,12 +110,13 @@ class HistoryStore(HistoryReader):
     def submit(self, statements: Sequence[Statement], done: Callable[[], None] | None = None) -> bool:
         """Write rows soon; False when there is no room for them: they are counted as failed.
 
-        `done` is called from the writer's thread when they are stored, or can never be. While the database
-        takes nothing it is not called.
+        Rows with `done` can be submitted again, and leave room for others. It is called from the writer's
+        thread when they are stored, or can never be; while the database takes nothing it is not called.
         """
         group = _Group(statements, done, sum(map(size_of, statements)))
         with self._changed:
-            if not self._closing and self._queued_bytes + group.size_bytes <= self._max_queued_bytes:
+            most_bytes = self._max_queued_bytes * (1.0 if done is None else _OF_AGENTS)
+            if not self._closing and self._queued_bytes + group.size_bytes <= most_bytes:
                 if not self._queue:
                     self._changed.notify_all()
                 self._queue.append(group)
