@@ -76,9 +76,16 @@ function paint(canvas, columns, metrics, deviation, culprits) {
   pen.fillStyle = color("--card");
   pen.fillRect(0, 0, width, height);
   const [below, above] = [components("--below"), components("--above")];
-  const image = pixelImage(columns, metrics.length, (put) => {
+  // Drawn smaller, an image loses columns: of those that share a pixel, the most unusual one is kept.
+  const across = Math.min(columns, canvas.width);
+  const image = pixelImage(across, metrics.length, (put) => {
     for (const [line, [key]] of metrics.entries()) {
-      deviation[key].forEach((found, column) => put(line * columns + column, found > 0 ? above : below, strength(found)));
+      const shown = new Array(across).fill(0);
+      deviation[key].forEach((found, column) => {
+        const place = Math.floor((column * across) / columns);
+        if (strength(found) > strength(shown[place])) shown[place] = found;
+      });
+      shown.forEach((found, place) => put(line * across + place, found > 0 ? above : below, strength(found)));
     }
   });
   pen.drawImage(image, 0, 0, width, height);
