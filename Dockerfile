@@ -1,6 +1,7 @@
 # perfd as an image: agent, aggregator and command line in one. Build it at the root of the repository.
 #   docker build -t perfd .
 # With W&B: --build-arg REQUIREMENTS=requirements-wandb.txt
+# With NATS, PostgreSQL and S3-compatible storage: --build-arg REQUIREMENTS=requirements-scale.txt
 # The same sources, base and SOURCE_DATE_EPOCH give the same layers: docs/deploy-kubernetes.md says how to check that.
 # The digest is that of the index of all platforms, in which amd64 and arm64 are (docker-library/repo-info, 2026-08-25).
 ARG PYTHON=python:3.11-slim-bookworm@sha256:0bee7276f83efd4a1ee05bbbf4281d95ed28e079220a9457f25a93e3f1e3c31b

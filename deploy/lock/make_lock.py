@@ -40,11 +40,16 @@ class Lock:
 
 DEVELOPMENT = Lock(path="deploy/lock/development.txt", project=True, groups=("dev",))
 LOCKS = (
-    Lock(path="deploy/image/requirements.txt", project=True, extras=("remote-write", "otlp", "postgres")),
+    Lock(path="deploy/image/requirements.txt", project=True, extras=("remote-write", "otlp")),
     Lock(
         path="deploy/image/requirements-wandb.txt",
         project=True,
-        extras=("remote-write", "otlp", "postgres", "wandb"),
+        extras=("remote-write", "otlp", "wandb"),
+    ),
+    Lock(
+        path="deploy/image/requirements-scale.txt",
+        project=True,
+        extras=("remote-write", "otlp", "nats", "s3", "postgres"),
     ),
     Lock(path="deploy/image/requirements-build.txt", groups=("build",)),
     Lock(path="deploy/image/requirements-sbom.txt", groups=("sbom",)),
