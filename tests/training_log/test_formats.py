@@ -117,6 +117,15 @@ def test_batches_of_a_loop_are_numbered_over_its_epochs(epochs: tuple[int, ...],
     assert [step.step for step in records_of(lines, TrainingStep)] == expected
 
 
+def test_batches_of_another_loader_in_an_epoch_are_not_steps() -> None:
+    lines = "".join(
+        f"Epoch {epoch} | Step {batch}/{batches} | Loss 2.3\n"
+        for epoch in (1, 2)
+        for batch, batches in ((50, 100), (100, 100), (10, 20), (20, 20))
+    )
+    assert [step.step for step in records_of(lines, TrainingStep)] == [50, 100, 150, 200]
+
+
 def test_batches_that_are_numbered_over_all_epochs_are_not_numbered_again() -> None:
     lines = "".join(f"Epoch {1 + n // 50} | Step {n}/100 | Loss 2.3\n" for n in range(0, 101, 10))
     assert [step.step for step in records_of(lines, TrainingStep)] == list(range(0, 101, 10))

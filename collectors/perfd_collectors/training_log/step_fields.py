@@ -133,6 +133,8 @@ class StepFields:
         unit = unit.lower()
         name = _name(key)
         if "loss" in name and name not in _PLAIN:
+            if unit in _TIME_UNITS or "lossless" in name:
+                return
             if _NOT_TRAINING.search(key):
                 self.evaluates = True
             elif is_plain_key(key):

@@ -146,6 +146,7 @@ class EpochLineParser(FormatParser):
         self._first_epoch = 1
         self._unnumbered = _EpochsOfUnknownLength()
         self._newest = (-1, 0)
+        self._batches_of = (-1, 0)
         self._of_all_epochs = False
         self._keras_epoch: int | None = None
         self._keras_batches: int | None = None
@@ -189,6 +190,8 @@ class EpochLineParser(FormatParser):
         epoch, batch, batches = (int(said[name] or 0) for name in ("epoch", "batch", "batches"))
         if said["batches"] is None:
             return self._unnumbered.step(epoch, batch)
+        if style.first_epoch is None and self._is_of_another_loader(epoch, batches):
+            return None
         if style.first_epoch is None and self._is_of_all_epochs(epoch, batch):
             return batch if batch <= batches else None
         if epoch == 0:
@@ -196,6 +199,12 @@ class EpochLineParser(FormatParser):
         first = self._first_epoch if style.first_epoch is None else style.first_epoch
         number = (epoch - first) * batches + batch - style.first_batch + 1
         return number if 0 <= batch <= batches and 0 <= number < _MOST_STEP else None
+
+    def _is_of_another_loader(self, epoch: int, batches: int) -> bool:
+        """Whether another number of batches was seen in the epoch: an evaluation, or another rank's share."""
+        if epoch != self._batches_of[0]:
+            self._batches_of = (epoch, batches)
+        return batches != self._batches_of[1]
 
     def _is_of_all_epochs(self, epoch: int, batch: int) -> bool:
         """Whether the batches, and how many there are, are those of all epochs: the next one counts on."""
