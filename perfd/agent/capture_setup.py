@@ -199,7 +199,7 @@ def sharing_of(
     """The configured folder or object storage for the captures of this node, which are in `captures`."""
     if config.object_storage is not None:
         if config.share_directory is not None:
-            raise ConfigError("capture: `share_directory` and `object_storage` exclude each other.")
+            raise ConfigError("capture: `share_directory` and `object_storage` are mutually exclusive.")
         return Uploader(
             ObjectStorage(config.object_storage, key="capture.object_storage"),
             UploadQueue(captures, node),

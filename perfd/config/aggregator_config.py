@@ -23,11 +23,11 @@ class HistoryConfig(Strict, frozen=True):
     password_file: str | None = None
     """File with the password for `url`, read for each connection; null: PGPASSFILE or PGPASSWORD."""
     allow_plaintext: bool = False
-    """Required for a `url` of another machine without TLS."""
+    """Required for a `url` on another machine without TLS."""
     retention_days: float = 30.0
     """In days in which the aggregator ran, so that a clock that is set ahead deletes nothing."""
     max_bytes: int = 8_000_000_000
-    """The size of the file at `path` at which the jobs without data for longest are deleted."""
+    """Size of the file at `path` from which the jobs with the oldest data are deleted."""
 
 
 class RulesConfig(Strict, frozen=True):

@@ -8,12 +8,12 @@ from perfd.config.strict import Strict
 
 
 class ObjectStorageConfig(Strict, frozen=True):
-    """A bucket. Without `credentials_file`, credentials are those of the usual AWS environment."""
+    """A bucket. Without `credentials_file`, credentials come from the usual AWS environment."""
 
     url: str
     """`s3://BUCKET/PREFIX`, the same for agents and aggregator."""
     endpoint: str | None = None
-    """`https://HOST:PORT` of another server than Amazon's; null: `AWS_ENDPOINT_URL`, or the region's."""
+    """`https://HOST:PORT` of a server other than Amazon's; null: `AWS_ENDPOINT_URL`, or the region's."""
     region: str | None = None
     """null: `AWS_REGION`, otherwise us-east-1."""
     credentials_file: str | None = None
@@ -21,7 +21,7 @@ class ObjectStorageConfig(Strict, frozen=True):
     ca: str | None = None
     """Certificates (PEM) to trust for https."""
     allow_plaintext: bool = False
-    """Required for an `endpoint` with http:// on another machine than this one."""
+    """Required for an `endpoint` with http:// on another machine."""
     server_side_encryption: Literal["AES256", "aws:kms"] | None = None
     """null: as the bucket is configured."""
     kms_key_id: str | None = None
@@ -38,4 +38,4 @@ class ObjectReadingConfig(ObjectStorageConfig, frozen=True):
     link_lifetime_s: float = 300.0
     """How long a link to a file is valid, at most an hour."""
     report_max_bytes: int = 8 * 1024 * 1024 * 1024
-    """Traces of a capture are fetched for its report if they are not larger together."""
+    """Total size up to which the traces of a capture are fetched for its report."""

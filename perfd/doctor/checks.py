@@ -248,7 +248,10 @@ def _storage(check: str, title: str, facts: StorageFacts | None, option: str) ->
         level=Level.FAIL,
         title=title,
         what=facts.problem.rstrip("."),
-        fix=f"Correct {option}, or what it names (docs/object-storage.md). Captures stay on nodes.",
+        fix=(
+            f"Correct {option}, or the storage that it names (docs/object-storage.md). Until then, captures"
+            " stay on their nodes."
+        ),
     )
 
 

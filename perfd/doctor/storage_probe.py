@@ -47,7 +47,7 @@ def _probe(config: ObjectStorageConfig, option: str, key: str, *, read: bool) ->
             file.write_bytes(_CONTENT)
             storage.put(key, file)
         if read and storage.read(key, len(_CONTENT)) != _CONTENT:
-            return StorageFacts(url=storage.url_of(key), problem="it returns something else than was stored.")
+            return StorageFacts(url=storage.url_of(key), problem="it returned other data than was stored.")
     except (PerfdError, OSError) as error:
         return StorageFacts(url=config.url, problem=str(error))
     return StorageFacts(url=storage.url_of(key))

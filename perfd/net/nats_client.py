@@ -40,7 +40,7 @@ class NatsConnector:
         if not config.servers:
             raise ConfigError(f"{key}.servers: name at least one server.")
         if config.credentials_file and config.nkey_file:
-            raise ConfigError(f"{key}: `credentials_file` and `nkey_file` exclude each other.")
+            raise ConfigError(f"{key}: `credentials_file` and `nkey_file` are mutually exclusive.")
         for server in config.servers:
             self._check(server)
         self._options()
@@ -100,7 +100,7 @@ class NatsConnector:
             raise ConfigError(f"{self._key}.servers: {server} must be nats://HOST:PORT or tls://HOST:PORT.")
         if parts.username or parts.password:
             raise ConfigError(
-                f"{self._key}.servers: an address holds no credentials; name a `credentials_file`."
+                f"{self._key}.servers: an address must not contain credentials; name a `credentials_file`."
             )
         if plain and not self._config.allow_plaintext and not is_loopback(host):
             raise ConfigError(

@@ -40,7 +40,7 @@ _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>")
 _STATUS = re.compile(r"status code: (\d{3})")
 _ADVICE: Mapping[str, str] = {
     "NoSuchBucket": "the bucket does not exist: create it, or correct `url`",
-    "NoSuchKey": "the file is not there: a lifecycle rule of the bucket, or a person, removed it",
+    "NoSuchKey": "the file does not exist: a lifecycle rule of the bucket, or a user, removed it",
     "AccessDenied": "the credentials do not permit this: compare the policy with docs/object-storage.md",
     "InvalidAccessKeyId": "the access key is unknown: renew the credentials",
     "SignatureDoesNotMatch": "the secret key is wrong: renew the credentials",
@@ -48,10 +48,10 @@ _ADVICE: Mapping[str, str] = {
     "RequestTimeTooSkewed": "the clock is wrong: synchronize it",
     "QuotaExceeded": "the bucket is full: raise its quota, or shorten its lifecycle rule",
     "XMinioStorageFull": "the server's disks are full: make room there",
-    "BadDigest": "the data was damaged on the way; it is sent again",
-    "XAmzContentSHA256Mismatch": "the data was damaged on the way; it is sent again",
-    "XAmzContentChecksumMismatch": "the data was damaged on the way; it is sent again",
-    "SlowDown": "the server is busy; it is asked again later",
+    "BadDigest": "the data was damaged in transit; it is sent again",
+    "XAmzContentSHA256Mismatch": "the data was damaged in transit; it is sent again",
+    "XAmzContentChecksumMismatch": "the data was damaged in transit; it is sent again",
+    "SlowDown": "the server is busy; the request is repeated later",
 }
 _BY_STATUS: Mapping[str, str] = {
     "401": "the credentials are not accepted: renew them",
@@ -60,11 +60,9 @@ _BY_STATUS: Mapping[str, str] = {
     "503": _ADVICE["SlowDown"],
     "507": _ADVICE["QuotaExceeded"],
 }
-_NO_CREDENTIALS = (
-    "there are no credentials: set `credentials_file`, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-)
+_NO_CREDENTIALS = "no credentials: set `credentials_file`, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-"""In which the client looks for the server."""
+"""Where the client looks for the address of the server."""
 _LAST_RESORT = "/latest/api/token"
 """Where the client looks for credentials last: the address of instances' metadata."""
 
@@ -80,7 +78,7 @@ class ObjectStorage:
         self._config = config
         self._key = key
         if importlib.util.find_spec("obstore") is None:
-            raise ConfigError(f"{key}: install perfd[s3], which has the client of object storage.")
+            raise ConfigError(f"{key}: install perfd[s3], which contains the object storage client.")
         parts = _URL.fullmatch(config.url)
         if parts is None:
             raise ConfigError(f"{key}.url: {config.url!r} must be s3://BUCKET or s3://BUCKET/PREFIX.")
@@ -221,7 +219,7 @@ class ObjectStorage:
         except OSError as error:
             raise ConfigError(f"{self._key}.ca: {config.ca} cannot be read: {reason_of(error)}.") from error
         except Exception as error:  # noqa: BLE001  (of its own classes and of Python's)
-            raise ConfigError(f"{self._key}: the client refuses it: {_cause(error)}.") from None
+            raise ConfigError(f"{self._key}: the client rejects it: {_cause(error)}.") from None
 
     def _credentials(self) -> dict[str, Any]:
         """The credentials in the file, as it is now; raises `ConfigError`."""
@@ -257,11 +255,11 @@ class ObjectStorage:
             raise ConfigError(f"{self._key}.{option}: it must be http://HOST:PORT or https://HOST:PORT.")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ConfigError(
-                f"{self._key}.{option}: an address holds no credentials; name a `credentials_file`."
+                f"{self._key}.{option}: an address must not contain credentials; name a `credentials_file`."
             )
         if parts.scheme == "http" and not self._config.allow_plaintext and not is_loopback(host):
             raise ConfigError(
-                f"{self._key}.{option}: {host} is another machine, and it would be plain text: "
+                f"{self._key}.{option}: {host} is another machine, and http:// is plain text: "
                 f"use https://, or set {self._key}.allow_plaintext."
             )
 

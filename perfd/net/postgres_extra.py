@@ -10,4 +10,4 @@ from perfd.errors import ConfigError
 def require_postgres() -> None:
     """Raise `ConfigError` without the extra."""
     if any(importlib.util.find_spec(name) is None for name in ("psycopg", "alembic")):
-        raise ConfigError("history.url: install perfd[postgres], which has the client of PostgreSQL.")
+        raise ConfigError("history.url: install perfd[postgres], which contains the PostgreSQL client.")

@@ -97,16 +97,16 @@ class PostgresServer:
         except psycopg.Error:
             # What libpq says quotes parts of it.
             raise ConfigError(
-                "history.url: libpq cannot read it; special characters have to be written as %XX."
+                "history.url: libpq cannot parse it; write special characters as %XX."
             ) from None
         if _SECRETS & parameters.keys():
             raise ConfigError(
-                "history.url: it must not hold a password. Name a file in history.password_file, or use "
+                "history.url: it must not contain a password. Name a file in history.password_file, or use "
                 "PGPASSFILE or PGPASSWORD; `sslpassword` is not supported."
             )
         if "service" in parameters or "PGSERVICE" in os.environ:
             raise ConfigError(
-                "history.url: `service` and PGSERVICE are not supported; write what the service file says."
+                "history.url: `service` and PGSERVICE are not supported; write the settings into the URL."
             )
         names = parameters.get("host") or os.environ.get("PGHOST")
         # These are connected to, whatever the names are.
@@ -177,7 +177,7 @@ def _ssl_mode(hosts: str, parameters: dict[str, Any], *, allow_plaintext: bool) 
         return str(wanted or "prefer")
     if wanted is not None and wanted not in _ENCRYPTED:
         raise ConfigError(
-            f"history.url: sslmode={wanted} may be plain text to another machine: use verify-full with "
+            f"history.url: sslmode={wanted} allows plain text to another machine: use verify-full with "
             "sslrootcert, or set history.allow_plaintext."
         )
     return str(wanted or "require")

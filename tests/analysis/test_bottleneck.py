@@ -372,7 +372,7 @@ def test_steps_without_times_are_not_reported_as_missing():
     finding = summarise(untimed, AnalysisSettings()).bottleneck
     assert finding.kind is Kind.UNKNOWN
     assert finding.evidence[-1] == (
-        "The log shows steps without times, and too few to time them by when their lines come."
+        "The log shows steps without times, and too few to time them by when their lines arrive."
     )
     assert "print the time of a step" in finding.advice
 

@@ -135,7 +135,10 @@ def test_a_gpu_that_becomes_less_active_while_its_host_sleeps_shows_slow_input_w
     assert found.gain_ratio == pytest.approx(1 / 3, rel=0.01)
     assert found.longer_for_s == 4.0
     assert found.culprits == ()
-    assert "SMs have been active 60.0% of the time for 4000.0 ms, and 90.0% before (GPM)." in found.evidence
+    assert (
+        "SMs have been active 60.0% of the last 4000.0 ms, and 90.0% of the time before (GPM)."
+        in found.evidence
+    )
 
 
 @pytest.mark.parametrize(

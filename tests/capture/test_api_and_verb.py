@@ -52,7 +52,7 @@ class Aggregator:
 
     def link(self, capture_id, name):
         if name != "rank-0/node=n1/r.sqlite":
-            raise StorageError(f"Capture {capture_id!r} has no stored file of this name.")
+            raise StorageError(f"Capture {capture_id!r} has no stored file with this name.")
         return f"https://traces.example.org/{capture_id}/{name}?X-Amz-Signature=1", 300.0
 
     def list(self):
@@ -130,7 +130,7 @@ def test_a_stored_file_is_a_redirect_that_nobody_keeps_or_its_address(aggregator
     assert (answer.status, answer.headers["Location"]) == (302, address)
     connection.request("GET", "/api/v1/captures/c1/files/other")
     missing = connection.getresponse()
-    assert (missing.status, b"no stored file of this name" in missing.read()) == (404, True)
+    assert (missing.status, b"no stored file with this name" in missing.read()) == (404, True)
     connection.close()
 
 

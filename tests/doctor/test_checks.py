@@ -264,7 +264,7 @@ def of_server(**facts):
             check_uploads,
             {"uploads": StorageFacts(url="s3://traces/perfd", problem="The bucket is full.")},
             Level.FAIL,
-            "The bucket is full Correct capture.object_storage, or what it names",
+            "The bucket is full Correct capture.object_storage, or the storage that it names",
         ),
         (check_uploads, {"uploads": None}, Level.OK, "capture.object_storage is not configured"),
         (

@@ -225,7 +225,7 @@ def test_an_aggregator_after_which_another_one_wrote_writes_nothing_more(postgre
     first.submit(step_rows(3), stored.set)
     until(lambda: first.problem is not None and "uses this database" in first.problem)
     second.close()
-    until(lambda: "Another aggregator has written this history since" in first.problem)
+    until(lambda: "Another aggregator has written to this history since" in first.problem)
     assert not stored.is_set()
     assert steps(first) == [1, 2]
     first.close()

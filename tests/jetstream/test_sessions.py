@@ -253,12 +253,12 @@ def test_an_agent_that_is_silent_or_leaves_is_gone() -> None:
     [
         ({"servers": []}, "name at least one server"),
         ({"servers": ["http://a:1"]}, "must be nats://HOST:PORT"),
-        ({"servers": ["nats://u:p@127.0.0.1:1"]}, "holds no credentials"),
+        ({"servers": ["nats://u:p@127.0.0.1:1"]}, "must not contain credentials"),
         ({"servers": ["nats://10.0.0.1:4222"]}, "would be plain text"),
         ({"servers": ["nats://127.0.0.1:1"], "nkey_file": "/none"}, "/none cannot be read"),
         (
             {"servers": ["nats://127.0.0.1:1"], "nkey_file": "a", "credentials_file": "b"},
-            "exclude each other",
+            "are mutually exclusive",
         ),
     ],
 )

@@ -125,7 +125,7 @@ def test_each_failure_is_a_sentence_that_says_what_to_do(server, storage, large,
         "rank0.bin cannot be stored in s3://nothing: the bucket does not exist: create it, or correct `url` "
         "(NoSuchBucket)."
     )
-    with pytest.raises(StorageError, match=r"the file is not there: a lifecycle rule .* \(NoSuchKey\)"):
+    with pytest.raises(StorageError, match=r"the file does not exist: a lifecycle rule .* \(NoSuchKey\)"):
         storage(server.url).fetch("nothing", tmp_path / "copy", 1)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
@@ -142,7 +142,7 @@ def test_a_full_bucket_and_damage_on_the_way_are_named(proxy, storage, large):
         str(full.value)
     )
     proxy.fault = "damaged"
-    with pytest.raises(StorageError, match="the data was damaged on the way; it is sent again"):
+    with pytest.raises(StorageError, match="the data was damaged in transit; it is sent again"):
         tested.put(KEY, large)
     proxy.release()
     tested.put(KEY, large)

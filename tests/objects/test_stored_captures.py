@@ -238,7 +238,7 @@ def test_a_trace_that_is_not_what_its_node_uploaded_gets_no_report(bucket, runni
     until(lambda: aggregator.captures()[0]["report"] is not None, within_s=WITHIN_S)
     report = aggregator.captures()[0]["report"]
     assert report["path"] is None
-    assert "was changed since its node uploaded it: no report is made." in report["words"]
+    assert "has changed since its node uploaded it: no report is made." in report["words"]
 
 
 def test_traces_that_are_too_large_are_not_fetched(bucket, running, tmp_path):

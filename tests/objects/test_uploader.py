@@ -155,7 +155,9 @@ def test_a_failure_is_reported_once_and_tried_until_it_is_stored(captures, uploa
     share(one, captures)
     failed, stored = reports.wait(2)
     assert failed.url == ""
-    assert failed.reason == "The bucket is full. The file stays on its node, and the upload is tried again."
+    assert (
+        failed.reason == "The bucket is full. The file stays on its node, and the agent retries the upload."
+    )
     assert stored.url == f"s3://traces/{KEY}"
     assert storage.errors == []
     assert len(reports.all) == 2

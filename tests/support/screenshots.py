@@ -118,7 +118,7 @@ def _serving(stand_in: StandIn) -> None:
         "name": "PerfdServerTailLatency",
         "summary": "Tokens of 10.0.0.5:30000 stall: p99 of the time between them is 45ms",
         "advice": "Decode alone is even, so prefill holds it up. Prefill in smaller pieces "
-        "(SGLang: --chunked-prefill-size; vLLM: --max-num-batched-tokens), or on servers of its own.",
+        "(SGLang: --chunked-prefill-size; vLLM: --max-num-batched-tokens), or on separate servers.",
     }
     stand_in.answers["servers"] = {"servers": [server_entry("10.0.0.5:30000", findings=[finding])]}
 

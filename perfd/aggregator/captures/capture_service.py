@@ -233,7 +233,7 @@ class CaptureService:
         wanted = link_path(capture_id, f"/{capture_id}/{name}")
         url = next((url for url in _stored_urls(capture) if link_path(capture_id, url) == wanted), None)
         if url is None:
-            raise StorageError(f"Capture {capture_id!r} has no stored file of this name.")
+            raise StorageError(f"Capture {capture_id!r} has no stored file with this name.")
         storage, key = self._stored(url)
         return storage.link(key)
 

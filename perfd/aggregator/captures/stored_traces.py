@@ -41,7 +41,7 @@ def fetch(
     size_bytes = sum(stored.size_bytes for stored in traces.values())
     if size_bytes > max_bytes:
         raise CaptureError(
-            f"The traces have {data_size(size_bytes)}, more than object_storage.report_max_bytes "
+            f"The traces take {data_size(size_bytes)}, more than object_storage.report_max_bytes "
             f"({data_size(max_bytes)}): no report is made."
         )
     copies: list[Path] = []
@@ -54,7 +54,7 @@ def fetch(
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
         if digest != stored.sha256:
             raise CaptureError(
-                f"{storage.url_of(key)} was changed since its node uploaded it: no report is made."
+                f"{storage.url_of(key)} has changed since its node uploaded it: no report is made."
             )
         copies.append(copy)
     return copies

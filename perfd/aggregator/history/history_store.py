@@ -151,7 +151,7 @@ class HistoryStore(HistoryReader):
         ended = not self._thread.is_alive()
         if not ended:
             log.error(
-                "History was not stored in time; the newest of it may be lost.",
+                "History was not stored in time; its newest rows may be lost.",
                 extra={"history": self._database.place},
             )
         return ended
@@ -253,7 +253,7 @@ class HistoryStore(HistoryReader):
     def _report(self, error: PerfdError) -> None:
         if self.healthy:
             log.error(
-                "History cannot be written: all else goes on, and agents keep what is not stored.",
+                "History cannot be written: everything else continues, and agents keep what is not stored.",
                 extra={
                     "history": self._database.place,
                     "error": str(error),

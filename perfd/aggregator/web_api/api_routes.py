@@ -46,7 +46,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/nodes                   what nodes were blamed for; ?node=NODE, ?all=1
 /api/v1/events                  server-sent events: one whenever there are newer numbers
 /api/v1/captures                captures (perfd.capture/1); POST starts one
-/api/v1/captures/ID/files/...   redirects to a file in object storage; ?link=1 answers with the address
+/api/v1/captures/ID/files/...   redirects to a file in object storage; ?link=1 returns the address
 /api/v1/traces/ID               the analysis of a capture (perfd.trace/2); ?folder=N
 /api/v1/webhooks/alertmanager   takes Alertmanager's webhooks, which start captures
 /api/v1/healthz, readyz         whether it lives, and whether it serves

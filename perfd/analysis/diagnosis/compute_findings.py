@@ -97,7 +97,7 @@ def _without_enough_steps(facts: JobEvidence, evidence: list[str]) -> Finding | 
     elif facts.step_time.median is not None or facts.breakdown.forward_ratio is not None:
         return None
     elif facts.step_source is StepSource.ARRIVAL:
-        missing = "The log shows steps without times, and too few to time them by when their lines come."
+        missing = "The log shows steps without times, and too few to time them by when their lines arrive."
         todo = advice.STEP_TIMES
     else:
         without = "" if facts.activity.gpus else ", and no activity of a GPU"

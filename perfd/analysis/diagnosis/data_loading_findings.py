@@ -66,8 +66,8 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
     if hosts.active_ratios is not None:
         before, now = map(percent, hosts.active_ratios)
         evidence.append(
-            f"SMs have been active {now} of the time for {duration(hosts.longer_for_s)}, and {before} before"
-            " (GPM)."
+            f"SMs have been active {now} of the last {duration(hosts.longer_for_s)}, and {before} of the time"
+            " before (GPM)."
         )
     if hosts.idle_ratio is not None and hosts.idle_ratio >= THRESHOLDS.idle_ratio:
         evidence.append(f"GPUs of all ranks run no kernel in {percent(hosts.idle_ratio)} and more (NVML).")

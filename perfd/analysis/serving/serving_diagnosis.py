@@ -323,8 +323,8 @@ def _slow_prefill(measured: ServerRates, comparison: TheoryComparison | None) ->
         confidence=0.6 if known else 0.4,
         evidence=(
             (
-                f"TTFT p50 is {duration(ttft.p50)}{queued}; a prompt of {comparison.prompt_tokens:.0f}"
-                f" tokens, the mean, takes at least {duration(floor)} to compute."
+                f"TTFT p50 is {duration(ttft.p50)}{queued}; the mean prompt of"
+                f" {comparison.prompt_tokens:.0f} tokens takes at least {duration(floor)} to compute."
             ),
         ),
         advice=advice_for(Kind.SLOW_PREFILL, measured.now.engine),

@@ -27,7 +27,7 @@ _SGLANG: Mapping[Kind, str] = {
         " fp8_e4m3); for the same TPOT at this load add replicas (--dp-size)."
     ),
     Kind.PREFILL_INTERFERENCE: (
-        "Prefill in smaller pieces (--chunked-prefill-size, --enable-mixed-chunk), or on servers of its own "
+        "Prefill in smaller pieces (--chunked-prefill-size, --enable-mixed-chunk), or on separate servers "
         "(--disaggregation-mode)."
     ),
     Kind.KV_MEMORY: (
@@ -40,7 +40,7 @@ _SGLANG: Mapping[Kind, str] = {
     ),
     Kind.SLOW_PREFILL: (
         "Compute more of a prompt at a time (--chunked-prefill-size, --max-prefill-tokens) if TPOT allows"
-        " it, or prefill on servers of its own (--disaggregation-mode)."
+        " it, or prefill on separate servers (--disaggregation-mode)."
     ),
     Kind.CUDA_GRAPH: (
         "Capture graphs up to the batch that runs (--cuda-graph-max-bs; --cuda-graph-max-bs-decode since "
@@ -68,8 +68,7 @@ _VLLM: Mapping[Kind, str] = {
         "for the same TPOT at this load add replicas (--data-parallel-size)."
     ),
     Kind.PREFILL_INTERFERENCE: (
-        "Prefill in smaller pieces (--max-num-batched-tokens), or on servers of its own "
-        "(--kv-transfer-config)."
+        "Prefill in smaller pieces (--max-num-batched-tokens), or on separate servers (--kv-transfer-config)."
     ),
     Kind.KV_MEMORY: (
         "Give the cache more memory (--gpu-memory-utilization), halve its entries (--kv-cache-dtype fp8), or "
@@ -81,7 +80,7 @@ _VLLM: Mapping[Kind, str] = {
     ),
     Kind.SLOW_PREFILL: (
         "Compute more of a prompt at a time (--max-num-batched-tokens) if TPOT allows it, or prefill on"
-        " servers of its own (--kv-transfer-config)."
+        " separate servers (--kv-transfer-config)."
     ),
     Kind.CUDA_GRAPH: (
         "Remove --enforce-eager, and capture graphs up to the batch that runs (--cudagraph-capture-sizes; "

@@ -132,7 +132,7 @@ class Uploader(Sharing):
             self._report(stored)
             self._queue.done(upload)
         except StorageError as error:
-            self._failed(upload, f"{error} The file stays on its node, and the upload is tried again.")
+            self._failed(upload, f"{error} The file stays on its node, and the agent retries the upload.")
             return False
         except CaptureError as error:
             # It will not be different next time.
@@ -195,7 +195,7 @@ class Uploader(Sharing):
         try:
             self._queue.done(upload)
         except OSError as error:
-            log.warning("An upload cannot be taken off the list.", extra={"reason": reason_of(error)})
+            log.warning("An upload cannot be removed from the list.", extra={"reason": reason_of(error)})
 
 
 def _digest(file: Path) -> tuple[str, int]:

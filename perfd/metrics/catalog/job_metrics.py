@@ -326,14 +326,14 @@ JOB_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_restart_stepless_seconds",
-        "Time since the job was started again, of several starts without a step since the first of them.",
+        "Time since the job was restarted; after several starts without a step, since the first of them.",
         labels=JOB,
         source="processes of ranks, launcher or scheduler",
         absent="When it has made a step since, or has ended.",
     ),
     metric(
         "perfd_first_step_seconds",
-        "Time from a start of the job to its first step, the longest of all starts.",
+        "Longest time from a start of the job to its first step.",
         labels=JOB,
         source="processes of ranks, launcher or scheduler, and steps",
         absent="Before its first step.",

@@ -64,7 +64,7 @@ class PostgresDatabase:
     required_at_start = True
     """Without it, attempts of jobs and sequences of agents would begin again and replace what is stored."""
     newest_steps_query = NEWEST_STEPS
-    remedy = "It is tried again until PostgreSQL takes it; nothing else is needed once it does."
+    remedy = "The aggregator retries until PostgreSQL accepts it; no other action is needed then."
 
     def __init__(self, config: HistoryConfig, *, start_wait_s: float = _START_WAIT_S) -> None:
         self._application = f"perfd aggregator {socket.gethostname()}:{os.getpid()}"
@@ -103,7 +103,7 @@ class PostgresDatabase:
                 if not waits:
                     waits = True
                     log.warning(
-                        "History cannot be used yet: the start waits for it.",
+                        "History is not available yet: the start waits for it.",
                         extra={"history": self.place, "error": str(error)},
                     )
             sleep(_LOOK_EVERY_S)
@@ -137,7 +137,7 @@ class PostgresDatabase:
         self._days -= dropped
         if dropped:
             log.info(
-                "Partitions of the history that are past their retention were dropped.",
+                "Expired partitions of the history were dropped.",
                 extra={"history": self.place, "days": sorted(map(str, dropped))},
             )
 
@@ -241,7 +241,7 @@ class PostgresDatabase:
         row = connection.execute("SELECT generation FROM writer").fetchone()
         if row is None or row[0] != self._generation:
             raise HistoryLockedError(
-                "Another aggregator has written this history since: restart this one if it should go on."
+                "Another aggregator has written to this history since: restart this one to continue."
             )
 
     @contextlib.contextmanager

@@ -50,7 +50,7 @@ class SqliteDatabase:
     def __init__(
         self, path: Path, *, max_bytes: int | None = None, busy_timeout_s: float = _BUSY_TIMEOUT_S
     ) -> None:
-        """At `max_bytes` the jobs without data for longest are deleted."""
+        """At `max_bytes` the jobs with the oldest data are deleted."""
         self._path = path
         self._max_bytes = max_bytes
         self._busy_timeout_s = busy_timeout_s

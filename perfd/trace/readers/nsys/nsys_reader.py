@@ -25,7 +25,7 @@ _OLDEST, _NEWEST = (3, 11), (3, 20)
 _STRAY_RATIO = 0.05
 """A device with less than this share of a process' operations is not its device."""
 _NO_PAYLOADS = (
-    "The export has no communicators and sizes of NCCL's calls: export with"
+    "The export lacks communicators and sizes of NCCL's calls: export with"
     " `nsys export --type sqlite --include-blobs=true`."
 )
 
