@@ -1,4 +1,4 @@
-"""What it costs the aggregator to trust no one, per connection and per batch, with and without in turn.
+"""Cost of the aggregator's guards per connection and per batch, with and without them in turn.
 
     python -m benchmarks.guard_costs [--turns 20] [--nodes 100] [--burst 20] [--json]
 

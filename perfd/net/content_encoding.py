@@ -1,4 +1,4 @@
-"""What of an answer is sent: gzip where the client allows it, nothing where it has the same already."""
+"""Encodes answers: gzip if the client allows it, no body if the client has the same version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The history that the configuration asks for."""
+"""Opens the configured history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfd.config import HistoryConfig
 from perfd.net.postgres_extra import require_postgres
 
 _MAX_RETRY_S = 15.0
-"""A server that comes back is not met by all that wait for it at once, and not left alone for long."""
+"""Long enough not to flood a recovering server with retries, short enough to use it again soon."""
 
 
 def configured_history(config: HistoryConfig) -> HistoryStore | None:

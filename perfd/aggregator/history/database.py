@@ -1,4 +1,4 @@
-"""What history asks of a database: SQLite and PostgreSQL both give it."""
+"""The interface of a history database, which SQLite and PostgreSQL implement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Query = Callable[[str, Sequence[Any]], Iterable[tuple[Any, ...]]]
 
 
 class HistoryUnavailableError(PerfdError):
-    """The database takes or gives nothing now, which may pass; the message is the reason."""
+    """The database is temporarily unavailable; the message is the reason."""
 
 
 class HistoryLockedError(PerfdError):
@@ -22,11 +22,11 @@ class HistoryLockedError(PerfdError):
 
 
 class HistoryDamagedError(PerfdError):
-    """What the database holds is not what was written; `repair` may help."""
+    """The database is damaged; `repair` may help."""
 
 
 class UnstorableError(PerfdError):
-    """A row that no table takes, however often it is tried."""
+    """A row that no table accepts, even if retried."""
 
 
 class HistoryDatabase(Protocol):
@@ -72,7 +72,7 @@ class HistoryDatabase(Protocol):
         """Run queries inside it; they raise `HistoryUnavailableError` or `HistoryDamagedError`."""
 
     def repair(self) -> None:
-        """Save what can be read of a damaged history and be open with it; raises as `open`."""
+        """Salvage the readable rows of a damaged history and leave it open; raises as `open`."""
 
     def close(self) -> None:
-        """Let the next aggregator have it; legal twice."""
+        """Release it for the next aggregator; may be called twice."""

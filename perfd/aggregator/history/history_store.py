@@ -139,7 +139,7 @@ class HistoryStore(HistoryReader):
             return self._changed.wait_for(lambda: not self._repair_wanted, _REPAIR_WITHIN_S) and self.healthy
 
     def finish(self) -> None:
-        """Take no more rows: write what is queued and close the database. Returns at once."""
+        """Accept no more rows: write those in the queue and close the database. Returns at once."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

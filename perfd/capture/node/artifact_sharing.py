@@ -1,4 +1,4 @@
-"""Gives captured files to others than the node's users: the contract, and copies to a shared folder.
+"""Shares captured files beyond the node: the interface, and copies to a shared folder.
 
 A cluster's file system can hang, and a thread that waits for it cannot be ended. Copies are therefore made,
 and old ones removed, in a thread that may be abandoned, and while one hangs no other is started.

@@ -1,6 +1,6 @@
-"""What of a node's captures is not in object storage yet, in a file of each capture's folder.
+"""A node's pending uploads to object storage, in a file in each capture's folder.
 
-A killed agent's successor finds it there.
+After a kill, the next agent finds them there.
 """
 
 from __future__ import annotations

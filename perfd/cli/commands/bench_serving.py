@@ -136,7 +136,7 @@ def document(result: BenchResult, theory: Theory | None) -> dict[str, Any]:
 
 
 def _findings(result: BenchResult, theory: Theory) -> Sequence[Finding]:
-    """What a server that measured this would be judged by; its load is what the benchmark sent."""
+    """The findings for a server with these results at the benchmark's load."""
     batch = result.concurrency or result.max_concurrency
     prompt, output = result.mean_prompt_tokens, result.mean_output_tokens
     context = None if prompt is None or output is None else prompt + output / 2

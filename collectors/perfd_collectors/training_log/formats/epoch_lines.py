@@ -1,4 +1,4 @@
-"""Lines that say an epoch and a batch of so many, or an iteration, as in computer vision and many tutorials.
+"""Lines with an epoch, a batch and the number of batches, or an iteration, common in computer vision.
 
 timm, mmengine and mmcv, detectron2, fairseq, torchvision's and PyTorch's ImageNet example, Keras, and loops
 that print `Epoch [1/5], Step [100/600], Loss: 0.12`. A batch of an epoch is numbered over all epochs; where a

@@ -231,7 +231,7 @@ class PostgresDatabase:
         )
 
     def _fence(self, connection: PostgresConnection) -> None:
-        """Count this aggregator, or be sure that no other one was counted since."""
+        """Count this aggregator, or verify that no other one was counted since."""
         if self._generation is None:
             row = connection.execute(
                 "UPDATE writer SET generation = generation + 1 RETURNING generation"
@@ -296,7 +296,7 @@ class PostgresDatabase:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Whatever is not about a row may pass: nothing is given up because of it."""
+        """Failures other than those of a row may be temporary: no row is dropped because of them."""
         try:
             yield
         except psycopg.Error as error:

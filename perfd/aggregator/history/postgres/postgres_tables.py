@@ -12,7 +12,7 @@ from perfd.aggregator.history.history_rows import NODE_MEMORY_S, STEP_COLUMNS, R
 
 _Values = tuple[Any, ...]
 _OF_ATTEMPT = " FROM jobs WHERE job = %s AND attempt = %s"
-"""Where the day comes from that names the partition: an attempt has one for ever."""
+"""The source of the day that names the partition; it never changes for an attempt."""
 _STEP_VALUES = (
     "%s::bigint, %s::float8, %s::float8, %s::bigint, %s::smallint, %s::float8, %s::float8, %s::float8, "
     "%s::bigint, %s::text"
@@ -84,7 +84,7 @@ EXPIRED = (
     "DELETE FROM agents WHERE received_unix_s < %s",
     "DELETE FROM jobs WHERE received_unix_s < %s",
 )
-"""What is older than a time leaves by these; partitions are dropped beside them."""
+"""Delete rows older than a time; partitions are dropped separately."""
 
 NEWEST_STEPS = (
     f"SELECT DISTINCT ON (step) {STEP_COLUMNS}, attempt FROM steps "

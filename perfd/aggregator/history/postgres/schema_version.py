@@ -1,4 +1,4 @@
-"""Brings the tables of the history to this program's revision, or says why they are none of its own."""
+"""Upgrades the tables of the history to this program's revision; refuses newer ones."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class SqliteDatabase:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        """Whatever fails beside the rows themselves may pass: nothing is given up because of it."""
+        """Failures other than those of rows may be temporary: no row is dropped because of them."""
         try:
             yield
         except (OSError, sqlite3.Error, UnicodeDecodeError) as error:

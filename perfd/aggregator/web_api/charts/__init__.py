@@ -1,4 +1,4 @@
-"""What the page draws of steps, GPUs and ranks, in few enough numbers to send."""
+"""Data of the page's charts of steps, GPUs and ranks, small enough to send."""
 
 from perfd.aggregator.web_api.charts.gpu_chart import gpu_columns
 from perfd.aggregator.web_api.charts.rank_columns import rank_columns, without_ranks

@@ -1,4 +1,4 @@
-"""Ranks of a job, of which a page gets what it shows: one metric of all, all metrics of the unusual ones."""
+"""The ranks of a job as a page shows them: one metric of all ranks, all metrics of the unusual ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ METRICS = (
     *("wait_ratio", "gain_ratio"),
 )
 _ALL_ROWS = 64
-"""So many ranks are listed one by one; of more, only the most unusual."""
+"""Up to this many ranks have a row each; of more, only the most unusual do."""
 _UNUSUAL_ROWS = 12
 _QUIET_RATIO = 0.05
 """A rank that is closer to the median than this in all metrics is not unusual."""
@@ -190,7 +190,7 @@ def _culprits(job: Mapping[str, Any], ranks: _Ranks) -> list[int]:
 
 
 def _grid(ranks: _Ranks, metric: str | None, known: Sequence[int]) -> dict[str, Any] | None:
-    """One metric of all ranks; what is alike in consecutive ones is there once, with their number."""
+    """One metric of all ranks; values that consecutive ranks share appear once, with their count."""
     count = sum(rank is not None for rank in ranks.rank)
     if not count or not known:
         return None
@@ -209,7 +209,7 @@ def _grid(ranks: _Ranks, metric: str | None, known: Sequence[int]) -> dict[str, 
 
 
 def _picture(ranks: _Ranks, columns: int, known: Sequence[int]) -> dict[str, Any]:
-    """Of each metric the most unusual value of as many neighbors as a column stands for."""
+    """For each metric, the most unusual value of the neighbors in each column."""
     count = len(ranks.rank)
     columns = min(columns, count)
     starts = np.arange(columns) * count // columns

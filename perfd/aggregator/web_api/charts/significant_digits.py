@@ -1,4 +1,4 @@
-"""Numbers as short as they are exact: most of what a page gets is numbers."""
+"""Rounds numbers to their significant digits: most data of a page is numbers."""
 
 from __future__ import annotations
 
