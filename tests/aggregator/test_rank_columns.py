@@ -28,7 +28,7 @@ def expanded(runs: list[list[Any]]) -> list[Any]:
     return [value for value, count in runs for _ in range(count)]
 
 
-def test_a_grid_has_one_metric_of_every_rank_where_it_is() -> None:
+def test_a_grid_has_one_metric_of_every_rank_at_its_place() -> None:
     job = job_entry("llm", ranks=1024, slow=700)
     found = rank_columns(job, {"metric": "power_w"})
     grid = found["grid"]

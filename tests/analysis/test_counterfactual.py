@@ -68,7 +68,7 @@ def test_no_more_is_gained_than_the_others_wait(own: Floats) -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 9])
-def test_what_every_rank_waits_in_a_step_is_no_rank_s_cost(ranks: int) -> None:
+def test_a_wait_of_every_rank_in_a_step_is_not_charged_to_a_rank(ranks: int) -> None:
     # NCCL kernels that wait for a multiprocessor: each rank is waited for in another operation of the step.
     alike = np.full((1, STEPS, ranks), 0.015)
     late = alike + waits(np.eye(ranks)[1] * np.ones((STEPS, 1)))[None]

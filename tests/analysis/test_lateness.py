@@ -85,7 +85,7 @@ def in_turn(operation: str, first: float, later: float) -> CollectiveTable:
 @pytest.mark.parametrize(
     ("operation", "gain"), [("AllReduce", 0.01), ("ReduceScatter", 0.01), ("AllGather", 0.03)]
 )
-def test_what_a_rank_waits_after_it_was_late_is_not_lost_by_it(operation, gain):
+def test_a_late_rank_is_not_charged_for_its_own_later_waits(operation, gain):
     # As where an NCCL kernel waits for a multiprocessor, first on one GPU, then on the other. In reductions
     # the rank has caught up by then, and it is the other one that is late.
     summary = judged(in_turn(operation, 0.05, 0.02))

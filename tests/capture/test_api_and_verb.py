@@ -115,7 +115,7 @@ def perfd(aggregator, capsys):
     return call
 
 
-def test_a_stored_file_is_a_redirect_that_nobody_keeps_or_its_address(aggregator):
+def test_a_stored_file_is_an_uncached_redirect_or_its_address(aggregator):
     files = "/captures/c1/files/rank-0/node%3Dn1/r.sqlite"
     request = urllib.request.Request(f"http://{aggregator.server.address}/api/v1{files}?link=1")
     with urllib.request.urlopen(request, timeout=20) as answer:

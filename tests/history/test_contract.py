@@ -248,7 +248,7 @@ def test_a_query_after_the_end_is_answered(location):
     assert [line["step"] for line in history.steps("llm", first_step=0, limit=9)] == [1]
 
 
-def test_what_is_stored_is_given_back(location):
+def test_stored_rows_are_read_back(location):
     history = location.store()
     alert = Alert(
         name="Slow", labels={"perfd_job": "llm"}, state=AlertState.FIRING, value=1.0, fired_at_unix_s=START_S

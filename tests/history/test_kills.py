@@ -36,7 +36,7 @@ def stored(server: PostgresCluster, job: str) -> list[int]:
 
 
 @pytest.mark.timeout(1200)
-def test_sent_is_stored_over_kills_and_stops(tmp_path: Path) -> None:
+def test_sent_batches_are_stored_despite_kills_and_stops(tmp_path: Path) -> None:
     chance = random.Random(20)
     config, listen = tmp_path / "aggregator.yaml", f"127.0.0.1:{free_port()}"
     with PostgresCluster() as server:

@@ -66,7 +66,7 @@ def writer(postgres):
 # Credentials and encryption
 
 
-def test_a_password_is_read_from_its_file_and_said_nowhere(cluster, postgres, tmp_path, caplog):
+def test_a_password_is_read_from_its_file_and_never_shown(cluster, postgres, tmp_path, caplog):
     cluster.sql(f"CREATE ROLE {GUARDED} LOGIN PASSWORD '{SECRET}'")
     cluster.sql(f"ALTER DATABASE {postgres.database} OWNER TO {GUARDED}")
     secret = tmp_path / "password"
@@ -120,7 +120,7 @@ def test_tls_is_what_the_url_asks_for(tmp_path):
     [("pause", "resume"), ("kill", "start"), ("stop", "start")],
     ids=["pause", "kill", "stop"],
 )
-def test_while_the_server_is_away_batches_wait_and_live_numbers_go_on(tmp_path, away, back):
+def test_while_the_server_is_unreachable_batches_wait_and_live_numbers_continue(tmp_path, away, back):
     with (
         PostgresCluster() as server,
         aggregator(history=HistoryConfig(url=server.url)) as running,
@@ -145,7 +145,7 @@ def test_while_the_server_is_away_batches_wait_and_live_numbers_go_on(tmp_path, 
         assert running.state.counters.lost_batches == 0
 
 
-def test_a_start_waits_for_a_server_that_starts_too():
+def test_a_start_waits_for_a_server_that_is_starting():
     with PostgresCluster() as server:
         server.stop()
         starting = threading.Thread(target=server.start)
@@ -214,7 +214,7 @@ def test_a_connection_that_ends_is_opened_again(postgres):
 # Shared
 
 
-def test_an_aggregator_after_which_another_one_wrote_writes_nothing_more(postgres, caplog):
+def test_an_aggregator_stops_writing_after_another_one_wrote(postgres, caplog):
     first = postgres.store(retry_s=0.05)
     write(first, *step_rows(1))
     postgres.sql(f"SELECT pg_terminate_backend({writer(postgres)[0][0]})")
@@ -355,7 +355,7 @@ def test_a_server_that_does_not_answer_costs_a_reader_one_limit(postgres, monkey
     history.close()
 
 
-def test_a_dump_stops_no_writing_and_holds_up_only_the_dropping(postgres):
+def test_a_dump_delays_only_the_dropping_of_partitions(postgres):
     history, made = postgres.store(), fleet()
     keep(history, made, step(1))
     with postgres.cluster.connect(postgres.database) as dump:
@@ -371,7 +371,7 @@ def test_a_dump_stops_no_writing_and_holds_up_only_the_dropping(postgres):
     history.close()
 
 
-def test_what_is_dumped_and_restored_is_a_history(postgres, tmp_path):
+def test_a_restored_dump_is_a_usable_history(postgres, tmp_path):
     history, made = postgres.store(), fleet()
     keep(history, made, *(step(number) for number in range(1, 50)))
     dump = tmp_path / "history.dump"

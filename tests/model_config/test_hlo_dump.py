@@ -153,7 +153,9 @@ def test_computations_that_call_each_other_again_and_again_are_counted_once(
     assert flops(settings) is None or flops(settings) >= PRODUCT
 
 
-def test_what_the_operator_says_stands_beside_it(settings: Settings, dump: Path) -> None:
+def test_flops_set_by_the_operator_are_reported_beside_those_of_the_dump(
+    settings: Settings, dump: Path
+) -> None:
     put(dump, 3, module())
     source = SPEC.create(ModelConfigOptions(flops_per_step=1e15), settings)
     said = [record for _ in range(3) for record in source.collect()]

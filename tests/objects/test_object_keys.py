@@ -28,7 +28,7 @@ def test_a_key_has_cluster_namespace_job_attempt_capture_ranks_and_node():
     assert report_key(folder, "c1", "perfd.report.html") == f"{FOLDER}/c1/report/perfd.report.html"
 
 
-def test_what_is_unknown_has_a_place():
+def test_unknown_parts_have_a_placeholder():
     assert job_folder("", "", "llm", 1) == "unknown/unknown/llm/1"
     assert check_folder("") == UNKNOWN_FOLDER
     assert file_key("", "c1", (), "n1", "a").startswith(f"{UNKNOWN_FOLDER}/c1/")
@@ -56,7 +56,7 @@ def test_a_key_stays_in_its_parts_whatever_the_names_are(cluster, namespace, job
 
 
 @given(st.text(), st.text())
-def test_two_nodes_have_two_places(one, other):
+def test_two_nodes_have_different_keys(one, other):
     keys = {file_key(FOLDER, "c1", (), node, "a") for node in (one, other)}
     assert len(keys) == len({one, other})
     if one != other:
@@ -76,6 +76,6 @@ def test_two_nodes_have_two_places(one, other):
         f"gpu1/c1/rank-0/node=n1/{FOLDER}/c1/rank-0/node=n1/a",
     ],
 )
-def test_a_key_of_another_capture_node_or_job_is_not_believed(key):
+def test_a_key_of_another_capture_node_or_job_is_refused(key):
     assert is_of_node(f"{FOLDER}/c1/rank-0/node=n1/a", FOLDER, "c1", "n1")
     assert not is_of_node(key, FOLDER, "c1", "n1")

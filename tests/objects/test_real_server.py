@@ -79,7 +79,7 @@ def without_secrets(text):
     return text
 
 
-def test_a_file_in_parts_comes_back_as_it_was_and_has_a_link_for_a_while(server, storage, large, tmp_path):
+def test_a_multipart_file_is_read_back_unchanged_and_has_a_temporary_link(server, storage, large, tmp_path):
     tested = storage(server.url, server_side_encryption="AES256", link_lifetime_s=120.0)
     tested.put(KEY, large)
     assert tested.size_bytes(KEY) == PARTS_BYTES
@@ -133,7 +133,7 @@ def test_each_failure_is_a_sentence_that_says_what_to_do(server, storage, large,
         storage("http://127.0.0.1:1").put(KEY, large)
 
 
-def test_a_full_bucket_and_damage_on_the_way_are_named(proxy, storage, large):
+def test_a_full_bucket_and_damage_in_transit_are_named(proxy, storage, large):
     tested = storage(proxy.url)
     proxy.fault = "full"
     with pytest.raises(StorageError) as full:

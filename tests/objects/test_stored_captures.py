@@ -212,7 +212,7 @@ def test_a_link_is_for_readers_and_a_short_time_and_nothing_else_knows_it(bucket
         assert secret.encode() not in shown
 
 
-def test_a_node_gets_no_reader_a_link_to_a_file_of_another_node_or_job(bucket, running, tmp_path):
+def test_a_node_cannot_give_readers_a_link_to_a_file_of_another_node_or_job(bucket, running, tmp_path):
     aggregator = running()
     with FakeAgent(aggregator.grpc_address) as agent:
         captured(aggregator, agent, PATH)

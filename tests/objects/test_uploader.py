@@ -148,7 +148,7 @@ def test_files_that_cannot_be_redacted_are_stored_only_if_that_is_configured(cap
     assert SECRET.encode() not in storage.files[KEY], "what can be redacted is"
 
 
-def test_a_failure_is_reported_once_and_tried_until_it_is_stored(captures, uploader):
+def test_a_failure_is_reported_once_and_retried_until_the_file_is_stored(captures, uploader):
     storage, reports = Storage(*(StorageError("The bucket is full.") for _ in range(5))), Reports()
     one = uploader(storage, reports)
     one.start()
@@ -229,7 +229,7 @@ def test_a_file_that_cannot_be_redacted_is_named_and_does_not_block_the_others(c
     assert stored.url == f"s3://traces/{KEY}"
 
 
-def test_a_damaged_list_is_no_obstacle(captures, uploader):
+def test_a_damaged_list_does_not_stop_uploads(captures, uploader):
     (captures / "c1" / "0.uploads.json").write_bytes(b'[{"capture_id": "c1", "name"')
     (captures / "c1" / "1.uploads.json").write_text('[{"capture_id": "c1", "name": "../../x", "key": "k"}]')
     storage, reports = Storage(), Reports()
@@ -241,7 +241,7 @@ def test_a_damaged_list_is_no_obstacle(captures, uploader):
     assert list(storage.files) == [KEY]
 
 
-def test_outcomes_of_one_capture_are_queued_beside_each_other(captures, uploader):
+def test_several_outcomes_of_one_capture_are_queued(captures, uploader):
     storage, reports = Storage(), Reports()
     one = uploader(storage, reports)
     share(one, captures, (3,))
