@@ -88,7 +88,7 @@ class PostgresServer:
     def __init__(self, config: HistoryConfig, *, application: str) -> None:
         """`application` is what the server calls the connections."""
         if config.path is not None:
-            raise ConfigError("history: `path` and `url` exclude each other.")
+            raise ConfigError("history: `path` and `url` are mutually exclusive.")
         url = config.url or ""
         if not url.startswith(_SCHEMES):
             raise ConfigError("history.url: it must be postgresql://USER@HOST:PORT/DATABASE.")

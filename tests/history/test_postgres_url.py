@@ -101,7 +101,7 @@ def test_a_service_file_is_refused_wherever_it_is_named(monkeypatch):
 
 def test_a_file_and_a_database_exclude_each_other_and_doctor_knows(tmp_path):
     config = HistoryConfig(path=str(tmp_path / "history.sqlite"), url="postgresql://localhost/perfd")
-    with pytest.raises(ConfigError, match="`path` and `url` exclude each other") as raised:
+    with pytest.raises(ConfigError, match="`path` and `url` are mutually exclusive") as raised:
         configured_history(config)
     assert list(tmp_path.iterdir()) == []
     assert probe_history(config).server.error == str(raised.value)
