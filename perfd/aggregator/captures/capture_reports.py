@@ -188,7 +188,7 @@ class CaptureReports:
                     return storage.files.url_of(key)
 
                 self._complete(capture, copies, store)
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             if self._now() < (capture.ended_unix_s or 0.0) + _RETRY_FOR_S and not self._stopped:
                 due_s = self._clock.monotonic_s() + _RETRY_EVERY_S
                 self._retries.append(_Retry(due_s=due_s, capture=capture))

@@ -113,7 +113,7 @@ function uploaded(upload) {
   if (upload.state === "waiting") return " · upload has not ended";
   if (upload.state === "failed") return [" · ", el("span", { class: "state failed" }, "not uploaded"), ` ${upload.reason}`];
   const saved = document.documentElement.dataset.saved !== undefined;
-  return [" · ", saved ? upload.url : el("a", { href: to(upload.link.slice(1)), class: "stored", download: "" }, `Download the copy (${dataSize(upload.size_bytes)})`)];
+  return [" · ", saved || !upload.link ? upload.url : el("a", { href: to(upload.link.slice(1)), class: "stored", download: "" }, `Download the copy (${dataSize(upload.size_bytes)})`)];
 }
 
 function who(ranks) {
