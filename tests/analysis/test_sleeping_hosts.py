@@ -148,6 +148,7 @@ def test_a_gpu_that_becomes_less_active_while_its_host_sleeps_shows_slow_input_w
         pytest.param([0.9] * 7 + [0.6] * 4, id="after seven seconds"),
         pytest.param([0.9] * 20 + [0.84] * 4, id="by little"),
         pytest.param([0.9, 0.5, 0.7] * 7 + [0.5] * 4, id="as often"),
+        pytest.param([0.0] * 24, id="before it begins"),
         pytest.param([0.9] * 20 + [0.02] * 4, id="pause"),
         pytest.param([0.9] * 20 + [0.02] * 4 + [0.6] * 4, id="after a pause"),
         pytest.param([0.9] * 20 + [0.6] * 4 + [0.9] * 2, id="over"),

@@ -168,14 +168,14 @@ def test_flops_set_by_the_operator_are_reported_beside_those_of_the_dump(
     ("flags", "expected"),
     [
         ("--xla_dump_to=/a/b", "/a/b"),
-        ("--xla_x=1  --xla_dump_to=b --xla_dump_to=c", "/work/c"),
+        ("--xla_x=1  --xla_dump_to=b --xla_dump_to=c", "/home/job/c"),
         ("--xla_dump_to=-", None),
         ("--not_xla_dump_to=/a", None),
         ("", None),
     ],
 )
 def test_the_folder_is_that_of_the_flags(flags: str, expected: str | None) -> None:
-    assert dump_folder(flags, Path("/work")) == (None if expected is None else Path(expected))
+    assert dump_folder(flags, Path("/home/job")) == (None if expected is None else Path(expected))
 
 
 @pytest.mark.system

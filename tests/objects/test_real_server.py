@@ -41,13 +41,6 @@ REQUEST = CaptureRequest(
 KEY = "gpu1/team/llm/1/c1/rank-0/node=n1/rank0.bin"
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as started:
-        make_bucket(started.url, "traces")
-        yield started
-
-
 @pytest.fixture
 def proxy(server):
     with faulty(server.url) as started:

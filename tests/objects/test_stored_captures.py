@@ -14,9 +14,7 @@ from objects.object_server import (
     SECRET_KEY,
     credentials,
     faulty,
-    make_bucket,
     opened,
-    s3_server,
 )
 
 from perfd.aggregator.aggregator import Aggregator
@@ -49,13 +47,6 @@ WITHIN_S = 600.0
 """Reports are made at the lowest priority."""
 TRACE = kineto([Op(COMPUTE, 0, 60)], steps={1: (0, 100)})
 KEY = "gpu1/team/llm/1/c1/rank-0/node=node0/rank0.trace.json"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as started:
-        make_bucket(started.url, "traces")
-        yield started
 
 
 @pytest.fixture

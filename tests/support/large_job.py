@@ -73,7 +73,7 @@ class LargeJob:
         running.tick()
 
     def advance(self) -> None:
-        """One more step with a sample of each GPU, and a round, which pages are told of."""
+        """One more step with a sample of each GPU, and a round, which open pages show."""
         self._next()
         self._running.tick()
 

@@ -41,7 +41,7 @@ _LEAST_BEFORE_S = 1.0
 _FEWEST_SAMPLES = 4
 """Of GPUs since a change: one a second, each a mean over that second. A line of a log may be one step."""
 _TRAINING_RATIO = 0.25
-"""Of the most active samples: below, the job does not train."""
+"""Of the most active sample: up to this, the job does not train."""
 _CLOCKS_S = 0.25
 """Most by which clocks of steps and readings differ: with a later change, hosts slept more before it."""
 
@@ -160,7 +160,7 @@ def _less_active(gpu: GpuTable, each: EachStep) -> _Change | None:
         return None
     level = active.max(axis=1).astype(np.float64)
     seen = np.flatnonzero(np.isfinite(level))
-    training = level[seen] >= _TRAINING_RATIO * (level[seen].max() if len(seen) else np.nan)
+    training = level[seen] > _TRAINING_RATIO * (level[seen].max() if len(seen) else np.nan)
     # Training pauses for a checkpoint, for example; what came before that does not compare.
     pauses = np.flatnonzero(~training)
     rows = seen[pauses[-1] + 1 :] if len(pauses) else seen

@@ -11,7 +11,7 @@ from perfd.model import CaptureFilesRemoved, CaptureFileUpload, CaptureState, Ca
 _MOST_REASONS = 3
 _MOST_CHARACTERS = 1000
 _MOST_FILES = 256
-"""Of a rank that are stored, however many its node reports."""
+"""Stored per rank, however many its node reports."""
 
 
 def overall(participants: Sequence[Participant]) -> tuple[CaptureState, str]:

@@ -53,7 +53,7 @@ def call_name(text: str) -> str | None:
 def collectives_of(
     operations: GpuOperations, calls: HostCalls, ranges: Iterable[NcclCall]
 ) -> list[Collective]:
-    """What the communication kernels of a rank are, of which calls of NCCL show the launch.
+    """The communication kernels of a rank, identified by the NCCL calls that launched them.
 
     A call launches its kernel before it returns; of a group, the end of the outermost one launches those of
     all its calls. Its group has no name until the ranks of all traces are known (`with_groups`).
