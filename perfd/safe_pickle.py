@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
+import warnings
 from typing import Any, NoReturn
 
 MAX_BYTES = 64 << 20
@@ -47,6 +48,13 @@ def loads(data: bytes, *, max_bytes: int = MAX_BYTES, max_instructions: int = MA
     """The object in `data`; raises `UnsafePickleError` for anything but a complete pickle of plain data."""
     if len(data) > max_bytes:
         raise UnsafePickleError(f"it is larger than {max_bytes >> 20} MiB")
+    # Python warns of an invalid escape in a string; whoever wrote the pickle chose it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return _loaded(data, max_instructions)
+
+
+def _loaded(data: bytes, max_instructions: int) -> Any:  # noqa: ANN401  (plain data of any kind)
     _check(data, max_instructions)
     try:
         return _PlainUnpickler(io.BytesIO(data)).load()

@@ -127,6 +127,11 @@ def test_hand_made_pickles_are_refused_with_a_reason(data: bytes):
         loads(data)
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_invalid_escape_in_a_pickle_warns_nobody():
+    assert loads(b"S'\\e'\n.") == "\\e"
+
+
 @given(PLAIN, st.integers(0, 5))
 def test_plain_data_comes_back_as_it_was(value: object, protocol: int):
     try:
