@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from perfd.aggregator.web_api.charts.rank_columns import rank_columns, without_ranks
+from perfd.aggregator.web_api.charts import peer_matrices, rank_columns, without_ranks
 from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits
 from perfd.analysis.findings import Kind
 from perfd.capture.capture_routes import capture_routes
@@ -69,8 +69,8 @@ class StandIn:
         if request.rest == "jobs" and not isinstance(answer, Response):
             jobs = [with_limits(one) if "bottleneck" in one else one for one in answer["jobs"]]
             answer = {"jobs": list(map(without_ranks, jobs)) if request.query.get("short") == "1" else jobs}
-        if answer is None and request.rest.endswith("/ranks"):
-            answer = self._ranks(request)
+        if answer is None and request.rest.endswith(("/ranks", "/peers")):
+            answer = self._of_ranks(request)
         if isinstance(answer, Response):
             return answer
         if request.rest == "alerts":
@@ -92,12 +92,18 @@ class StandIn:
             answer = fleet_page(answer, request.query)
         return Response(body=msgspec.json.encode(answer))
 
-    def _ranks(self, request: Request) -> Any:
-        """The ranks of a job as the aggregator makes them of its entry; None if there is no such job."""
+    def _of_ranks(self, request: Request) -> Any:
+        """What the aggregator says of a job's ranks, made of its entry; None if there is no such job."""
         jobs = self.answers["jobs"]
         name = unquote(request.rest.split("/")[1])
         known = [] if isinstance(jobs, Response) else [one for one in jobs["jobs"] if one["name"] == name]
-        return rank_columns(known[0], request.query) if known else None
+        if not known:
+            return None
+        return (
+            rank_columns(known[0], request.query)
+            if request.rest.endswith("/ranks")
+            else peer_matrices(known[0])
+        )
 
 
 def _never(*_: object) -> Json:

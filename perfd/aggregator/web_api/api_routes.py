@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import msgspec
 
 from perfd import __version__
-from perfd.aggregator.web_api.charts import rank_columns, without_ranks
+from perfd.aggregator.web_api.charts import peer_matrices, rank_columns, without_ranks
 from perfd.aggregator.web_api.compare_routes import compare_routes
 from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits
 from perfd.aggregator.web_api.report_routes import report_routes
@@ -35,6 +35,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one, ?short=1
 /api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX, ?short=1
 /api/v1/jobs/JOB/ranks          one metric of its ranks, and the unusual ones; ?metric=NAME&rank=R
+/api/v1/jobs/JOB/peers          which rank waits for which, and how fast the links between them are
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
 /api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N&from=STEP&to=STEP&seconds=S
 /api/v1/jobs/JOB/gpu_series     its GPUs over the last 5 minutes; ?points=N&rank=R
@@ -239,9 +240,21 @@ def _summary_entry(source: ApiSource, job: str) -> Mapping[str, Any] | None:
     return to_json(found)["jobs"][0] if found else source.stored_summary(job)
 
 
-def _ranks(source: ApiSource, job: str, request: Request) -> Response:
+def _entry(source: ApiSource, job: str) -> Mapping[str, Any] | None:
+    """The newest numbers of a job with its ranks, from memory or history."""
     live = source.overview(job)
-    entry = live[0] if live else source.stored_summary(job)
+    return live[0] if live else source.stored_summary(job)
+
+
+def _peers(source: ApiSource, job: str, _: Request) -> Response:
+    entry = _entry(source, job)
+    if entry is None:
+        return _no_job(job)
+    return _json({"schema": "perfd.peers/1", "job": job, **peer_matrices(entry)})
+
+
+def _ranks(source: ApiSource, job: str, request: Request) -> Response:
+    entry = _entry(source, job)
     if entry is None:
         return _no_job(job)
     try:
@@ -314,6 +327,7 @@ def _gpu_series(source: ApiSource, job: str, request: Request) -> Response:
 _OF_JOB: Mapping[str, Callable[[ApiSource, str, Request], Response]] = {
     "": _summary,
     "ranks": _ranks,
+    "peers": _peers,
     "steps": _steps,
     "series": _series,
     "gpu_series": _gpu_series,

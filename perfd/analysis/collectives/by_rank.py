@@ -118,6 +118,8 @@ class RankTally:
         """Of the waiting, in sends and receives between stages."""
         self.peer_operations: Floats = np.zeros(world)
         """Of groups of peers only, and of those operations whose last rank is to blame for the waiting."""
+        self.scales: list[Floats] = []
+        """Of each stack, (c,): the share of all time for a second in its operations; 0 is unknown."""
         self._judged: list[tuple[CommunicatorBatch, Bools]] = []
         self._inside: list[tuple[CommunicatorBatch, Bools]] = []
         """Groups of ranks with different work."""
@@ -142,6 +144,7 @@ class RankTally:
         # are in the table. It is the same for all ranks but for what was lost on the way.
         scale = np.zeros(len(useful))
         np.divide(share, in_all_s, out=scale, where=useful)
+        self.scales.append(scale)
         counts = np.where(useful, result.operations, 0)
         stages = self._stages[stack.ranks]
         first, last = over_last(np.minimum, stages), over_last(np.maximum, stages)

@@ -6,7 +6,7 @@ Uses GPU times of perfd's plugin or of NCCL's Inspector; `transfer_wait` separat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from perfd.analysis.collectives.by_group import (
     recorder,
 )
 from perfd.analysis.collectives.by_rank import NcclRank, RankShares, RankTally
+from perfd.analysis.collectives.peer_waits import PeerWaits, peer_waits
 from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
 from perfd.analysis.collectives.steps_by_waits import StepsOfOperations, in_steps
 from perfd.analysis.collectives.waits_by_step import waits_by_step
@@ -97,6 +98,8 @@ class NcclSummary:
     """Of very many those that take most of the time."""
     ranks: Sequence[NcclRank] = ()
     """Of very many those that the others wait for most, and that wait most."""
+    peer_waits: PeerWaits = field(default_factory=PeerWaits)
+    """Who waits for whom; of very many ranks those that matter."""
     stage_wait_ratios: Sequence[float] = ()
     """The share of time that ranks of each stage of a pipeline wait in its sends and receives, the mean."""
     slow_groups: Sequence[SlowGroup] = ()
@@ -150,6 +153,7 @@ def nccl(
         kinds=kinds_of(stacks, measures),
         groups=groups_of(stacks, measures),
         ranks=shares.records(known.ranks),
+        peer_waits=_peer_waits(placed, tally, shares, known),
         stage_wait_ratios=_stage_waits(tally, known, parallel) if times else (),
         slow_groups=slow_groups(stacks, [one.expected for one in measures]),
         slow_since=slow_rank,
@@ -159,6 +163,14 @@ def nccl(
         lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),
     )
+
+
+def _peer_waits(
+    placed: Sequence[CommunicatorBatch], tally: RankTally, shares: RankShares, known: RankIndex
+) -> PeerWaits:
+    reported_ratio = np.full(len(known.ranks), np.nan)
+    reported_ratio[shares.places] = shares.wait
+    return peer_waits(placed, tally.scales, known.ranks, tally.wait, reported_ratio)
 
 
 def _by_steps(

@@ -1,6 +1,6 @@
 // One job: what limits it, then the numbers.
 
-import { get, missing, overviewOf, textOf } from "./api.js";
+import { get, jobPath, missing, overviewOf, textOf } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
 import { runbook } from "./alerts.js";
 import { cause, figure } from "./captures.js";
@@ -10,6 +10,7 @@ import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames } from "./format.js";
 import { grouped } from "./groups.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
+import { drawPeers } from "./peers.js";
 import { captureAddress, compareAddress, jobAddress, to } from "./paths.js";
 import { gridChoice, rankGrid } from "./rank_grid.js";
 import { loadRanks } from "./rank_metrics.js";
@@ -28,17 +29,18 @@ export async function showJob(main, name, again) {
   const asked = encodeURIComponent(name);
   const columns = Math.max(LEAST_COLUMNS, Math.min(main.clientWidth, MOST_COLUMNS));
   const { metric } = gridChoice();
-  const [job, ranks, series, alerts, captures] = await Promise.all([
+  const [job, ranks, peers, series, alerts, captures] = await Promise.all([
     overviewOf(name),
     loadRanks(name, { columns, ...(metric && { metric }) }).catch(missing),
+    get(`${jobPath(name)}/peers`).catch(missing),
     loadSeries(name),
     get(`alerts?job=${asked}&limit=${MOST_ALERTS}`),
     get(`captures?short=1&job=${asked}`),
   ]);
-  return () => draw(main, job, ranks, series, alerts.alerts, captures.captures, again);
+  return () => draw(main, job, ranks, peers, series, alerts.alerts, captures.captures, again);
 }
 
-function draw(main, job, ranks, series, alerts, captures, again) {
+function draw(main, job, ranks, peers, series, alerts, captures, again) {
   const stale = isStale(job);
   section(main, "title", [job.name, scheduled(job), layout(job), steps(job), job.ended, job.outcome, stale], () => [title(job)]);
   section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
@@ -52,6 +54,7 @@ function draw(main, job, ranks, series, alerts, captures, again) {
   drawCharts(main, series, { name: job.name, alerts, captures, again });
   section(main, "stages", job.pipeline, () => stages(job));
   section(main, "ranks", [ranks && textOf(ranks), gridChoice()], () => rankSection(job, ranks, main.clientWidth, again));
+  drawPeers(main, job, peers, again);
   section(main, "alerts", alerts, () => alertList(alerts));
   section(main, "captures", captures, () => captureList(job, captures));
   section(main, "troubles", job.troubles, () => troubleList(job.troubles ?? []));
