@@ -80,6 +80,7 @@ def made_job(gpus: int, steps: int, *, by_rank: bool) -> JobData:
             samples_per_s=absent,
             global_batch_size=np.full(steps, 2048.0),
             loss=absent,
+            learning_rate=absent,
         ),
         phases=PhaseTable(
             step=number,

@@ -154,6 +154,7 @@ def _steps(times: Floats) -> StepTable:
         samples_per_s=unknown,
         global_batch_size=unknown,
         loss=unknown,
+        learning_rate=unknown,
     )
 
 

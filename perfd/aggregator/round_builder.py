@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.job_summaries import Derived, LiveFacts
+from perfd.analysis.data.job_data import Floats
 from perfd.analysis.diagnosis import JobSummary
 from perfd.exporters.exporter import JobRound, Round
 from perfd.metrics.series import SeriesFrame
@@ -76,14 +77,19 @@ class RoundBuilder:
 
 def _job(found: Derived, facts: LiveFacts) -> JobRound:
     steps = found.data.steps
-    loss = float(steps.loss[-1]) if len(steps) else math.nan
     return JobRound(
         summary=found.summary,
         labels=facts.labels,
         title=facts.origin.title,
         outcome=None if facts.end is None else facts.end.outcome,
         step=int(steps.step[-1]) if len(steps) else None,
-        loss=None if math.isnan(loss) else loss,
+        loss=_newest(steps.loss),
+        learning_rate=_newest(steps.learning_rate),
         attempt=facts.attempt,
         ended=found.data.ended_unix_s is not None,
     )
+
+
+def _newest(values: Floats) -> float | None:
+    """The newest step's; None where its line has none."""
+    return float(values[-1]) if len(values) and math.isfinite(values[-1]) else None

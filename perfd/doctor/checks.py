@@ -17,7 +17,7 @@ from perfd.doctor.capture_checks import (
     check_quota,
 )
 from perfd.doctor.check_result import CheckResult, Level
-from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
+from perfd.doctor.nccl_checks import check_nccl_plugin, check_nccl_settings, check_shared_memory
 from perfd.doctor.node_facts import DirectoryFacts, HistoryServerFacts, NodeFacts, StorageFacts
 from perfd.formatting import data_size, duration
 
@@ -205,6 +205,7 @@ CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
     check_perf_events,
     check_nccl_plugin,
     check_shared_memory,
+    check_nccl_settings,
     check_spool,
     check_captures,
     check_quota,

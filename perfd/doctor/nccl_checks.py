@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.node_facts import NodeFacts
 from perfd.formatting import data_size
@@ -41,3 +43,72 @@ def check_shared_memory(facts: NodeFacts) -> CheckResult:
         what = f"{free}, {data_size(needed_bytes)} needed ({data_size(_SEGMENT_BYTES)} per GPU)"
         return CheckResult(check="shared_memory", level=Level.WARN, title=title, what=what, fix=fix)
     return CheckResult(check="shared_memory", level=Level.OK, title=title, what=free)
+
+
+def check_nccl_settings(facts: NodeFacts) -> CheckResult:
+    """Whether NCCL's variables keep a job from its fast paths, or name what the node lacks."""
+    title, settings = "NCCL's variables", facts.nccl_settings
+    doubts = [
+        f"{name}={setting.value} ({setting.source}) {problem}"
+        for name, setting in sorted(settings.items())
+        if (problem := _problem(name, setting.value, facts))
+    ]
+    if doubts:
+        return CheckResult(
+            check="nccl_settings",
+            level=Level.WARN,
+            title=title,
+            what="; ".join(doubts),
+            fix="Unset what is not meant so, before the job: NCCL's own choices are the fastest as a rule.",
+        )
+    what = ", ".join(f"{name}={setting.value}" for name, setting in sorted(settings.items()))
+    return CheckResult(check="nccl_settings", level=Level.OK, title=title, what=what or "none is set")
+
+
+_OFF = frozenset({"", "0"})
+_NO_P2P = "disables direct transfers between GPUs, NVLink included"
+_DOUBTFUL: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    "NCCL_ALGO": (bool, "forces one algorithm for all sizes"),
+    "NCCL_PROTO": (bool, "forces one protocol for all sizes"),
+    "NCCL_MAX_NCHANNELS": (bool, "limits the channels, and so the bandwidth"),
+    "NCCL_MAX_CTAS": (bool, "limits the thread blocks, and so the bandwidth"),
+    "NCCL_P2P_DISABLE": (lambda value: value not in _OFF, _NO_P2P),
+    "NCCL_P2P_LEVEL": (lambda value: value.upper() in {"0", "LOC"}, _NO_P2P),
+    "NCCL_SHM_DISABLE": (
+        lambda value: value not in _OFF,
+        "disables shared memory between the processes of a node",
+    ),
+    "NCCL_NVLS_ENABLE": (lambda value: value == "0", "disables NVLink SHARP"),
+    "NCCL_DEBUG": (lambda value: value.upper() == "TRACE", "logs every call, which slows the job"),
+}
+"""Values that cost speed on any node, and why."""
+
+
+def _problem(name: str, value: str, facts: NodeFacts) -> str | None:
+    """What is doubtful about one variable; None if nothing is."""
+    if name in _DOUBTFUL:
+        applies, problem = _DOUBTFUL[name]
+        return problem if applies(value) else None
+    return _network_problem(name, value, facts)
+
+
+def _network_problem(name: str, value: str, facts: NodeFacts) -> str | None:
+    if name == "NCCL_IB_DISABLE" and value not in _OFF and facts.infiniband:
+        return f"disables InfiniBand, although {', '.join(facts.infiniband)} could be used"
+    if name == "NCCL_NET" and value.lower() == "socket" and facts.infiniband:
+        return f"uses TCP, although {', '.join(facts.infiniband)} could be used"
+    names = value.lstrip("^=").split(",")
+    if name == "NCCL_IB_HCA" and facts.infiniband and not value.startswith("^"):
+        if not _any_matches(facts.infiniband, [one.split(":")[0] for one in names], exact=value[:1] == "="):
+            return f"names no InfiniBand device with an active port ({', '.join(facts.infiniband)})"
+    elif name == "NCCL_SOCKET_IFNAME" and facts.interfaces and not value.startswith("^"):
+        if not _any_matches(facts.interfaces, names, exact=value[:1] == "="):
+            return f"names no network interface of this node ({', '.join(facts.interfaces)})"
+        if set(names) == {"lo"}:
+            return "uses the loopback interface, which other nodes cannot reach"
+    return None
+
+
+def _any_matches(present: Sequence[str], wanted: Sequence[str], *, exact: bool) -> bool:
+    """As NCCL: names are prefixes unless the value begins with `=`."""
+    return any(one == want or (not exact and one.startswith(want)) for one in present for want in wanted)

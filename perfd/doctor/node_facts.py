@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.capture.nsys import Installation
@@ -124,6 +124,15 @@ class SocketFacts:
     """Why it could not be checked."""
 
 
+@dataclass(frozen=True, slots=True)
+class NcclSetting:
+    """The value of one of NCCL's variables, and what sets it."""
+
+    value: str
+    source: str
+    """`the environment`, or a file."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PySpyFacts:
     """py-spy, and its permissions."""
@@ -156,6 +165,12 @@ class NodeFacts:
     nccl_plugin: Path | None
     shared_memory: DirectoryFacts
     """The NCCL plugin's output directory."""
+    nccl_settings: Mapping[str, NcclSetting] = field(default_factory=dict)
+    """NCCL's variables by name, as a job on this node gets them."""
+    infiniband: Sequence[str] = ()
+    """Devices of /sys/class/infiniband with an active port."""
+    interfaces: Sequence[str] = ()
+    """Network interfaces."""
     kineto: Mapping[str, str]
     """Kineto's variables in doctor's environment, which jobs started from here inherit."""
     kineto_socket: SocketFacts | None

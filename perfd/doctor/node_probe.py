@@ -18,6 +18,7 @@ from perfd.capture.nsys import Installation, NsysCli, find_libdw, find_nsys, imp
 from perfd.config import AgentConfig, AggregatorConfig, HistoryConfig
 from perfd.doctor.capture_probe import probe_jax, probe_kineto_socket, probe_py_spy
 from perfd.doctor.clock_sync import read_clock
+from perfd.doctor.nccl_probe import active_infiniband, probe_nccl_settings
 from perfd.doctor.node_facts import (
     AggregatorFacts,
     DirectoryFacts,
@@ -76,6 +77,9 @@ def probe(
         clock=read_clock(),
         nccl_plugin=find_nccl_plugin(),
         shared_memory=probe_directory(Path(environment.get("PERFD_NCCL_DIR") or "/dev/shm")),  # noqa: S108
+        nccl_settings=probe_nccl_settings(environment, root),
+        infiniband=active_infiniband(root / "sys/class/infiniband"),
+        interfaces=_names(root / "sys/class/net"),
         kineto={name: environment[name] for name in _KINETO_VARIABLES if name in environment},
         kineto_socket=probe_kineto_socket(config.capture.kineto, Path(config.proc)),
         jax=probe_jax(config.capture, Path(config.proc)),
@@ -215,6 +219,13 @@ def find_nccl_plugin() -> Path | None:
     spec = PathFinder.find_spec("perfd_collectors")
     folders = [Path(place) / "nccl" for place in (spec.submodule_search_locations or ())] if spec else []
     return next((folder / _NCCL_PLUGIN for folder in folders if (folder / _NCCL_PLUGIN).is_file()), None)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in folder.iterdir())
+    except OSError:
+        return []
 
 
 def _integer(path: Path) -> int | None:

@@ -28,6 +28,7 @@ class JobRound:
     step: int | None
     """The newest training step."""
     loss: float | None = None
+    learning_rate: float | None = None
     attempt: int = 1
     ended: bool = False
 

@@ -11,8 +11,8 @@ from perfd.exporters.exporter import JobRound
 def job_numbers(job: JobRound) -> dict[str, float]:
     """All known numbers of the job. Names are stable; unknown values are omitted."""
     numbers = summary_numbers(job.summary)
-    if job.loss is not None:
-        numbers["loss"] = job.loss
+    of_newest_step = {"loss": job.loss, "learning_rate": job.learning_rate}
+    numbers |= {name: value for name, value in of_newest_step.items() if value is not None}
     return {name: value for name, value in numbers.items() if value == value}  # noqa: PLR0124  NaN is unknown.
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from perfd.formatting import duration
 from perfd.hook.device import Device, device_here
@@ -38,6 +39,15 @@ _MAX_SPREAD_RATIO = 0.1
 """Standard deviation over mean, above which times are noisy."""
 _MAX_DRIFT_RATIO = 0.1
 """Difference of first and last quarter over the median, above which times drift."""
+_MIN_MODE_RATIO = 0.1
+"""Share of calls, above which a group of times is a mode rather than outliers."""
+_MIN_MODE_DISTANCE_RATIO = 0.1
+"""Distance of two modes over the median, above which the times have two modes."""
+_MIN_EXPLAINED_RATIO = 0.85
+"""Share of the variance between two modes. The best cut explains 75% of evenly spread times, and 64% of those
+with a normal distribution."""
+_MIN_MODE_CHANGES = 3
+"""From one mode to the other; a drift changes once, and a disturbance twice."""
 _HOST_BOUND_RATIO = 0.9
 """Host time over GPU time, above which the host limits the calls."""
 
@@ -116,7 +126,38 @@ def _warnings(
     if len(times_s) >= _MIN_CALLS_FOR_DRIFT:
         quarter = len(times_s) // 4
         first, last = statistics.median(times_s[:quarter]), statistics.median(times_s[-quarter:])
-        if abs(first - last) > _MAX_DRIFT_RATIO * median_s:
+        if modes := _two_modes(times_s):
+            (low_s, low), (high_s, high) = modes
+            yield (
+                f"The times have two modes: {low} calls take about {duration(low_s)}, {high} about"
+                f" {duration(high_s)}. Neither mean nor median describes both: find out what alternates."
+            )
+        elif abs(first - last) > _MAX_DRIFT_RATIO * median_s:
             yield "The times drift between first and last calls: warm up longer, or check the GPU clocks."
         elif statistics.stdev(times_s) > _MAX_SPREAD_RATIO * statistics.fmean(times_s):
             yield "The times vary by more than 10%: use the median, and check for concurrent work."
+
+
+def _two_modes(times_s: Sequence[float]) -> tuple[tuple[float, int], tuple[float, int]] | None:
+    """Mean and count of the calls on either side of the cut that explains most of the variance (Otsu 1979).
+
+    None if one side has too few of the calls, they are close together, the rest of the variance is large, or
+    all calls of one side come before those of the other, which is a drift.
+    """
+    ordered = sorted(times_s)
+    count, total = len(ordered), sum(ordered)
+    variance = statistics.pvariance(ordered)
+    best, low_s = (0.0, 0), 0.0
+    for at, value in enumerate(ordered[:-1], start=1):
+        low_s += value
+        distance = (total - low_s) / (count - at) - low_s / at
+        best = max(best, (at * (count - at) / count**2 * distance**2, at))
+    between, at = best
+    if min(at, count - at) < _MIN_MODE_RATIO * count or between < _MIN_EXPLAINED_RATIO * variance:
+        return None
+    low, high = statistics.fmean(ordered[:at]), statistics.fmean(ordered[at:])
+    if high - low <= _MIN_MODE_DISTANCE_RATIO * statistics.median(ordered):
+        return None
+    slow = [time_s >= ordered[at] for time_s in times_s]
+    changes = sum(one != other for one, other in pairwise(slow))
+    return ((low, at), (high, count - at)) if changes >= _MIN_MODE_CHANGES else None

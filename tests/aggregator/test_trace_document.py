@@ -66,7 +66,14 @@ def live(shares: TraceShares) -> JobSummary:
     """What is said of a job whose log only tells its steps, with a capture of it."""
     count = 20
     unknown = np.full(count, np.nan)
-    names = ("flops_per_s_per_gpu", "tokens_per_s", "samples_per_s", "global_batch_size", "loss")
+    names = (
+        "flops_per_s_per_gpu",
+        "tokens_per_s",
+        "samples_per_s",
+        "global_batch_size",
+        "loss",
+        "learning_rate",
+    )
     steps = StepTable(
         step=np.arange(count),
         time_unix_s=1000 + STEP_S * np.arange(count),

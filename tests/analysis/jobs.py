@@ -68,7 +68,10 @@ def step_table(times_s: Sequence[float], **columns: Any) -> StepTable:
         "warmup": np.zeros(count, dtype=bool),
         **{
             name: np.full(count, np.nan)
-            for name in ("flops_per_s_per_gpu", "tokens_per_s", "samples_per_s", "global_batch_size", "loss")
+            for name in (
+                *("flops_per_s_per_gpu", "tokens_per_s", "samples_per_s", "global_batch_size"),
+                *("loss", "learning_rate"),
+            )
         },
     }
     for name, values in columns.items():

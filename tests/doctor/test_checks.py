@@ -32,7 +32,7 @@ from perfd.doctor.checks import (
     worst,
 )
 from perfd.doctor.clock_sync import clock_facts
-from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
+from perfd.doctor.nccl_checks import check_nccl_plugin, check_nccl_settings, check_shared_memory
 from perfd.doctor.node_facts import (
     AggregatorFacts,
     ClockFacts,
@@ -40,6 +40,7 @@ from perfd.doctor.node_facts import (
     GpuFacts,
     HistoryFacts,
     HistoryServerFacts,
+    NcclSetting,
     NodeFacts,
     NsysFacts,
     NvmlFacts,
@@ -102,6 +103,37 @@ UNLOADABLE = "QdstrmImporter: error while loading shared libraries: {}: cannot o
 def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), problem=""):
     facts = NsysFacts(installation=installation, version=version, libdw=libdw, importer_problem=problem)
     return {"nsys": facts}
+
+
+def nccl(name, value, source="the environment"):
+    settings = {name: NcclSetting(value, source)}
+    return {"nccl_settings": settings, "infiniband": ["mlx5_0"], "interfaces": ["eth0", "lo"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_P2P_DISABLE", "0"),
+        ("NCCL_IB_DISABLE", "0"),
+        ("NCCL_IB_HCA", "mlx5"),
+        ("NCCL_IB_HCA", "=mlx5_0:1,mlx5_1"),
+        ("NCCL_IB_HCA", "^mlx5_9"),
+        ("NCCL_SOCKET_IFNAME", "eth"),
+        ("NCCL_SOCKET_IFNAME", "^lo,docker"),
+        ("NCCL_DEBUG", "INFO"),
+        ("NCCL_NVLS_ENABLE", "1"),
+    ],
+)
+def test_settings_of_nccl_that_cost_nothing_are_listed(name, value):
+    found = check_nccl_settings(replace(HEALTHY, **nccl(name, value)))
+
+    assert (found.level, found.what) == (Level.OK, f"{name}={value}")
+
+
+def test_without_infiniband_nccl_may_disable_it():
+    facts = replace(HEALTHY, **(nccl("NCCL_IB_DISABLE", "1") | {"infiniband": []}))
+
+    assert check_nccl_settings(facts).level is Level.OK
 
 
 def of_server(**facts):
@@ -214,6 +246,22 @@ def of_server(**facts):
             Level.WARN,
             "/shm: 5.2 MB free, 9.4 MB needed (9.4 MB per GPU)",
         ),
+        (
+            check_nccl_settings,
+            nccl("NCCL_P2P_DISABLE", "1", source="/etc/nccl.conf"),
+            Level.WARN,
+            "NCCL_P2P_DISABLE=1 (/etc/nccl.conf) disables direct transfers between GPUs",
+        ),
+        (check_nccl_settings, nccl("NCCL_P2P_LEVEL", "LOC"), Level.WARN, "NVLink included"),
+        (check_nccl_settings, nccl("NCCL_IB_DISABLE", "1"), Level.WARN, "although mlx5_0 could be used"),
+        (check_nccl_settings, nccl("NCCL_NET", "Socket"), Level.WARN, "although mlx5_0 could be used"),
+        (check_nccl_settings, nccl("NCCL_IB_HCA", "=mlx5"), Level.WARN, "names no InfiniBand device"),
+        (check_nccl_settings, nccl("NCCL_SOCKET_IFNAME", "eno1"), Level.WARN, "of this node (eth0, lo)"),
+        (check_nccl_settings, nccl("NCCL_SOCKET_IFNAME", "lo"), Level.WARN, "cannot reach"),
+        (check_nccl_settings, nccl("NCCL_ALGO", "Tree"), Level.WARN, "forces one algorithm"),
+        (check_nccl_settings, nccl("NCCL_NVLS_ENABLE", "0"), Level.WARN, "NVLink SHARP"),
+        (check_nccl_settings, nccl("NCCL_SHM_DISABLE", "1"), Level.WARN, "shared memory"),
+        (check_nccl_settings, nccl("NCCL_DEBUG", "TRACE"), Level.WARN, "slows the job"),
         (
             check_aggregator,
             {"aggregator": AggregatorFacts(address="head:1", configured=True, error="refused")},

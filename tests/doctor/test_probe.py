@@ -11,6 +11,7 @@ from perfd.capture.nsys.nsys_installation import find_libdw, find_nsys, parse_ve
 from perfd.cli import main
 from perfd.config import AgentCaptureConfig, AgentConfig, KinetoConfig, UplinkConfig
 from perfd.doctor.capture_probe import probe_kineto_socket
+from perfd.doctor.nccl_probe import active_infiniband, probe_nccl_settings
 from perfd.doctor.node_facts import NsysFacts, PySpyFacts
 from perfd.doctor.node_probe import (
     probe,
@@ -224,3 +225,33 @@ def test_the_aggregators_configuration_shows_what_survives_a_kill(tmp_path, caps
     config.write_text(f"history: {history}\n".replace("DIRECTORY", str(tmp_path)))
     main(["doctor", "--aggregator-config", str(config)])
     assert f"history: {words}".replace("DIRECTORY", str(tmp_path)) in capsys.readouterr().out
+
+
+def test_nccl_reads_the_environment_before_the_users_file_and_that_before_the_nodes(tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "home/ada").mkdir(parents=True)
+    (tmp_path / "etc/nccl.conf").write_text(
+        "NCCL_DEBUG=WARN\nNCCL_ALGO = Ring # no\n# NCCL_PROTO=LL\nNCCL_NET=IB\n"
+    )
+    (tmp_path / "home/ada/.nccl.conf").write_text("NCCL_ALGO=Tree\nNCCL_NET=Socket\n")
+    environment = {"HOME": "/home/ada", "NCCL_NET": "OFI", "SECRET": "x"}
+
+    found = probe_nccl_settings(environment, tmp_path)
+
+    assert {name: (one.value, one.source) for name, one in found.items()} == {
+        "NCCL_DEBUG": ("WARN", "/etc/nccl.conf"),
+        "NCCL_ALGO": ("Tree", "/home/ada/.nccl.conf"),
+        "NCCL_NET": ("OFI", "the environment"),
+    }
+    (tmp_path / "other.conf").write_text("NCCL_ALGO=Ring\n")
+    other = probe_nccl_settings(environment | {"NCCL_CONF_FILE": "/other.conf"}, tmp_path)
+    assert other["NCCL_ALGO"].source == "/other.conf"
+
+
+def test_infiniband_counts_if_a_port_is_active(tmp_path):
+    for device, state in (("mlx5_0", "4: ACTIVE\n"), ("mlx5_1", "1: DOWN\n")):
+        port = tmp_path / device / "ports" / "1"
+        port.mkdir(parents=True)
+        (port / "state").write_text(state)
+
+    assert active_infiniband(tmp_path) == ["mlx5_0"]

@@ -11,7 +11,17 @@ from perfd.exporters.exporter import JobRound
 
 
 def job_round(
-    step, *, name="llm", attempt=1, ended=False, loss=None, outcome=None, labels=None, title="", **efficiency
+    step,
+    *,
+    name="llm",
+    attempt=1,
+    ended=False,
+    loss=None,
+    learning_rate=None,
+    outcome=None,
+    labels=None,
+    title="",
+    **efficiency,
 ):
     """A job of steps of one second; what else is known of its efficiency is given by name."""
     found = replace(_summary(), name=name, efficiency=Efficiency(**efficiency))
@@ -24,6 +34,7 @@ def job_round(
         attempt=attempt,
         ended=ended,
         loss=loss,
+        learning_rate=learning_rate,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import textwrap
 import types
 import warnings
 from pathlib import Path
@@ -100,11 +102,49 @@ def test_steady_work_raises_no_doubt():
         (Device([100.0], bytes_a_call=512), "51,200 more bytes are allocated"),
         (Device([0.005]), "One call takes 5.0 µs"),
         (Device([100.0] * 35 + [50.0] * 75), "warm up longer"),
-        (Device([100.0, 100.0, 100.0, 100.0, 180.0]), "vary by more than 10%"),
+        (Device([100.0, 120.0, 90.0, 140.0, 110.0]), "vary by more than 10%"),
+        (Device([100.0] * 19 + [300.0]), "vary by more than 10%"),
+        (
+            Device([100.0, 100.0, 100.0, 100.0, 180.0]),
+            "two modes: 80 calls take about 100.0 ms, 20 about 180.0 ms",
+        ),
+        (Device([100.0, 111.0]), "two modes: 50 calls take about 100.0 ms, 50 about 111.0 ms"),
     ],
 )
 def test_known_mistakes_are_reported(device: Device, doubt: str):
     assert doubt in " ".join(measured(device).warnings)
+
+
+def test_modes_less_than_a_tenth_apart_are_none():
+    assert measured(Device([100.0, 109.0])).warnings == ()
+
+
+def test_the_documented_patterns_time_what_was_compiled_before():
+    page = (Path(perfd.__file__).parent.parent / "docs" / "hook.md").read_text()
+    section = page.split("so that only its execution is timed:\n")[1].split("\n\nWork on another")[0]
+    timed = []
+    hook = types.SimpleNamespace(benchmark=lambda fn: timed.append(fn()) or "measured")
+    graph = types.SimpleNamespace(replay=lambda: "graph")
+    torch = types.SimpleNamespace(
+        cuda=types.SimpleNamespace(CUDAGraph=lambda: graph, graph=lambda _: contextlib.nullcontext()),
+        Tensor=object,
+        utils=types.SimpleNamespace(
+            cpp_extension=types.SimpleNamespace(
+                load_inline=lambda _name, **_: types.SimpleNamespace(scale=lambda _: "extension")
+            )
+        ),
+    )
+    tensor = types.SimpleNamespace(numel=lambda: 1)
+    names = {
+        "hook": hook, "torch": torch, "layer": lambda _: None, "x": tensor, "y": tensor, "out": tensor,
+        "blocks": 1, "a": 1, "b": 2, "c": 3, "gemm": None, "SOURCE": "",
+        "add_kernel": {(1,): lambda *_, **options: f"triton {options['BLOCK']}"},
+        "cute": types.SimpleNamespace(compile=lambda *_: lambda *_: "cute"),
+    }  # fmt: skip
+
+    exec(textwrap.dedent(section), names)
+
+    assert timed == ["graph", "triton 1024", "cute", "extension"]
 
 
 @pytest.mark.parametrize(

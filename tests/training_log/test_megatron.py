@@ -72,6 +72,24 @@ def test_the_timer_block_after_a_line_is_that_lines() -> None:
     assert twenty.phases["forward-backward"].max_s == 0.002
 
 
+def test_timers_on_the_line_itself_are_its_own() -> None:
+    line = (
+        "iteration {} | elapsed time per iteration (ms): 1234.5 | forward-compute: 456.2 | backward-compute:"
+        " 567.3 | backward-params-all-reduce: 123.4 | optimizer: 87.6 | batch-generator: {}.5\n"
+    )
+    text = line.format(100, 1) + line.format(200, 2)
+
+    steps, phases = records_of(text, TrainingStep), records_of(text, StepPhases)
+
+    assert [(step.step, step.step_time_s) for step in steps] == [(100, 1.2345), (200, 1.2345)]
+    assert [(one.step, one.phases["batch-generator"].max_s) for one in phases] == [
+        (100, 0.0015),
+        (200, 0.0025),
+    ]
+    assert phases[0].phases["backward-params-all-reduce"].max_s == 0.1234
+    assert len(phases[0].phases) == 5
+
+
 def test_timer_blocks_before_their_lines_are_matched() -> None:
     text = "".join(timers({"optimizer": (step, step)}) + iteration(step) for step in (10, 20, 30))
 

@@ -20,6 +20,7 @@ from tests.training_log.logs import iteration, records_of
         ("INFO:tensorflow:Step 10 per-step time 0.450s loss=3.2", 10, 0.45),
         ("epoch: [1/5], global_step: 10, loss: 3.2, avg_reader_cost: 0.1 s, avg_batch_cost: 0.5 s", 10, 0.5),
         ('{"step": 10, "loss": 3.2, "step_time_s": 0.5}', 10, 0.5),
+        ("[0010]: iter 123.45 ms, fps 1036.86", 10, 0.12345),
         ("slime.py:12 - perf 10: {'perf/step_time': 101.5, 'perf/train_time': 60.25}", 10, 101.5),
     ],
 )
@@ -49,12 +50,21 @@ def test_a_line_with_a_step_and_a_time_is_a_step(line: str, step: int, time_s: f
         '{"epoch": 2, "loss": 3.1}',
         '{"step": 20, "message": "loss 3.1"}',
         "iteration 20: lossless 4.5 GB",
+        "[0010]: iter 12 of 20 took 3.0 ms",
     ],
 )
 def test_a_line_that_only_looks_like_a_step_is_none(line: str) -> None:
     found = records_of(f"{line}\n", TrainingStep)
 
     assert not any(step.step_time_s or "loss" in "".join(step.losses) for step in found), found
+
+
+def test_frames_per_second_of_a_loop_timed_by_hand_are_samples() -> None:
+    (found,) = records_of(
+        "[0010]: iter 123.45 ms, fps 1036.86\nAverage: iter 1.00 ms, fps 2.00\n", TrainingStep
+    )
+
+    assert (found.step, found.samples_per_s) == (10, 1036.86)
 
 
 def test_an_evaluation_is_an_event() -> None:

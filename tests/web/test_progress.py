@@ -31,6 +31,7 @@ def table(times: list[float], batch: float = 32.0) -> StepTable:
         samples_per_s=unknown,
         global_batch_size=np.full(count, batch),
         loss=unknown,
+        learning_rate=unknown,
     )
 
 

@@ -22,6 +22,7 @@ _FLOAT_COLUMNS = (
     "samples_per_s",
     "global_batch_size",
     "loss",
+    "learning_rate",
 )
 _LOSS_NAMES = ("lm loss", "loss", "train_loss")
 
@@ -227,6 +228,7 @@ def _floats_of(line: TrainingStep, fallback_unix_s: float) -> Floats:
             _number(line.samples_per_s),
             _number(line.global_batch_size),
             _first_loss(line.losses),
+            _number(line.learning_rate),
         ]
     )
 

@@ -80,6 +80,7 @@ def _steps(data: JobData, summary: JobSummary, facts: LiveFacts, job: Mapping[st
     return [
         ("perfd_step", job, float(steps.step[newest]) if len(steps) else None),
         ("perfd_loss", job, float(steps.loss[newest]) if len(steps) else None),
+        ("perfd_learning_rate", job, float(steps.learning_rate[newest]) if len(steps) else None),
         ("perfd_step_time_last_seconds", job, float(steps.step_time_s[newest]) if len(steps) else None),
         ("perfd_step_time_seconds", job, median),
         ("perfd_step_time_p95_seconds", job, summary.step_time_s.p95),

@@ -46,6 +46,7 @@ class StepTable:
     global_batch_size: Floats
     loss: Floats
     """The first loss of the line."""
+    learning_rate: Floats
 
     def __len__(self) -> int:
         return len(self.step)

@@ -77,6 +77,13 @@ JOB_METRICS: Sequence[MetricInfo] = (
         "perfd_loss", "Newest loss.", labels=JOB, source=_LOG, absent="When the log has none, or it is NaN."
     ),
     metric(
+        "perfd_learning_rate",
+        "Learning rate of the newest step.",
+        labels=JOB,
+        source=_LOG,
+        absent="When the log has none.",
+    ),
+    metric(
         "perfd_step_time_seconds",
         "Median step time over the newest steady steps.",
         labels=JOB,

@@ -96,6 +96,11 @@ _STYLES = (
         ),
         names=_DATA_TIMES,
     ),
+    _Style(
+        # A loop timed by hand; `fps` are samples.
+        re.compile(rf"^\[{_ITERATION}\]:(?= iter [0-9.]{{1,12}} ms\b)"),
+        names={"iter": "step_time_s", "fps": "samples_per_s"},
+    ),
     _Style(re.compile(rf"^\[{_EPOCH}/[0-9]{{1,6}}\]\[ {{0,8}}{_OF}\]"), first_epoch=0),
 )
 _KERAS_EPOCH = re.compile(r"Epoch ([0-9]{1,6})/[0-9]{1,6} {0,20}")
@@ -139,6 +144,7 @@ class EpochLineParser(FormatParser):
         b"Iter [",
         b"]\tLoss",
         b"/step - ",
+        b"]: iter ",
     )
 
     def __init__(self, job: LogContext) -> None:
@@ -240,7 +246,9 @@ def _fields(text: str, style: _Style) -> tuple[StepFields, float | None]:
     found, data_s = StepFields(), None
     for key, value, unit in numbers_in(text.replace("\t", "|")):
         meaning = style.names.get(key.strip().lower())
-        if meaning is None or unit not in {"", "s"}:
+        if meaning == "step_time_s" and unit == "ms":
+            found.add("step time", value, unit)
+        elif meaning is None or unit not in {"", "s"}:
             found.add(key, value, unit)
         elif meaning == "data_s":
             data_s = value if data_s is None else data_s

@@ -12,7 +12,8 @@ from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 # Excludes NeMo's "Training epoch 0, iteration 1/9 |".
 ANCHOR = re.compile(
-    r"(?<![\w/])(?<!, )iteration\s{0,40}(=?)\s{0,40}(\d{1,12})\s{0,40}/\s{0,40}(\d{1,12})\s{0,40}\|", re.ASCII
+    r"(?<![\w/])(?<!, )iteration\s{0,40}(=?)\s{0,40}(\d{1,12})\s{0,40}(?:/\s{0,40}(\d{1,12})\s{0,40})?\|",
+    re.ASCII,
 )
 _TIMESTAMP_REACH_CHARS = 160
 """How far before the anchor its printed time may be: prefixes of launchers come between."""
@@ -54,6 +55,8 @@ _PLAIN = {
     "number of skipped iterations": "skipped_steps",
     "number of nan iterations": "nan_steps",
 }
+_TIMERS = ("forward", "backward", "optimizer", "batch-generator")
+"""Timers in milliseconds on the line itself, which then has no number of steps to come."""
 
 _FORKS: tuple[tuple[str, Callable[[set[str]], bool]], ...] = (
     (
@@ -71,13 +74,15 @@ class Iteration:
     """Values of an iteration line in SI units, by the names of `TrainingStep` where it has them."""
 
     step: int
-    train_steps: int
+    train_steps: int | None
     printed_ns: int | None = None
     microseconds: bool = False
     """Core 0.16 and later print microseconds, and do not reset the averages after the first iteration."""
     values: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     extras: dict[str, float] = field(default_factory=dict)
+    timers_s: dict[str, float] = field(default_factory=dict)
+    """Timers on the line itself."""
     fork: str | None = None
     complete: bool = True
 
@@ -95,12 +100,13 @@ def iterations(text: str, *, complete: bool) -> list[Iteration]:
         before = text[max(0, anchor.start() - _TIMESTAMP_REACH_CHARS) : anchor.start()]
         iteration = Iteration(
             step=int(anchor[2]),
-            train_steps=int(anchor[3]),
+            train_steps=int(anchor[3]) if anchor[3] else None,
             printed_ns=last_timestamp_ns(before),
             complete=complete or not last,
         )
         iteration.microseconds = not anchor[1] and bool(re.search(r"\d\d:\d\d\.\d{6}\]\s*$", before))
-        pairs = fields(text[anchor.end() : end], complete=False)
+        # Without a total it is a line of examples, whose last field ends with the line.
+        pairs = fields(text[anchor.end() : end], complete=iteration.complete and not anchor[3])
         if index == 0:
             # GPT-NeoX prints its rate before the anchor.
             pairs += [
@@ -108,6 +114,8 @@ def iterations(text: str, *, complete: bool) -> list[Iteration]:
             ]
         for key, value in pairs:
             _add_field(iteration, key, value)
+        if iteration.train_steps is None and not iteration.timers_s:
+            continue
         keys = {key.lower().replace("_", " ") for key, _ in pairs}
         iteration.fork = next((name for name, is_fork in _FORKS if is_fork(keys)), None)
         # Other trainers have similar lines, but without these fields.
@@ -133,6 +141,8 @@ def _add_field(iteration: Iteration, key: str, text: str) -> None:
     elif known in _PLAIN:
         value = with_suffix(text) if known == "consumed tokens" else number(text)
         _put(iteration.values, _PLAIN[known], value)
+    elif iteration.train_steps is None and key.startswith(_TIMERS):
+        _put(iteration.timers_s, key, number(text, -3))
     elif "loss" in known:
         _put(iteration.losses, key, number(text))
     else:

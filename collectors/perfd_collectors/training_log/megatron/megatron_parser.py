@@ -157,11 +157,12 @@ class MegatronParser(FormatParser):
             keeps_first=found.microseconds,
             interval=self._out.description.log_interval_steps if self._is_described(found) else None,
         )
+        self._steps.phases({name: PhaseTime(max_s=value) for name, value in found.timers_s.items()})
 
     def _is_described(self, found: Iteration) -> bool:
         """Whether the description fits the job that printed the line; two jobs may share a stream."""
         train_iters = self._out.description.arguments.get("train_iters", "None")
-        return train_iters in {"None", str(found.train_steps)}
+        return found.train_steps is None or train_iters in {"None", str(found.train_steps)}
 
     def _rate_of_bridge(self, values: dict[str, float]) -> None:
         bridge, self._bridge = self._bridge, None
