@@ -44,7 +44,7 @@ def at(time_s, *jobs, **options):
 def test_tensorboard_reads_each_step_once_at_its_place(exporter, tmp_path):
     tested = exporter(tmp_path)
     for time_s, step, mfu in ((100.0, 1, 0.25), (101.0, 1, 0.25), (102.0, 5, 0.5)):
-        tested.export(at(time_s, job_round(step, mfu_ratio=mfu, loss=2.0)))
+        tested.export(at(time_s, job_round(step, mfu_ratio=mfu, loss=2.0, learning_rate=3e-4)))
     # What was written is readable before the exporter is closed.
     found = read(tmp_path / "llm" / "attempt-1")
     assert [(one.wall_time, one.step, one.value) for one in found.Scalars("perfd/mfu_ratio")] == [
@@ -52,6 +52,7 @@ def test_tensorboard_reads_each_step_once_at_its_place(exporter, tmp_path):
         (102.0, 5, 0.5),
     ]
     assert [one.value for one in found.Scalars("perfd/loss")] == [2.0, 2.0]
+    assert [one.value for one in found.Scalars("perfd/learning_rate")] == pytest.approx([3e-4, 3e-4])
     assert "perfd/tokens_per_s" not in found.Tags()["scalars"]
 
 

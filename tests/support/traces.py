@@ -203,12 +203,14 @@ class NsysExport:
             (start, end, _process(process) | 9, correlation, self.string(name)),
         )
 
-    def nvtx(self, text: str, start: int, end: int | None, process: int = 1) -> None:
-        """A range that the program named."""
+    def nvtx(
+        self, text: str, start: int, end: int | None, process: int = 1, *, kind: int = 59, domain: int = 0
+    ) -> None:
+        """A range that the program named, or another event of NVTX."""
         self._run(_NVTX_TABLE)
         self._run(
-            "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, ?, ?, NULL, 0, NULL)",
-            (start, end, text, _process(process) | 9),
+            "INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, ?, NULL, ?, NULL)",
+            (start, end, kind, text, _process(process) | 9, domain),
         )
 
     def nccl(

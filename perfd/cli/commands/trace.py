@@ -16,23 +16,31 @@ if TYPE_CHECKING:
     from perfd.trace.tables import Cell, TraceTable
 
 _TABLES = (
-    "kernels", "shapes", "copies", "copy-sizes", "api", "os", "launches", "streams", "queue", "idle",
-    "operators", "lines", "ranges",
+    "kernels", "shapes", "copies", "copy-sizes", "api", "os", "libraries", "launches", "streams", "queue",
+    "idle", "operators", "lines", "modules", "functions", "ranges", "timeline", "layers", "overlap",
+    "decode-gaps",
 )  # fmt: skip
 _EPILOG = """\
 Tables, each of the whole trace and by rank:
   kernels     by name: count, total, mean, median, least, 95th percentile, most, standard deviation
-  shapes      the same by kernel, blocks and threads
+  shapes      the same by kernel, blocks and threads, and which kernels look persistent
   copies      copies and fills by direction, with sizes and bandwidth; copy-sizes: also by size
   api         calls into the CUDA or HIP runtime and driver; os: into the operating system (nsys --trace=osrt)
+  libraries   calls into cuDNN and cuBLAS (nsys --trace=cudnn,cublas)
   launches    by kernel: launch call, wait in the queue, run; kernels shorter than their call, calls over
               50 µs, kernels that begin more than 100 µs after their call
-  streams     how busy each stream is, and how long alone
+  streams     priority, how busy each stream is, and how long alone
   queue       operations that are launched and have not begun; how long there were 1,024 or more
   idle        gaps of each stream: not launched yet (host), under 30 µs (kernel), other
   operators   PyTorch's operators with inputs, module and line of code: GPU and host time
   lines       GPU time by line of code, module, operator and kernel
-  ranges      NVTX ranges and record_function, those that differ only in numbers together
+  modules     GPU time by module, and the bytes that the inputs of its operators have
+  functions   Python functions: calls, time with and without what they call
+  ranges      NVTX ranges (by domain) and record_function, those that differ only in numbers together
+  timeline    every operation in order, with its gap and innermost range
+  layers      the model's layers, as kernels that repeat: passes, layers, and each operation of a layer
+  overlap     collectives: what hides them, and how long computing waits for them
+  decode-gaps a server's decode steps: the time from one to the next, by what is between them
 Lines and modules need with_stack=True and with_modules=True, shapes of inputs record_shapes=True.
 With --json it prints one object: {"schema": "perfd.trace_tables/1", "tables": [{"name", "title",
 "columns": [{"name", "unit"}], "rows": [[...]], "missing"}]}, with all rows. Unknown values are null.
@@ -62,6 +70,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     table.add_argument("--rank", type=whole_from_zero, metavar="N", help="only this rank")
     table.add_argument(
         "--rows", type=positive_whole, metavar="N", default=20, help="at most so many rows (default: 20)"
+    )
+    table.add_argument(
+        "--range", metavar="NAME", help="only what was launched in ranges of this name; * stands for any text"
     )
     form = table.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one object of schema perfd.trace_tables/1")
@@ -98,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
         return export(args.files, args.perfetto, args.nsys)
     from perfd.cli.traces.table_output import show, to_json, wanted_tables  # noqa: PLC0415
 
-    tables = wanted_tables(args.files, args.names, args.rank, args.nsys)
+    tables = wanted_tables(args.files, args.names, args.rank, args.nsys, args.range)
     if args.json:
         print(to_json(tables))
     elif args.csv:

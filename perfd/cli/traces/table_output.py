@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import msgspec
@@ -34,15 +35,23 @@ _UNITS = ("_s", "_bytes", "_bytes_per_s", "_ratio", "_count")
 
 
 def wanted_tables(
-    files: Sequence[Path], names: Sequence[str], rank: int | None, nsys_program: str
+    files: Sequence[Path],
+    names: Sequence[str],
+    rank: int | None,
+    nsys_program: str,
+    in_range: str | None = None,
 ) -> list[TraceTable]:
-    """The tables of these files; raises `TraceError` for a rank that none of them has."""
+    """The tables of these files; raises `TraceError` for a rank or a range that none of them has."""
     traces = read_traces(with_folders_opened(files), nsys_program, detailed=True)
     chosen = [trace for trace in traces if rank in {None, trace.rank}]
     if not chosen:
         known = ", ".join(str(trace.rank) for trace in traces)
         raise TraceError(f"No trace is of rank {rank}; there are {known}.")
-    return tables_of(chosen, names)
+    if in_range is not None and not any(
+        fnmatchcase(one.name, in_range) for it in chosen for one in it.phases
+    ):
+        raise TraceError(f"No trace has a range {in_range}: `perfd trace table ranges` lists them.")
+    return tables_of(chosen, names, in_range)
 
 
 def to_json(tables: Sequence[TraceTable]) -> str:

@@ -53,6 +53,8 @@ class Phase:
     start_ns: int
     end_ns: int
     thread: int
+    domain: str = ""
+    """Of an NVTX range, by which a library keeps its names apart; empty for the program's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

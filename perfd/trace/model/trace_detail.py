@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -42,5 +42,11 @@ class TraceDetail:
     """All calls into the CUDA or HIP runtime and driver."""
     os_calls: NamedCalls
     """Calls into the operating system, as Nsight Systems records with `--trace=osrt`."""
+    library_calls: NamedCalls = field(default_factory=no_named_calls)
+    """Calls into cuDNN and cuBLAS, as Nsight Systems records with `--trace=cudnn,cublas`."""
+    stream_priorities: Mapping[int, int] = field(default_factory=dict)
+    """By stream; the lowest number is served first."""
+    multiprocessors: int | None = None
+    """Of the GPU."""
     spans: HostSpans | None = None
     """Operators and Python functions of PyTorch's profiler."""

@@ -43,9 +43,10 @@ _STRAY_RATIO = 0.05
 """A device with less than this share of a process' operations is not its device."""
 
 
-class _Device(msgspec.Struct):
+class _Device(msgspec.Struct, rename="camel"):
     id: int = 0
     name: str | None = None
+    num_sms: int | None = None
 
 
 class _Group(msgspec.Struct):
@@ -158,13 +159,16 @@ class _File:
                     phases=named,
                     overhead=overhead,
                     captured_ns=captured_ns,
-                    detail=self._detail(mine[order]),
+                    detail=self._detail(mine[order], device),
                 )
             )
         return traces
 
-    def _detail(self, rows: Ns) -> TraceDetail | None:
-        return self._events.detail(rows) if isinstance(self._events, DetailedKinetoEvents) else None
+    def _detail(self, rows: Ns, device: int) -> TraceDetail | None:
+        if not isinstance(self._events, DetailedKinetoEvents):
+            return None
+        count = next((one.num_sms for one in self._head.device_properties if one.id == device), None)
+        return replace(self._events.detail(rows), multiprocessors=count)
 
     def _collectives(
         self, operations: GpuOperations, rows: Ns, calls: HostCalls, groups: Sequence[Group]

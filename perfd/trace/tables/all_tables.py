@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables import call_tables, operation_tables, operator_tables, range_tables, stream_tables
+from perfd.trace.tables import (
+    call_tables,
+    decode_table,
+    function_table,
+    layer_table,
+    module_table,
+    operation_tables,
+    operator_tables,
+    overlap_table,
+    range_tables,
+    stream_tables,
+    timeline_table,
+)
 from perfd.trace.tables.trace_table import TraceTable
 
 TABLES: Mapping[str, Callable[[Sequence[RankTrace]], TraceTable]] = {
@@ -15,16 +27,31 @@ TABLES: Mapping[str, Callable[[Sequence[RankTrace]], TraceTable]] = {
     "copy-sizes": operation_tables.copy_sizes,
     "api": call_tables.api,
     "os": call_tables.os_calls,
+    "libraries": call_tables.library_calls,
     "launches": call_tables.launches,
     "streams": stream_tables.streams,
     "queue": stream_tables.queue,
     "idle": stream_tables.idle,
     "operators": operator_tables.operators,
     "lines": operator_tables.lines,
+    "modules": module_table.modules,
+    "functions": function_table.functions,
     "ranges": range_tables.ranges,
+    "timeline": timeline_table.timeline,
+    "layers": layer_table.layers,
+    "overlap": overlap_table.overlap,
+    "decode-gaps": decode_table.decode_gaps,
 }
 
 
-def tables_of(traces: Sequence[RankTrace], names: Sequence[str]) -> list[TraceTable]:
-    """The tables of these names, of traces that were read with `detailed`."""
+def tables_of(
+    traces: Sequence[RankTrace], names: Sequence[str], in_range: str | None = None
+) -> list[TraceTable]:
+    """The tables of these names, of traces that were read with `detailed`.
+
+    With `in_range` of what was launched in ranges of such names only, as in a shell: `my_decode_*`.
+    """
+    if in_range is not None:
+        traces = [timeline_table.within_ranges(trace, in_range) for trace in traces]
+        traces = [trace for trace in traces if len(trace.operations)]
     return [TABLES[name](traces) for name in names]

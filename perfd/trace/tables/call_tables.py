@@ -34,6 +34,13 @@ def os_calls(traces: Sequence[RankTrace]) -> TraceTable:
     return _calls("os", "Calls into the operating system", calls, missing)
 
 
+def library_calls(traces: Sequence[RankTrace]) -> TraceTable:
+    """Calls into cuDNN and cuBLAS."""
+    calls = [(trace.rank, trace.detail.library_calls) for trace in traces if trace.detail]
+    missing = "No trace has calls into cuDNN or cuBLAS: record with `nsys profile --trace=cudnn,cublas,...`."
+    return _calls("libraries", "Calls into cuDNN and cuBLAS", calls, missing)
+
+
 def _calls(name: str, title: str, calls: Sequence[tuple[int | None, NamedCalls]], missing: str) -> TraceTable:
     return TraceTable(
         name=name,

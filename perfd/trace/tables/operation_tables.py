@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -15,6 +17,8 @@ from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
 
 _SIZE_LIMITS = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 """Bounds between classes of copies: latency counts below the first, bandwidth above the last."""
+
+_PERSISTENT = re.compile(r"persistent", re.IGNORECASE)
 
 
 def kernels(traces: Sequence[RankTrace]) -> TraceTable:
@@ -43,7 +47,14 @@ def shapes(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="shapes",
         title="Kernels by blocks and threads",
-        columns=(RANK, TableColumn("kernel"), TableColumn("blocks"), TableColumn("threads"), *COLUMNS),
+        columns=(
+            RANK,
+            TableColumn("kernel"),
+            TableColumn("blocks"),
+            TableColumn("threads"),
+            TableColumn("persistent"),
+            *COLUMNS,
+        ),
         rows=[row for trace in traces for row in _shape_rows(trace)],
         missing="No trace has the shapes of launches.",
     )
@@ -61,7 +72,16 @@ def _shape_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     for one in distributions(groups, durations):
         name, shape = divmod(one.group, count)
         blocks, _, threads = detail.launch_shapes[shape].partition(" ")
-        yield trace.rank, trace.names[name], blocks, threads, *one.cells(total_ns)
+        persistent = _persistence(trace.names[name], blocks, detail.multiprocessors)
+        yield trace.rank, trace.names[name], blocks, threads, persistent, *one.cells(total_ns)
+
+
+def _persistence(name: str, blocks: str, multiprocessors: int | None) -> str:
+    """Why a kernel looks persistent: its blocks stay on the SMs, and take one tile after another."""
+    if _PERSISTENT.search(name):
+        return "name"
+    count = math.prod(int(one) for one in blocks.split("x") if one.isdecimal())
+    return "one block per SM" if multiprocessors and count == multiprocessors else ""
 
 
 def copies(traces: Sequence[RankTrace]) -> TraceTable:

@@ -67,14 +67,14 @@ def lines(traces: Sequence[RankTrace]) -> TraceTable:
 
 
 @dataclass(frozen=True, slots=True)
-class _Places:
+class SpanPlaces:
     """Where spans are: indices of spans, -1 where that is not known."""
 
     module: Ns
     line: Ns
 
 
-def _places(spans: HostSpans) -> _Places:
+def places_of(spans: HostSpans) -> SpanPlaces:
     """The module and the own line around each span; of a backward pass those of its forward pass."""
     own = np.array(
         [label.kind is SpanKind.FUNCTION and not _NOT_OWN.search(label.name) for label in spans.labels],
@@ -97,10 +97,10 @@ def _places(spans: HostSpans) -> _Places:
         origin, at = forward[place[known]], at[known]
         module, line = module.copy(), line.copy()
         module[at], line[at] = module[origin], line[origin]
-    return _Places(module, line)
+    return SpanPlaces(module, line)
 
 
-def _launching_spans(trace: RankTrace, spans: HostSpans) -> Ns:
+def launching_spans(trace: RankTrace, spans: HostSpans) -> Ns:
     """The innermost span in which each operation was launched; -1 where that is not known."""
     call = launching_call(trace)
     known = np.flatnonzero(call >= 0)
@@ -116,7 +116,7 @@ def _operator_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
     is_operator = spans.are(SpanKind.OPERATOR)
     innermost = spans.nearest(is_operator)
     parent = np.where(spans.parent >= 0, innermost[spans.parent], -1)
-    launched = _launching_spans(trace, spans)
+    launched = launching_spans(trace, spans)
     operator = np.where(launched >= 0, innermost[launched], -1)
     known = operator >= 0
     durations = (trace.operations.end_ns - trace.operations.start_ns)[known]
@@ -127,7 +127,7 @@ def _operator_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
     nested = is_operator & (parent >= 0)
     host_self = host - np.bincount(parent[nested], weights=host[nested], minlength=size)
     gpu_total = _with_nested(gpu_self.tolist(), parent, is_operator)
-    places = _places(spans)
+    places = places_of(spans)
     groups: dict[tuple[int, int, int], list[float]] = {}
     label_of = np.append(spans.label, -1)
     own, launched_counts, host_own, host_all = (one.tolist() for one in (gpu_self, count, host_self, host))
@@ -142,7 +142,7 @@ def _operator_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
         one = spans.labels[label]
         calls, *times, launched_count = sums
         seconds = [value / 1e9 for value in times]
-        words = (_module_words(spans, module), _line_words(spans, line))
+        words = (module_words(spans, module), _line_words(spans, line))
         rows.append(
             (trace.rank, one.name, one.shapes, one.dtypes, *words, int(calls), *seconds, int(launched_count))
         )
@@ -163,8 +163,8 @@ def _line_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
     spans = trace.detail.spans if trace.detail else None
     if spans is None or not len(spans):
         return []
-    launched = _launching_spans(trace, spans)
-    innermost, places = spans.nearest(spans.are(SpanKind.OPERATOR)), _places(spans)
+    launched = launching_spans(trace, spans)
+    innermost, places = spans.nearest(spans.are(SpanKind.OPERATOR)), places_of(spans)
     durations = trace.operations.end_ns - trace.operations.start_ns
     label_of = np.append(spans.label, -1)
     columns = [
@@ -186,7 +186,7 @@ def _line_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
         (
             trace.rank,
             _line_words(spans, line),
-            _module_words(spans, module),
+            module_words(spans, module),
             spans.labels[operator].name if operator >= 0 else "",
             trace.names[name],
             count,
@@ -198,7 +198,8 @@ def _line_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
     return sorted(rows, key=lambda row: -float(row[6] or 0))
 
 
-def _module_words(spans: HostSpans, label: int) -> str:
+def module_words(spans: HostSpans, label: int) -> str:
+    """The name of a module by its label; empty for -1."""
     return spans.labels[label].name.removeprefix(_MODULE) if label >= 0 else ""
 
 

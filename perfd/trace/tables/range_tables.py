@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
-from perfd.trace.breakdown import RankTimeline, range_rows
+from perfd.trace.breakdown import PhaseRow, RankTimeline, range_rows
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.trace_table import RANK, TableColumn, TraceTable
 
@@ -21,6 +22,7 @@ def ranges(traces: Sequence[RankTrace]) -> TraceTable:
         columns=(
             RANK,
             TableColumn("range"),
+            TableColumn("domain"),
             TableColumn("count", "count"),
             TableColumn("host_total_s", "s"),
             TableColumn("host_median_s", "s"),
@@ -34,6 +36,7 @@ def ranges(traces: Sequence[RankTrace]) -> TraceTable:
             (
                 trace.rank,
                 row.name,
+                domain,
                 row.count,
                 row.host_s,
                 row.host_median_s,
@@ -44,10 +47,25 @@ def ranges(traces: Sequence[RankTrace]) -> TraceTable:
                 row.operation_count,
             )
             for trace in traces
-            for row in range_rows(RankTimeline(trace), pattern_of, whole_trace=True)
+            for domain, row in _by_domain(trace)
         ],
         missing="No trace has named ranges: NVTX for Nsight Systems, record_function for PyTorch's profiler.",
     )
+
+
+def _by_domain(trace: RankTrace) -> list[tuple[str, PhaseRow]]:
+    """A domain's names are its own: those of others mean something else."""
+    domains = sorted({phase.domain for phase in trace.phases})
+    found = [
+        (domain, row)
+        for domain in domains
+        for row in range_rows(
+            RankTimeline(replace(trace, phases=[one for one in trace.phases if one.domain == domain])),
+            pattern_of,
+            whole_trace=True,
+        )
+    ]
+    return sorted(found, key=lambda one: (-one[1].gpu_s, -one[1].host_s))
 
 
 @lru_cache(maxsize=65536)

@@ -27,6 +27,7 @@ def streams(traces: Sequence[RankTrace]) -> TraceTable:
         columns=(
             RANK,
             _STREAM,
+            TableColumn("priority", "count"),
             TableColumn("operations_count", "count"),
             TableColumn("busy_s", "s"),
             TableColumn("busy_ratio", "ratio"),
@@ -51,13 +52,15 @@ def _stream_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
         for stream, rows in _by_stream(trace)
     ]
     alone = _alone_ns([coverage for _, _, coverage in found])
+    priorities = trace.detail.stream_priorities if trace.detail else {}
     rows: list[tuple[Cell, ...]] = []
     for (stream, count, coverage), alone_ns in zip(found, alone, strict=True):
         busy_ns = coverage.total_ns
         beside = 1 - alone_ns / busy_ns if busy_ns else None
         share = busy_ns / span_ns if span_ns else None
-        rows.append((trace.rank, stream, count, busy_ns / 1e9, share, alone_ns / 1e9, beside))
-    return sorted(rows, key=lambda row: -float(row[3] or 0))
+        priority = priorities.get(stream)
+        rows.append((trace.rank, stream, priority, count, busy_ns / 1e9, share, alone_ns / 1e9, beside))
+    return sorted(rows, key=lambda row: -float(row[4] or 0))
 
 
 def _alone_ns(parts: Sequence[Coverage]) -> list[int]:

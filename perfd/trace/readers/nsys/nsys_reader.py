@@ -108,7 +108,7 @@ def _traces(name: str, tables: Tables, detailed: bool) -> list[RankTrace]:
                 recorded_from_ns=_first_ns(operations.start_ns, mine_calls.start_ns),
                 epoch_ns=epoch_ns,
                 notes=notes,
-                detail=details.of(process, activity.row[rows]) if details else None,
+                detail=details.of(process, device, activity.row[rows]) if details else None,
             )
         )
     return traces

@@ -43,7 +43,7 @@ _ACTIVITY = {
     "kind": np.uint8,
 }
 _ROWS_AT_ONCE = 1 << 16
-_PUSH_POP, _START_END = 59, 60
+_PUSH_POP, _START_END, _DOMAIN_CREATED = 59, 60, 75
 # A global thread id is (hardware, virtual machine, process, thread); without the thread it names the process.
 _THREAD_BITS = 24
 _MAX_TIME_NS = 10**17
@@ -212,18 +212,50 @@ class Tables:
         """NVTX ranges by process, in order of start."""
         if "NVTX_EVENTS" not in self._tables:
             return {}
+        domain = "e.domainId" if self._has("NVTX_EVENTS", "domainId") else "0"
+        domains = self._domains() if domain != "0" else {}
         query = (
-            "SELECT e.start, e.end, e.globalTid, COALESCE(s.value, e.text) FROM NVTX_EVENTS e "  # noqa: S608
+            f"SELECT e.start, e.end, e.globalTid, COALESCE(s.value, e.text), {domain} FROM NVTX_EVENTS e "  # noqa: S608
             f"LEFT JOIN StringIds s ON s.id = e.textId WHERE e.eventType IN ({_PUSH_POP}, {_START_END}) "
             "AND e.end >= e.start ORDER BY e.start, e.end DESC"
         )
         phases: dict[int, list[Phase]] = {}
-        for start, end, thread, text in self._connection.execute(query):
+        for start, end, thread, text, domain_id in self._connection.execute(query):
             if isinstance(text, str) and text and abs(start) < _MAX_TIME_NS and end < _MAX_TIME_NS:
-                phases.setdefault(int(thread) >> _THREAD_BITS << _THREAD_BITS, []).append(
-                    Phase(name=text, start_ns=int(start), end_ns=int(end), thread=int(thread))
+                process = int(thread) >> _THREAD_BITS << _THREAD_BITS
+                phases.setdefault(process, []).append(
+                    Phase(
+                        name=text,
+                        start_ns=int(start),
+                        end_ns=int(end),
+                        thread=int(thread),
+                        domain=domains.get((process, domain_id), ""),
+                    )
                 )
         return phases
+
+    def _domains(self) -> dict[tuple[int, Any], str]:
+        """Names of NVTX domains by process and number; the default one has none."""
+        rows = self._connection.execute(
+            "SELECT e.globalTid, e.domainId, COALESCE(s.value, e.text) FROM NVTX_EVENTS e "  # noqa: S608
+            f"LEFT JOIN StringIds s ON s.id = e.textId WHERE e.eventType = {_DOMAIN_CREATED}"
+        )
+        return {
+            (int(thread) >> _THREAD_BITS << _THREAD_BITS, number): str(name)
+            for thread, number, name in rows
+            if isinstance(thread, int) and name
+        }
+
+    def stream_priorities(self) -> dict[tuple[int, int], int]:
+        """By process and stream; the lowest number is served first."""
+        if "TARGET_INFO_CUDA_STREAM" not in self._tables:
+            return {}
+        rows = self._connection.execute("SELECT processId, streamId, priority FROM TARGET_INFO_CUDA_STREAM")
+        # They are 32 bits with a sign that exports lose.
+        return {
+            (int(process), int(stream)): (int(priority) + (1 << 31)) % (1 << 32) - (1 << 31)
+            for process, stream, priority in rows
+        }
 
     def nccl_calls(self) -> tuple[dict[int, list[NcclCall]], bool]:
         """NCCL's ranges by process, in order of start; whether any has a payload."""
@@ -281,6 +313,13 @@ class Tables:
                 pid = process >> _THREAD_BITS & 0xFFFFFF
                 names |= {(process, device): name for (of, device), name in seen.items() if of == pid}
         return names
+
+    def multiprocessors(self) -> dict[int, int]:
+        """How many each GPU has, by the node's number of it."""
+        if "TARGET_INFO_GPU" not in self._tables or not self._has("TARGET_INFO_GPU", "smCount"):
+            return {}
+        rows = self._connection.execute("SELECT id, smCount FROM TARGET_INFO_GPU WHERE smCount > 0")
+        return {int(gpu): int(count) for gpu, count in rows}
 
     def captured_ns(self) -> tuple[int, int] | None:
         """From zero, where the collection began, to its end."""

@@ -1,0 +1,69 @@
+"""What comes between the decode steps of an inference server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from perfd.trace.model.rank_trace import RankTrace
+from perfd.trace.model.serving_steps import step_name
+from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+
+_DECODE, _ENDING = "decode step", " step"
+
+
+def decode_gaps(traces: Sequence[RankTrace]) -> TraceTable:
+    """By what ran between two decode steps: from one's begin to the next one's, and where it took longest."""
+    return TraceTable(
+        name="decode-gaps",
+        title="From one decode step to the next, by what is between them",
+        columns=(
+            RANK,
+            TableColumn("between"),
+            TableColumn("count", "count"),
+            TableColumn("median_s", "s"),
+            TableColumn("max_s", "s"),
+            TableColumn("longest_at_s", "s"),
+            TableColumn("other_steps_s", "s"),
+            TableColumn("delay_s", "s"),
+        ),
+        rows=[row for trace in traces for row in _rows(trace)],
+        missing="No trace has steps of a server: SGLang and vLLM name them when they are profiled.",
+    )
+
+
+def _rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
+    steps = sorted(
+        (phase.start_ns, phase.end_ns, kind)
+        for phase in trace.phases
+        if (kind := step_name(phase.name) or (phase.name if phase.name.endswith(_ENDING) else None))
+    )
+    gaps: dict[str, list[tuple[int, int, int]]] = {}
+    last: int | None = None
+    between: list[tuple[int, str]] = []
+    for start, end, kind in steps:
+        if kind != _DECODE:
+            between.append((end - start, kind))
+            continue
+        if last is not None:
+            kinds = ", ".join(sorted({one for _, one in between})) or "nothing"
+            gaps.setdefault(kinds, []).append((start - last, last, sum(took for took, _ in between)))
+        last, between = start, []
+    plain = [gap for gap, _, _ in gaps.get("nothing", ())]
+    usual = float(np.median(plain)) if plain else None
+    first = int(trace.operations.start_ns[0]) if len(trace.operations) else 0
+    for kinds, found in sorted(gaps.items(), key=lambda one: -sum(gap for gap, _, _ in one[1])):
+        lengths = [gap for gap, _, _ in found]
+        longest = max(found)
+        interrupted = usual is not None and kinds != "nothing"
+        yield (
+            trace.rank,
+            kinds,
+            len(found),
+            float(np.median(lengths)) / 1e9,
+            longest[0] / 1e9,
+            (longest[1] - first) / 1e9,
+            sum(took for _, _, took in found) / 1e9,
+            (sum(lengths) - len(lengths) * (usual or 0.0)) / 1e9 if interrupted else None,
+        )

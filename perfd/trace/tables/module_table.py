@@ -1,0 +1,109 @@
+"""Modules of a model: GPU time, and the memory traffic that the inputs of their operators need at least."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from perfd.trace.model.host_spans import SpanKind, SpanLabel
+from perfd.trace.model.rank_trace import RankTrace
+from perfd.trace.tables.operator_tables import launching_spans, module_words, places_of
+from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+
+_DTYPE_BYTES = {
+    "float": 4, "double": 8, "int": 4, "long": 8, "long int": 8, "short": 2, "bool": 1, "unsigned char": 1,
+    "signed char": 1, "c10::BFloat16": 2, "c10::Half": 2, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
+    "c10::complex<float>": 8,
+}  # fmt: skip
+
+
+def modules(traces: Sequence[RankTrace]) -> TraceTable:
+    """By module: GPU time, the bytes that its operators' inputs have, and both shares."""
+    return TraceTable(
+        name="modules",
+        title="Modules, and what their operators read at least (the sizes of their inputs, each once)",
+        columns=(
+            RANK,
+            TableColumn("module"),
+            TableColumn("operators_count", "count"),
+            TableColumn("gpu_s", "s"),
+            TableColumn("gpu_ratio", "ratio"),
+            TableColumn("read_bytes", "bytes"),
+            TableColumn("read_ratio", "ratio"),
+            TableColumn("read_bytes_per_s", "bytes/s"),
+        ),
+        rows=[row for trace in traces for row in _rows(trace)],
+        missing="No trace has modules: they are in those of PyTorch's profiler with with_stack=True and"
+        " with_modules=True.",
+    )
+
+
+def _rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
+    spans = trace.detail.spans if trace.detail else None
+    if spans is None or not spans.are(SpanKind.MODULE).any():
+        return []
+    launched = launching_spans(trace, spans)
+    innermost, places = spans.nearest(spans.are(SpanKind.OPERATOR)), places_of(spans)
+    known = np.flatnonzero(launched >= 0)
+    operator, module = innermost[launched[known]], places.module[launched[known]]
+    durations = (trace.operations.end_ns - trace.operations.start_ns)[known]
+    sizes = [_input_bytes(label) for label in spans.labels]
+    seen: set[int] = set()
+    groups: dict[int, list[int]] = {}
+    unsized: set[int] = set()
+    for one, where, duration in zip(operator.tolist(), module.tolist(), durations.tolist(), strict=True):
+        label = int(spans.label[where]) if where >= 0 else -1
+        row = groups.setdefault(label, [0, 0, 0])
+        row[1] += duration
+        if one < 0 or one in seen:
+            continue
+        # An operator that launches several kernels reads its inputs once at least.
+        seen.add(one)
+        row[0] += 1
+        size = sizes[int(spans.label[one])]
+        row[2] += size or 0
+        if size is None:
+            unsized.add(label)
+    whole_ns = int((trace.operations.end_ns - trace.operations.start_ns).sum()) or 1
+    all_bytes = sum(row[2] for row in groups.values()) or 1
+    rows: list[tuple[Cell, ...]] = []
+    for label, (count, time_ns, total) in groups.items():
+        read = None if label in unsized or not count else total
+        rows.append(
+            (
+                trace.rank,
+                module_words(spans, label) or "(none)",
+                count,
+                time_ns / 1e9,
+                time_ns / whole_ns,
+                read,
+                None if read is None or unsized else read / all_bytes,
+                None if read is None or not time_ns else read / (time_ns / 1e9),
+            )
+        )
+    return sorted(rows, key=lambda row: -float(row[3] or 0))
+
+
+def _input_bytes(label: SpanLabel) -> int | None:
+    """Of an operator's inputs; None where the trace does not say."""
+    try:
+        shapes, dtypes = ast.literal_eval(label.shapes or "0"), ast.literal_eval(label.dtypes or "0")
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        # Cut, because it is long.
+        return None
+    if not isinstance(shapes, list) or not isinstance(dtypes, list) or len(shapes) != len(dtypes):
+        return None
+    total = 0
+    for shape, dtype in zip(shapes, dtypes, strict=True):
+        # A list of tensors has a list of shapes; the profiler has no dtype of them.
+        if not isinstance(shape, list) or not all(isinstance(one, int) for one in shape):
+            return None
+        if shape:
+            size = _DTYPE_BYTES.get(str(dtype))
+            if size is None:
+                return None
+            total += math.prod(shape) * size
+    return total

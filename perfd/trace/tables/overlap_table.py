@@ -1,0 +1,72 @@
+"""What runs beside each collective: matrix products, other computing, copies, or nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from perfd.trace.breakdown import RankTimeline
+from perfd.trace.breakdown.collective_instances import instances
+from perfd.trace.model.intervals import Coverage
+from perfd.trace.model.operation_kinds import OperationKind
+from perfd.trace.model.rank_trace import RankTrace
+from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+
+
+def overlap(traces: Sequence[RankTrace]) -> TraceTable:
+    """By group and operation: how much of it computing hides, and what computes next.
+
+    `hole_s` is from the end of computing before or beside a collective to the next kernel that computes: what
+    an all-reduce of tensor parallelism costs the product behind it.
+    """
+    return TraceTable(
+        name="overlap",
+        title="Collectives, and what runs beside them",
+        columns=(
+            RANK,
+            TableColumn("group"),
+            TableColumn("operation"),
+            TableColumn("count", "count"),
+            TableColumn("total_s", "s"),
+            TableColumn("beside_matmul_ratio", "ratio"),
+            TableColumn("beside_compute_ratio", "ratio"),
+            TableColumn("exposed_ratio", "ratio"),
+            TableColumn("exposed_s", "s"),
+            TableColumn("hole_s", "s"),
+            TableColumn("next_class"),
+        ),
+        rows=[row for trace in traces for row in _rows(trace)],
+        missing="No trace has collectives.",
+    )
+
+
+def _rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
+    timeline = RankTimeline(trace)
+    operations = trace.operations
+    is_product = np.array([label == "matmul" for label in trace.classes], dtype=np.bool_)
+    computes = operations.kind == OperationKind.COMPUTE
+    products = computes & is_product[operations.name] if len(is_product) else computes
+    beside_product = Coverage(operations.start_ns[products], operations.end_ns[products])
+    starts, ends = operations.start_ns[computes], np.sort(operations.end_ns[computes])
+    classes = operations.name[computes]
+    groups: dict[tuple[str, str], list[int]] = {}
+    following: dict[tuple[str, str], Counter[str]] = {}
+    for one in instances(timeline):
+        start, end = one.start_ns, one.start_ns + round(one.duration_s * 1e9)
+        row = groups.setdefault((one.group, one.operation), [0, 0, 0, 0, 0, 0])
+        row[0] += 1
+        row[1] += end - start
+        row[2] += beside_product.covered_ns(start, end)
+        row[3] += timeline.compute.covered_ns(start, end)
+        row[4] += end - start - timeline.compute_memory.covered_ns(start, end)
+        at, before = int(np.searchsorted(starts, end)), int(np.searchsorted(ends, end)) - 1
+        if at < len(starts):
+            following.setdefault((one.group, one.operation), Counter())[trace.classes[classes[at]]] += 1
+            row[5] += max(0, int(starts[at]) - max(start, int(ends[before]))) if before >= 0 else 0
+    for key, sums in sorted(groups.items(), key=lambda one: -one[1][4]):
+        count, total, product, compute, exposed, hole = sums
+        shares = [value / total if total else None for value in (product, compute, exposed)]
+        then = following[key].most_common(1)[0][0] if key in following else ""
+        yield trace.rank, *key, count, total / 1e9, *shares, exposed / 1e9, hole / 1e9, then

@@ -1,0 +1,122 @@
+"""Every operation of the GPUs in the order in which they began, and what of a trace lies within ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
+from fnmatch import fnmatchcase
+from typing import TypeVar
+
+import numpy as np
+
+from perfd.trace.breakdown import launching_call
+from perfd.trace.model.intervals import Flags
+from perfd.trace.model.rank_trace import GpuOperations, HostCalls, Phase, RankTrace
+from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+
+_Columns = TypeVar("_Columns", GpuOperations, HostCalls)
+
+
+def timeline(traces: Sequence[RankTrace]) -> TraceTable:
+    """One row an operation, with the gap of its stream before it and the innermost range of its launch."""
+    return TraceTable(
+        name="timeline",
+        title="Operations in order",
+        columns=(
+            RANK,
+            TableColumn("start_s", "s"),
+            TableColumn("stream", "count"),
+            TableColumn("operation"),
+            TableColumn("class"),
+            TableColumn("duration_s", "s"),
+            TableColumn("gap_s", "s"),
+            TableColumn("range"),
+            TableColumn("blocks"),
+            TableColumn("threads"),
+        ),
+        rows=[row for trace in traces for row in _rows(trace)],
+    )
+
+
+def _rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
+    operations, detail = trace.operations, trace.detail
+    ranges = _innermost(trace)
+    ends: dict[int, int] = {}
+    first_ns = int(operations.start_ns[0]) if len(operations) else 0
+    for at in range(len(operations)):
+        start, end, stream = (
+            int(column[at]) for column in (operations.start_ns, operations.end_ns, operations.stream)
+        )
+        name, shape = int(operations.name[at]), int(detail.launch_shape[at]) if detail else -1
+        blocks, _, threads = (detail.launch_shapes[shape] if detail and shape >= 0 else "").partition(" ")
+        gap_ns = max(0, start - ends[stream]) if stream in ends else None
+        ends[stream] = max(end, ends.get(stream, end))
+        yield (
+            trace.rank,
+            (start - first_ns) / 1e9,
+            stream,
+            trace.names[name],
+            trace.classes[name],
+            (end - start) / 1e9,
+            None if gap_ns is None else gap_ns / 1e9,
+            ranges[at],
+            blocks,
+            threads,
+        )
+
+
+def _innermost(trace: RankTrace) -> list[str]:
+    """The innermost range around the launch of each operation; empty where there is none."""
+    found = [""] * len(trace.operations)
+    call = launching_call(trace)
+    by_thread: dict[int, list[Phase]] = {}
+    for phase in trace.phases:
+        by_thread.setdefault(phase.thread, []).append(phase)
+    known = np.flatnonzero(call >= 0)
+    threads, times = trace.calls.thread[call[known]], trace.calls.start_ns[call[known]]
+    for thread, phases in by_thread.items():
+        mine = np.flatnonzero(threads == thread)
+        open_: list[Phase] = []
+        coming = iter(sorted(phases, key=lambda one: (one.start_ns, -one.end_ns)))
+        following = next(coming, None)
+        for at in mine[np.argsort(times[mine], kind="stable")].tolist():
+            time = int(times[at])
+            while following is not None and following.start_ns <= time:
+                open_.append(following)
+                following = next(coming, None)
+            # Ranges with start and end calls need not be nested.
+            open_ = [one for one in open_ if one.end_ns > time]
+            if open_:
+                found[int(known[at])] = open_[-1].name
+    return found
+
+
+def within_ranges(trace: RankTrace, pattern: str) -> RankTrace:
+    """The trace with only what was launched in ranges whose names match, as in a shell: `my_decode_10_*`."""
+    chosen = [phase for phase in trace.phases if fnmatchcase(phase.name, pattern)]
+    calls = trace.calls
+    inside = np.zeros(len(calls), dtype=np.bool_)
+    for thread in sorted({phase.thread for phase in chosen}):
+        mine = np.flatnonzero(calls.thread == thread)
+        starts = calls.start_ns[mine]
+        for phase in chosen:
+            if phase.thread == thread:
+                low, high = np.searchsorted(starts, (phase.start_ns, phase.end_ns))
+                inside[mine[low:high]] = True
+    call = launching_call(trace)
+    kept = (call >= 0) & inside[np.maximum(call, 0)] if len(calls) else np.zeros(len(call), dtype=np.bool_)
+    detail = trace.detail
+    return replace(
+        trace,
+        operations=_chosen(trace.operations, kept),
+        calls=_chosen(calls, inside),
+        phases=chosen,
+        # They name operations by their place.
+        collectives=(),
+        detail=detail
+        and replace(detail, size_bytes=detail.size_bytes[kept], launch_shape=detail.launch_shape[kept]),
+    )
+
+
+def _chosen(columns: _Columns, which: Flags) -> _Columns:
+    return type(columns)(**{one.name: getattr(columns, one.name)[which] for one in fields(columns)})
