@@ -30,8 +30,8 @@ class NsysDetail:
         self._api = tables.named_calls(_RUNTIME)
         self._os_calls = tables.named_calls(_OS_RUNTIME)
         self._libraries = [tables.named_calls(table) for table in _LIBRARIES]
-        self._priorities = tables.stream_priorities()
-        self._multiprocessors = tables.multiprocessors()
+        self._priorities = tables.target.stream_priorities()
+        self._multiprocessors = tables.target.multiprocessors()
 
     def of(self, process: int, device: int, rows: Ns) -> TraceDetail:
         """Of a process' operations on a device in these rows of the tables."""

@@ -22,6 +22,7 @@ from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import GpuOperations, HostCalls, Phase
 from perfd.trace.readers.nsys.nccl_calls import NcclCall, call_name
 from perfd.trace.readers.nsys.nccl_payloads import decoded, schema_fields
+from perfd.trace.readers.nsys.target_info import TargetInfo
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
@@ -95,6 +96,7 @@ class Tables:
         self._tables = {table for (table,) in rows}
         if "StringIds" not in self._tables:
             raise TraceError(f"{name}: not an export of Nsight Systems: it has no table StringIds.")
+        self.target = TargetInfo(connection, self._tables)
         self.call_names: list[str] = []
         """Of the calls, once they were read."""
         self._strings: dict[int, str] = dict(connection.execute("SELECT id, value FROM StringIds"))
@@ -212,10 +214,9 @@ class Tables:
         """NVTX ranges by process, in order of start."""
         if "NVTX_EVENTS" not in self._tables:
             return {}
-        domain = "e.domainId" if self._has("NVTX_EVENTS", "domainId") else "0"
-        domains = self._domains() if domain != "0" else {}
+        domains = self._domains()
         query = (
-            f"SELECT e.start, e.end, e.globalTid, COALESCE(s.value, e.text), {domain} FROM NVTX_EVENTS e "  # noqa: S608
+            f"SELECT e.start, e.end, e.globalTid, COALESCE(s.value, e.text), e.domainId FROM NVTX_EVENTS e "  # noqa: S608
             f"LEFT JOIN StringIds s ON s.id = e.textId WHERE e.eventType IN ({_PUSH_POP}, {_START_END}) "
             "AND e.end >= e.start ORDER BY e.start, e.end DESC"
         )
@@ -244,17 +245,6 @@ class Tables:
             (int(thread) >> _THREAD_BITS << _THREAD_BITS, number): str(name)
             for thread, number, name in rows
             if isinstance(thread, int) and name
-        }
-
-    def stream_priorities(self) -> dict[tuple[int, int], int]:
-        """By process and stream; the lowest number is served first."""
-        if "TARGET_INFO_CUDA_STREAM" not in self._tables:
-            return {}
-        rows = self._connection.execute("SELECT processId, streamId, priority FROM TARGET_INFO_CUDA_STREAM")
-        # They are 32 bits with a sign that exports lose.
-        return {
-            (int(process), int(stream)): (int(priority) + (1 << 31)) % (1 << 32) - (1 << 31)
-            for process, stream, priority in rows
         }
 
     def nccl_calls(self) -> tuple[dict[int, list[NcclCall]], bool]:
@@ -313,13 +303,6 @@ class Tables:
                 pid = process >> _THREAD_BITS & 0xFFFFFF
                 names |= {(process, device): name for (of, device), name in seen.items() if of == pid}
         return names
-
-    def multiprocessors(self) -> dict[int, int]:
-        """How many each GPU has, by the node's number of it."""
-        if "TARGET_INFO_GPU" not in self._tables or not self._has("TARGET_INFO_GPU", "smCount"):
-            return {}
-        rows = self._connection.execute("SELECT id, smCount FROM TARGET_INFO_GPU WHERE smCount > 0")
-        return {int(gpu): int(count) for gpu, count in rows}
 
     def captured_ns(self) -> tuple[int, int] | None:
         """From zero, where the collection began, to its end."""
