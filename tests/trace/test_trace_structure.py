@@ -284,7 +284,7 @@ def test_inputs_of_an_unknown_size_give_no_bytes(tmp_path):
     assert row["read_bytes"] is row["read_bytes_per_s"] is None
 
 
-def test_overlap_tells_products_from_other_computing(tmp_path):
+def test_overlap_with_products_is_counted_apart_from_other_computing(tmp_path):
     operations = [
         Op(MATMUL, 0, 100), Op(NCCL, 50, 250, stream=9), Op(COMPUTE, 120, 150), Op(MATMUL, 260, 300),
     ]  # fmt: skip
