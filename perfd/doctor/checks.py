@@ -226,7 +226,7 @@ def _history_server(server: HistoryServerFacts) -> CheckResult:
             level=Level.FAIL,
             title="history",
             what=f"{server.place} cannot be used: {server.error}" if server.place else server.error,
-            fix="Correct history.url, or start PostgreSQL there; until then the aggregator does not start.",
+            fix="Correct history.url or the database; until then the aggregator does not start.",
         )
     tables = "no tables yet" if server.schema is None else f"schema {server.schema}"
     encryption = "TLS" if server.encrypted else "no TLS"

@@ -101,12 +101,13 @@ def probe_history(config: HistoryConfig) -> HistoryFacts:
 
 
 def probe_history_server(config: HistoryConfig) -> HistoryServerFacts:
-    """Connect, and ask for the versions of the server and of the tables."""
+    """Connect, and check the version, the encoding, the rights and the tables."""
     place = ""
     try:
         require_postgres()
         # With the extra only.
-        from perfd.net.postgres_server import PostgresServer, stored_revision  # noqa: PLC0415
+        from perfd.net.postgres_requirements import require_database  # noqa: PLC0415
+        from perfd.net.postgres_server import PostgresServer  # noqa: PLC0415
 
         server = PostgresServer(config, application="perfd doctor")
         place = server.place
@@ -114,7 +115,7 @@ def probe_history_server(config: HistoryConfig) -> HistoryServerFacts:
             return HistoryServerFacts(
                 place=place,
                 version=connection.info.parameter_status("server_version") or "",
-                schema=stored_revision(connection),
+                schema=require_database(connection, place),
                 encrypted=connection.pgconn.ssl_in_use,
             )
     except PerfdError as error:

@@ -151,18 +151,6 @@ class PostgresServer:
             raise PostgresError(f"history.password_file cannot be read: {reason_of(error)}.") from error
 
 
-def stored_revision(connection: PostgresConnection) -> str | None:
-    """The revision of the tables of a history; None if there are none. Raises `PostgresError`."""
-    try:
-        table = connection.execute("SELECT to_regclass('alembic_version')").fetchone()
-        if table is None or table[0] is None:
-            return None
-        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
-        return None if row is None else str(row[0])
-    except psycopg.Error as error:
-        raise postgres_error(error) from error
-
-
 def postgres_error(error: psycopg.Error) -> PostgresError:
     """An error of psycopg without what the server says of values, and in one line."""
     reason = " ".join((error.diag.message_primary or str(error)).split())

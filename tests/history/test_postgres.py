@@ -257,15 +257,33 @@ def test_a_schema_that_is_missing_is_named(postgres):
             "CREATE DATABASE {name} OWNER perfd ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'",
             "encoding UTF8",
         ),
-        ("CREATE DATABASE {name}", "permission denied for schema public"),
+        ("CREATE DATABASE {name}", "perfd may not create tables: GRANT CREATE ON SCHEMA public TO perfd"),
         ("SELECT 1 AS {name}", 'database "{name}" does not exist'),
     ],
 )
 def test_a_database_that_cannot_be_used_is_refused_with_a_sentence(cluster, request, made, sentence):
     name = f"odd_{abs(hash(request.node.name))}"
     cluster.sql(made.format(name=name))
+    config = HistoryConfig(url=cluster.url_of(name))
     with pytest.raises(PerfdError, match=sentence.format(name=name)):
-        PostgresDatabase(HistoryConfig(url=cluster.url_of(name)), start_wait_s=0.0).open()
+        PostgresDatabase(config, start_wait_s=0.0).open()
+    assert sentence.format(name=name) in probe_history(config).server.error
+
+
+def test_tables_of_another_program_or_user_are_refused_with_a_sentence(cluster, postgres):
+    def refused(sentence):
+        with pytest.raises(PerfdError, match=sentence):
+            PostgresDatabase(postgres.config, start_wait_s=0.0).open()
+        assert sentence in probe_history(postgres.config).server.error
+
+    # Many programs number their revisions like this one.
+    postgres.sql("CREATE TABLE alembic_version (version_num text)")
+    postgres.sql("INSERT INTO alembic_version VALUES ('0001')")
+    refused("belongs to another program: give perfd a database of its own")
+    postgres.sql("DROP TABLE alembic_version")
+    postgres.store().close()
+    cluster.sql("ALTER TABLE step_rows OWNER TO CURRENT_USER", database=postgres.database)
+    refused("The tables belong to another user than perfd: connect as their owner")
 
 
 # Partitions

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from types import SimpleNamespace
 
 import pytest
 
 from perfd.aggregator.history import configured_history
 from perfd.config import HistoryConfig
 from perfd.doctor.node_probe import probe_history
-from perfd.errors import ConfigError
+from perfd.errors import ConfigError, PerfdError
 
 SECRET = "correct-horse"
 OTHER = "postgresql://perfd@db1.example.com:5432/perfd"
@@ -113,3 +114,18 @@ def test_without_the_extra_the_sentence_names_it(monkeypatch, missing):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == missing else find(name))
     with pytest.raises(ConfigError, match=r"^history\.url: install perfd\[postgres\]"):
         configured_history(HistoryConfig(url="postgresql://localhost/perfd"))
+
+
+@pytest.mark.parametrize(
+    ("version", "encoding", "sentence"),
+    [
+        (120_022, "UTF8", "is on PostgreSQL 12: perfd needs 13 or later"),
+        (170_002, "LATIN1", "does not have the encoding UTF8: create another one for perfd"),
+    ],
+)
+def test_a_server_that_is_too_old_or_of_another_encoding_is_refused(version, encoding, sentence):
+    from perfd.net.postgres_requirements import require_database  # noqa: PLC0415  (with the extra only)
+
+    info = SimpleNamespace(server_version=version, parameter_status={"server_encoding": encoding}.get)
+    with pytest.raises(PerfdError, match=sentence):
+        require_database(SimpleNamespace(info=info), "postgresql://db1:5432/perfd")

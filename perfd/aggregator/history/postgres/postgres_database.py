@@ -35,11 +35,11 @@ from perfd.aggregator.history.postgres.postgres_tables import (
 from perfd.aggregator.history.postgres.schema_version import bring_up_to_date
 from perfd.config import HistoryConfig
 from perfd.errors import PerfdError
+from perfd.net.postgres_requirements import require_database
 from perfd.net.postgres_server import PostgresConnection, PostgresError, PostgresServer, postgres_error
 
 log = logging.getLogger(__name__)
 
-_OLDEST_SERVER = 130_000
 _START_WAIT_S = 30.0
 """How long a start waits for a server that starts too, or for the lock of an aggregator that just ended."""
 _LOOK_EVERY_S = 0.5
@@ -180,39 +180,21 @@ class PostgresDatabase:
         return reached_unix_s
 
     def _prepare(self, connection: PostgresConnection) -> float | None:
-        self._require(connection)
-        self._lock(connection)
-        with _limited(connection, _TIDY_WITHIN_S):
-            bring_up_to_date(self._server, connection)
-        self._fence(connection)
-        partitions.create(connection, partitions.in_use(connection) - partitions.existing(connection))
-        self._days = partitions.existing(connection)
-        found = connection.execute("SELECT unix_s FROM retention").fetchone()
-        return None if found is None else float(found[0])
-
-    def _require(self, connection: PostgresConnection) -> None:
-        info = connection.info
-        if info.server_version < _OLDEST_SERVER:
-            raise PerfdError(
-                f"The history at {self.place} is on PostgreSQL {info.server_version // 10_000}: perfd needs "
-                f"{_OLDEST_SERVER // 10_000} or later."
-            )
-        if info.parameter_status("server_encoding") != "UTF8":
-            raise PerfdError(
-                f"The database at {self.place} does not have the encoding UTF8: create another one for perfd."
-            )
+        require_database(connection, self.place)
         # A default of `off`, of the server or this user, would acknowledge what a power cut takes.
         connection.execute(
             "SELECT set_config('synchronous_commit', 'on', false) "
             "WHERE current_setting('synchronous_commit') = 'off'"
         )
-
-        schema = connection.execute("SELECT current_schema()").fetchone()
-        if schema is None or schema[0] is None:
-            raise PerfdError(
-                f"The database at {self.place} has none of the schemas in search_path: create one, or "
-                "correct `options` in history.url."
-            )
+        self._lock(connection)
+        with _limited(connection, _TIDY_WITHIN_S):
+            # Another aggregator may have upgraded it until the lock was free.
+            bring_up_to_date(self._server, require_database(connection, self.place))
+        self._fence(connection)
+        partitions.create(connection, partitions.in_use(connection) - partitions.existing(connection))
+        self._days = partitions.existing(connection)
+        found = connection.execute("SELECT unix_s FROM retention").fetchone()
+        return None if found is None else float(found[0])
 
     def _lock(self, connection: PostgresConnection) -> None:
         key = "%s, hashtext(current_schema())"

@@ -8,7 +8,7 @@ from pathlib import Path
 import psycopg
 
 from perfd.errors import PerfdError
-from perfd.net.postgres_server import PostgresConnection, PostgresServer, stored_revision
+from perfd.net.postgres_server import PostgresServer
 
 log = logging.getLogger(__name__)
 
@@ -17,12 +17,13 @@ SCHEMA_REVISION = "0001"
 _KNOWN = {"0001"}
 
 
-def bring_up_to_date(server: PostgresServer, connection: PostgresConnection) -> None:
-    """Run what is missing, all or nothing. The caller holds the lock that keeps other aggregators out.
+def bring_up_to_date(server: PostgresServer, found: str | None) -> None:
+    """Run what is missing, all or nothing. The caller holds the lock that keeps others out.
+
+    `found` is the revision of the tables.
 
     Raises `PerfdError` when a newer perfd made the tables, or `psycopg.Error`.
     """
-    found = stored_revision(connection)
     if found == SCHEMA_REVISION:
         return
     if found is not None and found not in _KNOWN:
