@@ -1,12 +1,14 @@
 """What survives a restart, and what a bad disk costs."""
 
 import contextlib
+import json
 import logging
 import os
 import resource
 import sqlite3
 import threading
 import time
+import urllib.request
 from functools import partial
 from random import Random
 
@@ -288,13 +290,16 @@ def test_a_row_that_cannot_be_read_costs_that_row(path, sql):
 def test_on_a_full_disk_the_aggregator_starts_and_stores_later(tmp_path, small_files):
     path = tmp_path / "h.sqlite"
     small_files(0)
-    with aggregator(history=HistoryConfig(path=str(path))) as running:
+    with aggregator(history=HistoryConfig(path=str(path)), http_listen="127.0.0.1:0") as running:
         with FakeAgent(running.grpc_address) as agent:
             agent.hello()
             assert agent.send(step(1)) == 0
             running.tick()
             assert values(running.page())['perfd_step{perfd_job="llm"}'] == 1
             assert values(running.page())["perfd_history_up"] == 0
+            with urllib.request.urlopen(f"http://{running.http_address}/api/v1/status") as answer:
+                problem = json.load(answer)["history_problem"]
+            assert problem.startswith("History cannot be written: ")
             small_files(resource.RLIM_INFINITY)
             while agent.receive().sequence < 1:
                 pass

@@ -36,6 +36,7 @@ class StandIn:
             "servers": {"servers": []},
             "agents": {"agents": []},
             "nodes": {"nodes": []},
+            "status": {"unready": None, "history_problem": None},
         }
         """By path below /api/v1; an object is encoded, a `Response` is sent as it is."""
         self.live = Live(viewers=viewers, heartbeat_s=0.1)

@@ -101,6 +101,18 @@ def test_an_alert_that_belongs_to_no_job_is_above_all_jobs(tab: Tab, stand_in: S
     assert "PerfdXid GPU 3 of n7 reports XID 79" in tab.text("main")
 
 
+def test_a_history_that_cannot_be_written_is_noted_above_every_view(tab: Tab, stand_in: StandIn) -> None:
+    sentence = "History cannot be written: database or disk is full"
+    stand_in.answers["status"]["history_problem"] = sentence
+    fleet_of(stand_in, fleet_row("llama"))
+    for path in ("/", "/agents"):
+        tab.open(stand_in.url + path, "document.querySelector('#notices [role=alert]')")
+        assert tab.text("#notices") == sentence
+    stand_in.answers["status"]["history_problem"] = None
+    stand_in.live.notify()
+    tab.wait("!document.querySelector('#notices [role=alert]')")
+
+
 def test_a_silent_job_is_stale_on_both_views(tab: Tab, stand_in: StandIn) -> None:
     fleet_of(stand_in, fleet_row("llama", silent_s=45.0), fleet_row("mistral"))
     stand_in.answers["jobs"] = {"jobs": [job_entry("llama", silent_s=45.0)]}

@@ -50,6 +50,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/captures/ID/files/...   redirects to a file in object storage; ?link=1 returns the address
 /api/v1/traces/ID               the analysis of a capture (perfd.trace/2); ?folder=N
 /api/v1/webhooks/alertmanager   takes Alertmanager's webhooks, which start captures
+/api/v1/status                  whether it serves, and whether history can be written
 /api/v1/healthz, readyz         whether it lives, and whether it serves
 """
 
@@ -165,6 +166,13 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         ),
         "/api/v1/healthz": lambda _: _text("ok\n"),
         "/api/v1/readyz": lambda _: _ready(source.unready(), source.history_problem()),
+        "/api/v1/status": lambda _: _json(
+            {
+                "schema": "perfd.status/1",
+                "unready": source.unready(),
+                "history_problem": source.history_problem(),
+            }
+        ),
     }
 
 

@@ -2,7 +2,7 @@
 
 import { showAgents } from "./agents.js";
 import { loadAlerts, showAlerts } from "./alerts.js";
-import { get, jobPath } from "./api.js";
+import { get, jobPath, missing } from "./api.js";
 import { showCapture, showCaptures } from "./captures.js";
 import { showComparison } from "./compare.js";
 import { el } from "./dom.js";
@@ -86,13 +86,13 @@ async function load() {
 
 async function refresh() {
   try {
-    const draw = await load();
+    const [draw, status] = await Promise.all([load(), get("status").catch(missing)]);
     const first = !shownAt;
     if (first || main.dataset.state === "missing") main.replaceChildren();
     main.dataset.state = "live";
     draw();
     shownAt = new Date();
-    notice(null);
+    notice(status?.history_problem ?? null);
     drawUpdated();
     // For measurements: docs/benchmarks.md.
     if (first) performance.mark("shown");
