@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 _PART_BYTES = 8 * 1024 * 1024
-"""S3 allows 10,000 parts of an object: this is enough for 80 GB."""
+_MOST_PARTS = 10_000
+"""S3's limit for an object."""
 _PARTS_AT_ONCE = 3
 """An upload takes this many parts of memory, and must leave the network to the job."""
 _CONNECT_TIMEOUT_S = 10
@@ -113,9 +114,15 @@ class ObjectStorage:
     async def _put(self, key: str, file: Path, given_up: Callable[[], bool]) -> None:
         import obstore  # noqa: PLC0415  (with the extra only)
 
+        size_bytes = file.stat().st_size  # noqa: ASYNC240  (nothing else runs in this loop)
+
         async def put() -> None:
             await obstore.put_async(
-                self._store, key, file, chunk_size=_PART_BYTES, max_concurrency=_PARTS_AT_ONCE
+                self._store,
+                key,
+                file,
+                chunk_size=part_bytes(size_bytes),
+                max_concurrency=_PARTS_AT_ONCE,
             )
 
         # A thread in the client's own code could not be ended.
@@ -271,6 +278,11 @@ class ObjectStorage:
         except Exception as error:  # noqa: BLE001  (of the client's own classes and of Python's)
             # It may contain secrets.
             raise StorageError(f"{failed}: {_cause(error)}.") from None
+
+
+def part_bytes(size_bytes: int) -> int:
+    """The size of the parts of an upload: larger for a file that would have too many of them."""
+    return max(_PART_BYTES, -(-size_bytes // _MOST_PARTS))
 
 
 def _cause(error: Exception) -> str:

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from perfd.capture.redact import redacted_copy
 from perfd.capture.upload import Uploader, UploadQueue
 from perfd.clock import SystemClock
 from perfd.errors import SpoolError, StorageError
@@ -161,6 +163,55 @@ def test_a_failure_is_reported_once_and_retried_until_the_file_is_stored(capture
     assert stored.url == f"s3://traces/{KEY}"
     assert storage.errors == []
     assert len(reports.all) == 2
+
+
+def test_a_file_is_redacted_once_however_often_its_upload_is_tried(captures, uploader, monkeypatch):
+    copied = []
+
+    def counted(source, target):
+        copied.append(source.name)
+        redacted_copy(source, target)
+
+    monkeypatch.setattr("perfd.capture.upload.uploader.redacted_copy", counted)
+    storage, reports = Storage(*(StorageError("The bucket is full.") for _ in range(5))), Reports()
+    one = uploader(storage, reports)
+    one.start()
+    share(one, captures)
+    *_, stored = reports.wait(2)
+    assert storage.errors == []
+    assert copied == ["rank3.stacks.json"]
+    assert stored.sha256 == hashlib.sha256(storage.files[KEY]).hexdigest()
+    one.stop()
+    assert names(captures) == ["rank3.stacks.json", "session.nsys-rep"], "the copy is gone"
+
+
+def test_a_file_that_changed_since_its_copy_was_made_is_redacted_again(captures, uploader):
+    class Changing(Storage):
+        def put(self, key, file, given_up):
+            if self.errors:
+                (captures / "c1" / "rank3.stacks.json").write_text(json.dumps([{**STACKS[0], "pid": 88}]))
+            super().put(key, file, given_up)
+
+    storage, reports = Changing(StorageError("The bucket is full.")), Reports()
+    one = uploader(storage, reports)
+    one.start()
+    share(one, captures)
+    *_, stored = reports.wait(2)
+    assert json.loads(storage.files[KEY])[0]["pid"] == 88
+    assert stored.sha256 == hashlib.sha256(storage.files[KEY]).hexdigest()
+
+
+def test_a_list_of_uploads_is_on_disk_before_it_takes_its_name(captures, uploader, monkeypatch):
+    synced = []
+
+    def fsync(descriptor):
+        synced.append(os.fstat(descriptor).st_size)
+        assert not list((captures / "c1").glob("*.uploads.json"))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    share(uploader(Storage(), Reports()), captures)
+    (path,) = (captures / "c1").glob("*.uploads.json")
+    assert synced == [path.stat().st_size]
 
 
 @pytest.mark.parametrize("error", [StorageError("The bucket is full."), MemoryError()])

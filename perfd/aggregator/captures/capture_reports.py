@@ -52,9 +52,10 @@ _PERFD = (sys.executable, "-P", "-m", "perfd")
 _GUARD = (sys.executable, "-I", "-S", child_guard.__file__)
 
 _RETRY_EVERY_S = 60.0
-"""When object storage did not answer."""
-_RETRY_FOR_S = 3600.0
-"""After the end of a capture."""
+"""When object storage did not answer; twice as long each time."""
+_LONGEST_RETRY_S = 900.0
+RETRY_FOR_S = 7 * 86_400.0
+"""After the end of a capture: as long as an outage of storage, a weekend included, may take."""
 
 Made = Callable[[str, CaptureReport], None]
 """Takes the report of a capture; called from a separate thread."""
@@ -74,6 +75,7 @@ class ReportStorage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Retry:
     due_s: float
+    wait_s: float
     capture: Capture
 
 
@@ -148,26 +150,31 @@ class CaptureReports:
 
     def _work(self) -> None:
         while not self._stopped:
-            if (capture := self._next()) is not None:
+            capture, wait_s = self._next()
+            if capture is not None:
                 # The traces may be on a file system that hangs: no other thread waits for this one.
                 if traces := readable_traces(capture):
                     self._complete(capture, traces, str)
                 elif self._storage is not None:
-                    self._from_storage(capture, self._storage)
+                    self._from_storage(capture, self._storage, wait_s)
 
-    def _next(self) -> Capture | None:
-        """The next capture, or one whose retry is due; None for the end, and from time to time."""
+    def _next(self) -> tuple[Capture | None, float]:
+        """The next capture, or one whose retry is due, and how long it waits if it fails.
+
+        None for the end, and from time to time.
+        """
         now_s = self._clock.monotonic_s()
         due = next((retry for retry in self._retries if retry.due_s <= now_s), None)
         if due is not None:
             self._retries.remove(due)
-            return due.capture
+            return due.capture, min(_LONGEST_RETRY_S, due.wait_s * 2.0)
         try:
-            return self._waiting.get(timeout=_RETRY_EVERY_S / 4 if self._retries else None)
+            waits_s = _RETRY_EVERY_S / 4 if self._retries else None
+            return self._waiting.get(timeout=waits_s), _RETRY_EVERY_S
         except queue.Empty:
-            return None
+            return None, _RETRY_EVERY_S
 
-    def _from_storage(self, capture: Capture, storage: ReportStorage) -> None:
+    def _from_storage(self, capture: Capture, storage: ReportStorage, wait_s: float) -> None:
         try:
             traces = stored_traces(capture, storage.files)
             if not traces:
@@ -189,9 +196,9 @@ class CaptureReports:
 
                 self._complete(capture, copies, store)
         except (StorageError, OSError) as error:
-            if self._now() < (capture.ended_unix_s or 0.0) + _RETRY_FOR_S and not self._stopped:
-                due_s = self._clock.monotonic_s() + _RETRY_EVERY_S
-                self._retries.append(_Retry(due_s=due_s, capture=capture))
+            if self._now() < (capture.ended_unix_s or 0.0) + RETRY_FOR_S and not self._stopped:
+                due_s = self._clock.monotonic_s() + wait_s
+                self._retries.append(_Retry(due_s=due_s, wait_s=wait_s, capture=capture))
             log.warning(
                 "A report of a capture is delayed.",
                 extra={"capture": capture.capture_id, "reason": str(error)},

@@ -10,7 +10,13 @@ import msgspec
 
 from perfd.aggregator.alerts import Decision, WebhookOutcome, job_of, unknown_job
 from perfd.aggregator.audit import AuditLog, Refusal
-from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary, ReportStorage, lacks_report
+from perfd.aggregator.captures.capture_reports import (
+    RETRY_FOR_S,
+    CaptureReports,
+    LiveSummary,
+    ReportStorage,
+    lacks_report,
+)
 from perfd.aggregator.captures.capture_senders import checked_status, checked_upload, may_remove
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
@@ -35,8 +41,6 @@ from perfd.net import ObjectStorage
 
 _MOST_AUDITED = 4096
 """Captures that are remembered so that the audit log has each beginning once."""
-_RESUMED_S = 3600.0
-"""Reports of captures that ended at most so long before a restart are completed after it."""
 
 Send = Callable[[str, CaptureRequest | CaptureCancel], None]
 """Sends a message to the agent of a node, from any thread."""
@@ -86,7 +90,7 @@ class CaptureService:
         if history is not None:
             stored = history.captures(Capture, limit=1000)
             self._audited = dict.fromkeys(one.capture_id for one in stored)
-            since_unix_s = self._now() - _RESUMED_S
+            since_unix_s = self._now() - RETRY_FOR_S
             self._interrupted = [one for one in stored if lacks_report(one, since_unix_s)]
             with self._lock, self._failures.contained(Part.HISTORY):
                 self._coordinator.restore(stored, self._now())
@@ -255,6 +259,11 @@ class CaptureService:
                 "perfd_capture_ranks": self._coordinator.outcomes(),
             }
         return {(name, *key): count for name, found in counts.items() for key, count in found.items()}
+
+    def waiting_uploads(self) -> Mapping[str, tuple[int, float]]:
+        """How many files of each job are not in object storage yet, and the longest wait in seconds."""
+        with self._lock:
+            return self._coordinator.waiting_uploads(self._now())
 
     def started_by(self, alert: Alert) -> tuple[str, ...]:
         """The ids of the captures that this firing of an alert asked for."""

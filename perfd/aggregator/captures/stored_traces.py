@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfd.capture.node import TRACE_SUFFIXES
 from perfd.capture.policy.policy_events import Capture, StoredFile
-from perfd.errors import CaptureError
+from perfd.errors import CaptureError, StorageError
 from perfd.formatting import data_size
 from perfd.model import CaptureState
 from perfd.net import ObjectStorage
+
+_ROOM_BYTES = 1 << 30
+"""Of the disk of temporary files, left to others. Chosen, not measured."""
 
 
 def stored_traces(capture: Capture, storage: ObjectStorage) -> Mapping[str, StoredFile]:
@@ -36,13 +40,20 @@ def fetch(
 ) -> Sequence[Path]:
     """Copy traces into `folder`; returns the copies.
 
-    Raises `StorageError`, or `CaptureError` if they are too large, or are not what their nodes uploaded.
+    Raises `StorageError`, also if they would fill the disk, or `CaptureError` if they are too large, or are
+    not what their nodes uploaded.
     """
     size_bytes = sum(stored.size_bytes for stored in traces.values())
     if size_bytes > max_bytes:
         raise CaptureError(
             f"The traces take {data_size(size_bytes)}, more than object_storage.report_max_bytes "
             f"({data_size(max_bytes)}): no report is made."
+        )
+    free_bytes = shutil.disk_usage(folder).free
+    if size_bytes + _ROOM_BYTES > free_bytes:
+        raise StorageError(
+            f"The traces take {data_size(size_bytes)}, and {folder.parent} has only {data_size(free_bytes)} "
+            "left: free some space, or set TMPDIR."
         )
     copies: list[Path] = []
     for key, stored in traces.items():

@@ -40,11 +40,12 @@ def self_registry(
     """What the aggregator exports of itself, collected at each scrape and in each round; thread-safe."""
 
     def values() -> list[Value]:
-        outcomes = captures.outcomes()
+        outcomes, uploads = captures.outcomes(), captures.waiting_uploads()
         with state.lock:
             found = _state_values(state)
             unstored = sum(agent.stored_sequence < agent.last_sequence for agent in state.agents)
             found += [*_failing_jobs(state), *_capture_values(outcomes, state.fleet.jobs)]
+            found += _upload_values(uploads, state.fleet.jobs)
         return [
             *found,
             *_failure_values(state.failures),
@@ -197,6 +198,17 @@ def _capture_values(outcomes: Mapping[tuple[str, str, str], int], jobs: JobRegis
     return [
         (name, {**jobs.labels(job), "state": outcome}, count)
         for (name, job, outcome), count in sorted(outcomes.items())
+    ]
+
+
+def _upload_values(uploads: Mapping[str, tuple[int, float]], jobs: JobRegistry) -> list[Value]:
+    return [
+        value
+        for job, (files, longest_s) in sorted(uploads.items())
+        for value in (
+            ("perfd_capture_waiting_uploads", jobs.labels(job), files),
+            ("perfd_capture_upload_wait_seconds", jobs.labels(job), longest_s),
+        )
     ]
 
 

@@ -235,6 +235,26 @@ class CaptureCoordinator:
             (capture.job, state_name(capture.state, whole=True)) for capture in self._captures.values()
         )
 
+    def waiting_uploads(self, now_unix_s: float) -> Mapping[str, tuple[int, float]]:
+        """How many files of each job are not in object storage yet, and how long the oldest is due.
+
+        A file counts from the end of its capture; one that is removed from its node is not due any more.
+        """
+        found: dict[str, tuple[int, float]] = {}
+        for capture in self._captures.values():
+            if capture.ended_unix_s is None:
+                continue
+            files = sum(
+                file.upload and not ((stored := who.stored.get(file.path)) and stored.url)
+                for who in capture.participants
+                for file in who.files_there
+            )
+            if files:
+                number, longest_s = found.get(capture.job, (0, 0.0))
+                age_s = max(0.0, now_unix_s - capture.ended_unix_s)
+                found[capture.job] = (number + files, max(longest_s, age_s))
+        return found
+
     def _handle(self, event: Event, now_unix_s: float) -> Capture | None:
         recorded = None
         for action in self._policy.handle(event, now_unix_s):

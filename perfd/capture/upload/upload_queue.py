@@ -5,6 +5,7 @@ After a kill, the next agent finds them there.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -80,7 +81,11 @@ class UploadQueue:
         fresh = path.with_suffix(".new")
         try:
             fresh.touch(mode=0o600)
-            fresh.write_bytes(msgspec.json.encode(uploads))
+            with fresh.open("wb") as file:
+                file.write(msgspec.json.encode(uploads))
+                # A power cut must not leave an empty list: its files would never be uploaded.
+                file.flush()
+                os.fsync(file.fileno())
             fresh.replace(path)
         except OSError:
             fresh.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from perfd.capture.node import Sharing
 from perfd.capture.redact import can_be_redacted, redacted_copy, whole_copy
@@ -25,6 +25,13 @@ _LONGEST_WAIT_S = 300.0
 _MOST_DOUBLINGS = 16
 _STOP_WITHIN_S = 2.0
 _BLOCK_BYTES = 1 << 20
+
+
+class _Copy(NamedTuple):
+    source: tuple[int, int]
+    """Its time of change and its size when the copy was made."""
+    sha256: str
+    size_bytes: int
 
 
 class Storage(Protocol):
@@ -63,6 +70,8 @@ class Uploader(Sharing):
         self._first_wait_s = first_wait_s
         self._reasons: dict[Upload, str] = {}
         """The reasons that were reported."""
+        self._copies: dict[Path, _Copy] = {}
+        """Those that this process has made and that are not stored yet."""
         self._stopping = threading.Event()
         self._more = threading.Event()
         self._thread = threading.Thread(target=self._work, name="perfd-upload", daemon=True)
@@ -154,22 +163,36 @@ class Uploader(Sharing):
         if not source.is_file():
             raise CaptureError(f"{source} was removed before it was uploaded.")
         copy = source.with_name(f".{upload.name}.upload")
-        # An agent that was killed may have left it.
-        copy.unlink(missing_ok=True)
         try:
-            (redacted_copy if can_be_redacted(source) else whole_copy)(source, copy)
-            digest, size_bytes = _digest(copy)
+            # Redaction takes the node's processor: it is not repeated because storage is away.
+            made = self._copies.get(copy)
+            if made is None or made.source != _version(source) or not copy.is_file():
+                # An agent that was killed may have left it.
+                copy.unlink(missing_ok=True)
+                version = _version(source)
+                (redacted_copy if can_be_redacted(source) else whole_copy)(source, copy)
+                made = self._copies[copy] = _Copy(version, *_digest(copy))
             self._storage.put(upload.key, copy, self._stopping.is_set)
-        finally:
-            copy.unlink(missing_ok=True)
+        except StorageError:
+            if self._stopping.is_set():
+                self._forget(copy)
+            raise
+        except BaseException:
+            self._forget(copy)
+            raise
+        self._forget(copy)
         return CaptureFileUpload(
             capture_id=upload.capture_id,
             path=str(source),
             url=self._storage.url_of(upload.key),
-            size_bytes=size_bytes,
-            sha256=digest,
+            size_bytes=made.size_bytes,
+            sha256=made.sha256,
             time_unix_ns=self._clock.unix_ns(),
         )
+
+    def _forget(self, copy: Path) -> None:
+        self._copies.pop(copy, None)
+        copy.unlink(missing_ok=True)
 
     def _failed(self, upload: Upload, reason: str) -> None:
         """Report why a file is not stored, once for each reason, unless the agent is being stopped."""
@@ -196,6 +219,11 @@ class Uploader(Sharing):
             self._queue.done(upload)
         except OSError as error:
             log.warning("An upload cannot be removed from the list.", extra={"reason": reason_of(error)})
+
+
+def _version(source: Path) -> tuple[int, int]:
+    status = source.stat()
+    return status.st_mtime_ns, status.st_size
 
 
 def _digest(file: Path) -> tuple[str, int]:

@@ -390,4 +390,18 @@ JOB_METRICS: Sequence[MetricInfo] = (
         source="perfd.capture",
         absent="Without captures.",
     ),
+    metric(
+        "perfd_capture_waiting_uploads",
+        "Captured files that are not in object storage yet.",
+        labels=JOB,
+        source="perfd.capture",
+        absent="When none waits.",
+    ),
+    metric(
+        "perfd_capture_upload_wait_seconds",
+        "Time since the end of the oldest capture with such a file.",
+        labels=JOB,
+        source="perfd.capture",
+        absent="When none waits.",
+    ),
 )
