@@ -55,7 +55,7 @@ def _require_rights(connection: PostgresConnection, place: str) -> None:
             f"The database at {place} has none of the schemas in search_path: create one, or correct "
             "`options` in history.url."
         )
-    # Somebody may grant it meanwhile: a history that is in use waits for it.
+    # It may be granted meanwhile: a history that is in use waits for it.
     if not may_create:
         raise PostgresError(
             f"The user {user} may not create tables: GRANT CREATE ON SCHEMA {schema} TO {user}."
@@ -74,8 +74,8 @@ def _revision(connection: PostgresConnection, place: str) -> str | None:
         return None
     if not ours:
         raise PerfdError(
-            f"The table alembic_version at {place} belongs to another program: give perfd a database of its "
-            "own."
+            f"The table alembic_version at {place} belongs to another program: give perfd a separate "
+            "database."
         )
     found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     return None if found is None else str(found[0])

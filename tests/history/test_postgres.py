@@ -279,7 +279,7 @@ def test_tables_of_another_program_or_user_are_refused_with_a_sentence(cluster, 
     # Many programs number their revisions like this one.
     postgres.sql("CREATE TABLE alembic_version (version_num text)")
     postgres.sql("INSERT INTO alembic_version VALUES ('0001')")
-    refused("belongs to another program: give perfd a database of its own")
+    refused("belongs to another program: give perfd a separate database")
     postgres.sql("DROP TABLE alembic_version")
     postgres.store().close()
     cluster.sql("ALTER TABLE step_rows OWNER TO CURRENT_USER", database=postgres.database)
