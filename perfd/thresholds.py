@@ -25,6 +25,8 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     mfu_low_ratio: float
     mfu_good_ratio: float
     mfu_excellent_ratio: float
+    mfu_typical_low_ratio: float
+    mfu_typical_high_ratio: float
     mfu_implausible_ratio: float
     headline_ratio: float
     compute_ratio: float

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perfd.analysis.findings import Kind
 from perfd.formatting import duration, percent
 from tests.support.chromium import Tab
 from tests.support.page_server import StandIn, job_entry
@@ -37,6 +38,11 @@ DATA = {
     "gain_ratio": 0.08,
     "effects": [],
 }
+STYLE = "getComputedStyle(document.querySelector('.verdict'))"
+COLOR = (
+    "((probe) => { probe.style.color = 'var(%s)'; document.body.append(probe);"
+    " const {color} = getComputedStyle(probe); probe.remove(); return color; })(document.createElement('i'))"
+)
 PARTS = {"forward_ratio": 0.3, "backward_ratio": 0.6, "unattributed_ratio": 0.06}
 
 
@@ -96,6 +102,31 @@ def test_the_idle_share_of_a_pipeline_is_theory_and_excess(tab: Tab, played: Cal
     assert all(value in numbers for value in (idle, theory, excess, percent(gain)))
     assert duration(job["step_time_s"]["median"] * gain) in numbers
     assert [one["kind"] for one in job["other_findings"]] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "gain", "color"),
+    [
+        ("straggler", 0.1, "--bad"),
+        ("communication", None, "--bad"),
+        ("communication", 0.0999, "--warn"),
+        ("compute_bound", None, "--quiet"),
+        ("none", None, "--good"),
+        ("unknown", None, "--quiet"),
+    ],
+)
+def test_the_headline_is_red_only_for_what_costs_a_tenth_of_a_step(
+    stand_in: StandIn, tab: Tab, kind: str, gain: float | None, color: str
+) -> None:
+    shown(stand_in, tab, bottleneck={**SLOW, "kind": kind, "gain_ratio": gain})
+
+    assert tab.run(f"{STYLE}.borderLeftColor") == tab.run(COLOR % color)
+
+
+def test_no_kind_of_finding_takes_the_color_of_a_part_of_a_step(stand_in: StandIn, tab: Tab) -> None:
+    for kind in Kind:
+        shown(stand_in, tab, bottleneck={**SLOW, "kind": kind.value})
+        assert tab.run(f"{STYLE}.backgroundColor") == tab.run(COLOR % "--card"), kind
 
 
 def test_evidence_opens_to_the_culprits_numbers(stand_in: StandIn, tab: Tab) -> None:

@@ -6,6 +6,7 @@ thresholds are those of docs/analysis.md.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -100,7 +101,10 @@ def _expected(finding: Finding, facts: JobEvidence) -> str:
     if not (step_s and gain and gain < 1 and finding.advice) or finding.kind in {Kind.HANG, Kind.UNKNOWN}:
         return ""
     without = f"{duration(step_s * (1 - gain))} per step instead of {duration(step_s)}"
-    gained = f", MFU {percent(mfu / (1 - gain))} instead of {percent(mfu)}" if mfu else ""
+    # The gain is an upper bound; an MFU that cannot be would make the step time look certain.
+    reached = mfu / (1 - gain) if mfu else math.inf
+    possible = reached <= THRESHOLDS.mfu_implausible_ratio
+    gained = f", MFU {percent(reached)} instead of {percent(mfu)}" if possible else ""
     return f" At best {without}{gained}."
 
 

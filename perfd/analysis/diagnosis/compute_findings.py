@@ -18,6 +18,10 @@ _NO_NCCL = (
     " NCCL 2.23 or newer, and room in /dev/shm (perfd doctor)."
 )
 _ANY_GPU = "a GPU of this job"
+_TYPICAL_MFU = (
+    f"{100 * THRESHOLDS.mfu_typical_low_ratio:.0f} to {percent(THRESHOLDS.mfu_typical_high_ratio, 0)}"
+    " is typical of large dense models (PaLM: arXiv:2204.02311, Llama 3: arXiv:2407.21783)"
+)
 
 _WITHOUT_TIMES = (StepSource.NCCL, StepSource.ARRIVAL)
 """Steps whose log shows no times."""
@@ -210,7 +214,7 @@ def _compute_evidence(facts: JobEvidence) -> list[str]:
     if efficiency.mfu_ratio is not None:
         evidence.append(
             f"MFU is {percent(efficiency.mfu_ratio)} by the convention {efficiency.flops_convention}, of"
-            f" {(efficiency.peak_flops_per_s or 0) / 1e12:.0f} TFLOP/s per GPU."
+            f" {(efficiency.peak_flops_per_s or 0) / 1e12:.0f} TFLOP/s per GPU; {_TYPICAL_MFU}."
         )
     if share.forward_ratio is not None and share.backward_ratio is not None:
         total = share.forward_ratio + share.backward_ratio

@@ -73,7 +73,7 @@ function heading(found, jobs, path) {
   const step = found.changes.find((change) => change.name === "step_time_s");
   const how = step?.change_ratio == null ? found.sentence : Math.abs(step.change_ratio) < 0.01 ? "Steps of B take as long as those of A" : `Steps of B take ${percent(Math.abs(step.change_ratio))} ${step.change_ratio > 0 ? "longer" : "less"} than those of A`;
   const run = (letter, job) => el("li", {}, el("strong", { class: `run-${letter}` }, letter.toUpperCase()), " ", el("a", { href: jobAddress(job.name) }, job.name), el("span", { class: "quiet" }, ` ${layout(job)}`));
-  return el("div", { class: `verdict ${found.regressed ? "" : "fine"}` }, el("h1", { id: "headline" }, how, el("small", {}, found.sentence)), el("ul", { class: "runs" }, run("a", jobs[0]), run("b", jobs[1])),
+  return el("div", { class: `verdict ${found.regressed ? "severe" : "fine"}` }, el("h1", { id: "headline" }, how, el("small", {}, found.sentence)), el("ul", { class: "runs" }, run("a", jobs[0]), run("b", jobs[1])),
     el("p", {}, el("a", { href: to(`reports/${path}`), id: "report" }, "Report"), " · ", el("a", { href: compareAddress(found.b, found.a) }, "Swap"), " · ", el("a", { href: compareAddress(found.a) }, "Other runs")));
 }
 

@@ -5,7 +5,7 @@ import { bandwidth, duration, percent, plural, unbroken, UNKNOWN } from "./forma
 import { jobAddress } from "./paths.js";
 import { metricsOf, rankName } from "./rank_metrics.js";
 import { captureButton, copyButton } from "./actions.js";
-import { isTrouble, sentence, shortSentence } from "./verdict.js";
+import { isTrouble, sentence, shortSentence, tone } from "./verdict.js";
 
 const MOST_EFFECTS = 12;
 const MOST_CULPRITS = 4;
@@ -26,7 +26,7 @@ export function headline(job, ranks) {
   const says = notes(finding);
   return el(
     "div",
-    { class: `verdict ${finding?.kind === "none" ? "fine" : (finding?.kind ?? "unknown")}` },
+    { class: `verdict ${tone(finding)}` },
     el("h1", { id: "headline" }, sentence(finding), says && el("small", {}, says)),
     evidence(finding, "evidence"),
     finding?.advice && el("p", { id: "advice" }, el("strong", {}, "What to do: "), unbroken(finding.advice)),
@@ -40,7 +40,7 @@ export function otherFindings(job, ranks) {
   const others = (job.other_findings ?? []).filter(isTrouble);
   if (!others.length) return [];
   const one = (finding) =>
-    el("li", { class: "finding" },
+    el("li", { class: `finding ${tone(finding)}` },
       el("h3", {}, shortSentence(finding), notes(finding) && el("small", {}, notes(finding))),
       evidence(finding),
       finding.advice && el("p", {}, el("strong", {}, "What to do: "), unbroken(finding.advice)),

@@ -5,7 +5,7 @@ import { count, duration, layout, percent, plural, progress } from "./format.js"
 import { wake } from "./live.js";
 import { jobAddress, to } from "./paths.js";
 import { sparkline } from "./sparkline.js";
-import { isHeldUp, shortSentence } from "./verdict.js";
+import { isHeldUp, shortSentence, tone } from "./verdict.js";
 
 const STALE_S = 30;
 
@@ -41,7 +41,7 @@ const COLUMNS = [
 ];
 
 // By what it costs: red is for a tenth of the job's time and more.
-const severity = (finding) => (!isHeldUp(finding) ? "quiet" : (finding.gain_ratio ?? 1) >= 0.1 ? "limit" : "");
+const severity = (finding) => ({ severe: "limit", slight: "" })[tone(finding)] ?? "quiet";
 
 function limit(job) {
   const cost = job.bottleneck?.gain_ratio;

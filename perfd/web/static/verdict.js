@@ -3,11 +3,20 @@
 const UNKNOWN = "perfd can’t yet tell what limits this job";
 const FINE = new Set(["none", "unknown"]);
 const SHOWN = 6;
+// A tenth of a step and more is red.
+const SEVERE = 0.1;
 
 export const isTrouble = (finding) => Boolean(finding) && !FINE.has(finding.kind);
 
 // Whether something other than the job's own work limits it.
 export const isHeldUp = (finding) => Boolean(finding?.limits_job);
+
+// How a finding is colored: by what it costs, and neutral where it is the job's own work.
+export function tone(finding) {
+  if (!finding || finding.kind === "unknown") return "unknown";
+  if (!isHeldUp(finding)) return finding.kind === "none" ? "fine" : "neutral";
+  return (finding.gain_ratio ?? 1) >= SEVERE ? "severe" : "slight";
+}
 
 export const kind = (finding) => finding?.name ?? "unknown";
 
