@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import math
+import textwrap
 import time
 from dataclasses import dataclass, field
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from rich.console import ConsoleDimensions, RenderableType
 from rich.live import Live
@@ -21,12 +21,13 @@ from perfd.cli.top import (
     Screen,
     ScreenPosition,
     Wait,
+    fleet_click,
     fleet_screen,
     framed,
     help_screen,
     job_screen,
     keys,
-    order,
+    orders,
     press,
     server_order,
     server_screen,
@@ -34,6 +35,9 @@ from perfd.cli.top import (
 from perfd.errors import PerfdError
 
 _HINT = "up/down choose  enter open  h jobs  s serving  ? keys  q leave"
+_HINT_JOBS = "up/down choose  enter open  < > sort  / find  s serving  ? keys  q leave"
+_MOST_JOBS = 1000
+_POINTS = 120
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +72,7 @@ def _follow(url: str, answers: _Answers, interval_s: float, wait: Wait, live: Li
         live.update(_drawn(live.console.size, url, place, answers, problem), refresh=True)
         key = wait(max(0.0, due_s - time.monotonic()))
         if key is not None:
-            place = press(place, key, _lines(answers))
+            place = _moved(place, key, answers, live.console.size, problem)
         if time.monotonic() < due_s and place.same_view(answers.place):
             continue
         due_s = time.monotonic() + interval_s
@@ -87,6 +91,8 @@ class _Answers:
     fleet: Json = field(default_factory=dict)
     servers: list[Json] = field(default_factory=list)
     job: Json | None = None
+    ranks: Json | None = None
+    series: Json | None = None
     alerts: list[Json] = field(default_factory=list)
 
 
@@ -103,29 +109,75 @@ def _ask(url: str, place: ScreenPosition) -> _Answers:
         return _Answers(place=place, at=at, servers=get(url, "/api/v1/servers")["servers"])
     if place.screen is Screen.JOB and place.job is not None:
         asked = quote(place.job, safe="")
-        jobs = get(url, f"/api/v1/jobs?job={asked}")["jobs"]
-        alerts = get(url, f"/api/v1/alerts?job={asked}")["alerts"]
-        return _Answers(place=place, at=at, job=jobs[0] if jobs else None, alerts=alerts)
-    return _Answers(place=place, at=at, fleet=get(url, "/api/v1/fleet"))
+        jobs = get(url, f"/api/v1/jobs?short=1&job={asked}")["jobs"]
+        if not jobs:
+            return _Answers(place=place, at=at)
+        return _Answers(
+            place=place,
+            at=at,
+            job=jobs[0],
+            alerts=get(url, f"/api/v1/alerts?job={asked}")["alerts"],
+            ranks=_known(url, f"/api/v1/jobs/{asked}/ranks"),
+            series=_known(url, f"/api/v1/jobs/{asked}/series?points={_POINTS}"),
+        )
+    query = {"limit": _MOST_JOBS, "trend": 1, "sort": place.sort, "down": int(place.down), "q": place.words}
+    fleet = get(url, f"/api/v1/fleet?{urlencode({name: value for name, value in query.items() if value})}")
+    return _Answers(place=place, at=at, fleet=fleet)
+
+
+def _known(url: str, path: str) -> Json | None:
+    """What adds to a job's numbers; without it the rest is shown."""
+    try:
+        return get(url, path)
+    except PerfdError:
+        return None
 
 
 def _lines(answers: _Answers) -> list[str]:
     if answers.servers:
         return [server["server"] for server in server_order(answers.servers)]
-    return [job["name"] for job in order(answers.fleet.get("jobs", ()))]
+    return [job["name"] for job in answers.fleet.get("jobs", ())]
+
+
+def _moved(
+    place: ScreenPosition, key: str, answers: _Answers, size: ConsoleDimensions, problem: str | None
+) -> ScreenPosition:
+    """Where a key or a click leads."""
+    if not key.startswith("click"):
+        return press(place, key, _lines(answers), orders(size.width))
+    if place.screen is not Screen.JOBS or not place.same_view(answers.place):
+        return place
+    column, line = map(int, key.split()[1:])
+    room = _room(size, _said(problem, answers))
+    # The hint is the last line; what is above the screen moves it down.
+    at = column, line - (size.height - 1 - room)
+    return fleet_click(answers.fleet, place, size.width, room, at)
+
+
+def _said(problem: str | None, answers: _Answers) -> str | None:
+    return problem and f"{problem} What is shown is from {answers.at}. Trying again."
+
+
+def _room(size: ConsoleDimensions, problem: str | None) -> int:
+    """Lines between the title, with what is wrong, and the hint."""
+    return size.height - 2 - len(textwrap.wrap(problem or "", size.width))
 
 
 def _drawn(
     size: ConsoleDimensions, url: str, place: ScreenPosition, answers: _Answers, problem: str | None
 ) -> RenderableType:
-    if problem is not None:
-        problem = f"{problem} What is shown is from {answers.at}. Trying again."
-    room = size.height - 2 - (math.ceil(len(problem) / size.width) + 1 if problem else 0)
+    problem = _said(problem, answers)
     # Until another view can be loaded, the current one stays.
     shown = place if place.same_view(answers.place) or place.screen is Screen.HELP else answers.place
-    screen = _screen(shown, answers, size.width, room)
+    screen = _screen(shown, answers, size.width, _room(size, problem))
     head = f"perfd top  {url.removeprefix('http://')}  {answers.at}"
-    return framed(screen, head=head, width=size.width, problem=problem, hint=_HINT)
+    return framed(
+        screen,
+        head=head,
+        width=size.width,
+        problem=problem,
+        hint=_HINT_JOBS if shown.screen is Screen.JOBS else _HINT,
+    )
 
 
 def _screen(place: ScreenPosition, answers: _Answers, width: int, room: int | None) -> RenderableType:
@@ -136,5 +188,7 @@ def _screen(place: ScreenPosition, answers: _Answers, width: int, room: int | No
     if place.screen is Screen.JOB:
         if answers.job is None:
             return Text(f"{place.job} is no longer in the aggregator's memory; h shows all jobs.")
-        return job_screen(answers.job, answers.alerts, width, room)
-    return fleet_screen(answers.fleet, place.row, width, room)
+        return job_screen(
+            answers.job, answers.alerts, width, room, ranks=answers.ranks, series=answers.series
+        )
+    return fleet_screen(answers.fleet, place, width, room)

@@ -25,19 +25,38 @@ class ScreenPosition:
     """The job that is looked at, or was last."""
     row: int = 0
     """The line of the list that Enter opens."""
+    sort: str = ""
+    """Of the jobs, as /api/v1/fleet names it; empty for what runs and costs most first."""
+    down: bool = False
+    words: str = ""
+    """Which jobs are shown: those with all of these words."""
+    typing: bool = False
+    """Whether keys are added to the words."""
     leaving: bool = False
 
     def same_view(self, other: ScreenPosition) -> bool:
         """Whether the same answers of an aggregator are shown."""
-        return (self.screen, self.job) == (other.screen, other.job)
+        return self._view == other._view
+
+    @property
+    def _view(self) -> tuple[object, ...]:
+        return self.screen, self.job, self.sort, self.down, self.words
 
 
-_STEPS = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10}
+_STEPS = {
+    "up": -1, "k": -1, "wheel up": -3, "page up": -10,
+    "down": 1, "j": 1, "wheel down": 3, "page down": 10,
+}  # fmt: skip
+_MOST_WORDS = 200
 _SCREENS = {"h": Screen.JOBS, "escape": Screen.JOBS, "s": Screen.SERVERS, "?": Screen.HELP}
 KEYS = (
     ("up, k / down, j", "choose a line"),
     ("page up, page down", "ten lines"),
     ("enter", "open the job"),
+    ("<, >", "sort the jobs by another column"),
+    ("r", "reverse the order"),
+    ("/", "show the jobs with these words: name, state, cause, owner; enter ends, escape shows all"),
+    ("mouse", "a click chooses a line, opens the chosen one, or sorts by a heading; shift to select text"),
     ("h, escape", "all jobs"),
     ("s", "serving engines"),
     ("?", "this list"),
@@ -45,17 +64,63 @@ KEYS = (
 )
 
 
-def press(place: ScreenPosition, key: str, lines: Sequence[str]) -> ScreenPosition:
-    """Where a key leads; `lines` are the names in the list, in the order that is shown."""
+_RISING = frozenset({"", "name", "owner"})
+"""Orders that begin with the least; the others begin with the largest."""
+
+
+def press(
+    place: ScreenPosition, key: str, lines: Sequence[str], orders: Sequence[str] = ()
+) -> ScreenPosition:
+    """Where a key leads.
+
+    `lines` are the names in the list, in the order that is shown; `orders` those of the shown columns.
+    """
+    if place.typing:
+        return _typed(place, key)
     if key in {"q", "Q"}:
         return replace(place, leaving=True)
+    if place.screen is Screen.JOBS and (moved := _in_jobs(place, key, lines, orders)) is not None:
+        return moved
     if key in _SCREENS:
         return replace(place, screen=_SCREENS[key], row=0 if key == "s" else place.row)
     if key in _STEPS:
         return replace(place, row=min(max(place.row + _STEPS[key], 0), max(len(lines) - 1, 0)))
-    if key == "enter" and place.screen is Screen.JOBS and lines:
-        return replace(place, screen=Screen.JOB, job=lines[min(place.row, len(lines) - 1)])
     return place
+
+
+def _in_jobs(
+    place: ScreenPosition, key: str, lines: Sequence[str], orders: Sequence[str]
+) -> ScreenPosition | None:
+    """Where a key leads that means something in the list of jobs only."""
+    if key == "escape" and place.words:
+        return replace(place, words="", row=0)
+    if key == "enter" and lines:
+        return replace(place, screen=Screen.JOB, job=lines[min(place.row, len(lines) - 1)])
+    if key == "/":
+        return replace(place, typing=True)
+    if key == "r":
+        return replace(place, down=not place.down, row=0)
+    if key in {"<", ">"} and orders:
+        every = ["", *orders]
+        at = every.index(place.sort) if place.sort in every else 0
+        return sorted_by(place, every[(at + (1 if key == ">" else -1)) % len(every)])
+    return None
+
+
+def sorted_by(place: ScreenPosition, order: str) -> ScreenPosition:
+    """By this column; by the same one again in the other direction."""
+    down = not place.down if order == place.sort else order not in _RISING
+    return replace(place, sort=order, down=down, row=0)
+
+
+def _typed(place: ScreenPosition, key: str) -> ScreenPosition:
+    if key == "escape":
+        return replace(place, typing=False, words="", row=0)
+    if key == "enter":
+        return replace(place, typing=False)
+    if key == "backspace":
+        return replace(place, words=place.words[:-1], row=0)
+    return replace(place, words=(place.words + key)[:_MOST_WORDS], row=0) if len(key) == 1 else place
 
 
 def window(count: int, row: int, room: int) -> range:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from io import StringIO
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfd.analysis.findings import limits_job
 from perfd.cli.tables.status_tables import Json, silent
-from perfd.cli.top.screen_state import KEYS, window
+from perfd.cli.top.fleet_table import job_table, marked, order_at, short
+from perfd.cli.top.screen_state import KEYS, ScreenPosition, press, sorted_by, window
 from perfd.formatting import UNKNOWN, count, duration, percent
 
 _NARROW = 70
@@ -24,91 +26,66 @@ _ALERTS = 2
 """Of those that belong to no job."""
 
 
-def order(jobs: Sequence[Json]) -> list[Json]:
-    """Rows of perfd.fleet/2 as the page has them: running jobs first, and of those what costs most."""
-    return sorted(jobs, key=_urgency)
-
-
-def _urgency(job: Json) -> tuple[int, bool, float, str]:
-    worst = job["bottleneck"]
-    state = 2 if job["ended"] else 1 if silent(job) else 0
-    return state, not limits_job(worst["kind"]), -(worst.get("gain_ratio") or 0.0), job["name"]
-
-
-def fleet_screen(fleet: Json, row: int, width: int, room: int | None) -> RenderableType:
+def fleet_screen(fleet: Json, place: ScreenPosition, width: int, room: int | None) -> RenderableType:
     """All jobs, as many lines as there is room for; None for all."""
-    jobs = order(fleet["jobs"])
-    agents, servers = fleet["agents"], fleet["servers"]
-    going = [job for job in jobs if not job["ended"]]
-    held = sum(limits_job(job["bottleneck"]["kind"]) for job in going)
-    running = f"{held} of {len(going)} active jobs have a bottleneck" if going else "no active jobs"
+    jobs, page = fleet["jobs"], fleet["page"]
+    above = _above(fleet, place)
+    if not page["total"]:
+        return Group(*above, Text("No jobs yet: agents send data about once per second.", style="dim"))
+    if not jobs:
+        return Group(*above, Text(f"No job has the words {place.words!r}; escape shows all.", style="dim"))
+    shown = _shown(fleet, place, room)
+    chosen = None if room is None else min(place.row, len(jobs) - 1)
+    table = job_table([(jobs[number], number == chosen) for number in shown], place, width)
+    left = page["matched"] - len(shown)
+    more = f"{shown.start + 1} to {shown.stop} of {page['matched']} jobs"
+    return Group(*above, table, *([Text(more, style="dim")] if left else []))
+
+
+def fleet_click(
+    fleet: Json, place: ScreenPosition, width: int, room: int, at: tuple[int, int]
+) -> ScreenPosition:
+    """What a click leads to at a column and line of the screen of all jobs, both counted from 0."""
+    column, line = at
+    row = line - len(_above(fleet, place)) - 1
+    if not fleet["jobs"]:
+        return place
+    shown = _shown(fleet, place, room)
+    if row == -1:
+        table = job_table([(fleet["jobs"][number], False) for number in shown], place, width)
+        console = Console(width=width, file=StringIO(), force_terminal=False)
+        with console.capture() as drawn:
+            console.print(table)
+        order = order_at(drawn.get().splitlines()[0], column, width)
+        return place if order is None else sorted_by(place, order)
+    if not 0 <= row < len(shown):
+        return place
+    if shown[row] == place.row:
+        return press(place, "enter", [job["name"] for job in fleet["jobs"]])
+    return replace(place, row=shown[row])
+
+
+def _shown(fleet: Json, place: ScreenPosition, room: int | None) -> range:
+    jobs = fleet["jobs"]
+    if room is None:
+        return range(len(jobs))
+    return window(len(jobs), min(place.row, len(jobs) - 1), room - 2 - len(_above(fleet, place)))
+
+
+def _above(fleet: Json, place: ScreenPosition) -> list[Text]:
+    """The lines above the table."""
+    agents, servers, counts = fleet["agents"], fleet["servers"], fleet["counts"]
+    going, held = counts["running"] + counts["silent"], counts["held_up"]
+    running = f"{held} of {going} active jobs have a bottleneck" if going else "no active jobs"
     head = Text(running, style="bold" if held else "")
     head.append(f"  {agents['connected']} of {agents['count']} agents connected", style="not bold dim")
     if servers["count"]:
         head.append(f"  {servers['up']} of {servers['count']} serving engines up", style="not bold dim")
+    words = [Text(f"/{place.words}{'_' if place.typing else ''}", style="bold cyan")]
     alerts = [
-        _line(Text(f"ALERT {alert['name']}  {alert['summary']}", style="bold red"))
-        for alert in fleet["alerts"][-_ALERTS:]
+        Text(f"ALERT {one['name']}  {one['summary']}", style="bold red") for one in fleet["alerts"][-_ALERTS:]
     ]
-    if not jobs:
-        return Group(head, *alerts, Text("No jobs yet: agents send data about once per second.", style="dim"))
-    shown = range(len(jobs)) if room is None else window(len(jobs), row, room - 3 - len(alerts))
-    chosen = None if room is None else min(row, len(jobs) - 1)
-    table = _job_table([(jobs[number], number == chosen) for number in shown], width)
-    left = len(jobs) - len(shown)
-    more = [Text(f"{shown.start + 1} to {shown.stop} of {len(jobs)} jobs", style="dim")] if left else []
-    return Group(_line(head), *alerts, table, *more)
-
-
-def _job_table(rows: Sequence[tuple[Json, bool]], width: int) -> Table:
-    table = _table()
-    # As much of the names as they need, but never more than a third of the line.
-    name_width = min(max(len(job["name"]) for job, _ in rows) + 2, max(14, width // 3))
-    table.add_column("JOB", no_wrap=True, width=name_width)
-    if width >= _NARROW:
-        table.add_column("STEP", justify="right", no_wrap=True)
-    table.add_column("TIME", justify="right", no_wrap=True)
-    table.add_column("MFU", justify="right", no_wrap=True)
-    if width >= _WIDE:
-        table.add_column("TOKENS/S", justify="right", no_wrap=True)
-        table.add_column("COMM", justify="right", no_wrap=True)
-        table.add_column("STALL", justify="right", no_wrap=True)
-    table.add_column("LIMITED BY", no_wrap=True, ratio=1, overflow="ellipsis")
-    if width >= _NARROW:
-        table.add_column("ALERTS", justify="right", no_wrap=True)
-    for job, chosen in rows:
-        name = Text(_mark(chosen) + _short(job["name"], name_width - 2), style="bold" if chosen else "")
-        cells: list[RenderableType] = [name]
-        if width >= _NARROW:
-            cells.append(_step(job))
-        cells += [duration(job["step_time_s"]), percent(job["mfu_ratio"])]
-        if width >= _WIDE:
-            cells += [
-                count(job["tokens_per_s"]),
-                percent(job["communication_ratio"]),
-                percent(job["stall_ratio"]),
-            ]
-        cells.append(_limit(job))
-        if width >= _NARROW:
-            alerts = job["firing_alerts"]
-            cells.append(Text(str(alerts), style="bold red" if alerts else "dim"))
-        table.add_row(*cells, style="dim" if job["ended"] else "")
-    return table
-
-
-def _limit(job: Json) -> Text:
-    worst = job["bottleneck"]
-    text = Text()
-    if silent(job):
-        text.append(f"silent for {duration(job['silent_s'])}  ", style="bold yellow")
-    text.append(_kind(worst), style="yellow" if limits_job(worst["kind"]) else "dim")
-    names = [f"{who['kind']} {who['id']}" for who in worst["culprits"]]
-    if names:
-        more = worst["culprit_count"] - len(names)
-        text.append(f": {', '.join(names)}{f' and {more} more' if more > 0 else ''}")
-    if worst.get("gain_ratio") is not None:
-        text.append(f"  {percent(worst['gain_ratio'])}", style="dim")
-    return text
+    return [one_line(text) for text in (head, *(words if place.words or place.typing else []), *alerts)]
 
 
 def server_order(servers: Sequence[Json]) -> list[Json]:
@@ -139,11 +116,11 @@ def server_screen(servers: Sequence[Json], row: int, width: int, room: int | Non
     for number in shown:
         table.add_row(*_server(servers[number], chosen=number == chosen, width=width))
     findings = [
-        _line(Text(f"{finding['name']}  {finding['summary']}", style="yellow"))
+        one_line(Text(f"{finding['name']}  {finding['summary']}", style="yellow"))
         for finding in servers[chosen]["findings"][:2]
     ]
     identity = server_words(servers[chosen])
-    return Group(table, *([_line(Text(identity))] if identity else []), *findings)
+    return Group(table, *([one_line(Text(identity))] if identity else []), *findings)
 
 
 def server_words(server: Json) -> str:
@@ -157,13 +134,13 @@ def server_words(server: Json) -> str:
 def _server(server: Json, *, chosen: bool, width: int) -> list[RenderableType]:
     style = "bold red" if server["up"] is False else "bold yellow" if silent(server) else ""
     state = "down " if server["up"] is False else "silent " if silent(server) else ""
-    name = Text(f"{_mark(chosen)}{state}{server['node']} {server['server']}", style=style)
+    name = Text(f"{marked(chosen)}{state}{server['node']} {server['server']}", style=style)
     theory = server["theory"] or {}
     cells: list[RenderableType] = [name]
     if width >= _ROOMY:
         cells.append(Text(server["engine"] or UNKNOWN))
     if width >= _NAMES:
-        cells.append(Text(_short(server["model"] or UNKNOWN, _MODEL_CHARS)))
+        cells.append(Text(short(server["model"] or UNKNOWN, _MODEL_CHARS)))
     cells += [
         count(server["running_requests"]),
         count(server["queued_requests"]),
@@ -198,23 +175,12 @@ def framed(
 ) -> RenderableType:
     """A screen with a line above and below it, and what is wrong now."""
     title = Text(head[:width].ljust(width), style="reverse")
-    problems = [Text(problem, style="bold red")] if problem is not None else []
-    return Group(_line(title), *problems, screen, _line(Text(hint, style="dim")))
+    problems = [one_line(Text(line, style="bold red")) for line in textwrap.wrap(problem or "", width)]
+    return Group(one_line(title), *problems, screen, one_line(Text(hint, style="dim")))
 
 
-def _mark(chosen: bool) -> str:
-    return "> " if chosen else "  "
-
-
-def _short(name: str, width: int) -> str:
-    """A name cut to a width in its middle: its end matters as much as its start."""
-    if len(name) <= width:
-        return name
-    end = (width - 1) // 2
-    return f"{name[: width - 1 - end]}…{name[-end:]}"
-
-
-def _line(text: Text) -> Text:
+def one_line(text: Text) -> Text:
+    """A text that is cut at the edge of the terminal."""
     text.no_wrap = True
     text.overflow = "ellipsis"
     return text
@@ -222,13 +188,3 @@ def _line(text: Text) -> Text:
 
 def _table() -> Table:
     return Table(box=None, pad_edge=False, expand=True, header_style="dim", padding=(0, 2, 0, 0))
-
-
-def _kind(finding: Mapping[str, Any]) -> str:
-    return str(finding["name"])
-
-
-def _step(job: Json) -> str:
-    if job["step"] is None:
-        return UNKNOWN
-    return f"{job['step']}/{job['train_steps']}" if job["train_steps"] else str(job["step"])

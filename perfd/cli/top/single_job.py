@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
-from statistics import median
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from perfd.cli.tables.status_tables import Json, ending, get, layout, silent
+from perfd.cli.top.sparkline import sparkline
 from perfd.formatting import UNKNOWN, count, duration, flops_per_s, percent, power
 
 _PARTS = (
@@ -21,15 +20,24 @@ _PARTS = (
     ("optimizer", "magenta", ("optimizer", "share_ratio")),
     ("outside timers", "bright_black", ("breakdown", "unattributed_ratio")),
 )
-_METRICS = (
-    ("SM", "sm_active_ratio"),
-    ("TENSOR", "tensor_active_ratio"),
-    ("DRAM", "dram_active_ratio"),
-    ("POWER", "power_w"),
-    ("NCCL", "busy_ratio"),
-    ("WAITS", "wait_ratio"),
-    ("GAIN", "gain_ratio"),
+_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("SM", "sm_active_ratio", percent),
+    ("TENSOR", "tensor_active_ratio", percent),
+    ("DRAM", "dram_active_ratio", percent),
+    ("POWER", "power_w", power),
+    ("NCCL", "busy_ratio", percent),
+    ("WAITS", "wait_ratio", percent),
+    ("GAIN", "gain_ratio", percent),
+    ("MEMORY", "memory_used_ratio", percent),
+    ("TEMP", "temperature_celsius", lambda value: UNKNOWN if value is None else f"{value:.0f} °C"),
+    ("CLOCK", "sm_clock_hz", lambda value: UNKNOWN if value is None else f"{value / 1e6:.0f} MHz"),
 )
+"""The first are shown in any terminal, the last where it is wide."""
+_WIDE = 110
+_LEAST_POINTS = 2
+_MOST_POINTS = 120
+_TREND_WORDS = 60
+"""Characters beside a trend."""
 _FAR = 0.05
 _VERY_FAR = 0.2
 _ALERTS = 3
@@ -38,8 +46,19 @@ _RANKS_FROM = 3
 """Lines: a heading, a rank, and how many more there are."""
 
 
-def job_screen(job: Json, alerts: Sequence[Json], width: int, room: int | None) -> RenderableType:
-    """One job in `room` lines; what does not fit is left out from the end, the ranks that are usual first."""
+def job_screen(
+    job: Json,
+    alerts: Sequence[Json],
+    width: int,
+    room: int | None,
+    *,
+    ranks: Json | None = None,
+    series: Json | None = None,
+) -> RenderableType:
+    """One job in `room` lines; what does not fit is left out from the end, the ranks that are usual first.
+
+    `ranks` is perfd.ranks/1 and `series` perfd.series/1; None where the aggregator has none of the job.
+    """
     firing = [alert for alert in alerts if alert["state"] == "firing"]
     brief = room is not None and room < _SENTENCES_FROM
     parts = [
@@ -49,11 +68,12 @@ def job_screen(job: Json, alerts: Sequence[Json], width: int, room: int | None) 
         *_numbers(job, width),
         *_step(job, width),
         *_stages(job),
+        *([] if brief else _trends(series, width)),
         *(_line(Text(f"ALERT {_alert(alert)}", style="bold red")) for alert in firing[:_ALERTS]),
     ]
     if room is None:
-        return Group(*parts, *_ranks(job, width, None))
-    return Group(*parts[: max(room, 1)], *_ranks(job, width, room - len(parts)))
+        return Group(*parts, *_ranks(ranks, width, None))
+    return Group(*parts[: max(room, 1)], *_ranks(ranks, width, room - len(parts)))
 
 
 def _title(job: Json) -> Text:
@@ -152,65 +172,68 @@ def _stage(stage: Json) -> str:
     return str(stage.get("bound") or "?").replace("_", " ") if number is None else f"{number}:"
 
 
-def _ranks(job: Json, width: int, room: int | None) -> list[RenderableType]:
-    """Ranks by metric, the most unusual first when they do not all fit."""
-    rows = _rank_rows(job)
-    if not rows or (room is not None and room < _RANKS_FROM):
+def _trends(series: Json | None, width: int) -> list[Text]:
+    """Step time and MFU over the newest steps, on a terminal that has room for a line of them."""
+    if series is None or width < _WIDE:
         return []
-    metrics = [(name, key) for name, key in _METRICS if any(row.get(key) is not None for row in rows)]
-    middle = {key: median(row[key] for row in rows if row.get(key) is not None) for _, key in metrics}
+    lines = []
+    for title, key, show in (("step", "step_time_s", duration), ("MFU", "mfu_ratio", percent)):
+        known = [value for value in series[key] if value is not None]
+        if len(known) < _LEAST_POINTS:
+            continue
+        drawn = sparkline(series[key], min(width - _TREND_WORDS, _MOST_POINTS))
+        span = (
+            f"{show(min(known))} to {show(max(known))} over steps {series['step'][0]} to {series['step'][-1]}"
+        )
+        lines.append(_line(Text.assemble((f"{title:<5}", "dim"), (drawn, "cyan"), (f"  {span}", "dim"))))
+    return lines
+
+
+def _ranks(ranks: Json | None, width: int, room: int | None) -> list[RenderableType]:
+    """Ranks by metric, the most unusual first when they do not all fit."""
+    rows = ranks["rows"] if ranks else []
+    if not ranks or not rows or (room is not None and room < _RANKS_FROM):
+        return []
+    metrics = [(name, key, show) for name, key, show in _METRICS if key in ranks["metrics"]]
     metrics = metrics[: max(1, (width - 32) // 9)]
-    space = len(rows) if room is None else room - 1
-    if len(rows) > space:
-        rows = sorted(rows, key=lambda row: (not row["culprit"], -_strangeness(row, middle)))
-        rows = rows[: max(1, space - 1)]
+    space = ranks["count"] if room is None else room - 1
+    if len(rows) > space or ranks["count"] > len(rows):
+        rows = sorted(rows, key=_strangeness)[: max(1, space - 1)]
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     table.add_column("RANK", no_wrap=True, max_width=28, overflow="ellipsis")
-    for name, _ in metrics:
+    stages = ranks["stages"] > 1 and width >= _WIDE
+    if stages:
+        table.add_column("STAGE", justify="right", no_wrap=True)
+    for name, _, _ in metrics:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        cells = [_cell(row.get(key), _far(row.get(key), middle[key], key), key) for _, key in metrics]
-        table.add_row(_rank_name(row), *cells)
-    left = len(_rank_rows(job)) - len(rows)
+        cells = [_cell(row, key, show) for _, key, show in metrics]
+        stage = [Text(UNKNOWN if row["stage"] is None else str(row["stage"]))] if stages else []
+        table.add_row(_rank_name(row), *stage, *cells)
+    left = ranks["count"] - len(rows)
     return [table, _line(Text(f"and {left} more", style="dim"))] if left else [table]
 
 
-def _rank_rows(job: Json) -> list[dict[str, Any]]:
-    blamed = {f"{who['kind']} {who['id']}" for who in get(job, "bottleneck", "culprits") or []}
-    rows: dict[str, dict[str, Any]] = {}
-    for gpu in job.get("gpus") or []:
-        where = f"{gpu['node']}/{gpu['gpu']}"
-        name = where if gpu.get("rank") is None else f"rank {gpu['rank']}"
-        who = {name, f"gpu {where}", f"node {gpu['node']}"}
-        rows[name] = {**gpu, "name": name, "where": where, "culprit": bool(who & blamed)}
-    for one in get(job, "nccl", "ranks") or []:
-        name = f"rank {one['rank']}"
-        rows[name] = {"name": name, "where": "", "culprit": name in blamed, **rows.get(name, {}), **one}
-    return list(rows.values())
-
-
-def _rank_name(row: Mapping[str, Any]) -> Text:
-    text = Text(row["name"], style="bold red" if row["culprit"] else "")
-    if row["where"] and row["where"] != row["name"]:
-        text.append(f"  {row['where']}", style="not bold dim")
+def _rank_name(row: Json) -> Text:
+    where = None if row["node"] is None else f"{row['node']}/{row['gpu']}"
+    text = Text(
+        str(where) if row["rank"] is None else f"rank {row['rank']}",
+        style="bold red" if row["culprit"] else "",
+    )
+    if where and row["rank"] is not None:
+        text.append(f"  {where}", style="not bold dim")
     return text
 
 
-def _cell(value: float | None, far: float, key: str) -> Text:
-    shown = power(value) if key == "power_w" else percent(value)
-    style = "" if abs(far) < _FAR else "yellow" if abs(far) < _VERY_FAR else "bold yellow"
-    return Text(shown, style=style)
+def _cell(row: Json, key: str, show: Callable[[float | None], str]) -> Text:
+    far = abs(row["deviation"].get(key) or 0.0)
+    style = "" if far < _FAR else "yellow" if far < _VERY_FAR else "bold yellow"
+    return Text(show(row["values"].get(key)), style=style)
 
 
-def _strangeness(row: Mapping[str, Any], middle: Mapping[str, float]) -> float:
-    return max((abs(_far(row.get(key), value, key)) for key, value in middle.items()), default=0.0)
-
-
-def _far(value: float | None, middle: float, key: str) -> float:
-    """Relative distance; shares near zero are not far apart because one is twice the other."""
-    if value is None:
-        return 0.0
-    return (value - middle) / max(abs(middle), 0.1 if key.endswith("_ratio") else 1e-9)
+def _strangeness(row: Json) -> tuple[bool, float]:
+    """For order: culprits first, then what is farthest from the median."""
+    return not row["culprit"], -max(map(abs, row["deviation"].values()), default=0.0)
 
 
 def _alert(alert: Json) -> str:
