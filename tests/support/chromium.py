@@ -159,8 +159,8 @@ class Tab:
             raise
 
     def text(self, selector: str) -> str:
-        """The text of an element as a person reads it; no-break spaces are spaces."""
-        found = self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
+        """The text of an element as a person reads it, who scrolls to it; no-break spaces are spaces."""
+        found = self.run(f"({_TEXT})({json.dumps(selector)})")
         return str(found).replace("\N{NO-BREAK SPACE}", " ")
 
     def count(self, selector: str) -> int:
@@ -252,6 +252,16 @@ class Tab:
         return self._browser.ask(method, parameters, self._session)
 
 
+# What is not laid out before it is seen has no text. A tab behind another one has no frames.
+_TEXT = """async (selector) => {
+  const element = document.querySelector(selector);
+  if (element && !element.checkVisibility({contentVisibilityAuto: true})) {
+    element.scrollIntoView({block: "center"});
+    const frame = new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    await Promise.race([frame, new Promise((done) => setTimeout(done, 500))]);
+  }
+  return element?.innerText ?? "";
+}"""
 _CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
 
 

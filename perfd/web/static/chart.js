@@ -3,6 +3,7 @@
 
 /* global uPlot */
 import { color, el } from "./dom.js";
+import { drawNow, whenSeen } from "./view.js";
 
 const HEIGHT = 180;
 const MANY_POINTS = 150;
@@ -33,7 +34,7 @@ export function lineChart({ id, name, show, group, most = Infinity, stacked = fa
   const readout = el("output", { class: "readout" });
   const place = el("div", { class: "plot", id: `${id}-drawing`, role: "img", tabindex: "0" });
   const keys = el("figcaption", { class: "quiet keys" });
-  const [reset, csv, png] = [button("Reset zoom", () => group.zoom(null)), button("CSV", () => save(`${name}.csv`, csvOf(held.now))), button("PNG", () => savePicture(name, held))];
+  const [reset, csv, png] = [button("Reset zoom", () => group.zoom(null)), button("CSV", () => save(`${name}.csv`, csvOf(held.now))), button("PNG", () => { drawNow(place); savePicture(name, held); })];
   const tools = el("span", { class: "chart-tools" }, reset, csv, png);
   const element = el("figure", { id, class: "chart" }, el("div", { class: "chart-head" }, el("h2", {}, name), readout, tools), place, keys);
   const held = { plot: null, now: null, name };
@@ -49,6 +50,7 @@ export function lineChart({ id, name, show, group, most = Infinity, stacked = fa
   };
 
   place.addEventListener("keydown", (event) => {
+    drawNow(place);
     if (!held.plot) return;
     const last = held.now.x.length - 1;
     const at = held.plot.cursor.idx ?? last;
@@ -72,6 +74,7 @@ export function lineChart({ id, name, show, group, most = Infinity, stacked = fa
       tools.hidden = !known;
       reset.hidden = !group.range;
       if (!known) {
+        drawNow(place);
         held.plot?.destroy();
         held.plot = null;
         readout.textContent = "";
@@ -80,20 +83,22 @@ export function lineChart({ id, name, show, group, most = Infinity, stacked = fa
       }
       const drawn = stacked ? stack(lines) : lines;
       held.now = { x, showX, axisX, time, lines, drawn, steady, marks: marks.slice(-MOST_MARKS), top: Math.min(most, topOf(drawn, steady)), name };
-      const shape = JSON.stringify([width, time, drawn.map((line) => [line.name, line.color, Boolean(line.low)])]);
-      if (held.plot && held.shape === shape) {
-        held.plot.setData(columns(held.now), false);
-        setRange(held.plot, group);
-      } else {
+      whenSeen(place, () => {
+        const shape = JSON.stringify([width, time, drawn.map((line) => [line.name, line.color, Boolean(line.low)])]);
+        if (held.plot && held.shape === shape) {
+          held.plot.setData(columns(held.now), false);
+          setRange(held.plot, group);
+          return;
+        }
         held.plot?.destroy();
         place.replaceChildren();
         held.shape = shape;
         held.plot = new uPlot(options(held, { width, show, readAt, group, stacked }), columns(held.now), place);
         if (group.range) setRange(held.plot, group);
-      }
+      });
       place.setAttribute("aria-label", label(held.now, show));
       keys.replaceChildren(...legend(held.now));
-      readAt(held.plot.cursor.idx);
+      readAt(held.plot?.cursor.idx);
     },
   };
 }

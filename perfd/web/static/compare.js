@@ -6,6 +6,7 @@ import { chartGroup, lineChart } from "./chart.js";
 import { el, section } from "./dom.js";
 import { count, duration, layout, percent, plural, signedPercent, UNKNOWN, words } from "./format.js";
 import { compareAddress, jobAddress, to } from "./paths.js";
+import { contentWidth } from "./view.js";
 
 const MOST_SETTINGS = 60;
 const MOST_NAMES = 200;
@@ -107,7 +108,7 @@ function drawCharts(main, found, series) {
   const steady = x.map(() => false);
   for (const one of known) for (const [row, step] of one.step.entries()) steady[at.get(step)] ||= one.steady[row];
   for (const { chart, column } of charts) {
-    chart.update({ x, showX: (step) => `step ${step}`, axisX: (step, i) => (i ? String(step) : `step ${step}`), lines: series.map((one, i) => line(one, i, column)), steady, width: main.querySelector('[data-section="progress"]').clientWidth });
+    chart.update({ x, showX: (step) => `step ${step}`, axisX: (step, i) => (i ? String(step) : `step ${step}`), lines: series.map((one, i) => line(one, i, column)), steady, width: contentWidth(main) });
   }
 }
 

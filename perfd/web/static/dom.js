@@ -1,5 +1,7 @@
 // Elements from data. Strings become text nodes, so that nothing from a job is ever read as markup.
 
+import { windowWidth } from "./view.js";
+
 export function el(tag, attributes, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
@@ -14,7 +16,7 @@ export function el(tag, attributes, ...children) {
 
 // Draws `build()` into the named section only when `data` has changed, so that focus and selection stay.
 export function section(parent, name, data, build) {
-  const print = JSON.stringify([data, window.innerWidth, document.documentElement.dataset.theme]) ?? "";
+  const print = JSON.stringify([data, windowWidth(), document.documentElement.dataset.theme]) ?? "";
   let found = parent.querySelector(`:scope > [data-section="${name}"]`);
   if (found?.print === print) return;
   const fresh = el("section", { "data-section": name }, ...build());

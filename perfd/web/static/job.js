@@ -12,9 +12,10 @@ import { grouped } from "./groups.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
 import { drawPeers } from "./peers.js";
 import { captureAddress, compareAddress, jobAddress, to } from "./paths.js";
-import { gridChoice, rankGrid } from "./rank_grid.js";
-import { loadRanks } from "./rank_metrics.js";
+import { gridChoice, gridOptions, gridTools, rankGrid } from "./rank_grid.js";
+import { loadRanks, metricsOf } from "./rank_metrics.js";
 import { heatMap } from "./ranks.js";
+import { contentWidth } from "./view.js";
 
 const MOST_ALERTS = 50;
 const MOST_CAPTURES = 5;
@@ -27,7 +28,7 @@ const MOST_COLUMNS = 1600;
 // Loads first and returns a draw function, so a failed request leaves the page as it was.
 export async function showJob(main, name, again) {
   const asked = encodeURIComponent(name);
-  const columns = Math.max(LEAST_COLUMNS, Math.min(main.clientWidth, MOST_COLUMNS));
+  const columns = Math.max(LEAST_COLUMNS, Math.min(contentWidth(main), MOST_COLUMNS));
   const { metric } = gridChoice();
   const [job, ranks, peers, series, alerts, captures] = await Promise.all([
     overviewOf(name),
@@ -53,7 +54,9 @@ function draw(main, job, ranks, peers, series, alerts, captures, again) {
   section(main, "dimensions", job.communication?.dimensions, () => dimensions(job));
   drawCharts(main, series, { name: job.name, alerts, captures, again });
   section(main, "stages", job.pipeline, () => stages(job));
-  section(main, "ranks", [ranks && textOf(ranks), gridChoice()], () => rankSection(job, ranks, main.clientWidth, again));
+  const options = ranks && gridOptions(ranks);
+  section(main, "rank-choice", options, () => (ranks && metricsOf(ranks).length ? [el("h2", {}, "Ranks"), options && gridTools(options, again)].filter(Boolean) : []));
+  section(main, "ranks", [ranks && textOf(ranks), gridChoice()], () => (ranks ? [rankGrid(job, ranks, contentWidth(main)), heatMap(job, ranks)].filter(Boolean) : []));
   drawPeers(main, job, peers, again);
   section(main, "alerts", alerts, () => alertList(alerts));
   section(main, "captures", captures, () => captureList(job, captures));
@@ -135,11 +138,6 @@ function dimensions(job) {
 function stages(job) {
   if (!job.pipeline?.bubble_theory_ratio || !job.pipeline.stages.length) return [];
   return [el("h2", {}, "Pipeline stages"), stageBars(job.pipeline)];
-}
-
-function rankSection(job, ranks, width, again) {
-  const map = ranks && heatMap(job, ranks);
-  return map ? [el("h2", {}, "Ranks"), rankGrid(job, ranks, width, again), map].filter(Boolean) : [];
 }
 
 function alertList(alerts) {

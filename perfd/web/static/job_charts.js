@@ -5,6 +5,7 @@ import { get, jobPath, missing } from "./api.js";
 import { chartGroup, lineChart } from "./chart.js";
 import { el, section } from "./dom.js";
 import { clock, count, duration, percent, power } from "./format.js";
+import { contentWidth, keptWidth } from "./view.js";
 
 const celsius = (value) => (value == null ? "-" : `${Math.round(value)} °C`);
 const megahertz = (value) => (value == null ? "-" : `${Math.round(value / 1e6)} MHz`);
@@ -84,8 +85,7 @@ export function drawCharts(main, found, { name, rank = null, alerts = [], captur
   const shown = [...STEPS.filter((one, i) => i < 2 || (known && has(one.values(found)))).map(({ chart }) => chart), ...(known && has(found?.phases_s?.forward) ? [phases] : [])];
   section(main, "progress", [known, absent, overTime, picked, shown.length], () =>
     known ? [toggle(again), ...shown.map((chart) => chart.element)] : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]);
-  const wide = main.querySelector('[data-section="progress"]').clientWidth;
-  if (known && found?.step.length) drawSteps(found, shown, marksOf(found, alerts, captures), wide);
+  if (known && found?.step.length) drawSteps(found, shown, marksOf(found, alerts, captures), contentWidth(main));
   const drawGpuSection = () => drawGpuCharts(main, known && found?.step.length > 1);
   drawGpuSection();
   loadGpus(name, rank, drawGpuSection);
@@ -97,10 +97,11 @@ function drawGpuCharts(main, bySteps) {
   section(main, "gpu-charts", [charted.map(({ key }) => key), found?.gpus], () =>
     charted.length ? [el("h2", {}, "GPUs, last 5 minutes", el("small", {}, found.gpus === 1 ? "1 GPU" : `${count(found.gpus)} GPUs: median, lowest and highest`)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : []);
   // Between two answers only the axis can change.
-  const print = JSON.stringify([bySteps, overTime, group.range, main.clientWidth, document.documentElement.dataset.theme]);
+  const print = JSON.stringify([bySteps, overTime, group.range, contentWidth(main), document.documentElement.dataset.theme]);
   if (!charted.length || (gpus.drawn === found && gpus.print === print)) return;
   Object.assign(gpus, { drawn: found, print });
-  drawGpus(found, charted, bySteps);
+  // All of them are as wide as the first.
+  drawGpus(found, charted, bySteps, keptWidth("gpu-charts", () => charted[0].chart.element.clientWidth));
 }
 
 const has = (values) => Boolean(values?.some((value) => value != null));
@@ -158,7 +159,7 @@ function drawSteps(found, shown, marks, width) {
 }
 
 // Over steps where these are known: a sample lies between two of them.
-function drawGpus(found, charted, bySteps) {
+function drawGpus(found, charted, bySteps, width) {
   const times = found.time_unix_s;
   const x = overTime || !bySteps ? times : times.map(stepAt);
   const kept = x.map((value, i) => [value, i]).filter(([value], i, all) => value != null && (i === 0 || all[i - 1][0] == null || value > all[i - 1][0])).map(([, i]) => i);
@@ -168,6 +169,6 @@ function drawGpus(found, charted, bySteps) {
     const of = found.metrics[key];
     const band = { name: "median", values: pick(of.median), low: pick(of.lowest), high: pick(of.highest), color: "--forward" };
     const lines = of.rank ? [{ name: "this rank", values: pick(of.rank), color: "--communication" }, band] : [band];
-    chart.update({ ...place, x: pick(x), lines: found.gpus > 1 ? lines : [{ name: "GPU", values: pick(of.median), color: "--forward" }], width: chart.element.clientWidth });
+    chart.update({ ...place, x: pick(x), lines: found.gpus > 1 ? lines : [{ name: "GPU", values: pick(of.median), color: "--forward" }], width });
   }
 }

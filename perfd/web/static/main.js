@@ -15,6 +15,7 @@ import { showNodes } from "./nodes.js";
 import { jobAddress, to, within } from "./paths.js";
 import { showRank } from "./rank_page.js";
 import { showServers } from "./servers.js";
+import { watchWidth } from "./view.js";
 
 const main = document.getElementById("main");
 const place = placeOf(within(location.pathname));
@@ -153,6 +154,7 @@ function listenToTheme() {
 drawPlace();
 listenToKeys(place);
 listenToTheme();
+watchWidth(main, wake);
 follow(refresh, (now) => {
   how = now;
   drawUpdated();

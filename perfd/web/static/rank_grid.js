@@ -6,6 +6,7 @@ import { grouped, runAt } from "./groups.js";
 import { jobAddress } from "./paths.js";
 import { components, pixelImage } from "./pixels.js";
 import { metricsOf, rankAt } from "./rank_metrics.js";
+import { whenSeen } from "./view.js";
 
 const LEAST_RANKS = 8;
 const MOST_CELL_PX = 26;
@@ -19,21 +20,48 @@ const chosen = { axis: "nodes", metric: null };
 
 export const gridChoice = () => ({ ...chosen });
 
-export function rankGrid(job, ranks, width, again) {
-  const grid = ranks.grid;
-  const total = grid?.values.length ?? 0;
-  if (total < LEAST_RANKS) return null;
-  const axes = AXES.filter(([name]) => grid[name].some(([value]) => value != null) && (name === "nodes" || ranks.stages > 1));
+function axesOf({ grid, stages }) {
+  if ((grid?.values.length ?? 0) < LEAST_RANKS) return [];
+  return AXES.filter(([name]) => grid[name].some(([value]) => value != null) && (name === "nodes" || stages > 1));
+}
+
+const axisOf = (axes) => axes.find(([name]) => name === chosen.axis) ?? axes[0];
+
+// What can be chosen of the grid; null for jobs without one.
+export function gridOptions(ranks) {
+  const axes = axesOf(ranks);
   if (!axes.length) return null;
-  const [axis, , titleOf] = axes.find(([name]) => name === chosen.axis) ?? axes[0];
-  const metrics = metricsOf(ranks);
-  const [, title, show] = metrics.find(([key]) => key === grid.metric);
-  const { lowest: low, highest: high } = ranks.metrics[grid.metric];
+  const named = (all) => all.map(([key, title]) => [key, title]);
+  return { metrics: named(metricsOf(ranks)), metric: ranks.grid.metric, axes: named(axes), axis: axisOf(axes)[0] };
+}
+
+// Apart from the grid: browsers search the page for forms whenever an element of one is replaced.
+export function gridTools({ metrics, metric, axes, axis }, again) {
+  const select = (id, label, values, now, set) => {
+    const box = el("select", { id, "aria-label": label }, values.map(([value, text]) => el("option", { value, selected: value === now }, text)));
+    box.addEventListener("change", () => {
+      set(box.value);
+      again();
+    });
+    return box;
+  };
+  return el("div", { class: "tools" }, select("grid-metric", "Metric", metrics, metric, (value) => (chosen.metric = value)), axes.length > 1 && select("grid-axis", "Rows", axes, axis, (value) => (chosen.axis = value)));
+}
+
+export function rankGrid(job, ranks, width) {
+  const axes = axesOf(ranks);
+  if (!axes.length) return null;
+  const grid = ranks.grid;
+  const total = grid.values.length;
+  const [axis, , titleOf] = axisOf(axes);
+  const [, title, show] = metricsOf(ranks).find(([key]) => key === grid.metric);
+  const { lowest, highest } = ranks.metrics[grid.metric];
   const laid = arranged(grid[axis], total, width - LABEL_PX - 20);
   const culprits = new Set(grid.culprits);
   const readout = el("output", { class: "readout", id: "grid-readout" });
-  const says = `${count(total)} ranks by ${axis.slice(0, -1)}: ${title} from ${show(low)} to ${show(high)}. The table below has the same numbers.`;
-  const canvas = el("canvas", { id: "rank-grid", role: "img", "aria-label": says });
+  const says = `${count(total)} ranks by ${axis.slice(0, -1)}: ${title} from ${show(lowest)} to ${show(highest)}. The table below has the same numbers.`;
+  const [wide, high] = sizeOf(laid);
+  const canvas = el("canvas", { id: "rank-grid", role: "img", "aria-label": says, style: { width: `${wide}px`, height: `${high}px` } });
   const at = (event) => {
     const box = canvas.getBoundingClientRect();
     const [column, line] = [Math.floor((event.clientX - box.left - LABEL_PX) / laid.cell), Math.floor((event.clientY - box.top) / laid.cell)];
@@ -51,19 +79,11 @@ export function rankGrid(job, ranks, width, again) {
     const row = at(event);
     if (row) location.assign(jobAddress(job.name, `ranks/${row.rank}`));
   });
-  requestAnimationFrame(() => paint(canvas, laid, titleOf, grid, low, high));
-  const select = (id, label, values, now, set) => {
-    const box = el("select", { id, "aria-label": label }, values.map(([value, text]) => el("option", { value, selected: value === now }, text)));
-    box.addEventListener("change", () => {
-      set(box.value);
-      again();
-    });
-    return box;
-  };
+  whenSeen(canvas, () => paint(canvas, laid, titleOf, grid, lowest, highest));
   return el("figure", {},
-    el("div", { class: "tools" }, select("grid-metric", "Metric", metrics, grid.metric, (value) => (chosen.metric = value)), axes.length > 1 && select("grid-axis", "Rows", axes, axis, (value) => (chosen.axis = value)), readout),
+    readout,
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Grid of ranks" }, canvas),
-    el("figcaption", { class: "quiet scale" }, show(low), el("span", { class: "gradient", "aria-hidden": "true" }), show(high), ` ${title}; framed: culprit; a click opens the rank`));
+    el("figcaption", { class: "quiet scale" }, show(lowest), el("span", { class: "gradient", "aria-hidden": "true" }), show(highest), ` ${title}; framed: culprit; a click opens the rank`));
 }
 
 // The same ranks are drawn in the same places, round after round.
@@ -102,13 +122,13 @@ function arrange(runs, total, width) {
   return { ...laid, places, labels };
 }
 
+const sizeOf = ({ cell, columns, lines }) => [LABEL_PX + columns * cell + 4, lines * cell + 2];
+
 function paint(canvas, { cell, columns, lines, places, labels }, titleOf, { values, culprits }, low, high) {
   const ratio = window.devicePixelRatio || 1;
-  const [width, height] = [LABEL_PX + columns * cell + 4, lines * cell + 2];
+  const [width, height] = sizeOf({ cell, columns, lines });
   canvas.width = width * ratio;
   canvas.height = height * ratio;
-  canvas.style.setProperty("width", `${width}px`);
-  canvas.style.setProperty("height", `${height}px`);
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
   pen.imageSmoothingEnabled = false;

@@ -6,10 +6,12 @@ import { signedPercent, UNKNOWN } from "./format.js";
 import { jobAddress } from "./paths.js";
 import { components, pixelImage } from "./pixels.js";
 import { metricsOf, rankAt, rankName, whereOf } from "./rank_metrics.js";
+import { keptWidth, whenSeen } from "./view.js";
 
 const QUIET = 0.05;
 const FULL = 0.4;
 const ROW_PX = 22;
+const MARK_PX = 6;
 
 export function heatMap(job, ranks) {
   const metrics = metricsOf(ranks);
@@ -45,13 +47,12 @@ function cell(value, far, show) {
 // One row per metric, one column per rank; with more ranks than pixels, a column shows its most unusual rank.
 function picture({ picture: drawn, grid, count: all, rows }, metrics) {
   const { columns, values, deviation } = drawn;
-  const canvas = el("canvas", { id: "rank-picture", role: "img", "aria-label": `${all} ranks by ${metrics.length} metrics. Most unusual: ${rankName(rows[0])}.` });
+  const canvas = el("canvas", { id: "rank-picture", role: "img", "aria-label": `${all} ranks by ${metrics.length} metrics. Most unusual: ${rankName(rows[0])}.`, style: { height: `${metrics.length * ROW_PX + MARK_PX}px` } });
   const readout = el("output", { class: "readout", id: "rank-readout" });
   const named = (i) => (i < (grid?.values.length ?? 0) ? `rank ${rankAt(grid, i)}` : "a GPU without a rank");
   const first = (column) => Math.floor((column * all) / columns);
   const of = (column) => (first(column + 1) - first(column) > 1 ? `${named(first(column))} to ${named(first(column + 1) - 1)}, most unusual` : named(first(column)));
-  // Fonts and colors are known once the canvas is in the page.
-  requestAnimationFrame(() => paint(canvas, columns, metrics, deviation, new Set(drawn.culprits)));
+  whenSeen(canvas, () => paint(canvas, columns, metrics, deviation, new Set(drawn.culprits)));
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const column = Math.min(Math.max(Math.floor(((event.clientX - box.left) / box.width) * columns), 0), columns - 1);
@@ -65,11 +66,10 @@ function picture({ picture: drawn, grid, count: all, rows }, metrics) {
 
 function paint(canvas, columns, metrics, deviation, culprits) {
   const ratio = window.devicePixelRatio || 1;
-  const width = canvas.clientWidth;
-  const [mark, height] = [6, metrics.length * ROW_PX];
+  const width = keptWidth("rank-picture", () => canvas.clientWidth);
+  const height = metrics.length * ROW_PX;
   canvas.width = width * ratio;
-  canvas.height = (height + mark) * ratio;
-  canvas.style.setProperty("height", `${height + mark}px`);
+  canvas.height = (height + MARK_PX) * ratio;
   const pen = canvas.getContext("2d");
   pen.scale(ratio, ratio);
   pen.imageSmoothingEnabled = false;
@@ -93,5 +93,5 @@ function paint(canvas, columns, metrics, deviation, culprits) {
   // A column of one pixel is hard to see.
   const [left, size] = [(column) => (column * width) / columns, Math.max(width / columns, 2)];
   pen.fillStyle = color("--bad");
-  for (const column of culprits) pen.fillRect(left(column) - 2, height, size + 4, mark);
+  for (const column of culprits) pen.fillRect(left(column) - 2, height, size + 4, MARK_PX);
 }
