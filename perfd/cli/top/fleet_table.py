@@ -21,7 +21,7 @@ _LEAST_NAME = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class FleetColumn:
     """A column of the table."""
 
     title: str
@@ -33,7 +33,7 @@ class Column:
     left: bool = False
 
 
-def columns(width: int) -> list[Column]:
+def columns(width: int) -> list[FleetColumn]:
     """Those for which a terminal has room, the first with the name."""
     return [column for column in _COLUMNS if width >= column.least_width]
 
@@ -124,34 +124,34 @@ def _lost(job: Json) -> Text:
 
 _LIMIT = "LIMITED BY"
 _COLUMNS = (
-    Column(title="JOB", cell=lambda job: Text(job["name"]), sort="name", left=True),
-    Column(title="STEP", cell=_step, least_width=70, sort="step"),
-    Column(title="TIME", cell=lambda job: Text(duration(job["step_time_s"])), sort="step_time"),
-    Column(
+    FleetColumn(title="JOB", cell=lambda job: Text(job["name"]), sort="name", left=True),
+    FleetColumn(title="STEP", cell=_step, least_width=70, sort="step"),
+    FleetColumn(title="TIME", cell=lambda job: Text(duration(job["step_time_s"])), sort="step_time"),
+    FleetColumn(
         title="LAST HOUR",
         cell=lambda job: Text(sparkline(job.get("trend_step_time_s") or (), _TREND), style="cyan"),
         least_width=140,
         left=True,
     ),
-    Column(title="MFU", cell=lambda job: Text(percent(job["mfu_ratio"])), sort="mfu"),
-    Column(
+    FleetColumn(title="MFU", cell=lambda job: Text(percent(job["mfu_ratio"])), sort="mfu"),
+    FleetColumn(
         title="TOKENS/S", cell=lambda job: Text(count(job["tokens_per_s"])), least_width=110, sort="tokens"
     ),
-    Column(
+    FleetColumn(
         title="COMM",
         cell=lambda job: Text(percent(job["communication_ratio"])),
         least_width=110,
         sort="communication",
     ),
-    Column(title="STALL", cell=lambda job: Text(percent(job["stall_ratio"])), least_width=110),
-    Column(title=_LIMIT, cell=_limit, sort="gain", left=True),
-    Column(title="LOST GPU-H", cell=_lost, least_width=140, sort="wasted"),
-    Column(
+    FleetColumn(title="STALL", cell=lambda job: Text(percent(job["stall_ratio"])), least_width=110),
+    FleetColumn(title=_LIMIT, cell=_limit, sort="gain", left=True),
+    FleetColumn(title="LOST GPU-H", cell=_lost, least_width=140, sort="wasted"),
+    FleetColumn(
         title="OWNER",
         cell=lambda job: Text(job.get("owner") or UNKNOWN),
         least_width=170,
         sort="owner",
         left=True,
     ),
-    Column(title="ALERTS", cell=_alerts, least_width=70, sort="alerts"),
+    FleetColumn(title="ALERTS", cell=_alerts, least_width=70, sort="alerts"),
 )
