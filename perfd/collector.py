@@ -13,6 +13,7 @@ import msgspec
 
 from perfd.clock import Clock, SystemClock
 from perfd.model import ColumnKind, Record, Scope, WellKnownColumn
+from perfd.printed_output import PrintedOutput
 
 __all__ = [
     "Bookmark",
@@ -21,6 +22,8 @@ __all__ = [
     "Column",
     "ColumnKind",
     "CommunicatingRanks",
+    "LocalJobs",
+    "LocalRank",
     "NumberedRank",
     "OnUnavailable",
     "Options",
@@ -76,6 +79,15 @@ class Bookmark:
     """None until the collector sets it, in this or an earlier run of the agent."""
 
 
+class LocalRank(NamedTuple):
+    """A rank on this node."""
+
+    job: str
+    rank: int
+    pid: int
+    """In our namespace."""
+
+
 class LocalJobs:
     """The jobs with ranks on this node, as the kernel says it of their processes; any thread may ask.
 
@@ -86,13 +98,13 @@ class LocalJobs:
         self.scheduled: Mapping[str, int] = dict(scheduled or {})
         """The user of each job that the scheduler placed here."""
         self._users: Mapping[str, int] = {}
-        self._processes: Mapping[str, int] = {}
+        self._ranks: Sequence[LocalRank] = ()
         self.looked_for = False
         """Whether any collector looks for them."""
 
-    def replace(self, users: Mapping[str, int], processes: Mapping[str, int] | None = None) -> None:
-        """These are all that are known now: the user of each job, and the process of its lowest rank here."""
-        self._users, self._processes = dict(users), dict(processes or {})
+    def replace(self, users: Mapping[str, int], ranks: Sequence[LocalRank] = ()) -> None:
+        """These are all that are known now: the user of each job, and its ranks."""
+        self._users, self._ranks = dict(users), tuple(sorted(ranks))
         self.looked_for = True
 
     def uid(self, job: str) -> int | None:
@@ -101,7 +113,11 @@ class LocalJobs:
 
     def processes(self) -> Mapping[str, int]:
         """By job, the PID of its lowest rank here, in our namespace."""
-        return self._processes
+        return {rank.job: rank.pid for rank in reversed(self._ranks)}
+
+    def ranks(self) -> Sequence[LocalRank]:
+        """All of them, by job and rank."""
+        return self._ranks
 
 
 class PodJob(NamedTuple):
@@ -184,6 +200,8 @@ class Settings:
     """Shared by all collectors of an agent; `pods` fills it."""
     sandboxed: bool = False
     """Whether a process without rights parses what users of the node wrote (`perfd.sandbox`)."""
+    printed: PrintedOutput | None = field(default=None, compare=False)
+    """What the job prints, where the agent's own program runs the job; `training_log` takes it."""
     run: str | None = None
     """Id of the `perfd run` whose processes are read; None for all of the node."""
 

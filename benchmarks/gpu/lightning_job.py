@@ -76,7 +76,7 @@ def main() -> None:
         max_steps=steps,
         accelerator="gpu" if cuda else "cpu",
         devices=args.devices,
-        strategy="ddp",
+        strategy="ddp" if args.devices > 1 else "auto",
         precision="bf16-mixed" if cuda else "32-true",
         accumulate_grad_batches=args.accumulate,
         logger=False,

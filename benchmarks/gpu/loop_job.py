@@ -1,6 +1,7 @@
 """A plain training loop, sharded by FSDP2 or replicated by DDP, with faults switched on and off by step.
 
     torchrun --nproc-per-node 4 benchmarks/gpu/loop_job.py --plan plan.json --truth FOLDER --wrap fsdp2
+    python benchmarks/gpu/loop_job.py --plan plan.json --truth FOLDER --wrap none
 
 The plan is that of `phases.py`; what was done is written as `phase_injector.py` says. The loop knows nothing
 of perfd and prints its loss every few steps, as loops do. Without a GPU it runs on CPUs with gloo, to try it.
@@ -57,12 +58,19 @@ class SlowSamples:
 
 
 def wrapped(part: Part, wrap: str, device: torch.device) -> nn.Module:
+    if wrap == "none":
+        return part
     if wrap == "ddp":
         ids = [device.index] if device.type == "cuda" else None
         return DistributedDataParallel(part, device_ids=ids, gradient_as_bucket_view=True)
     for block in part.blocks:
         fully_shard(block)
     return fully_shard(part)
+
+
+def alone() -> torch.device:
+    """The device of a process without others."""
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def train(args: argparse.Namespace, device: torch.device, injector: PhaseInjector) -> None:
@@ -92,22 +100,24 @@ def train(args: argparse.Namespace, device: torch.device, injector: PhaseInjecto
         optimizer.zero_grad(set_to_none=True)
         if step % args.print_every == 0:
             value = loss.item() * args.accumulate
-            if dist.get_rank() == 0:
+            if injector.rank == 0:
                 print(f"step {step} loss {value:.3f}", flush=True)
 
 
 def main() -> None:
     parser = job_arguments(__doc__)
-    parser.add_argument("--wrap", choices=("fsdp2", "ddp"), required=True)
+    parser.add_argument("--wrap", choices=("fsdp2", "ddp", "none"), required=True)
     parser.add_argument("--print-every", type=int, default=5)
     args = parser.parse_args()
-    device = join()
-    injector = PhaseInjector(args.plan, args.truth, dist.get_rank(), micro_batches=args.accumulate)
+    device = alone() if args.wrap == "none" else join()
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    injector = PhaseInjector(args.plan, args.truth, rank, micro_batches=args.accumulate)
     try:
         train(args, device, injector)
     finally:
         injector.close()
-    dist.destroy_process_group()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class PhaseInjector:
         self._plan = load(plan)
         sized = (one.first_step for one in self._plan if one.kind not in {"healthy", "storage", "decoding"})
         self._first_fault_step = next(sized, 0)
-        self._rank, self._out, self._micro_batches = rank, out, micro_batches
+        self.rank, self._out, self._micro_batches = rank, out, micro_batches
         self._log = (out / f"truth-rank{rank}.jsonl").open("w")
         self._step = 0
         self._phase: Phase | None = None
@@ -69,7 +69,7 @@ class PhaseInjector:
             begun_s = [self._begun_s[step] for step in range(_FIRST_TIMED_STEP, self._step + 1)]
             self._step_s = statistics.median(after - before for before, after in itertools.pairwise(begun_s))
         phase = phase_at(self._plan, self._step)
-        self._phase = phase if phase is not None and phase.holds(self._rank) else None
+        self._phase = phase if phase is not None and phase.holds(self.rank) else None
         if self._phase is not None and self._phase.stalls_at(self._step):
             self._sleep(self._phase.size)
 
@@ -107,13 +107,13 @@ class PhaseInjector:
             products_s[step] = products_s.get(step, 0.0) + _between_s(begin, end)
         marks = self._step_marks
         document = {
-            "rank": self._rank,
+            "rank": self.rank,
             "healthy_step_s": self._step_s,
             "product_s": self._product_s,
             "steps_s": [_between_s(a, b) for a, b in itertools.pairwise(marks)],
             "added_gpu_s": products_s,
         }
-        (self._out / f"truth-gpu-rank{self._rank}.json").write_text(json.dumps(document))
+        (self._out / f"truth-gpu-rank{self.rank}.json").write_text(json.dumps(document))
 
     def _late(self, next_data: Callable[..., Any]) -> Callable[..., Any]:
         def late(iterator: object) -> object:

@@ -38,10 +38,12 @@ class Job:
     """Arguments of `script`."""
     script: str = "loop_job.py"
     own_launcher: bool = False
-    """The script starts its other ranks, in place of torchrun."""
+    """The script starts its other ranks, if it has any, in place of torchrun."""
     gpus: int = 4
     healthy_steps: int = 16
     """Steps before the first fault."""
+    steps_between: int = 8
+    """Healthy steps between two faults."""
     launcher: tuple[str, ...] = ()
     """More arguments for torchrun."""
     slow_data: tuple[str, float] | None = None
@@ -51,7 +53,7 @@ class Job:
     def plan(self) -> list[Phase]:
         """Its phases."""
         if self.slow_data is None:
-            return phases(self.faults, warmup_steps=self.healthy_steps)
+            return phases(self.faults, warmup_steps=self.healthy_steps, healthy_steps=self.steps_between)
         return slow_data(*self.slow_data, steps=_SLOW_STEPS, healthy_steps=_STEPS_AFTER)
 
 
@@ -69,6 +71,23 @@ def _varied(
         launcher=launcher,
         healthy_steps=steps,
         faults=faults,
+    )
+
+
+_STEPS_ALONE = 60
+_SMALL_BATCHES = ("--accumulate", "1", "--micro-batch", "8")
+
+
+def _alone(script: str, *arguments: str, size: float = 1.0, steps: int = _STEPS_ALONE) -> Job:
+    """On one GPU: its input comes late, then its host sleeps."""
+    return Job(
+        gpus=1,
+        script=script,
+        own_launcher=True,
+        loop=arguments,
+        faults=tuple(Fault(kind=kind, size=size, steps=steps) for kind in ("loader", "host")),
+        healthy_steps=40,
+        steps_between=steps,
     )
 
 
@@ -237,22 +256,31 @@ JOBS: Mapping[str, Job] = {
     "rollouts2": _varied("rollouts", Fault(kind="host", size=0.4, ranks=(1,)), steps=60),
     "local2": _varied("local", Fault(kind="gpu", size=0.4, ranks=(1,))),
     "adversarial2": _varied("adversarial", Fault(kind="host", size=0.2, ranks=(0,)), steps=60),
-    # One GPU: no peers, and no collectives that show steps.
-    "one": Job(
+    # One GPU: no peers, and no collectives that show steps. Only activity and a log show a fault, and they
+    # need more time.
+    "one": _alone("loop_job.py", "--wrap", "none", *_SMALL_BATCHES, "--print-every", "5"),
+    "silent1": _alone("loop_job.py", "--wrap", "none", *_SMALL_BATCHES, "--print-every", "100000"),
+    "trainer1": _alone("trainer_job.py", "--micro-batch", "4", size=0.6, steps=30),
+    "lightning1": _alone("lightning_job.py", "--devices", "1", "--micro-batch", "4", size=0.6, steps=30),
+    "megatron1": Job(
         gpus=1,
-        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "8", "--print-every", "5"),
-        faults=(Fault(kind="loader", size=1.0), Fault(kind="host", size=1.0)),
-        healthy_steps=40,
-    ),
-    "trainer1": Job(
-        gpus=1,
-        script="trainer_job.py",
-        loop=("--micro-batch", "4"),
-        faults=(Fault(kind="loader", size=0.6), Fault(kind="host", size=0.6)),
-        healthy_steps=40,
+        megatron=_megatron(8, 16),
+        faults=(
+            Fault(kind="loader", size=0.4, steps=_STALL_STEPS),
+            Fault(kind="host", size=0.4, steps=_STALL_STEPS),
+        ),
     ),
     "evaluation1": replace(
-        _varied("evaluation", Fault(kind="stall", size=0.6, steps=_STALL_STEPS)), gpus=1
+        _varied("evaluation", Fault(kind="stall", size=0.6, steps=_STEPS_ALONE)), gpus=1
+    ),
+    "lengths1": replace(_varied("lengths"), gpus=1),
+    "growing1": replace(_varied("growing"), gpus=1),
+    "graphs1": replace(_varied("graphs"), gpus=1),
+    "one_storage": Job(
+        gpus=1,
+        own_launcher=True,
+        loop=("--wrap", "none", *_SMALL_BATCHES, "--print-every", "10"),
+        slow_data=("storage", 0.08),
     ),
     # Two workers load each batch, so that a sample's time counts half.
     "ddp2storage": Job(

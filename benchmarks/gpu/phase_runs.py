@@ -70,7 +70,7 @@ def command_of(name: str, job: Job, folder: Path, options: Options) -> list[str]
         small = _SMALL_LOOP if options.dry_run else ()
         script = [str(HERE / job.script), *common, *job.loop, *small]
         if job.own_launcher:
-            return [options.python, *script, "--devices", str(job.gpus)]
+            return [options.python, *script]
         return [*launcher, *script]
     if options.megatron is None:
         raise ValueError(f"{name} needs --megatron")

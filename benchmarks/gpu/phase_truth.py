@@ -22,8 +22,9 @@ _WARMUP_STEPS = 4
 """The first steps compile and allocate."""
 _SETTLING_STEPS = 1
 """The first step after a fault still ends its work."""
-_UNEVEN = frozenset({"stall", "storage", "decoding"})
-"""Two workers that begin together end together, so that every second step waits for both batches."""
+_UNEVEN = frozenset({"stall", "storage", "decoding", "loader", "host"})
+"""Two workers that begin together end together, so that every second step waits for both batches; and a host
+that sleeps is ahead of its GPU until it has to wait for that, so that single steps take all of its delay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +35,7 @@ class PhaseTruth:
     begin_unix_s: float
     end_unix_s: float
     step_s: float
-    """Median; of a stalling rank and of slow data the mean."""
+    """Median; of hosts that stall, sleep or wait for data the mean."""
     healthy_step_s: float | None = None
     """Of the healthy phases around; None of a healthy phase."""
     lost_ratio: float | None = None

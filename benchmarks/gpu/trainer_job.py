@@ -64,7 +64,7 @@ class FaultyTrainer(Trainer):
 def main() -> None:
     parser = job_arguments(__doc__)
     args = parser.parse_args()
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     steps = load(args.plan)[-1].last_step
     config = LlamaConfig(
         vocab_size=VOCABULARY,

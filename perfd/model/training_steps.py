@@ -100,3 +100,5 @@ class LogProgress:
     unrecognized_lines: int
     last_line_unix_ns: int | None
     """When the newest line was read; a silent log may indicate a hang."""
+    times_are_exact: bool = False
+    """Whether lines have the time at which they were written, and not at which they were read."""

@@ -25,7 +25,7 @@ from perfd.config import (
 )
 from perfd.errors import PerfdError
 from perfd.model import CaptureTool, Event, EventKind, JobOutcome, Record, job_origin
-from perfd.session.channel import LogPipe
+from perfd.printed_output import PrintedOutput
 from perfd.session.recording import BestEffortRecorder, tapped
 from perfd.session.session_collectors import SessionEvents, with_options
 from perfd.session.session_config import SessionConfig, load_session, with_rules
@@ -62,7 +62,7 @@ class LiveSession:
         self._say = say
         self._node = config.agent.node or settings.node
         self._events = SessionEvents()
-        self._log_feed = LogPipe()
+        self._printed = PrintedOutput()
         self._tape = self._open_tape()
         self._aggregator = self._start_aggregator(config)
         self._agent = self._make_agent(_agent_config(config, settings, root_pid), scratch)
@@ -79,12 +79,12 @@ class LiveSession:
         if lines:
             if self._tape is not None:
                 self._tape.add_log(lines, unix_ns)
-            self._log_feed.write(lines)
+            self._printed.add(lines, unix_ns)
 
     def finish(self, code: int | None, dropped_bytes: int) -> str:
         """Save the summary, and return it as text. `code` is None if the exit code is unknown."""
         notes = _notes(code, dropped_bytes)
-        if not self._log_feed.finish(_READ_LIMIT_S):
+        if not self._printed.end(self._clock.unix_ns(), _READ_LIMIT_S):
             notes.append("The last lines of the log were not analyzed; see perfd.log.")
         if code is not None:
             message = f"The job ended with exit code {code}."
@@ -170,6 +170,7 @@ class LiveSession:
             proc=Path(config.proc),
             sys=Path(config.sys),
             run=self._settings.run,
+            printed=self._printed,
         )
         tasks = create_tasks(config, settings, adapt=lambda spec: tapped(spec, self._see))
         events = tapped(self._events.spec(_INTERVAL_S), self._see)
@@ -186,8 +187,6 @@ class LiveSession:
 
     def _see(self, collector: str, records: Sequence[Record]) -> None:
         """Process what a collector returned; called in each collector's thread."""
-        if collector == LOG_COLLECTOR:
-            self._log_feed.observe(records)
         if self._tape is None:
             return
         if collector == LOG_COLLECTOR:
@@ -226,8 +225,7 @@ class LiveSession:
 
 def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: int) -> AgentConfig:
     """The operator's configuration with the session's own settings."""
-    read = {"stdin": True, "root_pid": root_pid}
-    agent = with_options(config.agent, LOG_COLLECTOR, read, interval_s=_INTERVAL_S)
+    agent = with_options(config.agent, LOG_COLLECTOR, {"root_pid": root_pid}, interval_s=_INTERVAL_S)
     agent = with_options(agent, RANK_COLLECTOR, {"root_pid": root_pid})
     if settings.hook_socket is not None:
         agent = with_options(agent, HOOK_COLLECTOR, {"socket": settings.hook_socket})

@@ -87,6 +87,22 @@ def test_an_evaluation_is_an_outlier_and_no_step_time():
     assert median_s(steps) == pytest.approx(0.5, rel=0.02)
 
 
+def test_with_exact_times_each_line_has_its_own_though_others_hold_an_evaluation():
+    printed_s = np.cumsum([0.96 if line % 5 else 1.85 for line in range(1, 30)])
+    every = timed_by_arrival(read_lines(list(printed_s), 0.0, stride=5), exact=True)
+    assert np.isfinite(every.step_time_s[1:]).all()
+    assert median_s(every) == pytest.approx(0.192)
+    unsure = timed_by_arrival(read_lines(list(printed_s), 0.0, stride=5))
+    assert np.isfinite(unsure.step_time_s).sum() <= 2, "lines that were read late look the same"
+
+
+def test_lines_that_came_together_share_a_time_however_exact_that_is():
+    flushed = read_lines([30.0] * 50 + [60.0] * 50 + [90.0] * 50, 0.0)
+    steps = timed_by_arrival(flushed, exact=True)
+    assert steps.step_time_s[[99, 149]] == pytest.approx([0.6, 0.6])
+    assert np.isfinite(steps.step_time_s).sum() == 2
+
+
 def test_lines_that_say_a_time_keep_theirs():
     steps = step_table([math.nan, 0.7, 0.7])
     assert timed_by_arrival(steps) is steps

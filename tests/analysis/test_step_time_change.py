@@ -53,6 +53,21 @@ def test_a_stall_that_stays_away_for_two_of_its_periods_is_over():
     assert change(*stalls, *[1.0] * 7).growth_ratio == 0
 
 
+@pytest.mark.parametrize("period", [5, 20])
+def test_what_recurs_from_the_start_is_no_growth_and_a_stall_beside_it_is(period):
+    evaluated = [1.6 if line % period == 0 else 1.0 for line in range(1, 8 * period)]
+    found = [step_time_change(step_table(evaluated[:count]), ()) for count in range(len(evaluated))]
+    assert [one for one in found if one is not None and one.growth_ratio] == []
+    slower = [time_s + 0.3 for time_s in evaluated[:3]]
+    assert step_time_change(step_table([*evaluated, *slower]), ()).growth_ratio == pytest.approx(0.3)
+
+
+def test_a_stall_is_new_when_it_stayed_away_for_two_of_its_periods_before():
+    stalls = [1.6, 1.0, 1.0, 1.0, 1.0] * 2 + [1.6]
+    assert step_time_change(step_table([9.0, *[1.0] * 9, *stalls]), ()).growth_ratio == 0
+    assert step_time_change(step_table([9.0, *[1.0] * 10, *stalls]), ()).growth_ratio == pytest.approx(0.12)
+
+
 def test_a_growth_of_unsteady_steps_begins_once_and_ends_once():
     assert changes([*[1.3, 1.05, 1.3, 1.3, 1.3] * 8, *[1.0] * 5]) == 2
 

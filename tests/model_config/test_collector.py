@@ -10,7 +10,7 @@ from model_config.test_hf_config import LLAMA3_8B
 from perfd_collectors.model_config import SPEC, ModelConfigOptions, check_options
 
 from perfd.clock import VirtualClock
-from perfd.collector import Settings
+from perfd.collector import LocalRank, Settings
 from perfd.errors import ConfigError
 from perfd.model import ModelSource
 
@@ -37,7 +37,7 @@ def process(settings, line, cwd, *, environ=""):
     (folder / "environ").write_text("\0".join(environ.split()))
     (folder / "cwd").unlink(missing_ok=True)
     (folder / "cwd").symlink_to(cwd)
-    settings.local_jobs.replace({JOB: os.getuid()}, {JOB: PID})
+    settings.local_jobs.replace({JOB: os.getuid()}, [LocalRank(JOB, 0, PID)])
 
 
 def collector(settings, **options):
@@ -126,7 +126,7 @@ def test_a_pipe_in_the_place_of_the_file_blocks_nobody(settings, model):
 def test_a_file_is_read_with_the_rights_of_the_jobs_user(settings, model):
     model.chmod(0o600)
     process(settings, "python t.py --model_name_or_path llama --block_size 8", model.parent.parent)
-    settings.local_jobs.replace({JOB: 65_534}, {JOB: PID})
+    settings.local_jobs.replace({JOB: 65_534}, [LocalRank(JOB, 0, PID)])
     assert collector(settings).collect() == []
 
 
@@ -134,7 +134,7 @@ def test_a_job_that_ended_is_forgotten_and_a_new_process_is_read_again(settings,
     source = collector(settings)
     process(settings, "python t.py --model_name_or_path llama --block_size 1024", model.parent.parent)
     assert source.collect()
-    settings.local_jobs.replace({}, {})
+    settings.local_jobs.replace({})
     assert source.collect() == []
     process(settings, "python t.py --model_name_or_path llama --block_size 512", model.parent.parent)
     (found,) = source.collect()

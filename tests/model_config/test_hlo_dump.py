@@ -12,7 +12,7 @@ from perfd_collectors.model_config import SPEC, ModelConfigOptions
 from perfd_collectors.model_config.hlo_dump import dump_folder
 
 from perfd.clock import VirtualClock
-from perfd.collector import Settings
+from perfd.collector import LocalRank, Settings
 from perfd.model import JobDescription
 from perfd.testing.fake_node import FakeNode
 
@@ -54,7 +54,7 @@ def node(tmp_path: Path) -> FakeNode:
 @pytest.fixture
 def settings(node: FakeNode) -> Settings:
     settings = Settings(node="n", job=JOB, clock=VirtualClock(), proc=node.proc, sys=node.sys)
-    settings.local_jobs.replace({JOB: os.getuid()}, {JOB: PID})
+    settings.local_jobs.replace({JOB: os.getuid()}, [LocalRank(JOB, 0, PID)])
     return settings
 
 

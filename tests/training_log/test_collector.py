@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log import SPEC, InMemoryLog, TrainingLogOptions, spec_of_feed
+from perfd_collectors.training_log import SPEC, TrainingLogOptions
 from perfd_collectors.training_log.collector import TrainingLogCollector
 from perfd_collectors.training_log.log_sources import StdinSource
 from training_log.logs import dump, iteration, records_of, timers
@@ -16,7 +18,8 @@ from perfd.collector import Settings
 from perfd.collector_loading import load_collector
 from perfd.config import CollectorConfig
 from perfd.errors import ConfigError
-from perfd.model import Event, JobDescription, LogProgress, StepPhases, TrainingStep
+from perfd.model import Event, JobDescription, LogProgress, Record, StepPhases, TrainingStep
+from perfd.printed_output import PrintedOutput
 from perfd.testing.collector_contract import check_collector, check_spec, check_unavailable
 
 NOW_NS = 1_746_093_600 * 10**9  # 2025-05-01 10:00:00 UTC
@@ -142,17 +145,86 @@ def test_a_log_from_before_is_dated_by_the_files_own_time(tmp_path: Path, settin
     records = check_collector(SPEC, settings, options=TrainingLogOptions(paths=(str(log),)), collects=1)
 
     times = [record.time_unix_ns for record in records if isinstance(record, TrainingStep)]
-    assert times == [written_ns - 601 * 10**9, written_ns - 10**9]
+    assert times == [written_ns - 601 * 10**9, written_ns]
 
 
 def test_a_line_that_may_be_old_has_the_time_of_reading(settings: Settings) -> None:
-    feed = InMemoryLog()
-    feed.feed(iteration(10, stamp="2025-05-01 09:54:30").encode())
+    reading, writing = os.pipe()
+    os.write(writing, iteration(10, stamp="2025-05-01 09:54:30").encode())
+    collector = TrainingLogCollector([StdinSource(reading)], settings)
 
-    records = check_collector(spec_of_feed(feed), settings, collects=1)
+    (step,) = (record for record in collector.collect() if isinstance(record, TrainingStep))
 
-    (step,) = (record for record in records if isinstance(record, TrainingStep))
+    os.close(reading)
+    os.close(writing)
     assert step.time_unix_ns == NOW_NS
+
+
+def loss(step: int) -> bytes:
+    return b"step %d loss 2.5\n" % step
+
+
+def captured(settings: Settings, *pieces: tuple[float, bytes], collects: int = 1) -> list[Record]:
+    """What is collected of a job's output that was printed so many seconds before."""
+    printed = PrintedOutput()
+    for before_s, data in pieces:
+        printed.add(data, NOW_NS - round(before_s * 1e9))
+    return list(check_collector(SPEC, dataclasses.replace(settings, printed=printed), collects=collects))
+
+
+def times_s(records: Sequence[Record]) -> list[float]:
+    """When steps were, in seconds before now."""
+    return [(NOW_NS - record.time_unix_ns) / 1e9 for record in records if isinstance(record, TrainingStep)]
+
+
+def exact(records: Sequence[Record]) -> list[bool]:
+    return [record.times_are_exact for record in records if isinstance(record, LogProgress)]
+
+
+def test_lines_of_captured_output_have_the_time_at_which_they_were_printed(settings: Settings) -> None:
+    records = captured(settings, (60.0, loss(10)), (0.4, loss(20) + loss(30)), (0.1, loss(40)))
+    assert times_s(records) == pytest.approx([60.0, 0.4, 0.4, 0.1])
+    assert exact(records) == [True]
+
+
+def test_a_time_printed_without_a_fraction_is_completed_by_when_its_line_came(settings: Settings) -> None:
+    printed_and_came_s = {  # before now
+        (":58", 1.3): 1.3,
+        (":58", 0.6): 1.0,  # The next second began before it came.
+        (":58", 0.4): 2.0,  # It was held back, nobody knows for how long.
+        (":59", 1.1): 1.0,  # Its clock is ahead.
+        (":40.500", 0.1): 19.5,
+    }
+    lines = [
+        (before_s, iteration(10 * at, stamp=f"2025-05-01 09:59{printed}").encode())
+        for at, (printed, before_s) in enumerate(printed_and_came_s, 1)
+    ]
+    assert times_s(captured(settings, *lines)) == pytest.approx(list(printed_and_came_s.values()))
+
+
+def test_a_line_of_a_file_has_the_files_time_where_its_clock_agrees(
+    tmp_path: Path, settings: Settings
+) -> None:
+    log = tmp_path / "train.log"
+    offsets_s = iter((-0.5, 0.5, -60.0))
+
+    def write(step: int, offset_s: float) -> None:
+        append(log, loss(step).decode())
+        at_ns = settings.clock.unix_ns() + round(offset_s * 1e9)
+        os.utime(log, ns=(at_ns, at_ns))
+
+    write(1, -0.25)
+    steps = iter((2, 3, 4))
+    records = check_collector(
+        SPEC,
+        settings,
+        options=TrainingLogOptions(paths=(str(log),)),
+        collects=4,
+        between=lambda: write(step, next(offsets_s)) if (step := next(steps, None)) else None,
+    )
+    read_s = [-SPEC.interval_s * at for at in range(4)]
+    assert times_s(records) == pytest.approx([0.25, read_s[1] + 0.5, read_s[2], read_s[3]])
+    assert exact(records) == [True, True, False, False]
 
 
 def test_reading_can_begin_at_the_end(tmp_path: Path, settings: Settings) -> None:
@@ -191,26 +263,18 @@ def test_the_line_that_is_being_written_when_reading_begins_is_left_out(
     assert [record.step for record in records if isinstance(record, TrainingStep)] == [20]
 
 
-def test_a_feed_is_collected(settings: Settings) -> None:
-    feed = InMemoryLog()
-    feed.feed(iteration(10).encode() + iteration(20).encode()[:100])
-
-    records = check_collector(
-        spec_of_feed(feed), settings, between=lambda: feed.feed(iteration(20).encode()[100:])
-    )
+def test_captured_output_is_collected_to_its_last_line(settings: Settings) -> None:
+    printed = PrintedOutput()
+    whole, cut = iteration(10).encode(), iteration(20).encode()
+    printed.add(whole + cut[:100], NOW_NS)
+    collector = SPEC.create(TrainingLogOptions(), dataclasses.replace(settings, printed=printed))
+    records = [*collector.collect()]
+    printed.add(cut[100:-1], NOW_NS)
+    assert not printed.end(NOW_NS, 0.0)
+    records += collector.collect()
+    collector.close()
 
     assert [record.step for record in records if isinstance(record, TrainingStep)] == [10, 20]
-
-
-def test_a_line_is_not_put_together_over_a_gap(settings: Settings) -> None:
-    first, second, third = (iteration(step).encode() for step in (10, 20, 30))
-    feed = InMemoryLog(max_bytes=len(second) + len(third) + 40)
-    feed.feed(first[:-40])
-    feed.feed(first[-40:] + second + third)
-
-    records = check_collector(spec_of_feed(feed), settings)
-
-    assert [record.step for record in records if isinstance(record, TrainingStep)] == [20, 30]
 
 
 def test_a_hint_limits_what_is_looked_for(tmp_path: Path, settings: Settings) -> None:

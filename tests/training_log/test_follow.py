@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.file_follower import Chunk, FileFollower
-from perfd_collectors.training_log.log_sources import InMemoryLog, StdinSource, matching_files, torchrun_files
+from perfd_collectors.training_log.log_sources import StdinSource, matching_files, torchrun_files
 
 EVERYTHING = 1 << 30
 
@@ -236,28 +236,6 @@ def test_a_new_attempt_is_followed_under_the_old_name(tmp_path: Path) -> None:
         reader.poll()
 
     assert reader.text == {"0/stdout.log": "first\n<anew>second\n"}
-
-
-def test_a_feed_keeps_the_newest_and_counts_what_it_drops() -> None:
-    feed = InMemoryLog(max_bytes=10)
-    feed.feed(b"aaaa")
-    feed.feed(b"bbbb")
-    feed.feed(b"cccc")
-
-    chunks = feed.poll(EVERYTHING)
-
-    assert b"".join(chunk.data for chunk in chunks) == b"aabbbbcccc"
-    assert [chunk.lost for chunk in chunks] == [True, False, False]
-    assert feed.dropped_bytes == 2
-    assert feed.poll(EVERYTHING) == []
-
-
-def test_a_feed_gives_no_more_than_is_asked_for() -> None:
-    feed = InMemoryLog()
-    feed.feed(b"abcdef")
-
-    assert [chunk.data for chunk in feed.poll(4)] == [b"abcd"]
-    assert [chunk.data for chunk in feed.poll(4)] == [b"ef"]
 
 
 def test_standard_input_is_read_without_waiting() -> None:

@@ -16,8 +16,6 @@ from perfd_collectors.nccl.debug_log import DebugFiles
 from perfd_collectors.nccl.flight_recorder import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector import InspectorDirectory, RecordedInspector
 from perfd_collectors.nccl.job_ranks import JobRanks
-from perfd_collectors.nccl.launch_threads import COLUMNS as LAUNCH_COLUMNS
-from perfd_collectors.nccl.launch_threads import LaunchThreads
 from perfd_collectors.nccl.sampling import check_sampling, in_sample
 from perfd_collectors.nccl.scan_budget import ScanBudget
 from perfd_collectors.nccl.segments import (
@@ -86,7 +84,6 @@ COLUMNS = (
         source="owner, layout and lock of the files in the plugin's directory",
         absent="Without any of the plugin's files.",
     ),
-    *LAUNCH_COLUMNS,
 )
 
 
@@ -126,7 +123,6 @@ class NcclCollector:
         self._progress = _read_bookmark(settings.bookmark.text)
         """By file name: segments that an earlier agent read and this one has not opened yet."""
         self._ranks = JobRanks(settings.proc)
-        self._launches: dict[Path, LaunchThreads] = {}
         self._other_jobs: set[Path] = set()
         """Segments of other jobs on this node, which are not read."""
         self._scan_budget = ScanBudget(_MAX_FILES_PER_COLLECT)
@@ -181,7 +177,6 @@ class NcclCollector:
         present = {self._directory / name for name in names}
         for path in set(self._processes) - present:
             self._processes.pop(path).close()
-            self._launches.pop(path)
         self._other_jobs &= present
         self._reported_files &= present
         self._ignored = {path: why for path, why in self._ignored.items() if path in present}
@@ -220,7 +215,6 @@ class NcclCollector:
             now_unix_ns, progress = self._settings.clock.unix_ns(), self._progress.pop(path.name, None)
             self._processes[path] = SegmentReader(segment, now_unix_ns, progress)
             self._ranks.add(path, pid)
-            self._launches[path] = LaunchThreads(self._settings.proc, pid)
             return
         segment.close()
 
@@ -241,13 +235,7 @@ class NcclCollector:
         records = [
             record
             for path, process in self._processes.items()
-            for record in process.report(
-                job,
-                now_unix_ns,
-                max_operations_per_s,
-                ranks.get(path, NO_RANKS),
-                host=self._launches[path].read(),
-            )
+            for record in process.report(job, now_unix_ns, max_operations_per_s, ranks.get(path, NO_RANKS))
         ]
         progress = {path.name: process.progress() for path, process in self._processes.items()}
         self._settings.bookmark.text = msgspec.json.encode(self._progress | progress).decode()
@@ -302,10 +290,6 @@ SPEC = CollectorSpec(
         RankColumn.NCCL_BUSY,
         RankColumn.NCCL_OPERATIONS,
         RankColumn.NCCL_LOST_OPERATIONS,
-        RankColumn.LAUNCH_BUSY,
-        RankColumn.LOADER_BUSY,
-        RankColumn.LOADER_WORKERS,
-        RankColumn.IO,
     ),
     replay={"nccl-inspector": RecordedInspector, "flight-recorder": RecordedDump},
 )

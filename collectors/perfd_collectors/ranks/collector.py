@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfd.collector import NumberedRank, Options, PciAddress, Settings
+from perfd.collector import LocalRank, NumberedRank, Options, PciAddress, Settings
 from perfd.errors import NothingHere, Unavailable
 from perfd.model import JobOrigin, RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, start, unavailable
@@ -104,9 +104,8 @@ class RanksCollector:
         found = placements(ranks, self._job_of)
         found = found or placements(self._by_gpu(processes, held), self._job_of)
         found = found or placements(self._by_order(processes), self._job_of)
-        lowest_last = sorted(found, key=lambda placement: placement.rank, reverse=True)
-        pids = {placement.job: placement.pid for placement in lowest_last if placement.pid is not None}
-        self._settings.local_jobs.replace(self._users, pids)
+        local = [LocalRank(one.job, one.rank, one.pid) for one in found if one.pid is not None]
+        self._settings.local_jobs.replace(self._users, local)
         reported = changed(self._last, found)
         whose = self._whose(ranks)
         new_origins = [origin for origin in whose if origin not in self._origins]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from perfd_collectors.training_log.collector import SPEC, TrainingLogOptions, spec_of_feed
-from perfd_collectors.training_log.log_sources import InMemoryLog
+from perfd_collectors.training_log.collector import SPEC, TrainingLogOptions
 
-__all__ = ["SPEC", "InMemoryLog", "TrainingLogOptions", "spec_of_feed"]
+__all__ = ["SPEC", "TrainingLogOptions"]

@@ -17,8 +17,9 @@ from perfd_collectors.training_log.job_files import JobFiles
 from perfd_collectors.training_log.job_output import JobOutput, JobProcesses
 from perfd_collectors.training_log.log_parser import FORMATS, LogParser, new_job
 from perfd_collectors.training_log.log_sources import (
-    InMemoryLog,
+    PRINTED,
     LogSource,
+    PrintedSource,
     StdinSource,
     matching_files,
     torchrun_files,
@@ -30,6 +31,8 @@ from perfd_collectors.training_log.sandboxed import ParserSettings, SandboxedTra
 NAME = "training_log"
 _MAX_READ_BYTES = 8 * 1024 * 1024
 """Read per collect from all logs, which bounds memory and time. Chosen, not measured."""
+_LATE_NS = 2 * 10**9
+"""A file's time may be so much before the last reading: some file systems count whole seconds."""
 _SETTLED_AFTER_NS = 2 * 10**9
 """A block of lines is complete after 2 s without a new line: a program prints it at once."""
 
@@ -80,6 +83,8 @@ class TrainingLogCollector:
         self._job = new_job(settings.job)
         self._parsers: dict[str, LogParser | MetricFileParser] = {}
         self._last_line_unix_ns: dict[str, int] = {}
+        self._times_are_exact: dict[str, bool] = {}
+        self._collected_unix_ns: int | None = None
 
     def collect(self) -> Sequence[Record]:
         """Records of the lines since the last call, and the progress of each log."""
@@ -96,6 +101,7 @@ class TrainingLogCollector:
         for stream, last_unix_ns in self._last_line_unix_ns.items():
             if self._ending.is_set() or now_unix_ns - last_unix_ns >= _SETTLED_AFTER_NS:
                 self._flush(self._parsers[stream], now_unix_ns)
+        self._collected_unix_ns = now_unix_ns
         records = list(self._job.out.take(now_unix_ns, newest_unix_ns))
         return records + [self._progress(stream, parser) for stream, parser in self._parsers.items()]
 
@@ -109,6 +115,14 @@ class TrainingLogCollector:
             parser.flush(now_unix_ns)
         else:
             parser.flush()
+
+    def _written_unix_ns(self, chunk: Chunk, now_unix_ns: int) -> int | None:
+        """When the newest of these bytes was written; None unless a file's clock agrees with ours."""
+        written_unix_ns = chunk.newest_unix_ns
+        if written_unix_ns is None or chunk.backlog or chunk.stream == PRINTED:
+            return written_unix_ns
+        earliest_ns = 0 if self._collected_unix_ns is None else self._collected_unix_ns - _LATE_NS
+        return written_unix_ns if earliest_ns <= written_unix_ns <= now_unix_ns else None
 
     def _parse(self, chunk: Chunk, now_unix_ns: int) -> None:
         parser = self._parsers.get(chunk.stream)
@@ -133,6 +147,9 @@ class TrainingLogCollector:
         if chunk.lost:
             parser.gap()
         lines = parser.lines
+        written_unix_ns = self._written_unix_ns(chunk, now_unix_ns)
+        self._times_are_exact[chunk.stream] = written_unix_ns is not None
+        self._job.out.written(written_unix_ns)
         parser.feed(chunk.data)
         if chunk.ended:
             parser.finish()
@@ -147,6 +164,7 @@ class TrainingLogCollector:
             read_bytes=parser.read_bytes,
             unrecognized_lines=parser.unrecognized_lines,
             last_line_unix_ns=self._last_line_unix_ns.get(stream),
+            times_are_exact=self._times_are_exact.get(stream, False),
         )
 
 
@@ -160,7 +178,10 @@ def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollec
     for text in options.patterns:
         compiled_pattern(text)
     if not (
-        options.paths or options.stdin or {options.log_dir, options.job_output, options.root_pid} != {None}
+        options.paths
+        or options.stdin
+        or settings.printed is not None
+        or {options.log_dir, options.job_output, options.root_pid} != {None}
     ):
         raise Unavailable(
             "No training log is configured: set paths, log_dir, job_output or stdin in "
@@ -207,6 +228,8 @@ def _sources(options: TrainingLogOptions, settings: Settings) -> list[LogSource]
         sources.append(FileFollower(tree, from_start=options.from_start))
     if options.stdin:
         sources.append(StdinSource())
+    if settings.printed is not None:
+        sources.append(PrintedSource(settings.printed))
     return sources
 
 
@@ -217,21 +240,6 @@ def _logs(finders: Sequence[Callable[[], Mapping[str, Path]]], *, of_metrics: bo
 
 def _descendants(proc: Path, root_pid: int) -> Sequence[Path]:
     return [proc / str(pid) for pid in ProcessTable(proc).descendants(root_pid)]
-
-
-def spec_of_feed(feed: InMemoryLog) -> CollectorSpec:
-    """A collector that reads the bytes fed to `feed` by a program that captures the job's output."""
-
-    def create_from_feed(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollector:
-        return TrainingLogCollector(
-            [feed],
-            settings,
-            framework=options.framework,
-            patterns=options.patterns,
-            max_read_bytes=options.max_read_bytes,
-        )
-
-    return CollectorSpec(name=NAME, options=TrainingLogOptions, create=create_from_feed)
 
 
 SPEC = CollectorSpec(

@@ -1,4 +1,4 @@
-"""Sources of logs: files by name or pattern, torchrun's folders, standard input, and memory."""
+"""Sources of logs: files by name or pattern, torchrun's folders, standard input, and captured output."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import glob
 import os
 import re
 import select
-import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from perfd.printed_output import PrintedOutput
 from perfd_collectors.file_follower import READ_BYTES, Chunk
 from perfd_collectors.file_patterns import matching_paths
 
 _ATTEMPT = re.compile(r"attempt_(\d{1,15})")
 _STREAMS = ("stdout.log", "stderr.log")
 STDIN = "stdin"
-FEED = "output"
+PRINTED = "output"
 
 
 class LogSource(Protocol):
@@ -84,55 +83,18 @@ class StdinSource:
         """Standard input stays open."""
 
 
-class InMemoryLog:
-    """A log in memory: one thread writes bytes, the collector's reads them.
+class PrintedSource:
+    """What the agent's own program captures of the job's output."""
 
-    Holds at most `max_bytes`. When full, the oldest bytes are dropped and counted, and the gap is
-    reported to the reader, so that no line is joined across it.
-    """
-
-    def __init__(self, *, max_bytes: int = 16 << 20) -> None:
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._pieces: deque[bytes] = deque()
-        self._held_bytes = 0
-        self._lost = False
-        self._dropped_bytes = 0
-
-    @property
-    def dropped_bytes(self) -> int:
-        """Bytes dropped since the start."""
-        return self._dropped_bytes
-
-    def feed(self, data: bytes) -> None:
-        """Append bytes; never blocks. Any thread may call it."""
-        with self._lock:
-            self._pieces.append(data)
-            self._held_bytes += len(data)
-            while self._held_bytes > self._max_bytes:
-                oldest = self._pieces.popleft()
-                excess = self._held_bytes - self._max_bytes
-                if len(oldest) > excess:
-                    self._pieces.appendleft(oldest[excess:])
-                dropped = min(len(oldest), excess)
-                self._held_bytes -= dropped
-                self._dropped_bytes += dropped
-                self._lost = True
+    def __init__(self, printed: PrintedOutput) -> None:
+        self._printed = printed
 
     def poll(self, limit_bytes: int) -> list[Chunk]:
-        """Remove and return bytes, oldest first."""
-        chunks: list[Chunk] = []
-        with self._lock:
-            while self._pieces and limit_bytes > 0:
-                piece = self._pieces.popleft()
-                if len(piece) > limit_bytes:
-                    self._pieces.appendleft(piece[limit_bytes:])
-                    piece = piece[:limit_bytes]
-                limit_bytes -= len(piece)
-                self._held_bytes -= len(piece)
-                chunks.append(Chunk(stream=FEED, data=piece, lost=self._lost))
-                self._lost = False
-        return chunks
+        """What it has, each piece with its time."""
+        return [
+            Chunk(stream=PRINTED, data=piece.data, ended=piece.last, newest_unix_ns=piece.unix_ns)
+            for piece in self._printed.take(limit_bytes)
+        ]
 
     def close(self) -> None:
         """Nothing to free."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from perfd.model import (
     Event,
@@ -25,8 +25,31 @@ _BOUNDED = frozenset({EventKind.LOG_ERROR, EventKind.NCCL_WARNING, EventKind.RES
 _MAX_MESSAGE_CHARS = 500
 """Longer messages are cut."""
 
-Draft = tuple[int | None, int | None, Callable[[int], Record]]
-"""The printed time, when the container runtime received the line, and the record of a time."""
+_SECOND_NS = 10**9
+_PROMPT_NS = 3 * _SECOND_NS // 2
+"""From the printed second to the arrival of a line that was not held back."""
+
+
+class _Draft(NamedTuple):
+    """A record without its time, and what is known of that."""
+
+    printed_ns: int | None
+    received_ns: int | None
+    """When the container runtime received the line."""
+    written_ns: int | None
+    """When the newest of the bytes that were read together was written."""
+    build: Callable[[int], Record]
+
+    def unix_ns(self, zone: TimeZoneGuess) -> int | None:
+        """The printed time if its zone is known, else when the line came."""
+        came_ns = self.received_ns if self.received_ns is not None else self.written_ns
+        printed_ns = None if self.printed_ns is None else zone.unix_ns(self.printed_ns)
+        if printed_ns is None:
+            return came_ns
+        if came_ns is not None and printed_ns % _SECOND_NS == 0 and 0 <= came_ns - printed_ns <= _PROMPT_NS:
+            # Printed without a fraction: when it came says more.
+            return min(came_ns, printed_ns + _SECOND_NS)
+        return printed_ns
 
 
 class ParserOutput:
@@ -40,8 +63,9 @@ class ParserOutput:
         self.description = JobDescription(job=job, framework="")
         self._job = job
         self._zone = zone or TimeZoneGuess()
-        self._drafts: list[Draft] = []
+        self._drafts: list[_Draft] = []
         self._received_ns: int | None = None
+        self._written_ns: int | None = None
         self._described = self.description
         self._events: Counter[EventKind] = Counter()
 
@@ -53,6 +77,10 @@ class ParserOutput:
     def received(self, unix_ns: int | None) -> None:
         """Note when a container runtime received the line that is parsed next; None if none did."""
         self._received_ns = unix_ns
+
+    def written(self, unix_ns: int | None) -> None:
+        """Note when the newest of the bytes that are parsed next was written; None if that is not known."""
+        self._written_ns = unix_ns
 
     def describe(self, **fields: Any) -> None:  # noqa: ANN401  (checked by `replace`)
         """Add fields of the job's description; None is ignored."""
@@ -122,25 +150,24 @@ class ParserOutput:
 
     def take(self, read_unix_ns: int, newest_unix_ns: int | None = None) -> Sequence[Record]:
         """All records since the last call. `newest_unix_ns` is when the newest was printed, if known."""
-        newest = next((printed for printed, _, _ in reversed(self._drafts) if printed is not None), None)
+        printed = (draft.printed_ns for draft in reversed(self._drafts))
+        newest = next((at for at in printed if at is not None), None)
         if newest is not None and newest_unix_ns is not None:
             self._zone.learn(newest, newest_unix_ns)
         records: list[Record] = []
         if self.description != self._described and self.description.framework:
             self._described = self.description
             records.append(self.description)
-        for printed_ns, received_ns, build in self._drafts:
-            unix_ns = received_ns
-            if printed_ns is not None:
-                if received_ns is not None:
-                    self._zone.learn(printed_ns, received_ns)
-                unix_ns = self._zone.unix_ns(printed_ns) or received_ns
-            records.append(build(read_unix_ns if unix_ns is None else unix_ns))
+        for draft in self._drafts:
+            if draft.printed_ns is not None and draft.received_ns is not None:
+                self._zone.learn(draft.printed_ns, draft.received_ns)
+            unix_ns = draft.unix_ns(self._zone)
+            records.append(draft.build(read_unix_ns if unix_ns is None else unix_ns))
         self._drafts.clear()
         return records
 
     def _add(self, printed_ns: int | None, build: Callable[[int], Record]) -> None:
-        self._drafts.append((printed_ns, self._received_ns, build))
+        self._drafts.append(_Draft(printed_ns, self._received_ns, self._written_ns, build))
 
 
 def training_step(

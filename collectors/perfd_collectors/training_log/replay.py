@@ -54,6 +54,7 @@ class RecordedLog:
         self._stream = path.name
         self._content = _content(path)
         schedule = _read_times(path.with_name(path.name + _TIMES_SUFFIX), len(self._content))
+        self._times_are_exact = schedule is not None
         if schedule is None:
             zone, schedule = _schedule_of_timestamps(self._content, _started_unix_ns(path))
         else:
@@ -91,6 +92,7 @@ class RecordedLog:
     def _play(self, end: int, due_unix_ns: int) -> Sequence[Record]:
         if end <= self._offset:
             return ()
+        self._job.out.written(due_unix_ns if self._times_are_exact else None)
         self._parser.feed(self._content[self._offset : end])
         self._offset = end
         self._last_line_unix_ns = due_unix_ns
@@ -106,6 +108,7 @@ class RecordedLog:
             read_bytes=self._parser.read_bytes,
             unrecognized_lines=self._parser.unrecognized_lines,
             last_line_unix_ns=self._last_line_unix_ns,
+            times_are_exact=self._times_are_exact,
         )
 
 

@@ -38,6 +38,11 @@ class JobLogs:
         """Of these, the ones that no parser recognizes; None without a log."""
         return sum(log.progress.unrecognized_lines for log in self._logs.values()) if self._logs else None
 
+    @property
+    def times_are_exact(self) -> bool:
+        """Whether all lines have the time at which they were written."""
+        return bool(self._logs) and all(log.progress.times_are_exact for log in self._logs.values())
+
     def put(self, progress: LogProgress, source: RecordSource) -> bool:
         """Note how far a log was read; False when there are too many logs."""
         key = (source.agent_id, progress.stream)

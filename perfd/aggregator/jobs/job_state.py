@@ -108,7 +108,9 @@ class JobState:
     def step_table(self) -> StepTable:
         """A copy of its steps that later lines do not change."""
         table = self.steps.table()
-        return timed_by_arrival(table) if self._sources.by_arrival else table
+        if not self._sources.by_arrival:
+            return table
+        return timed_by_arrival(table, exact=self.logs.times_are_exact)
 
     @property
     def operation_pace(self) -> OperationPace | None:
@@ -218,7 +220,7 @@ class JobState:
         """Add what one rank reported of its collectives; where no log shows steps, they may."""
         self.version += 1
         self.collectives.put(times)
-        self._sources.communicates = True
+        self._sources.communicates = self._sources.communicates or times.communicator_size != 1
         by_log = self.step_source is StepSource.LOG and self._sources.log_has_times
         if (by_log and not self.steps.several_a_line) or source.late or not source.member:
             return

@@ -23,7 +23,7 @@ class StepSources:
     was_paced: bool = False
     """Steps that history knows had a pace, whatever showed it."""
     communicates: bool = False
-    """It has NCCL operations, which may show steps later."""
+    """It has NCCL operations between ranks, which may show steps later."""
     lines_beside_operations: int = 0
     """Lines of the log since then, while the operations show no steps."""
     _timed_step: int | None = field(default=None, init=False)

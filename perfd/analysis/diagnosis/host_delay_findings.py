@@ -66,8 +66,12 @@ def judge_late_hosts(facts: JobEvidence, *, straggler: Finding | None) -> Findin
     waiting = running >= THRESHOLDS.late_hosts_waiting_ratio
     idle = running <= THRESHOLDS.late_hosts_idle_ratio
     late = idle.any() if waiting.any() else running.mean() <= THRESHOLDS.late_hosts_idle_ratio
-    other_work = ~(np.abs(computing) <= THRESHOLDS.late_hosts_compute_ratio)
-    if not late or other_work.any() or np.isnan(running).any():
+    # All GPUs have less in the added time where they have higher clocks, because they idle more.
+    less_work = computing < -THRESHOLDS.late_hosts_compute_ratio
+    other_work = (computing > THRESHOLDS.late_hosts_compute_ratio).any() or (
+        less_work.any() and not less_work.all()
+    )
+    if not late or other_work or np.isnan([computing, running]).any():
         return None
     now, before = duration(longer.since_s), duration(longer.before_s)
     took = (

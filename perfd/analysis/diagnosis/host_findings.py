@@ -65,7 +65,8 @@ def _seen_idle(facts: JobEvidence, slow_ranks: Collection[int | str]) -> tuple[l
     active = _active_ratio(facts, slow_ranks)
     # One sample or two of a short job may be of its start, whatever the log's times say.
     usual = facts.activity.usual(facts.activity.metrics.get(facts.activity.kernel_metric))
-    if usual and np.isfinite(active) and 1 - active >= THRESHOLDS.idle_ratio:
+    known = usual and facts.pace_is_known and np.isfinite(active)
+    if known and 1 - active >= THRESHOLDS.idle_ratio:
         lost = 1 - active
         who = "The other GPUs" if slow_ranks else "GPUs"
         evidence.append(

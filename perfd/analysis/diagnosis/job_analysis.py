@@ -36,10 +36,13 @@ from perfd.analysis.steps import (
     gpu_activity,
     gpu_infos,
     held_clocks,
+    leaves_pace,
+    lines_are_means,
     longer_steps,
     memory,
     optimizer,
     pipeline,
+    rows_of_pace,
     sleeping_hosts,
     steady_rows,
     step_time,
@@ -73,7 +76,7 @@ def summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
 
 def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
     steady = steady_rows(job.steps, job.events, settings.window_steps)
-    activity = gpu_activity(job.gpu, job.steps, steady.rows)
+    activity = _activity(job, steady)
     facts = facts_of(job, settings, steady, activity)
     findings = find_bottlenecks(facts)
     return JobSummary(
@@ -101,6 +104,21 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
     )
 
 
+def _activity(job: JobData, steady: SteadySteps) -> GpuActivity:
+    """What GPUs do in steady steps; where only lines over several steps show these, at the newest pace.
+
+    What GPUs did before steps last became longer, or shorter, says nothing of such a job now.
+    """
+    if _only_means(job, steady):
+        return gpu_activity(job.gpu, job.steps, rows_of_pace(job.steps, steady.rows), few_samples=True)
+    return gpu_activity(job.gpu, job.steps, steady.rows)
+
+
+def _only_means(job: JobData, steady: SteadySteps) -> bool:
+    """Whether nothing shows single steps, such as on one GPU."""
+    return job.within_lines is None and lines_are_means(job.steps, steady.unmarked)
+
+
 def facts_of(
     job: JobData, settings: AnalysisSettings, steady: SteadySteps, activity: GpuActivity
 ) -> JobEvidence:
@@ -122,6 +140,7 @@ def facts_of(
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
     seen = with_kernels(communication(timers, times, description, link), kernels, description)
     each = _each_step(job, steady)
+    pace_is_known = not (_only_means(job, steady) and leaves_pace(job.steps, steady))
     longer = longer_steps(job.gpu, each.steps, each.unmarked)
     return JobEvidence(
         parallel=parallel,
@@ -152,6 +171,7 @@ def facts_of(
         stragglers_by_activity=by_activity.stragglers,
         activity_undecided=by_activity.undecided,
         idle_ratio=by_activity.idle_ratio,
+        pace_is_known=pace_is_known,
         busier_ratio=by_activity.busier_ratio,
         held_clocks=held_clocks(job, activity),
         sequences=unequal_sequences(timers, times, parallel),

@@ -71,6 +71,8 @@ class JobEvidence:
     stragglers_by_activity: Sequence[Straggler] = ()
     activity_undecided: bool = False
     """GPUs are read that may yet show who is slow, in too few steps so far."""
+    pace_is_known: bool = True
+    """Whether GPUs were seen at the pace of the newest line."""
     idle_ratio: float | None = None
     """How much more of the time than its peers' the idlest GPU runs no kernel; None where one is not seen."""
     busier_ratio: float | None = None

@@ -4,7 +4,7 @@ from perfd.analysis.steps.activity_by_gpu import STEADY_STEPS, TRAINING_TIME, Gp
 from perfd.analysis.steps.arrival_times import timed_by_arrival
 from perfd.analysis.steps.compute_change import ComputeChange, compute_change
 from perfd.analysis.steps.flops_check import FlopsCheck
-from perfd.analysis.steps.longer_steps import LongerSteps, longer_steps
+from perfd.analysis.steps.longer_steps import LongerSteps, leaves_pace, longer_steps, rows_of_pace
 from perfd.analysis.steps.mfu import Efficiency, MfuTier, efficiency, gpu_infos, mean_over_gpus, world_size
 from perfd.analysis.steps.phase_timers import (
     BACKWARD,
@@ -26,7 +26,7 @@ from perfd.analysis.steps.pipeline_bubble import (
     stage_of_ranks,
 )
 from perfd.analysis.steps.sleeping_hosts import EachStep, SleepingHosts, asleep_for_workers, sleeping_hosts
-from perfd.analysis.steps.steady_steps import SteadySteps, steady_rows
+from perfd.analysis.steps.steady_steps import SteadySteps, lines_are_means, steady_rows
 from perfd.analysis.steps.step_time_change import StepTimeChange, step_time_change
 from perfd.analysis.steps.throttling import HeldClock, held_clocks
 from perfd.analysis.steps.time_breakdown import (
@@ -82,11 +82,14 @@ __all__ = [
     "gpu_activity",
     "gpu_infos",
     "held_clocks",
+    "leaves_pace",
+    "lines_are_means",
     "longer_steps",
     "mean_over_gpus",
     "memory",
     "optimizer",
     "pipeline",
+    "rows_of_pace",
     "share",
     "sleeping_hosts",
     "stage_of_ranks",

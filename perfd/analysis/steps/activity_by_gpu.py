@@ -74,13 +74,16 @@ METRICS = (
 )
 
 
-def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
+def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints, *, few_samples: bool = False) -> GpuActivity:
     """Average the samples that fall into each steady step, in at most 64 steps spread over all.
 
     GPM activities are means since the sample before, so a mean of samples is the
     mean over time. When steps are shorter than the sampling interval, a step
     has one sample at most and the median over steps is one over samples. When the
     log has no times of steps, each sample in which the job trains stands for itself.
+
+    With `few_samples` NVML's share of time with a kernel is a mean over steps: a sample is
+    of a moment, so that most of few may say that a GPU never idles, or always does.
     """
     timed = bool(np.isfinite(steps.step_time_s).any())
     if timed:
@@ -95,7 +98,12 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
     return GpuActivity(
         gpus=gpu.gpus,
         metrics=per_step,
-        medians={name: median(values, axis=0).astype(np.float64) for name, values in per_step.items()},
+        medians={
+            name: (mean if few_samples and name is GpuColumn.BUSY else median)(values, axis=0).astype(
+                np.float64
+            )
+            for name, values in per_step.items()
+        },
         samples=samples,
         source=STEADY_STEPS if timed else TRAINING_TIME,
     )

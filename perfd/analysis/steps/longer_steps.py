@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from perfd.analysis.data.job_data import Floats, GpuTable, Ints, StepTable
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, mean, median
+from perfd.analysis.steps.steady_steps import SteadySteps, lines_are_means
 from perfd.model import GpuColumn
 
 _FEWEST_SINCE, _MOST_SINCE = 6, 50
@@ -62,11 +63,12 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
     None without such a change, and where too few samples of GPUs lie before or after it.
     """
     times = steps.step_time_s[rows]
-    since = lines_since(times)
+    before, fewest_since = lines_needed(steps, rows)
+    since = lines_since(times, before=before, fewest_since=fewest_since)
     metrics = [gpu.metrics.get(name) for name in (GpuColumn.SM_ACTIVE, GpuColumn.BUSY)]
     if since is None or metrics[0] is None or metrics[1] is None:
         return None
-    first, change = len(rows) - since - _BEFORE, len(rows) - since
+    first, change = len(rows) - since - before, len(rows) - since
     before_s, since_s = float(np.median(times[first:change])), float(np.median(times[change:]))
     began, changed, newest = (steps.time_unix_s[rows[at]] for at in (first, change - 1, -1))
     sampled = (gpu.time_unix_s > began) & (gpu.time_unix_s <= newest)
@@ -96,24 +98,52 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
     )
 
 
-def lines_since(times: Floats, *, fewest_since: int = _FEWEST_SINCE) -> int | None:
+def rows_of_pace(steps: StepTable, rows: Ints) -> Ints:
+    """Of the given rows, those since the newest lasting change to longer or to shorter steps; else all."""
+    times = steps.step_time_s[rows]
+    before, fewest_since = lines_needed(steps, rows)
+    # Half as many lines do: by mistake, findings only wait for more samples of GPUs.
+    fewest_since = max(_NEWEST, fewest_since // 2)
+    since = [lines_since(one, before=before, fewest_since=fewest_since) for one in (times, 1 / times)]
+    return rows[-min((one for one in since if one is not None), default=len(rows)) :]
+
+
+def leaves_pace(steps: StepTable, steady: SteadySteps) -> bool:
+    """Whether the newest line, a mean over several steps, is of another pace than those before.
+
+    GPUs were seen at the pace before only.
+    """
+    rows = rows_of_pace(steps, steady.rows)
+    if not len(rows):
+        return False
+    usual_s = float(np.median(steps.step_time_s[rows]))
+    return bool(abs(np.log(steps.step_time_s[steady.unmarked[-1]] / usual_s)) > np.log1p(_LEAST_RATIO))
+
+
+def lines_needed(steps: StepTable, rows: Ints) -> tuple[int, int]:
+    """How many lines before and since a change show it: half as many where they are means over steps."""
+    part = 2 if lines_are_means(steps, rows) else 1
+    return _BEFORE // part, _FEWEST_SINCE // part
+
+
+def lines_since(times: Floats, *, before: int = _BEFORE, fewest_since: int = _FEWEST_SINCE) -> int | None:
     """How many of the newest lines are longer than those before; None where they are not, or not all."""
-    if len(times) < fewest_since + _BEFORE:
+    if len(times) < fewest_since + before:
         return None
-    newest = times[-(_MOST_SINCE + _BEFORE) :]
-    before = sliding_window_view(newest, _BEFORE)[: 1 - fewest_since]
-    usual_s = median(before)
-    scatter_s = MAD_TO_SIGMA * median(np.abs(before - usual_s[:, None]))
+    newest = times[-(_MOST_SINCE + before) :]
+    earlier = sliding_window_view(newest, before)[: 1 - fewest_since]
+    usual_s = median(earlier)
+    scatter_s = MAD_TO_SIGMA * median(np.abs(earlier - usual_s[:, None]))
     # One row for each moment at which it may have begun: the lines from then on.
-    since_s = newest[_BEFORE:]
+    since_s = newest[before:]
     place = np.arange(len(since_s))
-    now_s = median(np.where(place >= np.arange(len(before))[:, None], since_s, np.nan))
+    now_s = median(np.where(place >= np.arange(len(earlier))[:, None], since_s, np.nan))
     middle_s = (usual_s + now_s) / 2
-    may = since_s[: len(before)] > middle_s
+    may = since_s[: len(earlier)] > middle_s
     may &= now_s - usual_s >= np.maximum(_LEAST_RATIO * now_s, _SIGMAS * scatter_s)
     # The earliest moment from which on it holds: a few lines later it does, too.
     for first in np.flatnonzero(may[:-1]).tolist():
-        own, since = before[first], since_s[first:]
+        own, since = earlier[first], since_s[first:]
         longer, shorter = since > middle_s[first], own < middle_s[first]
         if longer.mean() >= _MOSTLY and shorter.mean() >= _MOSTLY and longer[-_NEWEST:].all():
             return len(since)

@@ -24,7 +24,7 @@ from perfd.analysis.data.job_data import (
 )
 from perfd.analysis.data.robust_stats import known, median
 from perfd.analysis.steps.activity_by_gpu import TRAINING_TIME, GpuActivity
-from perfd.analysis.steps.longer_steps import LongerSteps, lines_since
+from perfd.analysis.steps.longer_steps import LongerSteps, lines_needed, lines_since
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
@@ -129,12 +129,13 @@ def _longer(each: EachStep, longer: LongerSteps | None) -> _Change | None:
     """Steps that became longer."""
     steps, rows = each.steps, each.unmarked
     times = steps.step_time_s[rows]
-    since = lines_since(times)
+    before, fewest_since = lines_needed(steps, rows)
+    since = lines_since(times, before=before, fewest_since=fewest_since)
     if since is None or (
         longer is not None and bool((longer.running_ratio > THRESHOLDS.sleeping_hosts_kernels_ratio).any())
     ):
         return None
-    before_s = float(np.median(times[len(times) - since - _BEFORE : len(times) - since]))
+    before_s = float(np.median(times[len(times) - since - before : len(times) - since]))
     newest = rows[len(rows) - since :]
     since_s = float(np.median(steps.step_time_s[newest]))
     since_step = int(steps.step[newest[0]])

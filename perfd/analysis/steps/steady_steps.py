@@ -15,6 +15,9 @@ from perfd.model import Event, EventKind
 
 _NEIGHBOURS = 10
 """On each side: what is slow for longer than this is the job's new pace, not an outlier."""
+_NEIGHBOURS_OF_MEANS = 3
+_STEPS_OF_MEANS = 4
+"""Lines that cover so many steps each are means, of which fewer say as much as lines of single steps."""
 _FEWEST = 5
 """With fewer lines than this there is no pace that an outlier could differ from."""
 _OUTLIER_RATIO = 0.10
@@ -67,7 +70,12 @@ def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = 
     reasons[ExclusionReason.BATCH_SIZE] = kept & _other_batch_size(steps.global_batch_size, kept)
     kept &= ~reasons[ExclusionReason.BATCH_SIZE]
     unmarked = np.flatnonzero(kept)
-    outliers = unmarked[_outliers(steps.step_time_s[unmarked])]
+    times = steps.step_time_s[unmarked]
+    if lines_are_means(steps, unmarked):
+        far = _outliers(times, _NEIGHBOURS_OF_MEANS) & ~_newest_pace(times, _NEIGHBOURS_OF_MEANS)
+    else:
+        far = _outliers(times, _NEIGHBOURS)
+    outliers = unmarked[far]
     reasons[ExclusionReason.OUTLIER] = np.isin(np.arange(len(steps)), outliers)
     kept &= ~reasons[ExclusionReason.OUTLIER]
     rows, newest = np.flatnonzero(kept), unmarked
@@ -77,6 +85,11 @@ def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = 
     return SteadySteps(
         rows=rows, unmarked=newest, every_unmarked=unmarked, dropped=_by_reason(steps, reasons)
     )
+
+
+def lines_are_means(steps: StepTable, rows: Ints) -> bool:
+    """Whether most of these lines cover several steps each."""
+    return len(rows) > 0 and float(np.median(steps.steps_covered[rows])) >= _STEPS_OF_MEANS
 
 
 def _first_lines(steps: StepTable, events: Iterable[Event]) -> Bools:
@@ -121,7 +134,7 @@ def _other_batch_size(batch: Floats, kept: Bools) -> Bools:
     return np.asarray(np.isfinite(batch) & (batch != newest))
 
 
-def _outliers(times: Floats) -> Bools:
+def _outliers(times: Floats, neighbours: int) -> Bools:
     """Lines that are far from the median of the lines around them.
 
     Far means more than 10%, and more than four robust standard deviations of
@@ -134,7 +147,7 @@ def _outliers(times: Floats) -> Bools:
         return far
     # A second pass, so that the worst lines do not widen the scatter behind which others hide.
     for _ in range(2):
-        deviation = np.log(times / _local_median(np.where(far, np.nan, times)))
+        deviation = np.log(times / _local_median(np.where(far, np.nan, times), neighbours))
         centred = np.where(far, np.nan, deviation)
         sigma = MAD_TO_SIGMA * float(median(np.abs(centred - median(centred))))
         limit = max(np.log1p(_OUTLIER_RATIO), _OUTLIER_SIGMAS * sigma)
@@ -143,9 +156,20 @@ def _outliers(times: Floats) -> Bools:
     return np.asarray(far | (between & (np.abs(deviation) > limit / 2)))
 
 
-def _local_median(times: Floats) -> Floats:
-    padded = np.pad(times, _NEIGHBOURS, constant_values=np.nan)
-    around = median(sliding_window_view(padded, 2 * _NEIGHBOURS + 1), axis=1)
+def _newest_pace(times: Floats, fewest: int) -> Bools:
+    """The newest lines that are all alike, if they are enough for a pace of their own."""
+    alike = np.zeros(len(times), dtype=bool)
+    if len(times) >= fewest:
+        usual_s = float(np.median(times[-fewest:]))
+        near = np.abs(np.log(times / usual_s)) <= np.log1p(_OUTLIER_RATIO)
+        newest = len(times) - int(np.flatnonzero(~near)[-1] + 1 if not near.all() else 0)
+        alike[len(times) - newest :] = newest >= fewest
+    return alike
+
+
+def _local_median(times: Floats, neighbours: int) -> Floats:
+    padded = np.pad(times, neighbours, constant_values=np.nan)
+    around = median(sliding_window_view(padded, 2 * neighbours + 1), axis=1)
     return np.where(np.isfinite(around), around, median(times))
 
 

@@ -42,7 +42,8 @@ def step_time_change(steps: StepTable, events: Sequence[Event]) -> StepTimeChang
     A step is long when it takes a tenth more than the baseline, and more than the job's own scatter explains.
     A lasting growth begins with three long lines in a row and ends with three in a row that are not. A
     recurring one is a stall that came three times; its growth is the mean over its last two periods, and it
-    ends when the stall has stayed away for two. What has lasted for most of the job is its usual pace.
+    ends when the stall has stayed away for two. What has lasted for most of the job is its usual pace, and
+    so is what recurs from its start, as evaluations do.
     """
     times = steps.step_time_s[steady_rows(steps, events).unmarked]
     run = THRESHOLDS.step_regression_count
@@ -53,7 +54,7 @@ def step_time_change(steps: StepTable, events: Sequence[Event]) -> StepTimeChang
         return None
     scatter_s = _scatter_s(earlier, run)
     limit_s = baseline_s + max(THRESHOLDS.step_regression_ratio * baseline_s, _SIGMAS * scatter_s)
-    grown_s = _lasting_s(newest, newest > limit_s, run) or _recurring_s(newest, newest > limit_s, run)
+    grown_s = _lasting_s(newest, newest > limit_s, run) or _recurring_s(times, times > limit_s, run)
     return StepTimeChange(
         baseline_s=baseline_s, growth_ratio=0.0 if grown_s is None else grown_s / baseline_s - 1
     )
@@ -71,16 +72,20 @@ def _lasting_s(newest: Floats, long: Bools, run: int) -> float | None:
     return float(np.median(newest[ended + run :])) if began > ended else None
 
 
-def _recurring_s(newest: Floats, long: Bools, times: int) -> float | None:
-    """Mean over the last periods of a stall that came so many times; None when it did not, or stays away."""
-    places = np.flatnonzero(long)[-times:]
-    if len(places) < times:
+def _recurring_s(times: Floats, long: Bools, count: int) -> float | None:
+    """Mean over the last periods of a stall; None unless it came so many times, began, and goes on."""
+    places = np.flatnonzero(long)
+    if len(places) < count or len(times) - places[-count] > _NEWEST:
         return None
-    first, last = int(places[0]), int(places[-1])
-    quiet = len(newest) - 1 - last
-    if quiet > _QUIET_PERIODS * (last - first) / (times - 1):
+    first, last = int(places[-count]), int(places[-1])
+    longest_quiet = _QUIET_PERIODS * (last - first) / (count - 1)
+    if len(times) - 1 - last > longest_quiet:
         return None
-    return float(np.mean(newest[first + 1 : last + 1]))
+    # One step may have been long before it began.
+    quiet = np.diff(places, prepend=-1) - 1
+    if not bool((quiet[: 1 - count] >= longest_quiet).any()):
+        return None
+    return float(np.mean(times[first + 1 : last + 1]))
 
 
 def _last_run(flags: Bools, length: int) -> int:

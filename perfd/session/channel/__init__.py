@@ -1,7 +1,6 @@
 """The channel between `perfd run` and its monitor process."""
 
 from perfd.session.channel.line_merger import LineMerger
-from perfd.session.channel.log_pipe import LogPipe
 from perfd.session.channel.monitor_channel import MonitorChannel
 from perfd.session.channel.monitor_protocol import Frame, FrameKind, read_frames
 
@@ -9,7 +8,6 @@ __all__ = [
     "Frame",
     "FrameKind",
     "LineMerger",
-    "LogPipe",
     "MonitorChannel",
     "read_frames",
 ]

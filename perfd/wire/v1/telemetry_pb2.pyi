@@ -609,20 +609,22 @@ class Event(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., time_unix_ns: _Optional[int] = ..., message: _Optional[str] = ..., job: _Optional[str] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., code: _Optional[int] = ..., duration_s: _Optional[float] = ..., values: _Optional[_Mapping[str, float]] = ..., outcome: _Optional[str] = ...) -> None: ...
 
 class LogProgress(_message.Message):
-    __slots__ = ("job", "stream", "lines", "read_bytes", "unrecognized_lines", "last_line_unix_ns")
+    __slots__ = ("job", "stream", "lines", "read_bytes", "unrecognized_lines", "last_line_unix_ns", "times_are_exact")
     JOB_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     LINES_FIELD_NUMBER: _ClassVar[int]
     READ_BYTES_FIELD_NUMBER: _ClassVar[int]
     UNRECOGNIZED_LINES_FIELD_NUMBER: _ClassVar[int]
     LAST_LINE_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_ARE_EXACT_FIELD_NUMBER: _ClassVar[int]
     job: str
     stream: str
     lines: int
     read_bytes: int
     unrecognized_lines: int
     last_line_unix_ns: int
-    def __init__(self, job: _Optional[str] = ..., stream: _Optional[str] = ..., lines: _Optional[int] = ..., read_bytes: _Optional[int] = ..., unrecognized_lines: _Optional[int] = ..., last_line_unix_ns: _Optional[int] = ...) -> None: ...
+    times_are_exact: bool
+    def __init__(self, job: _Optional[str] = ..., stream: _Optional[str] = ..., lines: _Optional[int] = ..., read_bytes: _Optional[int] = ..., unrecognized_lines: _Optional[int] = ..., last_line_unix_ns: _Optional[int] = ..., times_are_exact: bool = ...) -> None: ...
 
 class CollectorHealth(_message.Message):
     __slots__ = ("collector", "time_unix_ns", "duration_s", "success", "message")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import msgspec
 
@@ -88,13 +87,8 @@ class SegmentReader:
         now_unix_ns: int,
         max_operations_per_s: int,
         ranks: ProcessRanks,
-        *,
-        host: Mapping[str, float] = MappingProxyType({}),
     ) -> list[Record]:
-        """Records of the operations since the last report, by the ranks of the process.
-
-        `host` are more columns, of the process.
-        """
+        """Records of the operations since the last report, by the ranks of the process."""
         start_unix_ns, self._reported_unix_ns = self._reported_unix_ns, now_unix_ns
         operations, self._pending = self._pending, []
         communicators = {one.index: one for one in self._segment.communicators()}
@@ -118,7 +112,7 @@ class SegmentReader:
                 clock=self._clock(rank, own),
             )
             records += reduce_operations(own, communicators, window, keep_one_in=keep)
-            records.append(self._totals(window, len(by_rank), host))
+            records.append(self._totals(window, len(by_rank)))
             records += (
                 self._mistimed_event(window, functions, communicators.get(index))
                 for index, functions in newly_mistimed.items()
@@ -207,7 +201,7 @@ class SegmentReader:
             return now_unix_ns
         return max(reported_unix_ns, process.unix_ns + oldest_ns - process.monotonic_ns)
 
-    def _totals(self, window: OperationWindow, ranks: int, host: Mapping[str, float]) -> SampleTable:
+    def _totals(self, window: OperationWindow, ranks: int) -> SampleTable:
         """The counters of one rank; what was lost is known only of the process, and divided by its ranks."""
         counters = self._segment.counters()
         totals = self._ranks[window.rank]
@@ -222,7 +216,6 @@ class SegmentReader:
                 "nccl_operations": [float(totals.operations)],
                 "nccl_lost_operations": [(counters.dropped + self._lost) / ranks],
                 "nccl_untimed_operations": [(counters.incomplete + self._untimed) / ranks],
-                **{name: [value] for name, value in host.items()},
             },
         )
 

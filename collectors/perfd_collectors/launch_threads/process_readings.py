@@ -25,7 +25,7 @@ COLUMNS: Sequence[Column] = (
         name=RankColumn.LAUNCH_BUSY.value,
         help="Time in which the rank's main thread or PyTorch's autograd threads ran or were ready to run.",
         source=_SOURCE,
-        absent="Without perfd's NCCL plugin, PyTorch's autograd threads, or CONFIG_SCHED_INFO.",
+        absent="Without PyTorch's autograd threads, or CONFIG_SCHED_INFO.",
         kind=ColumnKind.COUNTER,
     ),
     Column(
@@ -33,7 +33,7 @@ COLUMNS: Sequence[Column] = (
         name=RankColumn.LOADER_BUSY.value,
         help="Time in which the rank's PyTorch data loader workers ran or were ready to run, all together.",
         source=f"{_SOURCE} of its child processes named pt_data_worker",
-        absent="Without perfd's NCCL plugin, CONFIG_SCHED_INFO, or such workers (PyTorch 2.6 names them).",
+        absent="Without CONFIG_SCHED_INFO, or such workers (PyTorch 2.6 names them).",
         kind=ColumnKind.COUNTER,
     ),
     Column(
@@ -41,14 +41,14 @@ COLUMNS: Sequence[Column] = (
         name=RankColumn.LOADER_WORKERS.value,
         help="PyTorch data loader workers of the rank.",
         source="its child processes named pt_data_worker",
-        absent="Without perfd's NCCL plugin, or such workers.",
+        absent="Without such workers.",
     ),
     Column(
         scope=Scope.RANK,
         name=RankColumn.IO.value,
         help="Bytes that the rank's process read and wrote: by system calls, or by storage if that is more.",
         source="/proc/PID/io",
-        absent="Without perfd's NCCL plugin, or CONFIG_TASK_IO_ACCOUNTING.",
+        absent="Without CONFIG_TASK_IO_ACCOUNTING.",
         kind=ColumnKind.COUNTER,
     ),
 )

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from perfd_collectors.nccl.launch_threads import LaunchThreads
+from perfd_collectors.launch_threads.process_readings import LaunchThreads
 
 RANK = 100
 
