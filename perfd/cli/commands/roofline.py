@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, find_gpu
 from perfd.cli.arguments import positive
-from perfd.cli.tables.module_roofline import ModuleRoofline, module_file
+from perfd.cli.tables.module_roofline import ModuleRoofline, module_file, module_graph
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent
@@ -24,13 +24,18 @@ from perfd.gpu_peaks import load_peaks
 from perfd.report.render.report_writer import write_report
 from perfd.report.report_text import kernel_name
 from perfd.report.sources.roofline_report import report_of_kernels, report_of_placement
+from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 from perfd.trace.roofline import (
     UNIT_NAMES,
+    HloModule,
     KernelMetrics,
+    MeasuredOperations,
     OperationWork,
     Placement,
+    hlo_costs,
     judge,
     matmul,
+    measured_operations,
     place,
     read_line,
     read_ncu,
@@ -47,10 +52,12 @@ With --json it prints one object: {"schema": "perfd.roofline/1", "operation": {"
 their limit, else the busiest: tensor, compute, dram, l2, l1), "at_limit", "roofline" (points by
 level of memory), "summary", "evidence" and "advice", in place of "operation";
 with a module of HLO "module": "name", "gpu", "compute_minimum_s", "communication_minimum_s",
-"flops", "traffic_bytes", "time_s", "attainable_ratio", "operations". What is not known is null.
+"flops", "traffic_bytes", "time_s", "attainable_ratio", "matrix_unit_ratio", "layout_copies",
+"sharded_products", "operations". What is not known is null.
 Exit codes: 0 the verdict was printed; 2 it cannot be given, with the reason.
 """
 _COLUMNS = ("kernel", "time", "compute", "tensor", "DRAM", "L2", "L1", "occup.", "verdict")
+_VECTOR = "fp32"
 _EXPLAINED = 5
 """Kernels that are explained in the terminal, the longest; a report has all."""
 
@@ -64,7 +71,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--hlo",
         metavar="LINE|FILE",
-        help="a line of XLA's HLO with the shapes of its operands, or a file with an optimized module",
+        help="a line of XLA's HLO with the shapes of its operands, or a file with an optimized module or some"
+        " lines of one, also with times (`fusion.1 | 12.3 ms`)",
     )
     what.add_argument(
         "--ncu",
@@ -75,6 +83,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bf16", help="of --matmul (default: bf16)")
     parser.add_argument("--gpu", default="H200", help="as NVML names it, or a part of that (default: H200)")
     parser.add_argument("--time", type=positive, metavar="SECONDS", help="measured time of the operation")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="of --hlo FILE: a JAX trace with its operations' times"
+    )
+    parser.add_argument(
+        "--around", metavar="OPERATION", help="of --hlo FILE: draw its neighbors in the graph (--output .svg)"
+    )
     parser.add_argument("--peaks", type=Path, metavar="FILE", help="file of GPU peaks to use first")
     parser.add_argument(
         "--output",
@@ -96,16 +110,20 @@ def run(args: argparse.Namespace) -> int:
         shown: list[Table | Text] = [_kernels(kernels), *_explanations(kernels)]
         report = report_of_kernels(kernels, args.ncu.name)
     elif args.hlo is not None and (module := module_file(args.hlo)) is not None:
-        if args.output:
-            raise PerfdError("--output is for one operation or --ncu; --json has all operations of a module.")
-        found = ModuleRoofline(module, _gpu(args.gpu, args.peaks), args.time)
-        document, shown, report = found.document(), list(found.shown()), None
+        document, shown, report = *_module(args, *module), None
     else:
         work = read_line(args.hlo) if args.hlo is not None else _matmul(args.matmul, args.dtype)
-        placement = place(work, _gpu(args.gpu, args.peaks), args.time)
+        gpu = _gpu(args.gpu, args.peaks)
+        if work.arrays and work.precision == _VECTOR and _VECTOR not in gpu.flops:
+            # TPUs: nothing is published of their vector units.
+            note = f"The table has no {_VECTOR} peak of {gpu.name}: only the bytes count."
+            work = replace(work, flops=0.0, precision=next(iter(gpu.flops)), notes=(*work.notes, note))
+        placement = place(work, gpu, args.time)
         document = {"operation": asdict(placement)}
-        shown = [_verdict(placement), _placement(placement)]
+        shown = [_verdict(placement), _placement(placement), *_arrays(work)]
         report = report_of_placement(placement)
+    if args.around and args.hlo is None:
+        raise PerfdError("--around is of an HLO module: name it with --hlo.")
     if args.output and report is not None:
         write_report(report, args.output)
     if args.json:
@@ -115,6 +133,29 @@ def run(args: argparse.Namespace) -> int:
     for part in shown:
         console.print(part)
     return 0
+
+
+def _module(
+    args: argparse.Namespace, module: HloModule, measured: MeasuredOperations
+) -> tuple[dict[str, Any], list[Table | Text]]:
+    if bool(args.output) != bool(args.around):
+        raise PerfdError(
+            "Of a module, --output draws what is around one operation: name it with --around; --json has all."
+        )
+    if args.around:
+        if args.output.suffix.lower() != ".svg":
+            raise PerfdError(f"{args.output}: the graph of operations is SVG; name it .svg.")
+        try:
+            args.output.write_text(module_graph(module, args.around), encoding="utf-8")
+        except OSError as error:
+            raise PerfdError(f"{args.output}: cannot be written: {error.strerror or error}.") from error
+    if args.trace:
+        (trace, *_) = read_traces(with_folders_opened([args.trace]), "nsys")
+        measured = measured_operations(trace, hlo_costs(module))
+        if measured.known_ratio is None:
+            raise PerfdError(f"{args.trace}: the trace has no operation of {module.name}.")
+    found = ModuleRoofline(module, _gpu(args.gpu, args.peaks), args.time, measured)
+    return found.document(), list(found.shown())
 
 
 def _matmul(text: str, dtype: str) -> OperationWork:
@@ -188,6 +229,18 @@ def _placement(found: Placement) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _arrays(work: OperationWork) -> Iterator[Table]:
+    """What the layouts of a line of HLO mean."""
+    if not work.arrays:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("array", "order in memory", "tiles, the innermost first", "place"):
+        table.add_column(name)
+    for number, row in enumerate(work.arrays):
+        table.add_row(Text(f"{row[0]}{'' if number else ' (result)'}"), *map(Text, row[1:]))
+    yield table
 
 
 def _kernels(kernels: list[KernelMetrics]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,27 +17,55 @@ from rich.text import Text
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, data_size, duration, flops, percent
-from perfd.trace.roofline import HloCost, HloModule, hlo_costs, read_module
+from perfd.report.render.graph_svg import GraphNode, graph_svg
+from perfd.trace.roofline import (
+    LATENCY_RATIO,
+    LAYOUT_CHANGE,
+    HloCost,
+    HloModule,
+    MeasuredOperations,
+    hlo_costs,
+    layout_copies,
+    neighbors,
+    read_fragment,
+    read_module,
+    shape_words,
+    sharded_products,
+)
 
 _ROWS = 20
+_MOST_SENTENCES = 5
+_VECTOR = "fp32"
+"""The precision of work outside the matrix units."""
+_TEXT_COLUMNS = frozenset({"operation", "kind", "limit", "note"})
 _MAX_BYTES = 1 << 30
 
 
 class ModuleRoofline:
     """A module's operations under the roofline of one GPU."""
 
-    def __init__(self, module: HloModule, gpu: GpuPeak, time_s: float | None) -> None:
+    def __init__(
+        self,
+        module: HloModule,
+        gpu: GpuPeak,
+        time_s: float | None,
+        measured: MeasuredOperations | None = None,
+    ) -> None:
         if gpu.memory_bytes_per_s is None:
             raise PerfdError(
                 f"The table of peaks has no memory bandwidth of {gpu.name}; add a row with --peaks."
             )
-        self._module, self._gpu, self._time_s = module, gpu, time_s
+        self._module, self._gpu = module, gpu
+        self._measured = measured or MeasuredOperations()
+        self._time_s = time_s or self._measured.step_s
         self._bandwidth = gpu.memory_bytes_per_s
         self._link = gpu.nvlink_bytes_per_s / 2 if gpu.nvlink_bytes_per_s else None
         rows = [(cost, self._minimum_s(cost)) for cost in hlo_costs(module)]
         self._rows = sorted(rows, key=lambda row: -row[1])
         self._compute_s = sum(least for cost, least in rows if not cost.message_bytes)
         self._communication_s = sum(least for cost, least in rows if cost.message_bytes)
+        self._copies = layout_copies(module)
+        self._sharded = sharded_products(module, {cost.name: cost.group_size for cost, _ in rows})
 
     def document(self) -> dict[str, Any]:
         """For --json."""
@@ -51,7 +79,13 @@ class ModuleRoofline:
                 "traffic_bytes": sum(cost.traffic_bytes * cost.count for cost, _ in self._rows),
                 "time_s": self._time_s,
                 "attainable_ratio": self._ratio(),
-                "operations": [asdict(cost) | {"minimum_s": least} for cost, least in self._rows],
+                "matrix_unit_ratio": self._matrix_ratio(),
+                "layout_copies": [asdict(copy) for copy in self._copies],
+                "sharded_products": [asdict(product) for product in self._sharded],
+                "operations": [
+                    asdict(cost) | {"minimum_s": least, "measured_s": self._measured.times_s.get(cost.name)}
+                    for cost, least in self._rows
+                ],
             }
         }
 
@@ -73,19 +107,52 @@ class ModuleRoofline:
                 " communication hidden.",
                 style="not bold default",
             )
-        layouts = [cost for cost, _ in self._rows if cost.note == "changes the layout"]
-        if layouts:
-            moved = sum(cost.traffic_bytes * cost.count for cost in layouts)
-            text.append(
-                f"\n{len(layouts)} copies only change a layout and move {data_size(moved)}: let XLA"
-                " choose layouts (`Layout.AUTO` of jax.experimental.layout), or store arrays in that layout.",
-                style="not bold default",
-            )
+        for sentence in self._findings():
+            text.append(f"\n{sentence}", style="not bold default")
         return (text, self._table())
+
+    def _findings(self) -> Iterator[str]:
+        matrix = self._matrix_ratio()
+        if matrix is not None:
+            yield f"The matrix units (MXU, tensor cores) do {percent(matrix)} of their peak over that time."
+        layouts = [(cost, least) for cost, least in self._rows if cost.note == LAYOUT_CHANGE]
+        if layouts:
+            moved = sum(cost.traffic_bytes * cost.count for cost, _ in layouts)
+            share = sum(least for _, least in layouts) / (self._compute_s or 1.0)
+            yield (
+                f"{len(layouts)} copies only change a layout and move {data_size(moved)}, {percent(share)} of"
+                " the least time to compute: let XLA choose layouts (`in_shardings=` with `Layout.AUTO` of"
+                " jax.experimental.layout), or store arrays in the layout that is read."
+            )
+            for copy in self._copies[:_MOST_SENTENCES]:
+                readers = ", ".join(copy.readers[:2]) or "the result"
+                change = f"{copy.before} of {copy.source} to {copy.after} for {readers}"
+                yield f"  {copy.name}: {copy.shape} from {change}"
+        for product in self._sharded[:_MOST_SENTENCES]:
+            yield product.words
+        ratio = self._ratio()
+        if ratio is not None and ratio < LATENCY_RATIO:
+            shown = duration(self._communication_s)
+            yield (
+                f"Far from attainable: besides overlap ({shown} of communication), look for sums over devices"
+                " of what need not be split (jax.lax.with_sharding_constraint fixes what XLA chose), for"
+                " layout copies, and for operations far over their least time."
+            )
 
     def _ratio(self) -> float | None:
         hidden = max(self._compute_s, self._communication_s)
         return hidden / self._time_s if self._time_s else None
+
+    def _matrix_ratio(self) -> float | None:
+        """Arithmetic of matrix products over the peak, in the measured time."""
+        if not self._time_s:
+            return None
+        busy = sum(
+            cost.count * cost.flops / self._gpu.flops[cost.precision]
+            for cost, _ in self._rows
+            if cost.precision in self._gpu.flops and cost.precision != _VECTOR
+        )
+        return busy / self._time_s
 
     def _minimum_s(self, cost: HloCost) -> float:
         # Without a peak of that precision the bytes are the bound.
@@ -94,9 +161,21 @@ class ModuleRoofline:
 
     def _table(self) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for at, name in enumerate(("operation", "kind", "runs", "work", "bytes", "least", "limit", "note")):
-            table.add_column(name, justify="left" if at in {0, 1, 6, 7} else "right")
-        for cost, least in self._rows[:_ROWS]:
+        measured = self._measured.times_s
+        columns = [
+            "operation",
+            "kind",
+            "runs",
+            "work",
+            "bytes",
+            "least",
+            *(["took"] if measured else []),
+            "limit",
+            "note",
+        ]
+        for name in columns:
+            table.add_column(name, justify="left" if name in _TEXT_COLUMNS else "right")
+        for cost, least in sorted(self._rows, key=lambda row: -measured.get(row[0].name, row[1]))[:_ROWS]:
             table.add_row(
                 Text(cost.name),
                 Text(cost.operation[:24]),
@@ -104,6 +183,7 @@ class ModuleRoofline:
                 flops(cost.flops) if cost.flops else UNKNOWN,
                 data_size(cost.message_bytes or cost.traffic_bytes),
                 duration(least),
+                *([duration(measured.get(cost.name))] if measured else []),
                 self._side(cost),
                 Text(cost.note),
             )
@@ -116,19 +196,63 @@ class ModuleRoofline:
         return cost.precision if cost.flops / peak > cost.traffic_bytes / self._bandwidth else "memory"
 
 
-def module_file(text: str) -> HloModule | None:
-    """The module of a file, packed or not; None where the text is not the name of one.
+def module_file(text: str) -> tuple[HloModule, MeasuredOperations] | None:
+    """The module of a file, packed or not, or of lines of HLO, with the times that these have.
 
-    Raises `PerfdError` if the file cannot be read or is not a module.
+    None where the text is one line and not the name of a file. Raises `PerfdError` if the file cannot be read
+    or has no HLO.
     """
-    path = Path(text) if text.strip() and "\n" not in text and "=" not in text else None
-    if path is None:
+    if "\n" not in text.strip():
+        if "=" in text or not text.strip():
+            return _collective(text)
+        text = _read(Path(text))
+    if text.lstrip().startswith("HloModule"):
+        return read_module(text), MeasuredOperations()
+    module, times_s = read_fragment(text)
+    return module, MeasuredOperations(times_s=times_s, step_s=sum(times_s.values()) or None)
+
+
+def _collective(line: str) -> tuple[HloModule, MeasuredOperations] | None:
+    """One line that communicates, whose limit is the link; other lines go under the roofline themselves."""
+    try:
+        module, _ = read_fragment(line)
+    except PerfdError:
         return None
+    sends = any(cost.message_bytes for cost in hlo_costs(module))
+    return (module, MeasuredOperations()) if sends else None
+
+
+def _read(path: Path) -> str:
     try:
         data = path.read_bytes()
         if data.startswith(b"\x1f\x8b"):
             with gzip.open(path) as file:
                 data = file.read(_MAX_BYTES)
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise PerfdError(f"{text}: cannot be read: {error}.") from error
-    return read_module(data.decode("utf-8", errors="replace"))
+        raise PerfdError(f"{path}: cannot be read: {error}.") from error
+    return data.decode("utf-8", errors="replace")
+
+
+def module_graph(module: HloModule, name: str) -> str:
+    """What an operation reads and what reads it, as SVG; raises `PerfdError` if it is not there."""
+    found = next((one for one in module.computations.values() if name.lstrip("%") in one), None)
+    if found is None:
+        raise PerfdError(f"The module has no operation {name}: --json lists them.")
+    levels = neighbors(found, name.lstrip("%"))
+    nodes = [
+        GraphNode(
+            name=one,
+            label=f"{one} ({found[one].operation})",
+            detail=", ".join(shape_words(shape) for shape in found[one].outputs),
+            level=level,
+            chosen=level == 0,
+        )
+        for one, level in levels.items()
+    ]
+    edges = [
+        (source, one)
+        for one in levels
+        for source, _ in found[one].operands
+        if source in levels and source != one
+    ]
+    return graph_svg(nodes, edges, f"{name} in {module.name}")

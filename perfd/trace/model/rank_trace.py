@@ -96,6 +96,15 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HloOperations:
+    """Which operation of XLA's HLO each of n operations on a GPU belongs to."""
+
+    names: Sequence[str]
+    name: Indices
+    """Index into `names`; -1 where the trace does not say."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankTrace:
     """One rank of a capture."""
 
@@ -127,6 +136,8 @@ class RankTrace:
     """Wall time of the clock's zero, if the trace has it: puts the ranks of a capture on one clock."""
     notes: Sequence[str] = ()
     """What the reader of the trace should know: what was missing, what was skipped."""
+    hlo: HloOperations | None = None
+    """Of JAX's traces."""
     detail: TraceDetail | None = None
     """What tables need; None unless requested of the reader, and of traces that have none."""
 

@@ -15,8 +15,16 @@ import numpy as np
 
 from perfd.trace.model.hlo_names import hlo_class
 from perfd.trace.model.intervals import Ns
+from perfd.trace.model.kernel_classes import collective_operation
 from perfd.trace.model.operation_kinds import OperationKind
-from perfd.trace.model.rank_trace import RankTrace, no_calls, operations_of
+from perfd.trace.model.rank_trace import (
+    Collective,
+    GpuOperations,
+    HloOperations,
+    RankTrace,
+    no_calls,
+    operations_of,
+)
 from perfd.trace.model.trace_steps import TraceStep
 from perfd.trace.readers.chrome_json import Args, ChromeEvent
 
@@ -38,6 +46,7 @@ class JaxEvents:
         self._processes: dict[int, str] = {}
         self._threads: dict[tuple[int, int], str] = {}
         self._names: dict[tuple[str, str], int] = {}
+        self._hlo: dict[str, int] = {}
         self._rows = array("q")
         self._times = array("d")
         self._steps: dict[int, tuple[float, float]] = {}
@@ -58,12 +67,13 @@ class JaxEvents:
                 self._steps[int(step)] = (event.ts, event.dur)
             key = (event.name, hlo_class(args.hlo_category, args.hlo_op, event.name))
             name = self._names.setdefault(key, len(self._names))
-            self._rows.extend((event.pid, event.tid, name, _correlation(args)))
+            hlo = self._hlo.setdefault(args.hlo_op, len(self._hlo)) if args.hlo_op else -1
+            self._rows.extend((event.pid, event.tid, name, _correlation(args), hlo))
             self._times.extend((event.ts, event.dur))
 
     def traces(self, path: Path) -> list[RankTrace]:
         """One for each device that did something."""
-        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 5)
         times = np.array(self._times).reshape(-1, 2)
         traces = []
         for process, name in sorted(self._processes.items()):
@@ -92,7 +102,7 @@ class JaxEvents:
         names, classes = [name for name, _ in self._names], [label for _, label in self._names]
         kinds = np.array([_kind(label) for label in classes], dtype=np.int64)
         chosen, start = rows[work], np.rint(times[work, 0] * 1000).astype(np.int64)
-        operations, _ = operations_of(
+        operations, order = operations_of(
             {
                 "start_ns": start,
                 "end_ns": start + np.rint(times[work, 1] * 1000).astype(np.int64),
@@ -118,8 +128,20 @@ class JaxEvents:
             classes=classes,
             operations=operations,
             calls=no_calls(),
+            collectives=self._collectives(operations, chosen[order, 4]),
+            hlo=HloOperations(names=list(self._hlo), name=chosen[order, 4].astype(np.int32)),
             steps=_as_steps(steps or self._steps),
         )
+
+    def _collectives(self, operations: GpuOperations, hlo: Ns) -> list[Collective]:
+        """What HLO calls the communication: the kernel of an all-to-all is one that sends and receives."""
+        meant = [collective_operation(name) for name in self._hlo]
+        chosen = np.flatnonzero((operations.kind == OperationKind.COMMUNICATION) & (hlo >= 0))
+        return [
+            Collective(operation=at, name=meant[one], group="")
+            for at, one in zip(chosen.tolist(), hlo[chosen].tolist(), strict=True)
+            if meant[one] != "other"
+        ]
 
 
 def _kind(label: str) -> OperationKind:

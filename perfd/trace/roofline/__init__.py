@@ -2,7 +2,17 @@
 
 from perfd.trace.roofline.hlo_cost import HloCost
 from perfd.trace.roofline.hlo_cost import costs as hlo_costs
-from perfd.trace.roofline.hlo_line import read_line
+from perfd.trace.roofline.hlo_findings import (
+    LAYOUT_CHANGE,
+    LayoutCopy,
+    ShardedProduct,
+    layout_copies,
+    neighbors,
+    sharded_products,
+)
+from perfd.trace.roofline.hlo_fragment import read_fragment
+from perfd.trace.roofline.hlo_line import read_line, shape_words
+from perfd.trace.roofline.hlo_measured import MeasuredOperations, measured_operations
 from perfd.trace.roofline.hlo_module import HloModule, read_module
 from perfd.trace.roofline.kernel_judgment import UNIT_NAMES, KernelJudgment, judge
 from perfd.trace.roofline.kernel_metrics import KernelMetrics
@@ -20,19 +30,29 @@ from perfd.trace.roofline.roofline_model import (
 __all__ = [
     "AT_LIMIT_RATIO",
     "LATENCY_RATIO",
+    "LAYOUT_CHANGE",
     "UNIT_NAMES",
     "HloCost",
     "HloModule",
     "KernelJudgment",
     "KernelMetrics",
+    "LayoutCopy",
+    "MeasuredOperations",
     "OperationWork",
     "Placement",
     "RooflineVerdict",
+    "ShardedProduct",
     "hlo_costs",
     "judge",
+    "layout_copies",
     "matmul",
+    "measured_operations",
+    "neighbors",
     "place",
+    "read_fragment",
     "read_line",
     "read_module",
     "read_ncu",
+    "shape_words",
+    "sharded_products",
 ]

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from perfd.analysis.operations.least_time import least_time
 from perfd.errors import PerfdError
-from perfd.trace.roofline.hlo_line import ArrayShape, flops_of
+from perfd.trace.roofline.hlo_findings import LAYOUT_CHANGE
+from perfd.trace.roofline.hlo_line import ArrayShape, flops_of, product_of
 from perfd.trace.roofline.hlo_module import HloModule, Instruction
 from perfd.trace.roofline.roofline_model import bytes_of, matmul_precision, vector_precision
 
@@ -116,6 +117,15 @@ def instruction_cost(
         inner = module.computations[instruction.called or ""]
         flops, precision = _inner_flops(module, instruction.called or "", 0)
         traffic = _fusion_bytes(inner, instruction, inputs)
+    elif operation == "fusion" and (collective := _fused_collective(instruction.called)):
+        # Fused, as on TPUs: a reduction of which each device keeps its part.
+        operation = collective
+        message, traffic = sum(shape.size_bytes for shape in inputs), 0.0
+        whole, part = (sum(shape.elements for shape in found) for found in (inputs, outputs))
+        group = round(whole / part) if part else None
+    elif operation == "fusion" and (product := product_of(outputs, inputs)):
+        flops, precision = 2.0 * product.work, matmul_precision(product.left.dtype)
+        note = f"taken for a product that contracts {product.contracted}"
     elif operation == "custom-call":
         target = _TARGET.search(instruction.attributes)
         operation = target[1] if target else operation
@@ -128,7 +138,7 @@ def instruction_cost(
     else:
         flops, precision, note = _plain_flops(instruction, inputs)
         if operation == "copy" and inputs and outputs and inputs[0].layout != outputs[0].layout:
-            note = "changes the layout"
+            note = LAYOUT_CHANGE
     padded = [
         shape for shape in (*inputs, *outputs) if shape.elements and shape.padded_elements > shape.elements
     ]
@@ -146,6 +156,12 @@ def instruction_cost(
         precision=precision,
         note=note,
     )
+
+
+def _fused_collective(called: str | None) -> str | None:
+    """The collective whose name a fused computation has: `all-reduce-scatter.3`."""
+    name = (called or "").replace("all-reduce-scatter", "reduce-scatter")
+    return next((one for one in _COLLECTIVES if name.startswith(one)), None)
 
 
 def _bytes(found: Iterable[ArrayShape]) -> float:

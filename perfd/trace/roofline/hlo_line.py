@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfd.errors import PerfdError
@@ -20,8 +22,10 @@ _LINE = re.compile(r"^\s*(?:ROOT\s+)?%?(?P<name>[\w.\-]+)\s*=\s*(?P<rest>.+)$", 
 _CALL = re.compile(r"(?:^|[\s)}\]])(?P<operation>[a-z][a-z0-9\-]*)\((?P<operands>.*)$", re.DOTALL)
 _MAX_ELEMENTS = 10**15
 _MAX_DIGITS = 15
+_MOST_INPUTS = 16
+"""Of an operation, among which a product's operands are looked for."""
 _SPACE = re.compile(r"S\((\d{1,3})\)")
-_TILE = re.compile(r"T\(([\d,]+)\)")
+_TILES = re.compile(r"T(?:\([\d,]+\)){1,4}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +36,8 @@ class ArrayShape:
     sizes: tuple[int, ...]
     layout: tuple[int, ...] = ()
     """Dimensions from the fastest to the slowest."""
-    tile: tuple[int, ...] = ()
-    """How the fastest dimensions are tiled, the fastest last."""
+    tiles: tuple[tuple[int, ...], ...] = ()
+    """How the fastest dimensions are tiled, the fastest last; each further tiling divides the one before."""
     memory_space: int = 0
     """0 is the device's main memory, 1 memory on its chip, 5 the host's."""
 
@@ -46,9 +50,14 @@ class ArrayShape:
     def padded_elements(self) -> int:
         """How many its tiles have room for."""
         layout = self.layout or tuple(reversed(range(len(self.sizes))))
-        sizes = list(self.sizes)
-        for dimension, tile in zip(layout, reversed(self.tile), strict=False):
-            sizes[dimension] = -(-sizes[dimension] // tile) * tile
+        # In the order of memory, the fastest last.
+        sizes = [self.sizes[dimension] for dimension in reversed(layout)]
+        for tile in self.tiles:
+            # More dimensions than there are combine with ones of size 1.
+            sizes = [1] * (len(tile) - len(sizes)) + sizes
+            tiled = sizes[len(sizes) - len(tile) :]
+            counts = [-(-size // one) for size, one in zip(tiled, tile, strict=True)]
+            sizes = [*sizes[: len(sizes) - len(tile)], *counts, *tile]
         return math.prod(sizes)
 
     @property
@@ -73,17 +82,83 @@ def read_line(line: str) -> OperationWork:
     operation = call["operation"]
     if hlo_class(operation) == "communication":
         raise PerfdError(f"{operation} communicates: its limit is the link, not the roofline of a GPU.")
+    presumed = product_of(outputs, inputs) if operation in PRESUMED else None
+    flops = 2.0 * presumed.work if presumed else flops_of(operation, outputs, inputs, attributes)
+    matrix = operation in _MATRIX_OPERATIONS or presumed is not None
     return OperationWork(
         name=f"{found['name']} ({operation})",
-        flops=flops_of(operation, outputs, inputs, attributes),
+        flops=flops,
         traffic_bytes=sum(shape.size_bytes for shape in (*outputs, *inputs) if not shape.memory_space),
-        precision=(
-            matmul_precision(inputs[0].dtype)
-            if operation in _MATRIX_OPERATIONS
-            else vector_precision(inputs[0].dtype)
+        precision=(matmul_precision if matrix else vector_precision)(inputs[0].dtype),
+        notes=(
+            *(
+                [f"Taken for a matrix product, by its shapes: it contracts {presumed.contracted}."]
+                if presumed
+                else []
+            ),
+            *_padding_notes((*outputs, *inputs)),
         ),
-        notes=_padding_notes((*outputs, *inputs)),
+        arrays=tuple(array_words(shape) for shape in (*outputs, *inputs)),
     )
+
+
+PRESUMED = frozenset({"fusion", "custom-call"})
+"""Operations whose line does not say what they compute."""
+_SPACES = {0: "main memory (HBM)", 1: "on the chip (VMEM)", 5: "the host's memory"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PresumedProduct:
+    """A matrix product that shapes allow."""
+
+    left: ArrayShape
+    right: ArrayShape
+    contracted: int
+    """The size of the dimension that both operands share and the result lacks."""
+    work: float
+    """Products that are summed."""
+
+
+def product_of(outputs: Sequence[ArrayShape], inputs: Sequence[ArrayShape]) -> PresumedProduct | None:
+    """The product that an operation may be, by shapes alone.
+
+    Two inputs share one size that the result lacks, and the result has all others, those of a batch once.
+    None if no pair of inputs does so.
+    """
+    if not outputs:
+        return None
+    result = Counter(size for size in outputs[0].sizes if size > 1)
+    for at, left in enumerate(inputs[:_MOST_INPUTS]):
+        for right in inputs[at + 1 : _MOST_INPUTS]:
+            one, other = (Counter(size for size in each.sizes if size > 1) for each in (left, right))
+            for shared in sorted(one & other, reverse=True):
+                rest = (one - Counter([shared])) + (other - Counter([shared]))
+                batch = rest - result
+                if not result - rest and not batch - (one & other) and sum((one + other).values()) > 2:
+                    return PresumedProduct(
+                        left=left, right=right, contracted=shared, work=float(outputs[0].elements) * shared
+                    )
+    return None
+
+
+def array_words(shape: ArrayShape) -> tuple[str, str, str, str]:
+    """An array in words: what it is, the order of its dimensions in memory, its tiles, and where it is."""
+    order = shape.layout or tuple(reversed(range(len(shape.sizes))))
+    sizes = ", ".join(f"{one} ({shape.sizes[one]})" for one in order)
+    tiles = " in ".join("x".join(map(str, tile)) for tile in reversed(shape.tiles))
+    if shape.tiles and shape.elements:
+        tiles += f": {shape.padded_elements / shape.elements:.2f} times its size"
+    return (
+        shape_words(shape),
+        f"dimension {sizes} from the fastest" if order else "one number",
+        tiles or "none",
+        _SPACES.get(shape.memory_space, f"memory space {shape.memory_space}"),
+    )
+
+
+def shape_words(shape: ArrayShape) -> str:
+    """`bf16[4096,8192]`."""
+    return f"{shape.dtype}[{','.join(map(str, shape.sizes))}]"
 
 
 def shapes(text: str) -> list[ArrayShape]:
@@ -96,7 +171,7 @@ def shapes(text: str) -> list[ArrayShape]:
         if math.prod(sizes) > _MAX_ELEMENTS:
             raise PerfdError(f"No array is as large as {match[0][:60]}.")
         layout, _, tiling = (match[3] or "").partition(":")
-        tile, space = _TILE.search(tiling), _SPACE.search(tiling)
+        tiles, space = _TILES.search(tiling), _SPACE.search(tiling)
         order = tuple(int(number) for number in map(str.strip, layout.split(",")) if number.isdecimal())
         if order and sorted(order) != list(range(len(sizes))):
             raise PerfdError(
@@ -107,11 +182,15 @@ def shapes(text: str) -> list[ArrayShape]:
                 dtype=match[1],
                 sizes=sizes,
                 layout=order,
-                tile=tuple(max(1, int(number)) for number in tile[1].split(",") if number) if tile else (),
+                tiles=tuple(_tile(text) for text in re.findall(r"\(([\d,]+)\)", tiles[0])) if tiles else (),
                 memory_space=int(space[1]) if space else 0,
             )
         )
     return found
+
+
+def _tile(text: str) -> tuple[int, ...]:
+    return tuple(max(1, int(number)) for number in text.split(",") if number)
 
 
 _MATRIX_OPERATIONS = frozenset({"dot", "convolution"})

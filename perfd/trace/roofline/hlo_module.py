@@ -92,7 +92,7 @@ def read_module(text: str) -> HloModule:
         if line.startswith("}"):
             current = None
         elif current is not None:
-            if (found := _instruction(line)) is not None:
+            if (found := read_instruction(line)) is not None:
                 current[found.name] = found
         elif line.endswith("{") and (start := _COMPUTATION.match(line) or _COMPUTATION_BARE.match(line)):
             current = computations.setdefault(start[2], {})
@@ -103,7 +103,8 @@ def read_module(text: str) -> HloModule:
     return HloModule(name=head[1], entry=entry, computations=computations, devices=math.prod(sizes) or 1)
 
 
-def _instruction(line: str) -> Instruction | None:
+def read_instruction(line: str) -> Instruction | None:
+    """The instruction of an indented line; None if it is none."""
     start = _INSTRUCTION.match(line)
     if not start:
         return None
