@@ -148,6 +148,8 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     serving_kv_full_ratio: float
     serving_cache_hit_ratio: float
     serving_few_requests_ratio: float
+    serving_kv_low_ratio: float
+    serving_request_limit_ratio: float
     serving_queue_ratio: float
     serving_queue_ttft_ratio: float
     serving_graph_ratio: float

@@ -18,6 +18,7 @@ from perfd.analysis.flops.gpu_peak_lookup import find_gpu
 from perfd.analysis.serving.engine_snapshot import Counter, Engine, ReplicaLoad, Snapshot
 from perfd.analysis.serving.histograms import Distribution, Histogram, increase, merged, quantile
 from perfd.analysis.serving.model_of_server import served_model
+from perfd.analysis.serving.server_config import from_arguments
 from perfd.analysis.serving.server_rates import ServerRates, measure
 from perfd.analysis.serving.serving_diagnosis import diagnose
 from perfd.analysis.serving.serving_theory import (
@@ -158,6 +159,23 @@ def test_each_state_of_a_server_that_needs_no_theory_has_its_finding() -> None:
     assert kinds_of(spec_accept_length=1.1) == {Kind.SPECULATION}
     assert kinds_of(replicas=loads) == {Kind.REPLICA_IMBALANCE}
     assert kinds_of(queued_requests=8.0) == {Kind.QUEUEING}
+
+
+def test_requests_that_wait_beside_an_empty_cache_wait_for_the_limit() -> None:
+    state = {"kv_cache_used_ratio": 0.3, "queued_requests": 2.0, "running_requests": 32.0}
+    (found,) = diagnose(measure(look(1, **state, max_running_requests=32.0)))
+    assert (found.kind, found.confidence) == (Kind.UNUSED_KV_MEMORY, 0.8)
+    assert found.evidence[1] == "32 requests run; the limit of 32 is reached."
+    (found,) = diagnose(measure(look(1, **state, max_running_requests=256.0)))
+    assert (found.confidence, "not what holds them" in found.evidence[1]) == (0.4, True)
+    assert kinds_of(**state | {"kv_cache_used_ratio": 0.71}) == set()
+    assert kinds_of(**state | {"queued_requests": 0.0}) == set()
+
+
+def test_the_limit_of_requests_is_the_servers_or_of_each_engine() -> None:
+    assert from_arguments({"tp_size": 1, "dp_size": 2, "max_running_requests": 64}).max_running_requests == 64
+    assert from_arguments({"data_parallel_size": 2, "max_num_seqs": 256}).max_running_requests == 512
+    assert from_arguments({"tp_size": 1}).max_running_requests is None
 
 
 def test_few_requests_are_reported_against_the_critical_batch() -> None:

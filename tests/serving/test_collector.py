@@ -401,9 +401,9 @@ def test_perfd_serving_prints_the_shape_that_is_documented(
     assert document["schema"] == "perfd.serving/2"
     (server,) = document["servers"]
     assert list(server) == [
-        "source", "engine", "version", "model", "running_requests", "queued_requests", "kv_cache_used_ratio",
-        "prefix_hit_ratio", "generation_tokens_per_s", "prompt_tokens_per_s", "ttft_s", "tpot_s", "e2e_s",
-        "theory", "findings",
+        "source", "engine", "version", "model", "running_requests", "queued_requests", "max_running_requests",
+        "kv_cache_used_ratio", "prefix_hit_ratio", "generation_tokens_per_s", "prompt_tokens_per_s", "ttft_s",
+        "tpot_s", "e2e_s", "theory", "findings",
     ]  # fmt: skip
     assert server["generation_tokens_per_s"] is None
     assert set(server["ttft_s"]) == {"p50", "p90", "p99", "mean"}

@@ -58,9 +58,12 @@ def test_any_metrics_of_the_command_line_are_read_by_their_raw_names(tmp_path):
                 ("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum", "inst", "1,000"),
                 ("smsp__sass_thread_inst_executed_op_fadd_pred_on.sum", "inst", "500"),
                 ("launch__registers_per_thread", "register/thread", "168"),
+                ("dram__cycles_elapsed.avg.per_second", "Ghz", "1.59"),
+                ("smsp__cycles_elapsed.avg.per_second", "Ghz", "1.15"),
             ],
         )
     )
+    assert (found.dram_clock_hz, found.sm_clock_hz) == pytest.approx((1.59e9, 1.15e9))
     assert found.duration_s == pytest.approx(1250.5e-6)
     assert (found.compute_ratio, found.dram_ratio) == pytest.approx((0.9, 0.2))
     assert found.dram_bytes == pytest.approx(125.1e6)

@@ -48,6 +48,7 @@ def with_info(snapshot: Snapshot, info: ServerSetup | None) -> Snapshot:
         version=info.version or snapshot.version,
         model=snapshot.model or info.model,
         kv_total_tokens=snapshot.kv_total_tokens or info.kv_total_tokens,
+        max_running_requests=snapshot.max_running_requests or info.max_running_requests,
     )
 
 

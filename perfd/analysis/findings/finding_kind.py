@@ -64,6 +64,8 @@ class Kind(StrEnum):
     PREFILL_INTERFERENCE = "prefill_interference"
     LONG_PROMPTS = "long_prompts"
     KV_MEMORY = "kv_memory"
+    UNUSED_KV_MEMORY = "unused_kv_memory"
+    """Requests wait although the KV cache has room: a limit on running requests holds them."""
     LOW_CACHE_HITS = "low_cache_hits"
     FEW_REQUESTS = "few_requests"
     CUDA_GRAPH = "cuda_graph"
@@ -126,6 +128,7 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.PREFILL_INTERFERENCE: ("prefill interference", "Prefill interrupts decode"),
     Kind.LONG_PROMPTS: ("long prompts", "Long prompts dominate TTFT"),
     Kind.KV_MEMORY: ("KV cache capacity", "KV cache capacity limits this server"),
+    Kind.UNUSED_KV_MEMORY: ("unused KV cache", "Requests wait while the KV cache has room"),
     Kind.LOW_CACHE_HITS: ("low cache hits", "Few prompt tokens come from the prefix cache"),
     Kind.FEW_REQUESTS: ("few requests", "Too few requests run to use the GPUs"),
     Kind.CUDA_GRAPH: ("CUDA graphs", "Decode runs without CUDA graphs"),

@@ -43,6 +43,8 @@ class Snapshot:
     replicas: Sequence[ReplicaLoad] = ()
     running_requests: float | None = None
     queued_requests: float | None = None
+    max_running_requests: float | None = None
+    """The server's own limit, over its replicas."""
     kv_cache_used_ratio: float | None = None
     """Mean over replicas of the fullest of each one's pools."""
     kv_used_tokens: float | None = None

@@ -12,6 +12,8 @@ _TP = ("tp_size", "tensor_parallel_size")
 _PP = ("pp_size", "pipeline_parallel_size")
 _DP = ("dp_size", "data_parallel_size")
 _MODEL = ("model_path", "model")
+_LIMIT_OF_SERVER, _LIMIT_OF_REPLICA = ("max_running_requests",), ("max_num_seqs",)
+"""SGLang divides its limit among its replicas; each of vLLM's engines has its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,8 @@ class ServerSetup:
     layout: ServingLayout | None = None
     gpu_name: str | None = None
     kv_total_tokens: float | None = None
+    max_running_requests: float | None = None
+    """Over all replicas."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """The server's arguments by the engine's own names."""
 
@@ -45,6 +49,7 @@ def from_arguments(arguments: Mapping[str, Any], version: str | None = None) -> 
         model=model,
         layout=layout,
         kv_total_tokens=float(tokens) if isinstance(tokens, int | float) and tokens > 0 else None,
+        max_running_requests=_limit(arguments),
         arguments=arguments,
     )
 
@@ -68,8 +73,14 @@ def completed(said: ServerSetup | None, started: Mapping[str, Any]) -> ServerSet
         said,
         model=said.model or begun.model,
         layout=said.layout or begun.layout,
+        max_running_requests=said.max_running_requests or begun.max_running_requests,
         arguments={**begun.arguments, **said.arguments},
     )
+
+
+def _limit(arguments: Mapping[str, Any]) -> float | None:
+    whole, each = _count(arguments, _LIMIT_OF_SERVER), _count(arguments, _LIMIT_OF_REPLICA)
+    return whole if whole is not None or each is None else each * (_count(arguments, _DP) or 1)
 
 
 def _count(arguments: Mapping[str, Any], names: tuple[str, ...]) -> int | None:

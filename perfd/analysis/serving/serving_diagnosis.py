@@ -134,6 +134,26 @@ def _kv_memory(measured: ServerRates, _comparison: TheoryComparison | None) -> F
     )
 
 
+def _unused_kv_memory(measured: ServerRates, _comparison: TheoryComparison | None) -> Finding | None:
+    now = measured.now
+    used, waiting, running, most = (
+        now.kv_cache_used_ratio, now.queued_requests, now.running_requests, now.max_running_requests
+    )  # fmt: skip
+    if used is None or used >= THRESHOLDS.serving_kv_low_ratio or not waiting or not running:
+        return None
+    evidence = [f"{percent(used)} of the KV cache is in use, while {waiting:.0f} requests wait."]
+    at_limit = most is not None and running >= THRESHOLDS.serving_request_limit_ratio * most
+    if most is not None:
+        reached = "is reached" if at_limit else "is not what holds them"
+        evidence.append(f"{running:.0f} requests run; the limit of {most:.0f} {reached}.")
+    return Finding(
+        kind=Kind.UNUSED_KV_MEMORY,
+        confidence=0.8 if at_limit else 0.4,
+        evidence=tuple(evidence),
+        advice=advice_for(Kind.UNUSED_KV_MEMORY, now.engine),
+    )
+
+
 def _low_cache_hits(measured: ServerRates, _comparison: TheoryComparison | None) -> Finding | None:
     ratio = measured.prefix_hit_ratio
     prefill_matters = (measured.computed_prompt_tokens_per_s or 0.0) > (
@@ -336,6 +356,7 @@ _JUDGES: Sequence[Judge] = (
     _prefill_interference,
     _long_prompts,
     _kv_memory,
+    _unused_kv_memory,
     _low_cache_hits,
     _few_requests,
     _cuda_graph,

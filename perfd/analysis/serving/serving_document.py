@@ -40,6 +40,7 @@ def _server(server: ServerDocument) -> dict[str, Any]:
         "model": now.model,
         "running_requests": now.running_requests,
         "queued_requests": now.queued_requests,
+        "max_running_requests": now.max_running_requests,
         "kv_cache_used_ratio": now.kv_cache_used_ratio,
         "prefix_hit_ratio": measured.prefix_hit_ratio,
         "generation_tokens_per_s": measured.generation_tokens_per_s,

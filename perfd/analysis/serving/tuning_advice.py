@@ -34,6 +34,10 @@ _SGLANG: Mapping[Kind, str] = {
         "Give the cache more memory (--mem-fraction-static), halve its entries (--kv-cache-dtype fp8_e4m3), "
         "or shard the model further (--tp-size); against retractions raise --schedule-conservativeness."
     ),
+    Kind.UNUSED_KV_MEMORY: (
+        "Let more requests run (--max-running-requests), if TPOT allows it; a cache that stays empty can be"
+        " smaller (--mem-fraction-static), or its GPU be another replica's."
+    ),
     Kind.LOW_CACHE_HITS: (
         "If prompts share a start, schedule by it (--schedule-policy lpm) and route by it (the router's "
         "cache-aware policy); see that --disable-radix-cache is not set."
@@ -73,6 +77,10 @@ _VLLM: Mapping[Kind, str] = {
     Kind.KV_MEMORY: (
         "Give the cache more memory (--gpu-memory-utilization), halve its entries (--kv-cache-dtype fp8), or "
         "shard the model further (--tensor-parallel-size)."
+    ),
+    Kind.UNUSED_KV_MEMORY: (
+        "Let more requests run (--max-num-seqs), if TPOT allows it; a cache that stays empty can be smaller"
+        " (--gpu-memory-utilization), or its GPU be another replica's."
     ),
     Kind.LOW_CACHE_HITS: (
         "If prompts share a start, see that prefix caching is on (--enable-prefix-caching) and route requests"

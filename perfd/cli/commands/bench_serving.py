@@ -15,7 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from perfd.analysis.findings import Finding, finding_json
+from perfd.analysis.findings import finding_json
 from perfd.analysis.serving import (
     Distribution,
     Engine,
@@ -131,12 +131,12 @@ def document(result: BenchResult, theory: Theory | None) -> dict[str, Any]:
         "accept_length": result.accept_length,
         **{f"{name}_s": _quantiles(result.latencies.get(name)) for name in ("ttft", "tpot", "itl", "e2e")},
         "theory": None if theory is None else _theory(result, theory),
-        "findings": [] if theory is None else [finding_json(one) for one in _findings(result, theory)],
+        "findings": [finding_json(one) for one in server_of("", result, theory).findings],
     }
 
 
-def _findings(result: BenchResult, theory: Theory) -> Sequence[Finding]:
-    """The findings for a server with these results at the benchmark's load."""
+def server_of(source: str, result: BenchResult, theory: Theory | None) -> ServerDocument:
+    """A server with these results at the benchmark's load."""
     batch = result.concurrency or result.max_concurrency
     prompt, output = result.mean_prompt_tokens, result.mean_output_tokens
     context = None if prompt is None or output is None else prompt + output / 2
@@ -149,9 +149,13 @@ def _findings(result: BenchResult, theory: Theory) -> Sequence[Finding]:
         now=now,
         latencies=dict(result.latencies),
         mean_prompt_tokens=prompt,
+        generation_tokens_per_s=result.output_tokens_per_s,
+        prompt_tokens_per_s=result.input_tokens_per_s,
         spec_accept_length=result.accept_length,
     )
-    return diagnose(measured, compare(measured, theory))
+    comparison = None if theory is None else compare(measured, theory)
+    findings = () if comparison is None else diagnose(measured, comparison)
+    return ServerDocument(source=source, measured=measured, comparison=comparison, findings=findings)
 
 
 def _watched(seen: ServerSample, theory: Theory | None) -> Mapping[str, Any]:

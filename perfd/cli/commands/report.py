@@ -9,6 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.cli.commands.serving import add_theory_arguments
+from perfd.cli.serving.serving_report import serving_report
 from perfd.errors import PerfdError
 from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
@@ -36,7 +38,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         help="a summary (perfd.summary/2, as of perfd replay --json), a trace, a directory of a capture's"
-        " traces or of a `perfd run`, or a recording; default: the aggregator",
+        " traces or of a `perfd run`, a recording, saved metrics of a server, or results of bench_serving;"
+        " default: the aggregator",
     )
     parser.add_argument("--job", metavar="NAME", help="job name, if there are several")
     parser.add_argument(
@@ -54,6 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one object of schema perfd.report/1, only")
     add_aggregator(parser)
+    add_theory_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     source = None if args.source is None else summary_of_run(args.source)
     if source is None:
         report = _of_aggregator(args)
+    elif (of_server := serving_report(source, args)) is not None:
+        report = of_server
     elif names_recording(str(source)):
         summaries = replay(ReplayOptions(recording=find_recording(str(source)))).summaries
         report = report_of_summary(one_job(list(summaries), args.job, str(source)), source.name)

@@ -84,7 +84,7 @@ def add_theory_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what was seen; sources that cannot be read are named, and make the exit code 2."""
     seen, failed = _look(args)
-    servers = [_server(one, args) for one in seen]
+    servers = [server_document(one, args) for one in seen]
     if args.json and servers:
         print(json.dumps(to_json(servers), indent=2, allow_nan=False))
     elif servers:
@@ -145,7 +145,8 @@ def theory_for(args: argparse.Namespace, info: ServerSetup | None) -> Theory | N
     return theory_of(model, layout, gpu)
 
 
-def _server(seen: ServerSample, args: argparse.Namespace) -> ServerDocument:
+def server_document(seen: ServerSample, args: argparse.Namespace) -> ServerDocument:
+    """What a source amounts to, beside what the arguments say of its hardware."""
     theory = theory_for(args, seen.info)
     comparison = None if theory is None else compare(seen.measured, theory)
     findings = diagnose(seen.measured, comparison)
@@ -178,7 +179,10 @@ def _show(server: ServerDocument, console: Console) -> None:
     engine = " ".join(filter(None, [now.engine.value, now.version, f"({roles})" if roles else ""]))
     table.add_row("engine", engine)
     table.add_row("model", now.model or "unknown")
-    table.add_row("requests", f"{count(now.running_requests)} running, {count(now.queued_requests)} queued")
+    most = "" if now.max_running_requests is None else f" of at most {count(now.max_running_requests)}"
+    table.add_row(
+        "requests", f"{count(now.running_requests)} running{most}, {count(now.queued_requests)} queued"
+    )
     table.add_row("KV cache used", percent(now.kv_cache_used_ratio))
     table.add_row("prefix hits", percent(measured.prefix_hit_ratio))
     generated, prompt = measured.generation_tokens_per_s, measured.prompt_tokens_per_s

@@ -18,6 +18,7 @@ class KernelMetrics:
     name: str
     duration_s: float | None = None
     sm_clock_hz: float | None = None
+    dram_clock_hz: float | None = None
     compute_ratio: float | None = None
     """Of the busiest unit of the SM."""
     memory_ratio: float | None = None
