@@ -21,7 +21,7 @@ from tests.training_log.logs import iteration, records_of
         ("epoch: [1/5], global_step: 10, loss: 3.2, avg_reader_cost: 0.1 s, avg_batch_cost: 0.5 s", 10, 0.5),
         ('{"step": 10, "loss": 3.2, "step_time_s": 0.5}', 10, 0.5),
         ("[0010]: iter 123.45 ms, fps 1036.86", 10, 0.12345),
-        ("slime.py:12 - perf 10: {'perf/step_time': 101.5, 'perf/train_time': 60.25}", 10, 101.5),
+        ("[Speed] step 10 | loss 3.2 | train_time: 9000ms | step time: 450 ms", 10, 0.45),
     ],
 )
 def test_a_line_with_a_step_and_a_time_is_a_step(line: str, step: int, time_s: float) -> None:

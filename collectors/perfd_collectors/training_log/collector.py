@@ -91,9 +91,11 @@ class TrainingLogCollector:
         limit = self._max_read_bytes
         now_unix_ns = self._clock.unix_ns()
         newest_unix_ns: int | None = None
+        now_s = self._clock.monotonic_s()
         for source in self._sources:
             for chunk in source.poll(limit):
                 limit -= len(chunk.data)
+                self._job.steps.now_s = None if chunk.backlog else now_s
                 self._parse(chunk, now_unix_ns)
                 # The file's modification time is the time of lines printed before the agent started.
                 written_unix_ns = min(chunk.newest_unix_ns or now_unix_ns, now_unix_ns)

@@ -12,6 +12,7 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?|[+-]?\d+(?:\.\d*)?", re.ASCII)
 _MAX_EXPONENT_CHARS = 9
 """Longer exponents overflow a double anyway."""
+_PAIR = re.compile(r"'([\w/.()@-]{1,80})': ([^',{}]{1,40})(?=, '|$)", re.ASCII)
 _SUFFIXES = {"": 0, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}
 _MAX_KEY_CHARS = 80
 """Longer keys are not a trainer's."""
@@ -34,6 +35,11 @@ def fields(text: str, *, complete: bool) -> list[tuple[str, str]]:
         if cut > 0 and is_plain_key(key):
             pairs.append((key, piece[cut + 1 :].strip()))
     return pairs
+
+
+def dict_numbers(text: str) -> dict[str, float]:
+    """The numbers of a Python dict without nesting, whose text is without braces."""
+    return {key: value for key, figure in _PAIR.findall(text) if (value := number(figure)) is not None}
 
 
 def is_plain_key(key: str) -> bool:

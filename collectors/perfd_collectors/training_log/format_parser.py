@@ -10,7 +10,7 @@ from perfd_collectors.nccl.debug_log import DebugLog
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.progress_bar_log import BarLog
-from perfd_collectors.training_log.step_log import StepLog
+from perfd_collectors.training_log.step_order import StepLog
 
 _SILENT_NS = 10 * 10**9
 _SILENT_INTERVALS = 10

@@ -11,6 +11,7 @@ from perfd.errors import ConfigError
 from perfd.model import Record
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.formats import (
+    ColumnTableParser,
     ComposerParser,
     DeepSpeedParser,
     EpochLineParser,
@@ -18,11 +19,15 @@ from perfd_collectors.training_log.formats import (
     HuggingFaceParser,
     JsonLineParser,
     MaxTextParser,
+    MetricWriterParser,
     NanotronParser,
     NcclLineParser,
     NemoParser,
+    OpenRlhfParser,
     OwnPatternParser,
     ProgressBarParser,
+    ResultBlockParser,
+    SlimeParser,
     StepLineParser,
     TorchtitanParser,
     VerlParser,
@@ -30,13 +35,15 @@ from perfd_collectors.training_log.formats import (
 from perfd_collectors.training_log.log_lines import MAX_LINE_BYTES, LineBuffer, read_line
 from perfd_collectors.training_log.megatron import MegatronParser
 from perfd_collectors.training_log.parser_output import ParserOutput
-from perfd_collectors.training_log.step_log import StepLog
+from perfd_collectors.training_log.step_order import StepLog
 from perfd_collectors.training_log.timestamps import TimeZoneGuess
 
 log = logging.getLogger(__name__)
 
 FORMATS: Mapping[str, Callable[[LogContext], FormatParser]] = {
     "nemo": NemoParser,
+    "openrlhf": OpenRlhfParser,
+    "slime": SlimeParser,
     "progress-bar": ProgressBarParser,
     "nanotron": NanotronParser,
     "megatron": MegatronParser,
@@ -46,6 +53,9 @@ FORMATS: Mapping[str, Callable[[LogContext], FormatParser]] = {
     "deepspeed": DeepSpeedParser,
     "maxtext": MaxTextParser,
     "composer": ComposerParser,
+    "metric-writer": MetricWriterParser,
+    "result-blocks": ResultBlockParser,
+    "column-tables": ColumnTableParser,
     "json-lines": JsonLineParser,
     "epoch-lines": EpochLineParser,
     "step-lines": StepLineParser,

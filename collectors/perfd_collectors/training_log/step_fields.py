@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from perfd_collectors.training_log.field_text import is_plain_key
 from perfd_collectors.training_log.parser_output import training_step
-from perfd_collectors.training_log.step_log import ProgressSource, StepLog
+from perfd_collectors.training_log.step_order import ProgressSource, StepLog
 
 _SEPARATOR = re.compile(r"\||;|, | - | — |\{|\}")
 _NUMBER = re.compile(
@@ -34,7 +34,7 @@ _PER = {
     "/it": "perit",
     "/batch": "perbatch",
 }
-_PREFIXES = frozenset({"train", "training", "perf", "throughput", "metrics", "avg", "mean"})
+_PREFIXES = frozenset({"train", "training", "perf", "throughput", "metrics", "avg", "average", "mean"})
 _STEP_TIMES = frozenset(
     {
         *(
@@ -63,6 +63,11 @@ _STEP_TIMES = frozenset(
 )
 _BARE_TIMES = frozenset({"time", "t"})
 """A loop's own time, or the time since its start: of one step where it is in milliseconds."""
+_TOTAL_TIMES = frozenset({"traintime", "trainingtime"})
+"""The time since the start, or of an epoch."""
+_ENTROPIES = frozenset({"xent", "crossentropy"})
+_UNNAMED = frozenset({"", "speed", "rate"})
+"""What a number with a unit may be called, so that the unit says what it is."""
 _TIME_UNITS = {"ms": -3, "s": 0, "sec": 0, "secs": 0, "seconds": 0, "us": -6}
 _PER_STEP = {
     f"{unit}/{step}": power
@@ -113,7 +118,7 @@ _PLAIN = {
 }
 _RATES = frozenset({"step_time_s", "tokens_per_s", "samples_per_s", "flops_per_s_per_gpu"})
 _NOT_TRAINING = re.compile(
-    r"(?:^|[\s/_-])(?:val|valid|validation|eval|test|dev|best)(?:[\s/_-]|$)", re.IGNORECASE
+    r"(?:^|[\s/_-])(?:val|valid|validation|eval|test|dev|cv|best)(?:[\s/_-]|$)", re.IGNORECASE
 )
 _PERCENT_FROM = 2.0
 """An MFU above this is a percentage; between 1 and this, either may be meant."""
@@ -132,14 +137,14 @@ class StepFields:
         """Add a number by its printed name and unit (`ms`, `%`, `tok/s`), each of which may be empty."""
         unit = unit.lower()
         name = _name(key)
-        if "loss" in name and name not in _PLAIN:
-            if unit in _TIME_UNITS or "lossless" in name:
+        if ("loss" in name and name not in _PLAIN) or name in _ENTROPIES:
+            if unit in _TIME_UNITS or "lossless" in name or ".py" in key:
                 return
             if _NOT_TRAINING.search(key):
                 self.evaluates = True
             elif is_plain_key(key):
                 self.losses.setdefault(key, value)
-        elif not name and unit:
+        elif name in _UNNAMED and unit:
             self._by_unit(unit, value)
         else:
             self._by_name(name, value, unit)
@@ -159,7 +164,7 @@ class StepFields:
             self._by_unit(unit, value)
         elif name in _STEP_TIMES:
             self._set("step_time_s", _scaled(value, _TIME_UNITS.get(unit, 0)))
-        elif _is_in_ms(name, unit):
+        elif name not in _TOTAL_TIMES and _is_in_ms(name, unit):
             self._set("step_time_s", _scaled(value, -3))
         elif name in _STEP_RATES:
             self._set("step_time_s", 1 / value if value > 0 else 0.0)
@@ -251,6 +256,8 @@ def _name(key: str) -> str:
         if key.endswith(sign):
             key = key.removesuffix(sign) + word
     words = [word for word in _DECORATION.split(key) if word]
+    if "".join(words) in _TOTAL_TIMES:
+        return "".join(words)
     while len(words) > 1 and words[0] in _PREFIXES:
         words.pop(0)
     return "".join(words)

@@ -56,6 +56,7 @@ _NAMES: Mapping[str, OptionsOf] = {
     "torchtitan": OptionsOf.FSDP,
     "jax": OptionsOf.JAX,
     "maxtext": OptionsOf.JAX,
+    "clu": OptionsOf.JAX,
 }
 """By the beginning of a log's framework. One that is not here has other options: none is named."""
 _LOOPS = frozenset({"", "perfd.hook", "training-loop", "nanogpt", "nanochat", "litgpt", "torchtune"})

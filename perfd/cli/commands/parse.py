@@ -99,8 +99,9 @@ def _show(understanding: LogDocument, console: Console) -> None:
         return
     if said is None:
         console.print(
-            "No known training log format. Report the steps of your own training loop with "
-            "perfd.hook (docs/hook.md); `perfd serving` reads logs of SGLang and vLLM."
+            "No known training log format. Name the step in the lines of your own training loop with "
+            "`perfd parse --pattern` (docs/formats/training-logs.md), or report steps with perfd.hook "
+            "(docs/hook.md); `perfd serving` reads logs of SGLang and vLLM."
         )
         _show_rest(understanding, console)
         return

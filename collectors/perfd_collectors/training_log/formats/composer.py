@@ -1,4 +1,8 @@
-"""Composer's console: `[epoch=1][batch=10/40]:`, then one `Train name: value` per line."""
+"""Consoles of a heading and one value per line.
+
+Composer: `[epoch=1][batch=10/40]:`, then `Train name: value`.
+OLMo: `[step=5/1000,epoch=0]`, then `name=value`.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +18,17 @@ from perfd_collectors.training_log.parser_output import training_step
 _HEAD = re.compile(
     r"\[(?:epoch|batch|sample|token|iteration)=[0-9]{1,15}(?:/[0-9]{1,15})?\](?:\[[^\]]{1,40}\])?:"
 )
+_OLMO = re.compile(r"\[step=([0-9]{1,15})(?:/[0-9]{1,15})?(?:,[^\]\[]{1,80})?\]\s*$")
 _EVALUATION = re.compile(r"\[Eval batch=([0-9]{1,15})/([0-9]{1,15})\] Eval on ")
 _VALUE = re.compile(r"\s{1,8}Train ([^\s:]{1,120}): (\S{1,40})")
+_OLMO_VALUE = re.compile(r"^ {4}([\w/ ().-]{1,120})=(\S{1,40})\s*$")
 _STEP = "time/batch"
-_TIME = "throughput/batches_per_sec"
+_STEPS_PER_S = (
+    "throughput/batches_per_sec",
+    "throughput/device/batches_per_second",
+    "throughput/device/BPS",
+)
+_LOSS = re.compile(r"loss/train/|train/.{0,80}[Ll]oss")
 _RATES = {
     "throughput/samples_per_sec": "samples_per_s",
     "throughput/tokens_per_sec": "tokens_per_s",
@@ -26,13 +37,15 @@ _RATES = {
 
 
 class ComposerParser(FormatParser):
-    """One log of a Composer job. `time/batch` counts the batches before this one, over all epochs."""
+    """One log. Composer's `time/batch` counts the batches before this one, over all epochs."""
 
-    keywords: Sequence[bytes] = (b"][batch=", b"[Eval batch=", b"Train time/batch: ")
+    keywords: Sequence[bytes] = (b"][batch=", b"[Eval batch=", b"Train time/batch: ", b"[step=")
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)
         self._block: dict[str, float] | None = None
+        self._step: int | None = None
+        """As OLMo's heading says it."""
 
     @property
     def in_block(self) -> bool:
@@ -47,8 +60,13 @@ class ComposerParser(FormatParser):
             self.flush()
             self._block = {}
             return True
+        if heading := _OLMO.search(line.text):
+            self.flush()
+            self._block, self._step = {}, int(heading[1])
+            return True
         if self._block is not None:
-            if value := _VALUE.fullmatch(line.text):
+            style = _VALUE if self._step is None else _OLMO_VALUE
+            if value := style.fullmatch(line.text):
                 figure = number(value[2])
                 if figure is not None:
                     self._block.setdefault(value[1], figure)
@@ -64,16 +82,20 @@ class ComposerParser(FormatParser):
     def flush(self) -> None:
         """Emit the batch whose values have been read."""
         block, self._block = self._block, None
-        if not block or _STEP not in block:
+        step, self._step = self._step, None
+        if not block or (step is None and _STEP not in block):
             return
-        self._out.describe(framework="composer")
+        self._out.describe(framework="composer" if step is None else "olmo")
         values = {name: block[key] for key, name in _RATES.items() if block.get(key, 0) > 0}
-        if block.get(_TIME, 0) > 0:
-            values["step_time_s"] = 1 / block[_TIME]
-        losses = {
-            key: value for key, value in block.items() if key.startswith("loss/train/") and is_plain_key(key)
-        }
-        self._steps.add(training_step(self._out.job, int(block[_STEP]) + 1, values, losses, {}), None)
+        rate = next((block[name] for name in _STEPS_PER_S if block.get(name, 0) > 0), None)
+        if rate is not None:
+            values["step_time_s"] = 1 / rate
+        losses = {key: value for key, value in block.items() if _LOSS.match(key) and is_plain_key(key)}
+        if step is not None and not losses:
+            # Evaluations and what is logged at the start have the same heading.
+            return
+        number_of_step = int(block[_STEP]) + 1 if step is None else step
+        self._steps.add(training_step(self._out.job, number_of_step, values, losses, {}), None)
 
     def finish(self) -> None:
         """Emit a pending batch."""

@@ -10,7 +10,7 @@ from perfd_collectors.training_log.field_text import integer, is_plain_key, numb
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.megatron import one_line_timers
-from perfd_collectors.training_log.step_log import ProgressSource
+from perfd_collectors.training_log.step_order import ProgressSource
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _GIB = 1024.0**3

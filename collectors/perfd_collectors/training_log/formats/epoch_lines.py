@@ -1,8 +1,9 @@
 """Lines with an epoch, a batch and the number of batches, or an iteration, common in computer vision.
 
-timm, mmengine and mmcv, detectron2, fairseq, torchvision's and PyTorch's ImageNet example, Keras, and loops
-that print `Epoch [1/5], Step [100/600], Loss: 0.12`. A batch of an epoch is numbered over all epochs; where a
-line does not say how many an epoch has, an epoch begins after the last line of the one before.
+timm, mmengine and mmcv, detectron2, fairseq, ESPnet, WeNet, torchvision's and PyTorch's ImageNet
+example, Keras, and loops that print `Epoch [1/5], Step [100/600], Loss: 0.12`. A batch of an epoch is
+numbered over all epochs; where a line does not say how many an epoch has, an epoch begins after the
+last line of the one before.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfd.model import PhaseTime
+from perfd_collectors.training_log.field_text import number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.formats.step_lines import LOOPS, OTHER_LINE
 from perfd_collectors.training_log.log_lines import LogLine
@@ -90,7 +92,8 @@ _STYLES = (
     _Style(
         re.compile(
             rf"(?<![\w/.-])\[?epoch[ :=#]{{0,2}}\[?{_EPOCH}(?: ?/ ?[0-9]{{1,6}})?\]?[ ,|:;.-]{{0,4}}"
-            rf"\[?(?:batch|step|iteration|iter|it)[ :=#]{{0,2}}\[? {{0,8}}(?P<batch>[0-9]{{1,9}})"
+            rf"\[?(?:batch|step|iteration|iter|it)[ :=#]{{0,2}}\[? {{0,8}}"
+            rf"(?:[0-9]{{1,9}}-)?(?P<batch>[0-9]{{1,9}})"
             rf"(?: ?/ ?(?P<batches>[0-9]{{1,9}}))?(?![\w./]| ?/| step )",
             re.IGNORECASE,
         ),
@@ -101,9 +104,35 @@ _STYLES = (
         re.compile(rf"^\[{_ITERATION}\]:(?= iter [0-9.]{{1,12}} ms\b)"),
         names={"iter": "step_time_s", "fps": "samples_per_s"},
     ),
+    _Style(
+        re.compile(
+            rf"\b{_EPOCH}epoch:train:[0-9]{{1,9}}-(?P<batch>[0-9]{{1,9}})batch: ",
+        ),
+        framework="espnet",
+        names={"iter_time": "data_s"},
+    ),
+    _Style(
+        re.compile(
+            r"\bTRAIN \| (?:steps/sec [0-9.]{1,20}\| )?"
+            rf"Batch {_EPOCH}/(?P<batch>[0-9]{{1,9}}) (?=loss )"
+        ),
+        framework="wenet",
+    ),
+    _Style(
+        re.compile(rf"\bTrain(?:ing)? {{1,2}}\[ {{0,8}}{_ITERATION}/[0-9]{{1,15}}\] {{1,2}}eta: "),
+        names=_TIMES,
+    ),
+    _Style(re.compile(rf"^\[{_EPOCH}, {{1,8}}(?P<batch>[0-9]{{1,9}})\] (?=loss: )")),
     _Style(re.compile(rf"^\[{_EPOCH}/[0-9]{{1,6}}\]\[ {{0,8}}{_OF}\]"), first_epoch=0),
 )
 _KERAS_EPOCH = re.compile(r"Epoch ([0-9]{1,6})/[0-9]{1,6} {0,20}")
+_KERAS_END = re.compile(rf"{_OF} - [0-9]{{1,9}}s - (?=.{{0,80}}(?:/step|/epoch|loss: ))")
+"""The one line of an epoch with `verbose=2`."""
+_EPOCH_START = re.compile(rf"(?:[Ss]tart of )?[Ee]poch:? {_EPOCH}(?: ?/ ?[0-9]{{1,6}})?[ :.]{{0,3}}")
+_LOSS_AT_STEP = re.compile(
+    r"(?:[Tt]raining|[Tt]rain) loss [^:=]{0,40}\bat step (?P<batch>[0-9]{1,9}): (?P<loss>[0-9.e+-]{1,24})\s*"
+)
+"""A loop of Keras' guides; its steps begin anew with each epoch."""
 _KERAS_BAR = re.compile(rf" {{0,8}}{_OF} [━=>.\[\]]{{2,60}} .{{0,40}}(?:[0-9]s|/step|/epoch) - ")
 
 
@@ -145,6 +174,10 @@ class EpochLineParser(FormatParser):
         b"]\tLoss",
         b"/step - ",
         b"]: iter ",
+        b"Training  [",
+        b"TRAIN | ",
+        b"] loss: ",
+        b"at step ",
     )
 
     def __init__(self, job: LogContext) -> None:
@@ -154,7 +187,10 @@ class EpochLineParser(FormatParser):
         self._newest = (-1, 0)
         self._batches_of = (-1, 0)
         self._of_all_epochs = False
+        self._epoch: int | None = None
+        """By the newest heading."""
         self._keras_epoch: int | None = None
+        """The same, until all batches of the epoch were seen."""
         self._keras_batches: int | None = None
 
     def parse(self, line: LogLine) -> bool:
@@ -162,11 +198,14 @@ class EpochLineParser(FormatParser):
         if not line.complete or line.damaged or self._out.description.framework not in _OWN | LOOPS:
             return False
         text = line.text
-        if header := _KERAS_EPOCH.fullmatch(text):
-            self._keras_epoch = int(header[1])
+        if header := _EPOCH_START.fullmatch(text):
+            self._epoch = int(header["epoch"])
+            self._keras_epoch = self._epoch if _KERAS_EPOCH.fullmatch(text) else None
             return False
-        if self._keras_epoch is not None and (bar := _KERAS_BAR.match(text)):
+        if self._keras_epoch is not None and (bar := _KERAS_BAR.match(text) or _KERAS_END.match(text)):
             return self._keras(text, bar)
+        if self._epoch is not None and (said := _LOSS_AT_STEP.fullmatch(text)):
+            return self._loss_at_step(self._epoch, said)
         for style in _STYLES:
             if anchor := style.pattern.search(text, 0, style.within_chars):
                 return self._step(style, text, anchor)
@@ -193,8 +232,8 @@ class EpochLineParser(FormatParser):
         """The step over all epochs; None where the line contradicts itself."""
         if (step := said.get("step")) is not None:
             return int(step)
-        epoch, batch, batches = (int(said[name] or 0) for name in ("epoch", "batch", "batches"))
-        if said["batches"] is None:
+        epoch, batch, batches = (int(said.get(name) or 0) for name in ("epoch", "batch", "batches"))
+        if said.get("batches") is None:
             return self._unnumbered.step(epoch, batch)
         if style.first_epoch is None and self._is_of_another_loader(epoch, batches):
             return None
@@ -235,6 +274,16 @@ class EpochLineParser(FormatParser):
         # Its time per step is the mean since the epoch began.
         losses_only = StepFields(losses=found.losses)
         add_step(self._steps, self._out.job, (epoch - 1) * batches + batch, losses_only, None)
+        return True
+
+    def _loss_at_step(self, epoch: int, said: re.Match[str]) -> bool:
+        loss = number(said["loss"])
+        if loss is None:
+            return False
+        if not self._out.description.framework:
+            self._out.describe(framework="training-loop")
+        found = StepFields(losses={"loss": loss})
+        add_step(self._steps, self._out.job, self._unnumbered.step(epoch, int(said["batch"])), found, None)
         return True
 
 

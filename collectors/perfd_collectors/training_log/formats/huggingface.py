@@ -14,7 +14,7 @@ from perfd_collectors.training_log.field_text import grouped, number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.progress_bar_log import DENSE_STEPS, DrawnStep
-from perfd_collectors.training_log.step_log import ProgressSource
+from perfd_collectors.training_log.step_order import ProgressSource
 
 _DICT = re.compile(r"\{('(loss|eval_\w+|train_runtime)': [^{}]*)\}", re.ASCII)
 _PAIR = re.compile(r"'([\w/.()-]+)': '?([^',]+)'?(?=,|$)", re.ASCII)

@@ -1,4 +1,4 @@
-"""Steps as JSON objects or dicts, one per line: metric files of trainers, lines of OpenRLHF and slime."""
+"""Steps as JSON objects or dicts, one per line: metric files of trainers, and loops that print a dict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import number
+from perfd_collectors.training_log.field_text import dict_numbers, number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step, fields_of
@@ -26,8 +26,7 @@ _STEP_KEYS = (
     ),
     *("trainer/global_step", "train_step", "current_step"),
 )
-_DICT = re.compile(r"(?:\bGlobal step|\bstep|\bperf) ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
-_PAIR = re.compile(r"'([\w/.()@-]{1,80})': ([^',{}]{1,40})(?=, '|$)", re.ASCII)
+_DICT = re.compile(r"\b[Ss]tep ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
 _MAX_KEYS = 2000
 
 
@@ -67,10 +66,7 @@ class JsonLineParser(FormatParser):
         match = _DICT.search(text)
         if match is None:
             return False
-        numbers = {
-            key: value for key, figure in _PAIR.findall(match[2]) if (value := number(figure)) is not None
-        }
-        return self._add(int(match[1]), fields_of(numbers.items()))
+        return self._add(int(match[1]), fields_of(dict_numbers(match[2]).items()))
 
     def _add(self, step: int, found: StepFields) -> bool:
         if found.evaluates and not found.losses:

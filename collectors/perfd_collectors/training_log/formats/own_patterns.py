@@ -11,7 +11,7 @@ from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.formats.pattern_steps import growth
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.parser_output import training_step
-from perfd_collectors.training_log.step_log import ProgressSource
+from perfd_collectors.training_log.step_order import ProgressSource
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _MAX_PATTERN_CHARS = 500

@@ -11,7 +11,7 @@ from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.progress_bar_log import DENSE_STEPS, DrawnStep
-from perfd_collectors.training_log.step_log import ProgressSource
+from perfd_collectors.training_log.step_order import ProgressSource
 
 _TQDM = re.compile(r"%\|[^|]{0,1000}\| {1,40}(\d{1,15})/(\d{1,15}) \[", re.ASCII)
 _SPEED = re.compile(
@@ -41,6 +41,8 @@ _OTHER_WORK = re.compile(
     r"copy|creat|init|prepar|comput|pars|import|export|verif|check|add)",
     re.ASCII | re.IGNORECASE,
 )
+_EPOCHS = re.compile(r"\s*(?:train(?:ing)? )?epochs?\s?:?\s*", re.IGNORECASE)
+"""A bar over epochs, mostly with one per epoch inside."""
 _TRAINING = re.compile(r"\b(?:train|epoch|step|iter|fine-?tun|optimi|fit|episode|pretrain)", re.IGNORECASE)
 _FASTEST_PER_S = 50.0
 _SHORTEST_S = 5
@@ -114,7 +116,7 @@ class ProgressBarParser(FormatParser):
         step = self._step_of(bar)
         # Its own rate needs a few steps behind it, and other bars say nothing without one.
         self._bars.draw(DrawnStep(step, bar.step_time_s), cleared=cleared)
-        if not _says_training(bar) and not _is_slow_and_long(bar):
+        if not (_says_training(bar) or _has_a_loss(bar) or _is_slow_and_long(bar)):
             return
         if (self._bars.line_steps or 0) in range(1, DENSE_STEPS + 1):
             # The lines beside the bar say more.
@@ -205,11 +207,17 @@ def _of_tqdm(about: str, match: re.Match[str], speed: re.Match[str], postfix: st
 
 
 def _is_training(bar: _Bar) -> bool:
-    return not _OTHER_WORK.search(bar.about)
+    over_epochs = bar.epoch is None and _EPOCHS.fullmatch(bar.about)
+    return not _OTHER_WORK.search(bar.about) and not over_epochs
 
 
 def _says_training(bar: _Bar) -> bool:
     return bool(_TRAINING.search(bar.about)) or "loss" in bar.postfix
+
+
+def _has_a_loss(bar: _Bar) -> bool:
+    """Whether a loss is in front of it, as AllenNLP's, whose bars of validation look the same."""
+    return "loss: " in bar.about
 
 
 def _is_slow_and_long(bar: _Bar) -> bool:

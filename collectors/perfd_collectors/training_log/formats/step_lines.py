@@ -13,22 +13,31 @@ from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _STEP = re.compile(
     r"(?<![\w/.-])(?:global[ _])?(step|iter|iteration)(?: ?[:=#] ?| )\[?(?: {0,8})([0-9]{1,15})"
-    r"(?: ?/ ?([0-9]{1,15}))?(?=[ :,|)\]]|$)",
+    r"(?: ?/ ?([0-9]{1,15}))?(?=[ :;,|)\]]|$)",
     re.IGNORECASE,
 )
 _LOSS_BEFORE = re.compile(
     r"(?<![\w/.-])(loss ?[:=] ?[^\s,]{1,24}), (?:[\w ]{1,40}[:=] ?[^\s,]{1,24}, ){0,3}(?:global_)?step ?[:=]"
 )
 """Where a line begins with its loss, as TensorFlow's estimators and PaddleNLP print it."""
+_LLM_C = re.compile(r"\| ([0-9]{1,9}\.[0-9]{1,9}) ms \| ([0-9]{1,3}\.[0-9]{1,9})% bf16 MFU \| ")
+_MARKS = {
+    "nanochat": ("lrm:", "tok/sec:"),
+    "litgpt": ("| iter time:",),
+    "torchtune": ("tokens_per_second_per_gpu:",),
+    "llm.c": ("% bf16 MFU | ",),
+    "paddlenlp": (", interval_steps_per_second: ",),
+}
 _ANCHOR_CHARS = 160
 """The step is at the beginning of a line, after times and names of loggers."""
 OTHER_LINE = re.compile(
     r"\b(?:sav|load|resum|restor|checkpoint|eval|valid|val\b|test|best|skip|warm|predict|generat|sampl|infer|from|"
-    r"after|every|until|max|rollout|epoch \d+ (?:done|finished))|(?<![\w/.-])dev(?![\w/.-])",
+    r"after|every|until|max|rollout|cv\b|epoch \d+ (?:done|finished))|(?<![\w/.-])dev(?![\w/.-])|"
+    r"(?:error|exception)\b",
     re.IGNORECASE,
 )
 LOOPS = frozenset(
-    {"", "training-loop", "nanogpt", "nanochat", "litgpt", "torchtune", "lightning", "paddlenlp"}
+    {"", "training-loop", "nanogpt", "nanochat", "litgpt", "torchtune", "lightning", "paddlenlp", "llm.c"}
 )
 """Frameworks whose progress is a loop's own; other trainers print lines that perfd knows."""
 
@@ -48,7 +57,7 @@ class StepLineParser(FormatParser):
         text = line.text
         anchor = _anchor(text)
         framework = _framework(text)
-        if self._out.description.framework not in LOOPS and framework != "paddlenlp":
+        if self._out.description.framework not in LOOPS and framework not in {"paddlenlp", "llm.c"}:
             return False
         if anchor is None or OTHER_LINE.search(text, 0, anchor.start()):
             return False
@@ -64,6 +73,8 @@ class StepLineParser(FormatParser):
             return True
         if not found.losses and not found.timed:
             return False
+        if framework == "llm.c" and (timed := _LLM_C.search(text)):
+            found.values.update(step_time_s=float(timed[1]) / 1e3, mfu_ratio=float(timed[2]) / 100)
         if framework == "litgpt":
             _per_step(found, text, step)
         if not self._out.description.framework or framework:
@@ -82,17 +93,10 @@ def _anchor(text: str) -> re.Match[str] | None:
 
 
 def _framework(text: str) -> str | None:
-    if "lrm:" in text and "tok/sec:" in text:
-        return "nanochat"
-    if ", mfu " in text and text.lstrip().startswith("iter "):
-        return "nanogpt"
-    if "| iter time:" in text:
-        return "litgpt"
-    if "tokens_per_second_per_gpu:" in text:
-        return "torchtune"
-    if ", interval_steps_per_second: " in text:
-        return "paddlenlp"
-    return None
+    for framework, marks in _MARKS.items():
+        if all(mark in text for mark in marks):
+            return framework
+    return "nanogpt" if ", mfu " in text and text.lstrip().startswith("iter ") else None
 
 
 def _per_step(found: StepFields, text: str, step: int) -> None:

@@ -14,7 +14,7 @@ from perfd_collectors.training_log.metric_files.event_file import EventFileReade
 from perfd_collectors.training_log.metric_files.metric_rows import MetricFileReader, MetricRow
 from perfd_collectors.training_log.metric_files.wandb_file import WandbFileReader
 from perfd_collectors.training_log.step_fields import StepFields, add_step, fields_of
-from perfd_collectors.training_log.step_log import ProgressSource
+from perfd_collectors.training_log.step_order import ProgressSource
 
 _READERS: Mapping[re.Pattern[str], Callable[[], MetricFileReader]] = {
     re.compile(r".*events\.out\.tfevents\..*"): EventFileReader,

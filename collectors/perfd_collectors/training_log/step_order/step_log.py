@@ -9,11 +9,17 @@ from enum import IntEnum
 
 from perfd.model import EventKind, PhaseTime, StepPhases, TrainingStep
 from perfd_collectors.training_log.parser_output import ParserOutput
+from perfd_collectors.training_log.step_order.second_run import RepeatedLines
 
 _REMEMBERED_STEPS = 4096
 """Steps kept to detect repeated lines; bounds memory."""
 _SAME_LINE_NS = 120 * 10**9
 """Ranks print the line of a step within 2 minutes; later, the step was repeated. Chosen, not measured."""
+
+
+_LINES_APART = 20
+_FEWEST_RETURNS = 2
+"""A restart goes back, and comes to the step from which it went back after many lines. Both chosen."""
 
 
 class ProgressSource(IntEnum):
@@ -86,6 +92,26 @@ class _Run:
 
 
 @dataclass(slots=True)
+class _Alternation:
+    """Whether steps go back and forth, as where two runs print different steps at the same time."""
+
+    _went_back_from: int | None = None
+    _lines: int = 0
+    _returns: int = 0
+
+    def next(self, step: int, last: int | None) -> bool:
+        """Note a new step, after `last`; True once steps have returned twice to where they went back from."""
+        if last is not None and step <= last:
+            self._went_back_from, self._lines = last, 0
+            return False
+        self._lines += 1
+        if self._went_back_from is not None and step > self._went_back_from and self._lines <= _LINES_APART:
+            self._went_back_from = None
+            self._returns += 1
+        return self._returns >= _FEWEST_RETURNS
+
+
+@dataclass(slots=True)
 class _Current:
     """The newest progress line, to which the next timers belong."""
 
@@ -93,6 +119,16 @@ class _Current:
     scale: float | None
     """As in `_Coverage`; also None for a truncated line, whose step is unknown."""
     has_phases: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A progress line, and what is known of its log."""
+
+    step: TrainingStep
+    printed_ns: int | None
+    keeps_first: bool
+    interval: int | None
 
 
 class StepLog:
@@ -105,6 +141,11 @@ class StepLog:
         self._seen: OrderedDict[int, int | None] = OrderedDict()
         self._steps = 0
         self._matcher = _PhaseMatcher(out)
+        self._repeated: RepeatedLines[_Line] = RepeatedLines()
+        self._alternating = _Alternation()
+        self._two_runs = False
+        self.now_s: float | None = None
+        """By a steady clock, while lines are read as they are printed."""
 
     @property
     def last_step(self) -> int | None:
@@ -125,6 +166,7 @@ class StepLog:
         self._out.event(kind, message, printed_ns=printed_ns)
         self._run = _Run(fresh=True, begin=0)
         self._seen.clear()
+        self._repeated.restart()
         self._matcher.restart()
 
     def resumed(self, step: int) -> None:
@@ -160,17 +202,50 @@ class StepLog:
                 self._run.reset_at = step.step
                 self._seen[last] = None
                 return
-        if not anew and self._is_repeat(step.step, printed_ns):
+        line = _Line(step, printed_ns, keeps_first, interval)
+        if anew or not self._is_repeat(step.step, printed_ns):
+            self._new(line)
             return
-        last = self.last_step
-        if last is not None and step.step <= last and not self._run.fresh:
+        behind = self._lines_after(step.step)
+        lines = self._repeated.begin_again(step.step, line, self.now_s, behind=behind)
+        if lines:
+            last = self.last_step
+            message = f"Steps began again at {lines[0].step.step}, after {last}: a restart, or another run."
+            self._out.event(EventKind.RESTARTED, message, printed_ns=lines[0].printed_ns)
+            self._run = _Run(fresh=True)
+            self._seen.clear()
+            for one in lines:
+                self._new(one)
+        elif self._repeated.diverge:
+            self._note_two_runs()
+
+    def _new(self, line: _Line) -> None:
+        """Add a line whose step was not seen, or is done again."""
+        number, last = line.step.step, self.last_step
+        if last is not None and number <= last and not self._run.fresh:
+            if self._two_runs:
+                return
             # The aggregator detects this from the steps; only a start of the trainer is an event.
             self._run = _Run(fresh=True)
             self._seen.clear()
-        coverage = self._run.cover(step.step, keeps_first=keeps_first, interval=interval)
-        self._remember(step.step, printed_ns)
-        self._out.step(step, printed_ns, steps_covered=coverage.steps, warmup=coverage.warmup)
-        self._matcher.line(_Current(step.step, coverage.scale))
+        if self._alternating.next(number, last):
+            self._note_two_runs()
+        self._repeated.new_step(self.now_s)
+        coverage = self._run.cover(number, keeps_first=line.keeps_first, interval=line.interval)
+        self._remember(number, line.printed_ns)
+        self._out.step(line.step, line.printed_ns, steps_covered=coverage.steps, warmup=coverage.warmup)
+        self._matcher.line(_Current(number, coverage.scale))
+
+    def _note_two_runs(self) -> None:
+        """Report, once, that two trainings print into this log: from now on only one's steps count."""
+        if not self._two_runs:
+            self._two_runs = True
+            message = "Two trainings print their steps into one output, and only the steps of one count."
+            self._out.event(EventKind.LOG_ERROR, f"{message} Give each a perfd run, or a log, of its own.")
+
+    def _lines_after(self, step: int) -> int:
+        """How many lines were new since that of a step."""
+        return next((behind for behind, seen in enumerate(reversed(self._seen)) if seen == step), 0)
 
     def amend(self, step: TrainingStep) -> None:
         """Add what another source says of the newest step; later it would look like a restart."""

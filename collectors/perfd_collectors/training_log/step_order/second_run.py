@@ -1,0 +1,88 @@
+"""Whether lines of steps that were seen before are of other ranks, or of a run that began again or beside."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_FEWEST_LINES = 3
+_FEWEST_MOMENTS = 3
+"""Copies of a rank whose output is buffered come all at once; lines of a run at as many moments."""
+_QUIET_S = 5.0
+_QUIET_INTERVALS = 5
+"""Without a new step for so long, and for so many times what steps take, the first run is over: ranks of one
+job wait for each other in each step. Chosen."""
+_MOST_LINES = 4096
+_INTERVALS = 8
+_TURNS = 20
+_FEWEST_LINES_BEHIND = 10
+"""Ranks of a job print the same step within a few lines; two runs diverge. Both chosen, not measured."""
+
+
+@dataclass(slots=True)
+class RepeatedLines(Generic[T]):
+    """Lines of one job whose steps were seen before, since its newest step."""
+
+    _waiting: list[tuple[int, T]] = field(default_factory=list)
+    _moments: set[float] = field(default_factory=set)
+    _newest_s: deque[float] = field(default_factory=lambda: deque(maxlen=_INTERVALS))
+    _turned: bool = False
+    """Whether a new step came after the last repeated one."""
+    _behind: deque[int] = field(default_factory=lambda: deque(maxlen=_TURNS))
+    """By how many lines repeated steps were behind, each after a new step."""
+
+    def new_step(self, now_s: float | None) -> None:
+        """Note a step that was not seen before, and when it was printed by a steady clock, if known."""
+        self._waiting.clear()
+        self._moments.clear()
+        self._turned = True
+        if now_s is not None and (not self._newest_s or now_s > self._newest_s[-1]):
+            self._newest_s.append(now_s)
+
+    def begin_again(self, step: int, line: T, now_s: float | None, *, behind: int) -> list[T]:
+        """The lines of a run that has begun again, of which this is the newest; empty while that is unknown.
+
+        `behind` is how many lines ago the step was seen.
+        """
+        if self._turned:
+            self._turned = False
+            self._behind.append(behind)
+        if now_s is None or not self._newest_s:
+            return []
+        if self._waiting and step <= self._waiting[-1][0]:
+            self._waiting.clear()
+            self._moments.clear()
+        if len(self._waiting) < _MOST_LINES:
+            self._waiting.append((step, line))
+        self._moments.add(now_s)
+        quiet_s = now_s - self._newest_s[-1]
+        interval_s = (self._newest_s[-1] - self._newest_s[0]) / max(1, len(self._newest_s) - 1)
+        if (
+            len(self._waiting) < _FEWEST_LINES
+            or len(self._moments) < _FEWEST_MOMENTS
+            or quiet_s < max(_QUIET_S, _QUIET_INTERVALS * interval_s)
+        ):
+            return []
+        lines = [line for _, line in self._waiting]
+        self.restart()
+        return lines
+
+    @property
+    def diverge(self) -> bool:
+        """Whether repeated steps fall behind more and more: two runs print at the same time."""
+        behind = self._behind
+        return (
+            len(behind) == _TURNS
+            and behind[-1] >= max(_FEWEST_LINES_BEHIND, 2 * behind[0])
+            and all(before <= after for before, after in zip(behind, list(behind)[1:], strict=False))
+        )
+
+    def restart(self) -> None:
+        """Note that another run begins."""
+        self._waiting.clear()
+        self._moments.clear()
+        self._newest_s.clear()
+        self._behind.clear()

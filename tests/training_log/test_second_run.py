@@ -1,0 +1,110 @@
+"""Two trainings in one process tree, whose output is one log, and ranks that only look like them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from perfd_collectors.training_log.log_parser import LogParser, new_job
+
+from perfd.model import Event, EventKind, Record, TrainingStep
+
+
+def read(lines: Iterable[tuple[float, int]], *, live: bool = True) -> list[Record]:
+    """The records of steps that were printed at these times."""
+    job = new_job("default")
+    parser = LogParser(job)
+    records: list[Record] = []
+    for time_s, step in lines:
+        job.steps.now_s = time_s if live else None
+        parser.feed(f"step {step} | loss 3.5 | 100.0 ms/step\n".encode())
+        records += job.out.take(int(time_s * 1e9))
+    parser.finish()
+    return records + list(job.out.take(0))
+
+
+def steps(records: list[Record]) -> list[int]:
+    return [record.step for record in records if isinstance(record, TrainingStep)]
+
+
+def events(records: list[Record]) -> list[tuple[EventKind, str]]:
+    return [(record.kind, record.message) for record in records if isinstance(record, Event)]
+
+
+def run(count: int, *, start_s: float = 0.0, step_s: float = 1.0) -> list[tuple[float, int]]:
+    return [(start_s + step_s * n, n) for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("step_s", [0.1, 1.0, 30.0])
+def test_a_run_after_another_one_begins_again(step_s: float) -> None:
+    first = run(50, step_s=step_s)
+    second = run(60, start_s=first[-1][0] + 20, step_s=step_s)
+
+    records = read(first + second)
+
+    assert steps(records) == [*range(1, 51), *range(1, 61)]
+    assert events(records) == [
+        (EventKind.RESTARTED, "Steps began again at 1, after 50: a restart, or another run.")
+    ]
+
+
+def test_it_is_not_known_of_a_file_that_was_read_at_once() -> None:
+    records = read(run(50) + run(60, start_s=70), live=False)
+
+    assert steps(records) == list(range(1, 61))
+    assert events(records) == []
+
+
+def test_lines_of_a_rank_that_come_all_at_once_are_no_run() -> None:
+    buffered = [(60.0, step) for step in range(1, 51)]
+
+    records = read(run(50) + buffered)
+
+    assert (steps(records), events(records)) == (list(range(1, 51)), [])
+
+
+def test_pieces_of_a_rank_s_lines_are_no_run() -> None:
+    """A rank whose output is buffered prints 40 lines at a time."""
+    lines = [*run(200), *((40.0 * (piece + 1), 40 * piece + n) for piece in range(5) for n in range(1, 41))]
+
+    records = read(sorted(lines, key=lambda line: line[0]))
+
+    assert (steps(records), events(records)) == (list(range(1, 201)), [])
+
+
+def test_ranks_that_print_side_by_side_are_no_run() -> None:
+    lines = sorted(line for rank in range(4) for line in run(200, start_s=0.1 * rank))
+
+    records = read(lines)
+
+    assert (steps(records), events(records)) == (list(range(1, 201)), [])
+
+
+def test_of_two_runs_side_by_side_only_one_counts_and_a_sentence_says_so() -> None:
+    lines = sorted(run(200, step_s=0.1) + run(60, step_s=0.25, start_s=0.05))
+
+    records = read(lines)
+
+    assert steps(records) == list(range(1, 201))
+    ((kind, message),) = events(records)
+    assert kind is EventKind.LOG_ERROR
+    assert message.startswith("Two trainings print their steps into one output")
+
+
+def test_two_runs_side_by_side_with_steps_of_their_own_are_distinguished() -> None:
+    resumed = [(time_s, step + 1000) for time_s, step in run(60, step_s=0.25, start_s=0.05)]
+
+    records = read(sorted(run(200, step_s=0.1) + resumed))
+
+    assert [kind for kind, _ in events(records)] == [EventKind.LOG_ERROR]
+    # Two returns are needed to see it; then one run's steps alone count.
+    assert steps(records)[20:] == list(range(steps(records)[20], 1061))
+
+
+def test_a_restart_from_a_checkpoint_is_no_second_run() -> None:
+    log = run(50) + [(time_s + 60, step + 40) for time_s, step in run(60)]
+
+    records = read(log)
+
+    assert [kind for kind, _ in events(records)] in ([], [EventKind.RESTARTED])
+    assert steps(records)[-1] == 100
