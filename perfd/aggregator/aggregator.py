@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 
+# `numpy.unique` imports it when it is first called: too late, if all file descriptors are in use.
+import numpy.ma  # noqa: F401
+
 from perfd.aggregator.analysis_loop import AnalysisLoop
 from perfd.aggregator.api_answers import ApiAnswers
 from perfd.aggregator.audit import AuditLog, Refusal

@@ -59,3 +59,18 @@ def test_it_runs_under_a_limit_on_addresses_or_says_that_it_cannot(tmp_path: Pat
             # If the other end closes the pipe first, writing the last lines of the log fails.
             runs.communicate()
     assert runs.returncode == 0
+
+
+def test_modules_that_numpy_imports_late_are_there_before_it_serves() -> None:
+    script = """
+import sys
+import perfd.aggregator.aggregator
+before = set(sys.modules)
+import numpy as np
+np.unique(np.array([2, 1, 1]))
+np.median(np.array([2.0, 1.0]))
+np.percentile(np.array([2.0, 1.0]), 50)
+print(sorted(set(sys.modules) - before))
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
