@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         build_parser(()).error(f"unknown verb: {wanted}{hint}")
     try:
         args = build_parser({wanted} if wanted else ()).parse_args(argv)
+        args.own_process = arguments is None
         with unwound_by_signals(), _output(args.verb):
             code = int(_module(args.verb).run(args))
         _flush()

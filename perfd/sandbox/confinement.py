@@ -34,7 +34,7 @@ def confine() -> bool:
         resource.setrlimit(limit, (0, 0))
     if os.geteuid() == 0:
         _become_nobody()
-    _drop_capabilities()
+    drop_capabilities()
     ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     forbid_new_privileges()
     return filter_system_calls()
@@ -50,9 +50,10 @@ def _become_nobody() -> None:
         return
 
 
-def _drop_capabilities() -> None:
+def drop_capabilities(*, keep: int = 0) -> None:
+    """Give up all capabilities but those of the mask `keep` (0 to 31), for ever; raises `OSError`."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     # Effective, permitted and inheritable ones, in two halves.
-    none = (ctypes.c_uint32 * 6)()
-    if ctypes.CDLL(None, use_errno=True).capset(header, none) != 0:
+    left = (ctypes.c_uint32 * 6)(keep, keep)
+    if ctypes.CDLL(None, use_errno=True).capset(header, left) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfd.cli.terminal import Terminal
+from perfd.cli.traces.confined_reading import confinement
 from perfd.formatting import data_size, duration, percent
 from perfd.trace.memory.allocation_history import AllocationHistory
 from perfd.trace.memory.memory_files import memory_of
@@ -50,6 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what fills the memory of each GPU at its peak."""
+    confinement(args, args.files)()
     histories = [(str(path), history) for path in args.files for history in memory_of(path)]
     if args.json:
         print(msgspec.json.encode(as_document(histories)).decode())

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
 from perfd.cli.commands.serving import add_theory_arguments
 from perfd.cli.serving.serving_report import serving_report
+from perfd.cli.traces.confined_reading import confinement
 from perfd.errors import PerfdError
 from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
@@ -76,8 +77,9 @@ def run(args: argparse.Namespace) -> int:
         job = one_job(read_summary(source), args.job, str(source))
         report = report_of_summary(job, source.name)
     else:
-        traces = read_traces(with_folders_opened([source]), "nsys")
-        analysis = analyse(traces, TraceSettings(peaks=load_peaks()))
+        files, settings = with_folders_opened([source]), TraceSettings(peaks=load_peaks())
+        traces = read_traces(files, "nsys", confine=confinement(args, files, args.output))
+        analysis = analyse(traces, settings)
         report = report_of_trace(analysis, diagnose(analysis))
     if args.output:
         write_report(report, args.output)

@@ -18,6 +18,7 @@ from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, find_gpu
 from perfd.cli.arguments import positive
 from perfd.cli.tables.module_roofline import ModuleRoofline, module_file, module_graph
 from perfd.cli.terminal import Terminal
+from perfd.cli.traces.confined_reading import confinement
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent
 from perfd.gpu_peaks import load_peaks
@@ -105,6 +106,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Say what limits an operation and how far it is from that limit."""
     if args.ncu:
+        confinement(args, [args.ncu], args.output)()
         kernels = read_ncu(args.ncu)
         document: dict[str, Any] = {"kernels": [_kernel_json(kernel) for kernel in kernels]}
         shown: list[Table | Text] = [_kernels(kernels), *_explanations(kernels)]

@@ -106,10 +106,10 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "export":
         from perfd.cli.traces.perfetto_output import export  # noqa: PLC0415
 
-        return export(args.files, args.perfetto, args.nsys)
+        return export(args)
     from perfd.cli.traces.table_output import show, to_json, wanted_tables  # noqa: PLC0415
 
-    tables = wanted_tables(args.files, args.names, args.rank, args.nsys, args.range)
+    tables = wanted_tables(args)
     if args.json:
         print(to_json(tables))
     elif args.csv:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import argparse
 
+from perfd.cli.traces.confined_reading import confinement
 from perfd.errors import TraceError
 from perfd.trace.diagnosis import TraceSettings, analyse, diagnose
 from perfd.trace.export import capture_tracks, write_perfetto
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 
 
-def export(files: Sequence[Path], target: Path, nsys_program: str) -> int:
+def export(args: argparse.Namespace) -> int:
     """Write one file of all ranks; raises `TraceError` if a trace cannot be read or the file not written."""
-    traces = read_traces(with_folders_opened(files), nsys_program)
+    files, target = with_folders_opened(args.files), args.perfetto
+    traces = read_traces(files, args.nsys, confine=confinement(args, files, target))
     analysis = analyse(traces, TraceSettings())
     if not analysis.ranks:
         raise TraceError("No trace says which rank it belongs to.")

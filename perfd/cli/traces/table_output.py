@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import msgspec
 from rich import box
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfd.cli.terminal import Terminal
+from perfd.cli.traces.confined_reading import confinement
 from perfd.errors import TraceError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, percent
 from perfd.report.report_text import kernel_name
@@ -34,15 +35,10 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 _UNITS = ("_s", "_bytes", "_bytes_per_s", "_ratio", "_count")
 
 
-def wanted_tables(
-    files: Sequence[Path],
-    names: Sequence[str],
-    rank: int | None,
-    nsys_program: str,
-    in_range: str | None = None,
-) -> list[TraceTable]:
-    """The tables of these files; raises `TraceError` for a rank or a range that none of them has."""
-    traces = read_traces(with_folders_opened(files), nsys_program, detailed=True)
+def wanted_tables(args: argparse.Namespace) -> list[TraceTable]:
+    """The tables of the named files; raises `TraceError` for a rank or a range that none of them has."""
+    files, rank, in_range = with_folders_opened(args.files), args.rank, args.range
+    traces = read_traces(files, args.nsys, detailed=True, confine=confinement(args, files))
     chosen = [trace for trace in traces if rank in {None, trace.rank}]
     if not chosen:
         known = ", ".join(str(trace.rank) for trace in traces)
@@ -51,7 +47,7 @@ def wanted_tables(
         fnmatchcase(one.name, in_range) for it in chosen for one in it.phases
     ):
         raise TraceError(f"No trace has a range {in_range}: `perfd trace table ranges` lists them.")
-    return tables_of(chosen, names, in_range)
+    return tables_of(chosen, args.names, in_range)
 
 
 def to_json(tables: Sequence[TraceTable]) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,17 +78,25 @@ def _instead(folder: Path) -> str:
 
 
 def read_traces(
-    paths: Iterable[Path], nsys_program: str | None = None, *, detailed: bool = False
+    paths: Iterable[Path],
+    nsys_program: str | None = None,
+    *,
+    detailed: bool = False,
+    confine: Callable[[], object] = lambda: None,
 ) -> list[RankTrace]:
     """The ranks of all files, numbered and in order of their numbers.
 
     A rank's number is what its file says. Where no file says any, it is the device's, if each device is
     there once, else the place in the order of files and devices. `nsys_program` exports `.nsys-rep` files.
-    With `detailed` traces of PyTorch and Nsight Systems have their `detail`.
+    With `detailed` traces of PyTorch and Nsight Systems have their `detail`. `confine` is called after that
+    program, and before anything is parsed here.
 
     Raises `TraceError` with one sentence that names the file, or the rank that two files claim to be.
     """
-    traces = [trace for path in paths for trace in _read(path, nsys_program, detailed)]
+    with ExitStack() as exports:
+        files = [(path, _exported(path, nsys_program, exports)) for path in paths]
+        confine()
+        traces = [trace for path, database in files for trace in _read(path, database, detailed)]
     if not traces:
         raise TraceError("There is no trace to read: name at least one file.")
     return with_groups(numbered(traces))
@@ -114,7 +123,19 @@ def numbered(traces: Sequence[RankTrace]) -> list[RankTrace]:
     return sorted(traces, key=lambda trace: trace.rank or 0)
 
 
-def _read(path: Path, nsys_program: str | None, detailed: bool) -> list[RankTrace]:
+def _exported(path: Path, nsys_program: str | None, exports: ExitStack) -> Path | None:
+    """The database of a report of Nsight Systems, until `exports` ends; None for other files."""
+    if path.suffix != ".nsys-rep" or _start(path).startswith(_NSIGHT_COMPUTE):
+        return None
+    # What most captures do not need would only make it start later, here and below.
+    from perfd.trace.readers.decompress import exported  # noqa: PLC0415
+
+    return exports.enter_context(exported(path, nsys_program))
+
+
+def _read(path: Path, database: Path | None, detailed: bool) -> list[RankTrace]:
+    if database is not None:
+        return nsys_reader.read(database, shown_as=str(path), detailed=detailed)
     start = _start(path)
     if start.startswith(_NSIGHT_COMPUTE):
         raise TraceError(f"{path}: this is a report of Nsight Compute; `perfd roofline --ncu` reads it.")
@@ -122,20 +143,14 @@ def _read(path: Path, nsys_program: str | None, detailed: bool) -> list[RankTrac
         from perfd.trace.readers.xplane import xplane_reader  # noqa: PLC0415
 
         return xplane_reader.read(path)
-    if path.suffix == ".nsys-rep":
-        # What most captures do not need would only make it start later, here and below.
-        from perfd.trace.readers.decompress import exported  # noqa: PLC0415
-
-        with exported(path, nsys_program) as database:
-            return nsys_reader.read(database, shown_as=str(path), detailed=detailed)
     if start.startswith(_SQLITE):
         return nsys_reader.read(path, detailed=detailed)
     if start.startswith(_GZIP):
         from perfd.trace.readers.decompress import database_bytes, unpacked, unpacked_start  # noqa: PLC0415
 
         if unpacked_start(path, len(_SQLITE)).startswith(_SQLITE):
-            with unpacked(path, database_bytes(path)) as database:
-                return nsys_reader.read(database, shown_as=str(path), detailed=detailed)
+            with unpacked(path, database_bytes(path)) as copy:
+                return nsys_reader.read(copy, shown_as=str(path), detailed=detailed)
         return _chrome(path, detailed)
     if path.suffix == ".gz":
         raise TraceError(f"{path}: the name ends in .gz, but the file is not compressed by gzip.")

@@ -1,0 +1,94 @@
+"""What a process gives up before it reads files of others, and still may write its results."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import stat
+import struct
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from perfd.sandbox.confinement import drop_capabilities
+from perfd.sandbox.system_call_filter import deny_system_calls, forbid_new_privileges
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+"""System calls of Landlock (landlock(7)), with the same numbers on all architectures."""
+_VERSION, _PATH_BENEATH = 1, 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_RIGHTS_BY_VERSION = (13, 14, 15, 15, 16)
+"""How many rights for files each version knows; later ones know no more of them."""
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
+"""Those that can be given for something that is no folder: also to truncate, and ioctl."""
+_TO_READ = _READ_FILE | _READ_DIR
+_NOT_WRITTEN = _EXECUTE | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 15
+"""A result is no program, device, socket, pipe or link, and no device is controlled."""
+_BENEATH = struct.Struct("=Qi")
+_RULES = struct.Struct("=Q")
+_SYSTEM = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/dev/null",
+    "/dev/urandom",
+    "/proc/self",
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/sys/devices/system",
+    "/sys/fs/cgroup",
+)
+"""What Python and its libraries read."""
+_CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
+
+
+def confine_to_files(read: Iterable[Path], write: Iterable[Path] = ()) -> bool:
+    """Keep this thread, for ever, from all files but these; in the folders `write` it may make some.
+
+    Python's own files can be read, and temporary ones be made. Landlock (Linux 5.13) limits files; a filter
+    of system calls prevents programs, the network, access to other processes, and changes of owners and
+    modes. Returns whether the kernel does both; it does what it can.
+    """
+    forbid_new_privileges()
+    if os.geteuid() == 0:
+        # Root reads the files of users, and its results may be for one.
+        drop_capabilities(keep=1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH)
+    python = [Path(name) for name in (*_SYSTEM, sys.prefix, sys.base_prefix, *filter(None, sys.path))]
+    restricted = _restrict([*read, *python, Path(__file__).parents[2]], [*write, Path(tempfile.gettempdir())])
+    return deny_system_calls() and restricted
+
+
+def _restrict(read: Sequence[Path], write: Sequence[Path]) -> bool:
+    libc = ctypes.CDLL(None, use_errno=True)
+    version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
+    if version < 1:
+        return False
+    every = (1 << _RIGHTS_BY_VERSION[min(version, len(_RIGHTS_BY_VERSION)) - 1]) - 1
+    handled = _RULES.pack(every)
+    rules = libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
+    if rules < 0:
+        return False
+    try:
+        for paths, rights in ((read, _TO_READ), (write, every & ~_NOT_WRITTEN)):
+            for path in paths:
+                _allow(libc, rules, path, rights)
+        return bool(libc.syscall(_RESTRICT_SELF, rules, 0) == 0)
+    finally:
+        os.close(rules)
+
+
+def _allow(libc: ctypes.CDLL, rules: int, path: Path, rights: int) -> None:
+    # What is not there cannot be read.
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+            rule = _BENEATH.pack(rights if folder else rights & _OF_FILES, descriptor)
+            libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, 0)
+        finally:
+            os.close(descriptor)

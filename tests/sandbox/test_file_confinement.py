@@ -1,0 +1,120 @@
+"""What a command can still do whose parser of traces was taken over: read its traces, write its report."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from sandbox.test_sandbox import ALLOWED, KILLED, REFUSED, outcome
+
+from perfd.sandbox.system_call_filter import Machine, deny_program
+from tests.support.traces import COMPUTE, Op, kineto, write_json
+
+ATTEMPTS = """
+import errno, json, os, signal, socket, sys, tempfile
+from pathlib import Path
+
+def attempts(trace, folder, secret):
+    def tried(action):
+        try:
+            action()
+        except OSError as error:
+            return errno.errorcode[error.errno]
+        return "done"
+    other = tempfile.gettempdir()
+    found = {
+        "read another file": tried(lambda: Path(secret).read_text()),
+        "list its folder": tried(lambda: os.listdir(Path(secret).parent)),
+        "read accounts": tried(lambda: Path("/etc/passwd").read_text()),
+        "write beside it": tried(lambda: Path(secret).with_name("new").touch()),
+        "remove it": tried(lambda: os.unlink(secret)),
+        "link to it": tried(lambda: os.symlink(secret, Path(folder) / "link")),
+        "change its mode": tried(lambda: os.chmod(secret, 0o777)),
+        "run a program": tried(lambda: os.execv("/bin/true", ["true"])),
+        "connect": tried(lambda: socket.create_connection(("127.0.0.1", 9))),
+        "signal its parent": tried(lambda: os.kill(os.getppid(), 0)),
+        "become a user": tried(lambda: os.setresuid(1, 1, 1)),
+        "read the trace": tried(lambda: Path(trace).read_bytes()),
+        "write a report": tried(lambda: (Path(folder) / "attempts").touch()),
+        "make a temporary file": tried(lambda: tempfile.TemporaryFile().close()),
+    }
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    status = {line[0][:-1]: line[1] for line in lines if len(line) > 1}
+    found["capabilities"] = int(status["CapEff"], 16)
+    found["no new privileges"] = status["NoNewPrivs"]
+    return found
+"""
+ALONE = """
+from perfd.sandbox.file_confinement import confine_to_files
+trace, folder, secret = sys.argv[1:]
+assert confine_to_files([Path(trace)], [Path(folder)])
+print(json.dumps(attempts(trace, folder, secret)))
+"""
+TAKEN_OVER = """
+import perfd.trace.readers.kineto_reader as reader
+trace, folder, secret = sys.argv[1:]
+read = reader.read
+
+def taken_over(*arguments, **options):
+    (Path(folder) / "found.json").write_text(json.dumps(attempts(trace, folder, secret)))
+    return read(*arguments, **options)
+
+reader.read = taken_over
+sys.argv = ["perfd", "analyze", trace, "--report", folder + "/report.html"]
+from perfd.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.fixture
+def places(tmp_path):
+    """A trace, a folder for results, a file of somebody else, and where temporary files go."""
+    for name in ("in", "out", "other", "temporary"):
+        (tmp_path / name).mkdir()
+    trace = write_json(
+        tmp_path / "in" / "rank0.trace.json", kineto([Op(COMPUTE, 0, 60)], steps={1: (0, 100)})
+    )
+    secret = tmp_path / "other" / "secret"
+    secret.write_text("hunter2")
+    return trace, tmp_path / "out", secret
+
+
+def run(script, places):
+    environment = {**os.environ, "TMPDIR": str(places[1].parent / "temporary")}
+    command = [sys.executable, "-c", ATTEMPTS + script, *map(str, places)]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def check(found):
+    capabilities = found.pop("capabilities")
+    # Root keeps the rights to read and write files of users, where Landlock allows it.
+    assert capabilities & ~0b110 == 0
+    assert found.pop("no new privileges") == "1"
+    allowed = {"read the trace", "write a report", "make a temporary file"}
+    assert {name for name, result in found.items() if result == "done"} == allowed
+    assert {result for name, result in found.items() if name not in allowed} <= {"EACCES", "EPERM"}
+
+
+def test_it_reads_its_traces_writes_its_report_and_nothing_else(places):
+    check(json.loads(run(ALONE, places)))
+    assert places[2].read_text() == "hunter2"
+
+
+def test_a_parser_of_traces_that_was_taken_over_has_no_more_and_the_report_is_written(places):
+    run(TAKEN_OVER, places)
+    check(json.loads((places[1] / "found.json").read_text()))
+    assert "<html" in (places[1] / "report.html").read_text()
+
+
+@pytest.mark.parametrize("architecture", [0xC000003E, 0xC00000B7])
+def test_the_filter_denies_the_listed_calls_in_every_numbering(architecture):
+    calls = [59, 322, 41]
+    program = deny_program(Machine(audit_architecture=architecture, allowed=[], denied=calls))
+    for number in range(600):
+        assert outcome(program, architecture, number) == (REFUSED if number in calls else ALLOWED)
+    # The second table of x86_64 has the same calls with a bit set.
+    assert outcome(program, architecture, 0x40000000 | 59) == REFUSED
+    assert outcome(program, architecture ^ 1, 0) == KILLED
