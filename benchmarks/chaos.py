@@ -24,8 +24,10 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +44,8 @@ _START_WITHIN_S = 180.0
 _CLOCK_STEPS_S = (-40 * 86_400.0, -3600.0, -1.0, 0.0, 1.0, 3600.0, 40 * 86_400.0)
 _DRAIN_WITHIN_S = 300.0
 _SHOWN_PARTS = 10
+_CHECKED_EVERY = 50
+"""Faults: a long run shows what it has found, should it not come to its end."""
 _ROUND_S = 5.0
 """Analysis is not what is tested: its rounds may be rare."""
 _SPOOL_BYTES = 1 << 24
@@ -219,10 +223,13 @@ def run(
     most_faults: int | None = None,
     fault_every_s: float = 0.0,
     lines_per_s: float = 250.0,
+    ended: Callable[[], bool] | None = None,
+    checked: Callable[[ChaosResult], None] | None = None,
 ) -> ChaosResult:
     """Faults for so long, then a quiet end; the same faults for the same seed, if not at the same moments.
 
-    From one fault to the next it is at least `fault_every_s`.
+    From one fault to the next it is at least `fault_every_s`. Once `ended` holds there are no more of them.
+    `checked` gets what became of the lines so far, after every 50 faults.
     """
     chance = Random(seed)
     faults: Counter[str] = Counter()
@@ -244,7 +251,11 @@ def run(
         left: list[str] = []
         resident_bytes: list[int] = []
         try:
-            while time.monotonic() < until_s and (most_faults is None or faults.total() < most_faults):
+            while (
+                time.monotonic() < until_s
+                and (most_faults is None or faults.total() < most_faults)
+                and not (ended and ended())
+            ):
                 begin_s = time.monotonic()
                 fleet.send(chance.uniform(0.3, 1.0))
                 if not left:
@@ -255,7 +266,9 @@ def run(
                 _fault(kind, aggregator, fleet, chance)
                 faults[kind] += 1
                 fleet.send(min(begin_s + fault_every_s, until_s) - time.monotonic())
-            return _end(aggregator, fleet, faults, resident_bytes)
+                if checked is not None and faults.total() % _CHECKED_EVERY == 0:
+                    checked(_quiet(aggregator, fleet, faults, resident_bytes))
+            return _quiet(aggregator, fleet, faults, resident_bytes)
         finally:
             for agent in fleet.agents:
                 with suppress(Exception):
@@ -303,31 +316,34 @@ def _flip(path: Path, chance: Random) -> None:
         path.write_bytes(data)
 
 
-def _end(
-    aggregator: _AggregatorProcess, fleet: _Fleet, faults: Counter[str], resident_bytes: list[int]
+def _quiet(
+    aggregator: _AggregatorProcess, fleet: _Fleet, faults: Counter[str], resident_bytes: Sequence[int]
 ) -> ChaosResult:
+    """Without faults for a while: what became of all lines so far."""
     aggregator.limit_files(resource.RLIM_INFINITY)
     for agent in fleet.agents:
         agent.uplink.wait_acknowledged(agent.spool.last_sequence, _DRAIN_WITHIN_S)
-        agent.close()
-    resident_bytes.append(aggregator.resident_bytes())
-    aggregator.kill()
-    with closing(sqlite3.connect(aggregator.history)) as history:
-        stored = set(history.execute("SELECT job, step FROM steps"))
-    lost = uncounted = 0
+        agent.note()
+    stored: dict[str, set[int]] = defaultdict(set)
+    with closing(sqlite3.connect(f"file:{aggregator.history}?mode=ro", uri=True)) as history:
+        for job, step in history.execute("SELECT job, step FROM steps"):
+            stored[job].add(step)
+    lost = uncounted = dropped = 0
     for agent in fleet.agents:
-        missing = set(range(1, agent.number + 1)) - {step for job, step in stored if job == agent.job}
-        lost += max(0, len(missing & agent.acknowledged_steps()) - agent.dropped)
-        uncounted += max(0, len(missing) - agent.dropped)
+        missing = set(range(1, agent.number + 1)) - stored[agent.job]
+        given_up = agent.dropped + agent.spool.stats().dropped_records
+        lost += max(0, len(missing & agent.acknowledged_steps()) - given_up)
+        uncounted += max(0, len(missing) - given_up)
+        dropped += given_up
     return ChaosResult(
-        faults=faults,
+        faults=faults.copy(),
         sent=sum(agent.number for agent in fleet.agents),
-        stored=len(stored),
-        dropped=sum(agent.dropped for agent in fleet.agents),
+        stored=sum(map(len, stored.values())),
+        dropped=dropped,
         lost=lost,
         uncounted=uncounted,
         damaged=bool(faults["flip"]),
-        resident_bytes=resident_bytes,
+        resident_bytes=[*resident_bytes, aggregator.resident_bytes()],
     )
 
 
@@ -342,6 +358,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-flips", action="store_true", help="damage no history: nothing may be lost")
     args = parser.parse_args()
+    terminated = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: terminated.set())
     result = run(
         args.seconds,
         args.agents,
@@ -350,7 +368,14 @@ def main() -> int:
         most_faults=args.faults,
         fault_every_s=args.fault_every,
         lines_per_s=args.lines_per_s,
+        ended=terminated.is_set,
+        checked=_show,
     )
+    _show(result)
+    return 1 if (result.lost or result.uncounted) and not result.damaged else 0
+
+
+def _show(result: ChaosResult) -> None:
     print(f"{sum(result.faults.values())} faults: {dict(result.faults)}")
     print(
         f"{result.sent:,} lines sent, {result.stored:,} stored, {result.dropped:,} dropped and counted, "
@@ -359,8 +384,8 @@ def main() -> int:
     sizes = result.resident_bytes
     part = max(1, math.ceil(len(sizes) / _SHOWN_PARTS))
     most = (max(sizes[begin : begin + part]) for begin in range(0, len(sizes), part))
-    print("MB of the aggregator, the most in each tenth:", ", ".join(f"{size / 1e6:.0f}" for size in most))
-    return 1 if (result.lost or result.uncounted) and not result.damaged else 0
+    shown = ", ".join(f"{size / 1e6:.0f}" for size in most)
+    print("MB of the aggregator, the most in each tenth:", shown, flush=True)
 
 
 if __name__ == "__main__":
