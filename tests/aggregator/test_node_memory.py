@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -11,9 +12,11 @@ import yaml
 from aggregator.support import START_S, aggregator, gpus, place, step
 
 from perfd.aggregator.audit import AuditLog
-from perfd.aggregator.nodes import DrainRunner
+from perfd.aggregator.limits import Limits
+from perfd.aggregator.nodes import DrainRunner, NodeMemory
 from perfd.aggregator.nodes.drain_runner import run_command
 from perfd.aggregator.nodes.hardware_counters import PROGRAM_ERRORS
+from perfd.aggregator.state import AggregatorState
 from perfd.capture.policy.policy_events import ManualRequest
 from perfd.cli import main
 from perfd.clock import VirtualClock
@@ -28,7 +31,7 @@ from perfd.model import (
     SampleTable,
     Scope,
 )
-from perfd.nodes import DONE, DrainLimits, Scheduler
+from perfd.nodes import DONE, DrainLimits, NodeLedger, Scheduler
 from perfd.recording.recording_format import find_recording
 from perfd.session.replay_session import ReplayOptions, replay
 from perfd.session.session_config import SessionConfig
@@ -326,3 +329,27 @@ def test_history_of_the_version_before_is_taken_over(tmp_path, clock):
         fleet.look(times=2, errors=[("n0", xid(79))])
     with aggregator(clock, history=HistoryConfig(path=str(path))) as running:
         assert [entry["node"] for entry in running.nodes()] == ["n0"]
+
+
+def test_no_round_looks_at_a_whole_fleet_and_each_node_has_its_turn_every_five_seconds(monkeypatch):
+    looks: list[str] = []
+    describe = NodeLedger.describe
+
+    def counted(ledger, node, **facts):
+        looks.append(node)
+        return describe(ledger, node, **facts)
+
+    monkeypatch.setattr(NodeLedger, "describe", counted)
+    state = AggregatorState.empty(Limits())
+    for number in range(320):
+        state.fleet.node(f"n{number}")
+    memory = NodeMemory(state, None, half_life_days=1)
+    rounds = []
+    for second in range(26):
+        looks.clear()
+        memory.take({}, START_S + second, float(second))
+        rounds.append(list(looks))
+    assert len(rounds[0]) == 320, "new nodes are looked at once"
+    later = [node for seen in rounds[6:26] for node in seen]
+    assert Counter(later) == dict.fromkeys(state.fleet.nodes, 4)
+    assert max(map(len, rounds[1:])) <= 80

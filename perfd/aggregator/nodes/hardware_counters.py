@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +56,7 @@ class HardwareCounters:
         for scope, column, kind, what in _COUNTERS:
             yield from self._of_counter(node, scope, column, kind, what)
 
-    def keep(self, nodes: set[str]) -> None:
+    def keep(self, nodes: Collection[str]) -> None:
         """Forget all nodes but these."""
         self._xids = {node: known for node, known in self._xids.items() if node in nodes}
         self._counters = {key: value for key, value in self._counters.items() if key[0] in nodes}

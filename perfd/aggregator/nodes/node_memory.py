@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfd.aggregator.history import HistoryStore
@@ -31,6 +32,8 @@ from perfd.nodes import (
 log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
+_SLICES = 16
+"""Nodes are looked at in turns: no round looks at a whole fleet."""
 _KEEP_EVERY_S = 60.0
 _LONGEST_LOOK_S = 60.0
 """No more time than this is counted for one look, however long ago the last one was."""
@@ -65,6 +68,14 @@ def failed_captures(failed: Iterable[tuple[Capture, str, str]]) -> list[FailedCa
     ]
 
 
+@dataclass(slots=True)
+class _Look:
+    """When a node was looked at last, and when it is looked at next."""
+
+    looked_s: float
+    due_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ActiveJob:
     name: str
@@ -95,7 +106,9 @@ class NodeMemory:
         self._failed_captures = failed_captures
         self._ledger = NodeLedger(half_life_days * _DAY_S)
         self._hardware = HardwareCounters()
-        self._looked_s: float | None = None
+        self._looks: dict[str, _Look] = {}
+        self._taken_s: float | None = None
+        self._judged_s = -math.inf
         self._kept_s = 0.0
         self._last_steps: dict[str, int] = {}
         self._progress_s: dict[str, float] = {}
@@ -117,18 +130,18 @@ class NodeMemory:
         return self._drains.past() if self._drains is not None else ()
 
     def take(self, summaries: Mapping[str, JobSummary], now_unix_s: float, now_s: float) -> None:
-        """Look at all nodes and at the newest summaries of jobs; returns at once when that is too early."""
-        if self._looked_s is not None and now_s - self._looked_s < _EVERY_S:
-            return
-        looked_s, self._looked_s = self._looked_s, now_s
-        passed_s = 0.0 if looked_s is None else min(_LONGEST_LOOK_S, now_s - looked_s)
+        """Look at the nodes that are due, and every five seconds at the newest summaries of jobs."""
         with self._state.lock:
             active = self._active(now_s)
-            self._look_at_nodes(active, passed_s, now_unix_s)
-            places = self._places(active)
-        for name, job in active.items():
-            if (summary := summaries.get(name)) is not None:
-                self._look_at_job(job, summary, places[name], now_unix_s, now_s)
+            self._look_at_nodes(active, now_unix_s, now_s)
+        if now_s - self._judged_s < _EVERY_S:
+            return
+        self._judged_s = now_s
+        running = {name: summary for name, summary in summaries.items() if name in active}
+        with self._state.lock:
+            places = self._places([name for name, summary in running.items() if summary.findings])
+        for name, summary in running.items():
+            self._look_at_job(active[name], summary, places.get(name, {}), now_unix_s, now_s)
         gone = self._progress_s.keys() - active.keys()
         for name in gone:
             del self._progress_s[name]
@@ -161,9 +174,25 @@ class NodeMemory:
             if not job.ended and now_s - job.received_s <= _SILENT_S
         }
 
-    def _look_at_nodes(self, active: Mapping[str, _ActiveJob], passed_s: float, now_unix_s: float) -> None:
+    def _due(self, now_s: float) -> Iterator[tuple[NodeState, float]]:
+        """The nodes whose turn it is, with the time to count: for a new one, since the last call."""
         nodes = self._state.fleet.nodes
-        for node in nodes.values():
+        new_s = 0.0 if self._taken_s is None else min(_EVERY_S, now_s - self._taken_s)
+        self._taken_s = now_s
+        for gone in self._looks.keys() - nodes.keys():
+            del self._looks[gone]
+        for name, node in nodes.items():
+            look = self._looks.get(name)
+            if look is None:
+                first_s = _EVERY_S * (1 + len(self._looks) % _SLICES) / _SLICES
+                self._looks[name] = _Look(looked_s=now_s, due_s=now_s + first_s)
+                yield node, new_s
+            elif now_s >= look.due_s:
+                yield node, min(_LONGEST_LOOK_S, now_s - look.looked_s)
+                look.looked_s, look.due_s = now_s, now_s + _EVERY_S
+
+    def _look_at_nodes(self, active: Mapping[str, _ActiveJob], now_unix_s: float, now_s: float) -> None:
+        for node, passed_s in self._due(now_s):
             served = {
                 gpu: job
                 for gpu, (job, _) in gpu_owners(node, self._state.fleet.jobs).items()
@@ -196,7 +225,7 @@ class NodeMemory:
                         evidence=errors.evidence,
                     )
                 )
-        self._hardware.keep(set(nodes))
+        self._hardware.keep(self._looks.keys())
 
     def _places(self, active: Collection[str]) -> dict[str, dict[int, tuple[str, str]]]:
         """Where each rank of each of these jobs is."""

@@ -13,7 +13,7 @@ from prometheus_client.exposition import choose_encoder
 from perfd.aggregator.series.metric_names import Described
 from perfd.metrics.catalog import empty_family
 from perfd.metrics.exposition import MetricSource
-from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.metrics.series import Labels, SeriesFrame, SeriesKey
 
 _TEXT, _ = choose_encoder("")
 _OPENMETRICS, _ = choose_encoder("application/openmetrics-text")
@@ -71,12 +71,20 @@ class PageRenderer:
 
     def _plan(self, keys: Sequence[SeriesKey]) -> list[_Family]:
         by_name: dict[str, list[int]] = {}
+        labels: list[bytes] = []
+        # The series of an entity share their labels: their text is made once for all of them.
+        known: dict[int, bytes] = {}
         for position, key in enumerate(keys):
             by_name.setdefault(key.name, []).append(position)
-        return [self._family(name, positions, keys) for name, positions in sorted(by_name.items())]
+            text = known.get(id(key.labels))
+            if text is None:
+                text = known[id(key.labels)] = _labels(key.labels)
+            labels.append(text)
+        return [self._family(name, positions, labels) for name, positions in sorted(by_name.items())]
 
-    def _family(self, name: str, positions: Sequence[int], keys: Sequence[SeriesKey]) -> _Family:
-        prefixes = [_prefix(keys[position]) for position in positions]
+    def _family(self, name: str, positions: Sequence[int], labels: Sequence[bytes]) -> _Family:
+        begin = b"\n" + name.encode()
+        prefixes = [begin + labels[position] for position in positions]
         info = self._describe(name)
         as_array = np.empty(len(prefixes), dtype=object)
         as_array[:] = prefixes
@@ -94,9 +102,10 @@ def _header(page: bytes) -> bytes:
     return b"\n" + page.removesuffix(b"# EOF\n").removesuffix(b"\n")
 
 
-def _prefix(key: SeriesKey) -> bytes:
-    labels = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in key.labels)
-    return (f"\n{key.name}{{{labels}}} " if labels else f"\n{key.name} ").encode()
+def _labels(labels: Labels) -> bytes:
+    """What is between a name and its value."""
+    text = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in labels)
+    return f"{{{text}}} ".encode() if text else b" "
 
 
 def _lines(prefixes: Sequence[bytes], numbers: Sequence[bytes]) -> list[bytes]:

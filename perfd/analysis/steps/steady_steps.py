@@ -151,7 +151,9 @@ def _outliers(times: Floats, neighbours: int) -> Bools:
         centred = np.where(far, np.nan, deviation)
         sigma = MAD_TO_SIGMA * float(median(np.abs(centred - median(centred))))
         limit = max(np.log1p(_OUTLIER_RATIO), _OUTLIER_SIGMAS * sigma)
-        far = np.abs(deviation) > limit
+        before, far = far, np.abs(deviation) > limit
+        if (before == far).all():
+            break
     between = np.convolve(far, [1, 0, 1], mode="same") == 2
     return np.asarray(far | (between & (np.abs(deviation) > limit / 2)))
 

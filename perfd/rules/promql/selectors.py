@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -129,13 +129,24 @@ def _complete(times: Times, block: Block, places: slice) -> Iterator[Samples]:
     if valid.all():
         yield Samples(times, block, places)
         return
-    patterns, members = np.unique(valid, axis=1, return_inverse=True)
-    members = members.reshape(-1)
-    for number in range(patterns.shape[1]):
-        rows = patterns[:, number]
+    first, members = _patterns(valid)
+    for number, column in enumerate(first):
+        rows = valid[:, column]
         if rows.any():
             columns = np.flatnonzero(members == number)
             yield Samples(times[rows], block[np.ix_(rows, columns)], columns + places.start)
+
+
+def _patterns(valid: Mask) -> tuple[Sequence[int], NDArray[np.intp]]:
+    """The first column of each pattern of rows, and which pattern each column has."""
+    if (valid == valid[:, :1]).all():
+        return [0], np.zeros(valid.shape[1], np.intp)
+    # As bytes: `np.unique` compares columns of booleans element by element.
+    packed = np.ascontiguousarray(np.packbits(valid, axis=0).T)
+    _, first, members = np.unique(
+        packed.view(np.dtype((np.void, packed.shape[1]))).ravel(), return_index=True, return_inverse=True
+    )
+    return first.tolist(), members.reshape(-1)
 
 
 def _consecutive(columns: list[int]) -> Columns:
