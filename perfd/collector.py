@@ -63,6 +63,10 @@ class OnUnavailable(StrEnum):
     """Log it once and continue without."""
 
 
+UNNAMED_JOB = "default"
+"""The agent's name for an unnamed job; processes or pods may then name it."""
+
+
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base class of a collector's `options` in the configuration."""
 

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from perfd.capture.node import RUN_VARIABLE, environment_of
-from perfd.collector import Collector, CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
+from perfd.collector import (
+    Collector,
+    CollectorSpec,
+    Column,
+    ColumnKind,
+    NumberedRank,
+    OnUnavailable,
+    Options,
+    Settings,
+)
 from perfd.errors import NothingHere, Unavailable
 from perfd.model import Event, EventKind, RankColumn, Record, SampleTable, Scope
 from perfd_collectors.nccl.debug_log import DebugFiles
 from perfd_collectors.nccl.flight_recorder import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector import InspectorDirectory, RecordedInspector
 from perfd_collectors.nccl.job_ranks import JobRanks
+from perfd_collectors.nccl.process_jobs import ProcessJobs
 from perfd_collectors.nccl.sampling import check_sampling, in_sample
 from perfd_collectors.nccl.scan_budget import ScanBudget
 from perfd_collectors.nccl.segments import (
     NO_RANKS,
     FileLocks,
+    PrivateSegments,
     RecordingMode,
     Segment,
     SegmentProgress,
@@ -121,10 +131,17 @@ class NcclCollector:
         check_sampling(options.sample_s, options.sample_one_in)
         self._processes: dict[Path, SegmentReader] = {}
         self._progress = _read_bookmark(settings.bookmark.text)
-        """By file name: segments that an earlier agent read and this one has not opened yet."""
-        self._ranks = JobRanks(settings.proc)
+        """By name: segments that an earlier agent read and this one has not opened yet."""
+        self._ranks: dict[str, JobRanks] = {}
+        """By job."""
+        self._jobs = ProcessJobs(settings)
+        self._pids: dict[Path, int] = {}
+        """Of the processes whose segments are read, in our namespace."""
         self._other_jobs: set[Path] = set()
-        """Segments of other jobs on this node, which are not read."""
+        """Segments that another agent reads."""
+        self._private = PrivateSegments(settings.proc)
+        self._private_paths: Mapping[str, int] = {}
+        """With the process of each, as of this window's begin."""
         self._scan_budget = ScanBudget(_MAX_FILES_PER_COLLECT)
         self._windows = 0
         self._ignored: dict[Path, str] = {}
@@ -167,26 +184,40 @@ class NcclCollector:
 
     def _find_processes(self) -> None:
         locks = FileLocks(self._settings.proc)
-        for name in self._scan_budget.next(segment_names(self._directory)):
+        for name in self._scan_budget.next(self._names()):
             self._ignored.pop(self._directory / name, None)
             self._open_segment(self._directory / name, locks)
 
+    def _names(self) -> list[str]:
+        """Names of the segments in the directory, and paths of those elsewhere."""
+        return [*segment_names(self._directory), *self._private_paths]
+
+    def _name(self, path: Path) -> str:
+        """The name of a segment in the directory, the path of one elsewhere."""
+        return path.name if path.parent == self._directory else str(path)
+
     def _forget_processes(self) -> None:
         self._remove_left_over()
-        names = segment_names(self._directory)
+        self._private_paths = self._private.paths(FileLocks(self._settings.proc).all_holders())
+        names = self._names()
         present = {self._directory / name for name in names}
         for path in set(self._processes) - present:
             self._processes.pop(path).close()
+            self._pids.pop(path)
         self._other_jobs &= present
         self._reported_files &= present
         self._ignored = {path: why for path, why in self._ignored.items() if path in present}
         self._progress = {name: self._progress[name] for name in names if name in self._progress}
         # The rest is tried again: a segment that was being created may be complete by then.
-        self._scan_budget.begin_window(names, {path.name for path in (*self._processes, *self._other_jobs)})
+        skipped = {self._name(path) for path in (*self._processes, *self._other_jobs)}
+        self._scan_budget.begin_window(names, skipped)
 
     def _remove_left_over(self) -> None:
-        """Remove segments of dead processes: all that are read, some of the others per window."""
-        read = {path.name for path in self._processes}
+        """Remove segments of dead processes: all that are read, some of the others per window.
+
+        Those elsewhere go with their container.
+        """
+        read = {path.name for path in self._processes if path.parent == self._directory}
         others = [name for name in segment_names(self._directory) if name not in read]
         first = self._windows * _MAX_REMOVAL_CHECKS_PER_WINDOW % max(1, len(others))
         self._windows += 1
@@ -201,20 +232,26 @@ class NcclCollector:
         except Unavailable as error:
             self._ignored[path] = str(error)
             return
-        pid, status = segment.process.pid, segment.status()
-        user = self._settings.local_jobs.uid(self._settings.job)
-        reason = ownership_problem(locks, status, pid, os.geteuid(), user)
-        if any(same_file(process, segment) for process in self._processes.values()):
+        stated, status = segment.process.pid, segment.status()
+        pid = writer_of(locks, status, stated) or stated
+        job = self._jobs.job_of(pid)
+        user = self._settings.local_jobs.uid(job or self._settings.job)
+        reason = ownership_problem(locks, status, stated, os.geteuid(), user)
+        second = any(same_file(process, segment) for process in self._processes.values())
+        if second:
             reason = "it is a second name of a file that is already read"
-        pid = writer_of(locks, status, pid) or pid
-        if reason:
+        viewer = self._private_paths.get(str(path))
+        if viewer is not None and (second or viewer != pid):
+            # Containers that share a directory each show what is in it.
+            self._other_jobs.add(path)
+        elif reason:
             self._ignored[path] = f"{path} is ignored: {reason}."
-        elif not self._is_ours(pid):
+        elif job is None:
             self._other_jobs.add(path)
         else:
-            now_unix_ns, progress = self._settings.clock.unix_ns(), self._progress.pop(path.name, None)
+            now_unix_ns, progress = self._settings.clock.unix_ns(), self._progress.pop(self._name(path), None)
             self._processes[path] = SegmentReader(segment, now_unix_ns, progress)
-            self._ranks.add(path, pid)
+            self._pids[path] = pid
             return
         segment.close()
 
@@ -222,22 +259,31 @@ class NcclCollector:
         options, now_unix_s = self._options, self._settings.clock.unix_ns() / 1e9
         return options.gpu_time and in_sample(now_unix_s, options.sample_s, options.sample_one_in)
 
-    def _is_ours(self, pid: int) -> bool:
-        """Whether a process belongs to this run; one whose environment is unreadable counts as ours."""
-        run, environment = self._settings.run, environment_of(self._settings.proc, pid)
-        return run is None or not environment or environment.get(RUN_VARIABLE) == run
+    def _by_job(self) -> dict[str, dict[Path, SegmentReader]]:
+        """The readers of each job; the name of a pod's job may be known later than its process."""
+        found: dict[str, dict[Path, SegmentReader]] = {}
+        for path, reader in self._processes.items():
+            found.setdefault(self._jobs.job_of(self._pids[path]) or self._settings.job, {})[path] = reader
+        return found
 
     def _report(self) -> list[Record]:
         job, now_unix_ns = self._settings.job, self._settings.clock.unix_ns()
-        max_operations_per_s = self._options.max_operations_per_s
-        ranks = self._ranks.number(self._processes)
-        self._settings.communicating_ranks.replace(self._ranks.by_process())
-        records = [
-            record
-            for path, process in self._processes.items()
-            for record in process.report(job, now_unix_ns, max_operations_per_s, ranks.get(path, NO_RANKS))
-        ]
-        progress = {path.name: process.progress() for path, process in self._processes.items()}
+        by_job = self._by_job()
+        self._ranks = {name: self._ranks.get(name) or JobRanks(self._settings.proc) for name in by_job}
+        records: list[Record] = []
+        numbered: dict[int, Sequence[NumberedRank]] = {}
+        for name, readers in by_job.items():
+            ranks = self._ranks[name].number(readers, self._pids)
+            numbered |= self._ranks[name].by_process()
+            for path, reader in readers.items():
+                records += reader.report(
+                    name,
+                    now_unix_ns,
+                    self._options.max_operations_per_s,
+                    ranks.get(path, NO_RANKS),
+                )
+        self._settings.communicating_ranks.replace(numbered)
+        progress = {self._name(path): process.progress() for path, process in self._processes.items()}
         self._settings.bookmark.text = msgspec.json.encode(self._progress | progress).decode()
         if self._processes or self._ignored:
             records.append(_ignored_segments(len(self._ignored), now_unix_ns))

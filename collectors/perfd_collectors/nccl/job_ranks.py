@@ -16,7 +16,7 @@ class JobRanks:
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
-        self._pids: dict[Path, int] = {}
+        self._pids: Mapping[Path, int] = {}
         """In our namespace."""
         self._launched: dict[Path, int | None] = {}
         """The ranks in the environments that the processes were started with."""
@@ -24,17 +24,18 @@ class JobRanks:
         self._seen: set[tuple[Path, int, int | None]] = set()
         """Path, index and id of the communicators that were numbered."""
 
-    def add(self, path: Path, pid: int) -> None:
-        """Know the process of a segment."""
-        self._pids[path] = pid
-        self._launched[path] = rank_of(environment_of(self._proc, pid))
-
-    def number(self, readers: Mapping[Path, SegmentReader]) -> Mapping[Path, ProcessRanks]:
-        """The ranks of each process; one whose ranks are unknown is left out.
+    def number(
+        self, readers: Mapping[Path, SegmentReader], pids: Mapping[Path, int]
+    ) -> Mapping[Path, ProcessRanks]:
+        """The ranks of each process, of which `pids` are known; one whose ranks are unknown is left out.
 
         Numbered again only when a communicator is new: while a job ends one process after the other, those
         that are left keep their numbers.
         """
+        self._pids = {path: pids[path] for path in readers}
+        for path, pid in self._pids.items():
+            if path not in self._launched:
+                self._launched[path] = rank_of(environment_of(self._proc, pid))
         tables = {path: reader.communicators() for path, reader in readers.items()}
         present: set[tuple[Path, int, int | None]] = {(path, -1, None) for path in tables}
         present |= {(path, one.index, one.id) for path, table in tables.items() for one in table}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfd.collector import LocalRank, NumberedRank, Options, PciAddress, Settings
+from perfd.collector import UNNAMED_JOB, LocalRank, NumberedRank, Options, PciAddress, Settings
 from perfd.errors import NothingHere, Unavailable
 from perfd.model import JobOrigin, RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, start, unavailable
@@ -35,9 +35,6 @@ from perfd_collectors.ranks.unnamed_ranks import (
 
 REPEAT_EVERY_S = 30.0
 """How often placements are repeated, for aggregators that start after the agent. Chosen, not measured."""
-
-UNNAMED_JOB = "default"
-"""The agent's name for an unnamed job; the ranks' environment may then name it."""
 
 _SLURM_JOB = re.compile(r"\d+(_\d+)?")
 

@@ -22,13 +22,12 @@ from perfd.agent.agent import Agent
 from perfd.agent.collection import CollectorTask, create_tasks
 from perfd.agent.job_end_message import read_job_end
 from perfd.cli.signals import set_by_signals
-from perfd.collector import LocalJobs, Settings
+from perfd.collector import UNNAMED_JOB, LocalJobs, Settings
 from perfd.config import AgentConfig, CollectorConfig, load
 from perfd.model import CollectorHealth, JobOrigin, Record, SampleTable, job_origin
 
 log = logging.getLogger("perfd.agent")
 
-_UNNAMED_JOB = "default"
 ONCE_SCHEMA = "perfd.agent_once/1"
 _EPILOG = """\
 With --once --json it prints one object: {"schema": "perfd.agent_once/1", "node", "job",
@@ -114,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _origin(job: str) -> JobOrigin | None:
     """Whose job the agent was started for; root may be started for anyone's."""
-    if job == _UNNAMED_JOB:
+    if job == UNNAMED_JOB:
         return None
     uid = os.geteuid()
     return job_origin(job, os.environ, owner=f"uid:{uid}" if uid != 0 else "")
@@ -122,7 +121,7 @@ def _origin(job: str) -> JobOrigin | None:
 
 def _end_of_job(path: Path | None, settings: Settings) -> Sequence[Record]:
     """How the job ended, if --job-end has it."""
-    job = None if settings.job == _UNNAMED_JOB else settings.job
+    job = None if settings.job == UNNAMED_JOB else settings.job
     event = read_job_end(path, job, time.time_ns()) if path is not None else None
     return () if event is None else (event,)
 
@@ -137,7 +136,7 @@ def effective_config(args: argparse.Namespace, environ: Mapping[str, str], host_
     spool = config.spool
     if spool.directory is None:
         spool = msgspec.structs.replace(spool, directory=str(state_directory(environ) / node))
-    job = args.job or config.job or environ.get("SLURM_JOB_ID") or _UNNAMED_JOB
+    job = args.job or config.job or environ.get("SLURM_JOB_ID") or UNNAMED_JOB
     collectors = _following(config.collectors, args)
     return msgspec.structs.replace(
         config, node=node, job=job, uplink=uplink, spool=spool, collectors=collectors

@@ -9,6 +9,7 @@ from perfd_collectors.nccl.segments.operations import (
     OperationTiming,
     ProcessRanks,
 )
+from perfd_collectors.nccl.segments.private_segments import PrivateSegments
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
 from perfd_collectors.nccl.segments.segment_discovery import find_segments, remove_left_over, segment_names
 from perfd_collectors.nccl.segments.segment_owner import FileLocks, ownership_problem, writer_of
@@ -30,6 +31,7 @@ __all__ = [
     "Operation",
     "OperationTiming",
     "OperationWindow",
+    "PrivateSegments",
     "ProcessRanks",
     "RecordingMode",
     "Segment",

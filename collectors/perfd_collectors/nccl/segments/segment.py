@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -63,10 +64,9 @@ class Segment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._writable = True
         try:
-            flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            # Root without CAP_DAC_OVERRIDE may not write to a user's file; its owner may.
-            self._file: int | None = open_as(path.lstat().st_uid, path, flags)
+            self._file: int | None = self._open()
         except OSError as error:
             raise NothingHere(
                 f"Cannot open {path}: {error.strerror}; run the agent as the job's user."
@@ -77,6 +77,21 @@ class Segment:
             self.close()
             raise
         self._positions: dict[int, int] = {}
+
+    def _open(self) -> int:
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            # Root without CAP_DAC_OVERRIDE may not write to a user's file; its owner may.
+            return open_as(self.path.lstat().st_uid, self.path, os.O_RDWR | flags)
+        except PermissionError:
+            # Without CAP_SETUID too, as on the nodes of Kubernetes: to read is enough.
+            file = os.open(self.path, os.O_RDONLY | flags)
+        except OSError as error:
+            if error.errno not in {errno.ELOOP, errno.ENOTDIR}:
+                raise
+            file = os.open(self.path, os.O_RDONLY | flags)
+        self._writable = False
+        return file
 
     def _read_header(self) -> ProcessInfo:
         header = self._bytes(0, _HEADER_BYTES)
@@ -143,8 +158,8 @@ class Segment:
         return RecordingMode(int.from_bytes(self._bytes(_MODE_OFFSET, _MODE.size), "little") & known)
 
     def set_recording_mode(self, mode: RecordingMode) -> None:
-        """Switch recording; the plugin applies it at its next operation."""
-        if self._file is not None:
+        """Switch recording, if the file can be written; the plugin applies it at its next operation."""
+        if self._file is not None and self._writable:
             os.pwrite(self._file, _MODE.pack(mode), _MODE_OFFSET)
 
     def take_control(self) -> bool:

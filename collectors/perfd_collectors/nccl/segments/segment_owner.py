@@ -24,6 +24,11 @@ class FileLocks:
             self._holders = self._read()
         return self._holders.get(str(inode), ())
 
+    def all_holders(self) -> set[int]:
+        """PIDs of the processes that hold such a lock on any file."""
+        self.holders(0)
+        return {pid for pids in (self._holders or {}).values() for pid in pids}
+
     def _read(self) -> dict[str, list[int]]:
         try:
             lines = (self.proc / "locks").read_text(errors="replace").splitlines()
