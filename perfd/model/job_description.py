@@ -120,3 +120,6 @@ class JobDescription:
     """Of all GPUs together, with recomputation, counted in the job's largest module of dumped HLO."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """All options as printed by the job."""
+    software: Mapping[str, str] = field(default_factory=dict)
+    """Versions by name, such as `PyTorch`, `CUDA runtime`, `NCCL` and `NVIDIA driver`; several are joined by
+    commas where nodes differ."""

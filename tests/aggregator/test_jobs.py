@@ -49,6 +49,21 @@ def test_a_job_that_goes_back_to_a_checkpoint_drops_what_it_repeats(job):
     assert job.steps.table().step_time_s.tolist() == [1.0, 1.0, 9.0]
 
 
+def test_versions_of_nodes_that_differ_are_joined(job):
+    def software(node, **versions):
+        job.touch(source(node=node))
+        job.describe(JobDescription(job="llm", framework="", software=versions), source(node=node))
+        return job.description.software
+
+    assert software("a", NCCL="2.20.5", CUDA="12.4") == {"CUDA": "12.4", "NCCL": "2.20.5"}
+    assert software("b", NCCL="2.21.5", CUDA="12.4") == {"CUDA": "12.4", "NCCL": "2.20.5, 2.21.5"}
+    assert software("a", NCCL="2.21.5") == {"CUDA": "12.4", "NCCL": "2.21.5"}
+    # Other descriptions keep it, and nodes that are not the job's add nothing.
+    describe(job, train_steps=7)
+    job.describe(JobDescription(job="llm", framework="", software={"NCCL": "1"}), source(node="stranger"))
+    assert (job.description.train_steps, job.description.software["NCCL"]) == (7, "2.21.5")
+
+
 def test_a_second_agent_that_reads_the_same_log_later_is_no_restart(job):
     report(job, 1, 2, 3, agent="a")
     assert report(job, 1, 2, 3, agent="b") == [None] * 3

@@ -243,6 +243,20 @@ def test_options_that_differ_are_listed_and_secrets_are_not():
     assert a.settings["arguments"]["wandb_api_key"] == "(hidden)"
 
 
+def test_versions_that_differ_are_listed():
+    a = _run_of(software={"NCCL": "2.20.5", "PyTorch": "2.4.0", "cuDNN": "9.1"})
+    b = _run_of(software={"NCCL": "2.21.5", "PyTorch": "2.4.0", "NVIDIA driver": "570.86.10"})
+
+    found = [(one.area, one.name, one.a, one.b) for one in compare(a, b, 0.03).differences]
+
+    assert found == [
+        ("versions", "NCCL", "2.20.5", "2.21.5"),
+        ("versions", "NVIDIA driver", None, "570.86.10"),
+        ("versions", "cuDNN", "9.1", None),
+    ]
+    assert not compare(a, _run_of(), 0.03, any_runs=True).differences
+
+
 def test_what_was_zero_is_new():
     def run(value):
         step = Measure(name="step_time_s", value=1.0, unit=Unit.SECONDS, better=Better.LOWER, gate=True)

@@ -264,6 +264,7 @@ WITH_STARTS = CollectiveTimes(
     queued_us=(80_000, -3),
 )
 
+VERSIONED = JobDescription(job="llm", framework="", software={"NCCL": "2.21.5", "PyTorch": "2.4.0+cu124"})
 CONFIGURED = JobDescription(
     job="llm",
     framework="",
@@ -306,6 +307,7 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
         sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(WITH_STARTS,)
     ),
     "batch_model_config": Batch(sequence=48, sent_unix_ns=1_700_000_010_000_000_000, records=(CONFIGURED,)),
+    "batch_software": Batch(sequence=49, sent_unix_ns=1_700_000_010_000_000_000, records=(VERSIONED,)),
     "hello_with_epochs": Hello(
         agent_id="6f1c1a3e",
         node="node-1",

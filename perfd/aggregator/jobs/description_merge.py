@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 from perfd.model import JobDescription, ModelSource, ParallelLayout
 
 _MODEL_SIZES = ("layers", "hidden_size", "attention_heads")
+_MOST_VERSIONS = 4
 _GROUPS = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp")
 
 
@@ -31,7 +33,37 @@ def merged_description(old: JobDescription, new: JobDescription) -> JobDescripti
     changes["model"] = (old if keeps_model else new).model
     changes["parallel"] = _merged_layout(old.parallel, new.parallel)
     changes["arguments"] = {**old.arguments, **new.arguments}
+    changes["software"] = {**old.software, **new.software}
     return dataclasses.replace(old, **changes)
+
+
+class SoftwareOfNodes:
+    """The versions that each node of a job reports."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[str, Mapping[str, str]] = {}
+
+    def joined(self, description: JobDescription, node: str, *, known: bool) -> JobDescription:
+        """A node's description with the versions of all nodes; where these differ, joined by commas.
+
+        Those of a node that is not `known` are left out.
+        """
+        if not description.software:
+            return description
+        if not known:
+            return dataclasses.replace(description, software={})
+        self._by_node[node] = description.software
+        found: dict[str, set[str]] = {}
+        for versions in self._by_node.values():
+            for name, version in versions.items():
+                found.setdefault(name, set()).add(version)
+        joined = {name: _joined(sorted(found[name])) for name in sorted(found)}
+        return dataclasses.replace(description, software=joined)
+
+
+def _joined(versions: Sequence[str]) -> str:
+    more = len(versions) - _MOST_VERSIONS
+    return ", ".join(versions[:_MOST_VERSIONS]) + (f" and {more} more" if more > 0 else "")
 
 
 def _rank(description: JobDescription) -> int:

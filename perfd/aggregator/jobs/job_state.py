@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import cast
 
-from perfd.aggregator.jobs.description_merge import is_same_start, merged_description
+from perfd.aggregator.jobs.description_merge import SoftwareOfNodes, is_same_start, merged_description
 from perfd.aggregator.jobs.job_attempts import JobAttempts
 from perfd.aggregator.jobs.job_lifetime import JobEnd, Lifetime
 from perfd.aggregator.jobs.job_logs import JobLogs
@@ -59,6 +59,7 @@ class JobState:
         self.version = 0
         self.attempts = JobAttempts(limits.ranks_per_job)
         self.description: JobDescription | None = None
+        self._software = SoftwareOfNodes()
         self.steps = StepRows(limits.steps_per_job)
         self.operation_steps = OperationStepRows(limits.steps_per_job)
         self._sources = StepSources()
@@ -142,6 +143,7 @@ class JobState:
         `RefusedError` if the node is none of the job's.
         """
         description = plausible_description(description)
+        description = self._software.joined(description, source.node, known=source.node in self.nodes)
         if (description.parallel.world_size or 0) > self._limits.ranks_per_job:
             self._counters.rejected["ranks_per_job"] += 1
             return None

@@ -24,6 +24,9 @@ class RunConfiguration:
     """A job's configuration by its log, its options and its GPUs; None where unknown."""
 
     framework_version: str | None = None
+    """As the job's log has it."""
+    software: Mapping[str, str] = field(default_factory=dict)
+    """Versions by name as `JobDescription` has them: of framework, CUDA, NCCL, driver."""
     model: ModelShape | None = None
     precision: str | None = None
     recompute: Recompute | None = None
@@ -42,6 +45,7 @@ def configuration_of(job: JobData) -> RunConfiguration:
         return RunConfiguration(gpu_names=names)
     return RunConfiguration(
         framework_version=description.framework_version,
+        software=description.software,
         model=description.model,
         precision=description.precision,
         recompute=description.recompute,

@@ -54,8 +54,9 @@ With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "se
 "name", "a", "b"}]}. `verdict` is better, worse, same, changed (of a number whose `better` is null: neither
 good nor bad in itself, or its source differs between the runs), new (it was zero in A), unknown (only one of
 the two has it), or regressed: worse by more than allowed, of a number that counts (`gate`). `differences`
-are settings that the two runs do not share: software, layout, model, arguments. Kernels are there for traces
-only, all that changed: `kind` is new, gone, more or fewer (launches per step, by over 1%), longer or shorter.
+are settings that the two runs do not share: software, versions, layout, model, arguments. Kernels are there
+for traces only, all that changed: `kind` is new, gone, more or fewer (launches per step, by over 1%), longer
+or shorter.
 Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared, or are of
 different models (--unrelated compares these too).
 """

@@ -10,7 +10,7 @@ from perfd.analysis.diagnosis import JobSummary
 from perfd.formatting import UNKNOWN
 
 RunSettings = Mapping[str, Mapping[str, str]]
-"""Values as text, by area (`software`, `layout`, `model`, `arguments`) and name."""
+"""Values as text, by area (`software`, `versions`, `layout`, `model`, `arguments`) and name."""
 
 _SAME_MODEL = ("layers", "hidden_size", "ffn_size", "attention_heads", "kv_heads", "moe.experts")
 """What another model has otherwise; the length of a sequence or the vocabulary's padding may be changed."""
@@ -38,6 +38,7 @@ def settings_of(job: JobSummary) -> RunSettings:
     recompute = {"recompute": run.recompute, "recompute_layers": run.recompute_layers}
     return {
         "software": _known(software.items()),
+        "versions": dict(run.software),
         "layout": _known({**asdict(job.parallel), **recompute}.items()),
         "model": {} if run.model is None else _known(_flat(run.model)),
         "arguments": dict(run.arguments),
