@@ -19,6 +19,7 @@ from perfd.aggregator.history import StoredExporterMemory, configured_history, r
 from perfd.aggregator.ingest import Ingest, IngestThread, NatsReceiver, TelemetryServer
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits, failed_captures
+from perfd.aggregator.queried import ChartQueries
 from perfd.aggregator.series import self_registry
 from perfd.aggregator.state import AggregatorState
 from perfd.aggregator.web_api import (
@@ -121,6 +122,7 @@ class Aggregator(ApiAnswers):
                 failed_captures=lambda: failed_captures(service.failed()),
             )
             intake = Ingest(state, clock, history)
+            queries = ChartQueries(config.history, clock) if config.history.query_url else None
             self._nats = NatsReceiver(config.nats, intake, service) if config.nats else None
             registry = self_registry(
                 state,
@@ -146,7 +148,14 @@ class Aggregator(ApiAnswers):
                 history.close(_LAST_GRACE_S)
             raise
         super().__init__(
-            state, clock, history, captures=service, nodes=nodes, rounds=rounds, registry=registry
+            state,
+            clock,
+            history,
+            captures=service,
+            nodes=nodes,
+            rounds=rounds,
+            registry=registry,
+            queries=queries,
         )
         self._server = TelemetryServer(intake, service, config.agent_identity)
         service.send_through(self.send)
@@ -255,6 +264,8 @@ class Aggregator(ApiAnswers):
             # It writes while exporters deliver.
             self._history.finish()
         self._exporters.close(deadline_s - monotonic())
+        if self._queries is not None:
+            self._queries.close()
         if self._history is not None:
             self._history.close(max(0.0, deadline_s - monotonic()))
 

@@ -17,6 +17,7 @@ from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryStore
 from perfd.aggregator.nodes import NodeMemory, nodes_json
+from perfd.aggregator.queried import AskedRange, ChartQueries, TimeRange
 from perfd.aggregator.series import SELF, PageRenderer
 from perfd.aggregator.state import AggregatorState
 from perfd.aggregator.web_api import (
@@ -43,7 +44,7 @@ from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.metrics.exposition import MetricsPage, metrics_page
 from perfd.metrics.series import SeriesFrame
-from perfd.model import Alert
+from perfd.model import JOB_LABEL, Alert
 
 _STORED_STEPS = 100_000
 """Read of history at most, to draw them."""
@@ -62,6 +63,7 @@ class ApiAnswers:
         nodes: NodeMemory,
         rounds: AnalysisLoop,
         registry: CollectorRegistry,
+        queries: ChartQueries | None = None,
     ) -> None:
         self._state = state
         self._clock = clock
@@ -70,6 +72,7 @@ class ApiAnswers:
         self._nodes = nodes
         self._rounds = rounds
         self._registry = registry
+        self._queries = queries
         self._renderers: dict[str, PageRenderer] = {}
         self._render_lock = threading.Lock()
 
@@ -230,12 +233,20 @@ class ApiAnswers:
             if known is not None and live is not None:
                 table, events = known.step_table(), tuple(known.events)
                 phases = known.phases.table(ranks=0)
+                labels = known.labels
         if known is None or live is None:
             return self._stored_series(job, points, within, newest_s)
         if self._begins_before(table, within, newest_s):
             first = max(0, int(table.step[0]) - _STORED_STEPS)
             table = together(self._stored_steps(job, first), table)
-        return progress_columns(table, events, live, points, phases=phases, within=within, newest_s=newest_s)
+
+        def draw(points: int) -> dict[str, Any]:
+            return progress_columns(
+                table, events, live, points, phases=phases, within=within, newest_s=newest_s
+            )
+
+        asked = AskedRange(points, within, newest_s)
+        return draw(points) if self._queries is None else self._queries.progress(draw, table, labels, asked)
 
     def _begins_before(
         self, table: StepTable, within: tuple[float, float] | None, newest_s: float | None
@@ -261,11 +272,37 @@ class ApiAnswers:
             (summary,) = from_json({"schema": "perfd.summary/2", "jobs": [stored]})
         except msgspec.ValidationError:
             return None
-        return progress_columns(table, (), summary, points, within=within, newest_s=newest_s)
 
-    def gpu_series(self, job: str, points: int, rank: int | None) -> dict[str, Any] | None:
-        """What a job's GPUs did, of schema perfd.gpu_series/1; None when it is not in memory."""
-        return gpu_columns(self._state, job, points, rank)
+        def draw(points: int) -> dict[str, Any]:
+            return progress_columns(table, (), summary, points, within=within, newest_s=newest_s)
+
+        asked = AskedRange(points, within, newest_s)
+        return (
+            draw(points)
+            if self._queries is None
+            else self._queries.progress(draw, table, {JOB_LABEL: job}, asked)
+        )
+
+    def gpu_series(
+        self, job: str, points: int, rank: int | None, newest_s: float | None = None
+    ) -> dict[str, Any] | None:
+        """What a job's GPUs did, of schema perfd.gpu_series/1; None when nothing knows the job.
+
+        Longer ranges than that in memory come from the configured server; raises `PerfdError` if that does
+        not answer.
+        """
+        with self._state.lock:
+            known = self._state.fleet.jobs.get(job)
+            labels = known.labels if known else {JOB_LABEL: job}
+            end_unix_s = (known.ended_unix_s if known else None) or self._clock.unix_ns() / 1e9
+        if self._queries is None or newest_s is None or newest_s <= self._state.fleet.limits.gpu_history_s:
+            return gpu_columns(self._state, job, points, rank)
+        if known is None:
+            times = self._stored_steps(job, 0).time_unix_s
+            if not len(times):
+                return None
+            end_unix_s = float(times[-1])
+        return self._queries.gpus(labels, TimeRange(end_unix_s - newest_s, end_unix_s, points), rank)
 
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:
         """The summary of a job that only history knows."""

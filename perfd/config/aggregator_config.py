@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from perfd.config.exporter_config import ExportersConfig
+from perfd.config.http_client_config import HttpClientConfig
 from perfd.config.nats_config import NatsListenConfig
 from perfd.config.object_storage_config import ObjectReadingConfig
 from perfd.config.strict import Strict, TlsConfig
@@ -28,6 +29,11 @@ class HistoryConfig(Strict, frozen=True):
     """In days in which the aggregator ran, so that a clock that is set ahead deletes nothing."""
     max_bytes: int = 8_000_000_000
     """Size of the file at `path` from which the jobs with the oldest data are deleted."""
+    query_url: str | None = None
+    """A Prometheus-compatible server that has perfd's metrics, for ranges of charts that neither memory nor
+    history has: `http://prometheus:9090`, for Mimir with `/prometheus`. null: none."""
+    query_http: HttpClientConfig = HttpClientConfig()
+    """Requests to `query_url`."""
 
 
 class RulesConfig(Strict, frozen=True):

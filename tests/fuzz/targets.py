@@ -28,6 +28,7 @@ from perfd_collectors.serving.sglang.log_lines import SglangLog
 from perfd_collectors.serving.sglang.mini import MiniSglangLog
 from perfd_collectors.serving.vllm import metrics as vllm_metrics
 from perfd_collectors.serving.vllm.log_lines import VllmLog
+from perfd_collectors.software import driver_version, package_folders, versions
 from perfd_collectors.training_log.log_parser import new_job, parse_log
 from perfd_collectors.training_log.metric_files import (
     MetricFileParser,
@@ -35,9 +36,11 @@ from perfd_collectors.training_log.metric_files import (
     metric_files_pb2,
 )
 
+from perfd.aggregator.queried.prometheus_ranges import answered_series
 from perfd.capture.redact.file_copies import redacted_copy
 from perfd.clock import VirtualClock
 from perfd.errors import PerfdError
+from perfd.exporters.http_post import PostResponse
 from perfd.model import GpuAllocations
 from perfd.recording import open_recording
 from perfd.rules.files import load_rules
@@ -346,6 +349,29 @@ def targets() -> dict[str, Target]:
         "model_config": Target(
             lambda data: model_shape(data, sequence_length=4096),
             [json.dumps(config).encode() for config in _CONFIGS],
+        ),
+        "software": Target(
+            lambda data: (
+                versions(text := data.decode("utf-8", "replace"), text.splitlines()),
+                package_folders(text),
+                driver_version(text),
+            ),
+            [
+                (
+                    b"0-1 r-xp 0 0:0 0 /v/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2\n"
+                    b"nvidia_nccl_cu12-2.20.5.dist-info\ntorch-2.4.0+cu124.dist-info\n"
+                ),
+                b"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.10  Release Build\n",
+            ],
+        ),
+        "queried_series": Target(
+            lambda data: answered_series(PostResponse(status=200, text=data.decode("utf-8", "replace"))),
+            [
+                (
+                    b'{"status":"success","data":{"resultType":"matrix","result":[{"metric":{"__name__":"perfd_step"},'
+                    b'"values":[[1790000000,"17"],[1790000015.5,"NaN"]]}]}}'
+                )
+            ],
         ),
         "memory": Target(
             lambda data: [(memory_findings(h), places(h)) for h in map(replay, snapshot_of(data))],

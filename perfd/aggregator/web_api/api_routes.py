@@ -38,7 +38,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/jobs/JOB/peers          which rank waits for which, and how fast the links between them are
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
 /api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N&from=STEP&to=STEP&seconds=S
-/api/v1/jobs/JOB/gpu_series     its GPUs over the last 5 minutes; ?points=N&rank=R
+/api/v1/jobs/JOB/gpu_series     its GPUs over the last 5 minutes; ?points=N&rank=R&seconds=S
 /api/v1/compare                 two jobs side by side (perfd.compare/1); ?a=JOB&b=JOB
 /api/v1/alerts                  alerts of perfd's own engine; ?job=JOB&state=firing&limit=N
 /api/v1/silences                whether alerts can be silenced; POST does it
@@ -100,8 +100,10 @@ class ApiSource(Protocol):
         None for an unknown job.
         """
 
-    def gpu_series(self, job: str, points: int, rank: int | None) -> dict[str, Any] | None:
-        """The keys of schema perfd.gpu_series/1; None for a job that is not in memory."""
+    def gpu_series(
+        self, job: str, points: int, rank: int | None, newest_s: float | None = None
+    ) -> dict[str, Any] | None:
+        """The keys of schema perfd.gpu_series/1, of the newest seconds; None for an unknown job."""
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts, newest first."""
@@ -324,11 +326,22 @@ def _series(source: ApiSource, job: str, request: Request) -> Response:
 def _gpu_series(source: ApiSource, job: str, request: Request) -> Response:
     points = _points(request, 120)
     rank = request.query.get("rank", "")
-    if points is None or not (rank == "" or (rank.isdecimal() and len(rank) <= 9)):
-        return _error(400, f"`points` must be from 1 to {_MAX_POINTS}, and `rank` a whole number.")
-    found = source.gpu_series(job, points, int(rank) if rank else None)
+    try:
+        newest_s = float(request.query["seconds"]) if "seconds" in request.query else None
+    except ValueError:
+        newest_s = math.nan
+    if (
+        points is None
+        or not (rank == "" or (rank.isdecimal() and len(rank) <= 9))
+        or not (newest_s is None or newest_s > 0)
+    ):
+        return _error(
+            400,
+            f"`points` must be from 1 to {_MAX_POINTS}, `rank` a whole number, and `seconds` a positive one.",
+        )
+    found = source.gpu_series(job, points, int(rank) if rank else None, newest_s)
     if found is None:
-        return _no_job(job, " in memory")
+        return _no_job(job, " whose GPUs are known")
     return _json({"schema": "perfd.gpu_series/1", "job": job, **found})
 
 

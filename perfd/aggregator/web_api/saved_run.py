@@ -166,9 +166,11 @@ class SavedRun:
         # The newest point is always one of them.
         return _picked(found.series, rows[::-1][::stride][::-1])
 
-    def gpu_series(self, job: str, points: int, rank: int | None) -> dict[str, Any] | None:
+    def gpu_series(
+        self, job: str, points: int, rank: int | None, newest_s: float | None = None
+    ) -> dict[str, Any] | None:
         """The keys of schema perfd.gpu_series/1, as they were saved; `rank` only where its samples were."""
-        del points, rank
+        del points, rank, newest_s
         found = self._page.jobs.get(job)
         return None if found is None else found.gpu_series
 

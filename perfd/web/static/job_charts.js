@@ -18,6 +18,8 @@ let series = null;
 // Seconds before the newest step, or all that history has; null: the steps in memory.
 const RANGES = [["", "In memory"], ["900", "Last 15 min"], ["3600", "Last hour"], ["21600", "Last 6 h"], ["86400", "Last day"], ["604800", "Last 7 days"], ["all", "All"]];
 let picked = RANGES.find(([value]) => value === new URLSearchParams(location.search).get("range"))?.[0] ?? "";
+// Of GPUs, without another server.
+const MEMORY_S = 300;
 // The newest answer about GPUs, and when it came.
 const gpus = { answer: null, at: -Infinity, asked: false };
 
@@ -47,7 +49,10 @@ async function loadGpus(name, rank, draw) {
   if (gpus.asked || performance.now() - gpus.at < interval) return;
   gpus.asked = true;
   try {
-    gpus.answer = await get(`${jobPath(name)}/gpu_series${rank == null ? "" : `?rank=${rank}`}`).catch(missing);
+    const seconds = picked === "all" ? "inf" : picked;
+    const asked = new URLSearchParams({ ...(rank != null && { rank }), ...(seconds && { seconds }) });
+    gpus.problem = null;
+    gpus.answer = await get(`${jobPath(name)}/gpu_series${asked.size ? `?${asked}` : ""}`).catch(unanswered);
     gpus.at = performance.now();
     draw();
   } catch {
@@ -55,6 +60,22 @@ async function loadGpus(name, rank, draw) {
   } finally {
     gpus.asked = false;
   }
+}
+
+// The server of longer ranges may be away.
+function unanswered(error) {
+  if (error.status !== 503) return missing(error);
+  gpus.problem = error.message;
+  return null;
+}
+
+// What the axis covers, and what is missing of the range that was asked for.
+function gpuNote(found) {
+  const times = found.time_unix_s;
+  const span = times.at(-1) - times[0];
+  const number = found.gpus === 1 ? "1 GPU" : `${count(found.gpus)} GPUs: median, lowest and highest`;
+  const wanted = picked === "all" ? Infinity : Number(picked || 0);
+  return [`GPUs, last ${span < MEMORY_S * 1.1 ? "5 minutes" : duration(span)}`, wanted > MEMORY_S && span < MEMORY_S * 1.1 ? `${number}. Longer ranges need a server in history.query_url.` : number];
 }
 
 // A range of the axis as steps.
@@ -75,7 +96,13 @@ function stepAt(time) {
   return step[after - 1] + ((step[after] - step[after - 1]) * (time - times[after - 1])) / Math.max(times[after] - times[after - 1], 1e-9);
 }
 
-const moment = (unixS) => clock(new Date(unixS * 1000));
+const DAY_S = 86_400;
+const moment = (unixS) => {
+  const times = series?.time_unix_s ?? [];
+  const date = new Date(unixS * 1000);
+  // Hours alone are ambiguous over days.
+  return times.at(-1) - times[0] > DAY_S ? `${date.toLocaleDateString("en-CA")} ${clock(date).slice(0, 5)}` : clock(date);
+};
 
 export function drawCharts(main, found, { name, rank = null, alerts = [], captures = [], again }) {
   refresh = again;
@@ -83,8 +110,8 @@ export function drawCharts(main, found, { name, rank = null, alerts = [], captur
   const known = Boolean(found) && (found.step.length > 0 || Boolean(group.range));
   const absent = found ? "No steps yet." : "The steps of this job are no longer in memory or in history.";
   const shown = [...STEPS.filter((one, i) => i < 2 || (known && has(one.values(found)))).map(({ chart }) => chart), ...(known && has(found?.phases_s?.forward) ? [phases] : [])];
-  section(main, "progress", [known, absent, overTime, picked, shown.length], () =>
-    known ? [toggle(again), ...shown.map((chart) => chart.element)] : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]);
+  section(main, "progress", [known, absent, overTime, picked, shown.length, found?.queried_problem], () =>
+    known ? [toggle(again), ...(found.queried_problem ? [el("p", { class: "quiet", id: "queried-problem" }, `Earlier steps are missing. ${found.queried_problem}`)] : []), ...shown.map((chart) => chart.element)] : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]);
   if (known && found?.step.length) drawSteps(found, shown, marksOf(found, alerts, captures), contentWidth(main));
   const drawGpuSection = () => drawGpuCharts(main, known && found?.step.length > 1);
   drawGpuSection();
@@ -94,8 +121,9 @@ export function drawCharts(main, found, { name, rank = null, alerts = [], captur
 function drawGpuCharts(main, bySteps) {
   const found = gpus.answer;
   const charted = found?.time_unix_s.length ? GPUS.filter(({ key }) => found.metrics[key]) : [];
-  section(main, "gpu-charts", [charted.map(({ key }) => key), found?.gpus], () =>
-    charted.length ? [el("h2", {}, "GPUs, last 5 minutes", el("small", {}, found.gpus === 1 ? "1 GPU" : `${count(found.gpus)} GPUs: median, lowest and highest`)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : []);
+  const [title, note] = charted.length ? gpuNote(found) : [];
+  section(main, "gpu-charts", [charted.map(({ key }) => key), title, note, gpus.problem], () =>
+    charted.length ? [el("h2", {}, title, el("small", {}, note)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : gpus.problem ? [el("h2", {}, "GPUs"), el("p", { class: "quiet", id: "gpu-problem" }, gpus.problem)] : []);
   // Between two answers only the axis can change.
   const print = JSON.stringify([bySteps, overTime, group.range, contentWidth(main), document.documentElement.dataset.theme]);
   if (!charted.length || (gpus.drawn === found && gpus.print === print)) return;
@@ -128,6 +156,7 @@ function toggle(again) {
   const ranges = el("select", { id: "range", "aria-label": "Range of the charts" }, RANGES.map(([value, text]) => el("option", { value, selected: value === picked }, text)));
   ranges.addEventListener("change", () => {
     picked = ranges.value;
+    gpus.at = -Infinity;
     choose("range", picked, again);
   });
   return el("div", { class: "tools choice", role: "group", "aria-label": "Charts over" }, el("span", { class: "quiet" }, "Over"), button("Steps", false), button("Time", true), ranges);
