@@ -326,9 +326,7 @@ def test_a_server_that_is_away_leaves_what_is_known_and_says_so() -> None:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
         queries = ChartQueries(HistoryConfig(query_url=url), VirtualClock())
         known = step_table([1.0] * 10, step=np.arange(500, 510))
-        found = queries.progress(
-            lambda points: {"points": points}, known, JOB, AskedRange(100, (0, 600))
-        )
+        found = queries.progress(lambda points: {"points": points}, known, JOB, AskedRange(100, (0, 600)))
         assert found["points"] == 50
         assert "did not answer" in found["queried_problem"]
         with pytest.raises(PerfdError, match="did not answer"):

@@ -68,6 +68,25 @@ def test_the_page_of_a_rank_has_the_interfaces_numbers(tab: Tab, played: Callabl
     tab.wait("document.querySelector('#gpu-power_w output').innerText.includes('this rank')")
 
 
+def test_the_ranks_of_a_job_that_ended_have_the_readings_of_its_last_step(
+    tab: Tab, played: Callable[[str], str]
+) -> None:
+    """Not those of the idle GPUs after it."""
+    url = played("dp2_nccl")
+    with urllib.request.urlopen(f"{url}/api/v1/jobs?job=dp2_nccl", timeout=10) as answer:
+        (job,) = json.load(answer)["jobs"]
+    assert job["ended"]
+    used = job["memory"]["max_used_ratio"]
+    assert max(gpu["memory_used_ratio"] for gpu in job["gpus"]) == pytest.approx(used, rel=0.02)
+
+    tab.open(f"{url}/jobs/dp2_nccl", "document.getElementById('ranks')")
+    assert percent(used) in tab.text("#memory")
+    assert percent(used) in tab.text("#ranks")
+    # Its page has no sign of being live.
+    sign = "getComputedStyle(document.getElementById('updated'), '::before').content"
+    assert tab.run(sign) == "none"
+
+
 def test_a_rank_that_is_not_there_is_said_to_be_missing(tab: Tab, stand_in: StandIn) -> None:
     stand_in.answers["jobs"] = {"jobs": [job_entry("llm", ranks=4)]}
     tab.open(f"{stand_in.url}/jobs/llm/ranks/77", "document.querySelector('main .empty')")

@@ -16,7 +16,7 @@ from perfd.aggregator.failures import Part
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.state import AgentState, AggregatorState, NodeState
 from perfd.aggregator.web_api.agent_gaps import gaps_of
-from perfd.analysis.data.job_data import StepTable
+from perfd.analysis.data.job_data import Floats, StepTable
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.diagnosis import job_json as summary_of_job
 from perfd.analysis.findings import finding_json
@@ -28,6 +28,8 @@ _SHOWN_CULPRITS = 4
 _SHOWN_ALERTS = 20
 _USED, _TOTAL = GpuColumn.MEMORY_USED.value, GpuColumn.MEMORY_TOTAL.value
 _READ = (GpuColumn.TEMPERATURE.value, GpuColumn.SM_CLOCK.value)
+_LAST_S = 30.0
+"""Before a job's last step: some columns are read every 10 s."""
 _NOTHING_READ = dict.fromkeys(("memory_used_ratio", *_READ))
 
 
@@ -186,12 +188,22 @@ def steps_of_lines(lines: Sequence[Mapping[str, Any]]) -> StepTable:
 
 
 def gpu_readings(job: JobState, nodes: Mapping[str, NodeState], gpus: list[dict[str, Any]]) -> None:
-    """Add the newest memory, temperature and clock to a job's GPUs, and their pipeline stage."""
+    """Add the newest memory, temperature and clock to a job's GPUs, and their pipeline stage.
+
+    Of a job that has ended, the newest while it trained: later ones are of an idle GPU, or of another job.
+    """
     layout = job.description.parallel if job.description else ParallelLayout()
-    newest = {name: _newest(nodes.get(name)) for name in {gpu["node"] for gpu in gpus}}
+    until_unix_s = _trained_until(job) if job.ended else None
+    newest = {name: _newest(nodes.get(name), until_unix_s) for name in {gpu["node"] for gpu in gpus}}
     for gpu in gpus:
         gpu["stage"] = _stage(gpu["rank"], layout)
         gpu.update(newest[gpu["node"]].get(gpu["gpu"], _NOTHING_READ))
+
+
+def _trained_until(job: JobState) -> float:
+    times = job.step_table().time_unix_s
+    known = times[np.isfinite(times)]
+    return min(float(known[-1]) if len(known) else math.inf, job.ended_unix_s or math.inf)
 
 
 def _stage(rank: int | None, layout: ParallelLayout) -> int | None:
@@ -201,14 +213,23 @@ def _stage(rank: int | None, layout: ParallelLayout) -> int | None:
         return None
 
 
-def _newest(node: NodeState | None) -> dict[str, dict[str, float | None]]:
+def _newest(node: NodeState | None, until_unix_s: float | None) -> dict[str, dict[str, float | None]]:
     """Of each GPU of a node what `gpu_readings` adds."""
     samples = node.readings.get(Scope.GPU) if node else None
-    if samples is None:
+    if node is None or samples is None:
         return {}
-    metrics, entities = list(samples.layout.metrics.known), list(samples.layout.entities.known)
+    if until_unix_s is None:
+        metrics, values = list(samples.layout.metrics.known), samples.values
+    else:
+        history = node.readings.gpu_history
+        times, data = history.since(until_unix_s - _LAST_S)
+        data = data[times <= until_unix_s]
+        if not len(data):
+            return {}
+        metrics, values = list(history.metrics), _last_known(data.astype(np.float64))
+    entities = list(samples.layout.entities.known)
     # What came since the last sample is wider than the values.
-    columns: dict[str, list[float]] = dict(zip(metrics, samples.values.T.tolist(), strict=False))
+    columns: dict[str, list[float]] = dict(zip(metrics, values.T.tolist(), strict=False))
     unknown = [math.nan] * len(entities)
     used, total, *others = (columns.get(name, unknown) for name in (_USED, _TOTAL, *_READ))
     return {
@@ -220,6 +241,14 @@ def _newest(node: NodeState | None) -> dict[str, dict[str, float | None]]:
         }
         for gpu, a, b, *read in zip(entities, used, total, *others, strict=False)
     }
+
+
+def _last_known(data: Floats) -> Floats:
+    """(gpu, metric): the newest value that is known of (t, gpu, metric)."""
+    found: Floats = data[-1].copy()
+    for values in data[-2::-1]:
+        np.copyto(found, values, where=np.isnan(found))
+    return found
 
 
 def step_lines(table: StepTable, first_step: int, limit: int) -> list[dict[str, Any]]:

@@ -1,12 +1,13 @@
 // Connected and disconnected agents.
 
+import { copyButton } from "./actions.js";
 import { el, section } from "./dom.js";
 import { count, duration, plural } from "./format.js";
 import { sortedTable } from "./table.js";
 
 const state = (agent) => (agent.connected ? "connected" : agent.left ? "left" : "disconnected");
 
-const gap = (one) => el("small", { class: "gap" }, el("strong", {}, one.what), ` ${one.words} `, one.command && el("code", {}, one.command));
+const gap = (one) => el("small", { class: "gap" }, el("strong", {}, one.what), ` ${one.words} `, one.command && [el("code", {}, one.command), " ", copyButton("Copy", one.command)]);
 
 const table = sortedTable({
   id: "agents",
@@ -23,7 +24,7 @@ const table = sortedTable({
     { name: "Clock ahead", number: true, value: (agent) => agent.clock_offset_s, cell: (agent) => duration(agent.clock_offset_s) },
     { name: "Capture tools", value: (agent) => agent.capture_tools.join(" "), cell: (agent) => agent.capture_tools.join(", ") || "none" },
     { name: "Version", value: (agent) => agent.version, cell: (agent) => agent.version ?? "unknown" },
-    { name: "Missing, and how to fix it", wide: true, value: (agent) => agent.missing?.length, cell: (agent) => (agent.missing?.length ? agent.missing.map(gap) : "nothing") },
+    { name: "Missing, and how to fix it", wide: true, value: (agent) => agent.missing?.length, cell: (agent) => (agent.missing?.length ? agent.missing.map(gap) : "Nothing is missing.") },
   ],
 });
 

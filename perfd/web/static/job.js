@@ -43,6 +43,8 @@ export async function showJob(main, name, again) {
 
 function draw(main, job, ranks, peers, series, alerts, captures, again) {
   const stale = isStale(job);
+  // The sign of a live page is not for a job that is over.
+  document.documentElement.dataset.over = String(Boolean(job.ended));
   section(main, "title", [job.name, scheduled(job), layout(job), steps(job), job.ended, job.outcome, stale], () => [title(job)]);
   section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
   section(main, "verdict", [job.bottleneck, job.ended], () => [headline(job, ranks)]);
