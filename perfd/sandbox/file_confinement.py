@@ -22,10 +22,10 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _RIGHTS_BY_VERSION = (13, 14, 15, 15, 16)
 """How many rights for files each version knows; later ones know no more of them."""
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
-"""Those that can be given for something that is no folder: also to truncate, and ioctl."""
+"""Those that can be given for something that is not a folder: also to truncate, and ioctl."""
 _TO_READ = _READ_FILE | _READ_DIR
 _NOT_WRITTEN = _EXECUTE | 1 << 6 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 15
-"""A result is no program, device, socket, pipe or link, and no device is controlled."""
+"""A result is not a program, device, socket, pipe or link, and no device is controlled."""
 _BENEATH = struct.Struct("=Qi")
 _RULES = struct.Struct("=Q")
 _SYSTEM = (

@@ -159,7 +159,7 @@ def _outliers(times: Floats, neighbours: int) -> Bools:
 
 
 def _newest_pace(times: Floats, fewest: int) -> Bools:
-    """The newest lines that are all alike, if they are enough for a pace of their own."""
+    """The newest lines that are all alike, if they are enough to show a pace."""
     alike = np.zeros(len(times), dtype=bool)
     if len(times) >= fewest:
         usual_s = float(np.median(times[-fewest:]))

@@ -69,7 +69,7 @@ function unanswered(error) {
   return null;
 }
 
-// What the axis covers, and what is missing of the range that was asked for.
+// What the axis covers, and what is missing of the range that was requested.
 function gpuNote(found) {
   const times = found.time_unix_s;
   const span = times.at(-1) - times[0];
