@@ -12,7 +12,7 @@ from perfd_collectors.software import SPEC
 from perfd_collectors.software.collector import SoftwareOptions
 
 from perfd.clock import VirtualClock
-from perfd.collector import Settings
+from perfd.collector import LocalRank, Settings
 from perfd.errors import NothingHere
 from perfd.model import JobDescription
 from perfd.testing.collector_contract import check_collector
@@ -32,7 +32,7 @@ def settings(tmp_path: Path) -> Settings:
     (folder / "root").symlink_to(root)
     (folder / "maps").write_text(f"0-1 r-xp 0 0:0 0 /{SITE}/torch/lib/libtorch.so\n")
     settings = Settings(node="n", job=JOB, clock=VirtualClock(), proc=tmp_path / "proc")
-    settings.local_jobs.replace({JOB: os.getuid()}, {JOB: PID})
+    settings.local_jobs.replace({JOB: os.getuid()}, [LocalRank(JOB, 0, PID)])
     return settings
 
 
@@ -70,7 +70,7 @@ def test_a_process_is_looked_at_in_its_first_minutes_only(settings: Settings) ->
     assert all("NCCL" not in one.software for one in later)
     settings.local_jobs.replace({JOB: os.getuid()}, {})
     assert collector.collect() == []
-    settings.local_jobs.replace({JOB: os.getuid()}, {JOB: PID})
+    settings.local_jobs.replace({JOB: os.getuid()}, [LocalRank(JOB, 0, PID)])
     assert "NCCL" in collector.collect()[0].software
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 _VERSION = r"[0-9][A-Za-z0-9.+!_]{0,63}"
-_PACKAGES = re.compile(r"(/[^\n]{1,4000}?/(?:site|dist)-packages)/")
+_PACKAGES = ("/site-packages/", "/dist-packages/")
 _MOST_FOLDERS = 4
 _INSTALLED = re.compile(rf"([A-Za-z0-9._-]{{1,100}}?)-({_VERSION})\.(?:dist|egg)-info")
 _PYTHON = re.compile(r"/(?:lib/|lib)python(3\.\d{1,3})(?:[./t]|$)", re.MULTILINE)
@@ -33,15 +33,19 @@ _LIBRARIES = {
     "libcudnn": ("cuDNN", "nvidia-cudnn"),
     "libcublas": ("cuBLAS", "nvidia-cublas"),
 }
-_LIBRARY = re.compile(
-    r"(/[^\n]*/)(libnccl|libcudart|libcudnn|libcublas)(?:-[0-9a-f]+)?\.so([.0-9]*)$", re.MULTILINE
-)
+_LIBRARY = re.compile(r"(libnccl|libcudart|libcudnn|libcublas)(?:-[0-9a-f]{1,64})?\.so([.0-9]{0,64})")
 _DRIVER_LIBRARY = re.compile(r"/libcuda\.so\.(\d{3,4}\.\d+(?:\.\d+)?)$", re.MULTILINE)
 
 
 def package_folders(maps: str) -> list[str]:
     """The folders of Python packages from which something is mapped; `maps` is `/proc/PID/maps`."""
-    return list(dict.fromkeys(_PACKAGES.findall(maps)))[:_MOST_FOLDERS]
+    parts = [path.partition(packages) for path in _paths(maps) for packages in _PACKAGES]
+    return list(dict.fromkeys(f"{folder}{name[:-1]}" for folder, name, _ in parts if name))[:_MOST_FOLDERS]
+
+
+def _paths(maps: str) -> list[str]:
+    """The paths of mapped files."""
+    return [line[line.index("/") :] for line in maps.splitlines() if "/" in line]
 
 
 def versions(maps: str, installed: Iterable[str]) -> Mapping[str, str]:
@@ -56,9 +60,12 @@ def versions(maps: str, installed: Iterable[str]) -> Mapping[str, str]:
         if (found := _INSTALLED.fullmatch(name))
     }
     known = {title: packages[name] for name, title in _FRAMEWORKS.items() if name in packages}
-    for folder, library, number in _LIBRARY.findall(maps):
-        title, package = _LIBRARIES[library]
-        version = _of_library(number.strip("."), PurePosixPath(folder), package, packages)
+    for path in map(PurePosixPath, dict.fromkeys(_paths(maps))):
+        found = _LIBRARY.fullmatch(path.name)
+        if found is None:
+            continue
+        title, package = _LIBRARIES[found[1]]
+        version = _of_library(found[2].strip("."), path.parent, package, packages)
         if version is not None:
             known[title] = version
     for title, pattern in (("Python", _PYTHON), ("NVIDIA driver", _DRIVER_LIBRARY)):

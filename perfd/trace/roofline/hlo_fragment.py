@@ -23,7 +23,7 @@ _HEAD = re.compile(
 _ARROW = re.compile(r"^\s{0,40}(?:->|→)\s{0,10}")
 _CONTINUED = re.compile(r"[(,]\s*$")
 _PLAIN = re.compile(r"[a-z0-9]+\[[^=]{0,300} = ")
-_INLINE = re.compile(r"([a-z]\w{0,20}\[[\d,]{0,200}\](?:\{[^}]{0,200}\})?) %?([\w.\-]{1,200})")
+_INLINE = re.compile(r"([a-z]\w{0,20}\[[\d,]{0,200}\](?:\{[^{}]{0,200}\})?) %?([\w.\-]{1,200})")
 _POWERS = {"us": -6, "µs": -6, "ms": -3, "s": 0}
 _ENTRY = "fragment"
 _MOST_LINES = 100_000
