@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _TABLES = (
     "kernels", "shapes", "copies", "copy-sizes", "api", "os", "libraries", "launches", "streams", "queue",
     "idle", "operators", "lines", "modules", "functions", "ranges", "timeline", "layers", "overlap",
-    "decode-gaps",
+    "decode-gaps", "critical-path", "path-gains",
 )  # fmt: skip
 _EPILOG = """\
 Tables, each of the whole trace and by rank:
@@ -41,6 +41,8 @@ Tables, each of the whole trace and by rank:
   layers      the model's layers, as kernels that repeat: passes, layers, and each operation of a layer
   overlap     collectives: what hides them, and how long computing waits for them
   decode-gaps a server's decode steps: the time from one to the next, by what is between them
+  critical-path  the chain of work over all ranks that the length is due to: rank, class, operator, kernel
+  path-gains     how much sooner it would end if a class of that work took no time
 Lines and modules need with_stack=True and with_modules=True, shapes of inputs record_shapes=True.
 With --json it prints one object: {"schema": "perfd.trace_tables/1", "tables": [{"name", "title",
 "columns": [{"name", "unit"}], "rows": [[...]], "missing"}]}, with all rows. Unknown values are null.

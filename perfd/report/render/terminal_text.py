@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -19,6 +20,7 @@ from perfd.trace.diagnosis import Diagnosis, PeerComparison, RankAnalysis, Trace
 _KERNELS = 10
 _COLLECTIVES = 12
 _RANKS = 32
+_PATH_ROWS = 8
 _CULPRITS = 4
 
 
@@ -32,7 +34,7 @@ def render(analysis: TraceAnalysis, diagnosis: Diagnosis) -> RenderableType:
     if analysis.collectives.by_rank and any(analysis.collectives.by_rank.values()):
         parts.append(_collectives(analysis))
     first = next(iter(analysis.complete), analysis.ranks[0])
-    parts += [_kernels(first), *_findings(diagnosis), *_notes(analysis)]
+    parts += [*_path(analysis), _kernels(first), *_findings(diagnosis), *_notes(analysis)]
     return Group(*parts)
 
 
@@ -135,6 +137,26 @@ def _collectives(analysis: TraceAnalysis) -> Table:
             duration(row.wait_s),
         )
     return table
+
+
+def _path(analysis: TraceAnalysis) -> list[Table]:
+    path = analysis.path
+    if path is None or not path.length_s:
+        return []
+    table = _table(
+        f"Critical path ({duration(path.length_s)})",
+        ("rank", "on the path", "share", "class", "on the path", "share"),
+    )
+    ranks, classes = list(path.by_rank().items())[:_PATH_ROWS], list(path.by_class().items())[:_PATH_ROWS]
+    for rank, part in zip_longest(ranks, classes):
+        cells = [
+            (str(name).replace("_", " "), duration(seconds), percent(seconds / path.length_s))
+            for name, seconds in (one or ("", None) for one in (rank, part))
+            if seconds is not None
+        ]
+        blank = [("", "", "")]
+        table.add_row(*(cells[0] if rank else blank[0]), *(cells[-1] if part else blank[0]))
+    return [table]
 
 
 def _kernels(rank: RankAnalysis) -> Table:

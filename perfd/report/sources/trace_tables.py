@@ -10,6 +10,7 @@ from perfd.report.report_text import kernel_name
 from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TraceAnalysis
 
 _KERNELS = 25
+_PATH_RANKS = 8
 _ROWS = 40
 _NAME_WIDTH = 64
 
@@ -20,6 +21,7 @@ def tables_of(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[ReportTable
     tables = [
         *_comparison_table(analysis, diagnosis),
         _breakdown_table(analysis),
+        *_path_table(analysis),
         *_step_tables(first),
         _kernel_table(first),
         *_sync_table(first),
@@ -60,6 +62,43 @@ def _comparison_table(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[Rep
                 for one in found.differences
             ],
             text_columns=2,
+        )
+    ]
+
+
+def _path_table(analysis: TraceAnalysis) -> list[ReportTable]:
+    path = analysis.path
+    if path is None or not path.length_s:
+        return []
+    sums: dict[tuple[int, str, str], list[float]] = {}
+    for part in path.parts:
+        row = sums.setdefault((part.rank, part.part_class, part.name), [0, 0.0])
+        row[0] += part.count
+        row[1] += part.total_s
+    costly = sorted(sums.items(), key=lambda item: -item[1][1])[:_KERNELS]
+    ranks = ", ".join(
+        f"rank {rank} {percent(part / path.length_s)}"
+        for rank, part in list(path.by_rank().items())[:_PATH_RANKS]
+    )
+    return [
+        ReportTable(
+            title=f"Critical path ({duration(path.length_s)})",
+            source=f"{source_of(analysis)}; the chain of work over all ranks that takes this long ({ranks}):"
+            " a saving shortens the window by at most the time on it",
+            columns=("class", "name", "rank", "count", "on the path", "share"),
+            rows=[
+                (
+                    part_class.replace("_", " "),
+                    kernel_name(name, _NAME_WIDTH),
+                    str(rank),
+                    f"{count:.0f}",
+                    duration(total),
+                    percent(total / path.length_s),
+                )
+                for (rank, part_class, name), (count, total) in costly
+            ],
+            text_columns=2,
+            shares=[total / path.length_s for _, (_, total) in costly],
         )
     ]
 

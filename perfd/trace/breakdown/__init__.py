@@ -1,6 +1,7 @@
 """Where the time of each rank went: kernels, collectives, ranges, idle time."""
 
 from perfd.trace.breakdown.collective_matching import CollectiveRow, Collectives, collectives
+from perfd.trace.breakdown.critical_path import CriticalPath, critical_path
 from perfd.trace.breakdown.idle_time import launching_call
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, busy_by_class, kernel_rows, launch_cost
 from perfd.trace.breakdown.loader_time import LoaderTime, loader_time
@@ -12,6 +13,7 @@ from perfd.trace.breakdown.sync_points import SyncPoint, sync_points
 __all__ = [
     "CollectiveRow",
     "Collectives",
+    "CriticalPath",
     "KernelRow",
     "LaunchCost",
     "LoaderTime",
@@ -22,6 +24,7 @@ __all__ = [
     "SyncPoint",
     "busy_by_class",
     "collectives",
+    "critical_path",
     "kernel_rows",
     "launch_cost",
     "launching_call",

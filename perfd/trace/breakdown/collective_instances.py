@@ -26,6 +26,8 @@ class Key:
 class Instance:
     """One communication kernel in the window of one rank."""
 
+    at: int
+    """Its index among the rank's operations."""
     operation: str
     group: str
     group_ranks: tuple[int, ...]
@@ -70,6 +72,7 @@ def instances(timeline: RankTimeline) -> list[Instance]:
         elements = one.elements if one else None
         found.append(
             Instance(
+                at=at,
                 operation=name,
                 group=one.group if one else "",
                 group_ranks=() if name == "sendrecv" or one is None else tuple(sorted(one.group_ranks)),

@@ -22,6 +22,7 @@ from perfd.analysis.operations.transfer_wait import WaitBlame, blame, split
 from perfd.trace.breakdown.collective_instances import Instance, Key, instances
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.kernel_classes import collective_operation
+from perfd.trace.model.rank_trace import Message
 
 COMMON_END_NS = 50_000
 """The kernels of one collective end within 2 µs on the ranks of a node, except one in ten (H200, NVLink)."""
@@ -34,6 +35,11 @@ _NCCL_NAMES = {
     "allgather": "AllGather",
     "alltoall": "AlltoAll",
 }
+
+
+_Way = tuple[str, int, int]
+"""Of messages: group, sender and receiver."""
+_Pair = dict[int, Instance]
 
 
 class CollectiveMatching(StrEnum):
@@ -106,6 +112,10 @@ class Collectives:
     """Sentences: what could not be matched, and why."""
     split: Mapping[int, tuple[float, float]] = field(default_factory=dict)
     """By rank: transfer and waiting of everything matched, in seconds."""
+    joined: Sequence[Mapping[int, Instance]] = ()
+    """Each matched collective as its ranks have it."""
+    messages: Sequence[Mapping[int, Instance]] = ()
+    """Each matched message as its sender and its receiver have it."""
 
 
 def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
@@ -113,7 +123,7 @@ def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
     found_by_rank = {rank: instances(timeline) for rank, timeline in timelines.items()}
     complete = {rank for rank, timeline in timelines.items() if timeline.complete}
     splits: dict[tuple[int, Key], _Split] = defaultdict(_Split)
-    waiting, unmatched = [], []
+    waiting, unmatched, joined = [], [], []
     for key, members, mine in _by_key(found_by_rank, timelines):
         if key.operation == "sendrecv":
             continue
@@ -121,23 +131,27 @@ def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
         if problem:
             unmatched.append(problem)
             continue
-        matching, durations = _durations(members, mine)
+        matching, rows = _together(members, mine)
+        durations = _durations(members, rows)
         waits = split(durations)
+        joined += [row for row in rows if len(row) == len(members)]
         for at, rank in enumerate(members):
-            whole = waits.last_arriver >= 0
+            known = waits.last_arriver >= 0
             splits[rank, key] = _Split(
-                matched=int(whole.sum()),
-                transfer_s=float(waits.transfer_s[whole].sum()),
-                wait_s=float(waits.wait_s[whole, at].sum()),
+                matched=int(known.sum()),
+                transfer_s=float(waits.transfer_s[known].sum()),
+                wait_s=float(waits.wait_s[known, at].sum()),
                 matching=matching,
             )
         waiting.append(
             GroupWaiting(group=key.group or None, ranks=members, barrier=key.barrier, blame=blame(durations))
         )
-    _split_messages({rank: found for rank, found in found_by_rank.items() if rank in complete}, splits)
-    rows = {rank: _rows(found, rank, splits) for rank, found in found_by_rank.items()}
+    whole = {rank: found for rank, found in found_by_rank.items() if rank in complete}
+    pairs = _pairs(whole)
+    _split_messages(whole, pairs, splits)
+    rows_by_rank = {rank: _rows(found, rank, splits) for rank, found in found_by_rank.items()}
     return Collectives(
-        by_rank=rows,
+        by_rank=rows_by_rank,
         waiting=waiting,
         unmatched=tuple(unmatched),
         split={
@@ -145,9 +159,11 @@ def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
                 sum(row.transfer_s or 0.0 for row in found),
                 sum(row.wait_s or 0.0 for row in found),
             )
-            for rank, found in rows.items()
+            for rank, found in rows_by_rank.items()
             if any(row.matched_count for row in found)
         },
+        joined=joined,
+        messages=[pair for found in pairs.values() for pair in found],
     )
 
 
@@ -164,33 +180,24 @@ class RankWait:
     end_ns: int
 
 
-def waits_of(timelines: Mapping[int, RankTimeline]) -> list[RankWait]:
-    """Each waiting in the collectives that can be matched: from a rank's arrival to that of the last one."""
-    found_by_rank = {rank: instances(timeline) for rank, timeline in timelines.items()}
-    complete = {rank for rank, timeline in timelines.items() if timeline.complete}
+def waits_of(found: Collectives) -> list[RankWait]:
+    """Each waiting in the collectives that were matched: from a rank's arrival to that of the last one."""
     waits = []
-    for key, members, mine in _by_key(found_by_rank, timelines):
-        if key.operation == "sendrecv" or _why_not(key, members, mine, complete):
-            continue
-        parts = split(_durations(members, mine)[1])
-        numbers = sorted({one.sequence for ones in mine.values() for one in ones if one.sequence is not None})
-        by_number = {number: at for at, number in enumerate(numbers)}
-        ordered = any(one.sequence is None for ones in mine.values() for one in ones)
-        for column, rank in enumerate(members):
-            for at, one in enumerate(mine[rank]):
-                row = at if ordered or one.sequence is None else by_number[one.sequence]
-                last, wait_ns = int(parts.last_arriver[row]), parts.wait_s[row, column] * 1e9
-                if last >= 0 and last != column and wait_ns >= 1:
-                    waits.append(
-                        RankWait(
-                            rank=rank,
-                            for_rank=members[last],
-                            operation=key.operation,
-                            group=key.group,
-                            start_ns=one.start_ns,
-                            end_ns=one.start_ns + round(wait_ns),
-                        )
+    for together in found.joined:
+        last = min(together, key=lambda rank: together[rank].duration_s)
+        for rank, one in together.items():
+            wait_ns = (one.duration_s - together[last].duration_s) * 1e9
+            if rank != last and wait_ns >= 1:
+                waits.append(
+                    RankWait(
+                        rank=rank,
+                        for_rank=last,
+                        operation=one.operation,
+                        group=one.group,
+                        start_ns=one.start_ns,
+                        end_ns=one.start_ns + round(wait_ns),
                     )
+                )
     return waits
 
 
@@ -253,49 +260,67 @@ def _end_together(found: Sequence[Sequence[Instance]]) -> bool:
     return bool(np.median(spreads) <= COMMON_END_NS)
 
 
-def _durations(
+def _together(
     members: Sequence[int], mine: Mapping[int, Sequence[Instance]]
-) -> tuple[CollectiveMatching, np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
-    """(n, g): one row per operation, one column per rank; NaN if a rank does not have it."""
+) -> tuple[CollectiveMatching, list[dict[int, Instance]]]:
+    """What each operation is on the ranks that have it, in order."""
     if any(one.sequence is None for found in mine.values() for one in found):
-        columns = [[one.duration_s for one in mine[rank]] for rank in members]
-        return CollectiveMatching.ORDER, np.array(columns, dtype=np.float64).T.reshape(-1, len(members))
-    numbers = sorted({one.sequence for found in mine.values() for one in found if one.sequence is not None})
-    row = {number: at for at, number in enumerate(numbers)}
-    durations = np.full((len(numbers), len(members)), np.nan)
-    for column, rank in enumerate(members):
+        columns = (mine[rank] for rank in members)
+        return CollectiveMatching.ORDER, [
+            dict(zip(members, row, strict=True)) for row in zip(*columns, strict=True)
+        ]
+    rows: dict[int, dict[int, Instance]] = defaultdict(dict)
+    for rank in members:
         for one in mine[rank]:
             if one.sequence is not None:
-                durations[row[one.sequence], column] = one.duration_s
-    return CollectiveMatching.SEQUENCE, durations
+                rows[one.sequence][rank] = one
+    return CollectiveMatching.SEQUENCE, [rows[number] for number in sorted(rows)]
+
+
+def _durations(
+    members: Sequence[int], rows: Sequence[Mapping[int, Instance]]
+) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+    """(n, g): one row per operation, one column per rank; NaN if a rank does not have it."""
+    found = [[row[rank].duration_s if rank in row else np.nan for rank in members] for row in rows]
+    return np.array(found, dtype=np.float64).reshape(-1, len(members))
+
+
+def _pairs(found_by_rank: Mapping[int, Sequence[Instance]]) -> dict[_Way, list[_Pair]]:
+    """The two ends of each message, in order, by the way that it went."""
+    ends: dict[_Way, dict[bool, list[Instance]]] = defaultdict(lambda: {True: [], False: []})
+    for rank, found in found_by_rank.items():
+        for one in found:
+            for message in one.source.messages if one.source else ():
+                ends[_way(rank, message)][message.sent].append(one)
+    # Both sides must show the same number, else the order says nothing.
+    return {
+        way: [
+            {way[1]: sent, way[2]: received} for sent, received in zip(sides[True], sides[False], strict=True)
+        ]
+        for way, sides in ends.items()
+        if len(sides[True]) == len(sides[False])
+    }
+
+
+def _way(rank: int, message: Message) -> _Way:
+    return (message.group, rank, message.peer) if message.sent else (message.group, message.peer, rank)
 
 
 def _split_messages(
-    found_by_rank: Mapping[int, Sequence[Instance]], splits: dict[tuple[int, Key], _Split]
+    found_by_rank: Mapping[int, Sequence[Instance]],
+    pairs: Mapping[_Way, Sequence[_Pair]],
+    splits: dict[tuple[int, Key], _Split],
 ) -> None:
     """Transfer and waiting of sends and receives, into `splits`."""
-    ends: dict[tuple[str, int, int], dict[bool, list[float]]] = defaultdict(lambda: {True: [], False: []})
     for rank, found in found_by_rank.items():
-        for one in found:
-            for message in one.source.messages if one.source else ():
-                pair = (rank, message.peer) if message.sent else (message.peer, rank)
-                ends[message.group, *pair][message.sent].append(one.duration_s)
-    # Both sides must show the same number, else the order says nothing.
-    transfers = {
-        pair: [min(both) for both in zip(sides[True], sides[False], strict=True)]
-        for pair, sides in ends.items()
-        if len(sides[True]) == len(sides[False])
-    }
-    for rank, found in found_by_rank.items():
-        position: dict[tuple[tuple[str, int, int], bool], int] = defaultdict(int)
+        position: dict[tuple[_Way, bool], int] = defaultdict(int)
         for one in found:
             parts = []
             for message in one.source.messages if one.source else ():
-                ranks = (rank, message.peer) if message.sent else (message.peer, rank)
-                way = (message.group, *ranks)
+                way = _way(rank, message)
                 at = position[way, message.sent]
                 position[way, message.sent] += 1
-                parts.append(transfers[way][at] if way in transfers else None)
+                parts.append(min(end.duration_s for end in pairs[way][at].values()) if way in pairs else None)
             known = [part for part in parts if part is not None]
             if parts and len(known) == len(parts):
                 transfer = min(max(known), one.duration_s)

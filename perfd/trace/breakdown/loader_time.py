@@ -21,6 +21,11 @@ _LOADER = re.compile(
 """Names of ranges around input: PyTorch's `enumerate(DataLoader)#...`, Megatron-LM's `batch-generator`."""
 
 
+def is_loading(name: str) -> bool:
+    """Whether a range of this name is around input."""
+    return bool(_LOADER.search(name))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderTime:
     """Input of one rank, within its window."""
@@ -39,8 +44,8 @@ def loader_time(timeline: RankTimeline) -> LoaderTime | None:
         return None
     ranges = [
         phase
-        for phase in _of_launching_threads(timeline.trace, timeline)
-        if phase.start_ns < window.end_ns and phase.end_ns > window.start_ns and _LOADER.search(phase.name)
+        for phase in of_launching_threads(timeline.trace, timeline)
+        if phase.start_ns < window.end_ns and phase.end_ns > window.start_ns and is_loading(phase.name)
     ]
     if not ranges:
         return None
@@ -56,7 +61,7 @@ def loader_time(timeline: RankTimeline) -> LoaderTime | None:
     )
 
 
-def _of_launching_threads(trace: RankTrace, timeline: RankTimeline) -> Sequence[Phase]:
+def of_launching_threads(trace: RankTrace, timeline: RankTimeline) -> Sequence[Phase]:
     """Threads that prefetch do not keep the GPU waiting; all, if no call shows which thread launches."""
     launching = timeline.launched_by[timeline.launched_by >= 0]
     if not len(launching):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_gpu, find_peak
 from perfd.trace.breakdown import (
     Collectives,
+    CriticalPath,
     KernelRow,
     LaunchCost,
     PhaseRow,
@@ -16,6 +17,7 @@ from perfd.trace.breakdown import (
     StageStall,
     SyncPoint,
     collectives,
+    critical_path,
     kernel_rows,
     launch_cost,
     phase_rows,
@@ -82,6 +84,8 @@ class TraceAnalysis:
     collectives: Collectives
     stages: Sequence[StageStall]
     model_use: ModelUse | None
+    path: CriticalPath | None = None
+    """None if no rank has all its records."""
     link_bytes_per_s: float | None = None
     """NVLink of the GPUs in one direction; None if they differ or the table does not have it."""
 
@@ -101,6 +105,7 @@ def analyse(traces: Sequence[RankTrace], settings: TraceSettings | None = None) 
         collectives=found,
         stages=stage_stalls(timelines, found),
         model_use=_model_use(ranks, settings or TraceSettings()),
+        path=critical_path(timelines, found),
         link_bytes_per_s=_link_bytes_per_s(ranks, settings or TraceSettings()),
     )
 

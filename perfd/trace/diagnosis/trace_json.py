@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from perfd.analysis.findings import finding_json
-from perfd.trace.breakdown import CollectiveRow, KernelRow, RankBreakdown, busy_by_class
+from perfd.trace.breakdown import CollectiveRow, CriticalPath, KernelRow, RankBreakdown, busy_by_class
 from perfd.trace.diagnosis.slow_rank_cause import PeerComparison
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 from perfd.trace.diagnosis.trace_findings import Diagnosis
@@ -16,6 +16,7 @@ SCHEMA = "perfd.trace/2"
 SCHEMAS = ("perfd.trace/1", SCHEMA)
 """Those whose numbers are alike: /1 has other kinds of findings."""
 _LATE_RATIO = 0.05
+_PATH_PARTS = 100
 
 
 def to_json(analysis: TraceAnalysis, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def to_json(analysis: TraceAnalysis, diagnosis: Diagnosis) -> dict[str, Any]:
         "shares": asdict(diagnosis.shares) if diagnosis.shares else None,
         "model_use": asdict(analysis.model_use) if analysis.model_use else None,
         "pipeline": [asdict(stall) | {"stall_ratio": stall.stall_ratio} for stall in analysis.stages],
+        "critical_path": _path(analysis.path) if analysis.path else None,
         "waiting": [
             {
                 "group": group.group,
@@ -51,6 +53,27 @@ def _comparison(found: PeerComparison | None) -> dict[str, Any] | None:
         return None
     return asdict(found) | {
         "differences": [asdict(one) | {"cost_s": one.cost_s} for one in found.differences]
+    }
+
+
+def _path(path: CriticalPath) -> dict[str, Any]:
+    return {
+        "length_s": path.length_s,
+        "end_rank": path.end_rank,
+        "ranks": {str(rank): seconds for rank, seconds in path.by_rank().items()},
+        "classes": path.by_class(),
+        "steps": [{"step": step, "classes": classes} for step, classes in path.by_step().items()],
+        "parts": [
+            {
+                "rank": part.rank,
+                "step": part.step,
+                "class": part.part_class,
+                "name": part.name,
+                "count": part.count,
+                "total_s": part.total_s,
+            }
+            for part in path.parts[:_PATH_PARTS]
+        ],
     }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from perfd.analysis.findings import Finding
 from perfd.trace.breakdown.collective_matching import waits_of
+from perfd.trace.breakdown.critical_path import PathSegments
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.diagnosis import Diagnosis, TraceAnalysis
 from perfd.trace.export.tracks import Slice, Track
@@ -32,7 +33,7 @@ def capture_tracks(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Iterator[Tr
     note = "" if on_one_clock or len(timelines) == 1 else " (ranks have no common clock)"
     found = [_finding(finding, start, end) for finding in diagnosis.findings]
     yield Track(_FINDINGS, f"findings{note}", found)
-    waits = waits_of(timelines)
+    waits = waits_of(analysis.collectives)
     for rank, timeline in timelines.items():
         trace, offset = timeline.trace, offsets[rank]
         process = f"rank {rank}" + (f" ({trace.gpu})" if trace.gpu else "")
@@ -52,6 +53,8 @@ def capture_tracks(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Iterator[Tr
             if wait.rank == rank
         ]
         yield Track(process, "waits", waiting)
+        if analysis.path and rank in analysis.path.segments:
+            yield Track(process, "critical path", _on_the_path(analysis.path.segments[rank], trace, offset))
         yield from _work(trace, process, offset)
 
 
@@ -79,6 +82,17 @@ def _finding(finding: Finding, start_ns: int, end_ns: int) -> Slice:
 
 def _names(finding: Finding, rank: int) -> bool:
     return any(culprit.kind == "rank" and culprit.id == rank for culprit in finding.culprits)
+
+
+def _on_the_path(found: PathSegments, trace: RankTrace, offset_ns: int) -> list[Slice]:
+    names = trace.operations.name[found.operation].tolist()
+    columns = (found.start_ns.tolist(), found.end_ns.tolist(), names)
+    slices = [
+        Slice(begin + offset_ns, end + offset_ns, trace.names[at])
+        for begin, end, at in zip(*columns, strict=True)
+    ]
+    slices += [Slice(begin + offset_ns, end + offset_ns, kind.value) for kind, begin, end in found.others]
+    return sorted(slices, key=lambda one: one.start_ns)
 
 
 def _work(trace: RankTrace, process: str, offset_ns: int) -> Iterator[Track]:

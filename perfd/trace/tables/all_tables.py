@@ -14,6 +14,7 @@ from perfd.trace.tables import (
     operation_tables,
     operator_tables,
     overlap_table,
+    path_tables,
     range_tables,
     stream_tables,
     timeline_table,
@@ -41,6 +42,8 @@ TABLES: Mapping[str, Callable[[Sequence[RankTrace]], TraceTable]] = {
     "layers": layer_table.layers,
     "overlap": overlap_table.overlap,
     "decode-gaps": decode_table.decode_gaps,
+    "critical-path": path_tables.critical_path_parts,
+    "path-gains": path_tables.gains,
 }
 
 
