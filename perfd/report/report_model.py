@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perfd.analysis.findings import Finding
+from perfd.formatting import duration, percent
+
+_RECOMMENDATIONS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,8 +141,19 @@ class Report:
     figures: Sequence[Bars | Timeline | Roofline] = ()
     tables: Sequence[ReportTable] = ()
     notes: Sequence[str] = field(default_factory=tuple)
+    step_time_s: float | None = None
+    """What gains are shares of, unless advice says by itself how long a step takes then."""
 
     def recommendations(self) -> list[ReportFinding]:
-        """Findings that advise something, those with the most to gain first."""
+        """Findings that advise something, those with the most to gain first, five at most."""
         advising = [found for found in self.findings if found.advice]
-        return sorted(advising, key=lambda found: -(found.gain_ratio or 0.0))
+        return sorted(advising, key=lambda found: -(found.gain_ratio or 0.0))[:_RECOMMENDATIONS]
+
+    def gain_words(self, found: ReportFinding) -> str:
+        """What following an advice gains at most, and how long a step takes then; empty where unknown."""
+        if not found.gain_ratio:
+            return ""
+        gain = f"up to {percent(found.gain_ratio)}"
+        if self.step_time_s is None:
+            return gain
+        return f"{gain}: a step of {duration(self.step_time_s * (1 - found.gain_ratio))} at best"

@@ -13,6 +13,7 @@ import pytest
 from perfd.cli import main
 from perfd.errors import PerfdError
 from perfd.formatting import duration, percent
+from perfd.gpu_peaks import load_peaks
 from perfd.report.render import svg
 from perfd.report.render.html import to_html
 from perfd.report.render.markdown import to_markdown
@@ -20,7 +21,7 @@ from perfd.report.render.report_writer import write_report
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding
 from perfd.report.report_text import kernel_name
 from perfd.report.sources.from_trace import report_of_trace
-from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.diagnosis.trace_analysis import TraceSettings, analyse
 from perfd.trace.diagnosis.trace_findings import diagnose
 from perfd.trace.readers.trace_files import read_traces
 from tests.support import example_traces
@@ -186,6 +187,28 @@ def test_of_a_slow_rank_the_report_shows_the_cause_first_and_the_class_after_it(
     assert report.tables[0].title == "Rank 2 compared with its peers"
     assert "Class of bottleneck: computation." in report.summary
     assert "Compare the kernels of rank 2" in next(one for one in report.summary if "Most to gain" in one)
+
+
+def test_advice_says_how_long_a_step_takes_then_and_mfu_what_is_attainable(tmp_path):
+    example_traces.main(tmp_path)
+    settings = TraceSettings(model_flops_per_step=4e13, peaks=load_peaks())
+    analysis = analyse(read_traces(sorted(tmp_path.iterdir())), settings)
+    diagnosis = diagnose(analysis)
+
+    report = report_of_trace(analysis, diagnosis)
+
+    metrics = {metric.name: metric.value for metric in report.metrics}
+    compute = diagnosis.shares.compute
+    best = analysis.model_use.mfu_ratio / compute
+    assert metrics["Attainable MFU"] == f"{best:.1%}"
+    assert metrics["MFU tier"] == "trouble"
+    assert any(f"of an attainable {best:.1%}" in sentence for sentence in report.summary)
+    (first, *_) = report.recommendations()
+    rest_s = report.step_time_s * (1 - first.gain_ratio)
+    words = f"up to {first.gain_ratio:.1%}: a step of {rest_s * 1e3:.1f} ms at best"
+    assert report.gain_words(first) == words
+    assert words in to_html(report)
+    assert words in to_markdown(report)
 
 
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):

@@ -95,7 +95,7 @@ def _finding(found: ReportFinding) -> str:
 def _recommendations(report: Report) -> str:
     items = "".join(
         f"<li>{escape(found.advice)}"
-        + (f' <span class="source">up to {percent(found.gain_ratio)}</span>' if found.gain_ratio else "")
+        + (f' <span class="source">{escape(gain)}</span>' if (gain := report.gain_words(found)) else "")
         + "</li>"
         for found in report.recommendations()
     )

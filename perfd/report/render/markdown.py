@@ -30,8 +30,8 @@ def to_markdown(report: Report) -> str:
     advising = report.recommendations()
     lines += ["## Recommendations", ""] if advising else []
     for number, found in enumerate(advising, start=1):
-        gain = f" (up to {percent(found.gain_ratio)})" if found.gain_ratio is not None else ""
-        lines.append(f"{number}. {_text(found.advice)}{gain}")
+        gain = report.gain_words(found)
+        lines.append(f"{number}. {_text(found.advice)}{f' ({gain})' if gain else ''}")
     for table in report.tables:
         lines += ["", f"## {table.title}", "", *_table(table), "", f"Source: {_text(table.source)}."]
     if report.notes:

@@ -72,6 +72,11 @@ def _sentences(job: JobSummary) -> list[str]:
     return sentences
 
 
+def _attainable_mfu(job: JobSummary) -> float | None:
+    mfu, gain = job.efficiency.mfu_ratio, job.bottleneck.gain_ratio
+    return min(mfu / (1 - gain), 1.0) if mfu is not None and gain and gain < 1 else None
+
+
 def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     without = job.communication.left_out
     left_out = f", not counting {', '.join(without)}" if without else ""
@@ -87,6 +92,7 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
         ("Step time p95", duration(job.step_time_s.p95), f"{source}; over {steady}"),
         ("MFU", percent(speed.mfu_ratio), counted),
         ("MFU tier", speed.mfu_tier.value.replace("_", " ") if speed.mfu_tier else UNKNOWN, counted),
+        ("Attainable MFU", percent(_attainable_mfu(job)), f"{source}; without what the first finding costs"),
         ("HFU", percent(speed.hfu_ratio), f"{source}; convention {convention}"),
         ("Tokens/s", count(speed.tokens_per_s), over),
         (f"FLOP/s per {device}", flops_per_s(speed.model_flops_per_s_per_gpu), counted),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfd.analysis.steps.mfu import MfuTier
 from perfd.formatting import UNKNOWN, duration, flops, flops_per_s, percent
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric
 from perfd.report.sources.timeline_lanes import timeline_of
@@ -26,7 +27,13 @@ def report_of_trace(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Report:
         figures=[_bars(analysis), timeline_of(analysis)],
         tables=tables_of(analysis, diagnosis),
         notes=notes_of(analysis),
+        step_time_s=_step_time_s(analysis),
     )
+
+
+def _step_time_s(analysis: TraceAnalysis) -> float | None:
+    steps = [step.span_s for rank in analysis.complete or analysis.ranks for step in rank.steps]
+    return sum(steps) / len(steps) if steps else None
 
 
 def _subtitle(analysis: TraceAnalysis) -> str:
@@ -52,7 +59,9 @@ def _summary(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[str]:
         most = diagnosis.cause or max(gains, key=lambda found: found.gain_ratio or 0.0)
         sentences.append(f"Most to gain: {most.advice}")
     if analysis.model_use:
-        sentences.append(f"MFU is {percent(analysis.model_use.mfu_ratio)}.")
+        best = _attainable_mfu(analysis, diagnosis.shares)
+        of_best = f" of an attainable {percent(best)} (compute kernels all the time)" if best else ""
+        sentences.append(f"MFU is {percent(analysis.model_use.mfu_ratio)}{of_best}.")
     lossy = [str(rank.rank) for rank in analysis.ranks if not rank.timeline.complete]
     if lossy:
         sentences.append(
@@ -61,17 +70,24 @@ def _summary(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[str]:
     return sentences
 
 
+def _attainable_mfu(analysis: TraceAnalysis, shares: TimeShares | None) -> float | None:
+    """The MFU if compute kernels, as fast as they are, ran all the time: no waiting, no exposed transfer."""
+    use = analysis.model_use
+    return min(use.mfu_ratio / shares.compute, 1.0) if use and shares and shares.compute else None
+
+
 def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportMetric]:
     source, ranks = source_of(analysis), analysis.complete or list(analysis.ranks)
-    how = f"{source}; unions of GPU intervals in the window, mean over {len(ranks)} ranks"
+    over = f", mean over {len(ranks)} ranks" if len(ranks) > 1 else ""
+    how = f"{source}; unions of GPU intervals in the window{over}"
     mean_span = sum(rank.whole.span_s for rank in ranks) / len(ranks)
     found = [
         ReportMetric(name="Window", value=duration(mean_span), source=f"{source}; {_window_words(ranks[0])}"),
     ]
-    steps = [step.span_s for rank in ranks for step in rank.steps]
-    if steps:
-        value = duration(sum(steps) / len(steps))
-        found.append(ReportMetric(name="Step time", value=value, source=f"{source}; whole steps, mean"))
+    step_time_s = _step_time_s(analysis)
+    if step_time_s is not None:
+        source_of_steps = f"{source}; whole steps, mean"
+        found.append(ReportMetric(name="Step time", value=duration(step_time_s), source=source_of_steps))
     if shares is not None:
         found += [
             ReportMetric(name="Computing", value=percent(shares.compute), source=how),
@@ -79,7 +95,7 @@ def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportM
                 name="Exposed communication", value=percent(shares.exposed_communication), source=how
             ),
             ReportMetric(name="Exposed copies", value=percent(shares.exposed_memory), source=how),
-            *_idle_metrics(ranks, f"{source}; gaps against the host's calls, mean over ranks"),
+            *_idle_metrics(ranks, f"{source}; gaps against the host's calls{over}"),
         ]
     overlaps = [rank.whole.overlap_ratio for rank in ranks if rank.whole.overlap_ratio is not None]
     overlap = percent(sum(overlaps) / len(overlaps)) if overlaps else UNKNOWN
@@ -101,6 +117,12 @@ def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportM
                 f" ({use.precision}, dense{', unverified' if use.peak_unverified else ''})",
             )
         )
+        tier = MfuTier.of(use.mfu_ratio).value.replace("_", " ")
+        found.append(ReportMetric(name="MFU tier", value=tier, source="thresholds of docs/analysis.md"))
+        best = _attainable_mfu(analysis, shares)
+        if best is not None:
+            kept = f"{source}; MFU over the share of computing: its kernels all the time, as fast as they are"
+            found.append(ReportMetric(name="Attainable MFU", value=percent(best), source=kept))
     cost = ranks[0].launches
     if cost and cost.call_s is not None:
         origin = f"{source}; median of {cost.count} launches of rank {ranks[0].rank}"

@@ -33,7 +33,7 @@ class ActivityLinks:
     awaited: Ns
     """The operation that ended last before the wait did."""
     held: Flags
-    """Whether it ended within the wait, which it held up."""
+    """Whether it ended within the wait, which lasted until then."""
 
 
 def activity_links(timeline: RankTimeline) -> ActivityLinks:

@@ -288,7 +288,7 @@ def _named(timeline: RankTimeline, segments: PathSegments) -> tuple[list[tuple[s
 
 
 def _by_step(timeline: RankTimeline, starts: Ns, ends: Ns) -> Iterator[tuple[int | None, Ns]]:
-    """Of each whole step, and of what lies in none, how long of each interval."""
+    """Of each whole step, and outside of all, how long of each interval."""
     left = ends - starts
     for step in timeline.window.steps:
         inside = np.minimum(ends, step.end_ns) - np.maximum(starts, step.start_ns)

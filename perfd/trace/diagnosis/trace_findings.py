@@ -163,7 +163,13 @@ def _far_from_links(analysis: TraceAnalysis) -> list[str]:
     found = [
         (row, least) for row in rows if (least := row.least_time_of(analysis.link_bytes_per_s)) is not None
     ]
-    far = [(row, least) for row, least in found if (least.link_ratio or 1.0) < THRESHOLDS.trace_link_ratio]
+    far = [
+        (row, least)
+        for row, least in found
+        if (least.link_ratio or 1.0) < THRESHOLDS.trace_link_ratio
+        # Of small messages the time is latency.
+        and least.size_bytes / row.count >= THRESHOLDS.slow_link_message_bytes
+    ]
     if not far:
         return []
     row, least = max(far, key=lambda one: (one[1].time_s or 0.0) - one[1].minimum_s)
@@ -173,7 +179,7 @@ def _far_from_links(analysis: TraceAnalysis) -> list[str]:
         (
             f"{row.operation}{group} ({row.count} of {size} on average) transfers at {rate} bus bandwidth,"
             f" {percent(least.link_ratio)} of NVLink: {duration(least.time_s)} where a ring needs"
-            f" {duration(least.minimum_s)}. Small messages, or links other than NVLink, explain that."
+            f" {duration(least.minimum_s)}. Links other than NVLink explain that."
         )
     ]
 
