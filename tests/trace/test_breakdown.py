@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfd.trace.breakdown import phase_rows
 from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
 from perfd.trace.readers import kineto_reader as reader
 from perfd.trace.readers.trace_files import read_traces
@@ -326,3 +327,26 @@ def test_without_a_whole_step_the_window_is_that_of_the_operations():
 
     assert timeline.window.source == "operations"
     assert timeline.whole().span_s == pytest.approx(80e-6)
+
+
+def test_a_range_has_what_autograds_thread_launches_while_its_own_thread_waits(tmp_path):
+    """PyTorch's backward pass runs on a thread of its own; a thread that works beside counts by itself."""
+
+    def gpu_time(thread_of, name):
+        operations = [Op(MATMUL, 10 * n, 10 * n + 8, launched=10 * n - 1, took=1) for n in range(1, 61)]
+        ranges = [("forward", 0, 300.5), ("backward", 300.5, 700)]
+        trace = kineto(operations, steps={1: (0, 700)}, ranges=ranges)
+        for event in trace["traceEvents"]:
+            if event["cat"] == "cuda_runtime":
+                number = event["args"]["correlation"]
+                event["tid"] = thread_of(number)
+                event["pid"] = 100
+        (read,) = read_traces([write_json(tmp_path / f"{name}.json", trace)])
+        return {row.name: row for row in phase_rows(RankTimeline(read))}
+
+    rows = gpu_time(lambda number: 100 if number <= 30 else 7, "autograd")
+    assert rows["backward"].operation_count == 30
+    assert rows["backward"].busy_s == pytest.approx(240e-6)
+    assert rows["forward"].operation_count == 30
+    beside = gpu_time(lambda number: 100 if number % 2 else 7, "beside")
+    assert beside["forward"].operation_count == 15
