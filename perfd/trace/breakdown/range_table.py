@@ -49,7 +49,7 @@ class _Launches:
 def _taking_turns(thread: Ns, one: int) -> list[int]:
     """Threads that launch while this one does not, by the thread of each launch in order of time.
 
-    PyTorch's autograd launches the backward pass from a thread of its own, for which the caller waits: what
+    PyTorch's autograd launches the backward pass from another thread, for which the caller waits: what
     it launches within a range of the caller is of that range. Threads that work beside it alternate.
     """
     found = []
