@@ -1,21 +1,26 @@
-"""Time and memory to read traces of a gigabyte: one that is mostly Python stacks, and one of kernels alone.
+"""Time and memory to read traces of a gigabyte: two of PyTorch and an export of Nsight Systems.
 
-    python -m benchmarks.traces_large [--gigabytes 1] [--json]
+    python -m benchmarks.traces_large [--gigabytes 1] [--shared DIR] [--json]
 
-Each is written to a temporary file, then read and reported by a process of its own, whose peak of resident
-memory the kernel tells.
+One of PyTorch is mostly Python stacks, the other kernels alone. The export is that of DIR (PERFD_SHARED),
+`traces/nsys-pp2dp2.sqlite.gz`, as often in a row as needed. Each is written to a temporary file, then read
+and reported by a process of its own, whose peak of resident memory the kernel tells.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import os
 import re
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +36,23 @@ sys.exit(code)
 """
 _PER_KERNEL = {"stacks": 50, "kernels": 0}
 """How many Python functions stand beside a kernel."""
+_NSYS = "nsys"
+_EVENTS = {
+    "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET",
+    "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS",
+}  # fmt: skip
 
 
-def measure(size_bytes: int) -> dict[str, Any]:
+def measure(size_bytes: int, export: Path | None = None) -> dict[str, Any]:
     """Seconds and peak memory for each kind of trace of that size."""
     result: dict[str, Any] = {"schema": SCHEMA, "size_bytes": size_bytes}
     with tempfile.TemporaryDirectory() as folder:
-        for kind, stacks in _PER_KERNEL.items():
-            path = Path(folder, f"{kind}.json")
-            kernels = _write(path, size_bytes, stacks)
+        for kind in (*_PER_KERNEL, *([_NSYS] if export else [])):
+            path = Path(folder, f"{kind}.sqlite" if kind == _NSYS else f"{kind}.json")
+            if kind == _NSYS and export:
+                kernels = _repeat(export, path, size_bytes)
+            else:
+                kernels = _write(path, size_bytes, _PER_KERNEL[kind])
             begin = time.perf_counter()
             done = subprocess.run(
                 [sys.executable, "-c", _CHILD, str(path), str(Path(folder, "r.html"))],
@@ -56,6 +69,44 @@ def measure(size_bytes: int) -> dict[str, Any]:
             }
             path.unlink()
     return result
+
+
+def _repeat(export: Path, path: Path, size_bytes: int) -> int:
+    """The export as often in a row as its size needs; how many kernels that has."""
+    path.write_bytes(gzip.decompress(export.read_bytes()))
+    rounds = max(0, round(size_bytes / path.stat().st_size) - 1)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode = OFF")
+        database.execute("PRAGMA synchronous = OFF")
+        known = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        span, correlations = 0, 0
+        for table in _EVENTS & known:
+            (last,) = database.execute(f"SELECT MAX(end) FROM {table}").fetchone()
+            span = max(span, last or 0)
+            if "correlationId" in _columns_of(database, table):
+                (last,) = database.execute(f"SELECT MAX(correlationId) FROM {table}").fetchone()
+                correlations = max(correlations, last or 0)
+        for table in sorted(_EVENTS & known):
+            shifted = {
+                "start": f"start + ? * {span}",
+                "end": f"end + ? * {span}",
+                "correlationId": f"correlationId + ? * {correlations}",
+            }
+            columns = _columns_of(database, table)
+            values = ", ".join(shifted.get(column, column) for column in columns)
+            (rows,) = database.execute(f"SELECT MAX(rowid) FROM {table}").fetchone()
+            query = f"INSERT INTO {table} SELECT {values} FROM {table} WHERE rowid <= {rows}"
+            for number in range(1, rounds + 1):
+                database.execute(query, [number] * query.count("?"))
+        if "ANALYSIS_DETAILS" in known:
+            database.execute(f"UPDATE ANALYSIS_DETAILS SET duration = duration * {rounds + 1}")
+        (count,) = database.execute("SELECT COUNT(*) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
+        database.commit()
+        return int(count)
+
+
+def _columns_of(database: sqlite3.Connection, table: str) -> list[str]:
+    return [str(row[1]) for row in database.execute(f"PRAGMA table_info({table})")]
 
 
 def _write(path: Path, size_bytes: int, stacks: int) -> int:
@@ -98,14 +149,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--gigabytes", type=float, default=1.0)
+    shared = os.environ.get("PERFD_SHARED")
+    parser.add_argument("--shared", type=Path, default=shared and Path(shared))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
-    result = measure(round(args.gigabytes * 1e9))
+    export = args.shared / "traces" / "nsys-pp2dp2.sqlite.gz" if args.shared else None
+    result = measure(round(args.gigabytes * 1e9), export)
     if args.json:
         print(json.dumps(result))
         return 0
-    for kind in _PER_KERNEL:
-        found = result[kind]
+    for kind in (*_PER_KERNEL, _NSYS):
+        found = result.get(kind)
+        if found is None:
+            continue
         print(
             f"{kind:8} {found['kernels']:9,} kernels  {found['seconds']:6.1f} s"
             f"  {found['peak_bytes'] / 1e6:6.0f} MB at most"
