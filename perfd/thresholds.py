@@ -166,6 +166,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     memory_use_ratio: float
     memory_single_ratio: float
     exporter_queue_alert_count: float
+    upload_wait_alert_s: float
     round_stale_alert_s: float
 
 

@@ -117,3 +117,24 @@ def test_maxtext_shows_rates_of_a_device_and_tokens_of_all() -> None:
 
     assert (step.step, step.step_time_s, step.flops_per_s_per_gpu) == (7, 0.25, 204.5e12)
     assert (step.tokens_per_s, step.losses) == (131072.0, {"loss": 10.625})
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{'step': 10, 'loss': 3.25, 'lr': 0.001}",
+        "{'loss': 3.25, 'grad_norm': 1.0, 'global_step': 10}",
+        '{"loss": 3.25, "iteration": 10}',
+    ],
+)
+def test_a_dict_with_its_own_step_is_a_step(line: str) -> None:
+    (step,) = records_of(f"{line}\n", TrainingStep)
+    assert (step.step, step.losses["loss"]) == (10, 3.25)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{'step': 10.5, 'loss': 3.0}", "{'step': -1, 'loss': 3.0}", "{'step': 10}", "{'stepx': 1, 'loss': 3.0}"],
+)
+def test_a_dict_without_a_whole_step_or_a_loss_is_none(line: str) -> None:
+    assert records_of(f"{line}\n", TrainingStep) == []

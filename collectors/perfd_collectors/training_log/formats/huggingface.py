@@ -86,6 +86,9 @@ class HuggingFaceParser(FormatParser):
         if match is None:
             return False
         pairs = dict(_PAIR.findall(match[1]))
+        if "step" in pairs or "global_step" in pairs:
+            # A loop's own dict, or an entry of Trainer's log history: the line says all of it.
+            return False
         values = {name: value for name, figure in pairs.items() if (value := number(figure)) is not None}
         self._out.describe(framework="hf-trainer")
         if match[2] == "train_runtime":

@@ -27,13 +27,14 @@ _STEP_KEYS = (
     *("trainer/global_step", "train_step", "current_step"),
 )
 _DICT = re.compile(r"\b[Ss]tep ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
+_DICT_ALONE = re.compile(r"\{('[^{}]*)\}")
 _MAX_KEYS = 2000
 
 
 class JsonLineParser(FormatParser):
     """Objects that say their step, and a loss, a time or a rate (LLaMA-Factory's `trainer_log.jsonl`)."""
 
-    keywords: Sequence[bytes] = (b'{"', b": {'")
+    keywords: Sequence[bytes] = (b'{"', b"{'")
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)
@@ -44,7 +45,9 @@ class JsonLineParser(FormatParser):
         if not line.complete or line.damaged:
             return False
         text = line.text.strip()
-        return self._object(text) if text.startswith('{"') else self._dict(text)
+        if text.startswith('{"'):
+            return self._object(text)
+        return self._dict_alone(text) if text.startswith("{'") else self._dict(text)
 
     def _object(self, text: str) -> bool:
         try:
@@ -67,6 +70,14 @@ class JsonLineParser(FormatParser):
         if match is None:
             return False
         return self._add(int(match[1]), fields_of(dict_numbers(match[2]).items()))
+
+    def _dict_alone(self, text: str) -> bool:
+        match = _DICT_ALONE.fullmatch(text)
+        numbers = {} if match is None else dict_numbers(match[1])
+        step = next((numbers[key] for key in _STEP_KEYS if key in numbers), None)
+        if step is None or not 0 <= step < 1 << 53 or step != int(step):
+            return False
+        return self._add(int(step), fields_of(numbers.items()))
 
     def _add(self, step: int, found: StepFields) -> bool:
         if found.evaluates and not found.losses:
