@@ -68,7 +68,7 @@ def test_a_process_is_looked_at_in_its_first_minutes_only(settings: Settings) ->
     later = [record for _ in range(60) for record in collector.collect()]
     assert later
     assert all("NCCL" not in one.software for one in later)
-    settings.local_jobs.replace({JOB: os.getuid()}, {})
+    settings.local_jobs.replace({JOB: os.getuid()})
     assert collector.collect() == []
     settings.local_jobs.replace({JOB: os.getuid()}, [LocalRank(JOB, 0, PID)])
     assert "NCCL" in collector.collect()[0].software
@@ -121,7 +121,7 @@ def test_a_real_process_has_the_versions_that_it_says(torch_process: subprocess.
     assert torch_process.stdout is not None
     torch, nccl, python = torch_process.stdout.readline().split()
     settings = Settings(node="n", job=JOB)
-    settings.local_jobs.replace({JOB: os.getuid()}, {JOB: torch_process.pid})
+    settings.local_jobs.replace({JOB: os.getuid()}, [LocalRank(JOB, 0, torch_process.pid)])
 
     (found,) = SPEC.create(SoftwareOptions(), settings).collect()
 
