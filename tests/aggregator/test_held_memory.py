@@ -130,7 +130,7 @@ def test_the_steps_that_are_kept_of_a_job_take_as_much_whatever_came_before(coun
         steps.put(type(line)(job="llm", step=number, step_time_s=1.0), 0.0)
         phases.put(StepPhases(job="llm", step=number, phases={"forward": timer}))
     # Step, steps covered, warm-up and seven numbers of each line.
-    assert held_by(steps).array_bytes == limits.steps_per_job * (8 + 8 + 1 + 7 * 8)
+    assert held_by(steps).array_bytes == limits.steps_per_job * (8 + 8 + 1 + 8 * 8)
     assert limits.steps_per_job * 7 // 8 <= len(steps) <= limits.steps_per_job
     assert limits.steps_per_job * 7 // 8 <= len(phases) <= limits.steps_per_job
     assert held_by(phases).items <= 2 * limits.steps_per_job + 16

@@ -97,7 +97,7 @@ def read_segment(data: bytes) -> None:
             ranks = JobRanks(Path("/proc"))
             for second in (1, 2):
                 reader.read()
-                numbers = ranks.number({path: reader}).get(path, NO_RANKS)
+                numbers = ranks.number({path: reader}, {path: reader.process.pid}).get(path, NO_RANKS)
                 for record in reader.report("j", round((_START_S + second) * 1e9), 1_000, numbers):
                     check(record)
         finally:

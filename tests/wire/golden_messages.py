@@ -264,6 +264,15 @@ WITH_STARTS = CollectiveTimes(
     queued_us=(80_000, -3),
 )
 
+EXACT = LogProgress(
+    job="llm",
+    stream="output",
+    lines=5,
+    read_bytes=99,
+    unrecognized_lines=0,
+    last_line_unix_ns=1_700_000_004_000_000_000,
+    times_are_exact=True,
+)
 VERSIONED = JobDescription(job="llm", framework="", software={"NCCL": "2.21.5", "PyTorch": "2.4.0+cu124"})
 CONFIGURED = JobDescription(
     job="llm",
@@ -308,6 +317,7 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     ),
     "batch_model_config": Batch(sequence=48, sent_unix_ns=1_700_000_010_000_000_000, records=(CONFIGURED,)),
     "batch_software": Batch(sequence=49, sent_unix_ns=1_700_000_010_000_000_000, records=(VERSIONED,)),
+    "batch_exact_log": Batch(sequence=50, sent_unix_ns=1_700_000_010_000_000_000, records=(EXACT,)),
     "hello_with_epochs": Hello(
         agent_id="6f1c1a3e",
         node="node-1",

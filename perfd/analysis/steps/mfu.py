@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
@@ -18,27 +17,8 @@ from perfd.analysis.flops.flops_conventions import (
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, PeakTable, find_gpu
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
+from perfd.mfu_tier import MfuTier
 from perfd.model import GpuColumn, GpuInfo, JobDescription, Recompute
-from perfd.thresholds import THRESHOLDS
-
-
-class MfuTier(StrEnum):
-    """What an MFU says of a job; thresholds `mfu_low_ratio`, `mfu_good_ratio` and `mfu_excellent_ratio`."""
-
-    TROUBLE = "trouble"
-    COMMUNICATION_BOUND = "communication_bound"
-    """Communication is the most frequent limit here."""
-    GOOD = "good"
-    EXCELLENT = "excellent"
-
-    @classmethod
-    def of(cls, mfu_ratio: float) -> MfuTier:
-        """The tier of an MFU, as the shipped rules record it."""
-        if mfu_ratio < THRESHOLDS.mfu_low_ratio:
-            return cls.TROUBLE
-        if mfu_ratio < THRESHOLDS.mfu_good_ratio:
-            return cls.COMMUNICATION_BOUND
-        return cls.GOOD if mfu_ratio <= THRESHOLDS.mfu_excellent_ratio else cls.EXCELLENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

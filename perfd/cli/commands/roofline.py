@@ -30,23 +30,23 @@ from perfd.trace.roofline import (
     UNIT_NAMES,
     HloModule,
     KernelMetrics,
-    MeasuredOperations,
     OperationWork,
     Placement,
     hlo_costs,
     judge,
     matmul,
-    measured_operations,
     place,
     read_line,
     read_ncu,
 )
+from perfd.trace.roofline.hlo_measured import MeasuredOperations, measured_operations
 
 _SIZES = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x(\d{1,9})x(\d{1,9})")
 _EPILOG = """\
 With --json it prints one object: {"schema": "perfd.roofline/1", "operation": {"work": {"name",
-"flops", "traffic_bytes", "precision", "notes"}, "gpu", "peak_flops_per_s", "memory_bytes_per_s",
-"intensity_flops_per_byte", "ridge_flops_per_byte", "attainable_flops_per_s", "minimum_s", "side",
+"flops", "traffic_bytes", "precision", "notes", "arrays" (layouts of a line of HLO)}, "gpu",
+"peak_flops_per_s", "memory_bytes_per_s", "intensity_flops_per_byte", "ridge_flops_per_byte",
+"attainable_flops_per_s", "minimum_s", "side",
 "unverified" (which of the GPU's figures no source confirms), "time_s", "peak_ratio",
 "bandwidth_ratio", "attainable_ratio", "verdict", "at_limit"}}; with --ncu
 "kernels", a list of what Nsight Compute measured of each, with its "verdict", "limits" (units at

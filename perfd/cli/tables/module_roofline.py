@@ -23,7 +23,6 @@ from perfd.trace.roofline import (
     LAYOUT_CHANGE,
     HloCost,
     HloModule,
-    MeasuredOperations,
     hlo_costs,
     layout_copies,
     neighbors,
@@ -32,6 +31,7 @@ from perfd.trace.roofline import (
     shape_words,
     sharded_products,
 )
+from perfd.trace.roofline.hlo_measured import MeasuredOperations
 
 _ROWS = 20
 _MOST_SENTENCES = 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.analysis.steps.mfu import MfuTier
 from perfd.formatting import UNKNOWN, duration, flops, flops_per_s, percent
+from perfd.mfu_tier import MfuTier
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric
 from perfd.report.sources.timeline_lanes import timeline_of
 from perfd.report.sources.trace_notes import notes_of

@@ -12,7 +12,6 @@ from perfd.trace.roofline.hlo_findings import (
 )
 from perfd.trace.roofline.hlo_fragment import read_fragment
 from perfd.trace.roofline.hlo_line import read_line, shape_words
-from perfd.trace.roofline.hlo_measured import MeasuredOperations, measured_operations
 from perfd.trace.roofline.hlo_module import HloModule, read_module
 from perfd.trace.roofline.kernel_judgment import UNIT_NAMES, KernelJudgment, judge
 from perfd.trace.roofline.kernel_metrics import KernelMetrics
@@ -37,7 +36,6 @@ __all__ = [
     "KernelJudgment",
     "KernelMetrics",
     "LayoutCopy",
-    "MeasuredOperations",
     "OperationWork",
     "Placement",
     "RooflineVerdict",
@@ -46,7 +44,6 @@ __all__ = [
     "judge",
     "layout_copies",
     "matmul",
-    "measured_operations",
     "neighbors",
     "place",
     "read_fragment",

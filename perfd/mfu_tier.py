@@ -1,0 +1,26 @@
+"""What an MFU says of a job, live or traced."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from perfd.thresholds import THRESHOLDS
+
+
+class MfuTier(StrEnum):
+    """What an MFU says of a job; thresholds `mfu_low_ratio`, `mfu_good_ratio` and `mfu_excellent_ratio`."""
+
+    TROUBLE = "trouble"
+    COMMUNICATION_BOUND = "communication_bound"
+    """Communication is the most frequent limit here."""
+    GOOD = "good"
+    EXCELLENT = "excellent"
+
+    @classmethod
+    def of(cls, mfu_ratio: float) -> MfuTier:
+        """The tier of an MFU, as the shipped rules record it."""
+        if mfu_ratio < THRESHOLDS.mfu_low_ratio:
+            return cls.TROUBLE
+        if mfu_ratio < THRESHOLDS.mfu_good_ratio:
+            return cls.COMMUNICATION_BOUND
+        return cls.GOOD if mfu_ratio <= THRESHOLDS.mfu_excellent_ratio else cls.EXCELLENT
