@@ -115,3 +115,9 @@ def test_idle_time_of_a_gpu_is_a_mean_over_moments_at_the_newest_pace_only():
     assert idle_gain(over) is None
     just_over = one_gpu([*healthy, *slow, *healthy[:1]], began_s, ended_s, 0.3)
     assert idle_gain(just_over) is None
+
+
+def test_a_few_long_lines_are_enough_for_samples_of_a_gpu():
+    """Four lines of ten steps: too few of them to be usual, but each has many samples."""
+    job = one_gpu([0.9, *[0.4] * 4], 1000, 1100, 0.4)
+    assert idle_gain(job) == pytest.approx(0.4, abs=0.1)

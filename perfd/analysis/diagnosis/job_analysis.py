@@ -105,18 +105,20 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
 
 
 def _activity(job: JobData, steady: SteadySteps) -> GpuActivity:
-    """What GPUs do in steady steps; where only lines over several steps show these, at the newest pace.
+    """What GPUs do in steady steps; on one GPU, or by lines over several steps, at the newest pace.
 
     What GPUs did before steps last became longer, or shorter, says nothing of such a job now.
     """
-    if _only_means(job, steady):
+    if _by_log_alone(job, steady):
         return gpu_activity(job.gpu, job.steps, rows_of_pace(job.steps, steady.rows), few_samples=True)
     return gpu_activity(job.gpu, job.steps, steady.rows)
 
 
-def _only_means(job: JobData, steady: SteadySteps) -> bool:
-    """Whether nothing shows single steps, such as on one GPU."""
-    return job.within_lines is None and lines_are_means(job.steps, steady.unmarked)
+def _by_log_alone(job: JobData, steady: SteadySteps) -> bool:
+    """Whether no collectives show steps: there is one GPU, or lines are means over several steps."""
+    if job.within_lines is not None or job.operation_pace is not None:
+        return False
+    return lines_are_means(job.steps, steady.unmarked) or len(job.gpu.gpus) == 1
 
 
 def facts_of(
@@ -140,7 +142,7 @@ def facts_of(
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
     seen = with_kernels(communication(timers, times, description, link), kernels, description)
     each = _each_step(job, steady)
-    pace_is_known = not (_only_means(job, steady) and leaves_pace(job.steps, steady))
+    pace_is_known = not (lines_are_means(job.steps, steady.unmarked) and leaves_pace(job.steps, steady))
     longer = longer_steps(job.gpu, each.steps, each.unmarked)
     return JobEvidence(
         parallel=parallel,
@@ -180,7 +182,7 @@ def facts_of(
         longer_steps=longer,
         only_reader=only_reader(parallel, job.launches),
         reading=reading_rank(kernels.slow_since, job, parallel, longer),
-        sleeping=sleeping_hosts(job, each, activity, longer, parallel.world_size),
+        sleeping=sleeping_hosts(job, each, activity, longer, parallel.world_size, lasts=pace_is_known),
         asleep_for_workers=asleep_for_workers(job.launches, activity, parallel.world_size),
         stall=periodic_stall(job.steps, steady.every_unmarked, job.collectives, parallel),
         contention=host_contention(job.host_waits),

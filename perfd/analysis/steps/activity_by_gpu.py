@@ -82,12 +82,14 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints, *, few_samples: bo
     has one sample at most and the median over steps is one over samples. When the
     log has no times of steps, each sample in which the job trains stands for itself.
 
-    With `few_samples` NVML's share of time with a kernel is a mean over steps: a sample is
-    of a moment, so that most of few may say that a GPU never idles, or always does.
+    With `few_samples` each sample stands for itself, and NVML's share of time with a kernel
+    is their mean: it is of a moment, so that most of few may say that a GPU never idles.
     """
     timed = bool(np.isfinite(steps.step_time_s).any())
     if timed:
         samples, groups = _samples_in_steps(gpu.time_unix_s, steps, rows)
+        if few_samples:
+            groups = np.arange(len(samples))
     else:
         samples = _spread(training_samples(gpu))
         groups = np.arange(len(samples))

@@ -89,15 +89,24 @@ class EachStep:
 
 
 def sleeping_hosts(
-    job: JobData, each: EachStep, activity: GpuActivity, longer: LongerSteps | None, world: int | None
+    job: JobData,
+    each: EachStep,
+    activity: GpuActivity,
+    longer: LongerSteps | None,
+    world: int | None,
+    *,
+    lasts: bool = True,
 ) -> SleepingHosts | None:
-    """What is seen of all ranks; None where one is not seen, or does not sleep."""
+    """What is seen of all ranks; None where one is not seen, or does not sleep.
+
+    `lasts`: whether the newest line is of the pace at which GPUs were seen.
+    """
     table = job.launches
     if table is None or not world or len(table.rank) != world:
         return None
     change = _longer(each, longer) or _less_active(job.gpu, each)
     since = None if change is None else _asleep_since(table, change, job.now_unix_s)
-    return since or _all_along(table, each, activity)
+    return since or (_all_along(table, each, activity) if lasts else None)
 
 
 def asleep_for_workers(table: LaunchTable | None, activity: GpuActivity, world: int | None) -> float | None:
@@ -219,7 +228,8 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
     )
     idle = np.array([1 - running.get(rank, np.nan) for rank in table.rank.tolist()])
     rows = each.rows[-_BEFORE:]
-    step_s = known(float(median(each.steps.step_time_s[rows]))) if len(rows) >= _BEFORE else None
+    enough = int(each.steps.steps_covered[rows].sum()) >= _BEFORE
+    step_s = known(float(median(each.steps.step_time_s[rows]))) if enough else None
     # Where nothing shows steps, the window that is usual has several of most jobs'.
     least_s = (
         _STEPS * step_s if step_s is not None else _USUAL_S if activity.source == TRAINING_TIME else np.inf
