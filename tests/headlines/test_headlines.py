@@ -16,6 +16,7 @@ from perfd.recording import bundled, bundled_names
 
 PHASES = Path(__file__).parents[2] / "benchmarks/gpu/recorded_phases"
 STARTS = PHASES.with_name("recorded_starts")
+ALONE = PHASES.with_name("recorded_alone")
 ACCUMULATED, VARIED = ("ddpacc2", "fsdpacc2"), ("graphs2", "evaluation2", "pipeline2")
 
 
@@ -138,6 +139,30 @@ def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(watched: Watch
         assert one.gain_error is not None
         assert one.gain_error <= 0.08
     assert not watched.false_blame
+
+
+@pytest.mark.parametrize(
+    ("watched", "within_s", "error"),
+    [
+        _of(ALONE / "one", 5.0, 0.01),
+        _of(ALONE / "trainer1", 5.0, 0.03),
+        _of(ALONE / "silent1", 6.0, 0.05),
+        _of(ALONE / "one_storage", 13.0, 0.02),
+        _of(ALONE / "evaluation1", 9.0, 0.15),
+    ],
+    indirect=["watched"],
+)
+def test_on_one_gpu_late_input_and_a_sleeping_host_are_named_and_it_ends_with_them(
+    watched: Watched, within_s: float, error: float
+) -> None:
+    """By a log of every fifth step, or without one; slow storage is there from the start."""
+    for one in (each for each in watched.of_phases if each.phase.fault != "healthy"):
+        assert one.named_after_s is not None
+        assert one.named_after_s <= within_s
+        assert one.gain_error is not None
+        assert one.gain_error <= error
+    assert not watched.false_blame
+    assert not watched.too_many_flips
 
 
 @pytest.mark.parametrize("watched", [_of(PHASES / "ep4")], indirect=True)
