@@ -34,6 +34,7 @@ _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
     ("AggregatorConfig", "health_listen"): {"pattern": "^[^ ]+:[0-9]+$"},
     ("AnalysisConfig", "flops_convention"): {"enum": [*FlopsConvention]},
     ("HistoryConfig", "url"): {"pattern": "^postgres(ql)?://"},
+    ("HistoryConfig", "query_url"): _URL,
     ("NodesConfig", "half_life_days"): {"exclusiveMinimum": 0, "exclusiveMaximum": 3660},
     ("RulesConfig", "files"): {"items": {"type": "string", "minLength": 1}},
     ("WandbConfig", "tags"): _TAGS,
