@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -49,6 +50,8 @@ _READ_WITHIN_S = 20.0
 _TIDY_WITHIN_S = 120.0
 _LOCK_CLASS = 0x70657266
 """`perf`: the first half of the advisory lock's key; the second names the schema."""
+_LOCK_PAUSES_S = (0.0, 0.1, 0.4, 1.0)
+"""A server frees the lock a moment after the connection that held it was closed."""
 _UNSTORABLE = ("22", "23", "54")
 """Classes of SQLSTATE that are the row's: data exceptions, violated constraints, limits of an index."""
 _NO_PARTITION = "23514"
@@ -198,9 +201,11 @@ class PostgresDatabase:
 
     def _lock(self, connection: PostgresConnection) -> None:
         key = "%s, hashtext(current_schema())"
-        taken = connection.execute(f"SELECT pg_try_advisory_lock({key})", [_LOCK_CLASS]).fetchone()
-        if taken is not None and taken[0]:
-            return
+        for pause_s in _LOCK_PAUSES_S:
+            time.sleep(pause_s)
+            taken = connection.execute(f"SELECT pg_try_advisory_lock({key})", [_LOCK_CLASS]).fetchone()
+            if taken is not None and taken[0]:
+                return
         holder = connection.execute(
             "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE granted AND "
             "locktype = 'advisory' AND classid = %s AND pg_locks.database = "
