@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,19 @@ def said_on_the_way(data: bytes) -> set[tuple[object, ...]]:
 
 
 WHOLE = {name: said_on_the_way(data) for name, data in LOGS.items()}
+_OF_THE_LAST_LINE = ("slime",)
+"""Of several lines of updates, a round has the values of the last one: beside another log, that may be any."""
+
+
+@cache
+def printed_by_lines(name: str) -> set[tuple[object, ...]]:
+    """Every value that the log prints, also on lines that a later one of the same round replaces."""
+    known = printed(WHOLE[name])
+    if name in _OF_THE_LAST_LINE:
+        lines = LOGS[name].splitlines(keepends=True)
+        for left_out in range(len(lines)):
+            known |= printed(said(parse_log(b"".join(lines[:left_out] + lines[left_out + 1 :]))))
+    return known
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -198,7 +212,7 @@ def test_interleaving_two_logs_never_invents_a_printed_value(
 
     records = parse_log(b"".join(mixed))
 
-    known = printed(WHOLE[first]) | printed(WHOLE[second])
+    known = printed_by_lines(first) | printed_by_lines(second)
     steps = [record for record in records if isinstance(record, TrainingStep)]
     timers = [record for record in records if isinstance(record, StepPhases)]
     assert all(is_multiple(value, known) for value in printed(said(timers)))
