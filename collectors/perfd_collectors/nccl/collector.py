@@ -202,8 +202,8 @@ class NcclCollector:
         names = self._names()
         present = {self._directory / name for name in names}
         for path in set(self._processes) - present:
-            self._processes.pop(path).close()
-            self._pids.pop(path)
+            self._drop(path)
+        self._jobs.keep(self._pids.values())
         self._other_jobs &= present
         self._reported_files &= present
         self._ignored = {path: why for path, why in self._ignored.items() if path in present}
@@ -211,6 +211,10 @@ class NcclCollector:
         # The rest is tried again: a segment that was being created may be complete by then.
         skipped = {self._name(path) for path in (*self._processes, *self._other_jobs)}
         self._scan_budget.begin_window(names, skipped)
+
+    def _drop(self, path: Path) -> None:
+        self._processes.pop(path).close()
+        del self._pids[path]
 
     def _remove_left_over(self) -> None:
         """Remove segments of dead processes: all that are read, some of the others per window.
@@ -260,10 +264,15 @@ class NcclCollector:
         return options.gpu_time and in_sample(now_unix_s, options.sample_s, options.sample_one_in)
 
     def _by_job(self) -> dict[str, dict[Path, SegmentReader]]:
-        """The readers of each job; the name of a pod's job may be known later than its process."""
+        """The readers of each job; a pod's job, or its agent, may be known later than its process."""
         found: dict[str, dict[Path, SegmentReader]] = {}
-        for path, reader in self._processes.items():
-            found.setdefault(self._jobs.job_of(self._pids[path]) or self._settings.job, {})[path] = reader
+        for path in [*self._processes]:
+            job = self._jobs.job_of(self._pids[path])
+            if job is None:
+                self._drop(path)
+                self._other_jobs.add(path)
+            else:
+                found.setdefault(job, {})[path] = self._processes[path]
         return found
 
     def _report(self) -> list[Record]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Collection, Mapping
 
 from perfd.capture.node import RUN_VARIABLE, environment_of
 from perfd.collector import UNNAMED_JOB, Settings
 from perfd_collectors.ranks.cgroup import CgroupIdentity, parse_cgroup
-from perfd_collectors.ranks.environment import job_name
-
-_SLURM_JOB = re.compile(r"\d+(_\d+)?")
+from perfd_collectors.ranks.environment import is_other_slurm_job, job_name
 
 
 class ProcessJobs:
@@ -17,15 +15,28 @@ class ProcessJobs:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._known: dict[int, str | None] = {}
 
     def job_of(self, pid: int) -> str | None:
         """The job of a process; None for one that another agent reports.
 
         A pod's own agent reports its ranks, the agent of a SLURM job or of `perfd run` only those of its job.
-        A process whose environment is unreadable counts as ours.
+        A process whose environment is unreadable counts as ours, one that has ended as before.
         """
+        environment = environment_of(self._settings.proc, pid)
+        if not environment and pid in self._known:
+            return self._known[pid]
+        job = self._named(pid, environment)
+        if environment or job != self._settings.job:
+            self._known[pid] = job
+        return job
+
+    def keep(self, pids: Collection[int]) -> None:
+        """Forget all processes but these."""
+        self._known = {pid: job for pid, job in self._known.items() if pid in pids}
+
+    def _named(self, pid: int, environment: Mapping[str, str]) -> str | None:
         settings = self._settings
-        environment = environment_of(settings.proc, pid)
         if settings.run is not None and environment and environment.get(RUN_VARIABLE) != settings.run:
             return None
         cgroup = self._cgroup(pid)
@@ -35,11 +46,9 @@ class ProcessJobs:
         named = job_name(environment)
         if settings.job == UNNAMED_JOB:
             return cgroup.slurm_job if named is None and cgroup.slurm_job else named or settings.job
-        number = cgroup.slurm_job or environment.get("SLURM_JOB_ID")
-        same = {number, environment.get("SLURM_JOB_ID"), named}
-        if number and _SLURM_JOB.fullmatch(settings.job) and settings.job not in same:
-            return None
-        return settings.job
+        number = environment.get("SLURM_JOB_ID")
+        other = is_other_slurm_job(settings.job, cgroup.slurm_job or number, number, named)
+        return None if other else settings.job
 
     def _cgroup(self, pid: int) -> CgroupIdentity:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,13 @@ from perfd.errors import NothingHere, Unavailable
 from perfd.model import JobOrigin, RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import optional
-from perfd_collectors.ranks.environment import Launcher, RankIdentity, identity, job_name
+from perfd_collectors.ranks.environment import (
+    Launcher,
+    RankIdentity,
+    identity,
+    is_other_slurm_job,
+    job_name,
+)
 from perfd_collectors.ranks.gpu_of_rank import Gpu, HeldMemory, gpu_expected, gpu_held
 from perfd_collectors.ranks.host_waits import HostWaits, local_cpus
 from perfd_collectors.ranks.placement import (
@@ -35,8 +40,6 @@ from perfd_collectors.ranks.unnamed_ranks import (
 
 REPEAT_EVERY_S = 30.0
 """How often placements are repeated, for aggregators that start after the agent. Chosen, not measured."""
-
-_SLURM_JOB = re.compile(r"\d+(_\d+)?")
 
 _MPS_SERVER = "nvidia-cuda-mps"
 """Name of the MPS server in /proc, cut to 15 characters; it holds all GPUs for its clients."""
@@ -262,9 +265,7 @@ class RanksCollector:
         if self._root_pid is not None:
             return True
         number = identity.environ.get("SLURM_JOB_ID")
-        # An array task also has a job id of its own; the agent's job may be either.
-        names = (number, job_name(identity.environ))
-        if number and _SLURM_JOB.fullmatch(self._settings.job) and self._settings.job not in names:
+        if is_other_slurm_job(self._settings.job, number, job_name(identity.environ)):
             return False
         return holds_gpu or identity.launcher is not Launcher.SLURM
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -31,6 +32,7 @@ _MAX_COMPONENTS = 128
 """Of a heterogeneous job: SLURM's limit (slurm.h, MAX_HET_JOB_COMPS)."""
 _TIME_DIGITS = 11
 """Unix seconds until the year 5138."""
+_SLURM_JOB = re.compile(r"\d+(_\d+)?")
 
 
 class Launcher(StrEnum):
@@ -150,6 +152,14 @@ def job_name(environ: Mapping[str, str]) -> str | None:
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     # torchrun's default run id is `none`.
     return run if run not in {"", "none"} else None
+
+
+def is_other_slurm_job(agent_job: str, number: str | None, *names: str | None) -> bool:
+    """Whether a process in the SLURM job `number` is none of the agent's, which runs in a SLURM job, too.
+
+    An array task also has a job id of its own: the agent's job may be either, of all `names`.
+    """
+    return bool(number and _SLURM_JOB.fullmatch(agent_job)) and agent_job not in {number, *names}
 
 
 def time_limit_unix_s(environ: Mapping[str, str]) -> float | None:
