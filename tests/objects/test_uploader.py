@@ -201,6 +201,22 @@ def test_a_file_that_changed_since_its_copy_was_made_is_redacted_again(captures,
     assert stored.sha256 == hashlib.sha256(storage.files[KEY]).hexdigest()
 
 
+def test_the_copy_of_a_file_that_was_removed_is_removed_too(captures, uploader):
+    class Removing(Storage):
+        def put(self, key, file, given_up):
+            (captures / "c1" / "rank3.stacks.json").unlink()
+            super().put(key, file, given_up)
+
+    storage, reports = Removing(StorageError("The bucket is full.")), Reports()
+    one = uploader(storage, reports)
+    one.start()
+    share(one, captures)
+    _, removed = reports.wait(2)
+    assert "was removed before it was uploaded" in removed.reason
+    one.stop()
+    assert names(captures) == ["session.nsys-rep"]
+
+
 def test_a_list_of_uploads_is_on_disk_before_it_takes_its_name(captures, uploader, monkeypatch):
     synced = []
 

@@ -160,9 +160,10 @@ class Uploader(Sharing):
 
     def _upload(self, upload: Upload) -> CaptureFileUpload:
         source = self._queue.source(upload)
-        if not source.is_file():
-            raise CaptureError(f"{source} was removed before it was uploaded.")
         copy = source.with_name(f".{upload.name}.upload")
+        if not source.is_file():
+            self._forget(copy)
+            raise CaptureError(f"{source} was removed before it was uploaded.")
         try:
             # Redaction takes the node's processor: it is not repeated because storage is away.
             made = self._copies.get(copy)
