@@ -294,14 +294,14 @@ class ApiAnswers:
         with self._state.lock:
             known = self._state.fleet.jobs.get(job)
             labels = known.labels if known else {JOB_LABEL: job}
-            end_unix_s = (known.ended_unix_s if known else None) or self._clock.unix_ns() / 1e9
+            end_unix_s = known.ended_unix_s if known else None
         if self._queries is None or newest_s is None or newest_s <= self._state.fleet.limits.gpu_history_s:
             return gpu_columns(self._state, job, points, rank)
         if known is None:
-            times = self._stored_steps(job, 0).time_unix_s
-            if not len(times):
+            end_unix_s = self._history.received_unix_s(job) if self._history else None
+            if end_unix_s is None:
                 return None
-            end_unix_s = float(times[-1])
+        end_unix_s = end_unix_s or self._clock.unix_ns() / 1e9
         return self._queries.gpus(labels, TimeRange(end_unix_s - newest_s, end_unix_s, points), rank)
 
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:

@@ -263,6 +263,7 @@ def test_stored_rows_are_read_back(location):
         summary_row("llm", 1, {"name": "llm"}),
     )
     assert history.summary("llm") == {"name": "llm"}
+    assert (history.received_unix_s("llm"), history.received_unix_s("other")) == (START_S, None)
     assert history.exporter_state("mail") == b"\x00\xff"
     assert history.exporter_state("other") is None
     (found,) = history.alerts(limit=9)

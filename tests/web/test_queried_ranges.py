@@ -19,8 +19,10 @@ from urllib.parse import quote, urlencode
 import numpy as np
 import pytest
 from analysis.jobs import step_table
+from history.support import SqliteLocation, write
 
 from perfd.aggregator.aggregator import Aggregator
+from perfd.aggregator.history.history_rows import job_rows
 from perfd.aggregator.queried import AskedRange, ChartQueries, TimeRange
 from perfd.aggregator.queried.chart_queries import missing_range
 from perfd.aggregator.queried.prometheus_ranges import PrometheusRanges, QueriedSeries
@@ -191,6 +193,12 @@ def test_what_is_wrong_with_a_server_is_said_and_it_is_left_alone_for_a_while(
     assert queries.range("x", TimeRange(0.0, 600.0, 10)) == []
 
 
+def test_a_series_without_values_is_none(answering: Any) -> None:
+    answering.answer = (200, b'{"data": {"resultType": "matrix", "result": [{"metric": {}, "values": []}]}}')
+
+    assert ranges(answering).range("x", TimeRange(0.0, 600.0, 10)) == []
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrometheusServer]:
     if shutil.which("prometheus") is None and not os.environ.get("CI"):
@@ -332,6 +340,28 @@ def test_a_server_that_is_away_leaves_what_is_known_and_says_so() -> None:
         assert "did not answer" in found["queried_problem"]
         with pytest.raises(PerfdError, match="did not answer"):
             queries.gpus(JOB, TimeRange(START, START + 600.0, 100), None)
+
+
+def test_the_gpus_of_a_stored_job_are_those_until_it_sent_no_more(answering: Any, tmp_path: Path) -> None:
+    stored = SqliteLocation(tmp_path)
+    url = f"http://127.0.0.1:{answering.server_address[1]}"
+    history = HistoryConfig(path=stored.config.path, query_url=url)
+    store = stored.store()
+    write(store, *job_rows("old", 1, None, START))
+    store.close()
+    config = AggregatorConfig(
+        listen="127.0.0.1:0", http_listen="127.0.0.1:0", rules=RulesConfig(builtin=False), history=history
+    )
+    aggregator = Aggregator(config, VirtualClock((START + 86_400 * 5) * 10**9), manual=True)
+    try:
+        assert aggregator.gpu_series("old", 11, None, 600.0) is not None
+        assert aggregator.gpu_series("other", 11, None, 600.0) is None
+    finally:
+        aggregator.stop()
+
+    assert {body.partition("start=")[2] for _, body, _ in answering.asked} == {
+        f"{START - 600:.3f}&end={START:.3f}&step=60.0"
+    }
 
 
 @pytest.mark.parametrize(

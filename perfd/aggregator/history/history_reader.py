@@ -190,6 +190,14 @@ class HistoryReader:
         )
         return found[0] if found else None
 
+    def received_unix_s(self, job: str) -> float | None:
+        """When the newest record of a job came that may be long over, or None."""
+        query = "SELECT received_unix_s FROM jobs WHERE job = ? ORDER BY attempt DESC LIMIT 1"
+        found = self._answer(
+            lambda reader: self._sound(reader(query, (job,)), lambda row: msgspec.convert(row[0], float))
+        )
+        return found[0] if found else None
+
     def _stored(self, reader: Query, row: tuple[Any, ...], steps: int, phases: int) -> StoredJob:
         job, attempt, started, received, description = row
         newest = "WHERE job = ? AND attempt = ? ORDER BY step DESC LIMIT ?"

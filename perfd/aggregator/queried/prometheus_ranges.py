@@ -134,6 +134,7 @@ def answered_series(answer: PostResponse) -> Sequence[QueriedSeries]:
         return [
             QueriedSeries(one.metric, [at for at, _ in one.values], [float(text) for _, text in one.values])
             for one in found
+            if one.values
         ]
     except ValueError as error:
         raise PerfdError(f"The server of {KEY} answered with something else than series: {error}") from error
