@@ -64,6 +64,17 @@ def test_versions_of_nodes_that_differ_are_joined(job):
     assert (job.description.train_steps, job.description.software["NCCL"]) == (7, "2.21.5")
 
 
+def test_versions_of_another_start_are_not_joined_with_those_before(job):
+    for node, version in (("a", "2.20.5"), ("b", "2.21.5")):
+        job.touch(source(node=node))
+        versions = JobDescription(job="llm", framework="", software={"NCCL": version})
+        job.describe(versions, source(node=node))
+    describe(job, parallel=layout(tp=2))
+    assert describe(job, parallel=layout(tp=4)) is not None
+    job.describe(versions, source(node="b"))
+    assert job.description.software == {"NCCL": "2.21.5"}
+
+
 def test_a_second_agent_that_reads_the_same_log_later_is_no_restart(job):
     report(job, 1, 2, 3, agent="a")
     assert report(job, 1, 2, 3, agent="b") == [None] * 3

@@ -162,6 +162,7 @@ class JobState:
             )
             return None
         self.description = description
+        self._software = SoftwareOfNodes()
         self.steps = StepRows(self._limits.steps_per_job)
         self.operation_steps = OperationStepRows(self._limits.steps_per_job)
         self._sources = StepSources()
