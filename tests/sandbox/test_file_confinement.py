@@ -65,6 +65,21 @@ sys.argv = ["perfd", "analyze", trace, "--report", folder + "/report.html"]
 from perfd.cli import main
 sys.exit(main())
 """
+MEASURED = """
+import perfd.trace.readers.kineto_reader as reader
+trace, folder, secret = sys.argv[1:]
+
+def taken_over(*arguments, **options):
+    print(json.dumps(attempts(trace, folder, secret)), flush=True)
+    os._exit(0)
+
+reader.read = taken_over
+module = Path(secret).with_name("module.txt")
+module.write_text("%dot.1 = f32[8,8] dot(f32[8,8] %a, f32[8,8] %b)\\n")
+sys.argv = ["perfd", "roofline", "--hlo", str(module), "--trace", trace]
+from perfd.cli import main
+sys.exit(main())
+"""
 
 
 @pytest.fixture
@@ -88,12 +103,12 @@ def run(script, places):
     return ended.stdout
 
 
-def check(found):
+def check(found, *, writes=True):
     capabilities = found.pop("capabilities")
     # Root keeps the rights to read and write files of users, where Landlock allows it.
     assert capabilities & ~0b110 == 0
     assert found.pop("no new privileges") == "1"
-    allowed = {"read the trace", "write a report", "make a temporary file"}
+    allowed = {"read the trace", "make a temporary file", *(["write a report"] if writes else [])}
     assert {name for name, result in found.items() if result == "done"} == allowed
     assert {result for name, result in found.items() if name not in allowed} <= {"EACCES", "EPERM"}
 
@@ -107,6 +122,10 @@ def test_a_parser_of_traces_that_was_taken_over_has_no_more_and_the_report_is_wr
     run(TAKEN_OVER, places)
     check(json.loads((places[1] / "found.json").read_text()))
     assert "<html" in (places[1] / "report.html").read_text()
+
+
+def test_the_trace_of_a_module_is_read_without_rights_too(places):
+    check(json.loads(run(MEASURED, places)), writes=False)
 
 
 @pytest.mark.parametrize("architecture", [0xC000003E, 0xC00000B7])

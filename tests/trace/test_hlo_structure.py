@@ -248,6 +248,20 @@ def test_a_graph_needs_an_operation_and_a_picture(options, words, tmp_path, caps
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", [["--trace", "t.json"], ["--around", "dot.1"]])
+def test_what_is_of_a_module_needs_one(option, capsys):
+    assert main(["roofline", "--matmul", "8x8x8", *option]) == 2
+    assert "of a module" in capsys.readouterr().err
+
+
+def test_an_operation_may_go_on_in_the_next_lines():
+    module, _ = read_fragment("%add.1 = f32[8] add(\n  f32[8] %a, \n\n  f32[8] %b)\n%c = f32[8] copy(%add.1)")
+
+    operations = module.computations[module.entry]
+    assert operations["add.1"].operands == (("a", None), ("b", None))
+    assert operations["c"].operation == "copy"
+
+
 @given(st.text(alphabet="%=abfusion(){}[]16,| ms→.\n", max_size=200))
 def test_any_lines_are_operations_or_an_error(text):
     try:

@@ -105,13 +105,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Say what limits an operation and how far it is from that limit."""
+    module = None if args.hlo is None else module_file(args.hlo)
+    if module is None and (args.around or args.trace):
+        raise PerfdError("--around and --trace are of a module: name its file with --hlo.")
     if args.ncu:
         confinement(args, [args.ncu], args.output)()
         kernels = read_ncu(args.ncu)
         document: dict[str, Any] = {"kernels": [_kernel_json(kernel) for kernel in kernels]}
         shown: list[Table | Text] = [_kernels(kernels), *_explanations(kernels)]
         report = report_of_kernels(kernels, args.ncu.name)
-    elif args.hlo is not None and (module := module_file(args.hlo)) is not None:
+    elif module is not None:
         document, shown, report = *_module(args, *module), None
     else:
         work = read_line(args.hlo) if args.hlo is not None else _matmul(args.matmul, args.dtype)
@@ -124,8 +127,6 @@ def run(args: argparse.Namespace) -> int:
         document = {"operation": asdict(placement)}
         shown = [_verdict(placement), _placement(placement), *_arrays(work)]
         report = report_of_placement(placement)
-    if args.around and args.hlo is None:
-        raise PerfdError("--around is of an HLO module: name it with --hlo.")
     if args.output and report is not None:
         write_report(report, args.output)
     if args.json:
@@ -151,12 +152,14 @@ def _module(
             args.output.write_text(module_graph(module, args.around), encoding="utf-8")
         except OSError as error:
             raise PerfdError(f"{args.output}: cannot be written: {error.strerror or error}.") from error
+    gpu = _gpu(args.gpu, args.peaks)
     if args.trace:
-        (trace, *_) = read_traces(with_folders_opened([args.trace]), "nsys")
+        files = with_folders_opened([args.trace])
+        (trace, *_) = read_traces(files, "nsys", confine=confinement(args, files))
         measured = measured_operations(trace, hlo_costs(module))
         if measured.known_ratio is None:
             raise PerfdError(f"{args.trace}: the trace has no operation of {module.name}.")
-    found = ModuleRoofline(module, _gpu(args.gpu, args.peaks), args.time, measured)
+    found = ModuleRoofline(module, gpu, args.time, measured)
     return found.document(), list(found.shown())
 
 

@@ -21,7 +21,7 @@ _HEAD = re.compile(
     r"\s{0,40}(?:Op \d{1,6}: )?%?([\w.\-]{1,200})\s{0,40}\|\s{0,40}(\d{1,9}(?:\.\d{1,9})?) ?(us|µs|ms|s)\s*"
 )
 _ARROW = re.compile(r"^\s{0,40}(?:->|→)\s{0,10}")
-_CONTINUED = re.compile(r"[(,]\s*$")
+_CONTINUED = ("(", ",")
 _PLAIN = re.compile(r"[a-z0-9]+\[[^=]{0,300} = ")
 _INLINE = re.compile(r"([a-z]\w{0,20}\[[\d,]{0,200}\](?:\{[^{}]{0,200}\})?) %?([\w.\-]{1,200})")
 _POWERS = {"us": -6, "µs": -6, "ms": -3, "s": 0}
@@ -98,11 +98,14 @@ def _operations(text: str) -> Iterator[tuple[str, str, float | None]]:
 
 def _joined(text: str) -> Iterator[str]:
     """Lines, those that end within a list together with the next."""
-    open_ = ""
+    parts: list[str] = []
     for line in text.splitlines()[:_MOST_LINES]:
-        open_ = f"{open_} {line.strip()}" if open_ else line
-        if not _CONTINUED.search(open_):
-            yield open_
-            open_ = ""
-    if open_:
-        yield open_
+        if not parts:
+            parts.append(line)
+        elif line.strip():
+            parts.append(line.strip())
+        if not parts[-1].rstrip().endswith(_CONTINUED):
+            yield " ".join(parts)
+            parts.clear()
+    if parts:
+        yield " ".join(parts)
