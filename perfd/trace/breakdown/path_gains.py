@@ -14,10 +14,10 @@ import numpy as np
 
 from perfd.trace.breakdown.activity_links import activity_links
 from perfd.trace.breakdown.collective_matching import Collectives
-from perfd.trace.breakdown.critical_path import CriticalPath, PathKind, operation_at_end
+from perfd.trace.breakdown.critical_path import DATA_LOADING, CriticalPath, PathKind, operation_at_end
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 
-_HOST = frozenset({PathKind.HOST.value, "data_loading"})
+_HOST = frozenset({PathKind.HOST.value, DATA_LOADING})
 _PENDING = -1.0
 
 
