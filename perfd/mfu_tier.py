@@ -24,3 +24,14 @@ class MfuTier(StrEnum):
         if mfu_ratio < THRESHOLDS.mfu_good_ratio:
             return cls.COMMUNICATION_BOUND
         return cls.GOOD if mfu_ratio <= THRESHOLDS.mfu_excellent_ratio else cls.EXCELLENT
+
+
+def attainable_mfu(mfu_ratio: float | None, lost_ratio: float | None) -> float | None:
+    """The MFU without a loss of this share of the time; None where it is unknown, or cannot be reached.
+
+    Losses are upper bounds: with an implausible MFU they would look certain.
+    """
+    if not mfu_ratio or not lost_ratio or not 0 < lost_ratio < 1:
+        return None
+    reached = mfu_ratio / (1 - lost_ratio)
+    return reached if reached <= THRESHOLDS.mfu_implausible_ratio else None

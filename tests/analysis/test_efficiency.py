@@ -13,6 +13,7 @@ from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import Efficiency, MfuTier
 from perfd.gpu_peaks import load_peaks
+from perfd.mfu_tier import attainable_mfu
 from perfd.model import GpuInfo, ModelSource, ParallelLayout, Recompute
 from perfd.session.text.summary_numbers import numbers_in_words
 
@@ -250,6 +251,22 @@ def test_a_slice_of_a_gpu_has_no_peak_although_its_parent_has():
 )  # fmt: skip
 def test_the_tier_of_an_mfu_has_the_edges_of_the_table(mfu_ratio, tier):
     assert MfuTier.of(mfu_ratio) == tier
+
+
+@pytest.mark.parametrize(
+    ("mfu_ratio", "lost_ratio", "best"),
+    [
+        (0.4, 0.2, 0.5),
+        (0.425, 0.5, 0.85),
+        (0.426, 0.5, None),
+        (0.4, 0.0, None),
+        (0.4, 1.0, None),
+        (0.4, None, None),
+        (None, 0.2, None),
+    ],
+)
+def test_an_mfu_that_no_job_reaches_is_not_called_attainable(mfu_ratio, lost_ratio, best):
+    assert attainable_mfu(mfu_ratio, lost_ratio) == (None if best is None else pytest.approx(best))
 
 
 def test_the_tier_is_that_of_the_mfu_and_unknown_with_it():

@@ -6,7 +6,6 @@ thresholds are those of docs/analysis.md.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -29,6 +28,7 @@ from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
 from perfd.formatting import duration, percent
+from perfd.mfu_tier import attainable_mfu
 from perfd.thresholds import THRESHOLDS
 
 _Judge = Callable[[JobEvidence], Finding | None]
@@ -101,10 +101,8 @@ def _expected(finding: Finding, facts: JobEvidence) -> str:
     if not (step_s and gain and gain < 1 and finding.advice) or finding.kind in {Kind.HANG, Kind.UNKNOWN}:
         return ""
     without = f"{duration(step_s * (1 - gain))} per step instead of {duration(step_s)}"
-    # The gain is an upper bound; an MFU that cannot be would make the step time look certain.
-    reached = mfu / (1 - gain) if mfu else math.inf
-    possible = reached <= THRESHOLDS.mfu_implausible_ratio
-    gained = f", MFU {percent(reached)} instead of {percent(mfu)}" if possible else ""
+    reached = attainable_mfu(mfu, gain)
+    gained = f", MFU {percent(reached)} instead of {percent(mfu)}" if reached else ""
     return f" At best {without}{gained}."
 
 

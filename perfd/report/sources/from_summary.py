@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from perfd.analysis.collectives import busiest
 from perfd.analysis.steps import Stage
 from perfd.formatting import UNKNOWN, bandwidth, count, data_size, duration, flops_per_s, percent, power
+from perfd.mfu_tier import attainable_mfu
 from perfd.model import Alert
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
 
@@ -72,11 +73,6 @@ def _sentences(job: JobSummary) -> list[str]:
     return sentences
 
 
-def _attainable_mfu(job: JobSummary) -> float | None:
-    mfu, gain = job.efficiency.mfu_ratio, job.bottleneck.gain_ratio
-    return min(mfu / (1 - gain), 1.0) if mfu is not None and gain and gain < 1 else None
-
-
 def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     without = job.communication.left_out
     left_out = f", not counting {', '.join(without)}" if without else ""
@@ -87,12 +83,13 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     device = "GPU" if job.gpus else "rank"
     steady = f"{job.steps.steady_count} steady of {job.steps.count} steps"
     over = f"{source}; median over {steady}"
+    best = attainable_mfu(speed.mfu_ratio, job.bottleneck.gain_ratio)
     rows = (
         ("Step time", duration(job.step_time_s.median), over),
         ("Step time p95", duration(job.step_time_s.p95), f"{source}; over {steady}"),
         ("MFU", percent(speed.mfu_ratio), counted),
         ("MFU tier", speed.mfu_tier.value.replace("_", " ") if speed.mfu_tier else UNKNOWN, counted),
-        ("Attainable MFU", percent(_attainable_mfu(job)), f"{source}; without what the first finding costs"),
+        ("Attainable MFU", percent(best), f"{source}; without what the first finding costs"),
         ("HFU", percent(speed.hfu_ratio), f"{source}; convention {convention}"),
         ("Tokens/s", count(speed.tokens_per_s), over),
         (f"FLOP/s per {device}", flops_per_s(speed.model_flops_per_s_per_gpu), counted),

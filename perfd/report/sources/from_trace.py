@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.formatting import UNKNOWN, duration, flops, flops_per_s, percent
-from perfd.mfu_tier import MfuTier
+from perfd.mfu_tier import MfuTier, attainable_mfu
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric
 from perfd.report.sources.timeline_lanes import timeline_of
 from perfd.report.sources.trace_notes import notes_of
@@ -73,7 +73,7 @@ def _summary(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[str]:
 def _attainable_mfu(analysis: TraceAnalysis, shares: TimeShares | None) -> float | None:
     """The MFU if compute kernels, as fast as they are, ran all the time: no waiting, no exposed transfer."""
     use = analysis.model_use
-    return min(use.mfu_ratio / shares.compute, 1.0) if use and shares and shares.compute else None
+    return attainable_mfu(use.mfu_ratio, 1 - shares.compute) if use and shares else None
 
 
 def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportMetric]:
