@@ -83,8 +83,8 @@ class Away:
         target.write_bytes(b"other")
 
 
-def stored_capture(clock: SystemClock, hours_ago: float) -> Capture:
-    found = StoredFile(url=f"s3://traces/{KEY}", size_bytes=9, sha256="0", unix_s=1.0)
+def stored_capture(clock: SystemClock, hours_ago: float, key: str = KEY) -> Capture:
+    found = StoredFile(url=f"s3://traces/{key}", size_bytes=9, sha256="0", unix_s=1.0)
     file = CaptureFile(path=PATH, size_bytes=9, upload=True)
     ended_unix_s = clock.unix_ns() / 1e9 - hours_ago * 3600.0
     return captured(ended_unix_s=ended_unix_s, files=(file,), stored={PATH: found})
@@ -118,6 +118,25 @@ def test_a_report_is_made_hours_after_its_capture_once_storage_answers_and_there
     assert len(asked) >= 3
     assert storage.fetched == (1 if free_bytes else 4)
     assert "has changed since its node uploaded it" in made[0].words
+
+
+def test_a_new_capture_does_not_wait_for_those_that_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_reports, "_RETRY_EVERY_S", 0.0)
+
+    class HalfAway(Away):
+        def fetch(self, key: str, target: Path, max_bytes: int) -> None:
+            self.left = int(key == KEY)
+            super().fetch(key, target, max_bytes)
+
+    done = threading.Event()
+    storage: Any = HalfAway(1)
+    reports = CaptureReports(
+        lambda *_: done.set(), SystemClock(), storage=ReportStorage(files=storage, max_bytes=99)
+    )
+    reports.submit(stored_capture(SystemClock(), hours_ago=1.0))
+    reports.submit(stored_capture(SystemClock(), hours_ago=2.0, key=KEY.replace("c1", "c2")))
+    assert done.wait(WITHIN_S)
+    reports.stop()
 
 
 def test_retries_end_a_week_after_the_capture() -> None:

@@ -159,10 +159,12 @@ class CaptureReports:
                     self._from_storage(capture, self._storage, wait_s)
 
     def _next(self) -> tuple[Capture | None, float]:
-        """The next capture, or one whose retry is due, and how long it waits if it fails.
+        """The next capture, else one whose retry is due, and how long it waits if it fails.
 
-        None for the end, and from time to time.
+        None for the end, and from time to time. Retries come last: while storage hangs, each takes long.
         """
+        with contextlib.suppress(queue.Empty):
+            return self._waiting.get_nowait(), _RETRY_EVERY_S
         now_s = self._clock.monotonic_s()
         due = next((retry for retry in self._retries if retry.due_s <= now_s), None)
         if due is not None:
