@@ -20,14 +20,16 @@ class FileLocks:
 
     def holders(self, inode: int) -> Sequence[int]:
         """PIDs of the processes that hold an exclusive lock on the whole file."""
-        if self._holders is None:
-            self._holders = self._read()
-        return self._holders.get(str(inode), ())
+        return self._by_inode().get(str(inode), ())
 
     def all_holders(self) -> set[int]:
         """PIDs of the processes that hold such a lock on any file."""
-        self.holders(0)
-        return {pid for pids in (self._holders or {}).values() for pid in pids}
+        return {pid for pids in self._by_inode().values() for pid in pids}
+
+    def _by_inode(self) -> dict[str, list[int]]:
+        if self._holders is None:
+            self._holders = self._read()
+        return self._holders
 
     def _read(self) -> dict[str, list[int]]:
         try:
