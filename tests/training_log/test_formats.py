@@ -193,3 +193,23 @@ def test_batches_of_epochs_without_a_total_count_on(
 )
 def test_lines_that_show_no_batch_of_training_are_not_steps(line: str) -> None:
     assert records_of(line + "\n", TrainingStep) == []
+
+
+_METRIC = "I1120 10:00:00.000000 140000000000000 logging_writer.py:48] [7] collection=train "
+
+
+@pytest.mark.parametrize(
+    ("head", "row"),
+    [
+        ("Result for PPO_x:\n  training_iteration: 7\n  episode_reward_mean: 1.0", "  learner/a{}_loss: {}"),
+        ("| time/ | |\n| iterations | 7 |\n| total_timesteps | 9 |", "| a{}_loss | {} |"),
+        ("[step=7/1000,epoch=0]", "    train/a{} loss={}"),
+        (f"{_METRIC}loss=1.0", _METRIC + "a{}_loss={}"),
+    ],
+)
+def test_a_block_that_does_not_end_is_not_kept_in_memory(head: str, row: str) -> None:
+    text = "\n".join([head, *(row.format(number, number) for number in range(5000)), "end", ""])
+    (step, *_) = records_of(text, TrainingStep)
+
+    assert step.step == 7
+    assert 0 < len(step.losses) <= 2000

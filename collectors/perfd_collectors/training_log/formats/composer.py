@@ -36,6 +36,10 @@ _RATES = {
 }
 
 
+_MOST_VALUES = 2000
+"""Of a block; a log could go on with values for ever. Chosen."""
+
+
 class ComposerParser(FormatParser):
     """One log. Composer's `time/batch` counts the batches before this one, over all epochs."""
 
@@ -68,7 +72,7 @@ class ComposerParser(FormatParser):
             style = _VALUE if self._step is None else _OLMO_VALUE
             if value := style.fullmatch(line.text):
                 figure = number(value[2])
-                if figure is not None:
+                if figure is not None and len(self._block) < _MOST_VALUES:
                     self._block.setdefault(value[1], figure)
                 return True
             self.flush()

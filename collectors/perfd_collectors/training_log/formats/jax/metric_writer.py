@@ -19,6 +19,10 @@ _LINE = re.compile(
 _PAIR = re.compile(r"(?:^|, )([\w/.()-]{1,120}) ?= ?([^\s,]{1,40})(?=,|\s*$)")
 
 
+_MOST_LINES = 200
+"""Of a step, which are one record; a log could repeat a step for ever. Chosen."""
+
+
 class MetricWriterParser(FormatParser):
     """One log. A step's metrics may come in several lines, which are one record."""
 
@@ -28,15 +32,17 @@ class MetricWriterParser(FormatParser):
         super().__init__(job)
         self._step: int | None = None
         self._found = StepFields()
+        self._lines = 0
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete, undamaged line."""
         said = None if not line.complete or line.damaged else _LINE.match(line.text)
         if said is None:
             return False
-        if int(said[1]) != self._step:
+        self._lines += 1
+        if int(said[1]) != self._step or self._lines > _MOST_LINES:
             self.flush()
-            self._step = int(said[1])
+            self._step, self._lines = int(said[1]), 1
         if said[2] and "eval" in said[2]:
             self._found.evaluates = True
             return True

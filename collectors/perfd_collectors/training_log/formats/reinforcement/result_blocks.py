@@ -22,6 +22,10 @@ _OF_RLLIB = ("env_steps", "episode_reward_mean", "episode_return_mean")
 """Other results of Ray Tune are a loop's own, mostly of an epoch."""
 
 
+_MOST_ROWS = 2000
+"""Of a block; a log could go on with rows for ever. Chosen."""
+
+
 class ResultBlockParser(FormatParser):
     """Blocks of one log: the first trial's, since trials run side by side.
 
@@ -76,7 +80,7 @@ class ResultBlockParser(FormatParser):
     def _boxed(self, text: str) -> bool:
         self._box = {} if self._box is None else self._box
         row = _BOX_ROW.match(text)
-        if row is None:
+        if row is None or len(self._box) >= _MOST_ROWS:
             closes = not text.strip("-")
             self.flush()
             return closes
@@ -88,7 +92,7 @@ class ResultBlockParser(FormatParser):
         if _TRIAL_FRAME.match(text) or _TRIAL_GROUP.match(text):
             return True
         row = _TRIAL_ROW.match(text)
-        if row is None:
+        if row is None or len(self._rows or ()) >= _MOST_ROWS:
             closes = text.startswith("\u2570")
             self.flush()
             return closes

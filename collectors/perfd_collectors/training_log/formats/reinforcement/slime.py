@@ -25,7 +25,9 @@ class SlimeParser(FormatParser):
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)
-        self._updates: list[int] = []
+        self._updates = 0
+        self._newest = 0
+        """The number of the newest update."""
         self._values: Mapping[str, float] = {}
         self._whole = False
         """Whether all updates of the round were read."""
@@ -40,7 +42,8 @@ class SlimeParser(FormatParser):
             return False
         if kind == "step" and values.get("train/step") == number:
             self._whole |= number == 0
-            self._updates.append(number)
+            self._updates += 1
+            self._newest = number
             self._values = values
         elif kind == "perf" and _STEP_TIME in values:
             self._round(values)
@@ -49,20 +52,20 @@ class SlimeParser(FormatParser):
         return True
 
     def _round(self, perf: Mapping[str, float]) -> None:
-        updates, self._updates = self._updates, []
+        updates, self._updates = self._updates, 0
         whole, self._whole = self._whole, True
         if not updates:
             return
         self._out.describe(framework="slime")
         values = self._values
-        share = 1 / len(updates)
+        share = 1 / updates
         losses = {name: value for name, value in values.items() if name.endswith("loss")}
         used = {*losses, "train/grad_norm", "train/lr-pg_0", "train/global_batch_size", "train/step"}
         time_s = perf[_STEP_TIME]
         self._steps.add(
             TrainingStep(
                 job=self._out.job,
-                step=updates[-1],
+                step=self._newest,
                 step_time_s=time_s * share if whole and time_s > 0 else None,
                 losses=losses,
                 grad_norm=values.get("train/grad_norm"),
