@@ -324,7 +324,7 @@ def test_the_page_shows_the_range_that_was_picked(running: str, tab: Tab) -> Non
     assert "GPUs, last 175.0 min" in tab.text("[data-section=gpu-charts] h2")
     assert "4 GPUs" in tab.text("[data-section=gpu-charts] h2")
     tab.run("document.getElementById('time-chart').scrollIntoView()")
-    tab.wait("document.querySelector('#time-chart output').innerText === 'step 1799: 6.0 s'")
+    tab.wait("document.querySelector('#time-chart output').innerText === 'step 1799: 6000.0 ms'")
     tab.run("document.getElementById('time-chart-drawing').focus()")
     assert tab.count("#queried-problem") == 0
 

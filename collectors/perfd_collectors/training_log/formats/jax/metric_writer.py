@@ -13,7 +13,7 @@ from perfd_collectors.training_log.step_fields import StepFields, add_step
 from perfd_collectors.training_log.step_order import ProgressSource
 
 _LINE = re.compile(
-    r"I[0-9]{4,8} [0-9:.]{8,15} {1,8}[0-9]{1,9} \w{1,60}\.py:[0-9]{1,6}\] "
+    r"I[0-9]{4,8} [0-9:.]{8,15} {1,8}[0-9]{1,20} \w{1,60}\.py:[0-9]{1,6}\] "
     r"\[([0-9]{1,15})\] (?:collection=(\S{1,120}) )?(?=[\w/.-]{1,120} ?= ?\S)"
 )
 _PAIR = re.compile(r"(?:^|, )([\w/.()-]{1,120}) ?= ?([^\s,]{1,40})(?=,|\s*$)")
