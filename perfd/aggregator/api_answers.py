@@ -286,10 +286,10 @@ class ApiAnswers:
     def gpu_series(
         self, job: str, points: int, rank: int | None, newest_s: float | None = None
     ) -> dict[str, Any] | None:
-        """What a job's GPUs did, of schema perfd.gpu_series/1; None when nothing knows the job.
+        """A job's GPU series, schema perfd.gpu_series/1; None for an unknown job.
 
-        Longer ranges than that in memory come from the configured server; raises `PerfdError` if that does
-        not answer.
+        Ranges longer than those in memory come from the configured server; raises `PerfdError` if it does not
+        answer.
         """
         with self._state.lock:
             known = self._state.fleet.jobs.get(job)

@@ -46,7 +46,7 @@ def check_shared_memory(facts: NodeFacts) -> CheckResult:
 
 
 def check_nccl_settings(facts: NodeFacts) -> CheckResult:
-    """Whether NCCL's variables keep a job from its fast paths, or name what the node lacks."""
+    """Whether NCCL's variables disable fast paths, or name devices that the node lacks."""
     title, settings = "NCCL's variables", facts.nccl_settings
     doubts = [
         f"{name}={setting.value} ({setting.source}) {problem}"
@@ -59,10 +59,10 @@ def check_nccl_settings(facts: NodeFacts) -> CheckResult:
             level=Level.WARN,
             title=title,
             what="; ".join(doubts),
-            fix="Unset what is not meant so, before the job: NCCL's own choices are the fastest as a rule.",
+            fix="Unset what is not intended before starting a job: NCCL's defaults are usually the fastest.",
         )
     what = ", ".join(f"{name}={setting.value}" for name, setting in sorted(settings.items()))
-    return CheckResult(check="nccl_settings", level=Level.OK, title=title, what=what or "none is set")
+    return CheckResult(check="nccl_settings", level=Level.OK, title=title, what=what or "none set")
 
 
 _OFF = frozenset({"", "0"})
@@ -76,7 +76,7 @@ _DOUBTFUL: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "NCCL_P2P_LEVEL": (lambda value: value.upper() in {"0", "LOC"}, _NO_P2P),
     "NCCL_SHM_DISABLE": (
         lambda value: value not in _OFF,
-        "disables shared memory between the processes of a node",
+        "disables shared memory between processes of a node",
     ),
     "NCCL_NVLS_ENABLE": (lambda value: value == "0", "disables NVLink SHARP"),
     "NCCL_DEBUG": (lambda value: value.upper() == "TRACE", "logs every call, which slows the job"),

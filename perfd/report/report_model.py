@@ -142,15 +142,15 @@ class Report:
     tables: Sequence[ReportTable] = ()
     notes: Sequence[str] = field(default_factory=tuple)
     step_time_s: float | None = None
-    """What gains are shares of, unless advice says by itself how long a step takes then."""
+    """The step time that gains are shares of; None if the advice itself has the new step time."""
 
     def recommendations(self) -> list[ReportFinding]:
-        """Findings that advise something, those with the most to gain first, five at most."""
+        """At most five findings with advice, largest gain first."""
         advising = [found for found in self.findings if found.advice]
         return sorted(advising, key=lambda found: -(found.gain_ratio or 0.0))[:_RECOMMENDATIONS]
 
     def gain_words(self, found: ReportFinding) -> str:
-        """What following an advice gains at most, and how long a step takes then; empty where unknown."""
+        """The most that following the advice gains, and the step time then; empty if unknown."""
         if not found.gain_ratio:
             return ""
         gain = f"up to {percent(found.gain_ratio)}"

@@ -322,7 +322,7 @@ def test_what_is_typed_after_a_slash_chooses_the_jobs() -> None:
     assert "/mis_" in lines
     assert "> mistral" in lines[-1]
     lines = drawn(fleet_screen(answered(*rows, q="x"), ScreenPosition(words="x"), 80, 20))
-    assert lines[-1] == "No job has the words 'x'; escape shows all."
+    assert lines[-1] == "No job matches 'x'; escape shows all."
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])

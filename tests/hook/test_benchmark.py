@@ -121,7 +121,7 @@ def test_modes_less_than_a_tenth_apart_are_none():
 
 def test_the_documented_patterns_time_what_was_compiled_before():
     page = (Path(perfd.__file__).parent.parent / "docs" / "hook.md").read_text()
-    section = page.split("so that only its execution is timed:\n")[1].split("\n\nWork on another")[0]
+    section = page.split("so that only execution is timed:\n")[1].split("\n\nWork on a stream other")[0]
     timed = []
     hook = types.SimpleNamespace(benchmark=lambda fn: timed.append(fn()) or "measured")
     graph = types.SimpleNamespace(replay=lambda: "graph")

@@ -167,7 +167,7 @@ def test_requests_that_wait_beside_an_empty_cache_wait_for_the_limit() -> None:
     assert (found.kind, found.confidence) == (Kind.UNUSED_KV_MEMORY, 0.8)
     assert found.evidence[1] == "32 requests run; the limit of 32 is reached."
     (found,) = diagnose(measure(look(1, **state, max_running_requests=256.0)))
-    assert (found.confidence, "not what holds them" in found.evidence[1]) == (0.4, True)
+    assert (found.confidence, "not reached" in found.evidence[1]) == (0.4, True)
     assert kinds_of(**state | {"kv_cache_used_ratio": 0.71}) == set()
     assert kinds_of(**state | {"queued_requests": 0.0}) == set()
 

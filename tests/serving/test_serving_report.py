@@ -41,7 +41,7 @@ def test_saved_metrics_become_a_report_of_four_parts(capsys, tmp_path):
 
     assert report["headline"] == "A large batch slows decode down."
     metrics = {one["name"]: one["value"] for one in report["metrics"]}
-    assert (metrics["Running requests"], metrics["Least TPOT of a lone sequence"]) == ("200", "5.2 ms")
+    assert (metrics["Running requests"], metrics["Least TPOT of one sequence"]) == ("200", "5.2 ms")
     assert [finding["title"] for finding in report["findings"]] == ["Large batch", "Prefill interference"]
     assert main(["report", str(page), *THEORY, "--output", str(tmp_path / "server.md")]) == 0
     text = (tmp_path / "server.md").read_text()

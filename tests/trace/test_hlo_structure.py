@@ -94,11 +94,11 @@ def test_a_line_explains_its_layouts_and_where_arrays_are(capsys):
     assert work.arrays == (
         (
             "f32[3,5]",
-            "dimension 0 (3), 1 (5) from the fastest",
+            "0 (3), 1 (5), minor to major",
             "2x2: 1.60 times its size",
             "on the chip (VMEM)",
         ),
-        ("f32[3,5]", "dimension 1 (5), 0 (3) from the fastest", "none", "main memory (HBM)"),
+        ("f32[3,5]", "1 (5), 0 (3), minor to major", "none", "main memory (HBM)"),
     )
     line = "%add.1 = bf16[16,256]{1,0:T(8,128)(2,1)} add(bf16[16,256]{1,0} %a, bf16[16,256]{1,0} %b)"
     assert main(["roofline", "--gpu", "TPU v4", "--hlo", line]) == 0
@@ -111,7 +111,7 @@ def test_a_fusion_is_taken_for_a_product_if_its_shapes_allow_one():
     )
 
     assert (work.flops, work.precision) == (2 * 4 * 64 * 100 * 32, "bf16")
-    assert work.notes == ("Taken for a matrix product, by its shapes: it contracts 32.",)
+    assert work.notes == ("Assumed to be a matrix product from its shapes: it contracts 32.",)
     with pytest.raises(PerfdError, match="not on its line"):
         read_line("%fusion.1 = bf16[64,100] fusion(bf16[64,32] %a, bf16[64,100] %b)")
 
@@ -163,9 +163,7 @@ def test_products_know_over_what_they_are_split():
     (found,) = sharded_products(module, {cost.name: cost.group_size for cost in hlo_costs(module)})
 
     assert (found.name, found.contracted, found.reduced_over, found.gathered_over) == ("dot.1", 64, 2, 4)
-    assert (
-        "the contracted dimension of 64 is a part of 128 and gathers an operand from 4 devices" in found.words
-    )
+    assert "dimension of 64 is a shard of 128 and gathers an operand from 4 devices" in found.words
 
 
 def test_near_what_is_attainable_nothing_is_doubted(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Two trainings in one process tree, whose output is one log, and ranks that only look like them."""
+"""Two training runs in one process tree, whose output is one log, and ranks that only look like them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_run_after_another_one_begins_again(step_s: float) -> None:
 
     assert steps(records) == [*range(1, 51), *range(1, 61)]
     assert events(records) == [
-        (EventKind.RESTARTED, "Steps began again at 1, after 50: a restart, or another run.")
+        (EventKind.RESTARTED, "Steps restarted at 1, after 50: a restart, or another run.")
     ]
 
 
@@ -88,7 +88,7 @@ def test_of_two_runs_side_by_side_only_one_counts_and_a_sentence_says_so() -> No
     assert steps(records) == list(range(1, 201))
     ((kind, message),) = events(records)
     assert kind is EventKind.LOG_ERROR
-    assert message.startswith("Two trainings print their steps into one output")
+    assert message.startswith("Two training runs print steps to one output")
 
 
 def test_two_runs_side_by_side_with_steps_of_their_own_are_distinguished() -> None:

@@ -1,4 +1,4 @@
-"""Ranks against ranks: who waits for whom, and how fast the links between them are."""
+"""The matrices of ranks: which waits for which, and the bandwidth of the links between them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_links_of_unknown_speed_are_compared_with_their_likes() -> None:
 
     assert found["bus_ratios"][4][5] == pytest.approx(0.4)
     assert found["bus_ratios"][0][1] == 1
-    assert found["groups"][found["group_index"][4][5]]["reference"] == "median of groups alike"
+    assert found["groups"][found["group_index"][4][5]]["reference"] == "median of similar groups"
     assert links(*(group(pair, 50e9) for pair in pairs[:3])) is None
 
 
@@ -116,7 +116,7 @@ def test_the_matrix_is_a_table_whose_heads_open_ranks(tab: Tab, stand_in: StandI
     assert tab.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     assert tab.text("#peer-waits thead").strip() == "Waits \\ for\trank 700\trank 16000\tAll"
     assert "Of 16,384 ranks, those that wait most" in tab.text("[data-section=peers] figcaption")
-    assert "Nothing is known of rank 9" in tab.text("[data-section=peers] figcaption")
+    assert "No data from rank 9" in tab.text("[data-section=peers] figcaption")
     heads = tab.run("[...document.querySelectorAll('#peer-waits th')].every((one) => one.scope)")
     assert heads is True
     link = tab.run("document.querySelector('#peer-waits thead a').getAttribute('href')")

@@ -11,7 +11,7 @@ from perfd_collectors.launch_threads.process_readings import COLUMNS, LaunchThre
 
 
 class LaunchThreadsOptions(Options, frozen=True):
-    """It has none."""
+    """No options."""
 
 
 class LaunchThreadsCollector:

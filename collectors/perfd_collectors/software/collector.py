@@ -24,7 +24,7 @@ _REPEAT_CALLS = 60
 
 
 class SoftwareOptions(Options, frozen=True):
-    """It has none."""
+    """No options."""
 
 
 class _Known:

@@ -115,7 +115,7 @@ class PrometheusRanges:
             found = answered_series(answer)
         except PerfdError as error:
             if self._failed is None:
-                log.warning("Ranges of charts are shorter.", extra={"reason": str(error)})
+                log.warning("Charts show shorter ranges.", extra={"reason": str(error)})
             self._failed = now_s, str(error)
             raise
         self._failed = None
@@ -126,9 +126,9 @@ def answered_series(answer: PostResponse) -> Sequence[QueriedSeries]:
     """Raises `PerfdError` if it is not an answer with series."""
     if not answer.taken:
         what = f"answered with status {answer.status}" if answer.status else "did not answer"
-        raise PerfdError(f"The server of {KEY} {what}: {answer.text[:200]}")
+        raise PerfdError(f"The server in {KEY} {what}: {answer.text[:200]}")
     if len(answer.text) > _MAX_ANSWER_BYTES:
-        raise PerfdError(f"The answer of the server of {KEY} is larger than {_MAX_ANSWER_BYTES >> 20} MiB.")
+        raise PerfdError(f"The server in {KEY} answered with more than {_MAX_ANSWER_BYTES >> 20} MiB.")
     try:
         found = msgspec.json.decode(answer.text, type=_Answer, strict=False).data.result
         return [
@@ -137,4 +137,4 @@ def answered_series(answer: PostResponse) -> Sequence[QueriedSeries]:
             if one.values
         ]
     except ValueError as error:
-        raise PerfdError(f"The server of {KEY} answered with something else than series: {error}") from error
+        raise PerfdError(f"The server in {KEY} did not answer with series: {error}") from error

@@ -65,7 +65,7 @@ class Kind(StrEnum):
     LONG_PROMPTS = "long_prompts"
     KV_MEMORY = "kv_memory"
     UNUSED_KV_MEMORY = "unused_kv_memory"
-    """Requests wait although the KV cache has room: a limit on running requests holds them."""
+    """Requests wait although the KV cache has room: a limit on running requests holds them back."""
     LOW_CACHE_HITS = "low_cache_hits"
     FEW_REQUESTS = "few_requests"
     CUDA_GRAPH = "cuda_graph"

@@ -144,7 +144,7 @@ def _unused_kv_memory(measured: ServerRates, _comparison: TheoryComparison | Non
     evidence = [f"{percent(used)} of the KV cache is in use, while {waiting:.0f} requests wait."]
     at_limit = most is not None and running >= THRESHOLDS.serving_request_limit_ratio * most
     if most is not None:
-        reached = "is reached" if at_limit else "is not what holds them"
+        reached = "is reached" if at_limit else "is not reached"
         evidence.append(f"{running:.0f} requests run; the limit of {most:.0f} {reached}.")
     return Finding(
         kind=Kind.UNUSED_KV_MEMORY,

@@ -35,8 +35,8 @@ _SGLANG: Mapping[Kind, str] = {
         "or shard the model further (--tp-size); against retractions raise --schedule-conservativeness."
     ),
     Kind.UNUSED_KV_MEMORY: (
-        "Let more requests run (--max-running-requests), if TPOT allows it; a cache that stays empty can be"
-        " smaller (--mem-fraction-static), or its GPU be another replica's."
+        "Raise the limit on running requests (--max-running-requests) if TPOT allows it. If the cache stays"
+        " empty, shrink it (--mem-fraction-static) or run another replica on its GPU."
     ),
     Kind.LOW_CACHE_HITS: (
         "If prompts share a start, schedule by it (--schedule-policy lpm) and route by it (the router's "
@@ -79,8 +79,8 @@ _VLLM: Mapping[Kind, str] = {
         "shard the model further (--tensor-parallel-size)."
     ),
     Kind.UNUSED_KV_MEMORY: (
-        "Let more requests run (--max-num-seqs), if TPOT allows it; a cache that stays empty can be smaller"
-        " (--gpu-memory-utilization), or its GPU be another replica's."
+        "Raise the limit on running requests (--max-num-seqs) if TPOT allows it. If the cache stays empty,"
+        " shrink it (--gpu-memory-utilization) or run another replica on its GPU."
     ),
     Kind.LOW_CACHE_HITS: (
         "If prompts share a start, see that prefix caching is on (--enable-prefix-caching) and route requests"

@@ -72,8 +72,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--hlo",
         metavar="LINE|FILE",
-        help="a line of XLA's HLO with the shapes of its operands, or a file with an optimized module or some"
-        " lines of one, also with times (`fusion.1 | 12.3 ms`)",
+        help="a line of XLA's HLO with the shapes of its operands, or a file with an optimized module or"
+        " lines of one, with or without times (`fusion.1 | 12.3 ms`)",
     )
     what.add_argument(
         "--ncu",
@@ -85,10 +85,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", default="H200", help="as NVML names it, or a part of that (default: H200)")
     parser.add_argument("--time", type=positive, metavar="SECONDS", help="measured time of the operation")
     parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="of --hlo FILE: a JAX trace with its operations' times"
+        "--trace", type=Path, metavar="FILE", help="with --hlo FILE: a JAX trace of that module"
     )
     parser.add_argument(
-        "--around", metavar="OPERATION", help="of --hlo FILE: draw its neighbors in the graph (--output .svg)"
+        "--around",
+        metavar="OPERATION",
+        help="with --hlo FILE: draw the operation's neighbors (--output .svg)",
     )
     parser.add_argument("--peaks", type=Path, metavar="FILE", help="file of GPU peaks to use first")
     parser.add_argument(
@@ -143,11 +145,11 @@ def _module(
 ) -> tuple[dict[str, Any], list[Table | Text]]:
     if bool(args.output) != bool(args.around):
         raise PerfdError(
-            "Of a module, --output draws what is around one operation: name it with --around; --json has all."
+            "--output draws the graph around one operation: name it with --around. See also --json."
         )
     if args.around:
         if args.output.suffix.lower() != ".svg":
-            raise PerfdError(f"{args.output}: the graph of operations is SVG; name it .svg.")
+            raise PerfdError(f"{args.output}: the graph is written as SVG; name it .svg.")
         try:
             args.output.write_text(module_graph(module, args.around), encoding="utf-8")
         except OSError as error:
@@ -158,7 +160,7 @@ def _module(
         (trace, *_) = read_traces(files, "nsys", confine=confinement(args, files))
         measured = measured_operations(trace, hlo_costs(module))
         if measured.known_ratio is None:
-            raise PerfdError(f"{args.trace}: the trace has no operation of {module.name}.")
+            raise PerfdError(f"{args.trace}: the trace has no operations of {module.name}.")
     found = ModuleRoofline(module, gpu, args.time, measured)
     return found.document(), list(found.shown())
 

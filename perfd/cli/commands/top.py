@@ -126,7 +126,7 @@ def _ask(url: str, place: ScreenPosition) -> _Answers:
 
 
 def _known(url: str, path: str) -> Json | None:
-    """What adds to a job's numbers; without it the rest is shown."""
+    """Optional data of a job; without it the screen shows the rest."""
     try:
         return get(url, path)
     except PerfdError:
@@ -142,20 +142,20 @@ def _lines(answers: _Answers) -> list[str]:
 def _moved(
     place: ScreenPosition, key: str, answers: _Answers, size: ConsoleDimensions, problem: str | None
 ) -> ScreenPosition:
-    """Where a key or a click leads."""
+    """The state after a key or a click."""
     if not key.startswith("click"):
         return press(place, key, _lines(answers), orders(size.width))
     if place.screen is not Screen.JOBS or not place.same_view(answers.place):
         return place
     column, line = map(int, key.split()[1:])
     room = _room(size, _said(problem, answers))
-    # The hint is the last line; what is above the screen moves it down.
+    # The hint is the last line; lines above the screen move it down.
     at = column, line - (size.height - 1 - room)
     return fleet_click(answers.fleet, place, size.width, room, at)
 
 
 def _said(problem: str | None, answers: _Answers) -> str | None:
-    return problem and f"{problem} What is shown is from {answers.at}. Trying again."
+    return problem and f"{problem} Data from {answers.at}; retrying."
 
 
 def _room(size: ConsoleDimensions, problem: str | None) -> int:

@@ -34,15 +34,15 @@ Tables, each of the whole trace and by rank:
   idle        gaps of each stream: not launched yet (host), under 30 µs (kernel), other
   operators   PyTorch's operators with inputs, module and line of code: GPU and host time
   lines       GPU time by line of code, module, operator and kernel
-  modules     GPU time by module, and the bytes that the inputs of its operators have
-  functions   Python functions: calls, time with and without what they call
-  ranges      NVTX ranges (by domain) and record_function, those that differ only in numbers together
+  modules     GPU time by module, and the input bytes of its operators
+  functions   Python functions: calls, own time, and time including callees
+  ranges      NVTX ranges (by domain) and record_function; names that differ only in numbers are merged
   timeline    every operation in order, with its gap and innermost range
-  layers      the model's layers, as kernels that repeat: passes, layers, and each operation of a layer
-  overlap     collectives: what hides them, and how long computing waits for them
-  decode-gaps a server's decode steps: the time from one to the next, by what is between them
-  critical-path  the chain of work over all ranks that the length is due to: rank, class, operator, kernel
-  path-gains     how much sooner it would end if a class of that work took no time
+  layers      the model's layers, from repeating kernels: passes, layers, and each operation of a layer
+  overlap     collectives: what overlaps them, and how long compute waits for them
+  decode-gaps a server's decode steps: the time from one to the next, by what runs between them
+  critical-path  the chain of work that determines the capture's length: rank, class, operator, kernel
+  path-gains     how much earlier the capture would end if a class of that work took no time
 Lines and modules need with_stack=True and with_modules=True, shapes of inputs record_shapes=True.
 With --json it prints one object: {"schema": "perfd.trace_tables/1", "tables": [{"name", "title",
 "columns": [{"name", "unit"}], "rows": [[...]], "missing"}]}, with all rows. Unknown values are null.
@@ -74,7 +74,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rows", type=positive_whole, metavar="N", default=20, help="at most so many rows (default: 20)"
     )
     table.add_argument(
-        "--range", metavar="NAME", help="only what was launched in ranges of this name; * stands for any text"
+        "--range", metavar="NAME", help="only work launched in ranges of this name; * matches any text"
     )
     form = table.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one object of schema perfd.trace_tables/1")

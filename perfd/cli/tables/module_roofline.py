@@ -114,15 +114,15 @@ class ModuleRoofline:
     def _findings(self) -> Iterator[str]:
         matrix = self._matrix_ratio()
         if matrix is not None:
-            yield f"The matrix units (MXU, tensor cores) do {percent(matrix)} of their peak over that time."
+            yield f"The matrix units (MXU, tensor cores) reach {percent(matrix)} of their peak in that time."
         layouts = [(cost, least) for cost, least in self._rows if cost.note == LAYOUT_CHANGE]
         if layouts:
             moved = sum(cost.traffic_bytes * cost.count for cost, _ in layouts)
             share = sum(least for _, least in layouts) / (self._compute_s or 1.0)
             yield (
                 f"{len(layouts)} copies only change a layout and move {data_size(moved)}, {percent(share)} of"
-                " the least time to compute: let XLA choose layouts (`in_shardings=` with `Layout.AUTO` of"
-                " jax.experimental.layout), or store arrays in the layout that is read."
+                " the least compute time: let XLA choose layouts (`in_shardings=` with `Layout.AUTO` of"
+                " jax.experimental.layout), or store arrays in the layout that their readers need."
             )
             for copy in self._copies[:_MOST_SENTENCES]:
                 readers = ", ".join(copy.readers[:2]) or "the result"
@@ -134,9 +134,9 @@ class ModuleRoofline:
         if ratio is not None and ratio < LATENCY_RATIO:
             shown = duration(self._communication_s)
             yield (
-                f"Far from attainable: besides overlap ({shown} of communication), look for sums over devices"
-                " of what need not be split (jax.lax.with_sharding_constraint fixes what XLA chose), for"
-                " layout copies, and for operations far over their least time."
+                f"Far from attainable: besides overlap ({shown} of communication), look for unneeded sums"
+                " over devices (jax.lax.with_sharding_constraint overrides XLA's choice), layout copies, and"
+                " operations that take far longer than their least time."
             )
 
     def _ratio(self) -> float | None:

@@ -26,12 +26,12 @@ class ScreenPosition:
     row: int = 0
     """The line of the list that Enter opens."""
     sort: str = ""
-    """Of the jobs, as /api/v1/fleet names it; empty for what runs and costs most first."""
+    """Order of the jobs, as /api/v1/fleet names it; empty: running and most costly jobs first."""
     down: bool = False
     words: str = ""
-    """Which jobs are shown: those with all of these words."""
+    """Only jobs with all of these words are shown."""
     typing: bool = False
-    """Whether keys are added to the words."""
+    """Whether typed keys extend the words."""
     leaving: bool = False
 
     def same_view(self, other: ScreenPosition) -> bool:
@@ -55,8 +55,11 @@ KEYS = (
     ("enter", "open the job"),
     ("<, >", "sort the jobs by another column"),
     ("r", "reverse the order"),
-    ("/", "show the jobs with these words: name, state, cause, owner; enter ends, escape shows all"),
-    ("mouse", "a click chooses a line, opens the chosen one, or sorts by a heading; shift to select text"),
+    ("/", "filter jobs by words in name, state, cause, owner; enter keeps the filter, escape clears it"),
+    (
+        "mouse",
+        "click selects a line, opens the selected one, or sorts by a column; hold shift to select text",
+    ),
     ("h, escape", "all jobs"),
     ("s", "serving engines"),
     ("?", "this list"),
@@ -65,15 +68,15 @@ KEYS = (
 
 
 _RISING = frozenset({"", "name", "owner"})
-"""Orders that begin with the least; the others begin with the largest."""
+"""Ascending orders; the others are descending."""
 
 
 def press(
     place: ScreenPosition, key: str, lines: Sequence[str], orders: Sequence[str] = ()
 ) -> ScreenPosition:
-    """Where a key leads.
+    """The state after a key.
 
-    `lines` are the names in the list, in the order that is shown; `orders` those of the shown columns.
+    `lines` are the names in the list, in the order shown; `orders` those of the shown columns.
     """
     if place.typing:
         return _typed(place, key)
@@ -91,7 +94,7 @@ def press(
 def _in_jobs(
     place: ScreenPosition, key: str, lines: Sequence[str], orders: Sequence[str]
 ) -> ScreenPosition | None:
-    """Where a key leads that means something in the list of jobs only."""
+    """The state after a key that only the list of jobs has."""
     if key == "escape" and place.words:
         return replace(place, words="", row=0)
     if key == "enter" and lines:
@@ -108,7 +111,7 @@ def _in_jobs(
 
 
 def sorted_by(place: ScreenPosition, order: str) -> ScreenPosition:
-    """By this column; by the same one again in the other direction."""
+    """Sort by this column; the same one again reverses."""
     down = not place.down if order == place.sort else order not in _RISING
     return replace(place, sort=order, down=down, row=0)
 

@@ -33,7 +33,7 @@ def fleet_screen(fleet: Json, place: ScreenPosition, width: int, room: int | Non
     if not page["total"]:
         return Group(*above, Text("No jobs yet: agents send data about once per second.", style="dim"))
     if not jobs:
-        return Group(*above, Text(f"No job has the words {place.words!r}; escape shows all.", style="dim"))
+        return Group(*above, Text(f"No job matches {place.words!r}; escape shows all.", style="dim"))
     shown = _shown(fleet, place, room)
     chosen = None if room is None else min(place.row, len(jobs) - 1)
     table = job_table([(jobs[number], number == chosen) for number in shown], place, width)
@@ -45,7 +45,7 @@ def fleet_screen(fleet: Json, place: ScreenPosition, width: int, room: int | Non
 def fleet_click(
     fleet: Json, place: ScreenPosition, width: int, room: int, at: tuple[int, int]
 ) -> ScreenPosition:
-    """What a click leads to at a column and line of the screen of all jobs, both counted from 0."""
+    """The state after a click at a column and line of the list of jobs, both counted from 0."""
     column, line = at
     row = line - len(_above(fleet, place)) - 1
     if not fleet["jobs"]:
@@ -180,7 +180,7 @@ def framed(
 
 
 def one_line(text: Text) -> Text:
-    """A text that is cut at the edge of the terminal."""
+    """Text that is cut off at the edge of the terminal."""
     text.no_wrap = True
     text.overflow = "ellipsis"
     return text

@@ -395,13 +395,13 @@ JOB_METRICS: Sequence[MetricInfo] = (
         "Captured files that are not in object storage yet.",
         labels=JOB,
         source="perfd.capture",
-        absent="When none waits.",
+        absent="When no files wait.",
     ),
     metric(
         "perfd_capture_upload_wait_seconds",
         "Time since the end of the oldest capture with such a file.",
         labels=JOB,
         source="perfd.capture",
-        absent="When none waits.",
+        absent="When no files wait.",
     ),
 )

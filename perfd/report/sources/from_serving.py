@@ -1,4 +1,4 @@
-"""The report of a serving engine, or of a benchmark of one."""
+"""The report of a serving engine or of its benchmark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_KNOWN = frozenset({UNKNOWN, "-"})
 def report_of_servers(
     servers: Sequence[ServerDocument], *, kind: str, more: Sequence[ReportMetric] = ()
 ) -> Report:
-    """What servers measured, what their hardware allows, and what to change; `kind` says what was read."""
+    """What servers measured, what their hardware allows, and what to change; `kind` names the input."""
     first, findings = servers[0], [finding for server in servers for finding in server.findings]
     now = first.measured.now
     engine = " ".join(filter(None, [now.engine.value, now.version, now.model]))
@@ -45,8 +45,8 @@ def _headline(servers: Sequence[ServerDocument], findings: Sequence[Finding]) ->
     if findings:
         return f"{findings[0].headline}."
     if any(server.comparison is None for server in servers):
-        return "Nothing is found; without model and GPU, speed is not compared with the hardware's."
-    return "Nothing that perfd can see slows it down."
+        return "No findings; without model and GPU, its speed cannot be compared with the hardware's."
+    return "perfd finds nothing that slows it down."
 
 
 def _metrics(server: ServerDocument) -> Iterator[ReportMetric]:
@@ -71,7 +71,7 @@ def _theory(comparison: TheoryComparison) -> Iterator[ReportMetric]:
     source = f"perfd's model of {comparison.theory.layout.gpus} x {comparison.theory.gpu.name}"
     step = None if comparison.step is None else comparison.step.total_s
     values = (
-        ("Least TPOT of a lone sequence", duration(comparison.tpot_floor_s)),
+        ("Least TPOT of one sequence", duration(comparison.tpot_floor_s)),
         ("Least TPOT of the running batch", duration(step)),
         ("Least TTFT of the mean prompt", duration(comparison.ttft_floor_s)),
         ("Critical batch", f"{comparison.theory.critical_batch:.0f}"),

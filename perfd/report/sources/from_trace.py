@@ -60,7 +60,7 @@ def _summary(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[str]:
         sentences.append(f"Most to gain: {most.advice}")
     if analysis.model_use:
         best = _attainable_mfu(analysis, diagnosis.shares)
-        of_best = f" of an attainable {percent(best)} (compute kernels all the time)" if best else ""
+        of_best = f" of an attainable {percent(best)} (the same kernels without gaps)" if best else ""
         sentences.append(f"MFU is {percent(analysis.model_use.mfu_ratio)}{of_best}.")
     lossy = [str(rank.rank) for rank in analysis.ranks if not rank.timeline.complete]
     if lossy:
@@ -71,7 +71,7 @@ def _summary(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[str]:
 
 
 def _attainable_mfu(analysis: TraceAnalysis, shares: TimeShares | None) -> float | None:
-    """The MFU if compute kernels, as fast as they are, ran all the time: no waiting, no exposed transfer."""
+    """The MFU if the same compute kernels ran without gaps: no waiting, no exposed transfers."""
     use = analysis.model_use
     return attainable_mfu(use.mfu_ratio, 1 - shares.compute) if use and shares else None
 
@@ -121,7 +121,7 @@ def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportM
         found.append(ReportMetric(name="MFU tier", value=tier, source="thresholds of docs/analysis.md"))
         best = _attainable_mfu(analysis, shares)
         if best is not None:
-            kept = f"{source}; MFU over the share of computing: its kernels all the time, as fast as they are"
+            kept = f"{source}; MFU over the compute share: the same kernels without gaps"
             found.append(ReportMetric(name="Attainable MFU", value=percent(best), source=kept))
     cost = ranks[0].launches
     if cost and cost.call_s is not None:

@@ -83,8 +83,8 @@ def _path_table(analysis: TraceAnalysis) -> list[ReportTable]:
     return [
         ReportTable(
             title=f"Critical path ({duration(path.length_s)})",
-            source=f"{source_of(analysis)}; the chain of work over all ranks that takes this long ({ranks}):"
-            " a saving shortens the window by at most the time on it",
+            source=f"{source_of(analysis)}; the chain of work across all ranks that determines the length"
+            f" ({ranks}): a saving shortens the window by at most its time on the path",
             columns=("class", "name", "rank", "count", "on the path", "share"),
             rows=[
                 (

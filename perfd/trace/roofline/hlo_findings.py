@@ -1,4 +1,4 @@
-"""What a module's operations say about its layouts, its tiles and its sharding, beside their least times."""
+"""Findings about a module's layouts and sharding, besides the least times of its operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfd.trace.roofline.hlo_line import ArrayShape, flops_of, product_of, shap
 from perfd.trace.roofline.hlo_module import HloModule, Instruction
 
 LAYOUT_CHANGE = "changes the layout"
-"""The note of a copy that does nothing else."""
+"""The note on a copy that does nothing else."""
 _SAME_VALUE = frozenset(
     {"bitcast", "convert", "copy", "get-tuple-element", "reshape", "transpose", "all-reduce-done"}
 )
@@ -33,7 +33,7 @@ class LayoutCopy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedProduct:
-    """A matrix product whose operands or result show how it is split over devices."""
+    """A matrix product that is split over devices, as its operands or result show."""
 
     name: str
     shape: str
@@ -43,7 +43,7 @@ class ShardedProduct:
     reduced_over: int | None = None
     """Devices whose partial results are summed: the contracted dimension is split over them."""
     gathered_over: int | None = None
-    """Devices from which an operand is gathered each time: it is stored in parts."""
+    """Devices from which a sharded operand is gathered each time."""
 
     @property
     def words(self) -> str:
@@ -53,7 +53,7 @@ class ShardedProduct:
             whole = self.contracted * self.reduced_over
             parts.append(
                 f"sums its results over {self.reduced_over} devices: the contracted dimension of"
-                f" {self.contracted} is a part of {whole}"
+                f" {self.contracted} is a shard of {whole}"
             )
         if self.gathered_over:
             parts.append(f"gathers an operand from {self.gathered_over} devices before each use")
@@ -69,7 +69,7 @@ def order_words(shape: ArrayShape) -> str:
 
 
 def layout_copies(module: HloModule) -> list[LayoutCopy]:
-    """All copies of a module that only change a layout."""
+    """A module's copies that only change a layout."""
     found = []
     for computation, instructions in module.computations.items():
         readers = _readers(instructions)
@@ -158,7 +158,7 @@ def _readers(instructions: Mapping[str, Instruction]) -> dict[str, list[Instruct
 
 
 def _users(readers: Mapping[str, Sequence[Instruction]], name: str, hops: int = 0) -> Iterator[Instruction]:
-    """What reads a value, through operations that leave it what it is."""
+    """The readers of a value, through operations that do not change it."""
     for reader in readers.get(name, ()):
         if reader.operation in _SAME_VALUE and hops < _MOST_HOPS:
             yield from _users(readers, reader.name, hops + 1)
@@ -186,7 +186,7 @@ def _first(sizes: Mapping[str, int | None], names: Iterator[str]) -> int | None:
 def neighbors(
     instructions: Mapping[str, Instruction], name: str, *, hops: int = 2, most: int = 40
 ) -> dict[str, int]:
-    """Operations by their distance from one: negative for what it needs, positive for its readers."""
+    """Operations by distance from one: negative for its operands, positive for its readers."""
     readers = _readers(instructions)
     levels = {name: 0}
     for sign in (-1, 1):

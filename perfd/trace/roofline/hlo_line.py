@@ -23,7 +23,7 @@ _CALL = re.compile(r"(?:^|[\s)}\]])(?P<operation>[a-z][a-z0-9\-]*)\((?P<operands
 _MAX_ELEMENTS = 10**15
 _MAX_DIGITS = 15
 _MOST_INPUTS = 16
-"""Of an operation, among which a product's operands are looked for."""
+"""Inputs of an operation, of which two may be a product's operands."""
 _SPACE = re.compile(r"S\((\d{1,3})\)")
 _TILES = re.compile(r"T(?:\([\d,]+\)){1,4}")
 
@@ -37,7 +37,7 @@ class ArrayShape:
     layout: tuple[int, ...] = ()
     """Dimensions from the fastest to the slowest."""
     tiles: tuple[tuple[int, ...], ...] = ()
-    """How the fastest dimensions are tiled, the fastest last; each further tiling divides the one before."""
+    """Tiles of the minor dimensions, the minor one last; each further tiling divides the one before."""
     memory_space: int = 0
     """0 is the device's main memory, 1 memory on its chip, 5 the host's."""
 
@@ -50,7 +50,7 @@ class ArrayShape:
     def padded_elements(self) -> int:
         """How many its tiles have room for."""
         layout = self.layout or tuple(reversed(range(len(self.sizes))))
-        # In the order of memory, the fastest last.
+        # In memory order, the minor dimension last.
         sizes = [self.sizes[dimension] for dimension in reversed(layout)]
         for tile in self.tiles:
             # More dimensions than there are combine with ones of size 1.
@@ -92,7 +92,7 @@ def read_line(line: str) -> OperationWork:
         precision=(matmul_precision if matrix else vector_precision)(inputs[0].dtype),
         notes=(
             *(
-                [f"Taken for a matrix product, by its shapes: it contracts {presumed.contracted}."]
+                [f"Assumed to be a matrix product from its shapes: it contracts {presumed.contracted}."]
                 if presumed
                 else []
             ),
@@ -103,13 +103,13 @@ def read_line(line: str) -> OperationWork:
 
 
 PRESUMED = frozenset({"fusion", "custom-call"})
-"""Operations whose line does not say what they compute."""
+"""Operations whose line does not show what they compute."""
 _SPACES = {0: "main memory (HBM)", 1: "on the chip (VMEM)", 5: "the host's memory"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresumedProduct:
-    """A matrix product that shapes allow."""
+    """A matrix product that the shapes allow."""
 
     left: ArrayShape
     right: ArrayShape
@@ -120,10 +120,10 @@ class PresumedProduct:
 
 
 def product_of(outputs: Sequence[ArrayShape], inputs: Sequence[ArrayShape]) -> PresumedProduct | None:
-    """The product that an operation may be, by shapes alone.
+    """The matrix product that an operation may be, judged by shapes alone.
 
-    Two inputs share one size that the result lacks, and the result has all others, those of a batch once.
-    None if no pair of inputs does so.
+    Two inputs share one size that the result lacks, and the result has all others, batch sizes once.
+    None if no pair of inputs fits.
     """
     if not outputs:
         return None
@@ -142,7 +142,7 @@ def product_of(outputs: Sequence[ArrayShape], inputs: Sequence[ArrayShape]) -> P
 
 
 def array_words(shape: ArrayShape) -> tuple[str, str, str, str]:
-    """An array in words: what it is, the order of its dimensions in memory, its tiles, and where it is."""
+    """An array in words: type and sizes, dimensions in memory order, tiles, and memory space."""
     order = shape.layout or tuple(reversed(range(len(shape.sizes))))
     sizes = ", ".join(f"{one} ({shape.sizes[one]})" for one in order)
     tiles = " in ".join("x".join(map(str, tile)) for tile in reversed(shape.tiles))
@@ -150,7 +150,7 @@ def array_words(shape: ArrayShape) -> tuple[str, str, str, str]:
         tiles += f": {shape.padded_elements / shape.elements:.2f} times its size"
     return (
         shape_words(shape),
-        f"dimension {sizes} from the fastest" if order else "one number",
+        f"{sizes}, minor to major" if order else "scalar",
         tiles or "none",
         _SPACES.get(shape.memory_space, f"memory space {shape.memory_space}"),
     )

@@ -43,7 +43,7 @@ class OperationWork:
     """Whose dense peak applies: bf16, fp16, fp8, fp4, tf32, fp32."""
     notes: tuple[str, ...] = ()
     arrays: tuple[tuple[str, str, str, str], ...] = ()
-    """Of HLO: each array with its order in memory, its tiles and its place, in words."""
+    """For HLO: each array with its memory order, tiles and memory space, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

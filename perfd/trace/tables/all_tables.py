@@ -50,9 +50,9 @@ TABLES: Mapping[str, Callable[[Sequence[RankTrace]], TraceTable]] = {
 def tables_of(
     traces: Sequence[RankTrace], names: Sequence[str], in_range: str | None = None
 ) -> list[TraceTable]:
-    """The tables of these names, of traces that were read with `detailed`.
+    """The named tables, for traces that were read with `detailed`.
 
-    With `in_range` of what was launched in ranges of such names only, as in a shell: `my_decode_*`.
+    `in_range` restricts them to work launched in ranges that match a shell pattern, such as `my_decode_*`.
     """
     if in_range is not None:
         traces = [timeline_table.within_ranges(trace, in_range) for trace in traces]

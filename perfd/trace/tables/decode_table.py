@@ -14,10 +14,10 @@ _DECODE, _ENDING = "decode step", " step"
 
 
 def decode_gaps(traces: Sequence[RankTrace]) -> TraceTable:
-    """By what ran between two decode steps: from one's begin to the next one's, and where it took longest."""
+    """By what ran between two decode steps: time from start to start, and where it was longest."""
     return TraceTable(
         name="decode-gaps",
-        title="From one decode step to the next, by what is between them",
+        title="Time from one decode step to the next, by what runs between them",
         columns=(
             RANK,
             TableColumn("between"),
@@ -29,7 +29,7 @@ def decode_gaps(traces: Sequence[RankTrace]) -> TraceTable:
             TableColumn("delay_s", "s"),
         ),
         rows=[row for trace in traces for row in _rows(trace)],
-        missing="No trace has steps of a server: SGLang and vLLM name them when they are profiled.",
+        missing="No trace has decode steps of a server: SGLang and vLLM name them when profiled.",
     )
 
 

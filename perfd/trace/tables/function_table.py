@@ -1,4 +1,4 @@
-"""Where the host's Python spent its time, as cProfile counts it."""
+"""Time in the host's Python functions, counted as cProfile does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
 
 
 def functions(traces: Sequence[RankTrace]) -> TraceTable:
-    """By function: calls, own time, and time with all that it called; recursion counts once."""
+    """By function: calls, own time, and time including callees; recursion counts once."""
     return TraceTable(
         name="functions",
         title="Python functions",
@@ -26,7 +26,7 @@ def functions(traces: Sequence[RankTrace]) -> TraceTable:
             TableColumn("call_s", "s"),
         ),
         rows=[row for trace in traces for row in _rows(trace)],
-        missing="No trace has Python functions: those of PyTorch's profiler do, with with_stack=True.",
+        missing="No trace has Python functions: record with PyTorch's profiler and with_stack=True.",
     )
 
 

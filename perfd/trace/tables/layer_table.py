@@ -1,4 +1,4 @@
-"""The layers of a model, found as sequences of kernels that repeat, and what each of their kernels is for."""
+"""Finds a model's layers as repeating kernel sequences, and the role of each kernel in them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class _Layers:
 
 
 def layers(traces: Sequence[RankTrace]) -> TraceTable:
-    """The operations of a layer in order: role, class, time, over all layers and passes of a rank."""
+    """Role, class and time of each operation in a layer, over all layers and passes of a rank."""
     return TraceTable(
         name="layers",
-        title="A layer of the model, by kernels that repeat",
+        title="A layer of the model, from repeating kernels",
         columns=(
             RANK,
             TableColumn("layer"),
@@ -57,7 +57,7 @@ def layers(traces: Sequence[RankTrace]) -> TraceTable:
             TableColumn("layer_share_ratio", "ratio"),
         ),
         rows=[row for trace in traces for row in _rows(trace)],
-        missing="No sequence of kernels repeats as layers do: more than half of all, three in a row.",
+        missing="No kernel sequence looks like layers: three in a row, and at least half of all kernels.",
     )
 
 
@@ -80,7 +80,7 @@ def _layer_rows(
     first, _ = found.runs[0]
     classes = [trace.classes[name] for name in names[first : first + found.size].tolist()]
     shift = _begin(classes)
-    # A layer that begins later in the sequence is once less in each run.
+    # If the layer starts later in the sequence, each run has one layer fewer.
     starts = np.array(
         [start + shift + at * found.size for start, count in found.runs for at in range(count - bool(shift))]
     )
@@ -107,7 +107,7 @@ def _layer_rows(
 
 
 def _kinds_of_layer(names: Ns) -> Iterator[_Layers]:
-    """The sequences that repeat, the one that covers most first: of a training step, backward and forward."""
+    """The repeating sequences, largest coverage first: for a training step, backward and forward."""
     left = names.copy()
     least = _LEAST_COVERED_RATIO
     for _ in range(_MOST_KINDS):
@@ -129,7 +129,7 @@ def _repeats(names: Ns, least_ratio: float) -> _Layers | None:
         edges = np.flatnonzero(equal[1:] != equal[:-1])
         starts, ends = edges[::2], edges[1::2]
         count = (ends - starts) // size + 1
-        # What repeats one or two kernels does so at any size.
+        # One or two repeating kernels repeat at any size.
         runs = [
             (start, number)
             for start, number in zip(starts.tolist(), count.tolist(), strict=True)
@@ -141,7 +141,7 @@ def _repeats(names: Ns, least_ratio: float) -> _Layers | None:
 
 
 def _begin(classes: Sequence[str]) -> int:
-    """Where a layer begins: at the normalization before its attention, else where the run does."""
+    """Where a layer starts: at the normalization before its attention, else where the run starts."""
     if "attention" not in classes or "normalization" not in classes:
         return 0
     at = classes.index("attention")
@@ -150,7 +150,7 @@ def _begin(classes: Sequence[str]) -> int:
 
 
 def _roles(kernels: Sequence[str], classes: Sequence[str]) -> list[str]:
-    """What each kernel of a forward pass through a transformer layer is for; else its class."""
+    """The role of each kernel in a forward pass through a transformer layer; else its class."""
     matmuls = [
         at
         for at, (kernel, label) in enumerate(zip(kernels, classes, strict=True))

@@ -1,4 +1,4 @@
-"""Modules of a model: GPU time, and the memory traffic that the inputs of their operators need at least."""
+"""Modules of a model: GPU time, and the least memory traffic for the inputs of their operators."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _DTYPE_BYTES = {
 
 
 def modules(traces: Sequence[RankTrace]) -> TraceTable:
-    """By module: GPU time, the bytes that its operators' inputs have, and both shares."""
+    """By module: GPU time, its operators' input bytes, and both shares."""
     return TraceTable(
         name="modules",
-        title="Modules, and what their operators read at least (the sizes of their inputs, each once)",
+        title="Modules, and the least that their operators read (each input once)",
         columns=(
             RANK,
             TableColumn("module"),
@@ -36,8 +36,7 @@ def modules(traces: Sequence[RankTrace]) -> TraceTable:
             TableColumn("read_bytes_per_s", "bytes/s"),
         ),
         rows=[row for trace in traces for row in _rows(trace)],
-        missing="No trace has modules: they are in those of PyTorch's profiler with with_stack=True and"
-        " with_modules=True.",
+        missing="No trace has modules: record with PyTorch's profiler (with_stack, with_modules).",
     )
 
 
@@ -60,7 +59,7 @@ def _rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
         row[1] += duration
         if one < 0 or one in seen:
             continue
-        # An operator that launches several kernels reads its inputs once at least.
+        # An operator that launches several kernels reads its inputs at least once.
         seen.add(one)
         row[0] += 1
         size = sizes[int(spans.label[one])]
@@ -88,7 +87,7 @@ def _rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
 
 
 def _input_bytes(label: SpanLabel) -> int | None:
-    """Of an operator's inputs; None where the trace does not say."""
+    """Bytes of an operator's inputs; None if the trace does not have them."""
     try:
         shapes, dtypes = ast.literal_eval(label.shapes or "0"), ast.literal_eval(label.dtypes or "0")
     except (ValueError, SyntaxError, RecursionError, MemoryError):

@@ -77,7 +77,7 @@ def _shape_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
 
 
 def _persistence(name: str, blocks: str, multiprocessors: int | None) -> str:
-    """Why a kernel looks persistent: its blocks stay on the SMs, and take one tile after another."""
+    """Why a kernel looks persistent: its blocks stay on the SMs and process one tile after another."""
     if _PERSISTENT.search(name):
         return "name"
     count = math.prod(int(one) for one in blocks.split("x") if one.isdecimal())

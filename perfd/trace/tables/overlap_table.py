@@ -1,4 +1,4 @@
-"""What runs beside each collective: matrix products, other computing, copies, or nothing."""
+"""What overlaps each collective: matrix products, other compute, copies, or nothing."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
 
 
 def overlap(traces: Sequence[RankTrace]) -> TraceTable:
-    """By group and operation: how much of it computing hides, and what computes next.
+    """By group and operation: how much of it compute hides, and the next compute kernel.
 
-    `hole_s` is from the end of computing before or beside a collective to the next kernel that computes: what
-    an all-reduce of tensor parallelism costs the product behind it.
+    `hole_s` is the time from the end of compute before or during a collective to the next compute kernel: the
+    delay that a tensor-parallel all-reduce adds to the next product.
     """
     return TraceTable(
         name="overlap",
-        title="Collectives, and what runs beside them",
+        title="Collectives, and what overlaps them",
         columns=(
             RANK,
             TableColumn("group"),

@@ -1,4 +1,4 @@
-"""The critical path of a capture: what is on it, and what a saving there is worth."""
+"""The critical path of a capture: the work on it, and the gain from saving it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def critical_path_parts(traces: Sequence[RankTrace]) -> TraceTable:
     found = _path(traces)
     return TraceTable(
         name="critical-path",
-        title="Critical path over all ranks",
+        title="Critical path across all ranks",
         columns=(
             RANK,
             TableColumn("class"),
@@ -35,11 +35,11 @@ def critical_path_parts(traces: Sequence[RankTrace]) -> TraceTable:
 
 
 def gains(traces: Sequence[RankTrace]) -> TraceTable:
-    """How much sooner the capture would end without a class of work of its path."""
+    """How much earlier the capture would end without a class of work on its path."""
     found = _path(traces)
     return TraceTable(
         name="path-gains",
-        title="If a class of work on the critical path took no time",
+        title="Gain if a class of work on the critical path took no time",
         columns=(
             TableColumn("class"),
             TableColumn("path_s", "s"),
@@ -93,7 +93,7 @@ def _pieces(
 
 
 def _operators(trace: RankTrace) -> Sequence[str]:
-    """The operator that launched each operation; empty where that is not known."""
+    """The operator that launched each operation; empty if unknown."""
     spans = trace.detail.spans if trace.detail else None
     if spans is None or not len(spans):
         return [""] * len(trace.operations)

@@ -54,7 +54,7 @@ def ranges(traces: Sequence[RankTrace]) -> TraceTable:
 
 
 def _by_domain(trace: RankTrace) -> list[tuple[str, PhaseRow]]:
-    """A domain's names are its own: those of others mean something else."""
+    """Rows with their domain: the same name in another domain is another range."""
     domains = sorted({phase.domain for phase in trace.phases})
     found = [
         (domain, row)

@@ -1,4 +1,4 @@
-"""Every operation of the GPUs in the order in which they began, and what of a trace lies within ranges."""
+"""Every GPU operation by start time, and the part of a trace that is within ranges."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _Columns = TypeVar("_Columns", GpuOperations, HostCalls)
 
 
 def timeline(traces: Sequence[RankTrace]) -> TraceTable:
-    """One row an operation, with the gap of its stream before it and the innermost range of its launch."""
+    """One row per operation, with the gap before it on its stream and the innermost range of its launch."""
     return TraceTable(
         name="timeline",
-        title="Operations in order",
+        title="Timeline of operations",
         columns=(
             RANK,
             TableColumn("start_s", "s"),
@@ -66,7 +66,7 @@ def _rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
 
 
 def _innermost(trace: RankTrace) -> list[str]:
-    """The innermost range around the launch of each operation; empty where there is none."""
+    """The innermost range around the launch of each operation; empty if there is none."""
     found = [""] * len(trace.operations)
     call = launching_call(trace)
     by_thread: dict[int, list[Phase]] = {}
@@ -92,7 +92,7 @@ def _innermost(trace: RankTrace) -> list[str]:
 
 
 def within_ranges(trace: RankTrace, pattern: str) -> RankTrace:
-    """The trace with only what was launched in ranges whose names match, as in a shell: `my_decode_10_*`."""
+    """The trace with only work launched in ranges that match a shell pattern, such as `my_decode_10_*`."""
     chosen = [phase for phase in trace.phases if fnmatchcase(phase.name, pattern)]
     calls = trace.calls
     inside = np.zeros(len(calls), dtype=np.bool_)
@@ -111,7 +111,7 @@ def within_ranges(trace: RankTrace, pattern: str) -> RankTrace:
         operations=_chosen(trace.operations, kept),
         calls=_chosen(calls, inside),
         phases=chosen,
-        # They name operations by their place.
+        # They refer to operations by index.
         collectives=(),
         detail=detail
         and replace(detail, size_bytes=detail.size_bytes[kept], launch_shape=detail.launch_shape[kept]),

@@ -1,10 +1,10 @@
-// Ranks against ranks, as a table: who waits for whom, and how fast the links between them are.
+// A table of ranks by ranks: which waits for which, and the bandwidth of the links between them.
 
 import { el, section } from "./dom.js";
 import { bandwidth, count, percent, rankNames } from "./format.js";
 import { jobAddress } from "./paths.js";
 
-// A wait of this share of the time, or a link that lacks this share of its bandwidth, has the full color.
+// A wait of this share of the time, or a link that lacks this share of its bandwidth, gets the full color.
 const FULL = 0.5;
 const DOCS = "docs/nccl.md";
 let chosen = "waits";
@@ -15,14 +15,14 @@ export function drawPeers(main, job, peers, again) {
   section(main, "peers", [peers, known.includes(chosen) ? chosen : known[0], ranks], () => {
     if (!known.length) return absent(peers, ranks);
     const shown = known.includes(chosen) ? chosen : known[0];
-    return [el("h2", {}, "Ranks waiting for ranks, and links"), ...(known.length > 1 ? [tabs(shown, again)] : []), shown === "waits" ? waits(job.name, peers, ranks) : links(job.name, peers, ranks)];
+    return [el("h2", {}, "Waits and links between ranks"), ...(known.length > 1 ? [tabs(shown, again)] : []), shown === "waits" ? waits(job.name, peers, ranks) : links(job.name, peers, ranks)];
   });
 }
 
 function absent(peers, ranks) {
   if (!peers || !(ranks > 1)) return [];
-  const why = peers.source ? "No rank waits for another in the collectives of which times are known." : `Which rank waits for which, and how fast links are, needs times of NCCL’s operations: ${DOCS} says how to get them.`;
-  return [el("h2", {}, "Ranks waiting for ranks, and links"), el("p", { class: "quiet", id: "no-peers" }, why)];
+  const why = peers.source ? "No rank waits for another in collectives with known times." : `Waits and links between ranks need times of NCCL’s operations: ${DOCS} shows how to get them.`;
+  return [el("h2", {}, "Waits and links between ranks"), el("p", { class: "quiet", id: "no-peers" }, why)];
 }
 
 function tabs(shown, again) {
@@ -34,7 +34,7 @@ function tabs(shown, again) {
     });
     return button;
   };
-  return el("div", { class: "tools choice", role: "group", "aria-label": "What of two ranks" }, tab("waits", "Waiting"), tab("links", "Links"));
+  return el("div", { class: "tools choice", role: "group", "aria-label": "Waiting or links" }, tab("waits", "Waiting"), tab("links", "Links"));
 }
 
 function waits(name, { waits: found, nodes, missing_ranks: silent, source }, ranks) {
@@ -45,9 +45,9 @@ function waits(name, { waits: found, nodes, missing_ranks: silent, source }, ran
   }));
   const some = ranks > found.waiting.length || ranks > found.last.length;
   return matrix(name, nodes, { id: "peer-waits", corner: "Waits \\ for", columns: found.last, more: ["All"], rows, show: percent }, [
-    "Share of all time that the rank of a row waits in collectives for that of a column, which came last. “All” has also ranks that are not shown, and operations whose last rank is unknown.",
-    some && `Of ${count(ranks)} ranks, those that wait most and those that are waited for most.`,
-    silent.length > 0 && `Nothing is known of ${rankNames(silent)}, which may be the one that others wait for.`, source && `Source: ${source}.`,
+    "Share of all time that the row’s rank waits in collectives for the column’s rank, which arrives last. “All” includes ranks that are not shown, and operations whose last rank is unknown.",
+    some && `Of ${count(ranks)} ranks, those that wait most and those that others wait for most.`,
+    silent.length > 0 && `No data from ${rankNames(silent)}, which others may wait for.`, source && `Source: ${source}.`,
   ]);
 }
 
@@ -62,7 +62,7 @@ function links(name, { links: found, nodes, source }, ranks) {
     }),
   }));
   return matrix(name, nodes, { id: "peer-links", corner: "Link", columns: found.ranks, more: [], rows, show: (value) => percent(value, 0) }, [
-    "Bus bandwidth of the slowest group that has both ranks, as a share of what its links allow, or without that of groups alike. A slow link is a row and a column that stand out.",
+    "Bus bandwidth of the slowest group that has both ranks, as a share of what its links allow or, if that is unknown, of similar groups. A slow link shows as a row and a column that stand out.",
     ranks > found.ranks.length && `Of ${count(ranks)} ranks, those whose groups are slowest.`, source && `Source: ${source}.`,
   ]);
 }
@@ -71,7 +71,7 @@ function matrix(name, nodes, { id, corner, columns, more, rows, show }, notes) {
   const head = (rank) => el("a", { href: jobAddress(name, `ranks/${rank}`), title: nodes[rank] ? `rank ${rank} on ${nodes[rank]}` : null }, `rank ${rank}`);
   const cell = (one) => (one ? el("td", { class: one.far > 0 && "above", title: one.says, style: { "--far": `${(100 * Math.min(one.far, 1)).toFixed(0)}%` } }, show(one.value)) : el("td", { class: "none" }, el("span", { "aria-label": "none" }, "·")));
   return el("figure", {},
-    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Ranks against ranks" },
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rank matrix" },
       el("table", { class: "heat matrix", id }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, corner), columns.map((rank) => el("th", { scope: "col" }, head(rank))), more.map((text) => el("th", { scope: "col" }, text)))),
         el("tbody", {}, rows.map(({ rank, cells }) => el("tr", {}, el("th", { scope: "row" }, head(rank), nodes[rank] && el("small", {}, nodes[rank])), cells.map(cell)))))),
     el("figcaption", { class: "quiet" }, notes.filter(Boolean).join(" ")));

@@ -14,12 +14,12 @@ from perfd_collectors.training_log.step_order.second_run import RepeatedLines
 _REMEMBERED_STEPS = 4096
 """Steps kept to detect repeated lines; bounds memory."""
 _SAME_LINE_NS = 120 * 10**9
-"""Ranks print the line of a step within 2 minutes; later, the step was repeated. Chosen, not measured."""
+"""Ranks print a step's line within 2 minutes; a later line repeats the step. Chosen, not measured."""
 
 
 _LINES_APART = 20
 _FEWEST_RETURNS = 2
-"""A restart goes back, and comes to the step from which it went back after many lines. Both chosen."""
+"""A restart goes back, and returns to the step from which it went back only after many lines. Both chosen."""
 
 
 class ProgressSource(IntEnum):
@@ -28,7 +28,7 @@ class ProgressSource(IntEnum):
     UNTIMED_LOOP = 1
     """A loop's own line, without a time."""
     METRIC_FILE = 2
-    """What a logger wrote to its own file, as for TensorBoard."""
+    """A logger's own file, such as TensorBoard's."""
     PROGRESS_BAR = 3
     LOOP = 4
     """A loop's own line, with a time or a rate."""
@@ -37,7 +37,7 @@ class ProgressSource(IntEnum):
     HUGGING_FACE = 6
     TRAINER = 7
     OWN_PATTERN = 8
-    """What the user said how to read."""
+    """A pattern that the user configured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Alternation:
-    """Whether steps go back and forth, as where two runs print different steps at the same time."""
+    """Whether steps go back and forth, as if two runs print different steps at the same time."""
 
     _went_back_from: int | None = None
     _lines: int = 0
@@ -188,7 +188,7 @@ class StepLog:
 
         `keeps_first`: the first line of a run does not reset the averages. `interval` is the
         trainer's log interval, by which it divides timers regardless of the number of steps. `anew`: its
-        source has begun anew, so that a step that was seen was done again.
+        source restarted, so a repeated step was run again.
         """
         if self._family is not None and family < self._family:
             return
@@ -210,7 +210,7 @@ class StepLog:
         lines = self._repeated.begin_again(step.step, line, self.now_s, behind=behind)
         if lines:
             last = self.last_step
-            message = f"Steps began again at {lines[0].step.step}, after {last}: a restart, or another run."
+            message = f"Steps restarted at {lines[0].step.step}, after {last}: a restart, or another run."
             self._out.event(EventKind.RESTARTED, message, printed_ns=lines[0].printed_ns)
             self._run = _Run(fresh=True)
             self._seen.clear()
@@ -220,7 +220,7 @@ class StepLog:
             self._note_two_runs()
 
     def _new(self, line: _Line) -> None:
-        """Add a line whose step was not seen, or is done again."""
+        """Add a line whose step is new or was run again."""
         number, last = line.step.step, self.last_step
         if last is not None and number <= last and not self._run.fresh:
             if self._two_runs:
@@ -237,18 +237,18 @@ class StepLog:
         self._matcher.line(_Current(number, coverage.scale))
 
     def _note_two_runs(self) -> None:
-        """Report, once, that two trainings print into this log: from now on only one's steps count."""
+        """Report, once, that two training runs print to this log: from now on only one run's steps count."""
         if not self._two_runs:
             self._two_runs = True
-            message = "Two trainings print their steps into one output, and only the steps of one count."
-            self._out.event(EventKind.LOG_ERROR, f"{message} Give each a perfd run, or a log, of its own.")
+            message = "Two training runs print steps to one output, and only one run's steps count."
+            self._out.event(EventKind.LOG_ERROR, f"{message} Use a separate perfd run or log for each.")
 
     def _lines_after(self, step: int) -> int:
         """How many lines were new since that of a step."""
         return next((behind for behind, seen in enumerate(reversed(self._seen)) if seen == step), 0)
 
     def amend(self, step: TrainingStep) -> None:
-        """Add what another source says of the newest step; later it would look like a restart."""
+        """Add another source's data for the newest step; later it would look like a restart."""
         if step.step == self.last_step:
             self._out.step(replace(step, step_time_s=None), None)
 

@@ -1,4 +1,4 @@
-"""Ranks against ranks: who waits for whom, and how fast the links between them are."""
+"""Matrices of ranks: which waits for which, and the bandwidth of the links between them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 from perfd.analysis.data.robust_stats import highest
 
 _MOST_RANKS = 12
-"""Of a larger job those with the slowest links."""
+"""In larger jobs, those with the slowest links."""
 _FEWEST_ALIKE = 4
-"""Groups of the same size, dimension and operation; the median of fewer says nothing."""
+"""Groups of the same size, dimension and operation; a median of fewer is not meaningful."""
 
 
 def peer_matrices(job: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def peer_matrices(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _links(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """For each two ranks the slowest group that has both; None without a group that can be judged."""
+    """For each pair of ranks, the slowest group that has both; None if no group can be judged."""
     judged = [
         (group, *found)
         for group, alike in _with_groups_alike(groups)
@@ -46,7 +46,7 @@ def _links(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     ratios: list[list[float | None]] = [[None] * len(ranks) for _ in ranks]
     places: list[list[int | None]] = [[None] * len(ranks) for _ in ranks]
     named: list[dict[str, Any]] = []
-    # The slowest first: a later group changes no cell that one before it filled.
+    # Slowest first: a later group does not overwrite a cell.
     judged.sort(key=lambda one: one[0]["bus_bytes_per_s"] / one[1])
     for group, expected, reference in judged:
         ratio, filled = group["bus_bytes_per_s"] / expected, False
@@ -80,16 +80,16 @@ def _with_groups_alike(
 
 
 def _reference(group: Mapping[str, Any], alike: Sequence[Mapping[str, Any]]) -> tuple[float, str] | None:
-    """The bus bandwidth that a group should have, and where that is from."""
+    """The bus bandwidth that a group should have, and its source."""
     if expected := group.get("expected_bus_bytes_per_s"):
         return expected, group.get("expected_source") or "links"
     if len(alike) >= _FEWEST_ALIKE:
-        return float(np.median([one["bus_bytes_per_s"] for one in alike])), "median of groups alike"
+        return float(np.median([one["bus_bytes_per_s"] for one in alike])), "median of similar groups"
     return None
 
 
 def _slowest(groups: Sequence[tuple[Sequence[int], float]]) -> list[int]:
-    """Ranks in order of their numbers; of many those whose groups lack most of their bandwidth.
+    """Ranks in numerical order; if there are many, those whose groups lack the most bandwidth.
 
     A rank with a slow link is in several slow groups, its peers in one each.
     """
