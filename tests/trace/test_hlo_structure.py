@@ -129,7 +129,7 @@ def test_an_unnamed_profile_is_a_feed_forward_pair_over_eight_devices(tmp_path, 
     path = tmp_path / "profile.txt"
     path.write_text(PROFILE)
     assert main(["roofline", "--hlo", str(path), "--gpu", "TPU v4"]) == 0
-    assert "a part of 32768" in " ".join(capsys.readouterr().out.split())
+    assert "a shard of 32768" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_line_that_communicates_has_its_least_time(capsys):
@@ -211,7 +211,7 @@ def test_a_trace_of_another_module_is_refused(tmp_path, capsys):
     path = tmp_path / "m.txt"
     path.write_text(LAYOUTS)
     assert main(["roofline", "--hlo", str(path), "--trace", str(jax_trace(tmp_path))]) == 2
-    assert "no operation of m" in capsys.readouterr().err
+    assert "no operations of m" in capsys.readouterr().err
 
 
 def test_the_graph_around_an_operation_has_what_it_reads_and_its_readers(tmp_path):
