@@ -46,7 +46,7 @@ def said_on_the_way(data: bytes) -> set[tuple[object, ...]]:
 
 WHOLE = {name: said_on_the_way(data) for name, data in LOGS.items()}
 _OF_THE_LAST_LINE = ("slime",)
-"""Of several lines of updates, a round has the values of the last one: beside another log, that may be any."""
+"""Of several lines of updates, a round has the last one's values: beside another log, that may be any."""
 
 
 @cache
