@@ -44,26 +44,37 @@ _SYSTEM = (
     "/sys/fs/cgroup",
 )
 """What Python and its libraries read."""
+_SYSTEM_PROGRAMS = ("/bin", "/sbin")
+"""Where these are not links to folders in /usr."""
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
 
-def confine_to_files(read: Iterable[Path], write: Iterable[Path] = ()) -> bool:
+def confine_to_files(
+    read: Iterable[Path],
+    write: Iterable[Path] = (),
+    *,
+    programs: Iterable[Path] | None = None,
+    temporary: bool = True,
+) -> bool:
     """Keep this thread, for ever, from all files but these; in the folders `write` it may make some.
 
-    Python's own files can be read, and temporary ones be made. Landlock (Linux 5.13) limits files; a filter
-    of system calls prevents programs, the network, access to other processes, and changes of owners and
-    modes. Returns whether the kernel does both; it does what it can.
+    Python's own files can be read, and with `temporary` temporary ones be made. Landlock (Linux 5.13) limits
+    files; a filter of system calls prevents programs, the network, access to other processes, and changes of
+    owners and modes. With `programs`, those there and of the system can be started, and keep these limits.
+    Returns whether the kernel does both; it does what it can.
     """
     forbid_new_privileges()
     if os.geteuid() == 0:
         # Root reads the files of users, and its results may be for one.
         drop_capabilities(keep=1 << _CAP_DAC_OVERRIDE | 1 << _CAP_DAC_READ_SEARCH)
     python = [Path(name) for name in (*_SYSTEM, sys.prefix, sys.base_prefix, *filter(None, sys.path))]
-    restricted = _restrict([*read, *python, Path(__file__).parents[2]], [*write, Path(tempfile.gettempdir())])
-    return deny_system_calls() and restricted
+    folders = [*write, Path(tempfile.gettempdir())] if temporary else list(write)
+    started = [] if programs is None else [*programs, *python, *map(Path, _SYSTEM_PROGRAMS)]
+    restricted = _restrict([*read, *python, Path(__file__).parents[2]], folders, started)
+    return deny_system_calls(programs=programs is not None) and restricted
 
 
-def _restrict(read: Sequence[Path], write: Sequence[Path]) -> bool:
+def _restrict(read: Sequence[Path], write: Sequence[Path], started: Sequence[Path]) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)
     if version < 1:
@@ -74,7 +85,8 @@ def _restrict(read: Sequence[Path], write: Sequence[Path]) -> bool:
     if rules < 0:
         return False
     try:
-        for paths, rights in ((read, _TO_READ), (write, every & ~_NOT_WRITTEN)):
+        limits = ((read, _TO_READ), (started, _TO_READ | _EXECUTE), (write, every & ~_NOT_WRITTEN))
+        for paths, rights in limits:
             for path in paths:
                 _allow(libc, rules, path, rights)
         return bool(libc.syscall(_RESTRICT_SELF, rules, 0) == 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _ERROR, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
-_AT_NUMBER, _AT_ARCHITECTURE = 0, 4
+_AT_NUMBER, _AT_ARCHITECTURE, _AT_FIRST_ARGUMENT = 0, 4, 16
 """Offsets in the kernel's `struct seccomp_data`."""
 _INSTRUCTION = struct.Struct("=HBBI")
 """The kernel's `struct sock_filter`."""
@@ -26,6 +26,10 @@ class Machine:
     """AUDIT_ARCH_* of linux/audit.h."""
     allowed: Sequence[int]
     denied: Sequence[int]
+    starting: Sequence[int] = ()
+    """Those of `denied` that start programs."""
+    limits: int = -1
+    """prlimit64."""
 
 
 _CALLS: Mapping[str, tuple[int, int | None]] = {
@@ -68,10 +72,12 @@ _CALLS: Mapping[str, tuple[int, int | None]] = {
     "writev": (20, 66),
 }
 """What a process keeps that only computes; numbers of x86_64 and aarch64, from the kernel's tables."""
+_STARTING: Mapping[str, tuple[int | None, int | None]] = {"execve": (59, 221), "execveat": (322, 281)}
+_LIMITS = (302, 261)
+"""prlimit64. A process may still ask for its own limits, as many libraries do."""
 _DENIED: Mapping[str, tuple[int | None, int | None]] = {
     # Programs, and the network.
-    "execve": (59, 221),
-    "execveat": (322, 281),
+    **_STARTING,
     "socket": (41, 198),
     "connect": (42, 203),
     "bind": (49, 200),
@@ -91,7 +97,6 @@ _DENIED: Mapping[str, tuple[int | None, int | None]] = {
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "process_madvise": (440, 440),
-    "prlimit64": (302, 261),
     "kcmp": (312, 272),
     # Users, owners and modes, which Landlock leaves alone.
     "setuid": (105, 146),
@@ -164,7 +169,13 @@ def _machine(audit_architecture: int, column: int) -> Machine:
     def numbers(calls: Mapping[str, tuple[int | None, int | None]]) -> Sequence[int]:
         return sorted(number for both in calls.values() if (number := both[column]) is not None)
 
-    return Machine(audit_architecture=audit_architecture, allowed=numbers(_CALLS), denied=numbers(_DENIED))
+    return Machine(
+        audit_architecture=audit_architecture,
+        allowed=numbers(_CALLS),
+        denied=numbers(_DENIED),
+        starting=numbers(_STARTING),
+        limits=_LIMITS[column],
+    )
 
 
 _MACHINES = {"x86_64": _machine(0xC000003E, 0), "aarch64": _machine(0xC00000B7, 1)}
@@ -177,13 +188,32 @@ def filter_program(machine: Machine) -> bytes:
     return _program(machine, machine.allowed, _ALLOW, _ERROR | errno.EPERM)
 
 
-def deny_program(machine: Machine) -> bytes:
-    """What is denied fails with EPERM; calls of another architecture end the process."""
-    return _program(machine, machine.denied, _ERROR | errno.EPERM, _ALLOW)
+def deny_program(machine: Machine, *, programs: bool = False) -> bytes:
+    """What is denied fails with EPERM; calls of another architecture end the process.
+
+    With `programs` it may start some.
+    """
+    denied = [number for number in machine.denied if not (programs and number in machine.starting)]
+    # Limits of other processes: the first argument is a process, 0 for the caller.
+    limits = [
+        (_JUMP_IF_EQUAL, 0, 4, machine.limits),
+        (_LOAD, 0, 0, _AT_FIRST_ARGUMENT),
+        (_JUMP_IF_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _ERROR | errno.EPERM),
+    ]
+    return _program(machine, denied, _ERROR | errno.EPERM, _ALLOW, limits if machine.limits >= 0 else ())
 
 
-def _program(machine: Machine, calls: Sequence[int], listed: int, other: int) -> bytes:
-    listed_at = 6 + len(calls) + 1
+def _program(
+    machine: Machine,
+    calls: Sequence[int],
+    listed: int,
+    other: int,
+    first: Sequence[tuple[int, int, int, int]] = (),
+) -> bytes:
+    calls_at = 6 + len(first)
+    listed_at = calls_at + len(calls) + 1
     program = [
         (_LOAD, 0, 0, _AT_ARCHITECTURE),
         (_JUMP_IF_EQUAL, 1, 0, machine.audit_architecture),
@@ -191,7 +221,8 @@ def _program(machine: Machine, calls: Sequence[int], listed: int, other: int) ->
         (_LOAD, 0, 0, _AT_NUMBER),
         (_JUMP_IF_AT_LEAST, 0, 1, _OTHER_NUMBERS),
         (_RETURN, 0, 0, _ERROR | errno.EPERM),
-        *((_JUMP_IF_EQUAL, listed_at - at - 1, 0, number) for at, number in enumerate(calls, 6)),
+        *first,
+        *((_JUMP_IF_EQUAL, listed_at - at - 1, 0, number) for at, number in enumerate(calls, calls_at)),
         (_RETURN, 0, 0, other),
         (_RETURN, 0, 0, listed),
     ]
@@ -210,10 +241,10 @@ def filter_system_calls() -> bool:
     return machine is not None and _install(filter_program(machine))
 
 
-def deny_system_calls() -> bool:
-    """Lose the denied calls, for ever; whether this kernel and architecture can."""
+def deny_system_calls(*, programs: bool = False) -> bool:
+    """Lose the denied calls for ever, with `programs` but those that start one; whether the kernel can."""
     machine = _MACHINES.get(os.uname().machine)
-    return machine is not None and _install(deny_program(machine))
+    return machine is not None and _install(deny_program(machine, programs=programs))
 
 
 def _install(program: bytes) -> bool:

@@ -21,7 +21,7 @@ from perfd.capture.node.job_guards import JobProgress
 from perfd.capture.node.read_lock import MARK, reading
 from perfd.capture.node.retention import DAY_S, FolderWatch, RetentionLedger, expired, keep_s, looked
 from perfd.capture.node.shared_folder import SharedFolder
-from perfd.capture.redact.file_copies import can_be_redacted
+from perfd.capture.redact.redaction import can_be_redacted
 from perfd.cli import main
 from perfd.clock import SystemClock
 from perfd.config import AgentCaptureConfig, AgentConfig

@@ -37,7 +37,7 @@ from perfd_collectors.training_log.metric_files import (
 )
 
 from perfd.aggregator.queried.prometheus_ranges import answered_series
-from perfd.capture.redact.file_copies import redacted_copy
+from perfd.capture.redact.redaction import redact
 from perfd.clock import VirtualClock
 from perfd.errors import PerfdError
 from perfd.exporters.http_post import PostResponse
@@ -304,7 +304,7 @@ def targets() -> dict[str, Target]:
         "exposition": Target(_exposition, [_sample("serving/sglang-0.5.12.prom.gz")[:20_000]]),
         "trace": Target(_in_file("t.json", lambda path: analyse(read_traces([path]))), [_small_trace()]),
         "redact": Target(
-            _in_file("t.pt.trace.json", lambda path: redacted_copy(path, path.with_name("copy"))),
+            _in_file("t.pt.trace.json", lambda path: redact(path, path.with_name("copy"))),
             [_small_trace()],
         ),
         "hlo": Target(

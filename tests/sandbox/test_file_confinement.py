@@ -8,7 +8,9 @@ import sys
 import pytest
 from sandbox.test_sandbox import ALLOWED, KILLED, REFUSED, outcome
 
+from perfd.capture.nsys.nsys_cli import NsysCli
 from perfd.sandbox.system_call_filter import Machine, deny_program
+from perfd.trace.readers.decompress import exported
 from tests.support.traces import COMPUTE, Op, kineto, write_json
 
 ATTEMPTS = """
@@ -22,7 +24,16 @@ def attempts(trace, folder, secret):
         except OSError as error:
             return errno.errorcode[error.errno]
         return "done"
-    other = tempfile.gettempdir()
+    def run(program):
+        child = os.fork()
+        if child == 0:
+            try:
+                os.execv(program, [program])
+            except OSError as error:
+                os._exit(error.errno)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code:
+            raise OSError(code, "")
     found = {
         "read another file": tried(lambda: Path(secret).read_text()),
         "list its folder": tried(lambda: os.listdir(Path(secret).parent)),
@@ -31,7 +42,7 @@ def attempts(trace, folder, secret):
         "remove it": tried(lambda: os.unlink(secret)),
         "link to it": tried(lambda: os.symlink(secret, Path(folder) / "link")),
         "change its mode": tried(lambda: os.chmod(secret, 0o777)),
-        "run a program": tried(lambda: os.execv("/bin/true", ["true"])),
+        "run a program": tried(lambda: run("/bin/true")),
         "connect": tried(lambda: socket.create_connection(("127.0.0.1", 9))),
         "signal its parent": tried(lambda: os.kill(os.getppid(), 0)),
         "become a user": tried(lambda: os.setresuid(1, 1, 1)),
@@ -80,6 +91,34 @@ sys.argv = ["perfd", "roofline", "--hlo", str(module), "--trace", trace]
 from perfd.cli import main
 sys.exit(main())
 """
+REDACTION = """
+import perfd.capture.redact.redaction as redaction
+import perfd.capture.redact.redaction_process as process
+trace, folder, secret = sys.argv[1:]
+
+def taken_over(source, copy):
+    copy.write_text(json.dumps(attempts(source, folder, secret)))
+
+process.redact = taken_over
+copy = Path(folder) / "copy"
+copy.touch()
+sys.argv[1:] = [trace, str(copy)]
+sys.exit(process.main())
+"""
+EXPORTER = """#!{python}
+{attempts}
+report, made, secret = sys.argv[-1], sys.argv[sys.argv.index("{output}") + 1], "{secret}"
+found = attempts(report, Path(made).parent, secret)
+found["run another program"] = "done" if os.system("{secret}.sh 2>/dev/null") == 0 else "EACCES"
+found["limit its parent"] = "done"
+try:
+    import resource
+    resource.prlimit(os.getppid(), resource.RLIMIT_CPU, (1, 1))
+except PermissionError:
+    found["limit its parent"] = "EPERM"
+resource.getrlimit(resource.RLIMIT_NOFILE)
+Path(made).write_text(json.dumps(found))
+"""
 
 
 @pytest.fixture
@@ -103,12 +142,11 @@ def run(script, places):
     return ended.stdout
 
 
-def check(found, *, writes=True):
+def check(found, allowed=frozenset({"read the trace", "write a report", "make a temporary file"})):
     capabilities = found.pop("capabilities")
     # Root keeps the rights to read and write files of users, where Landlock allows it.
     assert capabilities & ~0b110 == 0
     assert found.pop("no new privileges") == "1"
-    allowed = {"read the trace", "make a temporary file", *(["write a report"] if writes else [])}
     assert {name for name, result in found.items() if result == "done"} == allowed
     assert {result for name, result in found.items() if name not in allowed} <= {"EACCES", "EPERM"}
 
@@ -125,7 +163,60 @@ def test_a_parser_of_traces_that_was_taken_over_has_no_more_and_the_report_is_wr
 
 
 def test_the_trace_of_a_module_is_read_without_rights_too(places):
-    check(json.loads(run(MEASURED, places)), writes=False)
+    check(json.loads(run(MEASURED, places)), {"read the trace", "make a temporary file"})
+
+
+def test_a_redaction_that_was_taken_over_has_its_file_and_the_copy_only(places):
+    run(REDACTION, places)
+    found = json.loads((places[1] / "copy").read_text())
+    # `tempfile` says so when it may write in no folder.
+    assert found.pop("make a temporary file") == "ENOENT"
+    check(found, allowed={"read the trace"})
+    assert [file.name for file in places[1].iterdir()] == ["copy"]
+
+
+def _nsys(places, output):
+    """An nsys that was taken over, in a folder of its own; and a program that is not of its installation."""
+    target = places[1].parent / "nsight" / "target-linux-x64"
+    target.mkdir(parents=True)
+    program = places[2].with_name("secret.sh")
+    program.write_text("#!/bin/sh\nexit 0\n")
+    nsys = target / "nsys"
+    nsys.write_text(
+        EXPORTER.format(python=sys.executable, attempts=ATTEMPTS, secret=places[2], output=output)
+    )
+    for file in (program, nsys):
+        file.chmod(0o755)
+    return nsys
+
+
+EXPORTER_MAY = {"read the trace", "write a report", "make a temporary file", "run a program"}
+
+
+def test_an_exporter_that_was_taken_over_in_a_capture_has_its_report_and_an_empty_folder_only(places):
+    report = places[0].rename(places[1] / "rank0.nsys-rep")
+    made = NsysCli(_nsys(places, "-o")).export(report)
+    check(json.loads(made.read_text()), EXPORTER_MAY)
+    assert sorted(file.name for file in places[1].iterdir()) == ["rank0.nsys-rep", "rank0.sqlite"]
+
+
+def test_an_exporter_that_was_taken_over_in_a_report_has_no_more(places):
+    report = places[0].rename(places[1] / "rank0.nsys-rep")
+    with exported(report, str(_nsys(places, "--output"))) as made:
+        check(json.loads(made.read_text()), EXPORTER_MAY)
+
+
+@pytest.mark.parametrize("architecture", [0xC000003E, 0xC00000B7])
+@pytest.mark.parametrize("programs", [True, False])
+def test_the_filter_lets_a_process_start_programs_only_if_it_may_and_see_its_own_limits(
+    architecture, programs
+):
+    machine = Machine(audit_architecture=architecture, allowed=[], denied=[41, 59], starting=[59], limits=302)
+    program = deny_program(machine, programs=programs)
+    assert outcome(program, architecture, 59) == (ALLOWED if programs else REFUSED)
+    assert outcome(program, architecture, 41) == REFUSED
+    assert outcome(program, architecture, 302, argument=0) == ALLOWED
+    assert outcome(program, architecture, 302, argument=1) == REFUSED
 
 
 @pytest.mark.parametrize("architecture", [0xC000003E, 0xC00000B7])

@@ -128,14 +128,14 @@ s.close()
     assert "not permitted" in refused
 
 
-def outcome(program, architecture, number):
+def outcome(program, architecture, number, argument=0):
     """What the kernel does: the filter, interpreted."""
     at, accumulator = 0, 0
     while True:
         code, if_true, if_false, value = struct.unpack_from("=HBBI", program, 8 * at)
         at += 1
         if code == 0x20:
-            accumulator = {0: number, 4: architecture}[value]
+            accumulator = {0: number, 4: architecture, 16: argument}[value]
         elif code == 0x15:
             at += if_true if accumulator == value else if_false
         elif code == 0x35:

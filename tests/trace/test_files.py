@@ -146,10 +146,8 @@ def test_a_size_that_the_header_does_not_vouch_for_is_not_used(tmp_path, monkeyp
 
 
 def test_a_report_is_exported_by_nsys(tmp_path):
-    made = _export(tmp_path / "made.sqlite")
-    program = _program(tmp_path, f'cp "{made}" "$5"')
-    report = tmp_path / "capture.nsys-rep"
-    report.write_bytes(b"NSYS")
+    report = _export(tmp_path / "made.sqlite").rename(tmp_path / "capture.nsys-rep")
+    program = _program(tmp_path, 'cp "$7" "$5"')
 
     (trace,) = read_traces([report], nsys_program=str(program))
 
@@ -157,10 +155,8 @@ def test_a_report_is_exported_by_nsys(tmp_path):
 
 
 def test_an_nsys_that_knows_no_blobs_exports_without_them(tmp_path):
-    made = _export(tmp_path / "made.sqlite")
-    program = _program(tmp_path, f'case "$*" in *blobs*) exit 1;; esac; cp "{made}" "$5"')
-    report = tmp_path / "capture.nsys-rep"
-    report.write_bytes(b"NSYS")
+    report = _export(tmp_path / "made.sqlite").rename(tmp_path / "capture.nsys-rep")
+    program = _program(tmp_path, 'case "$*" in *blobs*) exit 1;; esac; cp "$6" "$5"')
 
     assert len(read_traces([report], nsys_program=str(program))) == 1
 

@@ -6,6 +6,7 @@ The commands and their exit codes were tested with nsys 2022.4.2, 2024.2.3 and 2
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from perfd.capture.selection import slug
 from perfd.errors import CaptureError
+from perfd.sandbox.confined_program import confined_command
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 150.0
@@ -122,9 +124,12 @@ class NsysCli:
 
     def run(self, arguments: Sequence[str], *, timeout_s: float = START_TIMEOUT_S) -> Completed:
         """Run one command to its end; raises `CaptureError` if it does not end or cannot run."""
+        return self._run(arguments[0], [str(self._nsys), *arguments], timeout_s)
+
+    def _run(self, verb: str, command: Sequence[str], timeout_s: float) -> Completed:
         try:
             done = subprocess.run(
-                [str(self._nsys), *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -134,7 +139,7 @@ class NsysCli:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired as error:
-            raise CaptureError(f"nsys {arguments[0]} did not end within {timeout_s:.0f} s.") from error
+            raise CaptureError(f"nsys {verb} did not end within {timeout_s:.0f} s.") from error
         except OSError as error:
             raise CaptureError(f"Cannot run {self._nsys}: {error.strerror}.") from error
         return Completed(code=done.returncode, output=done.stdout.decode(errors="replace"))
@@ -196,14 +201,18 @@ class NsysCli:
     def export(self, report: Path) -> Path:
         """Export a report to SQLite next to it; raises `CaptureError` with nsys's error.
 
-        With blobs, which have NCCL's communicators and sizes, if this nsys knows the option.
+        With blobs, which have NCCL's communicators and sizes, if this nsys knows the option. A report has
+        what the job wrote, so that nsys can read nothing else here, and write only into an empty folder.
         """
         sqlite = report.with_suffix(".sqlite")
-        arguments = ["export", "--type", "sqlite", "-o", str(sqlite)]
-        done = self.run([*arguments, "--include-blobs=true", str(report)], timeout_s=STOP_TIMEOUT_S)
-        if done.code or not sqlite.is_file():
-            sqlite.unlink(missing_ok=True)
-            done = self.run([*arguments, str(report)], timeout_s=STOP_TIMEOUT_S)
-        if done.code or not sqlite.is_file():
-            raise CaptureError(f"nsys export failed: {done.complaint}")
-        return sqlite
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=report.parent) as folder:
+            made = Path(folder) / sqlite.name
+            for options in (["--include-blobs=true"], []):
+                made.unlink(missing_ok=True)
+                command = [str(self._nsys), "export", "--type", "sqlite", "-o", str(made), *options]
+                confined = confined_command([*command, str(report)], read=[report], write=[Path(folder)])
+                done = self._run("export", confined, STOP_TIMEOUT_S)
+                if not done.code and made.is_file() and not made.is_symlink():
+                    made.replace(sqlite)
+                    return sqlite
+        raise CaptureError(f"nsys export failed: {done.complaint}")

@@ -1,6 +1,7 @@
 """Removes environment variables and other secrets from captured files before they leave the node."""
 
-from perfd.capture.redact.file_copies import can_be_redacted, redacted_copy, whole_copy
+from perfd.capture.redact.file_copies import redacted_copy, whole_copy
+from perfd.capture.redact.redaction import can_be_redacted
 
 __all__ = [
     "can_be_redacted",

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from perfd.capture.redact.redact_json import redact_stacks, redact_trace
-from perfd.capture.redact.redact_sqlite import redact
 from perfd.errors import CaptureError
 
-_REDACTIONS: Mapping[str, Callable[[Path, Path], None]] = {
-    ".sqlite": redact,
-    ".stacks.json": redact_stacks,
-    ".trace.json": redact_trace,
-}
-
-
-def can_be_redacted(source: Path) -> bool:
-    """Whether there is a redaction for files of this name; others must stay on the node."""
-    return _redaction(source) is not None
+_PROCESS = (sys.executable, "-P", "-m", "perfd.capture.redact.redaction_process")
+_MOST_CHARS = 1000
+"""Of a reason."""
 
 
 def redacted_copy(source: Path, target: Path) -> None:
     """Write a copy that may leave the node, mode 0600; the original is unchanged.
 
-    Raises `CaptureError` if that is not possible, and leaves nothing then.
+    A process that can read nothing else makes it. Raises `CaptureError` if that is not possible, and leaves
+    nothing then.
     """
-    redaction = _redaction(source)
-    if redaction is None:
-        kinds = ", ".join(_REDACTIONS)
-        raise CaptureError(f"{source} cannot be redacted and must not leave the node; {kinds} can.")
     if not source.is_file():
         raise CaptureError(f"No such file: {source}.")
-    _write(target, lambda: redaction(source, target))
+    _write(target, lambda: _redact(source, target))
 
 
 def whole_copy(source: Path, target: Path) -> None:
@@ -41,8 +31,24 @@ def whole_copy(source: Path, target: Path) -> None:
     _write(target, lambda: shutil.copyfile(source, target))
 
 
-def _redaction(source: Path) -> Callable[[Path, Path], None] | None:
-    return next((how for suffix, how in _REDACTIONS.items() if source.name.endswith(suffix)), None)
+def _redact(source: Path, target: Path) -> None:
+    command = [*_PROCESS, str(source.absolute()), str(target.absolute())]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            check=False,
+            # A signal to all processes of an agent must not cut the copy short.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise CaptureError(f"{source} cannot be redacted: {error.strerror}.") from error
+    if done.returncode == 1 and done.stderr:
+        raise CaptureError(done.stderr.decode(errors="replace")[-_MOST_CHARS:])
+    if done.returncode != 0:
+        raise CaptureError(f"{source} cannot be redacted: its process ended with {done.returncode}.")
 
 
 def _write(target: Path, write: Callable[[], object]) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from perfd.errors import TraceError
+from perfd.sandbox.confined_program import confined_command
 
 MAX_UNPACKED_BYTES = 16 * 1024**3
 """A compressed export that unpacks to more than this is refused."""
@@ -80,7 +81,9 @@ def exported(path: Path, nsys_program: str | None) -> Iterator[Path]:
         for options in (["--include-blobs=true"], []):
             try:
                 done = subprocess.run(  # noqa: PLW1510 - The file counts, not nsys' exit code.
-                    [*command, *options, str(path.resolve())],
+                    confined_command(
+                        [*command, *options, str(path.resolve())], read=[path], write=[Path(folder)]
+                    ),
                     capture_output=True,
                     text=True,
                     timeout=EXPORT_TIMEOUT_S,
