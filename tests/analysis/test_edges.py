@@ -128,7 +128,7 @@ def test_of_ranks_that_are_late_together_the_one_is_named_whose_own_excess_expla
     [
         ({"last_ratio": 0.6}, {"last_ratio": 0.59}),
         ({"persistence_ratio": 0.9}, {"persistence_ratio": 0.89}),
-        ({"gain_ratio": 0.05}, {"gain_ratio": 0.049}),
+        ({"gain_ratio": 0.03}, {"gain_ratio": 0.029}),
         # Five times its standard error.
         ({"gain_error_ratio": 0.02}, {"gain_error_ratio": 0.0201}),
     ],

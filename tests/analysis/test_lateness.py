@@ -83,12 +83,12 @@ def in_turn(operation: str, first: float, later: float) -> CollectiveTable:
 
 
 @pytest.mark.parametrize(
-    ("operation", "gain"), [("AllReduce", 0.01), ("ReduceScatter", 0.01), ("AllGather", 0.03)]
+    ("operation", "gain"), [("AllReduce", 0.005), ("ReduceScatter", 0.005), ("AllGather", 0.025)]
 )
 def test_a_late_rank_is_not_charged_for_its_own_later_waits(operation, gain):
     # As where an NCCL kernel waits for a multiprocessor, first on one GPU, then on the other. In reductions
     # the rank has caught up by then, and it is the other one that is late.
-    summary = judged(in_turn(operation, 0.05, 0.02))
+    summary = judged(in_turn(operation, 0.045, 0.02))
     assert [rank.gain_ratio for rank in summary.nccl.ranks] == pytest.approx([0.0, gain], abs=1e-3)
     assert blamed(summary) == []
 

@@ -49,7 +49,9 @@ def late(
     Before `steps_known`, operations of one size count as a step each.
     """
     least_ratio = (
-        THRESHOLDS.straggler_wait_ratio if steps_known else THRESHOLDS.straggler_wait_without_steps_ratio
+        THRESHOLDS.straggler_certain_wait_ratio
+        if steps_known
+        else THRESHOLDS.straggler_wait_without_steps_ratio
     )
     costly = [rank for rank in ranks if _persistent(rank) and _costly(rank, least_ratio)]
     if not costly:
@@ -90,7 +92,7 @@ def _persistent(rank: NcclRank) -> bool:
 
 
 def _costly(rank: NcclRank, least_ratio: float) -> bool:
-    # Less may be due to NCCL kernels that wait for a multiprocessor while their rank computes, as in JAX.
+    # Healthy jobs have less; chance can cause more where there are few steps.
     least = max(least_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
     return (rank.gain_ratio or 0) >= least
 
