@@ -118,6 +118,8 @@ class JobDescription:
     """Forward and backward, of all GPUs together, as the operator says."""
     hlo_flops_per_step: float | None = None
     """Of all GPUs together, with recomputation, counted in the job's largest module of dumped HLO."""
+    hlo_precision: str | None = None
+    """The data type of the largest part of these: as `precision`, and `tf32` for f32 computed as TF32."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """All options as printed by the job."""
     software: Mapping[str, str] = field(default_factory=dict)

@@ -194,6 +194,28 @@ def test_flops_of_a_dumped_module_serve_when_nothing_else_is_known():
 
 
 @pytest.mark.parametrize(
+    ("gpu", "counted", "peak_precision", "words"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bf16", "bf16", "products of bf16 in the dumped HLO"),
+        ("NVIDIA H100 80GB HBM3", "tf32", "tf32", "which XLA computes as TF32 by default"),
+        ("NVIDIA H100 80GB HBM3", "fp32", "fp32", "products of fp32 in the dumped HLO"),
+        pytest.param("Tesla V100-SXM2-32GB", "tf32", "fp32", "products of fp32", id="before Ampere"),
+        pytest.param("AMD Instinct MI300X", "tf32", "fp32", "products of fp32", id="not NVIDIA"),
+    ],
+)
+def test_the_precision_of_a_dumped_module_selects_the_peak_if_nothing_else_says_it(
+    gpu: str, counted: str, peak_precision: str, words: str
+):
+    dumped = replace(DESCRIBED, precision=None, hlo_precision=counted)
+    speed = efficiency_of(step_table([2.0] * 8), description=dumped, gpu_infos=infos(gpu, 8))
+    assert (speed.peak_precision, speed.peak_precision_source) == (peak_precision, "hlo")
+    assert speed.mfu_ratio is not None
+    assert words in (speed.precision_by_hlo or "")
+    said = efficiency_of(step_table([2.0] * 8), description=replace(dumped, precision="bf16"))
+    assert (said.peak_precision, said.peak_precision_source, said.precision_by_hlo) == ("bf16", "job", None)
+
+
+@pytest.mark.parametrize(
     ("job", "columns", "fields", "words"),
     [
         (DESCRIBED, {}, {"gpu_infos": {}}, "No GPU is known"),

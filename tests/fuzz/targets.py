@@ -57,7 +57,7 @@ from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.readers.xplane.xplane_reader import read_space
 from perfd.trace.roofline.hlo_line import read_line
 from perfd.trace.roofline.hlo_module import read_module
-from perfd.trace.roofline.hlo_step import step_flops
+from perfd.trace.roofline.hlo_step import step_work
 from perfd.trace.roofline.ncu_csv import read_csv
 from perfd.wire.convert import check, decode_agent_message
 from tests.fuzz.capture_targets import (
@@ -311,7 +311,7 @@ def targets() -> dict[str, Target]:
             lambda data: read_line(data.decode("utf-8", "replace")), [line.encode() for line in _HLO]
         ),
         "hlo_module": Target(
-            lambda data: step_flops([read_module(data.decode("utf-8", "replace"))]), [_HLO_MODULE.encode()]
+            lambda data: step_work([read_module(data.decode("utf-8", "replace"))]), [_HLO_MODULE.encode()]
         ),
         "ncu": Target(_in_file("t.csv", read_csv), [_sample("traces/ncu-2025.3-h200-raw.csv")]),
         "pod_resources": Target(

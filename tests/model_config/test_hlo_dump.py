@@ -70,10 +70,20 @@ def put(dump: Path, number: int, text: str) -> Path:
     return path
 
 
-def flops(settings: Settings, looks: int = 3, **options: object) -> float | None:
+def described(settings: Settings, looks: int = 3, **options: object) -> JobDescription | None:
     source = SPEC.create(ModelConfigOptions(**options), settings)
     said = [record for _ in range(looks) for record in source.collect()]
-    return said[-1].hlo_flops_per_step if said and isinstance(said[-1], JobDescription) else None
+    return said[-1] if said and isinstance(said[-1], JobDescription) else None
+
+
+def flops(settings: Settings, **options: object) -> float | None:
+    found = described(settings, **options)
+    return found.hlo_flops_per_step if found else None
+
+
+def precision(settings: Settings) -> str | None:
+    found = described(settings)
+    return found.hlo_precision if found else None
 
 
 def test_the_module_that_computes_most_is_the_step(settings: Settings, dump: Path) -> None:
@@ -100,9 +110,9 @@ def test_the_dump_is_read_once_nothing_more_comes(settings: Settings, dump: Path
     assert source.collect() == []
     put(dump, 3, module())
     assert source.collect() == []
-    (described,) = source.collect()
-    assert isinstance(described, JobDescription)
-    assert described.hlo_flops_per_step == PRODUCT
+    (said,) = source.collect()
+    assert isinstance(said, JobDescription)
+    assert said.hlo_flops_per_step == PRODUCT
 
 
 @pytest.mark.parametrize(
@@ -120,6 +130,67 @@ def test_a_step_that_is_not_certain_has_no_flops(settings: Settings, dump: Path,
     for at, other in enumerate(others):
         put(dump, 7 + at, other)
     assert flops(settings) is None
+
+
+GEMM = """  %g = (f32[128,{size}]{{1,0}}, s8[64]{{0}}) custom-call(%c, %d),\
+ custom_call_target="__cublas$gemm", backend_config={{\
+"gemm_backend_config":{{"dot_dimension_numbers":{{"lhs_contracting_dimensions":["1"]}},\
+"precision_config":{{"operand_precision":["{asked}","{asked}"],"algorithm":"{algorithm}"}}}}}}
+"""
+"""As XLA writes a product that cuBLAS computes."""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "attributes", "expected"),
+    [
+        ("bf16", "", "bf16"),
+        ("f16", "", "fp16"),
+        ("f8e4m3fn", "", "fp8"),
+        ("f32", "", "tf32"),
+        ("f32", ", operand_precision={high,high}", "tf32"),
+        ("f32", ", operand_precision={highest,highest}", "fp32"),
+        ("f32", ", algorithm=dot_f32_f32_f32", "fp32"),
+        ("f32", ", algorithm=dot_tf32_tf32_f32", "tf32"),
+        ("f32", ", algorithm=dot_bf16_bf16_f32", "bf16"),
+        ("bf16", ", operand_precision={highest,highest}", "bf16"),
+        ("f64", "", "fp64"),
+    ],
+)
+def test_the_precision_is_that_of_products(
+    dtype: str, attributes: str, expected: str, settings: Settings, dump: Path
+) -> None:
+    text = (
+        module()
+        .replace("bf16[", f"{dtype}[")
+        .replace("rhs_contracting_dims={0}", f"rhs_contracting_dims={{0}}{attributes}")
+    )
+    put(dump, 3, text)
+    assert precision(settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("size", "asked", "algorithm", "expected"),
+    [
+        (512, "DEFAULT", "ALG_UNSET", "tf32"),
+        (512, "HIGHEST", "ALG_UNSET", "fp32"),
+        (512, "DEFAULT", "ALG_DOT_F32_F32_F32", "fp32"),
+        pytest.param(16, "DEFAULT", "ALG_UNSET", "bf16", id="fewer FLOPs than bf16"),
+    ],
+)
+def test_the_precision_is_that_of_most_flops(
+    size: int, asked: str, algorithm: str, expected: str, settings: Settings, dump: Path
+) -> None:
+    operands = f"  %c = f32[128,64]{{1,0}} parameter(2)\n  %d = f32[64,{size}]{{1,0}} parameter(3)\n"
+    put(dump, 3, module(extra=operands + GEMM.format(size=size, asked=asked, algorithm=algorithm)))
+    assert precision(settings) == expected
+
+
+def test_the_precision_is_fp32_where_the_jobs_environment_forbids_tf32(
+    node: FakeNode, settings: Settings, dump: Path
+) -> None:
+    node.process(PID, {"XLA_FLAGS": "--xla_dump_to=dump", "NVIDIA_TF32_OVERRIDE": "0"})
+    put(dump, 3, module().replace("bf16[", "f32["))
+    assert precision(settings) == "fp32"
 
 
 def test_an_earlier_runs_modules_do_not_count(settings: Settings, dump: Path) -> None:

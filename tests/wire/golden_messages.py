@@ -282,8 +282,10 @@ CONFIGURED = JobDescription(
     flops_per_step=2.0e17,
 )
 COUNTED = JobDescription(job="llm", framework="", hlo_flops_per_step=2.5e17)
+TYPED = JobDescription(job="llm", framework="", hlo_flops_per_step=2.5e17, hlo_precision="bf16")
 
 MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
+    "batch_hlo_precision": Batch(sequence=48, sent_unix_ns=1_700_000_009_000_000_000, records=(TYPED,)),
     "batch_hlo_flops": Batch(sequence=46, sent_unix_ns=1_700_000_009_000_000_000, records=(COUNTED,)),
     "hello": Hello(
         agent_id="6f1c1a3e",

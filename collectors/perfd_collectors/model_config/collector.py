@@ -26,7 +26,9 @@ _REPEAT_EVERY_S = 30.0
 """How often it is repeated, for aggregators that start after the agent. Chosen, not measured."""
 _MAX_ARGUMENTS_BYTES = 1 << 17
 """Read of a command line or an environment."""
-_VARIABLES = ("HOME", "HF_HOME", "HF_HUB_CACHE", "XLA_FLAGS")
+_NO_TF32 = "NVIDIA_TF32_OVERRIDE"
+"""NVIDIA's libraries use no TF32 if this variable is 0, whatever a program asks for."""
+_VARIABLES = ("HOME", "HF_HOME", "HF_HUB_CACHE", "XLA_FLAGS", _NO_TF32)
 
 
 class ModelConfigOptions(Options, frozen=True):
@@ -92,10 +94,12 @@ class ModelConfigCollector:
         described = {job: description for (job, _), description in self._found.items() if description}
         described |= {} if self._by_hand is None else {self._by_hand.job: self._by_hand}
         for (job, _), dump in self._dumps.items():
-            flops = None if dump is None else dump.flops_per_step()
-            if flops is not None:
+            step = None if dump is None else dump.step()
+            if step is not None:
                 known = described.get(job) or JobDescription(job=job, framework="")
-                described[job] = dataclasses.replace(known, hlo_flops_per_step=flops)
+                described[job] = dataclasses.replace(
+                    known, hlo_flops_per_step=step.flops, hlo_precision=step.precision
+                )
         yield from described.values()
 
     def _of_process(self, job: str, pid: int) -> JobDescription | None:
@@ -111,12 +115,14 @@ class ModelConfigCollector:
 
     def _dump(self, job: str, pid: int) -> HloDump | None:
         folder = self._settings.proc / str(pid)
-        place = dump_folder(_variables(folder).get("XLA_FLAGS", ""), _working_directory(folder))
+        variables = _variables(folder)
+        place = dump_folder(variables.get("XLA_FLAGS", ""), _working_directory(folder))
         process = self._table.stat(pid)
         if place is None or process is None:
             return None
         uid = self._settings.local_jobs.uid(job)
-        return HloDump(place, self._table.started_unix_ns(process.start_ticks), partial(_opened, uid=uid))
+        since_ns = self._table.started_unix_ns(process.start_ticks)
+        return HloDump(place, since_ns, partial(_opened, uid=uid), tf32=variables.get(_NO_TF32) != "0")
 
     def _shape(self, said: ModelArguments, folder: Path, uid: int | None) -> ModelShape | None:
         if said.model is None or said.sequence_length is None:

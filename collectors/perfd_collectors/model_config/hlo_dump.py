@@ -6,12 +6,13 @@ import os
 import re
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from perfd.errors import PerfdError
 from perfd.trace.roofline.hlo_module import HloModule, read_module
-from perfd.trace.roofline.hlo_step import step_flops
+from perfd.trace.roofline.hlo_step import StepWork, step_work
 
 _FOLDER = re.compile(r"(?:^|\s)--xla_dump_to=(\S+)")
 _MODULE = "after_optimizations.txt"
@@ -36,21 +37,23 @@ def dump_folder(flags: str, working_directory: Path) -> Path | None:
 class HloDump:
     """A process's dump, which grows while it compiles: read once nothing has come since the last look."""
 
-    def __init__(self, folder: Path, since_unix_ns: int | None, opener: Opener) -> None:
+    def __init__(self, folder: Path, since_unix_ns: int | None, opener: Opener, *, tf32: bool = True) -> None:
         self._folder = folder
         self._since_ns = since_unix_ns or 0
         self._open = opener
+        self._tf32 = tf32
+        """Whether the process may compute products of f32 as TF32."""
         self._listed: _Listing = ()
         self._read: _Listing = ()
-        self._flops: float | None = None
+        self._work: StepWork | None = None
 
-    def flops_per_step(self) -> float | None:
-        """FLOPs of a step on all devices; None while, or if, that is not known."""
+    def step(self) -> StepWork | None:
+        """What a step computes on all devices; None while, or if, that is not known."""
         before, self._listed = self._listed, self._list()
         if self._listed == before and self._listed != self._read:
             self._read = self._listed
-            self._flops = self._count()
-        return self._flops
+            self._work = self._count()
+        return self._work
 
     def _list(self) -> _Listing:
         found = []
@@ -65,13 +68,18 @@ class HloDump:
             return ()
         return sorted(found, reverse=True)[:_MOST_FILES]
 
-    def _count(self) -> float | None:
+    def _count(self) -> StepWork | None:
         if not self._read or self._read[0][0] > _MOST_BYTES:
             return None
         try:
-            return step_flops([self._module(name) for _, _, name in self._read])
+            work = step_work([self._module(name) for _, _, name in self._read])
         except (OSError, PerfdError):
             return None
+        return (
+            work
+            if work is None or self._tf32 or work.precision != "tf32"
+            else replace(work, precision="fp32")
+        )
 
     def _module(self, name: str) -> HloModule:
         with open(self._open(self._folder / name), "rb") as file:  # noqa: PTH123  (a descriptor)

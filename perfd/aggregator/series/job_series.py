@@ -64,7 +64,7 @@ def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[V
         **job,
         "framework": description.framework,
         "framework_version": description.framework_version or "",
-        "precision": description.precision or "",
+        "precision": description.precision or description.hlo_precision or "",
     }
     for size in ("tp", "pp", "dp", "cp", "ep", "vp"):
         info[size] = _text(getattr(parallel, size))

@@ -47,7 +47,7 @@ def configuration_of(job: JobData) -> RunConfiguration:
         framework_version=description.framework_version,
         software=description.software,
         model=description.model,
-        precision=description.precision,
+        precision=description.precision or description.hlo_precision,
         recompute=description.recompute,
         recompute_layers=description.recompute_layers,
         gpu_names=names,

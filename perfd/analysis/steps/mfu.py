@@ -36,6 +36,9 @@ class Efficiency:
     peak_flops_per_s: float | None = None
     """Dense, of one GPU; the mean when kinds are mixed."""
     peak_precision: str | None = None
+    peak_precision_source: str | None = None
+    """`set` when perfd's configuration has it, `job` when the job's log or arguments have it, `hlo` when most
+    FLOPs of the dumped HLO have it; None without a peak."""
     peak_unverified: bool = False
     """Whether no source confirms the peak that the table has for one of these GPUs."""
     flops_convention: str | None = None
@@ -53,6 +56,15 @@ class Efficiency:
     """What MFU can be at most by that activity, at the clock that the GPUs ran at."""
     flops_check: FlopsCheck | None = None
 
+    @property
+    def precision_by_hlo(self) -> str | None:
+        """What shows the precision of the peak, in words, if it is neither set nor said by the job."""
+        if self.peak_precision_source != "hlo":
+            return None
+        if self.peak_precision == "tf32":
+            return "products of f32 in the dumped HLO, which XLA computes as TF32 by default"
+        return f"products of {self.peak_precision} in the dumped HLO"
+
 
 def efficiency(
     job: JobData,
@@ -69,8 +81,8 @@ def efficiency(
     samples_per_s = _samples_per_s(job, rows)
     tokens_per_s = _tokens_per_s(job, rows, samples_per_s)
     samples, tokens = median_of(samples_per_s), median_of(tokens_per_s)
-    precision = precision or (description.precision if description else None)
     gpu_rows = _peak_rows(job, peaks)
+    precision, precision_source = _precision(description, gpu_infos(job), gpu_rows, chosen=precision)
     peak = _mean([row.flops.get(precision) if row and precision else None for row in gpu_rows])
     flops, label, source = _model_flops(job, rows, tokens_per_s, world, convention)
     mfu = ratio(flops, peak)
@@ -88,6 +100,7 @@ def efficiency(
         hfu_ratio=_hfu(description, mfu, source, convention),
         peak_flops_per_s=peak,
         peak_precision=precision if peak is not None else None,
+        peak_precision_source=precision_source if peak is not None else None,
         peak_unverified=peak is not None
         and any(row is not None and precision in row.unverified for row in gpu_rows),
         flops_convention=label,
@@ -211,6 +224,30 @@ def _hfu(
     again = job_recompute_flops_per_token(description, description.model, convention)
     repeated = ratio(again, train_flops_per_token(description.model, convention))
     return None if repeated is None else mfu * (1 + repeated)
+
+
+def _precision(
+    description: JobDescription | None,
+    infos: Sequence[GpuInfo],
+    rows: Sequence[GpuPeak | None],
+    *,
+    chosen: str | None,
+) -> tuple[str | None, str | None]:
+    """The precision whose peak MFU is of, and where it is from."""
+    if chosen is not None:
+        return chosen, "set"
+    if description is None:
+        return None, None
+    if description.precision is not None:
+        return description.precision, "job"
+    found = description.hlo_precision
+    # XLA has no TF32 on AMD's GPUs, and NVIDIA's before Ampere have none.
+    if found == "tf32" and any(
+        "amd" in info.name.lower() or (row is not None and "tf32" not in row.flops)
+        for info, row in zip(infos, rows, strict=True)
+    ):
+        found = "fp32"
+    return found, None if found is None else "hlo"
 
 
 def _peak_rows(job: JobData, peaks: PeakTable) -> list[GpuPeak | None]:

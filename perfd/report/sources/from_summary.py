@@ -80,6 +80,7 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     exposed = f"{source}; {job.communication.exposed_source}{left_out}"
     speed, convention = job.efficiency, job.efficiency.flops_convention or "unknown"
     counted = f"{source}; {_FLOPS_SOURCES.get(speed.mfu_source or '', 'source unknown')}"
+    of_peak = counted if speed.precision_by_hlo is None else f"{counted}; peak by {speed.precision_by_hlo}"
     device = "GPU" if job.gpus else "rank"
     steady = f"{job.steps.steady_count} steady of {job.steps.count} steps"
     over = f"{source}; median over {steady}"
@@ -87,7 +88,7 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     rows = (
         ("Step time", duration(job.step_time_s.median), over),
         ("Step time p95", duration(job.step_time_s.p95), f"{source}; over {steady}"),
-        ("MFU", percent(speed.mfu_ratio), counted),
+        ("MFU", percent(speed.mfu_ratio), of_peak),
         ("MFU tier", speed.mfu_tier.value.replace("_", " ") if speed.mfu_tier else UNKNOWN, counted),
         ("Attainable MFU", percent(best), f"{source}; without the first finding's cost"),
         ("HFU", percent(speed.hfu_ratio), f"{source}; convention {convention}"),

@@ -92,6 +92,8 @@ def _mfu(speed: Efficiency) -> str | None:
             return f"unknown; at most {percent(speed.mfu_upper_ratio)} by tensor core activity{missing}"
         return None if speed.mfu_missing is None else f"unknown. {speed.mfu_missing}"
     source = _FLOPS_SOURCES.get(speed.mfu_source or "", "")
+    if speed.precision_by_hlo is not None:
+        source += f"; peak by {speed.precision_by_hlo}"
     parts = [f"{percent(speed.mfu_ratio)} (convention {speed.flops_convention}{source})"]
     if speed.mfu_tier is not None:
         parts.append(f"tier {speed.mfu_tier.value.replace('_', ' ')}")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from perfd.analysis.operations.least_time import least_time
 from perfd.errors import PerfdError
 from perfd.trace.roofline.hlo_findings import LAYOUT_CHANGE
-from perfd.trace.roofline.hlo_line import ArrayShape, flops_of, product_of
+from perfd.trace.roofline.hlo_line import ArrayShape, flops_of, product_of, product_precision
 from perfd.trace.roofline.hlo_module import HloModule, Instruction
 from perfd.trace.roofline.roofline_model import bytes_of, matmul_precision, vector_precision
 
@@ -182,7 +182,8 @@ def _plain_flops(instruction: Instruction, inputs: list[ArrayShape]) -> tuple[fl
     matrix = instruction.operation in {"dot", "convolution"}
     try:
         flops = flops_of(instruction.operation, list(instruction.outputs), inputs, instruction.attributes)
-        precision = (matmul_precision if matrix else vector_precision)(inputs[0].dtype if inputs else "f32")
+        dtype = inputs[0].dtype if inputs else "f32"
+        precision = product_precision(dtype, instruction.attributes) if matrix else vector_precision(dtype)
     except (PerfdError, ValueError, IndexError):
         return 0.0, "fp32", "its arithmetic is unknown: only its bytes count"
     return flops, precision, ""
@@ -257,7 +258,8 @@ def _custom_flops(instruction: Instruction, inputs: list[ArrayShape]) -> tuple[f
     if any(one >= len(inputs[0].sizes) for one in dimensions):
         return 0.0, "fp32", False
     depth = math.prod(inputs[0].sizes[one] for one in dimensions)
-    return 2.0 * instruction.outputs[0].elements * depth, matmul_precision(inputs[0].dtype), True
+    precision = product_precision(inputs[0].dtype, instruction.attributes)
+    return 2.0 * instruction.outputs[0].elements * depth, precision, True
 
 
 def _group_size(attributes: str) -> int | None:

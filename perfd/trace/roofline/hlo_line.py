@@ -89,7 +89,9 @@ def read_line(line: str) -> OperationWork:
         name=f"{found['name']} ({operation})",
         flops=flops,
         traffic_bytes=sum(shape.size_bytes for shape in (*outputs, *inputs) if not shape.memory_space),
-        precision=(matmul_precision if matrix else vector_precision)(inputs[0].dtype),
+        precision=(
+            product_precision(inputs[0].dtype, attributes) if matrix else vector_precision(inputs[0].dtype)
+        ),
         notes=(
             *(
                 [f"Assumed to be a matrix product from its shapes: it contracts {presumed.contracted}."]
@@ -194,6 +196,21 @@ def _tile(text: str) -> tuple[int, ...]:
 
 
 _MATRIX_OPERATIONS = frozenset({"dot", "convolution"})
+_FULL_PRECISION = re.compile(r'(?:operand_precision=\{|"operand_precision":\[")highest', re.IGNORECASE)
+_ALGORITHM = re.compile(r'(?:\balgorithm=|"algorithm":"ALG_)dot_(bf16|f16|tf32|f32|f64)_', re.IGNORECASE)
+
+
+def product_precision(dtype: str, attributes: str) -> str:
+    """Whose peak a matrix product is held against, by its operands' dtype and what its line asks for.
+
+    XLA multiplies f32 as TF32 where the GPU can, unless the job asked for `highest` or an algorithm. (Source:
+    "Matmul precision" in JAX's documentation, and `GetBlasComputationType` of XLA.)
+    """
+    if found := _ALGORITHM.search(attributes):
+        asked = found[1].lower()
+        return "fp32" if asked == "f32" else matmul_precision(asked)
+    precision = matmul_precision(dtype)
+    return "fp32" if precision == "tf32" and _FULL_PRECISION.search(attributes) else precision
 
 
 def _split(text: str) -> tuple[str, str]:

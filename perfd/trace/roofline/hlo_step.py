@@ -1,8 +1,9 @@
-"""FLOPs of a training step from the modules that XLA compiled for a job."""
+"""FLOPs of a training step, and their precision, from the modules that XLA compiled for a job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from perfd.trace.roofline.hlo_cost import FREE, UNKNOWN_WORK, instruction_cost
 from perfd.trace.roofline.hlo_module import HloModule
@@ -15,51 +16,67 @@ _MOST_DEPTH = 64
 """Calls in calls; deeper ones are not known."""
 
 
-def step_flops(modules: Iterable[HloModule]) -> float | None:
-    """FLOPs of one run of the step's module on all its devices, with recomputation.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What a step computes on all its devices."""
+
+    flops: float
+    """With recomputation."""
+    precision: str
+    """Whose dense peak the largest part of these is held against: bf16, fp16, fp8, fp4, tf32, fp32, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """FLOPs by precision, and whether these are all."""
+
+    by_precision: Mapping[str, float]
+    known: bool = True
+
+    @property
+    def flops(self) -> float:
+        return sum(self.by_precision.values())
+
+
+def step_work(modules: Iterable[HloModule]) -> StepWork | None:
+    """What one run of the step's module computes.
 
     The step is the module that computes most. None if that is not certain: another one computes more than
     half as much, several of its name differ (batches of several shapes), or its work is not known, because it
     does not say what a kernel computes or how often a loop runs.
     """
-    found = [(module, module_flops(module)) for module in modules]
-    largest, most = max(found, key=lambda each: each[1][0], default=(None, (0.0, False)))
-    flops, known = most
-    if largest is None or not known or flops <= 0:
+    found = [(module, _computed(module, module.entry, {}, 0)) for module in modules]
+    works = [(module, module.devices * counted.flops, counted) for module, counted in found]
+    largest, flops, counted = max(works, key=lambda each: each[1], default=(None, 0.0, None))
+    if largest is None or counted is None or not counted.known or flops <= 0:
         return None
-    for module, (other, _) in found:
+    for module, other, _ in works:
         bound = _SAME_RATIO * flops if module.name == largest.name else -1.0
         if not other >= bound or (module.name != largest.name and other * _ALONE_RATIO > flops):
             return None
-    return flops
+    return StepWork(flops=flops, precision=max(counted.by_precision, key=counted.by_precision.__getitem__))
 
 
-def module_flops(module: HloModule) -> tuple[float, bool]:
-    """FLOPs of one run on all its devices, and whether these are all."""
-    flops, known = _flops(module, module.entry, {}, 0)
-    return module.devices * flops, known
-
-
-def _flops(
-    module: HloModule, computation: str, counted: dict[str, tuple[float, bool]], depth: int
-) -> tuple[float, bool]:
-    """As `module_flops`, of one computation on one device; each is counted once, however often called."""
+def _computed(module: HloModule, computation: str, counted: dict[str, _Counted], depth: int) -> _Counted:
+    """Of one computation on one device; each is counted once, however often called."""
     if computation in counted or depth > _MOST_DEPTH:
-        return counted.get(computation, (0.0, False))
-    total, all_known = 0.0, True
+        return counted.get(computation, _Counted({}, known=False))
+    total: dict[str, float] = {}
+    all_known = True
     for instruction in module.computations.get(computation, {}).values():
         trips: int | None = 1
         if instruction.operation in FREE:
             continue
         if loop := instruction.loop:
             body, trips = loop
-            flops, known = _flops(module, body, counted, depth + 1)
+            inner = _computed(module, body, counted, depth + 1)
         elif instruction.operation in {"call", "async-start"} and instruction.called:
-            flops, known = _flops(module, instruction.called, counted, depth + 1)
+            inner = _computed(module, instruction.called, counted, depth + 1)
         else:
             cost = instruction_cost(module, computation, instruction)
-            flops, known = cost.flops, cost.note != UNKNOWN_WORK
-        total += flops * (trips or 1)
-        all_known = all_known and known and trips is not None
-    counted[computation] = total, all_known
+            inner = _Counted({cost.precision: cost.flops}, known=cost.note != UNKNOWN_WORK)
+        for precision, flops in inner.by_precision.items():
+            total[precision] = total.get(precision, 0.0) + flops * (trips or 1)
+        all_known = all_known and inner.known and trips is not None
+    counted[computation] = _Counted(total, known=all_known)
     return counted[computation]

@@ -118,7 +118,7 @@ function leftOut({ source, dimensions }) {
 function mfuNote(job) {
   const upper = job.efficiency?.mfu_upper_ratio == null ? "" : `at most ${percent(job.efficiency?.mfu_upper_ratio, 0)} by tensor core activity`;
   const tier = job.efficiency?.mfu_tier ? `tier ${job.efficiency.mfu_tier.replaceAll("_", " ")}` : "";
-  if (job.efficiency?.mfu_ratio != null) return ["of the dense peak", tier, upper].filter(Boolean).join("; ");
+  if (job.efficiency?.mfu_ratio != null) return [`of the dense peak${job.efficiency.peak_precision_source === "hlo" ? `, ${job.efficiency.peak_precision} by the dumped HLO` : ""}`, tier, upper].filter(Boolean).join("; ");
   return upper || (job.efficiency?.model_flops_per_s_per_gpu != null && job.efficiency?.peak_flops_per_s == null ? "peak of this GPU unknown" : "");
 }
 

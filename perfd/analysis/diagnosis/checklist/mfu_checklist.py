@@ -269,12 +269,14 @@ def _headroom(facts: JobEvidence) -> Check:
 
 
 def _precision(facts: JobEvidence) -> Check:
-    precision = facts.description.precision if facts.description else None
+    said = facts.description
+    precision = (said.precision or said.hlo_precision) if said else None
+    source = "printed arguments" if said and said.precision else "dumped HLO"
     return _check(
         "precision",
         "Does it compute in 16 bits or fewer?",
         precision,
         "bf16, fp16, fp8 or fp4",
-        "printed arguments" if precision else "the job printed no precision",
+        source if precision else "the job printed no precision",
         passed=None if precision is None else precision in _LOW_PRECISION,
     )
