@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,12 +29,17 @@ def load_peaks(override: Path | None = None) -> PeakTable:
 
     Raises `ConfigError` with the file and the path in it when a file is wrong.
     """
-    text = files("perfd").joinpath("data", _NAME).read_text(encoding="utf-8")
     own = load(override, _File).gpus if override is not None else []
     return PeakTable(
-        gpus=tuple(parse(text, _File, name=_NAME).gpus),
+        gpus=_builtin(),
         own=tuple(_own(row, f"{override}: gpus.{number}") for number, row in enumerate(own)),
     )
+
+
+@functools.cache
+def _builtin() -> tuple[GpuPeak, ...]:
+    text = files("perfd").joinpath("data", _NAME).read_text(encoding="utf-8")
+    return tuple(parse(text, _File, name=_NAME).gpus)
 
 
 def _own(row: GpuPeak, where: str) -> GpuPeak:

@@ -19,6 +19,7 @@ from perfd.aggregator.history import StoredExporterMemory, configured_history, r
 from perfd.aggregator.ingest import Ingest, IngestThread, NatsReceiver, TelemetryServer
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits, failed_captures
+from perfd.aggregator.partition import Partition
 from perfd.aggregator.queried import ChartQueries
 from perfd.aggregator.series import self_registry
 from perfd.aggregator.state import AggregatorState
@@ -34,7 +35,7 @@ from perfd.errors import ConfigError, PerfdError
 from perfd.exporters.alertmanager import create_silence, silence_body
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.model import CaptureCancel, CaptureRequest
-from perfd.net import AccessControl, HttpServer, ObjectStorage, ServerTls, is_loopback, split_address
+from perfd.net import AccessControl, Handler, HttpServer, ObjectStorage, ServerTls, is_loopback, split_address
 from perfd.web.live_updates import Live
 
 log = logging.getLogger(__name__)
@@ -68,17 +69,20 @@ class Aggregator(ApiAnswers):
         manual: bool = False,
         captures: bool = True,
         limits: Limits | None = None,
+        partition: Partition | None = None,
     ) -> None:
+        """With a `partition` it has the jobs of that one only, and does nothing once its lease is over."""
         if not config.round_interval_s >= _SHORTEST_ROUND_S:
             raise ConfigError(f"round_interval_s: it must be at least {_SHORTEST_ROUND_S}.")
         _require_tls(config)
         self._config = config
         self._manual = manual
+        self._partition = partition
         clock = clock or SystemClock()
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None, clock)
         self._audit = audit
         state = AggregatorState.empty(limits or Limits(), audit, config.agent_identity.any_job)
-        history = configured_history(config.history)
+        history = configured_history(config.history, partition)
         try:
             self._access = AccessControl(
                 config.http_listen,
@@ -121,9 +125,9 @@ class Aggregator(ApiAnswers):
                 drains=DrainRunner(drain_limits(config.nodes), audit) if config.nodes.drain else None,
                 failed_captures=lambda: failed_captures(service.failed()),
             )
-            intake = Ingest(state, clock, history)
+            intake = Ingest(state, clock, history, partition)
             queries = ChartQueries(config.history, clock) if config.history.query_url else None
-            self._nats = NatsReceiver(config.nats, intake, service) if config.nats else None
+            self._nats = NatsReceiver(config.nats, intake, service, partition) if config.nats else None
             registry = self_registry(
                 state,
                 history,
@@ -163,6 +167,9 @@ class Aggregator(ApiAnswers):
         self._tick_thread = threading.Thread(target=self._tick_forever, name="perfd-rounds", daemon=True)
         self._stopping = threading.Event()
         self._grpc_address: str | None = None
+        self.handlers: Mapping[str, Handler] = {}
+        """What it serves over HTTP, by path and unguarded, once started."""
+        self._started = False
         self._http: HttpServer | None = None
         self._health: HttpServer | None = None
         self._live = Live()
@@ -173,7 +180,7 @@ class Aggregator(ApiAnswers):
     def grpc_address(self) -> str:
         """Where agents connect, as `host:port`; only once started."""
         if self._grpc_address is None:
-            raise PerfdError("The aggregator has no address before it is started.")
+            raise PerfdError("The aggregator listens to no agents.")
         return self._grpc_address
 
     @property
@@ -212,6 +219,7 @@ class Aggregator(ApiAnswers):
                     has_token=self._config.http_token_file is not None,
                 ),
             }
+            self.handlers = served
             if self._config.http_listen is not None:
                 self._http = HttpServer(
                     self._config.http_listen,
@@ -224,12 +232,14 @@ class Aggregator(ApiAnswers):
             if self._config.health_listen is not None:
                 health = {path: served[path] for path in _HEALTH}
                 self._health = HttpServer(self._config.health_listen, health, connections=_HEALTH_CONNECTIONS)
-            self._grpc_address = self._ingest.start(self._config)
+            if self._partition is None:
+                self._grpc_address = self._ingest.start(self._config)
             if self._nats is not None:
                 self._nats.start()
         except PerfdError:
             self.stop()
             raise
+        self._started = True
         # A page that is scraped before the first second is over is not empty.
         self._try_tick()
         if not self._manual:
@@ -256,7 +266,7 @@ class Aggregator(ApiAnswers):
                 server.close()
         if self._tick_thread.is_alive():
             log.warning("A round of analysis did not end in time; the last summaries are not kept.")
-        else:
+        elif self._holds():
             self._rounds.store_all()
             self._rounds.export_last()
         deadline_s = max(deadline_s, monotonic() + _LAST_GRACE_S)
@@ -276,7 +286,7 @@ class Aggregator(ApiAnswers):
 
     def unready(self) -> str | None:
         """Why agents are not served or numbers are old, in a sentence; None if all is well."""
-        if self._grpc_address is None or self._stopping.is_set():
+        if not self._started or self._stopping.is_set():
             return "Agents are not served."
         return self.stale()
 
@@ -302,7 +312,13 @@ class Aggregator(ApiAnswers):
         while not self._stopping.wait(self._config.round_interval_s):
             self._try_tick()
 
+    def _holds(self) -> bool:
+        return self._partition is None or self._partition.held()
+
     def _try_tick(self) -> None:
+        if not self._holds():
+            # Another aggregator has its jobs: what this one knows is old, and alerts of it would be wrong.
+            return
         try:
             self.tick()
             self._broken = False

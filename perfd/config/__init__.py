@@ -37,7 +37,7 @@ from perfd.config.exporter_config import (
     WandbTeam,
 )
 from perfd.config.http_client_config import HttpClientConfig
-from perfd.config.nats_config import NatsConfig, NatsListenConfig, NatsUplinkConfig
+from perfd.config.nats_config import NatsConfig, NatsGroupConfig, NatsListenConfig, NatsUplinkConfig
 from perfd.config.notification_config import (
     EmailReceiver,
     NotificationReceiver,
@@ -68,6 +68,7 @@ __all__ = [
     "MlflowConfig",
     "MlflowTeam",
     "NatsConfig",
+    "NatsGroupConfig",
     "NatsListenConfig",
     "NatsUplinkConfig",
     "NodeDrainConfig",

@@ -126,7 +126,7 @@ class AggregatorConfig(Strict, frozen=True):
     """`perfd aggregator --config FILE`."""
 
     listen: str = "127.0.0.1:9461"
-    """gRPC, for agents."""
+    """gRPC, for agents. Not used by a group (`nats.group`)."""
     nats: NatsListenConfig | None = None
     """Also read from NATS JetStream what agents with `uplink.nats` publish."""
     tls: TlsConfig | None = None

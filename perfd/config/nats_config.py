@@ -27,6 +27,23 @@ class NatsUplinkConfig(NatsConfig, frozen=True):
 
     max_message_bytes: int = 1_000_000
     """Largest batch. Not above `max_payload` of the servers, less 4096 bytes for headers."""
+    partitions: int | None = None
+    """`nats.group.partitions` of the aggregators; null: one aggregator reads the cluster."""
+
+
+class NatsGroupConfig(Strict, frozen=True):
+    """Several aggregators share the jobs of one cluster."""
+
+    partitions: int = 8
+    """Parts into which jobs are divided, each read by one aggregator at a time; the same everywhere."""
+    address: str | None = None
+    """URL at which other aggregators and Prometheus reach this one; null: that of `http_listen`."""
+    lease_s: float = 3.0
+    """After so long without renewal another aggregator takes a partition over."""
+    answer_within_s: float = 2.0
+    """What another aggregator has not answered by then is missing in lists (`missing_partitions`)."""
+    ca: str | None = None
+    """Certificates to trust in `https` addresses, in a PEM file; null: the system's."""
 
 
 class NatsListenConfig(NatsConfig, frozen=True):
@@ -38,3 +55,5 @@ class NatsListenConfig(NatsConfig, frozen=True):
     """Its size when it is created. If it is full, batches stay in the agents' spools."""
     replicas: int = 1
     """Servers that store it when it is created; 3 to lose none of it with a server."""
+    group: NatsGroupConfig | None = None
+    """null: one aggregator reads the cluster, others wait."""

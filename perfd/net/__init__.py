@@ -3,7 +3,16 @@
 from perfd.net.access_control import AccessControl
 from perfd.net.bearer_token import BearerToken
 from perfd.net.deadline import DeadlineReader, connect, left_s
-from perfd.net.http import Handler, HttpServer, Request, Response, is_loopback, require_free, split_address
+from perfd.net.http import (
+    Handler,
+    HttpServer,
+    Request,
+    Response,
+    is_loopback,
+    require_free,
+    route_of,
+    split_address,
+)
 from perfd.net.http_client import BoundedConnection, BoundedTlsConnection, secure_connection
 from perfd.net.nats_client import NatsConnector
 from perfd.net.object_storage import ObjectStorage
@@ -28,6 +37,7 @@ __all__ = [
     "is_loopback",
     "left_s",
     "require_free",
+    "route_of",
     "secure_connection",
     "split_address",
 ]

@@ -225,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
         except ValueError:
             self._send(_error(400, "The address of the request is not one."))
             return
-        handler, rest = self._route(url.path)
+        handler, rest = route_of(self.routes, url.path)
         if handler is None:
             self._send(_error(404, f"There is nothing at {url.path}; try {', '.join(sorted(self.routes))}."))
             return
@@ -247,17 +247,6 @@ class _Handler(BaseHTTPRequestHandler):
                 response, body=sent.body, status=sent.status, headers={**response.headers, **sent.headers}
             )
         self._send(response)
-
-    def _route(self, path: str) -> tuple[Handler | None, str]:
-        if path in self.routes:
-            return self.routes[path], ""
-        prefixes = [
-            route for route in self.routes if route.endswith("/") and path.startswith(route) and route != "/"
-        ]
-        if not prefixes:
-            return None, ""
-        longest = max(prefixes, key=len)
-        return self.routes[longest], path[len(longest) :]
 
     def _send(self, response: Response) -> None:
         self.connection.settimeout(self.timeout)
@@ -302,6 +291,17 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is http.server's)
         """Requests are counted by whoever scrapes; they are not logged."""
+
+
+def route_of(routes: Mapping[str, Handler], path: str) -> tuple[Handler | None, str]:
+    """What answers at a path, and the rest of the path below a route that ends in `/`."""
+    if path in routes:
+        return routes[path], ""
+    prefixes = [route for route in routes if route.endswith("/") and path.startswith(route) and route != "/"]
+    if not prefixes:
+        return None, ""
+    longest = max(prefixes, key=len)
+    return routes[longest], path[len(longest) :]
 
 
 def _is_number(text: str) -> bool:

@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.waiting import Ready
 
@@ -85,8 +86,9 @@ class PostgresServer:
     used without a restart, or libpq takes it from PGPASSFILE or PGPASSWORD.
     """
 
-    def __init__(self, config: HistoryConfig, *, application: str) -> None:
-        """`application` is what the server calls the connections."""
+    def __init__(self, config: HistoryConfig, *, application: str, schema: str | None = None) -> None:
+        """`application` is what the server calls connections; `schema`, made if missing, has the tables."""
+        self._schema = schema
         if config.path is not None:
             raise ConfigError("history: `path` and `url` are mutually exclusive.")
         url = config.url or ""
@@ -121,6 +123,9 @@ class PostgresServer:
             "sslmode": _ssl_mode(str(addresses or hosts), parameters, allow_plaintext=config.allow_plaintext),
             "application_name": application,
         }
+        if schema is not None:
+            # Of two settings the last one counts.
+            self._parameters["options"] = f"{parameters.get('options') or ''} -csearch_path={schema}".strip()
         self._password_file = config.password_file
         port = parameters.get("port") or os.environ.get("PGPORT") or "5432"
         database = parameters.get("dbname") or os.environ.get("PGDATABASE") or "(default)"
@@ -137,6 +142,10 @@ class PostgresServer:
             raise postgres_error(error) from error
         try:
             connection.execute(_SERVER_KEEPALIVE)
+            if self._schema is not None and _no_schema(connection):
+                connection.execute(
+                    sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(self._schema))
+                )
         except psycopg.Error as error:
             connection.close()
             raise postgres_error(error) from error
@@ -149,6 +158,10 @@ class PostgresServer:
             return {"password": Path(self._password_file).read_text(encoding="utf-8").strip()}
         except (OSError, UnicodeDecodeError) as error:
             raise PostgresError(f"history.password_file cannot be read: {reason_of(error)}.") from error
+
+
+def _no_schema(connection: PostgresConnection) -> bool:
+    return connection.execute("SELECT current_schema()").fetchone() == (None,)
 
 
 def postgres_error(error: psycopg.Error) -> PostgresError:

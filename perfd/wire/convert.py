@@ -136,6 +136,13 @@ def decode_agent_message(data: bytes, tables: _DecodeTable = decode_table) -> Ag
     return cast("AgentMessage | None", from_wire(_parse(pb.AgentMessage, data), tables))
 
 
+def jobs_of(agent_message: bytes) -> set[str]:
+    """The jobs that the records of an encoded batch name; raises `WireError`."""
+    records: Iterable[pb.Record] = _parse(pb.AgentMessage, agent_message).batch.records
+    named = (getattr(record, record.WhichOneof("kind") or "event") for record in records)
+    return {job for record in named if (job := getattr(record, "job", ""))}
+
+
 def encode_sender(sender: Hello, session: str) -> bytes:
     """What makes an encoded message a published one, when it follows that; raises `WireError`."""
     try:

@@ -1,6 +1,7 @@
 """The subjects on which agents and aggregators publish, and names as tokens of these.
 
     perfd.from.CLUSTER.JOB.NODE          what an agent sends; kept by the stream
+    perfd.from.CLUSTER.NUMBER/COUNT.NODE the same, for a group of aggregators that share the jobs
     perfd.to.CLUSTER.NODE.SESSION.>      what one session of it receives: acknowledgments, messages
 
 An agent may publish `perfd.from.CLUSTER.*.NODE` and subscribe to `perfd.to.CLUSTER.NODE.>`, and nothing else.
@@ -8,6 +9,7 @@ An agent may publish `perfd.from.CLUSTER.*.NODE` and subscribe to `perfd.to.CLUS
 
 from __future__ import annotations
 
+import hashlib
 import re
 from urllib.parse import quote, unquote
 
@@ -18,6 +20,8 @@ ALL_OF_AGENTS = "perfd.from.>"
 NO_JOB = "-"
 """In place of a job, for an agent that finds the jobs of its node itself."""
 _SESSION = re.compile(r"[0-9a-f]{32}")
+_BUCKET = re.compile(r"[A-Za-wyz0-9][A-Za-z0-9_-]*")
+"""Names that a bucket can have; those that are written in hexadecimal digits begin with an x."""
 _TOKENS = 5
 
 
@@ -37,11 +41,32 @@ def from_agents(cluster: str) -> str:
     return f"perfd.from.{token(cluster)}.>"
 
 
+def partition_of(job: str, partitions: int) -> int:
+    """The partition, from 0, that a job belongs to: the same on all machines and in all versions."""
+    return int.from_bytes(hashlib.sha256(job.encode()).digest()[:8]) % partitions
+
+
+def to_partition(cluster: str, partition: int, partitions: int, node: str) -> str:
+    """Where the agent of a node publishes what concerns a partition. No name of a job has a slash there."""
+    return f"perfd.from.{token(cluster)}.{partition}/{partitions}.{token(node)}"
+
+
+def from_partition(cluster: str, partition: int, partitions: int) -> str:
+    """All that agents of a cluster publish for a partition."""
+    return f"perfd.from.{token(cluster)}.{partition}/{partitions}.*"
+
+
 def to_session(cluster: str, node: str, session: str) -> str:
     """What the subjects begin with that a session of an agent listens to; raises `WireError`."""
     if not _SESSION.fullmatch(session):
         raise WireError("The name of a session must be 32 hexadecimal digits.")
     return f"perfd.to.{token(cluster)}.{token(node)}.{session}"
+
+
+def lease_bucket(cluster: str) -> str:
+    """The key-value bucket in which a group of aggregators agrees who has which partition."""
+    simple = _BUCKET.fullmatch(cluster)
+    return f"perfd-{cluster}" if simple else f"perfd-x{cluster.encode().hex()}"
 
 
 def node_of(subject: str) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from perfd.agent.uplink.outgoing import Statuses, put_status
+from perfd.agent.uplink.partition_routes import PartitionRoutes
 from perfd.agent.uplink.uplink import Uplink
 from perfd.config import UplinkConfig
 from perfd.errors import ConfigError, PerfdError, WireError
@@ -32,6 +33,8 @@ _WELCOME_WITHIN_S = 5.0
 running the batches are published all the same."""
 _REPORT_AFTER_S = 10.0
 """An agent that has nothing to send says after so long that it is there."""
+_LOOK_AHEAD_BATCHES = 40
+"""One a second; collectors repeat what they found every 30 s."""
 _NO_RESPONDERS = "503"
 
 
@@ -47,8 +50,8 @@ class _Session:
     loop: asyncio.AbstractEventLoop
     changed: asyncio.Event
     statuses: Statuses
-    waiting: OrderedDict[int, int | None]
-    """Published and not acknowledged: the number of the message, and the sequence of its batch."""
+    waiting: OrderedDict[int, tuple[str, int | None]]
+    """Published and not acknowledged: the message's number, its subject, and the sequence of its batch."""
     welcome: asyncio.Event
     published: int = 0
     sent_sequence: int = 0
@@ -63,6 +66,17 @@ class _Session:
         """End the session, once."""
         if not self.ended.done():
             self.ended.set_result(reason)
+
+    def first_waiting(self, subject: str | None = None) -> int | None:
+        """The first batch, of all or of a subject, that waits for its acknowledgment; None if none does."""
+        return min(
+            (
+                sequence
+                for where, sequence in self.waiting.values()
+                if sequence is not None and subject in {None, where}
+            ),
+            default=None,
+        )
 
 
 class NatsUplink(Uplink):
@@ -80,7 +94,11 @@ class NatsUplink(Uplink):
             raise ConfigError("uplink.tls and uplink.token_file are for gRPC: configure uplink.nats.tls.")
         self._nats = nats
         self._connector = NatsConnector(nats, key="uplink.nats", name=f"perfd agent {self._node}")
-        self._subject = subjects.from_agent(nats.cluster, self._job, self._node)
+        self._routes: PartitionRoutes | None = None
+        if nats.partitions is not None:
+            if nats.partitions < 1:
+                raise ConfigError("uplink.nats.partitions: it must be at least 1.")
+            self._routes = PartitionRoutes(nats.partitions, self._job or self._node)
         return ", ".join(nats.servers)
 
     def _finish(self, goodbye: Goodbye) -> None:
@@ -158,6 +176,11 @@ class NatsUplink(Uplink):
         """Publish until the agent stops; returns why the session has to end."""
         try:
             session.sent_sequence = session.acknowledged_sequence = self._spool.first_sequence - 1
+            if self._routes is not None:
+                # What was kept before a restart is of the jobs that later batches name.
+                kept = self._spool.read_after(session.sent_sequence, limit=_LOOK_AHEAD_BATCHES)
+                jobs = {job for one in kept for job in _jobs_of(one.payload)}
+                self._routes.take(jobs, session.loop.time())
             await self._publish(session, self._hello(session.acknowledged_sequence + 1))
             while session.waiting:
                 await self._wait_for_work(session)
@@ -192,7 +215,7 @@ class NatsUplink(Uplink):
                 if session.waiting:
                     return False
                 session.acknowledged_sequence = batch.sequence - 1
-            await self._publish_bytes(session, batch.payload, batch.sequence)
+            await self._publish_batch(session, batch.payload, batch.sequence)
             session.sent_sequence = batch.sequence
             self._published_batches = True
             self._count_sent(batch.sequence)
@@ -204,10 +227,34 @@ class NatsUplink(Uplink):
         return False
 
     async def _publish(self, session: _Session, message: AgentMessage) -> None:
-        await self._publish_bytes(session, convert.encode_message(message), None)
+        for subject in self._subjects():
+            await self._publish_bytes(session, subject, convert.encode_message(message), None)
 
-    async def _publish_bytes(self, session: _Session, payload: bytes, sequence: int | None) -> None:
-        first = min([s for s in session.waiting.values() if s], default=session.acknowledged_sequence + 1)
+    async def _publish_batch(self, session: _Session, payload: bytes, sequence: int) -> None:
+        if self._routes is not None:
+            goodbye = Goodbye(reason="The node has no job there now.", sent_unix_ns=self._clock.unix_ns())
+            for left in self._routes.take(_jobs_of(payload), session.loop.time()):
+                await self._publish_bytes(session, self._subject(left), convert.encode_message(goodbye), None)
+        for subject in self._subjects():
+            await self._publish_bytes(session, subject, payload, sequence)
+
+    def _subjects(self) -> list[str]:
+        """Where everything is published now."""
+        if self._routes is None:
+            return [subjects.from_agent(self._nats.cluster, self._job, self._node)]
+        return [self._subject(partition) for partition in sorted(self._routes.current)]
+
+    def _subject(self, partition: int) -> str:
+        return subjects.to_partition(self._nats.cluster, partition, self._nats.partitions or 1, self._node)
+
+    async def _publish_bytes(
+        self, session: _Session, subject: str, payload: bytes, sequence: int | None
+    ) -> None:
+        first = session.first_waiting(subject)
+        if first is None:
+            # What came before is acknowledged, or went to other partitions only.
+            first = session.acknowledged_sequence + 1
+            first = first if self._routes is None or sequence is None else sequence
         sender = self._hello(first)
         payload += convert.encode_sender(sender, session.name)
         if len(payload) + _HEADER_BYTES // 2 > session.client.max_payload:
@@ -218,12 +265,12 @@ class NatsUplink(Uplink):
         session.published += 1
         if not session.waiting:
             session.answered_s = session.loop.time()
-        session.waiting[session.published] = sequence
+        session.waiting[session.published] = subject, sequence
         await session.client.publish(
-            self._subject,
+            subject,
             payload,
             reply=f"{session.answers}.ack.{session.published}",
-            headers=None if sequence is None else {"Nats-Msg-Id": _message_id(sender, sequence)},
+            headers=None if sequence is None else {"Nats-Msg-Id": _message_id(sender, sequence, subject)},
         )
 
     async def _wait_for_work(self, session: _Session) -> None:
@@ -261,7 +308,7 @@ class NatsUplink(Uplink):
         session.answered_s = session.loop.time()
         del session.waiting[number]
         # Acknowledgments overtake each other when a server is replaced; the spool goes in order.
-        first = min([s for s in session.waiting.values() if s], default=session.sent_sequence + 1)
+        first = session.first_waiting() or session.sent_sequence + 1
         with self._changed:
             if first - 1 > session.acknowledged_sequence:
                 session.acknowledged_sequence = first - 1
@@ -284,9 +331,17 @@ class NatsUplink(Uplink):
                 self._count_unknown_message()
 
 
-def _message_id(sender: Hello, sequence: int) -> str:
+def _jobs_of(payload: bytes) -> set[str]:
+    try:
+        return convert.jobs_of(payload)
+    except WireError:
+        # The aggregator counts what it cannot read.
+        return set()
+
+
+def _message_id(sender: Hello, sequence: int, subject: str) -> str:
     """What the stream recognizes repeats by; with the node, since a copied spool has the same identity."""
-    return f"{sender.agent_id}.{subjects.token(sender.node)}.{sequence}"
+    return f"{sender.agent_id}.{subject.partition('.from.')[2]}.{sequence}"
 
 
 def _refusal(message: Msg) -> str | None:

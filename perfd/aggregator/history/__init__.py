@@ -1,6 +1,6 @@
 """What survives a restart: rows in a database, and recovery from them."""
 
-from perfd.aggregator.history.configured_history import configured_history
+from perfd.aggregator.history.configured_history import configured_database, configured_history
 from perfd.aggregator.history.history_recorder import HistoryRecorder
 from perfd.aggregator.history.history_rows import (
     Statement,
@@ -28,6 +28,7 @@ __all__ = [
     "agent_row",
     "alert_row",
     "capture_row",
+    "configured_database",
     "configured_history",
     "engine_row",
     "job_rows",

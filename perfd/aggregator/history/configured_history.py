@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from perfd.aggregator.history.database import HistoryDatabase
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.sqlite import SqliteDatabase
+from perfd.aggregator.partition import Partition
 from perfd.config import HistoryConfig
 from perfd.net.postgres_extra import require_postgres
 
@@ -13,14 +15,28 @@ _MAX_RETRY_S = 15.0
 """Long enough not to flood a recovering server with retries, short enough to use it again soon."""
 
 
-def configured_history(config: HistoryConfig) -> HistoryStore | None:
-    """Open it; None if history is only in memory. Raises `PerfdError` if it cannot be used."""
+def configured_history(config: HistoryConfig, partition: Partition | None = None) -> HistoryStore | None:
+    """Open it; None if history is only in memory. Raises `PerfdError` if it cannot be used.
+
+    Each partition has its own: the schema `perfd_N`, or the file with `-N` after its name.
+    """
+    database = configured_database(config, partition)
+    if database is None:
+        return None
+    return HistoryStore(database, max_retry_s=None if config.url is None else _MAX_RETRY_S)
+
+
+def configured_database(config: HistoryConfig, partition: Partition | None = None) -> HistoryDatabase | None:
+    """The database, which is not opened yet; None if none is configured. Raises `ConfigError`."""
     if config.url is not None:
         require_postgres()
         # With the extra only.
         from perfd.aggregator.history.postgres import PostgresDatabase  # noqa: PLC0415
 
-        return HistoryStore(PostgresDatabase(config), max_retry_s=_MAX_RETRY_S)
+        return PostgresDatabase(config, partition=partition)
     if config.path is not None:
-        return HistoryStore(SqliteDatabase(Path(config.path), max_bytes=config.max_bytes))
+        path = Path(config.path)
+        if partition is not None:
+            path = path.with_stem(f"{path.stem}-{partition.number}")
+        return SqliteDatabase(path, max_bytes=config.max_bytes)
     return None

@@ -20,6 +20,7 @@ from perfd.aggregator.history import (
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential
 from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import Limits
+from perfd.aggregator.partition import Partition
 from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable
 from perfd.clock import Clock
 from perfd.errors import PerfdError, RefusedError, WireError
@@ -36,10 +37,18 @@ _BETWEEN_SLICES_S = 0.001
 class Ingest:
     """Takes messages into the state, from any thread."""
 
-    def __init__(self, state: AggregatorState, clock: Clock, history: HistoryStore | None) -> None:
+    def __init__(
+        self,
+        state: AggregatorState,
+        clock: Clock,
+        history: HistoryStore | None,
+        partition: Partition | None = None,
+    ) -> None:
+        """Only jobs of `partition` are taken. Its agents publish to others too, so that gaps are normal."""
         self._state = state
         self._clock = clock
         self._history = history
+        self._partition = partition
 
     def hello(
         self, hello: Hello, stream: int, credential: AgentCredential = ANYBODY
@@ -100,7 +109,8 @@ class Ingest:
                     actor=credential.principal or hello.node,
                 )
                 return None, Welcome(last_sequence=0, sent_unix_ns=unix_ns, renew_identity=True)
-            state.counters.lost_batches += greeting.lost
+            if self._partition is None:
+                state.counters.lost_batches += greeting.lost
             agent = greeting.agent
             if known_epoch != agent.epoch and known_epoch and self._history is not None:
                 # Otherwise a spool that was opened again would be a stranger to the next aggregator.
@@ -130,7 +140,8 @@ class Ingest:
             if agent.jumps(batch.sequence, state.fleet.limits):
                 raise self._jump(agent, batch.sequence)
             verdict, lost = agent.take(batch.sequence, state.fleet.limits)
-            state.counters.lost_batches += lost
+            if self._partition is None:
+                state.counters.lost_batches += lost
             agent.received_s = started_s
             if verdict is BatchVerdict.REPEAT:
                 state.counters.repeated_batches += 1
@@ -149,14 +160,15 @@ class Ingest:
                 late=verdict is BatchVerdict.LATE,
                 namespace=agent.namespace,
             )
-        for first in range(0, len(batch.records), _SLICE_RECORDS):
+        records = batch.records if self._partition is None else self._partition.own(batch.records)
+        for first in range(0, len(records), _SLICE_RECORDS):
             if first:
                 # Rounds and other agents have their turn: a lock alone would be taken again at once.
                 time.sleep(_BETWEEN_SLICES_S)
             with state.lock:
                 sliced_s = self._clock.monotonic_s()
                 take = state.fleet.again if verdict is BatchVerdict.AGAIN else state.fleet.apply
-                durable = take(batch.records[first : first + _SLICE_RECORDS], source)
+                durable = take(records[first : first + _SLICE_RECORDS], source)
                 state.counters.ingest_s += self._clock.monotonic_s() - sliced_s
                 statements += self._statements(agent, durable, unix_ns / 1e9)
         statements.append(agent_row(agent, batch.sequence, unix_ns / 1e9))
@@ -240,6 +252,7 @@ class Ingest:
                 if agent.jumps(sequence, state.fleet.limits):
                     raise self._jump(agent, sequence)
                 verdict, lost = agent.take(sequence, state.fleet.limits)
+                lost = lost if self._partition is None else 0
                 state.counters.lost_batches += lost + (verdict is BatchVerdict.NEW)
         if first:
             log.warning(

@@ -15,12 +15,14 @@ from perfd.aggregator.ingest.agent_messages import AgentEvents
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.ingest.nats_reading import NatsReading
 from perfd.aggregator.ingest.nats_sessions import NatsSessions
-from perfd.aggregator.ingest.nats_stream import Readers, ensure_streams
+from perfd.aggregator.ingest.nats_stream import TAKE_OVER_AFTER_S, Readers, ensure_streams
 from perfd.aggregator.limits import NatsProgress
+from perfd.aggregator.partition import Partition
 from perfd.config import NatsListenConfig
 from perfd.errors import PerfdError, reason_of
 from perfd.model import CaptureCancel, CaptureRequest
 from perfd.net import NatsConnector
+from perfd.wire import subjects
 from perfd.wire.convert import encode_message
 
 if TYPE_CHECKING:
@@ -40,11 +42,22 @@ class NatsReceiver:
     of the same cluster it waits.
     """
 
-    def __init__(self, config: NatsListenConfig, intake: Ingest, events: AgentEvents) -> None:
+    def __init__(
+        self,
+        config: NatsListenConfig,
+        intake: Ingest,
+        events: AgentEvents,
+        partition: Partition | None = None,
+    ) -> None:
         self._config = config
         self._connector = NatsConnector(config, key="nats", name="perfd aggregator")
         self._sessions = NatsSessions(intake, events, config.cluster, time.monotonic)
-        self._readers = Readers(config)
+        if partition is None:
+            self._readers = Readers(config, subjects.from_agents(config.cluster), TAKE_OVER_AFTER_S)
+        else:
+            own = subjects.from_partition(config.cluster, partition.number, partition.count)
+            # The lease says that the reader before has lost it.
+            self._readers = Readers(config, own, 0.0, partition.held)
         self.progress = NatsProgress()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: Client | None = None

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perfd.config import NatsListenConfig
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.5
 TAKE_OVER_AFTER_S = 5.0
-"""A consumer that was not read for so long is removed."""
+"""A consumer that was not read for so long is removed, where no lease says whose turn it is."""
 REFUSED_SUBJECTS = "perfd.refused.>"
 _REFUSED_BYTES = 256 << 20
 _REFUSED_FOR_S = 7 * 86_400.0
@@ -89,24 +90,36 @@ class Readers:
     that an aggregator that was paused and comes back can neither read nor acknowledge.
     """
 
-    def __init__(self, config: NatsListenConfig) -> None:
+    def __init__(
+        self,
+        config: NatsListenConfig,
+        subject: str,
+        take_over_after_s: float,
+        may_read: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """A consumer of the same `subject` that is not read for `take_over_after_s` is removed."""
+        self._may_read = may_read
         self._config = config
-        self._subject = subjects.from_agents(config.cluster)
+        self._subject = subject
+        self._take_over_after_s = take_over_after_s
         self._prefix = f"perfd-{subjects.token(config.cluster)}-"
         self._own: str | None = None
         self._waits = False
 
     async def open(self, js: JetStreamContext) -> str:
-        """A new consumer's name, once no other aggregator reads."""
+        """A new consumer's name, once no other aggregator reads; raises `PerfdError` if this one may not."""
         from nats.js import api  # noqa: PLC0415  (with the extra only)
 
+        if not self._may_read():
+            raise PerfdError("The lease of this partition is over.")
         known: dict[str, tuple[int, int]] = {}
         still_since_s = time.monotonic()
         while others := await self._others(js):
             positions = {one.name: _position(one) for one in others}
-            if positions != known or any(one.num_waiting for one in others):
+            reads = positions != known or any(one.num_waiting for one in others)
+            if reads and self._take_over_after_s:
                 known, still_since_s = positions, time.monotonic()
-            elif time.monotonic() - still_since_s >= TAKE_OVER_AFTER_S:
+            elif time.monotonic() - still_since_s >= self._take_over_after_s:
                 for one in others:
                     await self._remove(js, one.name)
                 break

@@ -11,6 +11,8 @@ from perfd.aggregator.web_api.api_documents import (
 )
 from perfd.aggregator.web_api.api_routes import routes
 from perfd.aggregator.web_api.charts import gpu_columns, progress_columns, together, trend, without_ranks
+from perfd.aggregator.web_api.compare_routes import compare_routes
+from perfd.aggregator.web_api.fleet_pages import fleet_page
 from perfd.aggregator.web_api.runbook_routes import runbook_routes
 from perfd.aggregator.web_api.saved_run import PAGE_FILE, SavedRun, save_run
 from perfd.aggregator.web_api.serving_documents import servers_json
@@ -22,7 +24,9 @@ __all__ = [
     "SavedRun",
     "Webhook",
     "agent_json",
+    "compare_routes",
     "fleet_json",
+    "fleet_page",
     "gpu_columns",
     "gpu_readings",
     "job_json",

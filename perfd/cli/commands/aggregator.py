@@ -15,6 +15,7 @@ import msgspec
 
 from perfd import logs
 from perfd.aggregator import Aggregator
+from perfd.aggregator.group import AggregatorGroup
 from perfd.aggregator.series import tune_malloc
 from perfd.cli.signals import set_by_signals
 from perfd.config import AggregatorConfig, load
@@ -55,12 +56,16 @@ def run(args: argparse.Namespace) -> int:
     _check_address_space()
     _allow_many_connections()
     stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
-    aggregator = Aggregator(config)
-    aggregator.start()
-    log.info(
-        "The aggregator serves.",
-        extra={"agents": aggregator.grpc_address, "http": aggregator.http_address or "nowhere"},
-    )
+    aggregator: Aggregator | AggregatorGroup
+    if config.nats is not None and config.nats.group is not None:
+        aggregator = AggregatorGroup(config)
+        aggregator.start()
+        agents = ", ".join(config.nats.servers)
+    else:
+        aggregator = Aggregator(config)
+        aggregator.start()
+        agents = aggregator.grpc_address
+    log.info("The aggregator serves.", extra={"agents": agents, "http": aggregator.http_address or "nowhere"})
     stop.wait()
     # Who does not want to wait for what is still sent and written presses Ctrl-C again.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -34,6 +34,7 @@ from perfd.aggregator.history.postgres.postgres_tables import (
     storable,
 )
 from perfd.aggregator.history.postgres.schema_version import bring_up_to_date
+from perfd.aggregator.partition import Partition
 from perfd.config import HistoryConfig
 from perfd.errors import PerfdError
 from perfd.net.postgres_requirements import require_database
@@ -52,6 +53,14 @@ _LOCK_CLASS = 0x70657266
 """`perf`: the first half of the advisory lock's key; the second names the schema."""
 _LOCK_PAUSES_S = (0.0, 0.1, 0.4, 1.0)
 """A server frees the lock a moment after the connection that held it was closed."""
+_END_EARLIER = """
+SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE granted AND locktype = 'advisory' AND classid = %s
+AND objid::bigint = hashtext(current_schema())::bigint & 4294967295
+AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND substring(application_name FROM '^perfd aggregator lease ([0-9]+) ')::bigint < %s
+"""
+"""Those who hold the lock of this schema with an earlier lease."""
 _UNSTORABLE = ("22", "23", "54")
 """Classes of SQLSTATE that are the row's: data exceptions, violated constraints, limits of an index."""
 _NO_PARTITION = "23514"
@@ -69,9 +78,21 @@ class PostgresDatabase:
     newest_steps_query = NEWEST_STEPS
     remedy = "The aggregator retries until PostgreSQL accepts it; no other action is needed then."
 
-    def __init__(self, config: HistoryConfig, *, start_wait_s: float = _START_WAIT_S) -> None:
-        self._application = f"perfd aggregator {socket.gethostname()}:{os.getpid()}"
-        self._server = PostgresServer(config, application=self._application)
+    def __init__(
+        self,
+        config: HistoryConfig,
+        *,
+        start_wait_s: float = _START_WAIT_S,
+        partition: Partition | None = None,
+    ) -> None:
+        """The lease of `partition` ends connections of earlier holders, also of one that is paused."""
+        self._epoch = None if partition is None else partition.epoch
+        lease = "" if partition is None else f"lease {partition.epoch} "
+        self._server = PostgresServer(
+            config,
+            application=f"perfd aggregator {lease}{socket.gethostname()}:{os.getpid()}",
+            schema=None if partition is None else f"perfd_{partition.number}",
+        )
         self._start_wait_s = start_wait_s
         self._connection: PostgresConnection | None = None
         self._generation: int | None = None
@@ -206,6 +227,8 @@ class PostgresDatabase:
             taken = connection.execute(f"SELECT pg_try_advisory_lock({key})", [_LOCK_CLASS]).fetchone()
             if taken is not None and taken[0]:
                 return
+            if self._epoch is not None:
+                connection.execute(_END_EARLIER, [_LOCK_CLASS, self._epoch])
         holder = connection.execute(
             "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE granted AND "
             "locktype = 'advisory' AND classid = %s AND pg_locks.database = "

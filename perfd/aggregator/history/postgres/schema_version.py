@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 
 import psycopg
@@ -15,6 +16,8 @@ log = logging.getLogger(__name__)
 SCHEMA_REVISION = "0001"
 """The newest one in `migrations/versions`."""
 _KNOWN = {"0001"}
+_ONE_AT_A_TIME = threading.Lock()
+"""Alembic keeps the connection of a migration in its module: partitions of one process take turns."""
 
 
 def bring_up_to_date(server: PostgresServer, found: str | None) -> None:
@@ -31,7 +34,8 @@ def bring_up_to_date(server: PostgresServer, found: str | None) -> None:
             f"The history at {server.place} was written by a newer perfd (schema {found}): upgrade this one, "
             "or set history.url to another database."
         )
-    _run(server)
+    with _ONE_AT_A_TIME:
+        _run(server)
 
 
 def _run(server: PostgresServer) -> None:

@@ -1,0 +1,186 @@
+"""One aggregator of a group: an aggregator for each partition that it has, and one HTTP server for all."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+from perfd.aggregator.aggregator import Aggregator
+from perfd.aggregator.alerts import AlertEvaluation
+from perfd.aggregator.audit import AuditLog, Refusal
+from perfd.aggregator.group.group_pages import GroupPages
+from perfd.aggregator.group.leases import Leases
+from perfd.aggregator.group.partition_config import check_group, partition_config
+from perfd.aggregator.group.peers import Peers
+from perfd.aggregator.history import configured_database
+from perfd.aggregator.job_summaries import analysis_settings
+from perfd.aggregator.partition import Partition
+from perfd.clock import SystemClock
+from perfd.config import AggregatorConfig
+from perfd.errors import ConfigError, PerfdError
+from perfd.net import AccessControl, Handler, HttpServer, ServerTls
+from perfd.web.live_updates import Live
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+"""After so long a partition is tried again that could not be started: its history may be locked yet."""
+_STOP_WITHIN_S = 12.0
+_HEALTH = ("/api/v1/healthz", "/api/v1/readyz")
+
+
+class AggregatorGroup:
+    """Serves its share of the partitions from `start` to `stop`; raises `ConfigError` or `PerfdError`."""
+
+    def __init__(self, config: AggregatorConfig) -> None:
+        self._group = group = check_group(config)
+        if config.nats is None or config.http_listen is None:
+            raise ConfigError("nats.group: configure `nats` and `http_listen`.")
+        self._config = config
+        self._listen = config.http_listen
+        audit = AuditLog(Path(config.audit_file) if config.audit_file else None, SystemClock())
+        self._access = AccessControl(
+            config.http_listen,
+            capture_token=config.http_token_file,
+            read_token=config.http_read_token_file,
+            hosts=config.http_hosts,
+            refused=lambda reason, path: audit.refused(Refusal.HTTP, reason, actor="http", about=path),
+        )
+        self._tls = ServerTls(config.http_tls, key="http_tls") if config.http_tls else None
+        self._changed = threading.Event()
+        self._stopping = threading.Event()
+        self._leases = Leases(config.nats, group, self._changed.set)
+        # What a partition needs is loaded by now when one is taken over, and what is wrong is said at once.
+        AlertEvaluation(config.rules)
+        analysis_settings(config.analysis)
+        configured_database(config.history)
+        self._live = Live()
+        self._pages = GroupPages(
+            lambda: self._leases.view,
+            self._handlers,
+            Peers(group.answer_within_s, group.ca),
+            group.partitions,
+            self._live,
+        )
+        self._running: dict[int, tuple[int, Aggregator]] = {}
+        """Epoch and aggregator by partition."""
+        self._busy: set[int] = set()
+        """Partitions that are being started or stopped."""
+        self._lock = threading.Lock()
+        self._workers = ThreadPoolExecutor(group.partitions, "perfd-partition")
+        self._thread = threading.Thread(target=self._run, name="perfd-partitions", daemon=True)
+        self._http: HttpServer | None = None
+        self._health: HttpServer | None = None
+
+    @property
+    def http_address(self) -> str | None:
+        """Where the page, /api/v1 and the metrics of partitions are, once started."""
+        return self._http.address if self._http else None
+
+    def start(self) -> None:
+        """Listen and join the group; raises `PerfdError` when an address is taken."""
+        routes = self._pages.routes()
+        try:
+            self._http = HttpServer(
+                self._listen, self._access.guard(routes, open_to_all=_HEALTH), tls=self._tls
+            )
+            if self._config.health_listen is not None:
+                self._health = HttpServer(
+                    self._config.health_listen, {path: routes[path] for path in _HEALTH}
+                )
+        except PerfdError:
+            self.stop()
+            raise
+        scheme = "http" if self._tls is None else "https"
+        self._leases.start(self._group.address or f"{scheme}://{self._http.address}")
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give all partitions to the others. Legal twice."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._changed.set()
+        deadline_s = monotonic() + _STOP_WITHIN_S
+        if self._thread.is_alive():
+            self._thread.join(deadline_s - monotonic())
+        self._live.close()
+        # Waits for those that are being started.
+        self._workers.shutdown(wait=True)
+        stopping = [threading.Thread(target=one.stop) for _, one in self._running.values()]
+        for thread in stopping:
+            thread.start()
+        for thread in stopping:
+            thread.join(max(0.0, deadline_s - monotonic()))
+        self._leases.stop()
+        for server in (self._http, self._health):
+            if server is not None:
+                server.close()
+        self._pages.close()
+
+    def _handlers(self, partition: int) -> Mapping[str, Handler] | None:
+        epoch, running = self._running.get(partition, (0, None))
+        return running.handlers if running is not None and self._leases.held(partition, epoch) else None
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._changed.wait(min(_RETRY_S, self._config.round_interval_s))
+            self._changed.clear()
+            self._live.notify()
+            mine = self._leases.mine()
+            with self._lock:
+                for number in {*self._running, *mine} - self._busy:
+                    epoch, running = self._running.get(number, (None, None))
+                    if epoch == mine.get(number):
+                        continue
+                    self._busy.add(number)
+                    self._workers.submit(partial(self._follow, number, mine.get(number), running))
+
+    def _follow(self, number: int, epoch: int | None, running: Aggregator | None) -> None:
+        """Stop what had a lease before, and start what has one now."""
+        try:
+            if running is not None:
+                running.stop()
+                with self._lock:
+                    self._running.pop(number, None)
+                self._leases.released(number)
+                log.info("A partition was given up.", extra={"partition": number})
+            elif epoch is not None and not self._stopping.is_set():
+                self._begin(number, epoch)
+        except PerfdError as error:
+            log.warning(
+                "A partition cannot be started now; it is tried again.",
+                extra={"partition": number, "reason": str(error)},
+            )
+            self._stopping.wait(_RETRY_S)
+        except Exception:
+            log.exception("A partition failed; it is tried again.", extra={"partition": number})
+            self._stopping.wait(_RETRY_S)
+        finally:
+            with self._lock:
+                self._busy.discard(number)
+            self._changed.set()
+
+    def _begin(self, number: int, epoch: int) -> None:
+        started_s = monotonic()
+        one = Aggregator(
+            partition_config(self._config, number),
+            partition=Partition(
+                number=number,
+                count=self._group.partitions,
+                epoch=epoch,
+                held=partial(self._leases.held, number, epoch),
+            ),
+        )
+        one.start()
+        with self._lock:
+            self._running[number] = epoch, one
+        log.info(
+            "A partition is served.",
+            extra={"partition": number, "epoch": epoch, "started_s": round(monotonic() - started_s, 2)},
+        )

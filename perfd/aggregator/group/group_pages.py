@@ -1,0 +1,267 @@
+"""HTTP of an aggregator of a group: any of them answers for all jobs, from itself or from who has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+import msgspec
+
+from perfd.aggregator.group.merging import Document, merged, merged_fleet, missing_sentence
+from perfd.aggregator.group.partition_config import LABEL
+from perfd.aggregator.group.peers import FORWARDED, Peers
+from perfd.aggregator.group.sharing import GroupView
+from perfd.aggregator.web_api import compare_routes
+from perfd.analysis.diagnosis import JobSummary
+from perfd.errors import PerfdError
+from perfd.net import Handler, Request, Response, route_of
+from perfd.web.live_updates import Live
+from perfd.web.page_routes import page_routes
+from perfd.wire.subjects import partition_of
+
+_MERGED = {
+    "/api/v1/jobs": "jobs",
+    "/api/v1/alerts": "alerts",
+    "/api/v1/servers": "servers",
+    "/api/v1/agents": "agents",
+    "/api/v1/nodes": "nodes",
+}
+_OF_CAPTURES = ("/api/v1/captures/", "/api/v1/traces/", "/reports/captures/")
+_SAME_EVERYWHERE = ("/api/v1", "/runbooks/")
+_THREADS = 16
+_BAD_REQUEST, _NOT_FOUND = 400, 404
+
+
+class GroupPages:
+    """Answers requests, from any thread."""
+
+    def __init__(
+        self,
+        view: Callable[[], GroupView],
+        local: Callable[[int], Mapping[str, Handler] | None],
+        peers: Peers,
+        partitions: int,
+        live: Live,
+    ) -> None:
+        """`local` has the handlers of a partition that this aggregator has."""
+        self._view = view
+        self._local = local
+        self._peers = peers
+        self._partitions = partitions
+        self._live = live
+        self._threads = ThreadPoolExecutor(_THREADS, "perfd-group")
+
+    def routes(self) -> dict[str, Handler]:
+        """Everything, by path. With `?partition=N` one partition alone answers."""
+        every: dict[str, Handler] = {
+            **page_routes(lambda _job: True),
+            **compare_routes(_Summaries(self)),
+            **dict.fromkeys(_OF_CAPTURES, self._first_that_has_it),
+            **dict.fromkeys(_SAME_EVERYWHERE, self._any),
+            "/api/v1/silences": self._silences,
+            **{path: partial(self._merged, name) for path, name in _MERGED.items()},
+            "/api/v1/captures": self._captures,
+            "/api/v1/fleet": self._fleet,
+            "/api/v1/jobs/": self._job,
+            "/reports/jobs/": self._job,
+            "/metrics": lambda _: _error(404, "Each partition has its own: /metrics?partition=0 and so on."),
+            "/api/v1/events": self._live.connect,
+            "/api/v1/http_sd": lambda _: _json(self._targets()),
+            "/api/v1/group": lambda _: _json({"schema": "perfd.group/1", **self._group()}),
+            "/api/v1/status": lambda _: _json(
+                {"schema": "perfd.status/1", "unready": self.unready(), "history_problem": self._problem()}
+            ),
+            "/api/v1/healthz": lambda _: _text("ok\n"),
+            "/api/v1/readyz": lambda _: _text("ready\n") if not (why := self.unready()) else _text(why, 503),
+        }
+        return {path: partial(self._answer, handler) for path, handler in every.items()}
+
+    def unready(self) -> str | None:
+        """Why this aggregator can answer for no job, in a sentence; None if it can."""
+        return None if self._view().connected else "The leases of this group in NATS cannot be reached."
+
+    def close(self) -> None:
+        """Answer nothing more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def ask(self, partition: int, request: Request) -> Response:
+        """What the aggregator of a partition answers; raises `PerfdError` if none does."""
+        if (local := self._local(partition)) is not None:
+            handler, rest = route_of(local, request.path)
+            return (
+                _error(_NOT_FOUND, f"There is nothing at {request.path}.")
+                if handler is None
+                else handler(replace(request, rest=rest))
+            )
+        holder = self._view().holders.get(partition)
+        if holder is None or FORWARDED in request.headers:
+            raise PerfdError(f"No aggregator has partition {partition} now: try again in a few seconds.")
+        return self._peers.ask(holder.address, request, {**request.query, "partition": str(partition)})
+
+    def _answer(self, handler: Handler, request: Request) -> Response:
+        named = request.query.get("partition")
+        try:
+            if named is None:
+                return handler(request)
+            if not named.isdecimal() or not int(named[:9]) < self._partitions:
+                return _error(400, f"`partition` must be from 0 to {self._partitions - 1}.")
+            return self.ask(int(named), request)
+        except PerfdError as error:
+            return _error(503, str(error))
+
+    def _job(self, request: Request) -> Response:
+        return self._of_job(unquote(request.rest.partition("/")[0]), request)
+
+    def _of_job(self, job: str, request: Request) -> Response:
+        """Its own partition is asked first, then the others: the second job of a name gets another one."""
+        own = partition_of(job, self._partitions)
+        answer = self.ask(own, request)
+        if answer.status == _NOT_FOUND and self._partitions > 1:
+            others = [number for number in range(self._partitions) if number != own]
+            found = (one for _, one in self._all(request, others) if one and one.status != _NOT_FOUND)
+            answer = next(found, answer)
+        return answer
+
+    def _first_that_has_it(self, request: Request) -> Response:
+        answers = [one for _, one in self._all(request, range(self._partitions)) if one is not None]
+        if not answers:
+            raise PerfdError("No aggregator of this group answers.")
+        return next((one for one in answers if one.status != _NOT_FOUND), answers[0])
+
+    def _any(self, request: Request) -> Response:
+        for number in range(self._partitions):
+            if (answer := self._or_none(number, request)) is not None:
+                return answer
+        raise PerfdError("No aggregator of this group answers.")
+
+    def _silences(self, request: Request) -> Response:
+        if request.method == "GET":
+            return self._any(request)
+        try:
+            labels = json.loads(request.body)["labels"]
+            job = str(labels.get("job", ""))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return _error(400, "The body must be JSON with `labels`.")
+        return self._of_job(job, request) if job else self._any(request)
+
+    def _captures(self, request: Request) -> Response:
+        if request.method == "GET":
+            return self._merged("captures", request)
+        try:
+            job = str(json.loads(request.body)["job"])
+        except (ValueError, KeyError, TypeError):
+            return _error(400, "The body must be JSON with a `job`.")
+        return self._of_job(job, request)
+
+    def _merged(self, name: str, request: Request) -> Response:
+        answers = self._all(request, range(self._partitions))
+        if wrong := next((one for _, one in answers if one is not None and one.status == _BAD_REQUEST), None):
+            return wrong
+        found = merged(name, *_documents(answers))
+        if "limit" in request.query:
+            found[name] = found[name][: int(request.query["limit"])]
+        return _json(found)
+
+    def _fleet(self, request: Request) -> Response:
+        query = {"trend": "1"} if request.query.get("trend") == "1" else {}
+        documents, missing = _documents(self._all(replace(request, query=query), range(self._partitions)))
+        try:
+            return _json(merged_fleet(documents, request.query, missing))
+        except PerfdError as error:
+            return _error(400, str(error))
+
+    def _all(self, request: Request, partitions: Sequence[int]) -> list[tuple[int, Response | None]]:
+        return list(
+            zip(partitions, self._threads.map(lambda n: self._or_none(n, request), partitions), strict=True)
+        )
+
+    def _or_none(self, partition: int, request: Request) -> Response | None:
+        try:
+            return self.ask(partition, request)
+        except PerfdError:
+            return None
+
+    def _problem(self) -> str | None:
+        missing = missing_sentence([n for n in range(self._partitions) if n not in self._view().holders])
+        request = Request(method="GET", path="/api/v1/status", rest="", query={})
+        documents, _ = _documents(self._all(request, range(self._partitions)))
+        problems = [one["history_problem"] for one in documents if one["history_problem"]]
+        return " ".join(dict.fromkeys([*([missing] if missing else []), *problems])) or None
+
+    def _group(self) -> dict[str, Any]:
+        view = self._view()
+        return {
+            "partitions": [
+                {
+                    "partition": number,
+                    "member": holder.member if (holder := view.holders.get(number)) else None,
+                    "address": holder.address if holder else None,
+                    "epoch": holder.epoch if holder else None,
+                }
+                for number in range(self._partitions)
+            ],
+            "members": [
+                {"member": name, "address": address} for name, address in sorted(view.members.items())
+            ],
+        }
+
+    def _targets(self) -> list[dict[str, Any]]:
+        """Scrape targets of Prometheus' http_sd: one per partition that an aggregator has."""
+        return [
+            {
+                "targets": [url.netloc],
+                "labels": {
+                    "__scheme__": url.scheme,
+                    "__metrics_path__": f"{url.path.rstrip('/')}/metrics",
+                    "__param_partition": str(number),
+                    LABEL: str(number),
+                },
+            }
+            for number, holder in sorted(self._view().holders.items())
+            if (url := urlsplit(holder.address))
+        ]
+
+
+class _Summaries:
+    """Summaries of all jobs of the group, for comparisons."""
+
+    def __init__(self, pages: GroupPages) -> None:
+        self._pages = pages
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """None: those of other aggregators come as documents."""
+        del job
+        return []
+
+    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
+        """The document of a job; raises `PerfdError`."""
+        rest = quote(job, safe="")
+        request = Request(method="GET", path=f"/api/v1/jobs/{rest}", rest=rest, query={})
+        answer = self._pages._of_job(job, request)  # noqa: SLF001  (of the same module)
+        if answer.status != 200:
+            return None
+        found: Mapping[str, Any] = msgspec.json.decode(answer.body)["jobs"][0]
+        return found
+
+
+def _documents(answers: Sequence[tuple[int, Response | None]]) -> tuple[list[Document], list[int]]:
+    """What partitions answered, and those that did not."""
+    documents = [msgspec.json.decode(one.body) for _, one in answers if one is not None and one.status == 200]
+    return documents, [number for number, one in answers if one is None or one.status != 200]
+
+
+def _json(document: Any) -> Response:  # noqa: ANN401  (whatever JSON can hold)
+    return Response(body=msgspec.json.encode(document) + b"\n")
+
+
+def _text(text: str, status: int = 200) -> Response:
+    return Response(body=text.encode(), status=status, content_type="text/plain; charset=utf-8")
+
+
+def _error(status: int, message: str) -> Response:
+    return Response(body=msgspec.json.encode({"error": message}) + b"\n", status=status)

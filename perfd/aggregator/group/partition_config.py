@@ -1,0 +1,60 @@
+"""The configuration of one partition's aggregator, from that of the group: pure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from msgspec.structs import replace
+
+from perfd.config import AggregatorConfig, NatsGroupConfig
+from perfd.errors import ConfigError
+
+LABEL = "perfd_partition"
+_SHORTEST_LEASE_S = 1.0
+
+
+def check_group(config: AggregatorConfig) -> NatsGroupConfig:
+    """The group's configuration; raises `ConfigError` if it cannot work."""
+    group = config.nats.group if config.nats else None
+    if group is None:
+        raise ConfigError("nats.group: required.")
+    if not 1 <= group.partitions <= 1024:
+        raise ConfigError("nats.group.partitions: it must be from 1 to 1024.")
+    if not group.lease_s >= _SHORTEST_LEASE_S:
+        raise ConfigError(f"nats.group.lease_s: it must be at least {_SHORTEST_LEASE_S}.")
+    if config.history.path is None and config.history.url is None:
+        raise ConfigError("nats.group: configure `history`, from which another aggregator continues.")
+    if config.http_listen is None:
+        raise ConfigError("nats.group: the aggregators reach each other over HTTP; configure `http_listen`.")
+    if group.address is not None and urlsplit(group.address).scheme not in {"http", "https"}:
+        raise ConfigError("nats.group.address: it must be http://HOST:PORT or https://HOST:PORT.")
+    if config.webhook.token_file is not None:
+        raise ConfigError("nats.group: a group takes no webhooks of Alertmanager; remove `webhook`.")
+    if config.nodes.drain is not None:
+        raise ConfigError(
+            "nats.group: each partition knows only what its own jobs blame nodes for; remove `nodes.drain`."
+        )
+    return group
+
+
+def partition_config(config: AggregatorConfig, number: int) -> AggregatorConfig:
+    """What the aggregator of a partition is configured with: no addresses, its own names in exports."""
+    name, exporters = str(number), config.exporters
+    lines = exporters.jsonl
+    if lines.path is not None:
+        path = Path(lines.path)
+        lines = replace(lines, path=str(path.with_stem(f"{path.stem}-{name}")))
+    written = exporters.remote_write
+    pushed = exporters.otlp
+    return replace(
+        config,
+        http_listen=None,
+        health_listen=None,
+        exporters=replace(
+            exporters,
+            jsonl=lines,
+            remote_write=replace(written, external_labels={**written.external_labels, LABEL: name}),
+            otlp=replace(pushed, resource_attributes={**pushed.resource_attributes, LABEL: name}),
+        ),
+    )

@@ -1,0 +1,54 @@
+"""Requests to the other aggregators of a group."""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import time
+from collections.abc import Mapping
+from urllib.parse import urlencode, urlsplit
+
+from perfd.errors import PerfdError
+from perfd.net import BoundedConnection, BoundedTlsConnection, Request, Response, client_context
+
+FORWARDED = "perfd-forwarded"
+"""The header of a request that another aggregator of the group sent on: it is not sent on again."""
+_MAX_BYTES = 64 << 20
+_SENT_ON = ("authorization", "content-type", "accept")
+_KEPT = ("location",)
+
+
+class Peers:
+    """Sends requests on, from any thread; raises `PerfdError` if there is no answer in time."""
+
+    def __init__(self, within_s: float, ca: str | None) -> None:
+        self._within_s = within_s
+        self._context = client_context(ca=ca) or ssl.create_default_context()
+
+    def ask(self, address: str, request: Request, query: Mapping[str, str]) -> Response:
+        """What the aggregator at `address` answers to `request`, with another query."""
+        url = urlsplit(address)
+        host, path = url.hostname or "", f"{url.path.rstrip('/')}{request.path}?{urlencode(query)}"
+        connection = (
+            BoundedTlsConnection(host, url.port, context=self._context)
+            if url.scheme == "https"
+            else BoundedConnection(host, url.port)
+        )
+        connection.deadline_s = time.monotonic() + self._within_s
+        headers = {name: request.headers[name] for name in _SENT_ON if name in request.headers}
+        try:
+            connection.request(request.method, path, request.body or None, {**headers, FORWARDED: "1"})
+            answer = connection.getresponse()
+            body = answer.read(_MAX_BYTES + 1)
+        except (OSError, http.client.HTTPException) as error:
+            raise PerfdError(f"{address} does not answer: {error or type(error).__name__}") from error
+        finally:
+            connection.close()
+        if len(body) > _MAX_BYTES:
+            raise PerfdError(f"{address} answers with more than {_MAX_BYTES >> 20} MiB.")
+        return Response(
+            body=body,
+            status=answer.status,
+            content_type=answer.getheader("Content-Type", ""),
+            headers={name: value for name in _KEPT if (value := answer.getheader(name)) is not None},
+        )

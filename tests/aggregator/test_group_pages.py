@@ -1,0 +1,171 @@
+"""Any aggregator of a group answers for all jobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from perfd.aggregator import Aggregator
+from perfd.aggregator.group.group_pages import GroupPages
+from perfd.aggregator.group.partition_config import check_group, partition_config
+from perfd.aggregator.group.peers import FORWARDED
+from perfd.aggregator.group.sharing import GroupView, Holder
+from perfd.aggregator.partition import Partition
+from perfd.config import AggregatorConfig, HistoryConfig, NatsGroupConfig, NatsListenConfig, RulesConfig
+from perfd.errors import ConfigError, PerfdError
+from perfd.model import TrainingStep
+from perfd.net import Handler, Request, Response, route_of
+from perfd.web.live_updates import Live
+from perfd.wire.subjects import partition_of
+
+PARTITIONS = 3
+AWAY = "http://away"
+JOB_OF_0 = next(name for name in map(str, range(99)) if partition_of(name, PARTITIONS) == 0)
+JOB_OF_1 = next(name for name in map(str, range(99)) if partition_of(name, PARTITIONS) == 1)
+GROUP = AggregatorConfig(
+    history=HistoryConfig(path="/somewhere/history.sqlite"),
+    nats=NatsListenConfig(servers=["nats://127.0.0.1:4222"], group=NatsGroupConfig()),
+)
+
+
+class FakePeers:
+    """Has partition 1; nothing is at `AWAY`."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def ask(self, address: str, request: Request, query: Mapping[str, str]) -> Response:
+        if address == AWAY:
+            raise PerfdError("It does not answer.")
+        self.asked.append(f"{request.path} {query['partition']}")
+        return answer(1)(request)
+
+
+def document(number: int) -> dict[str, Any]:
+    return {
+        "schema": "perfd.jobs/2",
+        "jobs": [{"name": f"job{number}"}],
+        "agents": [
+            {"agent_id": "both", "node": "n0", "connected": number == 1, "silent_s": 9.0 - number},
+            {"agent_id": f"only{number}", "node": f"n{number}", "connected": True, "silent_s": 0.0},
+        ],
+    }
+
+
+def answer(number: int) -> Handler:
+    return lambda _request: Response(body=json.dumps(document(number)).encode())
+
+
+def pages(holders: Mapping[int, str] | None = None) -> tuple[GroupPages, FakePeers]:
+    """Those of an aggregator that has partition 0; 1 is a peer's, and nobody answers for 2."""
+    holders = {0: "http://here", 1: "http://peer", 2: AWAY} if holders is None else holders
+    view = GroupView(
+        connected=True,
+        members={"here": "http://here"},
+        holders={n: Holder(member=at, address=at, epoch=n + 1) for n, at in holders.items()},
+    )
+    own = dict.fromkeys(("/api/v1/jobs", "/api/v1/agents", "/api/v1/jobs/", "/metrics"), answer(0))
+    peers = FakePeers()
+    return GroupPages(lambda: view, lambda n: own if n == 0 else None, peers, PARTITIONS, Live()), peers  # type: ignore[arg-type]
+
+
+def get(found: GroupPages, path: str, headers: Mapping[str, str] | None = None, **query: str) -> Response:
+    handler, rest = route_of(found.routes(), path)
+    assert handler is not None
+    return handler(Request(method="GET", path=path, rest=rest, query=query, headers=headers or {}))
+
+
+def test_lists_have_the_jobs_of_all_partitions_and_say_which_are_missing() -> None:
+    found = json.loads(get(pages()[0], "/api/v1/jobs").body)
+    assert [job["name"] for job in found["jobs"]] == ["job0", "job1"]
+    assert found["missing_partitions"] == [2]
+
+
+def test_a_node_with_jobs_of_two_partitions_is_one_agent() -> None:
+    agents = json.loads(get(pages()[0], "/api/v1/agents").body)["agents"]
+    assert [(agent["agent_id"], agent["connected"]) for agent in agents] == [
+        ("both", True),
+        ("only0", True),
+        ("only1", True),
+    ]
+
+
+def test_a_job_is_asked_of_the_aggregator_that_has_its_partition() -> None:
+    found, peers = pages()
+    assert json.loads(get(found, f"/api/v1/jobs/{JOB_OF_0}").body) == document(0)
+    assert peers.asked == []
+    assert json.loads(get(found, f"/api/v1/jobs/{JOB_OF_1}/steps").body) == document(1)
+    assert peers.asked == [f"/api/v1/jobs/{JOB_OF_1}/steps 1"]
+
+
+def test_a_request_that_was_sent_on_is_not_sent_on_again() -> None:
+    found, peers = pages()
+    assert get(found, "/api/v1/jobs", {FORWARDED: "1"}, partition="1").status == 503
+    assert peers.asked == []
+
+
+def test_a_partition_without_an_aggregator_is_an_error_that_passes() -> None:
+    found, _ = pages({0: "http://here"})
+    assert get(found, "/metrics", partition="1").status == 503
+    assert get(found, "/metrics", partition="3").status == 400
+    assert get(found, "/metrics").status == 404
+    assert json.loads(get(found, "/metrics", partition="0").body) == document(0)
+    assert "partitions 1, 2" in json.loads(get(found, "/api/v1/status").body)["history_problem"]
+
+
+def test_prometheus_finds_each_partition() -> None:
+    targets = json.loads(get(pages()[0], "/api/v1/http_sd").body)
+    assert targets[1] == {
+        "targets": ["peer"],
+        "labels": {
+            "__scheme__": "http",
+            "__metrics_path__": "/metrics",
+            "__param_partition": "1",
+            "perfd_partition": "1",
+        },
+    }
+
+
+def test_a_group_serves_every_path_of_an_aggregator() -> None:
+    one = Aggregator(
+        AggregatorConfig(listen="127.0.0.1:0", http_listen=None, rules=RulesConfig(builtin=False)),
+        manual=True,
+    )
+    one.start()
+    try:
+        assert one.handlers.keys() <= pages()[0].routes().keys()
+    finally:
+        one.stop()
+
+
+def test_partitions_export_under_their_own_names() -> None:
+    config = partition_config(GROUP, 3)
+    assert (config.http_listen, config.health_listen) == (None, None)
+    assert config.exporters.remote_write.external_labels == {"perfd_partition": "3"}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"history": HistoryConfig()}, "configure `history`"),
+        ({"http_listen": None}, "configure `http_listen`"),
+        ({"nats": NatsListenConfig(servers=[], group=NatsGroupConfig(partitions=0))}, "from 1 to 1024"),
+        ({"nats": NatsListenConfig(servers=[], group=NatsGroupConfig(lease_s=0.9))}, "at least 1.0"),
+        ({"nats": NatsListenConfig(servers=[], group=NatsGroupConfig(address="here:1"))}, "http://HOST"),
+    ],
+)
+def test_a_group_that_cannot_work_is_refused(change: dict[str, Any], sentence: str) -> None:
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    check_group(GROUP)
+    with pytest.raises(ConfigError, match=sentence):
+        check_group(replace(GROUP, **change))
+
+
+def test_a_partition_takes_the_records_of_its_own_jobs() -> None:
+    one = Partition(number=0, count=PARTITIONS, epoch=1, held=lambda: True)
+    own, other = TrainingStep(job=JOB_OF_0, step=1), TrainingStep(job=JOB_OF_1, step=1)
+    assert one.own([own, other]) == [own]

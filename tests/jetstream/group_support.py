@@ -1,0 +1,105 @@
+"""Aggregators of a group as processes, and what they answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Self
+
+from tests.support.services import free_port
+
+ROOT = Path(__file__).parents[2]
+PARTITIONS = 4
+LEASE_S = float(os.environ.get("PERFD_LEASE_S", "1.5"))
+"""Half of the default: the tests wait for it."""
+
+
+class Member:
+    """One aggregator of a group; a context manager that runs from entry to exit."""
+
+    def __init__(
+        self, folder: Path, servers: str, name: str, *, lease_s: float = LEASE_S, **config: Any
+    ) -> None:
+        self.address = f"http://127.0.0.1:{free_port()}"
+        self._log = folder / f"{name}.log"
+        self._config = folder / f"{name}.yaml"
+        group = {"partitions": PARTITIONS, "lease_s": lease_s}
+        document = {
+            "http_listen": self.address.removeprefix("http://"),
+            "nats": {"servers": [servers], "max_bytes": 64 << 20, "group": group},
+            **config,
+        }
+        self._config.write_text(json.dumps(document))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.signal(signal.SIGCONT)
+        self.kill()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def start(self) -> None:
+        path = os.pathsep.join(map(str, (ROOT, ROOT / "collectors")))
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "perfd", "aggregator", "--config", str(self._config)],
+                stderr=log,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+
+    def signal(self, number: int) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def stop(self) -> None:
+        """Ask it to end, and wait."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(30.0)
+
+    def get(self, path: str) -> Any:
+        """A document; None while it does not answer with one."""
+        try:
+            with urllib.request.urlopen(self.address + path, timeout=10.0) as response:
+                return json.load(response)
+        except (OSError, urllib.error.URLError):
+            return None
+
+    def holders(self) -> list[str | None]:
+        """The member that has each partition."""
+        found = self.get("/api/v1/group")
+        return [one["member"] for one in found["partitions"]] if found else [None] * PARTITIONS
+
+    def newest_step(self, job: str) -> int:
+        """The newest step of a job; 0 while nobody answers for it."""
+        found = self.get("/api/v1/fleet")
+        rows = found["jobs"] if found else []
+        return next((row["step"] or 0 for row in rows if row["name"] == job), 0)
+
+
+def seconds_until(true: Any, wait_s: float = 60.0) -> float:
+    """How long it took until something became true; raises `TimeoutError`."""
+    started_s = time.monotonic()
+    while not true():
+        if time.monotonic() - started_s > wait_s:
+            raise TimeoutError
+        time.sleep(0.02)
+    return time.monotonic() - started_s
