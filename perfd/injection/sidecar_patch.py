@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfd.config.strict import Strict
+from perfd.injection.job_label import job_of_labels
 
 Document = Mapping[str, Any]
 Patch = list[dict[str, Any]]
@@ -69,8 +70,8 @@ def _has_gpu(container: Document) -> bool:
 def _job(metadata: Document, injection: Injection) -> str:
     labels = metadata.get("labels") or {}
     owners = [one["name"] for one in metadata.get("ownerReferences") or [] if one.get("controller")]
-    named = [labels[label] for label in injection.job_labels if labels.get(label)]
-    return str([*named, *owners, metadata.get("name") or "default"][0])
+    named = job_of_labels(labels, injection.job_labels)
+    return str(named or [*owners, metadata.get("name") or "default"][0])
 
 
 def _init_containers(spec: Document, injection: Injection) -> Patch:

@@ -68,6 +68,14 @@ from tests.fuzz.capture_targets import (
     read_kineto,
     read_tables,
 )
+from tests.fuzz.document_targets import (
+    bench_results,
+    configurations,
+    nvtx_rows,
+    read_bench,
+    read_configuration,
+    read_nvtx,
+)
 from tests.fuzz.evaluation_targets import (
     analyze_batch,
     batch,
@@ -328,6 +336,9 @@ def targets() -> dict[str, Target]:
         "flight_recorder": Target(
             _flight, [json.dumps(_DUMP).encode(), pickle.dumps(_DUMP, 2)], (FlightRecorderError,)
         ),
+        "bench_serving": Target(read_bench, bench_results()),
+        "configuration": Target(read_configuration, configurations(_ROOT / "deploy")),
+        "nvtx": Target(read_nvtx, [nvtx_rows()]),
         "rules": Target(_in_file("r.yaml", lambda path: load_rules([path])), _samples("rules/*.yaml")),
         "promql": Target(
             lambda data: compile_query(data.decode("utf-8", "replace")),

@@ -47,6 +47,10 @@ FOUND = [
     ("kineto", kineto_trace().replace(b'"rank": 0', b'"rank": 5')),
     ("rules", b"groups: [{name: g, rules: [{alert: A, expr: up, for: " + b"9" * 400 + b"d}]}]"),
     ("rules", b"groups: " + b"[" * 3000),
+    (
+        "bench_serving",
+        b'{"completed": 1, "duration": 1e-320, "total_input_tokens": 65536, "total_output_tokens": 1e308}\n',
+    ),
     ("evaluation", b'label_replace(up, "a", "$' + b"9" * 5000 + b'", "job", "(.*)")'),
     ("recording", b'{"format": 1, "name": "\x9e"}'),
     ("recording", b'{"format": 1, "streams": [{"node": "n", "kind": "x", "path": "' + b"a" * 300 + b'"}]}'),

@@ -435,8 +435,10 @@ def test_the_owner_is_that_of_pod_or_namespace_else_its_service_account(
     assert whose(node, **labels)[0] == user
 
 
-@pytest.mark.parametrize("label", ["kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/local-queue-name"])
-def test_the_queue_of_kueue_is_the_partition(node: Node, label: str) -> None:
+@pytest.mark.parametrize(
+    "label", ["kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/local-queue-name", "volcano.sh/queue-name"]
+)
+def test_the_queue_of_kueue_or_volcano_is_the_partition(node: Node, label: str) -> None:
     assert whose(node, **{label: "team-queue"})[1] == "team-queue"
 
 

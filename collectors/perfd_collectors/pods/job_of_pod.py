@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from perfd.injection.job_label import job_of_labels
 from perfd_collectors.pods.pod_facts import PodFacts
 
 LABELS = (
@@ -28,7 +29,7 @@ _INDEXED = re.compile(rf"-\d{{1,6}}{_RANDOM}$")
 
 def job_of(pod: PodFacts) -> str:
     """The name of a pod's job, without its namespace."""
-    labelled = next((pod.labels[label] for label in LABELS if pod.labels.get(label)), None)
+    labelled = job_of_labels(pod.labels, LABELS)
     if labelled is not None:
         return labelled
     if pod.owner_kind == "ReplicaSet":

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from perfd_collectors.pods.namespace_reader import NamespaceFacts
 from perfd_collectors.pods.pod_facts import PodFacts
 
-_QUEUES = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/local-queue-name")
+_QUEUES = ("kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/local-queue-name", "volcano.sh/queue-name")
 """A user writes the first on a pod; Kueue adds the second to pods of the jobs that it admits."""
 _MOST_CHARS = 128
 """Of an owner's name: annotations may be long."""
 
 
 def queue_of(pod: PodFacts) -> str:
-    """Kueue's local queue; empty without."""
+    """The queue of Kueue (its local one) or Volcano; empty without."""
     return next((pod.labels[label] for label in _QUEUES if pod.labels.get(label)), "")
 
 

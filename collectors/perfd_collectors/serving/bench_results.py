@@ -41,6 +41,8 @@ _LABELS = {
     "Acceptance length": "accept_length",
 }
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
+_MOST = 1e100
+"""A larger number is damage. What is computed from two of them is still finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +189,11 @@ def _number(values: Mapping[str, Any], key: str, *, infinite: bool = False) -> f
         number = float(value)
     except (ValueError, OverflowError):
         return None
-    return None if math.isnan(number) or (math.isinf(number) and not infinite) else number
+    if infinite and math.isinf(number):
+        return number
+    return number if abs(number) <= _MOST else None
 
 
 def _ratio(part: float | None, whole: float | None) -> float | None:
-    return part / whole if part is not None and whole else None
+    ratio = part / whole if part is not None and whole else None
+    return ratio if ratio is not None and abs(ratio) <= _MOST else None
