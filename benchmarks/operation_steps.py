@@ -5,7 +5,8 @@
 FOLDER holds recordings (default: benchmarks/gpu), of which only the NCCL records are read. The truth is the
 first available of: CUDA events of each step (`truth/truth-gpu-rank0.json`, `times.json`), the lines of the
 log, the steps and median of each phase in `truth.json`. Prints a line per recording: the last step found and
-the true one, the source of the truth, and the median relative error of step times.
+the true one, the source of the truth, and the median relative error of step times. Then the CPU time of the
+search per second of a job.
 
 Without start times of operations, a row covers 3 s and ends anywhere in a step, so the last one ends up to
 3 s before the job, and differences within a row are hidden; such recordings are counted separately.
@@ -20,6 +21,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
+from time import process_time
 
 import numpy as np
 from perfd_collectors.training_log.log_document import LogDocument
@@ -95,6 +98,17 @@ def steps_of(records: Iterator[CollectiveTimes]) -> Found:
     return Found(rows=rows, exact=pace is not None and pace.exact, certain=pace is not None and pace.certain)
 
 
+def core_ratio(records: Sequence[CollectiveTimes]) -> float:
+    """CPU time of the search, the least of three, per second of the job."""
+    lasted_s = []
+    for _ in range(3):
+        began_s = process_time()
+        steps_of(iter(records))
+        lasted_s.append(process_time() - began_s)
+    span_ns = max(one.end_unix_ns for one in records) - min(one.start_unix_ns for one in records)
+    return min(lasted_s) / (span_ns / 1e9)
+
+
 def truth_of(recording: Recording) -> Truth | None:
     """The job's own measurements, from files next to the recording or from its log; None without any."""
     beside = recording.directory.parent
@@ -145,6 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folders", nargs="*", type=Path, default=[DEFAULT])
+    busy: list[float] = []
     counts = {True: [0, 0, 0, 0], False: [0, 0, 0, 0]}
     for folder in parser.parse_args(arguments).folders:
         for manifest in sorted(folder.rglob("recording.json")):
@@ -153,6 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not records:
                 continue
             name, truth, found = "/".join(manifest.parts[-3:-1]), truth_of(recording), steps_of(iter(records))
+            busy.append(core_ratio(records))
             starts = any(one.start_increments_us for one in records)
             counts[starts][0] += 1
             if not found.rows:
@@ -173,6 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{'with' if starts else 'without'} start times: {of_all} recordings, steps in {shown},"
             f" count exact in {exact}, median within {_WITHIN:.0%} in {close}"
         )
+    if busy:
+        print(f"CPU: median {median(busy):.2%} of a core per job, at most {max(busy):.2%}")
     return 0
 
 

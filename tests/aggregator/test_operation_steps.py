@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -166,6 +167,29 @@ def test_other_ranks_sends_and_records_without_operations_are_left_out():
             steps.put(times)
             assert steps.put(record("world", "AllReduce", [1] * 50, 50 * second, second, rank=1)).rows == ()
     assert steps.put(record("world", "AllReduce", [], 0, 60)).rows == ()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        {"sequences": [2**64 - 1], "sizes_bytes": [1], "durations_ns": [1]},
+        {"sequences": [7], "sizes_bytes": [2**64 - 1], "durations_ns": [2**64 - 1]},
+        {"sequences": [7, 8], "sizes_bytes": [1], "durations_ns": [1, 1]},
+        {
+            "sequences": [9, 8],
+            "sizes_bytes": [1, 1],
+            "durations_ns": [1, 1],
+            "start_increments_us": [2**63 - 1, 2**63 - 1],
+            "queued_us": [-(2**63), 0],
+        },
+    ],
+)
+def test_numbers_of_any_size_do_no_harm(garbage):
+    rank, steps = Rank(DDP, 0.25), OperationSteps()
+    for second in range(20):
+        for times in rank.second(second):
+            steps.put(times)
+            steps.put(replace(times, **garbage))
 
 
 def test_a_communicator_made_anew_goes_on_after_a_pause():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import numpy as np
 
-from perfd.aggregator.operations.operation_stream import Cycle, OperationStream, TimedOperation
-from perfd.analysis.data.job_data import StepPauses
+from perfd.aggregator.operations.operation_stream import Cycle, OperationStream, TimedOperations
+from perfd.analysis.data.job_data import Floats, StepPauses
 from perfd.analysis.operations.step_boundaries import (
     longest_pause,
+    medians_by_place,
     micro_batches_by_gathers,
     micro_batches_of,
     next_starts_us,
@@ -30,22 +30,26 @@ _REPEATS_IN_DOUBT = 24
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """The end of a repeat: of a micro-batch, or of a step."""
+class _Cuts:
+    """The ends of (n,) repeats: of micro-batches, or of steps."""
 
-    last: TimedOperation
-    following: TimedOperation | None
-    """The next large operation, once it is known."""
+    last: TimedOperations
+    following_us: Floats
+    """When the next large operation began, (n,) or (n - 1,): it may not be known after the newest."""
+    following_queued_us: Floats
+
+    def __len__(self) -> int:
+        return len(self.last)
 
     @property
-    def pause_us(self) -> float:
-        """Until the next large operation, NaN where that is unknown."""
-        return math.nan if self.following is None else self.following.span.start_us - self.last.span.end_us
+    def pauses_us(self) -> Floats:
+        """Until the next large operation, where it is known."""
+        return self.following_us - self.last.end_us[: len(self.following_us)]
 
-    @property
-    def lead_us(self) -> float:
-        """How long that one was queued."""
-        return math.nan if self.following is None else self.following.span.queued_us
+    def each(self, first: int, count: int) -> _Cuts:
+        """Each so many, from the first one on."""
+        rows = slice(first, None, count)
+        return _Cuts(self.last.each(rows), self.following_us[rows], self.following_queued_us[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,23 +99,23 @@ class ExactSteps:
         if anew:
             self.newest = None
         self.repeats = found
-        ends = cuts[last :: found or 1]
+        ends = cuts.each(last, found or 1)
         rows = self._rows(job, ends, cycle, found or 1)
         self.pauses = self._pauses(ends)
         return FoundSteps(rows, anew=anew)
 
     def _of_step(
-        self, cuts: Sequence[_Cut], repeats: int | None, gathers: OperationStream | None
+        self, cuts: _Cuts, repeats: int | None, gathers: OperationStream | None
     ) -> tuple[int | None, int]:
         """How many cuts apart steps end, and at which of the first ones one does."""
-        known = [cut for cut in cuts if cut.following is not None]
-        pauses_us = np.array([cut.pause_us for cut in known])
+        pauses_us = cuts.pauses_us
         if repeats is None:
-            leads_us = np.array([cut.lead_us for cut in known])
-            each_us = (cuts[-1].last.span.end_us - cuts[0].last.span.end_us) / max(1, len(cuts) - 1)
+            leads_us = cuts.following_queued_us
+            ends_us = cuts.last.end_us
+            each_us = float(ends_us[-1] - ends_us[0]) / max(1, len(cuts) - 1)
             shown = None
             if gathers is not None:
-                ends_us = np.array([cut.last.span.end_us for cut in known], dtype=np.float64)
+                ends_us = ends_us[: len(pauses_us)]
                 gathered_us = next_starts_us(ends_us, gathers.newest_starts_us())
                 shown = micro_batches_by_gathers(gathered_us - ends_us, leads_us)
             shown = shown or micro_batches_of(pauses_us, leads_us, each_us)
@@ -120,29 +124,30 @@ class ExactSteps:
             repeats = self.repeats
         if repeats is None or repeats == 1:
             return repeats, 0
-        before = self._place([cut.last for cut in cuts])
+        before = self._place(cuts.last)
         if before is not None:
             return repeats, before % repeats
-        medians = [np.median(pauses_us[place::repeats]) for place in range(min(repeats, len(known)))]
-        return repeats, int(np.argmax(medians))
+        return repeats, int(medians_by_place(pauses_us, min(repeats, len(pauses_us))).argmax())
 
-    def _rows(self, job: str, cuts: Sequence[_Cut], cycle: Cycle, repeats: int) -> list[TrainingStep]:
-        place = self._place([cut.last for cut in cuts])
-        rows: list[TrainingStep] = []
+    def _rows(self, job: str, cuts: _Cuts, cycle: Cycle, repeats: int) -> list[TrainingStep]:
+        place = self._place(cuts.last)
+        first = 0
+        if self.newest is None:
+            # Other operations come before the first step, such as a first exchange of embeddings; they move
+            # less.
+            by_bytes = float(cuts.last.moved_bytes[0]) / (cycle.moved_bytes * repeats)
+            step = max(1, math.floor(by_bytes + _MISSED_RATIO))
+            self.newest = _end(self._steps_before + step, cuts.last, 0)
+            place, first = 0, 1
         newest = self.newest
-        for at, cut in enumerate(cuts):
-            end_us = cut.last.span.end_us
-            if newest is None:
-                # Other operations come before the first step, such as a first exchange of embeddings; they
-                # move less.
-                by_bytes = cut.last.moved_bytes / (cycle.moved_bytes * repeats)
-                step = max(1, math.floor(by_bytes + _MISSED_RATIO))
-                newest, place = StepEnd(self._steps_before + step, cut.last.seen, end_us), at
+        first = max(first, int(cuts.last.seen.searchsorted(newest.seen, side="right")))
+        rows: list[TrainingStep] = []
+        for at in range(first, len(cuts)):
+            end_us = int(cuts.last.end_us[at])
+            if end_us - newest.end_us < _LEAST_ROW_US:
                 continue
-            by_rate = (cut.last.seen - newest.seen) / (cycle.operations * repeats)
+            by_rate = (int(cuts.last.seen[at]) - newest.seen) / (cycle.operations * repeats)
             covered = max(1, round(by_rate)) if place is None else at - place
-            if cut.last.seen <= newest.seen or end_us - newest.end_us < _LEAST_ROW_US:
-                continue
             rows.append(
                 TrainingStep(
                     job=job,
@@ -152,30 +157,41 @@ class ExactSteps:
                     steps_covered=covered,
                 )
             )
-            newest, place = StepEnd(newest.step + covered, cut.last.seen, end_us), at
+            newest, place = _end(newest.step + covered, cuts.last, at), at
         self.newest = newest
         return rows
 
-    def _pauses(self, ends: Sequence[_Cut]) -> StepPauses | None:
-        place = self._place([cut.last for cut in ends])
+    def _pauses(self, ends: _Cuts) -> StepPauses | None:
+        place = self._place(ends.last)
         if place is None or self.newest is None:
             return None
-        known = [(at, cut) for at, cut in enumerate(ends) if cut.following is not None][-_PAUSES:]
+        pauses_us = ends.pauses_us
+        known = np.arange(len(pauses_us))[-_PAUSES:]
         return StepPauses(
-            step=np.array([self.newest.step + at - place for at, _ in known], dtype=np.int64),
-            pause_s=np.array([cut.pause_us for _, cut in known]) / 1e6,
-            lead_s=np.array([cut.lead_us for _, cut in known]) / 1e6,
+            step=self.newest.step + known - place,
+            pause_s=pauses_us[known] / 1e6,
+            lead_s=ends.following_queued_us[known] / 1e6,
         )
 
-    def _cuts(self, operations: Sequence[TimedOperation], cycle: Cycle) -> list[_Cut]:
+    def _cuts(self, operations: TimedOperations, cycle: Cycle) -> _Cuts:
         """After each repeat, where they were before; by pauses, where these are the longest now."""
         before = None if cycle.by_pauses else self._place(operations)
-        spans = [one.span for one in operations]
-        after = longest_pause(spans, cycle.large) if before is None else before % cycle.large
-        ends, following = operations[after :: cycle.large], operations[after + 1 :: cycle.large]
-        return [_Cut(last, then) for last, then in zip_longest(ends, following)]
+        if before is None:
+            after = longest_pause(operations.start_us, operations.end_us, cycle.large)
+        else:
+            after = before % cycle.large
+        following = operations.each(slice(after + 1, None, cycle.large))
+        last = operations.each(slice(after, None, cycle.large))
+        return _Cuts(last, following.start_us, following.queued_us)
 
-    def _place(self, operations: Sequence[TimedOperation]) -> int | None:
+    def _place(self, operations: TimedOperations) -> int | None:
         """Where the newest row ended; None if that is not one of them."""
-        ended = None if self.newest is None else self.newest.seen
-        return next((place for place, one in enumerate(operations) if one.seen == ended), None)
+        if self.newest is None:
+            return None
+        place = int(operations.seen.searchsorted(self.newest.seen))
+        found = place < len(operations) and int(operations.seen[place]) == self.newest.seen
+        return place if found else None
+
+
+def _end(step: int, operations: TimedOperations, place: int) -> StepEnd:
+    return StepEnd(step, int(operations.seen[place]), int(operations.end_us[place]))

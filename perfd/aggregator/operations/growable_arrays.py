@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.data.job_data import Ints
+from perfd.analysis.data.job_data import Floats, Ints
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -22,3 +22,36 @@ def roomier(array: NDArray[_Number], shape: tuple[int, ...]) -> NDArray[_Number]
 def chosen(array: NDArray[_Number], rows: Ints) -> NDArray[_Number]:
     """These rows, which are in order, of an array; not a copy where they are the first ones."""
     return array[: len(rows)] if len(rows) and rows[-1] == len(rows) - 1 else array[rows]
+
+
+class NewestColumns:
+    """The newest values of some columns, as arrays, at most so many."""
+
+    def __init__(self, columns: int, most: int) -> None:
+        self._most = most
+        self._values: Floats = np.empty((columns, 0))
+        self._first = self._end = 0
+
+    @property
+    def held(self) -> Floats:
+        """(columns, n), the newest last; valid until more is put."""
+        return self._values[:, self._first : self._end]
+
+    def put(self, values: Floats) -> None:
+        """Add (columns, n)."""
+        values = values[:, -self._most :]
+        end = self._end + values.shape[1]
+        if end > self._values.shape[1]:
+            held = self.held[:, -self._most :]
+            # Twice the room, so that moving what is held costs little per value.
+            grown = np.empty((len(values), min(2 * self._most, 2 * (held.shape[1] + values.shape[1]))))
+            grown[:, : held.shape[1]] = held
+            self._values, self._first = grown, 0
+            end = held.shape[1] + values.shape[1]
+        self._values[:, end - values.shape[1] : end] = values
+        self._end = end
+        self._first = max(self._first, end - self._most)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._first = self._end = 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfd.aggregator.operations.exact_steps import ExactSteps, FoundSteps
+from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.aggregator.operations.operation_stream import LONE_S, RECEIVE, Cycle, OperationStream
-from perfd.analysis.data.job_data import OperationPace
+from perfd.analysis.data.job_data import Floats, OperationPace
 from perfd.model import CollectiveTimes, TrainingStep
 
 _MOST_STREAMS = 256
@@ -39,6 +39,8 @@ _SLOWER = 1.5
 """Repeats per scalar above which these are not one per repeat."""
 _SILENT_NS = 30 * 10**9
 """A stream that sets the pace and says nothing for so long is gone, as after a restart."""
+_MOST_SEQUENCE = 1 << 62
+"""More are garbage, and no array holds them."""
 _NOTHING = FoundSteps()
 
 
@@ -93,7 +95,7 @@ class OperationSteps:
         """By communicator, operation and, of receives, the peer."""
         self._of_others: dict[tuple[str, str, int | None], tuple[int, OperationStream]] = {}
         """The same of another rank, of streams whose operations are all of one size."""
-        self._numbers_us: deque[float] = deque(maxlen=_NUMBERS)
+        self._numbers = NewestColumns(1, _NUMBERS)
         self._mark: _Mark | None = None
         self._first: TrainingStep | None = None
         """A row that waits until the stream goes on: what repeats while a job starts ends soon."""
@@ -123,7 +125,7 @@ class OperationSteps:
         if self._rank is None:
             self._rank = times.rank
         sent = times.peer is not None and times.operation != RECEIVE
-        if sent or not times.sequences or not times.sizes_bytes:
+        if sent or not _is_whole_record(times):
             return _NOTHING
         if times.rank != self._rank:
             self._compare(times)
@@ -134,12 +136,12 @@ class OperationSteps:
             if len(self._streams) >= _MOST_STREAMS:
                 return _NOTHING
             stream = self._streams[key] = OperationStream(
-                times.communicator, times.operation, times.sequences[0] - 1, self._numbers_us
+                times.communicator, times.operation, times.sequences[0] - 1, self._numbers
             )
         stream.put(times)
-        exact = stream.spans[-1] is not None
+        exact = stream.timed
         if exact and times.operation != RECEIVE and max(times.sizes_bytes) <= _SCALAR_BYTES:
-            self._numbers_us.extend(stream.newest_starts_us(len(times.sequences)))
+            self._numbers.put(stream.newest_starts_us(len(times.sequences))[None])
         since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
         if exact and since_look_s >= (_LOOK_S if self._paced is None else _ROW_S):
             self._looked_unix_ns = times.end_unix_ns
@@ -279,7 +281,7 @@ class OperationSteps:
     def _may_end_steps(self, gathers: OperationStream, cycle: Cycle) -> bool:
         """Whether reductions that are as large may repeat soon, too."""
         return cycle.known < _REPEATS_AWAITED * cycle.large and any(
-            one.operation == _ENDING_STEPS and max(one.sizes, default=0) >= cycle.size_bytes
+            one.operation == _ENDING_STEPS and one.sizes.max(initial=0.0) >= cycle.size_bytes
             for one in self._streams.values()
             if one is not gathers
         )
@@ -297,6 +299,12 @@ class OperationSteps:
             return _Pace(stream, cycle, 1 if once else None)
         whole = [round(ratio) for ratio, count in slower if _is_whole(ratio, count)]
         return _Pace(stream, cycle, max(whole)) if whole else None
+
+
+def _is_whole_record(times: CollectiveTimes) -> bool:
+    """Whether it has single operations with sizes, and numbers that arrays hold."""
+    sequences = times.sequences
+    return len(times.sizes_bytes) == len(sequences) > 0 and max(sequences) <= _MOST_SEQUENCE
 
 
 def _marked(pace: _Pace, step: float) -> _Mark:
@@ -328,12 +336,13 @@ def _as_row(job: str, mark: _Mark, since_step: float, since_unix_ns: int) -> Tra
 
 def _may_show_better(streams: Sequence[OperationStream]) -> bool:
     """Whether what ends steps, such as a reduction of gradients, has only not repeated often enough yet."""
-    largest = [(one.sizes, max(one.sizes, default=0)) for one in streams if one.operation not in _HANDED_ON]
-    return any(size > _SCALAR_BYTES and sizes.count(size) < _REPEATS_AWAITED for sizes, size in largest)
+    held = [one.sizes for one in streams if one.operation not in _HANDED_ON]
+    largest = [(sizes, float(sizes.max(initial=0.0))) for sizes in held]
+    return any(size > _SCALAR_BYTES and (sizes == size).sum() < _REPEATS_AWAITED for sizes, size in largest)
 
 
-def _are_scalars(sizes: Sequence[int] | deque[int]) -> bool:
-    return len(set(sizes)) == 1 and sizes[0] <= _SCALAR_BYTES
+def _are_scalars(sizes: Floats) -> bool:
+    return bool(sizes[0] <= _SCALAR_BYTES and (sizes == sizes[0]).all())
 
 
 def _is_whole(ratio: float, count: int) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice, pairwise, takewhile
+from itertools import pairwise
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats
+from perfd.aggregator.operations.growable_arrays import NewestColumns
+from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, are_steady, pause_pattern
 from perfd.analysis.operations.repeat_period import Repeat, repeat_period
-from perfd.analysis.operations.step_boundaries import OperationSpan, receives_of_step
+from perfd.analysis.operations.step_boundaries import receives_of_step
 from perfd.model import CollectiveTimes
 
 _HELD_OPERATIONS = 2048
@@ -29,9 +28,14 @@ _MARKED_OPERATIONS = 64
 _MARKED_RATIO = 0.9
 """Share of that many single operations of one size that a scalar must follow, such as the gradient norm, if
 each is a step."""
+_SEARCH_NS = 3 * 10**9
+"""Between searches for pauses that repeat, where they do and half of what is held is known: fewer operations
+cost less, and the first steps are among them."""
 _FEWEST_SAMPLED = 16
 """Operations of a report, whose sequence numbers must be equally far apart."""
 RECEIVE = "Recv"
+_SIZE, _START, _END, _QUEUED = range(4)
+"""The columns that are held of each operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,29 @@ class Cycle:
 
 
 @dataclass(frozen=True, slots=True)
-class TimedOperation:
-    """A large operation, and what of its stream was seen by its end."""
+class TimedOperations:
+    """(n,) large operations by the node's clock, and what of their stream was seen by the end of each."""
 
-    span: OperationSpan
-    seen: int
+    start_us: Floats
+    end_us: Floats
+    queued_us: Floats
+    """How long before its start the host had enqueued each."""
+    seen: Ints
     """Operations."""
-    moved_bytes: float
+    moved_bytes: Floats
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+    def each(self, rows: slice) -> TimedOperations:
+        """Some of them."""
+        return TimedOperations(
+            self.start_us[rows],
+            self.end_us[rows],
+            self.queued_us[rows],
+            self.seen[rows],
+            self.moved_bytes[rows],
+        )
 
 
 @dataclass(slots=True)
@@ -69,13 +89,12 @@ class OperationStream:
     communicator: str
     operation: str
     newest_sequence: int
-    numbers_us: Sequence[float] = ()
-    """When the rank's newest reductions of a scalar began, on any communicator."""
-    sizes: deque[int] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
-    spans: deque[OperationSpan | None] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
-    """When each ran; None where that is unknown."""
-    durations_us: deque[float] = field(default_factory=lambda: deque(maxlen=_HELD_OPERATIONS))
-    """Of receives, since the newest hole."""
+    numbers: NewestColumns | None = None
+    """When the rank's newest reductions of a scalar began, in microseconds, on any communicator."""
+    newest: NewestColumns = field(default_factory=lambda: NewestColumns(4, _HELD_OPERATIONS))
+    """Size, start, end, and how long each was queued, in bytes and microseconds; NaN where unknown."""
+    durations: NewestColumns = field(default_factory=lambda: NewestColumns(1, _HELD_OPERATIONS))
+    """Of receives in microseconds, since the newest hole."""
     seen: int = 0
     """Operations since the first report, those that were not reported included."""
     seen_s: float = 0.0
@@ -92,7 +111,24 @@ class OperationStream:
     _group: int | None = None
     """How many of one size are a repeat, once that is known."""
     _pattern: PausePattern | None = None
-    """At the newest search."""
+    """Of the newest operations, since the newest hole."""
+    _searched_unix_ns: int = 0
+    """When it was looked for."""
+    _unsearched: int = 0
+    """The newest operations that it does not include."""
+    _places: Ints | None = None
+    """Of the operations that are not small, once they were looked for."""
+
+    @property
+    def sizes(self) -> Floats:
+        """Of the newest operations."""
+        sizes: Floats = self.newest.held[_SIZE]
+        return sizes
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is known when the newest one ran."""
+        return not np.isnan(self.newest.held[_START, -1])
 
     def put(self, times: CollectiveTimes) -> None:
         """Add what the rank reported."""
@@ -104,17 +140,20 @@ class OperationStream:
             group, odd = divmod((self._group or 0) * self._stride, stride)
             self._group = None if odd or not group else group
             self._stride, hole = stride, True
-        if hole and len({self.sizes[place] for place in self._large()}) > 1:
-            # The order of what is held is not that of the job any more.
-            self.sizes.clear()
-            self.spans.clear()
+        if hole:
+            large = self.sizes[self._large()]
+            if len(large) and (large != large[0]).any():
+                # The order of what is held is not that of the job any more.
+                self.newest.clear()
         self._whole = min(_HELD_OPERATIONS, (0 if hole else self._whole) + len(times.sequences))
         if self.operation == RECEIVE:
             if hole:
-                self.durations_us.clear()
-            self.durations_us.extend(duration / 1e3 for duration in times.durations_ns)
-        self.sizes.extend(times.sizes_bytes)
-        self.spans.extend(_spans(times))
+                self.durations.clear()
+            self.durations.put(np.array([times.durations_ns], dtype=np.float64) / 1e3)
+        self._pattern = None if hole else self._pattern
+        self._unsearched += len(times.sequences)
+        self.newest.put(_columns(times))
+        self._places = None
         self.total_bytes += times.total_bytes or 0.0
         self.seen += times.sequences[-1] - self.newest_sequence
         self.seen_s += (times.end_unix_ns - times.start_unix_ns) / 1e9
@@ -129,7 +168,7 @@ class OperationStream:
     def repeat(self) -> Cycle | None:
         """What of it repeats; None without that."""
         places = self._large()
-        large = [self.sizes[place] for place in places]
+        large = self.sizes[places]
         found = repeat_period(large)
         if found is None or found.length < _FEWEST_REPEATS * found.period:
             return None
@@ -144,20 +183,18 @@ class OperationStream:
                 if found is None:
                     return None
         return Cycle(
-            size_bytes=max(large[-found.period :]),
+            size_bytes=int(large[-found.period :].max()),
             operations=found.period * len(self.sizes) / len(large) * self._stride,
             large=found.period,
             known=found.length,
-            moved_bytes=sum(large[-found.period :]) * self._stride,
+            moved_bytes=int(large[-found.period :].sum()) * self._stride,
             by_pauses=self.alike and found.period > 1,
         )
 
     def group(self) -> int:
         """How many operations come together, by the pauses between them; 1 if they show no groups."""
-        spans = [span for span in list(self.spans)[len(self.spans) - self._whole :] if span is not None]
-        starts_us = np.array([span.start_us for span in spans], dtype=np.float64)
-        ends_us = np.array([span.end_us for span in spans], dtype=np.float64)
-        shown = pause_pattern(starts_us, ends_us, sampled=True) if len(spans) == self._whole else None
+        starts_us, ends_us = self.newest.held[[_START, _END]][:, -self._whole :]
+        shown = None if np.isnan(starts_us).any() else pause_pattern(starts_us, ends_us, sampled=True)
         return 1 if shown is None else shown.period
 
     def ends_as(self, other: OperationStream) -> bool:
@@ -174,26 +211,24 @@ class OperationStream:
         large = self._large()
         ends = slice(len(large) - 1 - pattern.after_last, None, -pattern.period)
         places = large[ends][: pattern.length // pattern.period]
-        return {self.newest_sequence - (len(self.sizes) - 1 - place) * self._stride for place in places}
+        sequences = self.newest_sequence - (len(self.sizes) - 1 - places) * self._stride
+        return set(sequences.tolist())
 
-    def _of_one_size(self, places: list[int], found: Repeat) -> Repeat | None:
+    def _of_one_size(self, places: Ints, found: Repeat) -> Repeat | None:
         """What operations of one size repeat: groups of them by their pauses, or each one alone."""
-        spans = [self.spans[place] for place in places if place >= len(self.sizes) - self._whole]
-        timed = [span for span in spans if span is not None]
-        exact, marked = bool(timed) and len(timed) == len(spans), False
+        whole = places[places >= len(self.sizes) - self._whole]
+        starts_us, ends_us = self.newest.held[[[_START], [_END]], whole]
+        exact, marked = bool(len(whole)) and not np.isnan(starts_us).any(), False
         if exact:
-            starts_us = np.array([span.start_us for span in timed], dtype=np.float64)
-            ends_us = np.array([span.end_us for span in timed], dtype=np.float64)
-            marked = self._marked(places) or are_numbered(starts_us, np.array(self.numbers_us))
-            self._pattern = shown = (
-                None if marked else pause_pattern(starts_us, ends_us, sampled=self._stride > 1)
-            )
+            numbers_us = np.zeros(0) if self.numbers is None else self.numbers.held[0]
+            marked = self._marked(places) or are_numbered(starts_us, numbers_us)
+            self._pattern = shown = None if marked else self._pauses(places, starts_us, ends_us)
             known = self._group or 0
             if shown is not None and (known < 2 or shown.period % known):
                 # Of what has repeated, each so many may take longer for a while.
                 self._group = known = shown.period
             if known > 1:
-                length = len(timed) if shown is None else shown.length
+                length = len(whole) if shown is None else shown.length
                 return Repeat(known, length // known * known) if length >= 2 * known else None
         large_per_s = self.per_s * len(places) / len(self.sizes)
         if (large_per_s > _MOST_LONE_PER_S and not marked) or self.seen_s < LONE_S:
@@ -203,43 +238,66 @@ class OperationStream:
         self._group = 1
         return found
 
-    def _marked(self, places: list[int]) -> bool:
+    def _pauses(self, places: Ints, starts_us: Floats, ends_us: Floats) -> PausePattern | None:
+        """What the pauses between operations show, as at the last search if that was a moment ago."""
+        before = self._pattern
+        few = len(starts_us) < _HELD_OPERATIONS // 2
+        if before is None or few or self.newest_unix_ns - self._searched_unix_ns >= _SEARCH_NS:
+            self._searched_unix_ns = self.newest_unix_ns
+            self._unsearched = 0
+            return pause_pattern(starts_us, ends_us, sampled=self._stride > 1)
+        more = int(np.count_nonzero(places >= len(self.sizes) - self._unsearched))
+        self._unsearched = 0
+        length = min(len(starts_us), before.length + more)
+        return PausePattern(before.period, length, before.after_last + more)
+
+    def _marked(self, places: Ints) -> bool:
         """Whether a scalar follows each large operation."""
-        followed = [after - before > 1 for before, after in pairwise(places[-_MARKED_OPERATIONS:])]
-        return bool(followed) and sum(followed) >= _MARKED_RATIO * len(followed)
+        followed = np.diff(places[-_MARKED_OPERATIONS:]) > 1
+        return bool(len(followed) and followed.sum() >= _MARKED_RATIO * len(followed))
 
     def _received(self, found: Repeat) -> Repeat | None:
         """What receives of one size repeat, by how long they take."""
         if found.period != 1 or self.seen_s < LONE_S:
             return None
-        count = receives_of_step(np.array(self.durations_us))
+        durations_us = self.durations.held[0]
+        count = receives_of_step(durations_us)
         if count is None or self.per_s / count > _MOST_LONE_PER_S:
             return None
-        return Repeat(count, min(found.length, len(self.durations_us)))
+        return Repeat(count, min(found.length, len(durations_us)))
 
-    def repeating(self, cycle: Cycle) -> list[TimedOperation] | None:
+    def repeating(self, cycle: Cycle) -> TimedOperations | None:
         """The large operations that repeat; None where it is unknown when one of them ran."""
-        stride, newest = self._stride, len(self.sizes) - 1
-        since = list(accumulate(reversed(self.sizes), initial=0))
-        found: list[TimedOperation] = []
-        for place in self._large()[-cycle.known :]:
-            span = self.spans[place]
-            if span is None:
-                return None
-            moved = self.total_bytes - since[newest - place] * stride
-            found.append(TimedOperation(span, self.seen - (newest - place) * stride, moved))
-        return found
+        places = self._large()[-cycle.known :]
+        held = self.newest.held
+        _, start_us, end_us, queued_us = held[:, places]
+        if np.isnan(start_us).any():
+            return None
+        after = held.shape[1] - 1 - places
+        since = held[_SIZE].sum() - held[_SIZE].cumsum()[places]
+        return TimedOperations(
+            start_us=start_us,
+            end_us=end_us,
+            queued_us=queued_us,
+            seen=self.seen - after * self._stride,
+            moved_bytes=self.total_bytes - since * self._stride,
+        )
 
     def newest_starts_us(self, most: int = _HELD_OPERATIONS) -> Floats:
         """When the newest operations began, since the last one whose start is unknown."""
-        known = list(takewhile(lambda span: span is not None, islice(reversed(self.spans), most)))
-        return np.array([span.start_us for span in reversed(known) if span is not None], dtype=np.float64)
+        starts_us = self.newest.held[_START, -most:]
+        unknown = np.flatnonzero(np.isnan(starts_us))
+        return starts_us[unknown[-1] + 1 :] if len(unknown) else starts_us
 
-    def _large(self) -> list[int]:
+    def _large(self) -> Ints:
         """Places of the operations that are not small."""
-        sizes = list(self.sizes)
-        largest = max((size for size, count in Counter(sizes).items() if count > 1), default=0)
-        return [place for place, size in enumerate(sizes) if size >= largest * _SMALL_RATIO]
+        if self._places is None:
+            sizes = self.sizes
+            ordered = np.sort(sizes)
+            recurring = ordered[1:][ordered[1:] == ordered[:-1]]
+            largest = recurring[-1] if len(recurring) else 0.0
+            self._places = np.flatnonzero(sizes >= largest * _SMALL_RATIO)
+        return self._places
 
 
 def _stride(times: CollectiveTimes) -> int | None:
@@ -255,14 +313,16 @@ def _stride(times: CollectiveTimes) -> int | None:
     return stride if evenly else None
 
 
-def _spans(times: CollectiveTimes) -> list[OperationSpan | None]:
+def _columns(times: CollectiveTimes) -> Floats:
+    """Size, start, end and time in the queue of each, (4, n)."""
     count = len(times.sequences)
-    columns = (times.durations_ns, times.start_increments_us, times.queued_us)
-    if any(len(column) != count for column in columns):
-        return [None] * count
-    starts_us = accumulate(times.start_increments_us, initial=times.start_unix_ns // 1000)
-    next(starts_us)
-    return [
-        OperationSpan(start_us=start, end_us=start + duration // 1000, queued_us=queued)
-        for start, duration, queued in zip(starts_us, times.durations_ns, times.queued_us, strict=True)
-    ]
+    columns = np.full((4, count), np.nan)
+    columns[_SIZE] = times.sizes_bytes
+    known = (times.durations_ns, times.start_increments_us, times.queued_us)
+    if all(len(column) == count for column in known):
+        columns[_START] = times.start_increments_us
+        columns[_START, 0] += times.start_unix_ns // 1000
+        columns[_START] = columns[_START].cumsum()
+        columns[_END] = columns[_START] + np.array(times.durations_ns, dtype=np.float64) // 1000
+        columns[_QUEUED] = times.queued_us
+    return columns

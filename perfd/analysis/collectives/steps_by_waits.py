@@ -88,7 +88,7 @@ def _by_period(stack: CommunicatorBatch, row: int) -> float | None:
     sizes = collectives.size_bytes[row, : collectives.lengths[row]]
     if len(sizes) < _FEWEST or stack.operation not in MATCHED_OPERATIONS or not np.isfinite(sizes).all():
         return None
-    found = repeat_period(sizes[-_MOST:].astype(np.int64).tolist())
+    found = repeat_period(sizes[-_MOST:])
     if found is None or found.period < _SEVERAL or found.length < min(len(sizes), _MOST) / 2:
         return None
     return (_newest(stack, row) + 1) / found.period

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
+from perfd.analysis.data.robust_stats import median
 
 _FEWEST_REPEATS = 10
 _FEWEST_BITS = 40.0
@@ -152,7 +153,7 @@ def _folded(pauses_us: Floats) -> _Shown | None:
     if period < _FEWEST_FOLDED:
         # These are layers; a multiple of their period would explain no more.
         return None
-    return next((_longest(repeats) for repeats in _repeats(pauses_us, period)), None)
+    return next((_longest(median(repeats, axis=0)) for repeats in _repeats(pauses_us, period)), None)
 
 
 def _recurring(pauses_us: Floats) -> list[int]:
@@ -211,12 +212,11 @@ def _is_unbroken(durations_us: Floats) -> bool:
     return float((newest_us > _BREAK_RATIO * np.median(newest_us)).mean()) <= _MOST_BREAKS_RATIO
 
 
-def _longest(repeats_us: Floats) -> _Shown:
-    """The longest column of (repeats, period), by the medians of the columns."""
-    usual_us = np.median(repeats_us, axis=0)
+def _longest(usual_us: Floats) -> _Shown:
+    """The longest of (period,) usual pauses."""
     column = int(usual_us.argmax())
     longest, second = float(usual_us[column]), max(1.0, float(np.delete(usual_us, column).max()))
-    return _Shown(repeats_us.shape[1], column, (longest + second) / 2, longest / second)
+    return _Shown(len(usual_us), column, (longest + second) / 2, longest / second)
 
 
 def _shown(repeats_us: Floats, least_contrast: float) -> _Shown | None:
@@ -225,8 +225,8 @@ def _shown(repeats_us: Floats, least_contrast: float) -> _Shown | None:
     column = int(places.argmax())
     if places[column] < _SAME_PLACE_RATIO * len(repeats_us):
         return None
-    longest = _longest(repeats_us)
-    usual_us = np.median(repeats_us, axis=0)
+    usual_us = median(repeats_us, axis=0)
+    longest = _longest(usual_us)
     if longest.column != column or longest.contrast < least_contrast:
         return None
     if usual_us[column] < _LEAST_SHARE * usual_us.sum():

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.data.job_data import Floats, Ints
 
 FEWEST_REPEATS = 3
 """What is there twice may be chance; three times in a row, over most of what is known, hardly is."""
 _FEWEST_RATIO = 0.5
 """The repeats cover at least this part of the known operations, so that a run of equal sizes inside one step
 is not taken for one."""
+_COMPARED = 8
+"""Newest sizes that a period must repeat before all are compared; it changes no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,29 +25,34 @@ class Repeat:
     length: int
 
 
-def repeat_period(sizes: Sequence[int]) -> Repeat | None:
+def repeat_period(sizes: Floats | Ints) -> Repeat | None:
     """The shortest period of the newest sizes, over the longest stretch that has one; None without any.
 
-    `sizes` are of one rank's operations of one kind on one communicator, the newest last. Sizes that are all
-    equal repeat every 1, which says nothing of steps: that is for the caller to judge.
+    `sizes` (n,) are of one rank's operations of one kind on one communicator, the newest last. Sizes that are
+    all equal repeat every 1, which says nothing of steps: that is for the caller to judge.
     """
-    reversed_sizes = sizes[::-1]
-    # The prefix function: borders[i] is the longest proper prefix of the first i + 1 that also ends there, so
-    # their shortest period is i + 1 - borders[i].
-    borders = [0] * len(sizes)
-    found: Repeat | None = None
-    border = 0
-    for index in range(len(sizes)):
-        if index:
-            while border and reversed_sizes[index] != reversed_sizes[border]:
-                border = borders[border - 1]
-            if reversed_sizes[index] == reversed_sizes[border]:
-                border += 1
-            borders[index] = border
-        length = index + 1
-        period = length - border
-        if length >= FEWEST_REPEATS * period:
-            found = Repeat(period, length)
-    if found is None or found.length < _FEWEST_RATIO * len(sizes):
+    newest_first = sizes[::-1]
+    most = len(sizes) // FEWEST_REPEATS
+    candidates = np.arange(1, most + 1)
+    for place in range(min(most, _COMPARED)):
+        alike = newest_first[candidates + place] == newest_first[place]
+        candidates = candidates[alike | (place >= (FEWEST_REPEATS - 1) * candidates)]
+    lengths: list[int] = []
+    for period in candidates.tolist():
+        differing = newest_first[period:] != newest_first[:-period]
+        first = int(differing.argmax())
+        lengths.append(period + first if differing[first] else len(sizes))
+        if lengths[-1] == len(sizes):
+            break
+    longest = max(
+        (
+            length
+            for period, length in zip(candidates.tolist(), lengths, strict=False)
+            if length >= FEWEST_REPEATS * period
+        ),
+        default=0,
+    )
+    if not longest or longest < _FEWEST_RATIO * len(sizes):
         return None
-    return found
+    shortest = next(place for place, length in enumerate(lengths) if length >= longest)
+    return Repeat(int(candidates[shortest]), longest)

@@ -8,12 +8,10 @@ is longer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats
+from perfd.analysis.data.robust_stats import median
 
 _MOST_MICRO_BATCHES = 64
 _FEWEST_STEPS = 8
@@ -34,21 +32,20 @@ _LEAST_WAIT_RATIO = 3.0
 pipelines of two stages it is by 150 times and more; transfers of one size differ by less than a half."""
 
 
-@dataclass(frozen=True, slots=True)
-class OperationSpan:
-    """When an operation ran, in microseconds of its node's clock."""
-
-    start_us: int
-    end_us: int
-    queued_us: int
-    """How long before its start the host had enqueued it."""
+def longest_pause(starts_us: Floats, ends_us: Floats, period: int) -> int:
+    """After which of the (n,) operations of a repeat the pause is the longest, 0 for the first of them."""
+    pauses_us = starts_us[1:] - ends_us[:-1]
+    return int(medians_by_place(pauses_us, min(period, len(pauses_us))).argmax())
 
 
-def longest_pause(spans: Sequence[OperationSpan], period: int) -> int:
-    """After which of the operations of a repeat the pause is the longest, 0 for the first of `spans`."""
-    starts, ends = _columns(spans)
-    pauses = starts[1:] - ends[:-1]
-    return int(np.argmax([np.median(pauses[place::period]) for place in range(min(period, len(pauses)))]))
+def medians_by_place(values: Floats, period: int) -> Floats:
+    """(period,): the median of each so many of (n,) values, `period` at most n, from each of the first on."""
+    repeats, more = divmod(len(values), period)
+    whole = values[: repeats * period].reshape(repeats, period)
+    medians: Floats = median(whole, axis=0)
+    if more:
+        medians[:more] = median(np.vstack([whole[:, :more], values[repeats * period :]]), axis=0)
+    return medians
 
 
 def micro_batches_of(pauses_us: Floats, leads_us: Floats, each_us: float) -> tuple[int, int] | None:
@@ -58,8 +55,11 @@ def micro_batches_of(pauses_us: Floats, leads_us: Floats, each_us: float) -> tup
     a micro-batch takes `each_us`. 1 is never found: where no pause is longer than the others, a step may have
     any number of micro-batches whose optimizer takes no time that shows.
     """
+    ordered_us = np.sort(pauses_us)
     for count in range(2, min(_MOST_MICRO_BATCHES, len(pauses_us) // _FEWEST_STEPS) + 1):
-        last = int(np.argmax([np.median(pauses_us[place::count]) for place in range(count)]))
+        if not _may_stand_out(ordered_us, count, _LEAST_RATIO * each_us):
+            continue
+        last = int(medians_by_place(pauses_us, count).argmax())
         ends = np.arange(len(pauses_us)) % count == last
         if _stand_out(pauses_us, ends, _LEAST_RATIO * each_us):
             return (count, last) if _still_ahead(leads_us, ends) else None
@@ -76,9 +76,9 @@ def micro_batches_by_gathers(until_gather_us: Floats, leads_us: Floats) -> tuple
     first = int(np.flatnonzero(~known)[-1]) + 1 if not known.all() else 0
     until_us, leads_us = until_gather_us[first:], leads_us[first:]
     for count in range(2, min(_MOST_MICRO_BATCHES, len(until_us) // _FEWEST_STEPS) + 1):
-        last = int(np.argmax([np.median(until_us[place::count]) for place in range(count)]))
+        last = int(medians_by_place(until_us, count).argmax())
         ends = np.arange(len(until_us)) % count == last
-        least_us = max(_LEAST_OPTIMIZER_US, (_LEAST_OPTIMIZER_RATIO - 1) * float(np.median(until_us[~ends])))
+        least_us = max(_LEAST_OPTIMIZER_US, (_LEAST_OPTIMIZER_RATIO - 1) * float(median(until_us[~ends])))
         if _stand_out(until_us, ends, least_us):
             return (count, (last + first) % count) if _still_ahead(leads_us, ends) else None
     return None
@@ -105,28 +105,33 @@ def receives_of_step(durations_us: Floats) -> int | None:
     """
     for count in range(2, min(_MOST_MICRO_BATCHES, len(durations_us) // _FEWEST_STEPS) + 1):
         whole = durations_us[-(len(durations_us) // count) * count :]
-        longest = int(np.argmax(np.median(whole.reshape(-1, count), axis=0)))
+        longest = int(median(whole.reshape(-1, count), axis=0).argmax())
         waits = np.arange(len(whole)) % count == longest
-        usual_us = float(np.median(whole[~waits]))
+        usual_us = float(median(whole[~waits]))
         if _stand_out(whole, waits, _LEAST_WAIT_RATIO * usual_us):
             return count
     return None
 
 
+def _may_stand_out(ordered_us: Floats, count: int, least_us: float) -> bool:
+    """Whether the median of one in `count` of sorted values can exceed that of the others by so much."""
+    fewest = len(ordered_us) // count
+    longest, shortest = len(ordered_us) - 1 - (fewest - 1) // 2, (len(ordered_us) - fewest - 2) // 2
+    return bool(ordered_us[longest] - ordered_us[max(0, shortest)] >= least_us)
+
+
 def _stand_out(pauses_us: Floats, ends: Bools, least_us: float) -> bool:
-    longer, usual = float(np.median(pauses_us[ends])), float(np.median(pauses_us[~ends]))
+    at_ends_us, inside_us = pauses_us[ends], pauses_us[~ends]
+    longer, usual = float(median(at_ends_us)), float(median(inside_us))
+    if longer - usual < least_us:
+        return False
     middle = (longer + usual) / 2
-    apart = (pauses_us[ends] > middle).mean() >= _MOSTLY and (pauses_us[~ends] < middle).mean() >= _MOSTLY
-    return longer - usual >= least_us and bool(apart)
+    return bool(
+        np.count_nonzero(at_ends_us > middle) / len(at_ends_us) >= _MOSTLY
+        and np.count_nonzero(inside_us < middle) / len(inside_us) >= _MOSTLY
+    )
 
 
 def _still_ahead(leads_us: Floats, ends: Bools) -> bool:
-    usual = float(np.median(leads_us[~ends]))
-    return usual < _LEAST_LEAD_US or float(np.median(leads_us[ends])) >= _LEAD_LOST * usual
-
-
-def _columns(spans: Sequence[OperationSpan]) -> tuple[Floats, Floats]:
-    return (
-        np.array([one.start_us for one in spans], dtype=np.float64),
-        np.array([one.end_us for one in spans], dtype=np.float64),
-    )
+    usual = float(median(leads_us[~ends]))
+    return usual < _LEAST_LEAD_US or float(median(leads_us[ends])) >= _LEAD_LOST * usual
