@@ -287,6 +287,53 @@ def test_a_launcher_among_the_arguments_of_the_script_is_none(capsys):
     assert capsys.readouterr().out.endswith("python t.py --launcher srun\n")
 
 
+def _nsys_words(capsys, *arguments: str) -> list[str]:
+    assert main(["capture", "plan", "--nsys", *arguments]) == 0
+    return shlex.split(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_a_plan_for_nsys_collects_what_the_job_asks_for_and_does_not_end_it(capsys):
+    words = _nsys_words(capsys, "--profiler-api", "--graph-nodes", "--", "torchrun", "t.py", "a b")
+    assert words[:2] == ["nsys", "profile"]
+    assert {"--capture-range=cudaProfilerApi", "--capture-range-end=stop"} <= set(words)
+    assert "--cuda-graph-trace=node" in words
+    assert words[-3:] == ["torchrun", "t.py", "a b"]
+
+
+def test_a_plan_for_nsys_compares_ranges_that_are_plain_strings(capsys):
+    words = _nsys_words(capsys, "--nvtx", "step@perfd", "--", "python", "t.py")
+    assert words[:3] == ["env", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0", "nsys"]
+    assert {"--capture-range=nvtx", "--nvtx-capture=step@perfd", "--capture-range-end=stop"} <= set(words)
+
+
+def test_a_plan_for_all_of_a_job_has_no_capture_range(capsys):
+    assert not [word for word in _nsys_words(capsys, "--", "python", "t.py") if "capture-range" in word]
+
+
+def test_the_profiled_steps_of_megatron_are_all_that_nsys_collects(capsys):
+    steps = ["torchrun", "pretrain_gpt.py", "--profile", "--profile-step-start=10", "--profile-step-end=12"]
+    assert "--capture-range=cudaProfilerApi" in _nsys_words(capsys, "--profiler-api", "--", *steps)
+    assert main(["capture", "plan", "--nsys", "--", *steps]) == 2
+    assert "add --profiler-api" in capsys.readouterr().err
+    assert main(["capture", "plan", "--nsys", "--profiler-api", "--", *steps[:2], *steps[3:]]) == 2
+    assert "no effect without --profile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--nsys"], "job's command after --"),
+        (["--nsys", "--profiler-api", "--nvtx", "a", "--", "x"], "give one of them"),
+        (["--nsys", "--nvtx", "a b", "--", "x"], "is not a range"),
+        (["--nsys", "--kernel", "gemm", "--", "x"], "--kernel is an option of --ncu"),
+        (["--ncu", "--kernel", "gemm", "--graph-nodes", "--", "x"], "--graph-nodes is an option of --nsys"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(capsys, arguments, why):
+    assert main(["capture", "plan", *arguments]) == 2
+    assert why in capsys.readouterr().err
+
+
 def test_a_plan_without_a_kernel_or_range_is_refused(capsys):
     assert main(["capture", "plan", "--ncu", "--", "python", "t.py"]) == 2
     assert "--kernel REGEX, --nvtx RANGE or --profiler-api" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from perfd.capture.nsys.ncu_plan import REPLAY_MODES, NcuPlan, plan
 from perfd.capture.nsys.nsys_cli import NsysCli, importer_problem
 from perfd.capture.nsys.nsys_installation import Installation, find_libdw, find_nsys, parse_version
 from perfd.capture.nsys.nsys_launch import Launch, plan_launch
+from perfd.capture.nsys.nsys_plan import NsysPlan, plan_nsys
 from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "NcuPlan",
     "NsysCli",
     "NsysOptions",
+    "NsysPlan",
     "NsysTool",
     "find_libdw",
     "find_nsys",
@@ -20,4 +22,5 @@ __all__ = [
     "parse_version",
     "plan",
     "plan_launch",
+    "plan_nsys",
 ]

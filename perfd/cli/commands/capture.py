@@ -20,7 +20,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from perfd.capture.nsys import REPLAY_MODES, NcuPlan
+from perfd.capture.nsys import REPLAY_MODES, NcuPlan, NsysPlan, plan_nsys
 from perfd.capture.nsys import plan as plan_ncu
 from perfd.capture.policy.capture_json import API_PATH
 from perfd.capture.redact import redacted_copy
@@ -38,6 +38,7 @@ EXIT_CODES = """\
 Exits with 0 when the aggregator did what was asked, and with 2 when it refused or cannot be reached.
 `start` exits with 1 when the capture is over and not every rank is done; with --wait it always is over."""
 
+_OF_NCU = ("kernel", "skip", "count", "start_end", "section", "replay_mode", "shared_gpu")
 _POLL_S = 0.5
 """Of a list where there is no terminal."""
 _MOST_NAMED = 16
@@ -80,10 +81,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     cancel = actions.add_parser("cancel", parents=[changing], help="cancel a capture")
     cancel.add_argument("id", metavar="ID", help="as `perfd capture list` shows it")
     cancel.add_argument("--reason", default="by hand.", help="why, for whoever looks later (%(default)s)")
-    plan = actions.add_parser("plan", help="print the ncu command that profiles one kernel offline")
-    plan.add_argument("--ncu", action="store_true", required=True, help="with Nsight Compute")
+    plan = actions.add_parser("plan", help="print the command that profiles a job by hand, with ncu or nsys")
+    tools = plan.add_mutually_exclusive_group(required=True)
+    tools.add_argument("--ncu", action="store_true", help="one kernel of one rank, with Nsight Compute")
+    tools.add_argument("--nsys", action="store_true", help="all ranks of a node, with Nsight Systems")
     plan.add_argument("--kernel", metavar="REGEX", help="kernel name pattern")
-    plan.add_argument("--nvtx", metavar="RANGE", help="NVTX range, RANGE or DOMAIN@RANGE")
+    plan.add_argument(
+        "--nvtx", metavar="RANGE", help="NVTX range, RANGE or DOMAIN@RANGE; with --nsys RANGE@DOMAIN"
+    )
     plan.add_argument(
         "--skip", type=whole_from_zero, default=0, help="leave out the first so many (%(default)s)"
     )
@@ -106,10 +111,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only between cudaProfilerStart and cudaProfilerStop (`--profile-from-start off`)",
     )
-    plan.add_argument("--output", default="perfd-ncu", help="name of the report (%(default)s)")
+    plan.add_argument(
+        "--graph-nodes",
+        action="store_true",
+        help="with --nsys: each kernel inside CUDA graphs, which costs more",
+    )
+    plan.add_argument("--output", help="name of the report (perfd-ncu, perfd-nsys)")
     plan.add_argument("--shared-gpu", action="store_true", help="do not lock clocks: the GPU is shared")
     plan.add_argument(
-        "command", metavar="-- CMD...", nargs=argparse.REMAINDER, help="command that runs the job on one GPU"
+        "command",
+        metavar="-- CMD...",
+        nargs=argparse.REMAINDER,
+        help="command that runs the job, for ncu on one GPU",
     )
     redaction = actions.add_parser("redact", help="copy an artifact without the job's environment and output")
     redaction.add_argument(
@@ -221,8 +234,24 @@ def _redact(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if args.nsys:
+        unfit = [name for name in _OF_NCU if getattr(args, name)]
+        if unfit:
+            raise PerfdError(f"--{unfit[0].replace('_', '-')} is an option of --ncu.")
+        by_hand = NsysPlan(
+            command=command,
+            profiler_api=args.profiler_api,
+            nvtx_range=args.nvtx,
+            graph_nodes=args.graph_nodes,
+            output=args.output or "perfd-nsys",
+        )
+        print(plan_nsys(by_hand), end="")
+        return 0
+    if args.graph_nodes:
+        raise PerfdError("--graph-nodes is an option of --nsys.")
     wanted = NcuPlan(
-        command=args.command[1:] if args.command[:1] == ["--"] else args.command,
+        command=command,
         kernel=args.kernel,
         nvtx_range=args.nvtx,
         skip=args.skip,
@@ -231,7 +260,7 @@ def _plan(args: argparse.Namespace) -> int:
         sections=args.section,
         replay_mode=args.replay_mode,
         profiler_api=args.profiler_api,
-        output=args.output,
+        output=args.output or "perfd-ncu",
         shared_gpu=args.shared_gpu,
     )
     print(plan_ncu(wanted), end="")
