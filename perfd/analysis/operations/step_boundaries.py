@@ -39,7 +39,7 @@ def longest_pause(starts_us: Floats, ends_us: Floats, period: int) -> int:
 
 
 def medians_by_place(values: Floats, period: int) -> Floats:
-    """(period,): the median of each so many of (n,) values, `period` at most n, from each of the first on."""
+    """(period,) medians of every `period`-th of (n,) values; `period` is at most n."""
     repeats, more = divmod(len(values), period)
     whole = values[: repeats * period].reshape(repeats, period)
     medians: Floats = median(whole, axis=0)
