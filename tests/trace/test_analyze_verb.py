@@ -56,7 +56,7 @@ def test_the_text_says_what_limits_the_capture(trace, capsys):
 
     text = capsys.readouterr().out
     assert text.startswith("Communication limits this job")
-    assert "Class of bottleneck: computation" in text
+    assert "Largest part of the window: computation" in text
     assert "60.0%" in text
 
 
@@ -130,7 +130,7 @@ def test_the_traces_of_the_first_hour_are_as_they_are_made_and_show_what_its_pag
 
     assert main(["analyze", str(shipped)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Class of bottleneck: computation" in printed
+    assert "Largest part of the window: computation" in printed
     assert "What costs the most of the window: straggler (rank 2) 21.6%" in printed
     assert "Explains communication: 16.2% of 25.2%; 9.0% more is unexplained." in printed
     page = Path("docs/first-hour.md").read_text(encoding="utf-8")

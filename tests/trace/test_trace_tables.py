@@ -6,15 +6,18 @@ import csv
 import gzip
 import io
 import json
+import re
 import sqlite3
 
 import pytest
 
 from perfd.cli import main
 from perfd.cli.commands import trace as trace_verb
+from perfd.cli.traces.table_output import _headings
 from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.tables import TABLES, tables_of
 from perfd.trace.tables.range_tables import pattern_of
+from tests.support import example_traces
 from tests.support.traces import COMPUTE, COPY, MATMUL, Call, NsysExport, Op, kineto, write_json
 
 
@@ -41,6 +44,17 @@ def kineto_file(tmp_path, operations, *events, **more):
 
 def test_the_verb_knows_all_tables():
     assert set(trace_verb._TABLES) == set(TABLES)
+
+
+def test_no_two_columns_have_one_heading(tmp_path, capsys):
+    example_traces.main(tmp_path)
+    traces = read_traces(sorted(tmp_path.iterdir()), detailed=True)
+    for found in tables_of(traces, list(TABLES), None):
+        headings = _headings([column.name for column in found.columns])
+        assert len(set(headings)) == len(headings), found.name
+
+    assert main(["trace", "table", "path-gains", str(tmp_path)]) == 0
+    assert re.search(r"\bgain\s+gain share\b", capsys.readouterr().out)
 
 
 def test_kernels_have_their_distribution(tmp_path):

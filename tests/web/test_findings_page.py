@@ -60,7 +60,7 @@ def test_effects_are_below_their_cause_and_other_findings_follow(stand_in: Stand
     assert tab.count("#findings > li") == 1
     assert tab.text("#findings h3").split("\n") == [
         "data loading",
-        "costs about 8.0% of each step · confidence 60%",
+        "likely costs about 8.0% of each step · confidence 60%",
     ]
     assert "What to do: Use more workers." in tab.text("#findings")
 
@@ -175,3 +175,48 @@ def test_only_what_limits_a_job_has_its_cost_drawn(tab: Tab, stand_in: StandIn) 
         stand_in.answers["jobs"] = {"jobs": [job]}
         tab.open(f"{stand_in.url}/jobs/llm", "document.querySelector('#breakdown')")
         assert tab.count("#breakdown .cost") == drawn, kind
+
+
+@pytest.mark.parametrize(
+    ("confidence", "word", "border"),
+    [
+        (0.9, "measured", "solid"),
+        (0.8, "measured", "solid"),
+        (0.6, "likely", "double"),
+        (0.4, "possible", "dotted"),
+    ],
+)
+def test_what_is_less_certain_looks_less_certain(
+    stand_in: StandIn, tab: Tab, confidence: float, word: str, border: str
+) -> None:
+    shown(stand_in, tab, bottleneck={**SLOW, "limits_job": True, "confidence": confidence})
+
+    assert tab.text("#headline .certainty") == word
+    assert f"{word} costs about 19.9% of each step · confidence {100 * confidence:.0f}%" in tab.text(
+        "#headline"
+    )
+    assert tab.run(f"{STYLE}.borderLeftStyle") == border
+
+
+@pytest.mark.parametrize(
+    ("evidence", "label"),
+    [
+        ("Rank 3 takes 1.3 times as long.", "The cause is not known yet. What shows it: Look at rank 3."),
+        ("Its SM clock is 80.0% of theirs (NVML).", "What to do: Look at rank 3."),
+        ("Every 5 steps, one takes 2.0 s instead of 1.0 s.", "What to do: Look at rank 3."),
+    ],
+)
+def test_a_straggler_without_a_cause_says_so(stand_in: StandIn, tab: Tab, evidence: str, label: str) -> None:
+    shown(stand_in, tab, bottleneck={**SLOW, "evidence": [evidence]})
+
+    assert tab.text("#advice") == label
+
+
+def test_what_has_no_value_is_one_line_with_the_reason(stand_in: StandIn, tab: Tab) -> None:
+    unknown = {"share_ratio": None, "source": None}
+    shown(stand_in, tab, optimizer=unknown, data=unknown, parallel={"pp": 1, "world_size": 8})
+
+    line = tab.text("#not-measured")
+    assert "Data loading (no timers of it); Optimizer (no timers of it)" in line
+    assert "Pipeline stall" not in tab.text("main")
+    assert tab.count(".numbers #data") == 0

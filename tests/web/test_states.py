@@ -269,7 +269,9 @@ def test_a_total_by_timers_says_which_dimensions_it_does_not_count(tab: Tab, sta
 def test_without_a_gpu_numbers_are_reported_per_rank(tab: Tab, stand_in: StandIn) -> None:
     for gpus, device in (({}, "GPU"), ({"gpus": []}, "rank")):
         stand_in.answers["jobs"] = {
-            "jobs": [job_entry("llama", efficiency={"tokens_per_s_per_gpu": 10.0}, **gpus)]
+            "jobs": [
+                job_entry("llama", efficiency={"tokens_per_s": 80.0, "tokens_per_s_per_gpu": 10.0}, **gpus)
+            ]
         }
         tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#flops')")
 
@@ -576,14 +578,16 @@ def test_a_job_of_which_little_is_known_says_why_and_claims_nothing(tab: Tab, st
     stand_in.answers["jobs"] = {"jobs": [job]}
     tab.open(f"{stand_in.url}/jobs/llama", "document.getElementById('headline')")
 
-    assert "peak of this GPU unknown" in tab.text("dl")
-    assert "no pipeline" not in tab.text("dl")
+    assert "peak of this GPU unknown" in tab.text("#not-measured")
+    assert "Pipeline stall" not in tab.text("main")
     edge = "getComputedStyle(document.querySelector('.verdict')).borderLeftColor"
     assert tab.run(edge) == tab.run("getComputedStyle(document.querySelector('dd.quiet')).color")
 
-    stand_in.answers["jobs"] = {"jobs": [{**job, "parallel": {"pp": 1}}]}
+    stand_in.answers["jobs"] = {"jobs": [{**job, "parallel": {"pp": 4}}]}
     stand_in.live.notify()
-    tab.wait("document.querySelector('dl').innerText.includes('no pipeline')")
+    tab.wait(
+        "document.getElementById('not-measured').innerText.includes('Pipeline stall (no timers of stages')"
+    )
 
 
 def test_ranks_of_a_capture_that_ended_alike_are_one_line(tab: Tab, stand_in: StandIn) -> None:

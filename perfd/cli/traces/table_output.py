@@ -33,6 +33,8 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
     "count": lambda value: f"{value:,.0f}" if value == int(value) else f"{value:,.1f}",
 }
 _UNITS = ("_s", "_bytes", "_bytes_per_s", "_ratio", "_count")
+_WHAT = {"_bytes": " size", "_bytes_per_s": " bandwidth", "_ratio": " share"}
+"""Of columns whose names differ in the unit only; the time has the plain name."""
 
 
 def wanted_tables(args: argparse.Namespace) -> list[TraceTable]:
@@ -69,10 +71,11 @@ def show(tables: Sequence[TraceTable], most_rows: int) -> None:
         kept = [
             at for at, column in enumerate(found.columns) if column.unit or any(row[at] for row in found.rows)
         ]
-        for at in kept:
+        headings = _headings([found.columns[at].name for at in kept])
+        for at, heading in zip(kept, headings, strict=True):
             column = found.columns[at]
             table.add_column(
-                _heading(column.name),
+                heading,
                 justify="right" if column.unit else "left",
                 overflow="fold",
                 min_width=None if column.unit else _LEAST_WIDTH,
@@ -86,9 +89,22 @@ def show(tables: Sequence[TraceTable], most_rows: int) -> None:
             )
 
 
+def _unit(name: str) -> str:
+    return next((unit for unit in sorted(_UNITS, key=len, reverse=True) if name.endswith(unit)), "")
+
+
 def _heading(name: str) -> str:
-    unit = next((unit for unit in sorted(_UNITS, key=len, reverse=True) if name.endswith(unit)), "")
+    unit = _unit(name)
     return name.removesuffix(unit).replace("_", " ") if name.removesuffix(unit) else name
+
+
+def _headings(names: Sequence[str]) -> list[str]:
+    """Names without units, which the values have; where two would be alike, with what they are."""
+    headings = [_heading(name) for name in names]
+    return [
+        heading + _WHAT.get(_unit(name), "") if headings.count(heading) > 1 else heading
+        for name, heading in zip(names, headings, strict=True)
+    ]
 
 
 def _words(value: Cell, unit: str) -> str:

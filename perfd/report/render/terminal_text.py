@@ -14,7 +14,7 @@ from rich.text import Text
 from perfd.analysis.findings import Finding
 from perfd.formatting import UNKNOWN, duration, flops_per_s, percent
 from perfd.report.report_text import kernel_name
-from perfd.report.sources.trace_notes import notes_of
+from perfd.report.sources.trace_notes import largest_part, notes_of
 from perfd.trace.diagnosis import Diagnosis, PeerComparison, RankAnalysis, TraceAnalysis
 
 _KERNELS = 10
@@ -49,7 +49,7 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
         text.append(f"{found.headline}.", style="bold yellow")
         text.append(f"  {found.evidence[0]}" if found.evidence else "")
     if bottleneck is not None and bottleneck is not found:
-        text.append(f"\nClass of bottleneck: {bottleneck.kind.short_name}")
+        text.append(f"\n{largest_part(bottleneck)}")
     costly = [finding for finding in diagnosis.findings if finding.gain_ratio is not None]
     if costly:
         most_first = sorted(costly, key=lambda one: -(one.gain_ratio or 0))

@@ -8,7 +8,7 @@ from perfd.formatting import UNKNOWN, duration, flops, flops_per_s, percent
 from perfd.mfu_tier import MfuTier, attainable_mfu
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric
 from perfd.report.sources.timeline_lanes import timeline_of
-from perfd.report.sources.trace_notes import notes_of
+from perfd.report.sources.trace_notes import largest_part, notes_of
 from perfd.report.sources.trace_tables import source_of, tables_of
 from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TimeShares, TraceAnalysis
 
@@ -53,7 +53,7 @@ def _headline(diagnosis: Diagnosis) -> str:
 def _summary(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[str]:
     sentences = list(diagnosis.first.evidence[:2]) if diagnosis.first else []
     if diagnosis.cause and diagnosis.bottleneck:
-        sentences.append(f"Class of bottleneck: {diagnosis.bottleneck.kind.short_name}.")
+        sentences.append(largest_part(diagnosis.bottleneck))
     gains = [found for found in diagnosis.findings if found.gain_ratio]
     if gains:
         most = diagnosis.cause or max(gains, key=lambda found: found.gain_ratio or 0.0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from perfd.analysis.findings import Finding, Kind
 from perfd.trace.diagnosis import TraceAnalysis, notes
+
+_COMPUTATION = frozenset({Kind.NONE, Kind.COMPUTE_BOUND})
 
 
 def notes_of(analysis: TraceAnalysis) -> list[str]:
@@ -23,3 +26,9 @@ def notes_of(analysis: TraceAnalysis) -> list[str]:
             "Transfer and waiting are not separated: that takes the traces of all ranks.",
         ]
     return [*lines, *(f"Not matched across ranks: {sentence}" for sentence in unmatched)]
+
+
+def largest_part(found: Finding) -> str:
+    """What takes most of a window whose headline names something else."""
+    name = "computation" if found.kind in _COMPUTATION else found.kind.short_name
+    return f"Largest part of the window: {name} (what takes the time, not what slows it down)."

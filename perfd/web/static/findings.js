@@ -5,7 +5,7 @@ import { bandwidth, duration, percent, plural, unbroken, UNKNOWN } from "./forma
 import { jobAddress } from "./paths.js";
 import { metricsOf, rankName } from "./rank_metrics.js";
 import { captureButton, copyButton } from "./actions.js";
-import { isTrouble, sentence, shortSentence, tone } from "./verdict.js";
+import { certainty, isHeldUp, isTrouble, sentence, shortSentence, tone } from "./verdict.js";
 
 const MOST_EFFECTS = 12;
 const MOST_CULPRITS = 4;
@@ -17,19 +17,35 @@ const explained = (effect) => el("li", { class: "effect" }, `Explains ${effect.s
 const notes = (finding) =>
   [finding?.gain_ratio == null ? null : `costs about ${percent(finding.gain_ratio)} of each step`, finding?.confidence ? `confidence ${percent(finding.confidence, 0)}` : null].filter(Boolean).join(" · ");
 
+// The word is the sign of certainty, the border repeats it: neither is a color alone.
+const says = (finding) => {
+  const sure = isTrouble(finding) && certainty(finding);
+  const text = notes(finding);
+  return text && el("small", {}, sure && [el("span", { class: `certainty ${sure}` }, sure), " "], text);
+};
+
+const look = (finding) => [tone(finding), isHeldUp(finding) && certainty(finding)].filter(Boolean).join(" ");
+
+// Of a slow rank the evidence is who and how much; of its clock and of stalls it is why, too.
+const SAYS_WHY = /SM clock is|^Every \d+ steps/;
+
+const isOpen = (finding) => finding.kind === "straggler" && !(finding.evidence ?? []).some((line) => SAYS_WHY.test(line));
+
+const advice = (finding, id = null) =>
+  finding?.advice && el("p", { id }, el("strong", {}, isOpen(finding) ? "The cause is not known yet. What shows it: " : "What to do: "), unbroken(finding.advice));
+
 const evidence = (finding, id) =>
   (finding?.evidence ?? []).length > 0 &&
   el("ul", { id, class: "evidence" }, items(finding.evidence), (finding.effects ?? []).slice(0, MOST_EFFECTS).map(explained));
 
 export function headline(job, ranks) {
   const finding = job.bottleneck;
-  const says = notes(finding);
   return el(
     "div",
-    { class: `verdict ${tone(finding)}` },
-    el("h1", { id: "headline" }, sentence(finding), says && el("small", {}, says)),
+    { class: `verdict ${look(finding)}` },
+    el("h1", { id: "headline" }, sentence(finding), says(finding)),
     evidence(finding, "evidence"),
-    finding?.advice && el("p", { id: "advice" }, el("strong", {}, "What to do: "), unbroken(finding.advice)),
+    advice(finding, "advice"),
     actions(job, finding),
     numbersOf(job, finding, ranks),
   );
@@ -40,10 +56,10 @@ export function otherFindings(job, ranks) {
   const others = (job.other_findings ?? []).filter(isTrouble);
   if (!others.length) return [];
   const one = (finding) =>
-    el("li", { class: `finding ${tone(finding)}` },
-      el("h3", {}, shortSentence(finding), notes(finding) && el("small", {}, notes(finding))),
+    el("li", { class: `finding ${look(finding)}` },
+      el("h3", {}, shortSentence(finding), says(finding)),
       evidence(finding),
-      finding.advice && el("p", {}, el("strong", {}, "What to do: "), unbroken(finding.advice)),
+      advice(finding),
       actions(job, finding), numbersOf(job, finding, ranks));
   return [el("h2", {}, plural(others.length, "other finding")), el("ol", { id: "findings", class: "findings" }, others.map(one))];
 }

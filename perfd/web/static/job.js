@@ -7,7 +7,7 @@ import { cause, figure } from "./captures.js";
 import { el, section } from "./dom.js";
 import { headline, otherFindings } from "./findings.js";
 import { isStale, state, stateText } from "./fleet.js";
-import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames } from "./format.js";
+import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames, UNKNOWN } from "./format.js";
 import { grouped } from "./groups.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
 import { drawPeers } from "./peers.js";
@@ -90,17 +90,24 @@ const silence = (job) =>
 // A job on CPUs, or with unmonitored GPUs, has ranks only.
 const device = (job) => (job.gpu_count ? "GPU" : "rank");
 
+// Each with what it is a share of, and what is missing where it has no value; null: nothing to say of this job.
 const numbers = (job) => [
-  ["mfu", "MFU", percent(job.efficiency?.mfu_ratio), mfuNote(job)],
-  ["step-time", "Step time", duration(job.step_time_s?.median), `p95 ${duration(job.step_time_s?.p95)}`],
-  ["tokens", "Tokens/s", count(job.efficiency?.tokens_per_s), job.efficiency?.tokens_per_s_per_gpu == null ? "" : `${count(job.efficiency?.tokens_per_s_per_gpu)} per ${device(job)}`],
-  ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.efficiency?.model_flops_per_s_per_gpu), job.efficiency?.peak_flops_per_s ? `peak ${flopsPerS(job.efficiency?.peak_flops_per_s)} ${job.efficiency?.peak_precision ?? ""}${job.efficiency?.peak_unverified ? ", unverified" : ""}` : ""],
-  ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job)],
-  ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job)],
-  ["data", "Data loading", percent(job.data?.share_ratio), "of a step, on the slowest rank"],
-  ["optimizer", "Optimizer", percent(job.optimizer?.share_ratio), "of a step, on the slowest rank"],
-  ["memory", "GPU memory", percent(job.memory?.max_used_ratio), "used on the fullest GPU"],
+  ["mfu", "MFU", percent(job.efficiency?.mfu_ratio), mfuNote(job), job.efficiency?.mfu_missing ?? "the model's sizes or the GPU's peak are unknown"],
+  ["step-time", "Step time", duration(job.step_time_s?.median), `p95 ${duration(job.step_time_s?.p95)}`, "no steady steps yet"],
+  ["tokens", "Tokens/s", count(job.efficiency?.tokens_per_s), job.efficiency?.tokens_per_s_per_gpu == null ? "" : `${count(job.efficiency?.tokens_per_s_per_gpu)} per ${device(job)}`, "tokens per step are unknown"],
+  ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.efficiency?.model_flops_per_s_per_gpu), job.efficiency?.peak_flops_per_s ? `peak ${flopsPerS(job.efficiency?.peak_flops_per_s)} ${job.efficiency?.peak_precision ?? ""}${job.efficiency?.peak_unverified ? ", unverified" : ""}` : "", "the model's sizes are unknown"],
+  ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job), "no timers of it and no NCCL plugin"],
+  ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job), stallMissing(job)],
+  ["data", "Data loading", percent(job.data?.share_ratio), dataNote(job), "no timers of it"],
+  ["optimizer", "Optimizer", percent(job.optimizer?.share_ratio), "of a step, on the slowest rank", "no timers of it"],
+  ["memory", "GPU memory", percent(job.memory?.max_used_ratio), "used on the fullest GPU", "no GPU is read"],
 ];
+
+// A batch is fetched within the forward pass, and its timer ends when the GPU has it.
+function dataNote({ data }) {
+  const within = data?.source === "timers: batch-generator" ? ", within forward" : "";
+  return `of a step, on the slowest rank${within}${data?.waits_for_gpu ? "; includes waiting for the GPU" : ""}`;
+}
 
 function communicationNote(job) {
   const { share_ratio: share, transfer_ratio: moves, wait_ratio: waits } = job.communication ?? {};
@@ -124,12 +131,23 @@ function mfuNote(job) {
 
 function stallNote(job) {
   const { bubble_theory_ratio: theory, stall_ratio: stall } = job.pipeline ?? {};
-  if (theory) return stall == null ? `theory ${percent(theory)} of the schedule` : `${wholeOfStall(job.pipeline)}; theory ${percent(theory)}`;
-  return job.parallel?.pp === 1 ? "no pipeline" : "";
+  return theory && stall != null ? `${wholeOfStall(job.pipeline)}; theory ${percent(theory)}` : "";
 }
 
+function stallMissing({ pipeline, parallel }) {
+  if ((parallel?.pp ?? 1) < 2) return null;
+  const theory = pipeline?.bubble_theory_ratio;
+  return `${theory == null ? "" : `theory ${percent(theory)} of the schedule; `}no timers of stages and no NCCL plugin`;
+}
+
+// What has no value is one quiet line below the tiles, with the reason: a note is a bound or a part of it.
 function cards(all) {
-  return el("dl", { class: "numbers" }, all.map(([id, name, value, note]) => el("div", { class: "card" }, el("dt", {}, name), el("dd", { id }, value), el("dd", { class: "quiet" }, note))));
+  const known = all.filter(([, , value]) => value !== UNKNOWN);
+  const unknown = all.filter(([, , value, , missing]) => value === UNKNOWN && missing);
+  return el("div", {},
+    el("dl", { class: "numbers" }, known.map(([id, name, value, note]) => el("div", { class: "card" }, el("dt", {}, name), el("dd", { id }, value), el("dd", { class: "quiet" }, note)))),
+    known.filter(([, , , note]) => note?.startsWith("of a step")).length > 1 && el("p", { class: "quiet" }, "Shares of a step can overlap; those of the breakdown below add up."),
+    unknown.length > 0 && el("p", { class: "quiet", id: "not-measured" }, "Not measured: ", unknown.map(([id, name, , note, missing], i) => [i > 0 && "; ", el("span", { id }, name), ` (${[missing, id === "mfu" && note].filter(Boolean).join("; ")})`])));
 }
 
 function dimensions(job) {

@@ -18,6 +18,11 @@ export function tone(finding) {
   return (finding.gain_ratio ?? 1) >= SEVERE ? "severe" : "slight";
 }
 
+// How sure perfd is, in words beside the number: `Finding.confidence` is an order by kinds of evidence.
+const CERTAINTIES = [[0.8, "measured"], [0.5, "likely"], [0, "possible"]];
+
+export const certainty = (finding) => (finding?.confidence > 0 ? CERTAINTIES.find(([least]) => finding.confidence >= least)[1] : null);
+
 export const kind = (finding) => finding?.name ?? "unknown";
 
 export function culprits(finding) {
