@@ -65,11 +65,11 @@ def test_the_screen_does_not_contradict_itself(
     (job,) = api(url, f"jobs?job={recording}")["jobs"]
     (row,) = api(url, f"fleet?q={recording}")["jobs"]
     first = job["bottleneck"]
-    told = ("kind", "name", "sentence", "gain_ratio")
+    shared = ("kind", "name", "sentence", "gain_ratio")
     assert summary["findings"][0].items() <= summary["bottleneck"].items()
     # Its figures are of the whole run, those of the page of the newest steps.
     assert all(summary["bottleneck"][key] == first[key] for key in ("kind", "sentence", "culprits"))
-    assert all(row["bottleneck"][key] == first[key] for key in told)
+    assert all(row["bottleneck"][key] == first[key] for key in shared)
     ranked = [first, *job["other_findings"]]
     assert [one["kind"] for one in summary["findings"]] == [one["kind"] for one in ranked]
     gains = [one["gain_ratio"] for one in ranked if one["limits_job"] and one["gain_ratio"]]
