@@ -257,10 +257,15 @@ def _entry(source: ApiSource, job: str) -> Mapping[str, Any] | None:
 
 
 def _peers(source: ApiSource, job: str, _: Request) -> Response:
-    entry = _entry(source, job)
-    if entry is None:
-        return _no_job(job)
-    return _json({"schema": "perfd.peers/1", "job": job, **peer_matrices(entry)})
+    live = source.overview(job, ranks=False)
+    found = peer_matrices(live[0]) if live else None
+    if found is None or found["waits"] or found["links"]:
+        # Only the nodes of shown ranks take the list of all GPUs, which is long for thousands.
+        entry = _entry(source, job)
+        if entry is None:
+            return _no_job(job)
+        found = peer_matrices(entry)
+    return _json({"schema": "perfd.peers/1", "job": job, **found})
 
 
 def _ranks(source: ApiSource, job: str, request: Request) -> Response:
