@@ -29,6 +29,13 @@ def job_page(external_url: str | None, job: str) -> str | None:
     return f"{base}/jobs/{quote(job, safe='', errors='replace')}" if job else base
 
 
+def job_picture(external_url: str | None, job: str) -> str | None:
+    """The address of the picture of what limits a job; None without an external URL or a job."""
+    if external_url is None or not job:
+        return None
+    return f"{external_url.rstrip('/')}/reports/pictures/{quote(job, safe='', errors='replace')}.png"
+
+
 def complete_runbook(annotations: Mapping[str, str], external_url: str | None) -> dict[str, str]:
     """The annotations; the path of a shipped rule's runbook has the aggregator's address before it."""
     path = annotations.get("runbook_url", "")

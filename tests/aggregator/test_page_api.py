@@ -5,17 +5,21 @@ import http.client
 import json
 import os
 import threading
+import urllib.request
 
 import pytest
 from aggregator.support import START_S, aggregator, gpus, step
+from exporters.rounds import job_round
 from exporters.support import until
 
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.web_api.report_routes import report_routes
+from perfd.analysis.steps import StepBreakdown
 from perfd.clock import VirtualClock
 from perfd.config import RulesConfig
 from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope, ServerInfo, ServerRole
 from perfd.net.http import HttpServer
+from perfd.report.render.finding_png import finding_picture
 from tests.support.fake_agent import FakeAgent
 
 
@@ -314,6 +318,33 @@ def test_the_report_of_a_job_is_made_of_its_summary():
     assert "sandbox" in headers["Content-Security-Policy"]
     assert missing[0] == 404
     assert "<script>" not in missing[2]
+
+
+def test_the_picture_of_a_job_is_a_png_and_of_no_other_file():
+    class Jobs(Captures):
+        def summary(self, job=None):
+            known = {"a/b": StepBreakdown(forward_ratio=0.5, backward_ratio=0.4), "bare": StepBreakdown()}
+            one = job_round(7, name=job).summary
+            return [dataclasses.replace(one, breakdown=known[job])] if job in known else []
+
+        def stored_summary(self, job):
+            return None
+
+    server = HttpServer("127.0.0.1:0", report_routes(Jobs()))
+    try:
+        with urllib.request.urlopen(
+            f"http://{server.address}/reports/pictures/a%2Fb.png", timeout=20
+        ) as answer:
+            kind, picture = answer.headers["Content-Type"], answer.read()
+        absent = [
+            ask(server.address, f"/reports/pictures/{name}")[0]
+            for name in ("a%2Fb", "bare.png", "other.png", ".png", "a%2Fb.png.png")
+        ]
+    finally:
+        server.close()
+
+    assert (kind, picture) == ("image/png", finding_picture(Jobs().summary("a/b")[0]).png)
+    assert absent == [404] * 5
 
 
 def test_a_report_that_can_be_read_here_is_shown_and_can_do_nothing(reports, tmp_path):

@@ -7,11 +7,14 @@ import threading
 from dataclasses import replace
 
 import pytest
+from exporters.rounds import job_round
 from exporters.support import alert, context
 
+from perfd.analysis.steps import StepBreakdown
 from perfd.config import EmailReceiver, NotificationsConfig
 from perfd.exporters.exporter import Round
 from perfd.exporters.notifications import NotificationExporter
+from perfd.report.render.finding_png import finding_picture
 from tests.support.mail_server import MailServer
 from tests.support.pki import Authority
 
@@ -70,6 +73,23 @@ def test_a_mail_has_the_alert_and_the_link_and_all_mails_of_a_job_are_one_thread
     assert second["Subject"].startswith("[perfd] Resolved: job llm")
     assert first["References"] == second["References"]
     assert first["Message-ID"] != second["Message-ID"]
+
+
+def test_a_mail_about_a_known_job_has_the_picture_in_it():
+    job = job_round(7, name="llm")
+    summary = replace(job.summary, breakdown=StepBreakdown(forward_ratio=0.5, backward_ratio=0.4))
+    with MailServer() as server:
+        sending = exporter(server.port)
+        sending.export(replace(round_of(firing()), jobs=[replace(job, summary=summary)]))
+        sending.close()
+        (mail,) = server.mails
+    text, shown = mail.get_body(("plain",)), mail.get_body(("html",))
+    assert text.get_content().startswith("CRITICAL: Rank 5 of llm is slow: größer")
+    (picture,) = [part for part in mail.walk() if part.get_content_type() == "image/png"]
+    assert picture.get_content() == finding_picture(summary).png
+    assert picture.get_content_disposition() == "inline"
+    assert f'src="cid:{picture["Content-ID"][1:-1]}"' in shown.get_content()
+    assert "forward 50.0%, backward 40.0%" in shown.get_content()
 
 
 def test_no_name_of_a_job_adds_a_header_or_an_address():

@@ -11,6 +11,7 @@ from exporters.support import Receiver, alert, context, real_context, until
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfd.analysis.steps import StepBreakdown
 from perfd.clock import VirtualClock
 from perfd.config import (
     EmailReceiver,
@@ -64,6 +65,8 @@ def test_a_message_has_the_alerts_the_findings_of_the_job_and_links():
     assert (message["status"], message["repeated"], message["job"]) == ("firing", False, "llm a")
     assert message["title"] == "2 alerts: job llm a: Rank 5 is slow"
     assert message["url"] == "http://perfd.example/jobs/llm%20a"
+    # Of a job without timers and costs there is nothing to draw.
+    assert message["picture_url"] is None
     assert [(one["name"], one["new"], one["state"]) for one in message["alerts"]] == [
         ("Hot", True, "firing"),
         ("Slow", True, "firing"),
@@ -96,6 +99,23 @@ def test_slack_gets_a_text_in_which_no_name_makes_links_or_calls_people():
     assert "&amp;" in first
     assert "@all" not in message["text"]
     assert "](" not in message["text"]
+
+
+def test_slack_gets_the_address_of_the_picture():
+    job = job_round(7, name="llm a")
+    summary = replace(job.summary, breakdown=StepBreakdown(forward_ratio=0.5, backward_ratio=0.4))
+    with Receiver() as receiver:
+        exporter = webhook(receiver.url, format="slack")
+        exporter.export(round_of(firing(), jobs=[replace(job, summary=summary)]))
+        exporter.close()
+        [message] = receiver.bodies
+    [attached] = message["attachments"]
+    assert attached["image_url"] == "http://perfd.example/reports/pictures/llm%20a.png"
+    assert attached["fallback"] == attached["text"]
+    assert "forward 50.0%, backward 40.0%" in attached["text"]
+    assert "attachments" not in slack(notification(firing()), summary, None)
+    sent = document(notification(firing()), summary, "http://p", receiver="r", time_unix_s=1.0)
+    assert sent["picture_url"] == "http://p/reports/pictures/llm%20a.png"
 
 
 def test_the_end_and_a_repeat_say_so():

@@ -17,6 +17,7 @@ from perfd.aggregator.web_api.html_pages import html_document, html_response, me
 from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError, StorageError
 from perfd.net import Handler, Request, Response
+from perfd.report.render.finding_png import finding_picture
 from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
 
@@ -43,12 +44,15 @@ class ReportSource(Protocol):
 def report_routes(source: ReportSource, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
     """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` if its traces are in several folders.
 
+    `/reports/pictures/JOB.png` is a small picture of what limits a job, for messages.
+
     `/api/v1/traces/ID`, with `?folder=N`, has the data of a capture's report, and
     `/api/v1/traces/ID/perfetto` its traces as one file for ui.perfetto.dev.
     """
     patience = TimeoutCall(file_timeout_s)
     return {
         "/reports/jobs/": lambda request: _job(source, unquote(request.rest)),
+        "/reports/pictures/": lambda request: _picture(source, unquote(request.rest)),
         "/reports/captures/": lambda request: _capture(source, request, patience),
         "/api/v1/traces/": lambda request: _trace(source, request, patience),
     }
@@ -62,6 +66,18 @@ def _job(source: ReportSource, name: str) -> Response:
     if found is None:
         return message_page(404, "No such job", f"There is no job {name!r}; the page at / lists them.")
     return html_response(to_html(report_of_summary(found, "perfd aggregator")).encode())
+
+
+def _picture(source: ReportSource, file: str) -> Response:
+    try:
+        found = summary_of(source, file.removesuffix(".png")) if file.endswith(".png") else None
+    except (PerfdError, msgspec.ValidationError) as error:
+        return _error(503, str(error))
+    picture = finding_picture(found) if found else None
+    if picture is None:
+        return _error(404, "There is no such job, or nothing is known of its steps.")
+    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+    return Response(body=picture.png, content_type="image/png", headers=headers)
 
 
 def _capture(source: ReportSource, request: Request, patience: TimeoutCall) -> Response:

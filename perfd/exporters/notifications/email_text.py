@@ -7,14 +7,25 @@ from email.headerregistry import Address
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import formatdate
+from html import escape
 
 from perfd.errors import ConfigError
 from perfd.exporters.notifications.notification_sender import OutgoingMessage
-from perfd.exporters.notifications.notification_text import body, group_id, notification_id, title
+from perfd.exporters.notifications.notification_text import (
+    body,
+    group_id,
+    notification_id,
+    one_line,
+    title,
+)
+from perfd.report.render.finding_png import FindingPicture, finding_picture
 
 
 def email_of(message: OutgoingMessage, *, sender: str, to: Sequence[str]) -> EmailMessage:
-    """The e-mail; all texts of jobs in its headers are one line without control characters."""
+    """The e-mail, with a picture of what limits the job where that is known.
+
+    All texts of jobs in its headers are one line without control characters.
+    """
     domain = Address(addr_spec=sender).domain
     email = EmailMessage(policy=SMTP)
     email["Subject"] = f"[perfd] {title(message.notification)}"
@@ -27,7 +38,26 @@ def email_of(message: OutgoingMessage, *, sender: str, to: Sequence[str]) -> Ema
     email["Auto-Submitted"] = "auto-generated"
     text = body(message.notification, message.summary, message.external_url)
     email.set_content(text, cte="base64")
+    picture = None if message.summary is None else finding_picture(message.summary)
+    if picture is not None:
+        _illustrate(email, text, picture, cid=f"{notification_id(message.notification)}.picture@{domain}")
     return email
+
+
+def _illustrate(email: EmailMessage, text: str, picture: FindingPicture, *, cid: str) -> None:
+    """Add the same text as HTML with the picture in it: nothing is loaded from elsewhere."""
+    caption = escape(one_line(picture.caption))
+    shown = (
+        f'<p><img src="cid:{cid}" width="600" alt="{caption}"></p><p><small>{caption}</small></p>'
+        f'<pre style="white-space: pre-wrap; font-family: inherit">{escape(text)}</pre>'
+    )
+    email.add_alternative(f"<!doctype html><html><body>{shown}</body></html>", subtype="html", cte="base64")
+    # With all parts in one multipart/related, readers show the picture where it belongs.
+    for part in email.iter_parts():
+        if part.get_content_type() == "text/html":
+            part.add_related(
+                picture.png, "image", "png", cid=f"<{cid}>", filename="finding.png", disposition="inline"
+            )
 
 
 def check_address(address: str, *, key: str) -> None:

@@ -13,10 +13,11 @@ import msgspec
 
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.findings import Finding, finding_json
-from perfd.exporters.links import complete_runbook, job_page
+from perfd.exporters.links import complete_runbook, job_page, job_picture
 from perfd.exporters.notifications.notification_groups import Notification
 from perfd.formatting import percent, printable_text
 from perfd.model import Alert, alert_json
+from perfd.report.render.finding_png import finding_picture
 
 SCHEMA = "perfd.notification/1"
 MOST_ALERTS = 20
@@ -73,7 +74,13 @@ def slack(notification: Notification, summary: JobSummary | None, external_url: 
     if len(text) > _SLACK_CHARS:
         page = _page(notification, external_url)
         text = text[:_SLACK_CHARS].rstrip() + "…\n" + (f"\nPage: {page}\n" if page else "")
-    return {"text": f"*{_escaped(title(notification))}*\n{_escaped(text)}"}
+    message: dict[str, Any] = {"text": f"*{_escaped(title(notification))}*\n{_escaped(text)}"}
+    picture = None if summary is None else finding_picture(summary)
+    if picture is not None and (url := job_picture(external_url, notification.group.job)) is not None:
+        caption = _escaped(one_line(picture.caption))
+        # A webhook takes no uploads: Slack fetches the address, so it has to be public.
+        message["attachments"] = [{"fallback": caption, "text": caption, "image_url": url}]
+    return message
 
 
 def document(
@@ -101,6 +108,7 @@ def document(
         "title": title(notification),
         "text": body(notification, summary, external_url),
         "url": _page(notification, external_url),
+        "picture_url": _picture_url(summary, group.job, external_url),
         "alerts": [
             _alert_document(alert, external_url) | {"new": alert.identity in new}
             for alert in alerts[:MOST_ALERTS]
@@ -149,6 +157,11 @@ def _page(notification: Notification, external_url: str | None) -> str | None:
     if external_url is not None and notification.group.server:
         return external_url.rstrip("/") + "/servers"
     return job_page(external_url, notification.group.job)
+
+
+def _picture_url(summary: JobSummary | None, job: str, external_url: str | None) -> str | None:
+    drawn = summary is not None and finding_picture(summary) is not None
+    return job_picture(external_url, job) if drawn else None
 
 
 def _summary(alert: Alert) -> str:
