@@ -1,18 +1,22 @@
 """What a fleet costs its one aggregator: rounds, the page of series on the wire, memory.
 
-    python -m benchmarks.fleet [--nodes 1000] [--jobs 50] [--seconds 30] [--beside CHECKOUT] [--json]
+    python -m benchmarks.fleet [--nodes 1000] [--jobs 50] [--seconds 30] [--uplink grpc nats]
+                               [--beside CHECKOUT] [--json]
 
 Agents of nodes with 8 GPUs each first send two minutes that they have kept, as after a partition, so
 that every window of the analysis is full; then each sends one batch a second over real gRPC, and the
 page is read every 15 s, as Prometheus does. With `--beside` the perfd of another checkout takes the
-same, in turn.
+same, in turn. With `--uplink nats` agents publish to a nats-server on this machine, whose CPU time is not
+in that of the aggregator.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -20,7 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fleet_agents import ROOT, AggregatorProcess, batch, connected, kind_of
+from benchmarks.fleet_agents import ROOT, AggregatorProcess, batch, connected, kind_of, published
+from tests.support.nats_server import NatsServer
 
 SCHEMA = "perfd.bench.fleet/1"
 _KEPT_S = 120
@@ -28,20 +33,30 @@ _KEPT_S = 120
 _SCRAPE_EVERY_S = 15
 _SETTLED_S = 5
 """Rounds after the burst that are not counted: they catch up with it."""
+_LOOK_EVERY_S = 0.5
 _LIMIT_BYTES = 1 << 30
 """The chart's `aggregator.resources.limits.memory`."""
 
 
-def measure(nodes: int, jobs: int, seconds: int, checkout: Path) -> dict[str, Any]:
+def measure(nodes: int, jobs: int, seconds: int, checkout: Path, uplink: str = "grpc") -> dict[str, Any]:
     """The figures of one aggregator that starts empty."""
-    with tempfile.TemporaryDirectory() as folder:
-        rounds = Path(folder) / "rounds"
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        rounds = folder / "rounds"
         program = (str(Path(__file__).with_name("timed_rounds.py")), str(rounds))
-        with AggregatorProcess(Path(folder), program=program, checkout=checkout) as aggregator:
-            driven = asyncio.run(_drive(aggregator, rounds, nodes, jobs, seconds))
-            peak_bytes = aggregator.peak_bytes()
+        server = stack.enter_context(NatsServer(folder)) if uplink == "nats" else None
+        config = {} if server is None else {"nats": {"servers": [server.address]}}
+        aggregator = stack.enter_context(
+            AggregatorProcess(folder, program=program, checkout=checkout, **config)
+        )
+        while server is not None and not aggregator.values().get("perfd_nats_reading"):
+            time.sleep(0.1)
+        driven = asyncio.run(_drive(aggregator, rounds, nodes, jobs, seconds, server=server))
+        peak_bytes = aggregator.peak_bytes()
     return {
         "schema": SCHEMA,
+        "uplink": uplink,
+        "load_average": os.getloadavg()[0],
         "checkout": str(checkout),
         "nodes": nodes,
         "jobs": jobs,
@@ -52,10 +67,17 @@ def measure(nodes: int, jobs: int, seconds: int, checkout: Path) -> dict[str, An
 
 
 async def _drive(
-    aggregator: AggregatorProcess, rounds: Path, nodes: int, jobs: int, seconds: int
+    aggregator: AggregatorProcess,
+    rounds: Path,
+    nodes: int,
+    jobs: int,
+    seconds: int,
+    *,
+    server: NatsServer | None,
 ) -> dict[str, Any]:
     kinds = sorted({kind_of(node, jobs) for node in range(nodes)})
-    async with connected(aggregator, nodes, jobs) as agents:
+    fleet = connected(aggregator, nodes, jobs) if server is None else published(server.address, nodes, jobs)
+    async with fleet as agents:
         start_ns = time.time_ns()
 
         def batches_of(second: int) -> dict[int, bytes]:
@@ -67,6 +89,11 @@ async def _drive(
             await asyncio.gather(
                 *(agent.send([one[kind_of(n, jobs)] for one in several]) for n, agent in enumerate(agents))
             )
+        sent_s = time.perf_counter()
+        # The stream acknowledges before the aggregator has read.
+        if server is not None:
+            await asyncio.to_thread(_wait_until_read, aggregator)
+        caught_up_s = time.perf_counter() - sent_s
         # What is made in the meantime is late, and of all agents alike.
         start_ns, before, pages, late_s, cpu_s = time.time_ns(), 0, [], 0.0, 0.0
         started_s = time.perf_counter()
@@ -85,7 +112,7 @@ async def _drive(
         took_s = time.perf_counter() - started_s - _SETTLED_S
         cpu_s = aggregator.cpu_s() - cpu_s
         times = _rounds(rounds)[before:]
-        lost = aggregator.values()["perfd_lost_batches_total"]
+        values = aggregator.values()
     return {
         "rounds": len(times),
         **{f"round_{name}_s": value for name, value in _spread(times[:, 0]).items()},
@@ -94,8 +121,15 @@ async def _drive(
         "page_bytes": max(size for size, _ in pages),
         "page_s": max(took for _, took in pages),
         "late_s": late_s,
-        "lost_batches": lost,
+        "caught_up_s": caught_up_s,
+        "lost_batches": values["perfd_lost_batches_total"],
+        "unread_messages": values.get("perfd_nats_waiting_messages", 0.0),
     }
+
+
+def _wait_until_read(aggregator: AggregatorProcess) -> None:
+    while aggregator.values()["perfd_nats_waiting_messages"] > 0:
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _rounds(path: Path) -> np.ndarray:
@@ -118,14 +152,16 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=50)
     parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--uplink", nargs="+", choices=("grpc", "nats"), default=["grpc"])
     parser.add_argument("--beside", type=Path, help="another checkout, measured in turn")
     parser.add_argument("--pairs", type=int, default=1, help="how often each is measured")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     for _ in range(args.pairs):
         for checkout in (args.beside.resolve(), ROOT) if args.beside else (ROOT,):
-            result = measure(args.nodes, args.jobs, args.seconds, checkout)
-            print(json.dumps(result) if args.json else _text(result), flush=True)
+            for uplink in args.uplink:
+                result = measure(args.nodes, args.jobs, args.seconds, checkout, uplink)
+                print(json.dumps(result) if args.json else _text(result), flush=True)
 
 
 def _text(result: dict[str, Any]) -> str:
@@ -136,12 +172,15 @@ def _text(result: dict[str, Any]) -> str:
         for kind in ("round", "round_cpu")
     )
     return (
-        f"{result['checkout']}: {result['nodes']} nodes, {result['jobs']} jobs, {result['rounds']} rounds\n"
+        f"{result['checkout']}: {result['uplink']}, {result['nodes']} nodes, {result['jobs']} jobs, "
+        f"{result['rounds']} rounds, load {result['load_average']:.1f}\n"
         f"round, ms: {wall}; CPU of its thread: {cpu}\n"
         f"page: {result['page_bytes'] / 1e6:.2f} MB with gzip, in {result['page_s']:.2f} s\n"
         f"{result['cpu_ratio']:.0%} of a core, {result['peak_memory_bytes'] / 1e6:.0f} MB at most "
         f"({result['memory_limit_ratio']:.0%} of the chart's limit), "
-        f"{result['lost_batches']:.0f} batches lost, at most {result['late_s']:.2f} s behind"
+        f"{result['lost_batches']:.0f} batches lost, {result['unread_messages']:.0f} unread, "
+        f"the burst read {result['caught_up_s']:.1f} s after it was sent, "
+        f"at most {result['late_s']:.2f} s behind"
     )
 
 

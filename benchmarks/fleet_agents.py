@@ -6,6 +6,7 @@ import asyncio
 import gzip
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -33,7 +34,8 @@ from perfd.model import (
     TrainingStep,
     Welcome,
 )
-from perfd.wire.convert import decode_aggregator_message, encode_message
+from perfd.wire import subjects
+from perfd.wire.convert import decode_aggregator_message, encode_message, encode_sender
 from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
 
 _GPUS = 8
@@ -177,6 +179,61 @@ class FakeAgent:
     async def _read(self) -> None:
         message = decode_aggregator_message(await self._call.read())
         self.acknowledged = message.sequence  # type: ignore[union-attr]
+
+
+class FakeNatsAgent:
+    """One agent that publishes to JetStream; an acknowledgment is that of the stream."""
+
+    def __init__(self, client: Any, number: int) -> None:  # noqa: ANN401  (of a package that is an extra)
+        self._client = client
+        node = f"node{number:05d}"
+        self._subject = subjects.from_agent("default", None, node)
+        self._sender = Hello(
+            agent_id=f"agent-{number}",
+            node=node,
+            perfd_version="bench",
+            sent_unix_ns=time.time_ns(),
+            first_sequence=1,
+        )
+        self._session = secrets.token_hex(16)
+        self._sequence = 0
+
+    async def send(self, batches: list[bytes]) -> None:
+        """Publish batches, at most a window at a time, until all are acknowledged."""
+        js = self._client.jetstream(timeout=60)
+        sender = encode_sender(self._sender, self._session)
+        for first in range(0, len(batches), _WINDOW):
+            window = batches[first : first + _WINDOW]
+            numbers = range(self._sequence + 1, self._sequence + 1 + len(window))
+            await asyncio.gather(
+                *(
+                    js.publish(
+                        self._subject,
+                        data + sender,
+                        headers={"Nats-Msg-Id": f"{self._sender.agent_id}.{number}"},
+                    )
+                    for number, data in zip(numbers, window, strict=True)
+                )
+            )
+            self._sequence += len(window)
+
+
+@asynccontextmanager
+async def published(
+    server: str, nodes: int, jobs: int, connections: int = _CHANNELS
+) -> AsyncIterator[list[FakeNatsAgent]]:
+    """As `connected`, over NATS; the aggregator has created the stream."""
+    import nats  # noqa: PLC0415  (an extra)
+
+    clients = [await nats.connect(server) for _ in range(connections)]
+    agents = [FakeNatsAgent(clients[number % connections], number) for number in range(nodes)]
+    firsts = [encode_message(first_batch(number, jobs, nodes)) for number in range(nodes)]
+    await asyncio.gather(*(agent.send([data]) for agent, data in zip(agents, firsts, strict=True)))
+    try:
+        yield agents
+    finally:
+        for client in clients:
+            await client.close()
 
 
 @asynccontextmanager

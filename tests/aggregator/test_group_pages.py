@@ -14,10 +14,11 @@ from perfd.aggregator.group.partition_config import check_group, partition_confi
 from perfd.aggregator.group.peers import FORWARDED
 from perfd.aggregator.group.sharing import GroupView, Holder
 from perfd.aggregator.partition import Partition
+from perfd.cli import main
 from perfd.config import AggregatorConfig, HistoryConfig, NatsGroupConfig, NatsListenConfig, RulesConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import TrainingStep
-from perfd.net import Handler, Request, Response, route_of
+from perfd.net import Handler, HttpServer, Request, Response, route_of
 from perfd.web.live_updates import Live
 from perfd.wire.subjects import partition_of
 
@@ -64,7 +65,7 @@ def pages(holders: Mapping[int, str] | None = None) -> tuple[GroupPages, FakePee
     holders = {0: "http://here", 1: "http://peer", 2: AWAY} if holders is None else holders
     view = GroupView(
         connected=True,
-        members={"here": "http://here"},
+        members={"here": "http://here:9460"},
         holders={n: Holder(member=at, address=at, epoch=n + 1) for n, at in holders.items()},
     )
     own = dict.fromkeys(("/api/v1/jobs", "/api/v1/agents", "/api/v1/jobs/", "/metrics"), answer(0))
@@ -127,6 +128,20 @@ def test_prometheus_finds_each_partition() -> None:
             "perfd_partition": "1",
         },
     }
+
+
+def test_status_lists_who_has_which_partition(capsys: pytest.CaptureFixture[str]) -> None:
+    found, _ = pages({0: "here", 2: "here"})
+    server = HttpServer("127.0.0.1:0", found.routes())
+    try:
+        assert main(["status", "--cluster", "--aggregator", server.address]) == 1
+        shown = capsys.readouterr().out
+        assert "0, 2" in shown
+        assert "No aggregator has partitions 1 now." in shown
+        assert main(["status", "--cluster", "--json", "--aggregator", server.address]) == 1
+        assert json.loads(capsys.readouterr().out)["schema"] == "perfd.group/1"
+    finally:
+        server.close()
 
 
 def test_a_group_serves_every_path_of_an_aggregator() -> None:

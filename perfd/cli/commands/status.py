@@ -6,7 +6,7 @@ import argparse
 import json
 
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
-from perfd.cli.tables.status_tables import job_table, server_table
+from perfd.cli.tables.status_tables import group_table, job_table, server_table
 from perfd.cli.terminal import Terminal
 
 SCHEMA = "perfd.status/1"
@@ -15,6 +15,11 @@ SCHEMA = "perfd.status/1"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_aggregator(parser)
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="list the aggregators of a group and the partitions of jobs that each has (docs/scale.md)",
+    )
     parser.add_argument(
         "--json",
         action="store_true",
@@ -25,6 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the jobs and serving engines of an aggregator."""
     url = url_of(args)
+    if args.cluster:
+        return _print_group(url, as_json=args.json)
     jobs = get(url, "/api/v1/jobs")["jobs"]
     alerts = get(url, "/api/v1/alerts")["alerts"]
     agents = get(url, "/api/v1/agents")["agents"]
@@ -49,3 +56,17 @@ def run(args: argparse.Namespace) -> int:
     expected = sum(not agent.get("left") for agent in agents)
     console.print(f"{connected} of {expected} agents connected.")
     return 0
+
+
+def _print_group(url: str, *, as_json: bool) -> int:
+    """Returns 1 if a partition has no aggregator."""
+    group = get(url, "/api/v1/group")
+    without = [one["partition"] for one in group["partitions"] if one["member"] is None]
+    if as_json:
+        print(json.dumps(group))
+    else:
+        console = Terminal()
+        console.print(group_table(group))
+        if without:
+            console.print(f"No aggregator has partitions {', '.join(map(str, without))} now.")
+    return 1 if without else 0

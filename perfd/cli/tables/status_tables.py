@@ -73,6 +73,15 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
     return table
 
 
+def group_table(group: Json) -> Table:
+    """The aggregators of a group with their partitions, of schema perfd.group/1."""
+    table = Table("aggregator", "address", "partitions", box=box.SIMPLE)
+    for member in group["members"]:
+        own = [str(one["partition"]) for one in group["partitions"] if one["member"] == member["member"]]
+        table.add_row(Text(member["member"]), Text(member["address"]), ", ".join(own) or "none")
+    return table
+
+
 def server_table(servers: Sequence[Json]) -> Table:
     """One row per serving engine, for `perfd status`."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
