@@ -117,17 +117,21 @@ class MadeJob:
         self.layout = ParallelLayout(world_size=ranks, tp=TENSOR, cp=1, pp=STAGES, dp=data)
         self.apply([[JobDescription(job=_JOB, framework="megatron-lm", parallel=self.layout)]])
 
-    def records(self) -> list[list[Record]]:
-        """What the agent of each node tells of the next step."""
-        self._step += 1
-        end_ns = self._step * _STEP_NS
+    def records(self, steps: int = 1) -> list[list[Record]]:
+        """What the agent of each node tells of the next steps, all operations of a kind in one record."""
+        ends_ns = [step * _STEP_NS for step in range(self._step + 1, self._step + steps + 1)]
+        self._step += steps
         nodes: list[list[Record]] = [[] for _ in range(self._ranks // PER_NODE)]
         for group in self._groups:
-            for times in self._times(group, end_ns):
+            for times in self._times(group, ends_ns):
                 nodes[times.rank // PER_NODE].append(times)
         for node, records in enumerate(nodes):
-            records.append(_counters(range(node * PER_NODE, (node + 1) * PER_NODE), self._step, end_ns))
-        nodes[0].append(TrainingStep(job=_JOB, step=self._step, step_time_s=1.0, time_unix_ns=end_ns))
+            ranks = range(node * PER_NODE, (node + 1) * PER_NODE)
+            records += [_counters(ranks, end_ns // _STEP_NS, end_ns) for end_ns in ends_ns]
+        nodes[0] += [
+            TrainingStep(job=_JOB, step=end_ns // _STEP_NS, step_time_s=1.0, time_unix_ns=end_ns)
+            for end_ns in ends_ns
+        ]
         return nodes
 
     def apply(self, nodes: Sequence[Sequence[Record]]) -> None:
@@ -162,14 +166,15 @@ class MadeJob:
         """What the aggregator holds of collectives."""
         return self._fleet.jobs[_JOB].collectives.stacks()
 
-    def _times(self, group: _Group, end_ns: int) -> Iterator[CollectiveTimes]:
+    def _times(self, group: _Group, ends_ns: Sequence[int]) -> Iterator[CollectiveTimes]:
         late_ns = group.late_ns[group.ranks]
-        begun_ns = end_ns - _STEP_NS // 2 + late_ns
-        durations_ns = late_ns.max(axis=1, keepdims=True) - late_ns + _TRANSFER_NS
-        durations_ns += self._random.integers(0, _NOISE_NS, durations_ns.shape)
+        begun_ns = late_ns[..., None] + np.array(ends_ns) - _STEP_NS // 2
+        durations_ns = (late_ns.max(axis=1, keepdims=True) - late_ns + _TRANSFER_NS)[..., None]
+        durations_ns = durations_ns + self._random.integers(0, _NOISE_NS, begun_ns.shape)
+        sequences = [_KEEP * (end_ns // _STEP_NS) for end_ns in ends_ns]
         columns = (group.ranks.tolist(), durations_ns.tolist(), begun_ns.tolist())
         for index, (ranks, durations, starts) in enumerate(zip(*columns, strict=True)):
-            for place, (rank, duration_ns, start_ns) in enumerate(zip(ranks, durations, starts, strict=True)):
+            for place, (rank, each_ns, starts_ns) in enumerate(zip(ranks, durations, starts, strict=True)):
                 pair = group.operation == "Send"
                 yield CollectiveTimes(
                     job=_JOB,
@@ -180,16 +185,16 @@ class MadeJob:
                     operation="Recv" if pair and place else group.operation,
                     peer=1 - place if pair else None,
                     timing=TimingSource.GPU,
-                    start_unix_ns=end_ns - _STEP_NS,
-                    end_unix_ns=end_ns,
-                    count=_KEEP,
-                    total_s=_KEEP * duration_ns / 1e9,
-                    min_s=duration_ns / 1e9,
-                    max_s=duration_ns / 1e9,
-                    sequences=[_KEEP * self._step],
-                    durations_ns=[duration_ns],
-                    sizes_bytes=[64_000_000],
-                    gpu_starts_ns=[start_ns] if pair else (),
+                    start_unix_ns=ends_ns[0] - _STEP_NS,
+                    end_unix_ns=ends_ns[-1],
+                    count=_KEEP * len(ends_ns),
+                    total_s=_KEEP * sum(each_ns) / 1e9,
+                    min_s=min(each_ns) / 1e9,
+                    max_s=max(each_ns) / 1e9,
+                    sequences=sequences,
+                    durations_ns=each_ns,
+                    sizes_bytes=[64_000_000] * len(ends_ns),
+                    gpu_starts_ns=starts_ns if pair else (),
                 )
 
 
@@ -198,8 +203,7 @@ def measure(ranks: int = 16_384, held: int = 12, rounds: int = 15) -> dict[str, 
     tune_malloc()
     jobs = [MadeJob(ranks, held, late) for late in (LATE_RANK, None)]
     for job in jobs:
-        for _ in range(held):
-            job.apply(job.records())
+        job.apply(job.records(held))
         job.round(_Times())
     times, right = [_Times() for _ in jobs], True
     for _ in range(rounds):

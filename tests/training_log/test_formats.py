@@ -58,6 +58,7 @@ def test_every_golden_file_has_its_log() -> None:
         ("hf-trainer-5-tokens", "hf-trainer", list(range(5, 41, 5))),
         ("lightning-tqdm", "lightning", list(range(5, 81, 5))),
         ("lightning-rich", "lightning", [80]),
+        ("lightning-rich-terminal", "lightning", list(range(1, 13))),
         ("maxtext", "maxtext", list(range(40))),
         ("composer", "composer", [1, 10, 20, 30, 40, 50, 60, 70, 80]),
         ("timm", "timm", [1, 51, 101, 120, 121, 171]),
