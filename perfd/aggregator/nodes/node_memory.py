@@ -15,6 +15,7 @@ from perfd.aggregator.nodes.hardware_counters import HardwareCounters
 from perfd.aggregator.nodes.node_rows import drain_row, incident_row, record_row
 from perfd.aggregator.state import AggregatorState, NodeState
 from perfd.aggregator.state.gpu_owners import gpu_owners
+from perfd.aggregator.state.gpu_shares import gpus_per_rank
 from perfd.analysis.diagnosis import JobSummary
 from perfd.capture.policy.policy_events import Capture
 from perfd.errors import ConfigError
@@ -140,8 +141,17 @@ class NodeMemory:
         running = {name: summary for name, summary in summaries.items() if name in active}
         with self._state.lock:
             places = self._places([name for name, summary in running.items() if summary.findings])
+            fleet = self._state.fleet
+            ranks = [
+                (job, summary.parallel.world_size)
+                for name, summary in running.items()
+                if summary.parallel.world_size and (job := fleet.jobs.get(name)) is not None
+            ]
+            shares = gpus_per_rank(ranks, fleet.nodes)
         for name, summary in running.items():
-            self._look_at_job(active[name], summary, places.get(name, {}), now_unix_s, now_s)
+            self._look_at_job(
+                active[name], summary, places.get(name, {}), now_unix_s, now_s, share=shares.get(name, 1.0)
+            )
         gone = self._progress_s.keys() - active.keys()
         for name in gone:
             del self._progress_s[name]
@@ -243,6 +253,8 @@ class NodeMemory:
         places: Mapping[int, tuple[str, str]],
         now_unix_s: float,
         now_s: float,
+        *,
+        share: float,
     ) -> None:
         seen = {gpu.rank: (gpu.node, gpu.gpu) for gpu in summary.gpus if gpu.rank is not None}
         blames = blames_of(summary, {**seen, **places})
@@ -267,7 +279,7 @@ class NodeMemory:
                     last_unix_s=now_unix_s,
                     weight=blame.weight,
                     seen_s=passed_s,
-                    lost_gpu_s=blame.lost_gpus * passed_s,
+                    lost_gpu_s=blame.lost_gpus * share * passed_s,
                     evidence=blame.evidence,
                 )
             )

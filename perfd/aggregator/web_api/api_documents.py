@@ -15,6 +15,7 @@ import numpy as np
 from perfd.aggregator.failures import Part
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.state import AgentState, AggregatorState, NodeState
+from perfd.aggregator.state.gpu_shares import gpus_per_rank
 from perfd.aggregator.web_api.agent_gaps import gaps_of
 from perfd.analysis.data.job_data import Floats, StepTable
 from perfd.analysis.diagnosis import JobSummary
@@ -78,10 +79,19 @@ def fleet_json(
     firing = Counter(alert["job"] for alert in alerts if alert["state"] == "firing")
     with state.lock:
         rows: list[dict[str, Any]] = []
+        running = [
+            (job, summary.parallel.world_size)
+            for name, summary in live.items()
+            if (job := state.fleet.jobs.get(name)) is not None
+            and not job.ended
+            and summary.parallel.world_size
+        ]
+        shares = gpus_per_rank(running, state.fleet.nodes)
         for name, summary in live.items():
             with state.failures.contained(Part.FLEET, job=name):
                 if (job := state.fleet.jobs.get(name)) is not None:
-                    rows.append(_fleet_row(job, summary, now_s, now_unix_s, firing[name]))
+                    share = shares.get(name, 1.0)
+                    rows.append(_fleet_row(job, summary, now_s, now_unix_s, firing[name], share=share))
         connected = [agent.stream is not None for agent in state.agents if not agent.left]
     elsewhere = [alert for alert in alerts if alert["state"] == "firing" and alert["job"] is None]
     return {
@@ -101,7 +111,7 @@ def _outcome(job: JobState) -> str | None:
 
 
 def _fleet_row(
-    job: JobState, live: JobSummary, now_s: float, now_unix_s: float, firing: int
+    job: JobState, live: JobSummary, now_s: float, now_unix_s: float, firing: int, *, share: float
 ) -> dict[str, Any]:
     """What a table of hundreds of jobs shows of each."""
     worst = live.bottleneck
@@ -132,17 +142,20 @@ def _fleet_row(
         "firing_alerts": firing,
         "owner": (origin.user or origin.owner or None) if origin else None,
         "cluster": (origin.cluster or None) if origin else None,
-        "wasted_gpu_h": _wasted_gpu_h(job, live, now_unix_s),
+        "wasted_gpu_h": _wasted_gpu_h(job, live, now_unix_s, share),
     }
 
 
-def _wasted_gpu_h(job: JobState, live: JobSummary, now_unix_s: float) -> float | None:
-    """GPU-hours since the job began, times what its bottleneck costs now; None where one is unknown."""
-    began, gpus, gain = job.attempts.started_unix_s, live.parallel.world_size, live.bottleneck.gain_ratio
-    if began is None or not gpus or gain is None:
+def _wasted_gpu_h(job: JobState, live: JobSummary, now_unix_s: float, share: float) -> float | None:
+    """GPU-hours since the job began, times what its bottleneck costs now; None where one is unknown.
+
+    `share` is what a rank has of a GPU now.
+    """
+    began, ranks, gain = job.attempts.started_unix_s, live.parallel.world_size, live.bottleneck.gain_ratio
+    if began is None or not ranks or gain is None:
         return None
     ran_s = (job.ended_unix_s or now_unix_s) - began
-    return max(0.0, ran_s) / 3600 * gpus * gain
+    return max(0.0, ran_s) / 3600 * ranks * share * gain
 
 
 def agent_json(

@@ -1,0 +1,36 @@
+"""How much of a GPU each rank has where jobs share nodes, by MPS, time slicing or MIG."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from perfd.aggregator.jobs import JobState
+from perfd.aggregator.state.node_state import NodeState
+
+
+def gpus_per_rank(
+    jobs: Iterable[tuple[JobState, int]], nodes: Mapping[str, NodeState]
+) -> Mapping[str, float]:
+    """Of running jobs and their numbers of ranks: GPUs for each rank, 1 unless ranks share some.
+
+    Where more ranks run on a node than it has GPUs, each has an equal part of them, so that a GPU counts once
+    over all jobs. Slices of MIG are part of their GPU. Ranks of a job are spread evenly over its nodes; a job
+    whose ranks are all placed on a node without a GPU uses none there.
+    """
+    on_nodes: dict[str, dict[str, float]] = {}
+    for job, ranks in jobs:
+        for node in job.nodes:
+            if node in nodes and not _without_gpu(nodes[node], job.name):
+                on_nodes.setdefault(node, {})[job.name] = ranks / len(job.nodes)
+    parts: dict[str, list[float]] = {}
+    for node, ranks_of in on_nodes.items():
+        gpus = sum(not info.mig for info in nodes[node].gpu_infos.values())
+        total = sum(ranks_of.values())
+        for name in ranks_of:
+            parts.setdefault(name, []).append(min(1.0, gpus / total) if gpus and total else 1.0)
+    return {name: sum(found) / len(found) for name, found in parts.items()}
+
+
+def _without_gpu(node: NodeState, job: str) -> bool:
+    placed = [one.gpu for (name, _), one in node.placements.items() if name == job]
+    return bool(placed) and all(gpu is None for gpu in placed)
