@@ -17,7 +17,7 @@ from tests.support.postgres_server import PostgresCluster
 from tests.support.services import free_port
 
 pytestmark = pytest.mark.system
-KILLS = int(os.environ.get("PERFD_KILLS", "8"))
+KILLS = int(os.environ.get("TEST_KILLS", "8"))
 TESTS = Path(__file__).parents[1]
 
 

@@ -17,7 +17,7 @@ from tests.support.services import free_port
 
 ROOT = Path(__file__).parents[2]
 PARTITIONS = 4
-LEASE_S = float(os.environ.get("PERFD_LEASE_S", "1.5"))
+LEASE_S = float(os.environ.get("TEST_LEASE_S", "1.5"))
 """Half of the default: the tests wait for it."""
 
 

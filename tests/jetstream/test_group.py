@@ -20,7 +20,7 @@ from tests.support.nats_server import NatsServer
 from tests.support.postgres_server import PostgresCluster
 
 pytestmark = pytest.mark.system
-KILLS = int(os.environ.get("PERFD_KILLS", "1"))
+KILLS = int(os.environ.get("TEST_KILLS", "1"))
 NODES = 4
 RULES = """
 groups:

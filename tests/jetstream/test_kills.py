@@ -18,7 +18,7 @@ from jetstream.support import WAIT_S, stored_steps, until
 from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.system
-KILLS = int(os.environ.get("PERFD_KILLS", "12"))
+KILLS = int(os.environ.get("TEST_KILLS", "12"))
 TESTS = Path(__file__).parents[1]
 
 
