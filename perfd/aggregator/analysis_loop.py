@@ -182,6 +182,12 @@ class AnalysisLoop:
             derived = self._summaries.live(job, self._now_unix_s)
             return derived.summary if derived else self._summaries.failed(job, Part.ANALYSIS)
 
+    def newest(self, job: str) -> JobSummary | None:
+        """The live numbers that a round or a request made last; None when there are none."""
+        with self._lock:
+            derived = self._summaries.newest(job)
+            return derived.summary if derived else None
+
     def view(self, job: str) -> JobView | None:
         """What a decision about a capture may know of a job or server; None when there is none."""
         with self._lock, self._failures.contained(Part.CAPTURE, job=job):

@@ -320,6 +320,29 @@ def test_the_report_of_a_job_is_made_of_its_summary():
     assert "<script>" not in missing[2]
 
 
+def test_the_list_of_jobs_makes_no_numbers_that_rounds_make():
+    def step_times(running):
+        return {row["name"]: row["step_time_s"] for row in api(running, "fleet")["jobs"]}
+
+    names = [f"job-{at:02}" for at in range(20)]
+    with aggregator(http_listen="127.0.0.1:0") as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(*(step(at, job=name, time_s=at) for name in names for at in range(1, 20)))
+        early = step_times(running)
+        running.tick()
+        first = step_times(running)
+        agent.send(*(step(at, job=names[0], time_s=20 + 5 * at, step_time_s=5.0) for at in range(20, 60)))
+        unchanged = step_times(running)
+        running.tick()
+        after = step_times(running)
+
+    # Of a few without numbers yet they are made for the answer.
+    assert 0 < len(early) < len(names)
+    assert list(first) == list(unchanged) == names
+    assert unchanged == first
+    assert after[names[0]] != first[names[0]]
+
+
 def test_the_picture_of_a_job_is_a_png_and_of_no_other_file():
     class Jobs(Captures):
         def summary(self, job=None):
