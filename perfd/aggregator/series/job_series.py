@@ -226,7 +226,7 @@ def _phases(data: JobData, job: Mapping[str, str]) -> list[Value]:
 
 
 def _median(column: Floats) -> float | None:
-    present = column[~np.isnan(column)]
+    present = column[np.isfinite(column)]
     return float(np.median(present)) if len(present) else None
 
 
