@@ -99,7 +99,8 @@ def test_a_job_is_asked_of_the_aggregator_that_has_its_partition() -> None:
     assert json.loads(get(found, f"/api/v1/jobs/{JOB_OF_0}").body) == document(0)
     assert peers.asked == []
     assert json.loads(get(found, f"/api/v1/jobs/{JOB_OF_1}/steps").body) == document(1)
-    assert peers.asked == [f"/api/v1/jobs/{JOB_OF_1}/steps 1"]
+    assert get(found, f"/reports/pictures/{JOB_OF_1}.png").status == 200
+    assert peers.asked == [f"/api/v1/jobs/{JOB_OF_1}/steps 1", f"/reports/pictures/{JOB_OF_1}.png 1"]
 
 
 def test_a_request_that_was_sent_on_is_not_sent_on_again() -> None:

@@ -69,6 +69,7 @@ class GroupPages:
             "/api/v1/fleet": self._fleet,
             "/api/v1/jobs/": self._job,
             "/reports/jobs/": self._job,
+            "/reports/pictures/": self._picture,
             "/metrics": lambda _: _error(404, "Each partition has its own: /metrics?partition=0 and so on."),
             "/api/v1/events": self._live.connect,
             "/api/v1/http_sd": lambda _: _json(self._targets()),
@@ -116,6 +117,9 @@ class GroupPages:
 
     def _job(self, request: Request) -> Response:
         return self._of_job(unquote(request.rest.partition("/")[0]), request)
+
+    def _picture(self, request: Request) -> Response:
+        return self._of_job(unquote(request.rest.removesuffix(".png")), request)
 
     def _of_job(self, job: str, request: Request) -> Response:
         """Its own partition is asked first, then the others: the second job of a name gets another one."""
