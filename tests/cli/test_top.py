@@ -453,7 +453,7 @@ def test_an_aggregator_that_goes_away_and_comes_back_is_said_and_the_screen_stay
             read_until(screen, "mistral")
             answers = stand_in.answers["fleet"]
             stand_in.answers["fleet"] = Response(status=503, body=b'{"error": "History is away."}')
-            read_until(screen, "Trying again.")
+            read_until(screen, "retrying.")
             read_until(screen, "mistral")
             # A view that cannot be asked for does not take the old one away.
             stand_in.answers["servers"] = stand_in.answers["fleet"]

@@ -163,7 +163,10 @@ def test_a_bar_that_is_not_cleared_gives_no_number_of_steps_but_its_own() -> Non
 
 def _counts_steps(name: str, record: Record) -> bool:
     """A lost line gives its place to the next one: a dict to that of the bar, a bar to one with its step."""
-    return name.startswith(("hf-trainer", "lightning-tqdm")) and getattr(record, "step", None) is not None
+    return (
+        name.startswith(("hf-trainer", "lightning-tqdm", "openrlhf"))
+        and getattr(record, "step", None) is not None
+    )
 
 
 def _total_of_bar(name: str, log: bytes) -> set[tuple[object, ...]]:
