@@ -1,12 +1,12 @@
-import dataclasses, msgspec
+import copy
+
 import pytest
 from aggregator.support import START_S, aggregator, step
-from tests.support.fake_agent import FakeAgent
+
 from perfd.aggregator.web_api.api_documents import fleet_json
 from perfd.clock import VirtualClock
 from perfd.model import GpuInfo, JobDescription, ParallelLayout
-
-import copy
+from tests.support.fake_agent import FakeAgent
 
 
 def rep(o, **k):

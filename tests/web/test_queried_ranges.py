@@ -170,7 +170,10 @@ def test_over_tls_the_server_must_have_a_certificate_that_is_trusted(answering: 
     [
         ((500, b"broken"), "answered with status 500: broken"),
         ((200, b"<html>"), "did not answer with series"),
-        ((200, b'{"data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "2"]}]}}'), "with series"),
+        (
+            (200, b'{"data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "2"]}]}}'),
+            "series",
+        ),
         (
             (200, b'{"data": {"resultType": "matrix", "result": [{"metric": {}, "values": [[1, "x"]]}]}}'),
             "with series",
