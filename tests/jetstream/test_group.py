@@ -88,6 +88,15 @@ def started_alerts(member: Member) -> dict[str, list[float]]:
     return fired
 
 
+def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
+    """What the SQLite files of all partitions have."""
+    found: list[tuple[Any, ...]] = []
+    for number in range(PARTITIONS):
+        with contextlib.closing(sqlite3.connect(folder / f"history-{number}.sqlite", timeout=30)) as database:
+            found += database.execute(query).fetchall()
+    return found
+
+
 def test_jobs_of_a_killed_aggregator_are_answered_by_another_and_sent_is_stored(
     tmp_path: Path, server: NatsServer
 ) -> None:
@@ -101,6 +110,8 @@ def test_jobs_of_a_killed_aggregator_are_answered_by_another_and_sent_is_stored(
                 moves_on(member, nodes)
             seconds_until(lambda: len(started_alerts(members[0])) == NODES)
             fired = started_alerts(members[0])
+            # What is not stored when one is killed is evaluated again.
+            seconds_until(lambda: len(rows(tmp_path, "SELECT job FROM alerts")) == NODES)
             took_s = []
             for _ in range(KILLS):
                 victim, other = chance.sample(members, k=2)
@@ -119,10 +130,8 @@ def test_jobs_of_a_killed_aggregator_are_answered_by_another_and_sent_is_stored(
         assert len(members[1].get("/api/v1/http_sd")) == PARTITIONS
         members[1].stop()
     stored: dict[str, list[int]] = {}
-    for number in range(PARTITIONS):
-        with contextlib.closing(sqlite3.connect(tmp_path / f"history-{number}.sqlite")) as database:
-            for job, step in database.execute("SELECT job, step FROM steps ORDER BY step"):
-                stored.setdefault(job, []).append(step)
+    for job, step in rows(tmp_path, "SELECT job, step FROM steps ORDER BY step"):
+        stored.setdefault(job, []).append(step)
     assert stored == {job: list(range(1, step + 1)) for job, step in last.items()}
 
 

@@ -72,6 +72,9 @@ class AggregatorGroup:
         self._busy: set[int] = set()
         """Partitions that are being started or stopped."""
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
+        """Partitions start one after the other: msgspec 0.22 crashes if threads decode a type for the first
+        time at once, as they would with what is in their histories."""
         self._workers = ThreadPoolExecutor(group.partitions, "perfd-partition")
         self._thread = threading.Thread(target=self._run, name="perfd-partitions", daemon=True)
         self._http: HttpServer | None = None
@@ -168,16 +171,15 @@ class AggregatorGroup:
 
     def _begin(self, number: int, epoch: int) -> None:
         started_s = monotonic()
-        one = Aggregator(
-            partition_config(self._config, number),
-            partition=Partition(
-                number=number,
-                count=self._group.partitions,
-                epoch=epoch,
-                held=partial(self._leases.held, number, epoch),
-            ),
+        partition = Partition(
+            number=number,
+            count=self._group.partitions,
+            epoch=epoch,
+            held=partial(self._leases.held, number, epoch),
         )
-        one.start()
+        with self._starting:
+            one = Aggregator(partition_config(self._config, number), partition=partition)
+            one.start()
         with self._lock:
             self._running[number] = epoch, one
         log.info(
