@@ -40,6 +40,10 @@ class CancelBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     reason: str = "by hand."
 
 
+_STARTS, _CANCELS = msgspec.json.Decoder(StartBody), msgspec.json.Decoder(CancelBody)
+"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+
+
 def capture_routes(
     *,
     captures: Callable[[], Sequence[Mapping[str, Any]]],
@@ -55,16 +59,14 @@ def capture_routes(
 
     def collection(request: Request) -> Response:
         if request.method == "POST":
-            return _answer(202, lambda: {"capture": start(_body(request.body, StartBody))})
+            return _answer(202, lambda: {"capture": start(_body(request.body, _STARTS))})
         short = _short if request.query.get("short") == "1" else dict
         return _answer(200, lambda: {"captures": [short(one) for one in _chosen(captures(), request.query)]})
 
     def one(request: Request) -> Response:
         capture_id, _, verb = request.rest.partition("/")
         if request.method == "POST" and verb == "cancel":
-            return _answer(
-                202, lambda: {"capture": cancel(capture_id, _body(request.body, CancelBody).reason)}
-            )
+            return _answer(202, lambda: {"capture": cancel(capture_id, _body(request.body, _CANCELS).reason)})
         if request.method != "POST" and verb.startswith(_FILES):
             return _linked(lambda: link(unquote(capture_id), unquote(verb.removeprefix(_FILES))), request)
         if request.method == "POST" or verb:
@@ -113,9 +115,9 @@ def _short(capture: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _body(body: bytes, kind: type[_T]) -> _T:
+def _body(body: bytes, decoder: msgspec.json.Decoder[_T]) -> _T:
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
+        return decoder.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CaptureError(f"Invalid request body: {error}.") from error
 

@@ -65,13 +65,17 @@ class _Webhook(msgspec.Struct, frozen=True):
     alerts: list[_Alert]
 
 
+_WEBHOOKS = msgspec.json.Decoder(_Webhook)
+"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+
+
 def read_webhook(body: bytes) -> Sequence[Alert]:
     """The alerts of a webhook of version 4; raises `PerfdError` that says what is wrong with it.
 
     https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
     """
     try:
-        webhook = msgspec.json.decode(body, type=_Webhook)
+        webhook = _WEBHOOKS.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PerfdError(f"This is not the webhook of an Alertmanager: {error}.") from error
     if webhook.version != _VERSION:

@@ -38,6 +38,8 @@ _FACTS: dict[str, type[GpuInfo | RankPlacement | ServerInfo]] = {
     "rank": RankPlacement,
     "server": ServerInfo,
 }
+_DESCRIPTIONS, _EVENTS = msgspec.json.Decoder(JobDescription), msgspec.json.Decoder(Event)
+"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +213,7 @@ class HistoryReader:
         )
         event_rows = reader("SELECT node, body FROM events WHERE job = ? ORDER BY time_unix_s", (job,))
         described = [(description,)] if description else []
-        descriptions = self._sound(described, lambda one: msgspec.json.decode(one[0], type=JobDescription))
+        descriptions = self._sound(described, lambda one: _DESCRIPTIONS.decode(one[0]))
         return StoredJob(
             job=msgspec.convert(job, str),
             attempt=msgspec.convert(attempt, int),
@@ -220,7 +222,7 @@ class HistoryReader:
             description=descriptions[0] if descriptions else None,
             steps=self._sound(step_rows, lambda one: step_of(job, one))[::-1],
             phases=self._sound(phase_rows, lambda one: phases_of(job, *one))[::-1],
-            events=self._sound(event_rows, lambda one: (one[0], msgspec.json.decode(one[1], type=Event))),
+            events=self._sound(event_rows, lambda one: (one[0], _EVENTS.decode(one[1]))),
         )
 
     def _sound(self, rows: Iterable[tuple[Any, ...]], decode: Callable[[tuple[Any, ...]], _T]) -> list[_T]:

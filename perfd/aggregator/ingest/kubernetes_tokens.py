@@ -39,6 +39,10 @@ class _Review(msgspec.Struct):
     status: _Status = msgspec.field(default_factory=_Status)
 
 
+_REVIEWS = msgspec.json.Decoder(_Review)
+"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     credential: AgentCredential
@@ -114,7 +118,7 @@ def credential_of_review(content: bytes, audience: str, any_namespace: Collectio
     (`NAMESPACE/NAME`) of all.
     """
     try:
-        status = msgspec.json.decode(content, type=_Review).status
+        status = _REVIEWS.decode(content).status
     except msgspec.DecodeError as error:
         raise RefusedError("The API server's review of the agent's token cannot be read.") from error
     name = str(status.user.get("username", ""))

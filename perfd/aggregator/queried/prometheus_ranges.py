@@ -60,6 +60,10 @@ class _Answer(msgspec.Struct):
     data: _Data
 
 
+_ANSWERS = msgspec.json.Decoder(_Answer, strict=False)
+"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+
+
 class PrometheusRanges:
     """Series of one server. Answers are kept until the next instant of their range has come.
 
@@ -130,7 +134,7 @@ def answered_series(answer: PostResponse) -> Sequence[QueriedSeries]:
     if len(answer.text) > _MAX_ANSWER_BYTES:
         raise PerfdError(f"The server in {KEY} answered with more than {_MAX_ANSWER_BYTES >> 20} MiB.")
     try:
-        found = msgspec.json.decode(answer.text, type=_Answer, strict=False).data.result
+        found = _ANSWERS.decode(answer.text).data.result
         return [
             QueriedSeries(one.metric, [at for at, _ in one.values], [float(text) for _, text in one.values])
             for one in found

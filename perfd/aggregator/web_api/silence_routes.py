@@ -31,6 +31,10 @@ class SilenceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     comment: Annotated[str, msgspec.Meta(max_length=2000)] = ""
 
 
+_BODIES = msgspec.json.Decoder(SilenceBody)
+"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+
+
 def silence_routes(
     alerts: Callable[[], Sequence[Mapping[str, Any]]],
     silence: Silence,
@@ -47,7 +51,7 @@ def silence_routes(
         if missing is not None:
             return _json(403, {"error": missing})
         try:
-            body = msgspec.json.decode(request.body, type=SilenceBody)
+            body = _BODIES.decode(request.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _json(400, {"error": f"Invalid request body: {error}."})
         # Fewer labels would silence more than the alert that the user sees.
