@@ -182,6 +182,7 @@ def test_each_observation_has_its_evidence_and_its_advice(values, evidence, advi
     [
         {"waves": 62.06},
         {"load_sectors_per_request": 4.0},
+        {"bytes_used_per_sector": 0.0},
         {"active_threads_per_warp": 31.9},
         {"grid_blocks": 8192, "sm_count": 132},
     ],
