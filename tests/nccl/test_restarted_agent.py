@@ -205,6 +205,7 @@ def test_a_restart_while_events_are_off_switches_them_on_and_loses_no_count(
     assert max(counter(aggregator, "nccl_lost_operations")) == 0
 
 
+@pytest.mark.slow
 def test_the_diagnosis_says_what_is_missing_and_ranks_are_matched_on_after_a_restart(
     built: Path, tmp_path: Path
 ) -> None:

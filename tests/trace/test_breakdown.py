@@ -102,6 +102,7 @@ def test_generated_operations_give_what_a_sweep_finds(operations, begin, length)
         assert parts == pytest.approx(found.span_s)
 
 
+@pytest.mark.slow
 def test_the_real_kineto_set_gives_what_a_sweep_finds(shared):
     for path, trace in zip(shared.kineto, read_traces(shared.kineto), strict=True):
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]

@@ -154,6 +154,7 @@ def history_at(data: bytes) -> Iterator[int]:
         at += length
 
 
+@pytest.mark.slow
 def test_a_run_file_of_wandb_shows_the_job_s_own_steps(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", WANDB, str(tmp_path)], check=True, timeout=300)
     (path,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
