@@ -65,6 +65,18 @@ def test_no_value_breaks_the_picture(ratio):
     assert pixels(finding_picture(strange).png).shape[1] == 600
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_no_value_of_a_finding_or_gpu_breaks_the_picture(value):
+    found = Finding(kind=Kind.STRAGGLER, confidence=0.9, gain_ratio=value)
+    gpus = [
+        GpuSummary(node="a", gpu=str(rank), rank=rank, tensor_active_ratio=one)
+        for rank, one in enumerate([0.4, value, 0.8])
+    ]
+    picture = finding_picture(job(findings=[found], gpus=gpus))
+    assert pixels(picture.png).shape[1] == 600
+    assert "the highest 80.0%" in picture.caption
+
+
 def test_a_job_of_which_nothing_is_known_has_none():
     unknown = Finding(kind=Kind.UNKNOWN, confidence=0.0)
     assert finding_picture(job(findings=[unknown], breakdown=StepBreakdown(), gpus=[])) is None

@@ -51,9 +51,11 @@ class FindingPicture:
 def finding_picture(job: JobSummary) -> FindingPicture | None:
     """A step, in red what findings cost, and tensor activity by rank; None if nothing is known."""
     parts = _parts(job)
-    costs = [found for found in (job.bottleneck, *job.others) if limits_job(found.kind) and found.gain_ratio][
-        :_MOST_COSTS
-    ]
+    costs = [
+        found
+        for found in (job.bottleneck, *job.others)
+        if limits_job(found.kind) and found.gain_ratio and np.isfinite(found.gain_ratio)
+    ][:_MOST_COSTS]
     if not parts and not costs:
         return None
     rows, sentences = [], []
@@ -66,7 +68,9 @@ def finding_picture(job: JobSummary) -> FindingPicture | None:
         names = f" ({found.culprit_names})" if found.culprits else ""
         sentences.append(f"Red: {found.kind.short_name}{names} costs {percent(found.gain_ratio)} of it.")
     active = {gpu.rank: gpu.tensor_active_ratio for gpu in job.gpus if gpu.rank is not None}
-    known = {rank: value for rank, value in sorted(active.items()) if value is not None}
+    known = {
+        rank: value for rank, value in sorted(active.items()) if value is not None and np.isfinite(value)
+    }
     if 1 < len(known) <= _MOST_RANKS:
         blamed = {who.id for found in costs for who in found.culprits if who.kind == "rank"}
         rows.append(_columns([(_BAD if rank in blamed else _REST, value) for rank, value in known.items()]))
