@@ -10,10 +10,11 @@ import pytest
 
 from perfd.aggregator import Aggregator
 from perfd.aggregator.group.group_pages import GroupPages
-from perfd.aggregator.group.partition_config import check_group, partition_config
-from perfd.aggregator.group.peers import FORWARDED
+from perfd.aggregator.group.partition_config import check_group, group_hosts, partition_config
+from perfd.aggregator.group.peers import FORWARDED, Peers
 from perfd.aggregator.group.sharing import GroupView, Holder
 from perfd.aggregator.partition import Partition
+from perfd.aggregator.web_api.html_pages import html_response
 from perfd.cli import main
 from perfd.config import AggregatorConfig, HistoryConfig, NatsGroupConfig, NatsListenConfig, RulesConfig
 from perfd.errors import ConfigError, PerfdError
@@ -49,6 +50,8 @@ def document(number: int) -> dict[str, Any]:
     return {
         "schema": "perfd.jobs/2",
         "jobs": [{"name": f"job{number}"}],
+        "alerts": [{"name": f"alert{number}"}],
+        "count": 1,
         "agents": [
             {"agent_id": "both", "node": "n0", "connected": number == 1, "silent_s": 9.0 - number},
             {"agent_id": f"only{number}", "node": f"n{number}", "connected": True, "silent_s": 0.0},
@@ -68,7 +71,9 @@ def pages(holders: Mapping[int, str] | None = None) -> tuple[GroupPages, FakePee
         members={"here": "http://here:9460"},
         holders={n: Holder(member=at, address=at, epoch=n + 1) for n, at in holders.items()},
     )
-    own = dict.fromkeys(("/api/v1/jobs", "/api/v1/agents", "/api/v1/jobs/", "/metrics"), answer(0))
+    own = dict.fromkeys(
+        ("/api/v1/jobs", "/api/v1/agents", "/api/v1/alerts", "/api/v1/jobs/", "/metrics"), answer(0)
+    )
     peers = FakePeers()
     return GroupPages(lambda: view, lambda n: own if n == 0 else None, peers, PARTITIONS, Live()), peers  # type: ignore[arg-type]
 
@@ -116,6 +121,43 @@ def test_a_partition_without_an_aggregator_is_an_error_that_passes() -> None:
     assert get(found, "/metrics").status == 404
     assert json.loads(get(found, "/metrics", partition="0").body) == document(0)
     assert "partitions 1, 2" in json.loads(get(found, "/api/v1/status").body)["history_problem"]
+
+
+@pytest.mark.parametrize("path", ["/api/v1/captures", "/api/v1/silences"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"\xff",
+        b'{"labels": 1}',
+        b"[" * 100_000,
+        b'{"job": "\\ud800", "labels": {"job": "\\ud800"}}',
+    ],
+)
+def test_a_body_that_names_no_job_is_refused(path: str, body: bytes) -> None:
+    handler, rest = route_of(pages()[0].routes(), path)
+    assert handler is not None
+    assert handler(Request(method="POST", path=path, rest=rest, query={}, body=body)).status == 400
+
+
+def test_a_limit_is_that_of_alerts_as_without_a_group() -> None:
+    found = pages()[0]
+    assert len(json.loads(get(found, "/api/v1/jobs", limit="none").body)["jobs"]) == 2
+    alerts = json.loads(get(found, "/api/v1/alerts", limit="1").body)
+    assert (alerts["alerts"], alerts["count"]) == ([{"name": "alert0"}], 2)
+
+
+def test_a_report_of_another_aggregator_can_run_nothing_either() -> None:
+    sent = html_response(b"<p>A job</p>")
+    server = HttpServer("127.0.0.1:0", {"/reports/jobs/": lambda _: sent})
+    try:
+        request = Request(method="GET", path="/reports/jobs/a", rest="a", query={})
+        found = Peers(30.0, None).ask(f"http://{server.address}", request, {})
+    finally:
+        server.close()
+    assert found.body == sent.body
+    assert found.headers == {name.lower(): value for name, value in sent.headers.items()}
 
 
 def test_prometheus_finds_each_partition() -> None:
@@ -171,6 +213,8 @@ def test_partitions_export_under_their_own_names() -> None:
         ({"nats": NatsListenConfig(servers=[], group=NatsGroupConfig(partitions=0))}, "from 1 to 1024"),
         ({"nats": NatsListenConfig(servers=[], group=NatsGroupConfig(lease_s=0.9))}, "at least 1.0"),
         ({"nats": NatsListenConfig(servers=[], group=NatsGroupConfig(address="here:1"))}, "http://HOST"),
+        ({"http_listen": "0.0.0.0:9460"}, "group.address: required"),
+        ({"http_listen": "[::]:9460"}, "group.address: required"),
     ],
 )
 def test_a_group_that_cannot_work_is_refused(change: dict[str, Any], sentence: str) -> None:
@@ -179,6 +223,15 @@ def test_a_group_that_cannot_work_is_refused(change: dict[str, Any], sentence: s
     check_group(GROUP)
     with pytest.raises(ConfigError, match=sentence):
         check_group(replace(GROUP, **change))
+
+
+def test_others_may_call_an_aggregator_by_its_address() -> None:
+    from msgspec.structs import replace  # noqa: PLC0415
+
+    group = NatsGroupConfig(address="https://Perfd1.example.com:9460")
+    config = replace(GROUP, http_hosts=["perfd.example.com"], nats=NatsListenConfig(servers=[], group=group))
+    assert group_hosts(config) == ["perfd.example.com", "perfd1.example.com"]
+    assert group_hosts(GROUP) == []
 
 
 def test_a_partition_takes_the_records_of_its_own_jobs() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.group.sharing import Holding, is_valid, wanted
+from perfd.aggregator.group.sharing import Holding, has_lease_time, is_valid, wanted
 
 MEMBERS = [f"m{number}" for number in range(6)]
 
@@ -64,3 +64,11 @@ def test_a_lease_is_valid_for_its_epoch_until_it_ends() -> None:
     assert not is_valid(holding, 7, 10.0)
     assert not is_valid(holding, 6, 9.99)
     assert not is_valid(None, 7, 0.0)
+
+
+def test_a_bucket_has_the_time_of_its_leases_though_that_is_no_whole_number_of_nanoseconds() -> None:
+    made_s = int(4.1 * 1e9) / 1e9
+    assert made_s != 4.1
+    assert has_lease_time(made_s, 4.1)
+    assert not has_lease_time(4.0, 4.1)
+    assert not has_lease_time(None, 4.1)

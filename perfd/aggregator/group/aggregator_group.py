@@ -15,7 +15,7 @@ from perfd.aggregator.alerts import AlertEvaluation
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.group.group_pages import GroupPages
 from perfd.aggregator.group.leases import Leases
-from perfd.aggregator.group.partition_config import check_group, partition_config
+from perfd.aggregator.group.partition_config import check_group, group_hosts, partition_config
 from perfd.aggregator.group.peers import Peers
 from perfd.aggregator.history import configured_database
 from perfd.aggregator.job_summaries import analysis_settings
@@ -48,7 +48,7 @@ class AggregatorGroup:
             config.http_listen,
             capture_token=config.http_token_file,
             read_token=config.http_read_token_file,
-            hosts=config.http_hosts,
+            hosts=group_hosts(config),
             refused=lambda reason, path: audit.refused(Refusal.HTTP, reason, actor="http", about=path),
         )
         self._tls = ServerTls(config.http_tls, key="http_tls") if config.http_tls else None
@@ -143,6 +143,9 @@ class AggregatorGroup:
                         continue
                     self._busy.add(number)
                     self._workers.submit(partial(self._follow, number, mine.get(number), running))
+                # Those that could not be started: nothing of them has to be stopped first.
+                for number in self._leases.releasing() - self._busy - self._running.keys():
+                    self._leases.released(number)
 
     def _follow(self, number: int, epoch: int | None, running: Aggregator | None) -> None:
         """Stop what had a lease before, and start what has one now."""

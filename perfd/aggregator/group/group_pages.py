@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -147,9 +146,8 @@ class GroupPages:
         if request.method == "GET":
             return self._any(request)
         try:
-            labels = json.loads(request.body)["labels"]
-            job = str(labels.get("job", ""))
-        except (ValueError, KeyError, TypeError, AttributeError):
+            job = str(_body(request)["labels"].get("job", ""))
+        except (PerfdError, KeyError, TypeError, AttributeError):
             return _error(400, "The body must be JSON with `labels`.")
         return self._of_job(job, request) if job else self._any(request)
 
@@ -157,8 +155,8 @@ class GroupPages:
         if request.method == "GET":
             return self._merged("captures", request)
         try:
-            job = str(json.loads(request.body)["job"])
-        except (ValueError, KeyError, TypeError):
+            job = str(_body(request)["job"])
+        except (PerfdError, KeyError, TypeError):
             return _error(400, "The body must be JSON with a `job`.")
         return self._of_job(job, request)
 
@@ -167,7 +165,8 @@ class GroupPages:
         if wrong := next((one for _, one in answers if one is not None and one.status == _BAD_REQUEST), None):
             return wrong
         found = merged(name, *_documents(answers))
-        if "limit" in request.query:
+        if name == "alerts" and found[name] and "limit" in request.query:
+            # A partition that answered with alerts found the number to be one.
             found[name] = found[name][: int(request.query["limit"])]
         return _json(found)
 
@@ -257,6 +256,13 @@ def _documents(answers: Sequence[tuple[int, Response | None]]) -> tuple[list[Doc
     """What partitions answered, and those that did not."""
     documents = [msgspec.json.decode(one.body) for _, one in answers if one is not None and one.status == 200]
     return documents, [number for number, one in answers if one is None or one.status != 200]
+
+
+def _body(request: Request) -> Any:  # noqa: ANN401  (whatever JSON can hold)
+    try:
+        return msgspec.json.decode(request.body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise PerfdError(f"Invalid request body: {error}.") from error
 
 
 def _json(document: Any) -> Response:  # noqa: ANN401  (whatever JSON can hold)

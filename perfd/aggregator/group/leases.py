@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from perfd.aggregator.group.sharing import GroupView, Holder, Holding, is_valid, wanted
+from perfd.aggregator.group.sharing import GroupView, Holder, Holding, has_lease_time, is_valid, wanted
 from perfd.config import NatsGroupConfig, NatsListenConfig
 from perfd.errors import PerfdError, reason_of
 from perfd.net import NatsConnector
@@ -100,6 +100,11 @@ class Leases:
                 if number not in self._releasing and now_s < holding.valid_until_s
             }
 
+    def releasing(self) -> set[int]:
+        """The partitions that this aggregator should give to others."""
+        with self._lock:
+            return set(self._releasing)
+
     def released(self, partition: int) -> None:
         """Nothing of this aggregator uses a partition any more that it should give to others."""
         with self._lock:
@@ -166,7 +171,8 @@ class Leases:
                     replicas=self._replicas,
                 )
             )
-        if (ttl_s := (await bucket.status()).ttl) != self._group.lease_s:
+        ttl_s = (await bucket.status()).ttl
+        if not has_lease_time(ttl_s, self._group.lease_s):
             raise PerfdError(
                 f"The bucket {name} has leases of {ttl_s} s, and nats.group.lease_s is "
                 f"{self._group.lease_s}: set the same on all aggregators; to change it, stop all of them "

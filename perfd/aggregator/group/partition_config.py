@@ -9,9 +9,11 @@ from msgspec.structs import replace
 
 from perfd.config import AggregatorConfig, NatsGroupConfig
 from perfd.errors import ConfigError
+from perfd.net import split_address
 
 LABEL = "perfd_partition"
 _SHORTEST_LEASE_S = 1.0
+_EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  (it is refused)
 
 
 def check_group(config: AggregatorConfig) -> NatsGroupConfig:
@@ -27,6 +29,10 @@ def check_group(config: AggregatorConfig) -> NatsGroupConfig:
         raise ConfigError("nats.group: configure `history`, from which another aggregator continues.")
     if config.http_listen is None:
         raise ConfigError("nats.group: the aggregators reach each other over HTTP; configure `http_listen`.")
+    if group.address is None and split_address(config.http_listen)[0] in _EVERYWHERE:
+        raise ConfigError(
+            "nats.group.address: required, since `http_listen` names no address to reach it at."
+        )
     if group.address is not None and urlsplit(group.address).scheme not in {"http", "https"}:
         raise ConfigError("nats.group.address: it must be http://HOST:PORT or https://HOST:PORT.")
     if config.webhook.token_file is not None:
@@ -36,6 +42,13 @@ def check_group(config: AggregatorConfig) -> NatsGroupConfig:
             "nats.group: each partition knows only what its own jobs blame nodes for; remove `nodes.drain`."
         )
     return group
+
+
+def group_hosts(config: AggregatorConfig) -> list[str]:
+    """Names by which requests may call this aggregator: the other ones use that of its address."""
+    address = config.nats.group.address if config.nats and config.nats.group else None
+    name = urlsplit(address or "").hostname
+    return [*config.http_hosts, *([name] if name else [])]
 
 
 def partition_config(config: AggregatorConfig, number: int) -> AggregatorConfig:

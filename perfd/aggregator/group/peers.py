@@ -15,7 +15,15 @@ FORWARDED = "perfd-forwarded"
 """The header of a request that another aggregator of the group sent on: it is not sent on again."""
 _MAX_BYTES = 64 << 20
 _SENT_ON = ("authorization", "content-type", "accept")
-_KEPT = ("location",)
+_KEPT = (
+    "location",
+    "content-disposition",
+    "cache-control",
+    # A report may contain names from jobs: it can run nothing wherever it is answered.
+    "content-security-policy",
+    "x-content-type-options",
+    "referrer-policy",
+)
 
 
 class Peers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -65,6 +66,11 @@ def wanted(partitions: int, members: Collection[str], holders: Mapping[int, str]
         return Wanted(claim=free[: quota - held[member]])
     own = sorted(number for number, name in holders.items() if name == member)
     return Wanted(release=own[quota:])
+
+
+def has_lease_time(ttl_s: float | None, lease_s: float) -> bool:
+    """Whether keys of a bucket live as long as leases; nanoseconds are lost when it is made."""
+    return ttl_s is not None and math.isclose(ttl_s, lease_s, abs_tol=1e-6)
 
 
 def is_valid(holding: Holding | None, epoch: int, now_s: float) -> bool:
