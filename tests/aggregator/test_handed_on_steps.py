@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -169,3 +171,16 @@ def test_receives_of_one_size_that_wait_at_random_show_no_steps(seed: int) -> No
     ]
 
     assert rows_of(records(done)) == ([], None)
+
+
+@pytest.mark.parametrize("total_bytes", [math.inf, math.nan])
+def test_a_record_whose_bytes_are_no_number_does_not_end_the_search(total_bytes: float) -> None:
+    done = [
+        ("world", "AllReduce", None, (at + 4) * MB, 1000 + step / 2 + at * 0.03 + 0.02, 0.02)
+        for step in range(60)
+        for at in range(10)
+    ]
+    damaged, *whole = records(done, starts=True)
+    rows, _ = rows_of(iter([replace(damaged, total_bytes=total_bytes), *whole]))
+    assert len(rows) >= 50
+    assert {round(row.step_time_s, 3) for row in rows} == {0.5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -304,7 +305,8 @@ class OperationSteps:
 def _is_whole_record(times: CollectiveTimes) -> bool:
     """Whether it has single operations with sizes, and numbers that arrays hold."""
     sequences = times.sequences
-    return len(times.sizes_bytes) == len(sequences) > 0 and max(sequences) <= _MOST_SEQUENCE
+    whole = len(times.sizes_bytes) == len(sequences) > 0 and max(sequences) <= _MOST_SEQUENCE
+    return whole and math.isfinite(times.total_bytes or 0.0)
 
 
 def _marked(pace: _Pace, step: float) -> _Mark:
