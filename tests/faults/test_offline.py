@@ -22,12 +22,6 @@ from perfd.recording import bundled
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, replay
 
 SHARED = os.environ.get("PERFD_SHARED")
-SMALL = (
-    "2-gpus-slow_rank-10-rank1-pp1-1",
-    "2-gpus-slow_rank-20-rank0-pp1-1",
-    "4-gpus-slow_rank-80-rank2-pp2-1",
-)
-"""Runs whose slow rank costs less than the least cost at which a rank is named."""
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +68,7 @@ def test_of_the_runs_on_gpus_none_is_missed_and_none_raises_a_false_alarm(judged
 
     right = [run for run in runs if run["blamed"] == run["truth"]]
     assert (sum(bool(run["truth"]) for run in right), sum(not run["truth"] for run in right)) == (33, 25)
-    unnamed = {run["name"]: run["blamed"] for run in runs if run not in right}
-    assert unnamed == {name: [] for name in SMALL}
+    assert len(right) == len(runs)
     heavy = [run["kinds"][0] for run in runs if "heavy_last_stage" in run["name"]]
     assert sorted(set(heavy)) == ["pipeline_bubble", "pipeline_imbalance"]
 
