@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 RANK = int(os.environ.get("RANK", "0"))
 FOLDER = Path("traces")
 
-# Five steps to get going, one to start the profiler, three to keep, once.
+# Skip five steps, warm up the profiler for one, record three, and stop.
 WHEN = schedule(skip_first=5, wait=0, warmup=1, active=3, repeat=1)
 
 

@@ -25,6 +25,10 @@ _TIMEOUT_S = 10.0
 """For a whole request and its answer, the name of the host and the handshake of TLS included."""
 
 
+class NothingAtPathError(PerfdError):
+    """An aggregator has nothing at a path."""
+
+
 def add_aggregator(parser: argparse.ArgumentParser) -> None:
     """Declare `--aggregator`."""
     parser.add_argument(
@@ -115,7 +119,9 @@ def ask(
         ) from error
     document = {printable_text(key): printable(item) for key, item in document.items()}
     if response.status >= http.HTTPStatus.BAD_REQUEST:
-        raise PerfdError(str(document.get("error") or f"{url}{path} answers with status {response.status}."))
+        reason = str(document.get("error") or f"{url}{path} answers with status {response.status}.")
+        missing = response.status == http.HTTPStatus.NOT_FOUND
+        raise NothingAtPathError(reason) if missing else PerfdError(reason)
     return document
 
 

@@ -180,9 +180,18 @@ def test_status_lists_who_has_which_partition(capsys: pytest.CaptureFixture[str]
         assert main(["status", "--cluster", "--aggregator", server.address]) == 1
         shown = capsys.readouterr().out
         assert "0, 2" in shown
-        assert "No aggregator has partitions 1 now." in shown
+        assert "Partitions without an aggregator now: 1." in shown
         assert main(["status", "--cluster", "--json", "--aggregator", server.address]) == 1
         assert json.loads(capsys.readouterr().out)["schema"] == "perfd.group/1"
+    finally:
+        server.close()
+
+
+def test_status_says_that_an_aggregator_is_not_in_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    server = HttpServer("127.0.0.1:0", {})
+    try:
+        assert main(["status", "--cluster", "--aggregator", server.address]) == 2
+        assert "is not in a group: its configuration has no nats.group" in capsys.readouterr().err
     finally:
         server.close()
 

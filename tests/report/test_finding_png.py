@@ -56,7 +56,7 @@ def test_lengths_are_the_shares():
     # The culprit's column, at the right: twice as high as its peer's.
     assert (image[-40] == RED).all(axis=1)[-10:-4].all()
     assert "forward 50.0%, backward 40.0%, other 10.0%" in picture.caption
-    assert "Red: straggler (rank 1) costs 25.0% of it." in picture.caption
+    assert "Red: straggler (rank 1) costs 25.0% of a step." in picture.caption
 
 
 @pytest.mark.parametrize("ratio", [float("nan"), float("inf"), 3.0, -1.0])

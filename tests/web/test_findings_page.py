@@ -201,7 +201,7 @@ def test_what_is_less_certain_looks_less_certain(
 @pytest.mark.parametrize(
     ("evidence", "label"),
     [
-        ("Rank 3 takes 1.3 times as long.", "The cause is not known yet. What shows it: Look at rank 3."),
+        ("Rank 3 takes 1.3 times as long.", "The cause is not known yet. To find it: Look at rank 3."),
         ("Its SM clock is 80.0% of theirs (NVML).", "What to do: Look at rank 3."),
         ("Every 5 steps, one takes 2.0 s instead of 1.0 s.", "What to do: Look at rank 3."),
     ],
@@ -217,6 +217,6 @@ def test_what_has_no_value_is_one_line_with_the_reason(stand_in: StandIn, tab: T
     shown(stand_in, tab, optimizer=unknown, data=unknown, parallel={"pp": 1, "world_size": 8})
 
     line = tab.text("#not-measured")
-    assert "Data loading (no timers of it); Optimizer (no timers of it)" in line
+    assert "Data loading (no timer for it); Optimizer (no timer for it)" in line
     assert "Pipeline stall" not in tab.text("main")
     assert tab.count(".numbers #data") == 0

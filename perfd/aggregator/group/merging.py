@@ -59,4 +59,4 @@ def missing_sentence(missing: Sequence[int]) -> str | None:
     if not missing:
         return None
     names = ", ".join(map(str, sorted(missing)))
-    return f"No aggregator has partitions {names} now: their jobs are missing in lists."
+    return f"No aggregator has partitions {names} now: their jobs are missing from lists."

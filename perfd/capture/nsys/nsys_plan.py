@@ -53,7 +53,7 @@ def plan_nsys(wanted: NsysPlan) -> str:
         raise CaptureError(f"{by_steps[0]} has no effect without --profile: add it to the job's command.")
     notes = (
         "#!/bin/sh",
-        "# One report of all ranks on a node, whose name is %h. Then: perfd analyze REPORT.nsys-rep",
+        "# One report per node (%h is its name), with all its ranks. Then: perfd analyze REPORT.nsys-rep",
     )
     environment = []
     if wanted.nvtx_range is not None:

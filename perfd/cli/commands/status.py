@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 
-from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.cli.aggregator_client import NothingAtPathError, add_aggregator, get, url_of
 from perfd.cli.tables.status_tables import group_table, job_table, server_table
 from perfd.cli.terminal import Terminal
+from perfd.errors import PerfdError
 
 SCHEMA = "perfd.status/1"
 
@@ -18,7 +19,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
         action="store_true",
-        help="list the aggregators of a group and the partitions of jobs that each has (docs/scale.md)",
+        help="list the aggregators of a group and the partitions of jobs that each has (docs/scale.md); with"
+        " --json, as perfd.group/1",
     )
     parser.add_argument(
         "--json",
@@ -60,7 +62,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _print_group(url: str, *, as_json: bool) -> int:
     """Returns 1 if a partition has no aggregator."""
-    group = get(url, "/api/v1/group")
+    try:
+        group = get(url, "/api/v1/group")
+    except NothingAtPathError as error:
+        raise PerfdError(
+            f"The aggregator at {url} is not in a group: its configuration has no nats.group (docs/scale.md)."
+        ) from error
     without = [one["partition"] for one in group["partitions"] if one["member"] is None]
     if as_json:
         print(json.dumps(group))
@@ -68,5 +75,5 @@ def _print_group(url: str, *, as_json: bool) -> int:
         console = Terminal()
         console.print(group_table(group))
         if without:
-            console.print(f"No aggregator has partitions {', '.join(map(str, without))} now.")
+            console.print(f"Partitions without an aggregator now: {', '.join(map(str, without))}.")
     return 1 if without else 0

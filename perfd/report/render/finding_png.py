@@ -66,7 +66,7 @@ def finding_picture(job: JobSummary) -> FindingPicture | None:
     for found in costs:
         rows.append(_bar([(_BAD, min(found.gain_ratio or 0.0, 1.0))], _COST))
         names = f" ({found.culprit_names})" if found.culprits else ""
-        sentences.append(f"Red: {found.kind.short_name}{names} costs {percent(found.gain_ratio)} of it.")
+        sentences.append(f"Red: {found.kind.short_name}{names} costs {percent(found.gain_ratio)} of a step.")
     active = {gpu.rank: gpu.tensor_active_ratio for gpu in job.gpus if gpu.rank is not None}
     known = {
         rank: value for rank, value in sorted(active.items()) if value is not None and np.isfinite(value)

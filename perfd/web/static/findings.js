@@ -32,7 +32,7 @@ const SAYS_WHY = /SM clock is|^Every \d+ steps/;
 const isOpen = (finding) => finding.kind === "straggler" && !(finding.evidence ?? []).some((line) => SAYS_WHY.test(line));
 
 const advice = (finding, id = null) =>
-  finding?.advice && el("p", { id }, el("strong", {}, isOpen(finding) ? "The cause is not known yet. What shows it: " : "What to do: "), unbroken(finding.advice));
+  finding?.advice && el("p", { id }, el("strong", {}, isOpen(finding) ? "The cause is not known yet. To find it: " : "What to do: "), unbroken(finding.advice));
 
 const evidence = (finding, id) =>
   (finding?.evidence ?? []).length > 0 &&

@@ -94,13 +94,13 @@ const device = (job) => (job.gpu_count ? "GPU" : "rank");
 const numbers = (job) => [
   ["mfu", "MFU", percent(job.efficiency?.mfu_ratio), mfuNote(job), job.efficiency?.mfu_missing ?? "the model's sizes or the GPU's peak are unknown"],
   ["step-time", "Step time", duration(job.step_time_s?.median), `p95 ${duration(job.step_time_s?.p95)}`, "no steady steps yet"],
-  ["tokens", "Tokens/s", count(job.efficiency?.tokens_per_s), job.efficiency?.tokens_per_s_per_gpu == null ? "" : `${count(job.efficiency?.tokens_per_s_per_gpu)} per ${device(job)}`, "tokens per step are unknown"],
+  ["tokens", "Tokens/s", count(job.efficiency?.tokens_per_s), job.efficiency?.tokens_per_s_per_gpu == null ? "" : `${count(job.efficiency?.tokens_per_s_per_gpu)} per ${device(job)}`, "the tokens per step are unknown"],
   ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.efficiency?.model_flops_per_s_per_gpu), job.efficiency?.peak_flops_per_s ? `peak ${flopsPerS(job.efficiency?.peak_flops_per_s)} ${job.efficiency?.peak_precision ?? ""}${job.efficiency?.peak_unverified ? ", unverified" : ""}` : "", "the model's sizes are unknown"],
-  ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job), "no timers of it and no NCCL plugin"],
+  ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job), "no timer for it, and no NCCL plugin"],
   ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job), stallMissing(job)],
-  ["data", "Data loading", percent(job.data?.share_ratio), dataNote(job), "no timers of it"],
-  ["optimizer", "Optimizer", percent(job.optimizer?.share_ratio), "of a step, on the slowest rank", "no timers of it"],
-  ["memory", "GPU memory", percent(job.memory?.max_used_ratio), "used on the fullest GPU", "no GPU is read"],
+  ["data", "Data loading", percent(job.data?.share_ratio), dataNote(job), "no timer for it"],
+  ["optimizer", "Optimizer", percent(job.optimizer?.share_ratio), "of a step, on the slowest rank", "no timer for it"],
+  ["memory", "GPU memory", percent(job.memory?.max_used_ratio), "used on the fullest GPU", "no data from GPUs"],
 ];
 
 // A batch is fetched within the forward pass, and its timer ends when the GPU has it.
@@ -125,7 +125,7 @@ function leftOut({ source, dimensions }) {
 function mfuNote(job) {
   const upper = job.efficiency?.mfu_upper_ratio == null ? "" : `at most ${percent(job.efficiency?.mfu_upper_ratio, 0)} by tensor core activity`;
   const tier = job.efficiency?.mfu_tier ? `tier ${job.efficiency.mfu_tier.replaceAll("_", " ")}` : "";
-  if (job.efficiency?.mfu_ratio != null) return [`of the dense peak${job.efficiency.peak_precision_source === "hlo" ? `, ${job.efficiency.peak_precision} by the dumped HLO` : ""}`, tier, upper].filter(Boolean).join("; ");
+  if (job.efficiency?.mfu_ratio != null) return [`of the dense peak${job.efficiency.peak_precision_source === "hlo" ? `, ${job.efficiency.peak_precision} according to the dumped HLO` : ""}`, tier, upper].filter(Boolean).join("; ");
   return upper || (job.efficiency?.model_flops_per_s_per_gpu != null && job.efficiency?.peak_flops_per_s == null ? "peak of this GPU unknown" : "");
 }
 
@@ -137,7 +137,7 @@ function stallNote(job) {
 function stallMissing({ pipeline, parallel }) {
   if ((parallel?.pp ?? 1) < 2) return null;
   const theory = pipeline?.bubble_theory_ratio;
-  return `${theory == null ? "" : `theory ${percent(theory)} of the schedule; `}no timers of stages and no NCCL plugin`;
+  return `${theory == null ? "" : `theory ${percent(theory)} of the schedule; `}no timers of stages, and no NCCL plugin`;
 }
 
 // What has no value is one quiet line below the tiles, with the reason: a note is a bound or a part of it.
