@@ -42,7 +42,7 @@ def main() -> None:
     read, write, programs = ([Path(name) for name in files[key]] for key in ("read", "write", "programs"))
     # What it keeps for itself would otherwise be in a folder that it may not write.
     environment = {**os.environ, "HOME": str(write[0]), "TMPDIR": str(write[0])}
-    # Scripts write what nobody reads to /dev/null.
+    # Scripts discard output by writing it to /dev/null.
     confine_to_files(read, [*write, Path(os.devnull)], programs=programs, temporary=False)
     os.execve(command[0], command, environment)  # noqa: S606  (it has no shell)
 
