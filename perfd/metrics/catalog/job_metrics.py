@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.collector import ColumnKind
+from perfd.metrics.catalog.capture_metrics import CAPTURE_METRICS
 from perfd.metrics.catalog.metric_info import JOB, NODE, MetricInfo, metric
 from perfd.metrics.catalog.nccl_metrics import NCCL_METRICS
 
@@ -376,32 +377,5 @@ JOB_METRICS: Sequence[MetricInfo] = (
         source="perfd.rules",
         absent="When the alert is not firing.",
     ),
-    metric(
-        "perfd_captures",
-        "Captures by overall outcome; `open` until all ranks have one.",
-        labels=(*JOB, "state"),
-        source="perfd.capture",
-        absent="Without captures.",
-    ),
-    metric(
-        "perfd_capture_ranks",
-        "Ranks of captures by outcome.",
-        labels=(*JOB, "state"),
-        source="perfd.capture",
-        absent="Without captures.",
-    ),
-    metric(
-        "perfd_capture_waiting_uploads",
-        "Captured files that are not in object storage yet.",
-        labels=JOB,
-        source="perfd.capture",
-        absent="When no files wait.",
-    ),
-    metric(
-        "perfd_capture_upload_wait_seconds",
-        "Time since the end of the oldest capture with such a file.",
-        labels=JOB,
-        source="perfd.capture",
-        absent="When no files wait.",
-    ),
+    *CAPTURE_METRICS,
 )
