@@ -182,7 +182,7 @@ class FakeAgent:
 
 
 class FakeNatsAgent:
-    """One agent that publishes to JetStream; an acknowledgment is that of the stream."""
+    """An agent that publishes to JetStream; the stream acknowledges its batches."""
 
     def __init__(self, client: Any, number: int) -> None:  # noqa: ANN401  (of a package that is an extra)
         self._client = client

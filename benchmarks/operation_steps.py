@@ -99,7 +99,7 @@ def steps_of(records: Iterator[CollectiveTimes]) -> Found:
 
 
 def core_ratio(records: Sequence[CollectiveTimes]) -> float:
-    """CPU time of the search, the least of three, per second of the job."""
+    """CPU time of the search per second of the job; the least of three runs."""
     lasted_s = []
     for _ in range(3):
         began_s = process_time()

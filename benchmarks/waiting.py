@@ -118,7 +118,7 @@ class MadeJob:
         self.apply([[JobDescription(job=_JOB, framework="megatron-lm", parallel=self.layout)]])
 
     def records(self, steps: int = 1) -> list[list[Record]]:
-        """What the agent of each node tells of the next steps, all operations of a kind in one record."""
+        """Records of the next steps by node; each has all of a rank's operations of one kind."""
         ends_ns = [step * _STEP_NS for step in range(self._step + 1, self._step + steps + 1)]
         self._step += steps
         nodes: list[list[Record]] = [[] for _ in range(self._ranks // PER_NODE)]

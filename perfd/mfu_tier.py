@@ -27,7 +27,7 @@ class MfuTier(StrEnum):
 
 
 def attainable_mfu(mfu_ratio: float | None, lost_ratio: float | None) -> float | None:
-    """The MFU without a loss of this share of the time; None where it is unknown, or cannot be reached.
+    """The MFU if this share of the time were not lost; None if it is unknown or not plausible.
 
     Losses are upper bounds: with an implausible MFU they would look certain.
     """

@@ -71,7 +71,7 @@ class Aggregator(ApiAnswers):
         limits: Limits | None = None,
         partition: Partition | None = None,
     ) -> None:
-        """With a `partition` it has the jobs of that one only, and does nothing once its lease is over."""
+        """With a `partition`, it handles only that partition's jobs, until the lease ends."""
         if not config.round_interval_s >= _SHORTEST_ROUND_S:
             raise ConfigError(f"round_interval_s: it must be at least {_SHORTEST_ROUND_S}.")
         _require_tls(config)
@@ -168,7 +168,7 @@ class Aggregator(ApiAnswers):
         self._stopping = threading.Event()
         self._grpc_address: str | None = None
         self.handlers: Mapping[str, Handler] = {}
-        """What it serves over HTTP, by path and unguarded, once started."""
+        """HTTP handlers by path, without access control; empty before the start."""
         self._started = False
         self._http: HttpServer | None = None
         self._health: HttpServer | None = None
@@ -180,7 +180,7 @@ class Aggregator(ApiAnswers):
     def grpc_address(self) -> str:
         """Where agents connect, as `host:port`; only once started."""
         if self._grpc_address is None:
-            raise PerfdError("The aggregator listens to no agents.")
+            raise PerfdError("The aggregator does not listen for agents.")
         return self._grpc_address
 
     @property
@@ -317,7 +317,7 @@ class Aggregator(ApiAnswers):
 
     def _try_tick(self) -> None:
         if not self._holds():
-            # Another aggregator has its jobs: what this one knows is old, and alerts of it would be wrong.
+            # Another aggregator holds the partition: alerts from this one's old data would be wrong.
             return
         try:
             self.tick()

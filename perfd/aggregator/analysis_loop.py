@@ -183,7 +183,7 @@ class AnalysisLoop:
             return derived.summary if derived else self._summaries.failed(job, Part.ANALYSIS)
 
     def newest(self, job: str) -> JobSummary | None:
-        """The live numbers that a round or a request made last; None when there are none."""
+        """The newest live summary, from a round or a request; None if there is none yet."""
         with self._lock:
             derived = self._summaries.newest(job)
             return derived.summary if derived else None

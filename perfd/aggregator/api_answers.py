@@ -49,7 +49,7 @@ from perfd.model import JOB_LABEL, Alert
 _STORED_STEPS = 100_000
 """Read of history at most, to draw them."""
 _MOST_MADE = 16
-"""Jobs without numbers yet whose numbers an answer about the fleet makes; rounds make the others'."""
+"""Jobs without a summary that one fleet request analyzes; the next round analyzes the rest."""
 
 
 class ApiAnswers:
@@ -132,7 +132,7 @@ class ApiAnswers:
     def fleet(self) -> dict[str, Any]:
         """A short row per job, and the numbers of agents and servers, of schema perfd.fleet/2."""
         names = self.jobs()
-        # As rounds made them: to make those of thousands of jobs for one answer would take a minute.
+        # From the last round: analyzing thousands of jobs for one request would take a minute.
         found = {name: self._rounds.newest(name) for name in names}
         for name in [name for name in names if found[name] is None][:_MOST_MADE]:
             found[name] = self._rounds.live(name)

@@ -1,4 +1,4 @@
-"""The part of a cluster's jobs that one aggregator of a group has."""
+"""The part of a cluster's jobs that one member of a group holds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from perfd.wire.subjects import partition_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """One of `count` parts, while its lease lasts."""
+    """One of `count` partitions, for one lease."""
 
     number: int
     count: int
     epoch: int
-    """Larger for each aggregator that gets the partition: what earlier ones still write is refused."""
+    """Grows with each holder, so that writes of earlier holders are refused."""
     held: Callable[[], bool]
-    """Whether the lease is still valid, from any thread."""
+    """Whether the lease is still valid; callable from any thread."""
 
     def has(self, job: str) -> bool:
-        """Whether a job, by the name that its nodes give it, is of this partition."""
+        """Whether a job belongs to this partition, by the name that its nodes report."""
         return partition_of(job, self.count) == self.number
 
     def own(self, records: Sequence[Record]) -> list[Record]:
-        """The records of its jobs, and those that name none."""
+        """The records that name this partition's jobs or no job."""
         return [record for record in records if not (job := getattr(record, "job", None)) or self.has(job)]

@@ -41,7 +41,7 @@ class CancelBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
 
 _STARTS, _CANCELS = msgspec.json.Decoder(StartBody), msgspec.json.Decoder(CancelBody)
-"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+"""Created at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
 
 
 def capture_routes(

@@ -26,7 +26,7 @@ _TIMEOUT_S = 10.0
 
 
 class NothingAtPathError(PerfdError):
-    """An aggregator has nothing at a path."""
+    """The aggregator answered 404: nothing is at that path."""
 
 
 def add_aggregator(parser: argparse.ArgumentParser) -> None:

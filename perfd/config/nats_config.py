@@ -35,15 +35,15 @@ class NatsGroupConfig(Strict, frozen=True):
     """Several aggregators share the jobs of one cluster."""
 
     partitions: int = 8
-    """Parts into which jobs are divided, each read by one aggregator at a time; the same everywhere."""
+    """Number of partitions of the jobs, each held by one aggregator at a time; the same everywhere."""
     address: str | None = None
-    """URL at which other aggregators and Prometheus reach this one; null: that of `http_listen`."""
+    """URL at which other aggregators and Prometheus reach this one; null: the address in `http_listen`."""
     lease_s: float = 3.0
-    """After so long without renewal another aggregator takes a partition over."""
+    """Time without renewal after which another aggregator takes over a partition."""
     answer_within_s: float = 2.0
-    """What another aggregator has not answered by then is missing in lists (`missing_partitions`)."""
+    """Time to wait for another aggregator; lists name partitions without an answer (`missing_partitions`)."""
     ca: str | None = None
-    """Certificates to trust in `https` addresses, in a PEM file; null: the system's."""
+    """PEM file with certificates to trust for `https` addresses; null: the system's."""
 
 
 class NatsListenConfig(NatsConfig, frozen=True):
@@ -56,4 +56,4 @@ class NatsListenConfig(NatsConfig, frozen=True):
     replicas: int = 1
     """Servers that store it when it is created; 3 to lose none of it with a server."""
     group: NatsGroupConfig | None = None
-    """null: one aggregator reads the cluster, others wait."""
+    """null: one aggregator reads the cluster, and others wait."""

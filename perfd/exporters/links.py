@@ -30,7 +30,7 @@ def job_page(external_url: str | None, job: str) -> str | None:
 
 
 def job_picture(external_url: str | None, job: str) -> str | None:
-    """The address of the picture of what limits a job; None without an external URL or a job."""
+    """The URL of the picture of what limits a job; None without an external URL or a job."""
     if external_url is None or not job:
         return None
     return f"{external_url.rstrip('/')}/reports/pictures/{quote(job, safe='', errors='replace')}.png"

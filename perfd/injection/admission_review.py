@@ -24,7 +24,7 @@ class _Review(msgspec.Struct):
 
 
 _REVIEWS = msgspec.json.Decoder(_Review)
-"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+"""Created at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
 
 
 def reviewed(body: bytes, injection: Injection) -> bytes:

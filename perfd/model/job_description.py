@@ -119,7 +119,7 @@ class JobDescription:
     hlo_flops_per_step: float | None = None
     """Of all GPUs together, with recomputation, counted in the job's largest module of dumped HLO."""
     hlo_precision: str | None = None
-    """The data type of the largest part of these: as `precision`, and `tf32` for f32 computed as TF32."""
+    """The data type with the most of these FLOPs, as in `precision`; `tf32` for f32 computed as TF32."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """All options as printed by the job."""
     software: Mapping[str, str] = field(default_factory=dict)

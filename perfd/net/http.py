@@ -294,7 +294,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def route_of(routes: Mapping[str, Handler], path: str) -> tuple[Handler | None, str]:
-    """What answers at a path, and the rest of the path below a route that ends in `/`."""
+    """The handler of a path, None without one, and the rest of the path below a route that ends in `/`."""
     if path in routes:
         return routes[path], ""
     prefixes = [route for route in routes if route.endswith("/") and path.startswith(route) and route != "/"]

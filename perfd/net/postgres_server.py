@@ -87,7 +87,7 @@ class PostgresServer:
     """
 
     def __init__(self, config: HistoryConfig, *, application: str, schema: str | None = None) -> None:
-        """`application` is what the server calls connections; `schema`, made if missing, has the tables."""
+        """`application` names connections on the server; `schema` holds the tables, created if missing."""
         self._schema = schema
         if config.path is not None:
             raise ConfigError("history: `path` and `url` are mutually exclusive.")
@@ -124,7 +124,7 @@ class PostgresServer:
             "application_name": application,
         }
         if schema is not None:
-            # Of two settings the last one counts.
+            # The last of two settings applies.
             self._parameters["options"] = f"{parameters.get('options') or ''} -csearch_path={schema}".strip()
         self._password_file = config.password_file
         port = parameters.get("port") or os.environ.get("PGPORT") or "5432"

@@ -1,4 +1,4 @@
-"""A program of others, with few files: `python -m perfd.sandbox.confined_program FILES PROGRAM...`."""
+"""Runs a third-party program with few files: `python -m perfd.sandbox.confined_program FILES PROGRAM...`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from perfd.sandbox.file_confinement import confine_to_files
 
 _FOUND_BESIDE = ("bin", "target-linux-", "host-linux-")
-"""Folders of programs whose other files are beside them, as those of Nsight Systems are."""
+"""Folder names of programs that keep their other files in the parent folder, as Nsight Systems does."""
 _SHARED_INSTALLATIONS = Path("/opt/nvidia")
-"""Where wrappers in /usr/local/cuda find the real program."""
+"""Location of the programs that wrappers in /usr/local/cuda start."""
 
 
 def confined_command(command: Sequence[str], *, read: Iterable[Path], write: Iterable[Path]) -> Sequence[str]:
-    """The command that runs a program which reads these files and its own, and writes in these folders.
+    """The command for a program that may only read these files and its own, and write in these folders.
 
-    It has no network, no other process, and temporary files only in the first folder of `write`. Where the
-    kernel cannot do that, it runs with the rights that it would have had.
+    The program has no network and no access to other processes; temporary files go to the first folder in
+    `write`. Limits that the kernel does not support are not applied.
     """
     folders = [str(folder.resolve()) for folder in write]
     program = shutil.which(command[0]) or command[0]
@@ -37,12 +37,12 @@ def confined_command(command: Sequence[str], *, read: Iterable[Path], write: Ite
 
 
 def main() -> None:
-    """Become the program; raises `OSError` if it cannot be started."""
+    """Replace this process with the program; raises `OSError` if it cannot be started."""
     files, command = json.loads(sys.argv[1]), sys.argv[2:]
     read, write, programs = ([Path(name) for name in files[key]] for key in ("read", "write", "programs"))
-    # What it keeps for itself would otherwise be in a folder that it may not write.
+    # Its settings and caches would otherwise be in folders that it cannot write to.
     environment = {**os.environ, "HOME": str(write[0]), "TMPDIR": str(write[0])}
-    # Scripts discard output by writing it to /dev/null.
+    # Scripts discard output in /dev/null.
     confine_to_files(read, [*write, Path(os.devnull)], programs=programs, temporary=False)
     os.execve(command[0], command, environment)  # noqa: S606  (it has no shell)
 

@@ -45,7 +45,7 @@ _SYSTEM = (
 )
 """What Python and its libraries read."""
 _SYSTEM_PROGRAMS = ("/bin", "/sbin")
-"""Where these are not links to folders in /usr."""
+"""On systems where these are not links into /usr."""
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 
 
@@ -56,12 +56,13 @@ def confine_to_files(
     programs: Iterable[Path] | None = None,
     temporary: bool = True,
 ) -> bool:
-    """Keep this thread, for ever, from all files but these; in the folders `write` it may make some.
+    """Permanently limit this thread to these files; it may create files in the folders in `write`.
 
-    Python's own files can be read, and with `temporary` temporary ones be made. Landlock (Linux 5.13) limits
-    files; a filter of system calls prevents programs, the network, access to other processes, and changes of
-    owners and modes. With `programs`, those there and of the system can be started, and keep these limits.
-    Returns whether the kernel does both; it does what it can.
+    Python's own files stay readable, and temporary files can be created if `temporary`. Landlock (Linux 5.13)
+    limits files; a system call filter prevents starting programs, using the network, accessing other
+    processes, and changing owners or modes. With `programs`, programs in these paths and the system's can be
+    started, and inherit the limits. Applies each mechanism that the kernel supports; returns whether it
+    supports both.
     """
     forbid_new_privileges()
     if os.geteuid() == 0:

@@ -27,7 +27,7 @@ class Machine:
     allowed: Sequence[int]
     denied: Sequence[int]
     starting: Sequence[int] = ()
-    """Those of `denied` that start programs."""
+    """The calls in `denied` that start programs."""
     limits: int = -1
     """prlimit64."""
 
@@ -74,7 +74,7 @@ _CALLS: Mapping[str, tuple[int, int | None]] = {
 """What a process keeps that only computes; numbers of x86_64 and aarch64, from the kernel's tables."""
 _STARTING: Mapping[str, tuple[int | None, int | None]] = {"execve": (59, 221), "execveat": (322, 281)}
 _LIMITS = (302, 261)
-"""prlimit64. A process may still ask for its own limits, as many libraries do."""
+"""prlimit64. Processes may use it on themselves, as many libraries do."""
 _DENIED: Mapping[str, tuple[int | None, int | None]] = {
     # Programs, and the network.
     **_STARTING,
@@ -189,12 +189,12 @@ def filter_program(machine: Machine) -> bytes:
 
 
 def deny_program(machine: Machine, *, programs: bool = False) -> bytes:
-    """What is denied fails with EPERM; calls of another architecture end the process.
+    """Denied calls fail with EPERM; calls of another architecture end the process.
 
-    With `programs` it may start some.
+    With `programs`, the process may start programs.
     """
     denied = [number for number in machine.denied if not (programs and number in machine.starting)]
-    # Limits of other processes: the first argument is a process, 0 for the caller.
+    # prlimit64: the first argument is a process id, 0 for the caller.
     limits = [
         (_JUMP_IF_EQUAL, 0, 4, machine.limits),
         (_LOAD, 0, 0, _AT_FIRST_ARGUMENT),
@@ -242,7 +242,7 @@ def filter_system_calls() -> bool:
 
 
 def deny_system_calls(*, programs: bool = False) -> bool:
-    """Lose the denied calls for ever, with `programs` but those that start one; whether the kernel can."""
+    """Permanently deny the calls, except those that start programs if `programs`; False if unsupported."""
     machine = _MACHINES.get(os.uname().machine)
     return machine is not None and _install(deny_program(machine, programs=programs))
 

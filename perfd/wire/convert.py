@@ -137,7 +137,7 @@ def decode_agent_message(data: bytes, tables: _DecodeTable = decode_table) -> Ag
 
 
 def jobs_of(agent_message: bytes) -> set[str]:
-    """The jobs that the records of an encoded batch name; raises `WireError`."""
+    """The jobs named by the records in an encoded batch; raises `WireError`."""
     records: Iterable[pb.Record] = _parse(pb.AgentMessage, agent_message).batch.records
     named = (getattr(record, record.WhichOneof("kind") or "event") for record in records)
     return {job for record in named if (job := getattr(record, "job", ""))}

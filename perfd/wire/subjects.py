@@ -21,7 +21,7 @@ NO_JOB = "-"
 """In place of a job, for an agent that finds the jobs of its node itself."""
 _SESSION = re.compile(r"[0-9a-f]{32}")
 _BUCKET = re.compile(r"[A-Za-wyz0-9][A-Za-z0-9_-]*")
-"""Names that a bucket can have; those that are written in hexadecimal digits begin with an x."""
+"""Cluster names usable in a bucket's name; others are written as x and hexadecimal digits."""
 _TOKENS = 5
 
 
@@ -42,17 +42,17 @@ def from_agents(cluster: str) -> str:
 
 
 def partition_of(job: str, partitions: int) -> int:
-    """The partition, from 0, that a job belongs to: the same on all machines and in all versions."""
+    """The partition, from 0, that a job belongs to; the same on all machines and in all versions of perfd."""
     return int.from_bytes(hashlib.sha256(job.encode()).digest()[:8]) % partitions
 
 
 def to_partition(cluster: str, partition: int, partitions: int, node: str) -> str:
-    """Where the agent of a node publishes what concerns a partition. No name of a job has a slash there."""
+    """The subject on which a node's agent publishes to a partition; jobs' subjects have no slash there."""
     return f"perfd.from.{token(cluster)}.{partition}/{partitions}.{token(node)}"
 
 
 def from_partition(cluster: str, partition: int, partitions: int) -> str:
-    """All that agents of a cluster publish for a partition."""
+    """The subject of everything that a cluster's agents publish to a partition."""
     return f"perfd.from.{token(cluster)}.{partition}/{partitions}.*"
 
 
@@ -64,7 +64,7 @@ def to_session(cluster: str, node: str, session: str) -> str:
 
 
 def lease_bucket(cluster: str) -> str:
-    """The key-value bucket in which a group of aggregators agrees who has which partition."""
+    """The name of the key-value bucket with the partition leases of a group of aggregators."""
     simple = _BUCKET.fullmatch(cluster)
     return f"perfd-{cluster}" if simple else f"perfd-x{cluster.encode().hex()}"
 

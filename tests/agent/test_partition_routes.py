@@ -1,4 +1,4 @@
-"""Which partitions the batches of a node go to."""
+"""The partitions to which a node's batches are published."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from perfd.wire.convert import encode_message, jobs_of
 from perfd.wire.subjects import from_partition, lease_bucket, node_of, partition_of, to_partition
 
 COUNT = 1 << 20
-"""So many that no two names of a test share one."""
+"""Enough that no two names in a test share one."""
 
 
 def of(job: str) -> int:

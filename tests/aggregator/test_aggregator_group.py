@@ -1,4 +1,4 @@
-"""An aggregator of a group starts and stops what its leases say."""
+"""A member of a group starts and stops partitions as its leases change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfd.config import AggregatorConfig, HistoryConfig, NatsGroupConfig, NatsL
 
 
 class FakeLeases:
-    """Has one partition until `changed`, which cannot be started; then it should go to others."""
+    """Holds one partition, which fails to start; from the second query on it should be released."""
 
     def __init__(self, *_: object) -> None:
         self.view = GroupView(connected=True)

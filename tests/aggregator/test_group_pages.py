@@ -1,4 +1,4 @@
-"""Any aggregator of a group answers for all jobs."""
+"""Any member of a group answers for all jobs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GROUP = AggregatorConfig(
 
 
 class FakePeers:
-    """Has partition 1; nothing is at `AWAY`."""
+    """Holds partition 1; nothing answers at `AWAY`."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -64,7 +64,7 @@ def answer(number: int) -> Handler:
 
 
 def pages(holders: Mapping[int, str] | None = None) -> tuple[GroupPages, FakePeers]:
-    """Those of an aggregator that has partition 0; 1 is a peer's, and nobody answers for 2."""
+    """Pages of an aggregator that holds partition 0; a peer holds 1, and the holder of 2 does not answer."""
     holders = {0: "http://here", 1: "http://peer", 2: AWAY} if holders is None else holders
     view = GroupView(
         connected=True,

@@ -1,4 +1,4 @@
-"""Who should have which partition, and whether a lease is valid."""
+"""Which partitions members claim and release, and whether a lease is valid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEMBERS = [f"m{number}" for number in range(6)]
 
 
 def settled(partitions: int, members: list[str], holders: dict[int, str]) -> dict[int, str]:
-    """The leases once nobody wants anything more; each turn one member acts."""
+    """The holders once no member wants a change; one member acts per turn."""
     holders = {number: name for number, name in holders.items() if name in members}
     for _ in range(4 * len(members)):
         for member in members:

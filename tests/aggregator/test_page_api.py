@@ -336,7 +336,7 @@ def test_the_list_of_jobs_makes_no_numbers_that_rounds_make():
         running.tick()
         after = step_times(running)
 
-    # Of a few without numbers yet they are made for the answer.
+    # The first few jobs without a summary are analyzed for the answer.
     assert 0 < len(early) < len(names)
     assert list(first) == list(unchanged) == names
     assert unchanged == first

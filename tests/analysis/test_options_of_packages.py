@@ -1,4 +1,4 @@
-"""Options that advice names exist in the packages as they are installed, not only in what was read of them.
+"""Options named in advice exist in the installed packages.
 
 `PERFD_TORCH_PYTHON` names an interpreter with PyTorch, transformers, Lightning and JAX; `.ci/run` makes one.
 """

@@ -1,4 +1,4 @@
-"""The example of PyTorch's profiler with a schedule, run by real PyTorch.
+"""The example for PyTorch's profiler with a schedule, run with real PyTorch.
 
 `PERFD_TORCH_PYTHON` names an interpreter that has it; `.ci/run` makes one.
 """

@@ -30,7 +30,7 @@ _WIDTHS = {"NVTX_EVENTS": 8, "NVTX_PAYLOAD_SCHEMA_ENTRIES": 9}
 
 
 def bench_results() -> list[bytes]:
-    """A result that was printed, and one of a file."""
+    """A printed result, and one from a file."""
     numbers = {
         "backend": "sglang",
         "dataset_name": "random",
@@ -84,7 +84,7 @@ def read_bench(data: bytes) -> None:
 
 
 def configurations(folder: Path) -> list[bytes]:
-    """The shipped files without comments, which take most of the time, each after a digit for its kind."""
+    """The shipped files without comments, for speed, each after a digit for its kind."""
     texts = [(folder / f"{name}.yaml").read_bytes() for name in ("agent", "aggregator", "session")]
     lines = [[line.partition(b" #")[0] for line in text.splitlines()] for text in texts]
     return [
@@ -100,7 +100,7 @@ def read_configuration(data: bytes) -> None:
 
 
 def nvtx_rows() -> bytes:
-    """Ranges of a program and of NCCL with their payloads: rows of an export, one a line."""
+    """NVTX ranges of a program and of NCCL with payloads: rows of an export, one per line."""
     with tempfile.TemporaryDirectory() as folder, closing(sqlite3.connect(_export(Path(folder)))) as database:
         rows = [
             [{"hex": value.hex()} if isinstance(value, bytes) else value for value in row]

@@ -1,4 +1,4 @@
-"""Aggregators of a group as processes, and what they answer."""
+"""Members of a group as processes, and their answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.services import free_port
 ROOT = Path(__file__).parents[2]
 PARTITIONS = 4
 LEASE_S = float(os.environ.get("TEST_LEASE_S", "1.5"))
-"""Half of the default: the tests wait for it."""
+"""Half the default, since tests wait for it."""
 
 
 class Member:
@@ -70,13 +70,13 @@ class Member:
             self._process.wait()
 
     def stop(self) -> None:
-        """Ask it to end, and wait."""
+        """Terminate it and wait."""
         assert self._process is not None
         self._process.terminate()
         self._process.wait(30.0)
 
     def get(self, path: str) -> Any:
-        """A document; None while it does not answer with one."""
+        """The JSON document at a path; None without an answer."""
         try:
             with urllib.request.urlopen(self.address + path, timeout=10.0) as response:
                 return json.load(response)
@@ -84,19 +84,19 @@ class Member:
             return None
 
     def holders(self) -> list[str | None]:
-        """The member that has each partition."""
+        """The member that holds each partition."""
         found = self.get("/api/v1/group")
         return [one["member"] for one in found["partitions"]] if found else [None] * PARTITIONS
 
     def newest_step(self, job: str) -> int:
-        """The newest step of a job; 0 while nobody answers for it."""
+        """A job's newest step; 0 while its partition does not answer."""
         found = self.get("/api/v1/fleet")
         rows = found["jobs"] if found else []
         return next((row["step"] or 0 for row in rows if row["name"] == job), 0)
 
 
 def seconds_until(true: Any, wait_s: float = 60.0) -> float:
-    """How long it took until something became true; raises `TimeoutError`."""
+    """Seconds until `true()` holds; raises `TimeoutError`."""
     started_s = time.monotonic()
     while not true():
         if time.monotonic() - started_s > wait_s:

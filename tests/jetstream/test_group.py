@@ -39,7 +39,7 @@ def server(tmp_path: Path) -> Iterator[NatsServer]:
 
 @contextlib.contextmanager
 def producing(folder: Path, server: NatsServer) -> Iterator[list[Node]]:
-    """Nodes with a job each, which make a step every 0.1 s until the end of the context."""
+    """Nodes with one job each, which send a step every 0.1 s until the context ends."""
     nodes = [
         Node(folder / f"n{n}", server.address, node=f"n{n}", partitions=PARTITIONS) for n in range(NODES)
     ]
@@ -69,19 +69,19 @@ def config(folder: Path, **history: Any) -> dict[str, Any]:
 
 
 def shared(members: Sequence[Member]) -> bool:
-    """Whether each member has its part, and all agree."""
+    """Whether each member holds partitions and all agree."""
     found = [member.holders() for member in members]
     return None not in found[0] and len(set(found[0])) == len(members) and found.count(found[0]) == len(found)
 
 
 def moves_on(member: Member, nodes: Sequence[Node]) -> float:
-    """How long it takes until a member answers for all jobs with steps that are made from now on."""
+    """Seconds until a member answers for all jobs with steps sent from now on."""
     wanted = {node.job: node.spool.last_sequence + 1 for node in nodes}
     return seconds_until(lambda: all(member.newest_step(job) >= step for job, step in wanted.items()))
 
 
 def started_alerts(member: Member) -> dict[str, list[float]]:
-    """When the alert of each job fired."""
+    """Times at which each job's alert fired."""
     fired: dict[str, list[float]] = {}
     for alert in member.get("/api/v1/alerts")["alerts"]:
         fired.setdefault(alert["job"], []).append(alert["fired_at_unix_s"])
@@ -89,7 +89,7 @@ def started_alerts(member: Member) -> dict[str, list[float]]:
 
 
 def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
-    """What the SQLite files of all partitions have."""
+    """Rows from the SQLite files of all partitions."""
     found: list[tuple[Any, ...]] = []
     for number in range(PARTITIONS):
         with contextlib.closing(sqlite3.connect(folder / f"history-{number}.sqlite", timeout=30)) as database:

@@ -1,4 +1,4 @@
-"""Which job the operations of a process belong to, also while it ends."""
+"""The job to which a process's operations belong, also while the process ends."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from perfd_collectors.ranks.placement import RankProcess, placements
 from perfd.injection.job_label import job_of_labels
 
 TORCHRUN = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "m"}
-"""What torchrun gives to one of its processes, over what the pod has."""
+"""The environment that torchrun adds to the pod's for one of its processes."""
 MPIRUN = {
     "OMPI_COMM_WORLD_RANK": "9",
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -42,7 +42,7 @@ class Made(NamedTuple):
     process_environment: Mapping[str, str] = TORCHRUN
     queue: str = ""
     by_name: str = "pretrain"
-    """The job by the pod's name alone."""
+    """The job derived from the pod's name alone."""
 
 
 KUBEFLOW = "training.kubeflow.org/"

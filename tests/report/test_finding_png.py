@@ -1,4 +1,4 @@
-"""The picture of a message: what a reader of PNG sees, and the words beside it."""
+"""The picture in a notification: its decoded pixels and its caption."""
 
 import struct
 import zlib
@@ -30,7 +30,7 @@ def job(**changes):
 
 
 def pixels(png):
-    """The image by the standard alone: chunks with their checksums, lines without a filter."""
+    """The image decoded by the PNG standard alone: chunks with checksums, rows without a filter."""
     assert png.startswith(b"\x89PNG\r\n\x1a\n")
     chunks, at = {}, 8
     while at < len(png):

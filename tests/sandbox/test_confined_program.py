@@ -1,4 +1,4 @@
-"""A program of others runs as a script that starts it would."""
+"""A confined third-party program, started through a script."""
 
 from __future__ import annotations
 

@@ -169,14 +169,14 @@ def test_the_trace_of_a_module_is_read_without_rights_too(places):
 def test_a_redaction_that_was_taken_over_has_its_file_and_the_copy_only(places):
     run(REDACTION, places)
     found = json.loads((places[1] / "copy").read_text())
-    # `tempfile` says so when it may write in no folder.
+    # `tempfile` raises ENOENT if it can write in no folder.
     assert found.pop("make a temporary file") == "ENOENT"
     check(found, allowed={"read the trace"})
     assert [file.name for file in places[1].iterdir()] == ["copy"]
 
 
 def _nsys(places, output):
-    """An nsys that was taken over, in a folder of its own; and a program that is not of its installation."""
+    """An exploited nsys in its own folder, and a program outside its installation."""
     target = places[1].parent / "nsight" / "target-linux-x64"
     target.mkdir(parents=True)
     program = places[2].with_name("secret.sh")

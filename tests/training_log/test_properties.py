@@ -46,12 +46,12 @@ def said_on_the_way(data: bytes) -> set[tuple[object, ...]]:
 
 WHOLE = {name: said_on_the_way(data) for name, data in LOGS.items()}
 _OF_THE_LAST_LINE = ("slime",)
-"""Of several lines of updates, a round has the last one's values: beside another log, that may be any."""
+"""Logs whose rounds keep the values of the last update line, which may be any line beside another log."""
 
 
 @cache
 def printed_by_lines(name: str) -> set[tuple[object, ...]]:
-    """Every value that the log prints, also on lines that a later one of the same round replaces."""
+    """Every value in the log, including lines that a later one in the same round replaces."""
     known = printed(WHOLE[name])
     if name in _OF_THE_LAST_LINE:
         lines = LOGS[name].splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Two training runs in one process tree, whose output is one log, and ranks that only look like them."""
+"""Two training runs in one process tree, whose output is one log, and ranks that only look like two runs."""
 
 from __future__ import annotations
 

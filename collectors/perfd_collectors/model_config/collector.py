@@ -27,7 +27,7 @@ _REPEAT_EVERY_S = 30.0
 _MAX_ARGUMENTS_BYTES = 1 << 17
 """Read of a command line or an environment."""
 _NO_TF32 = "NVIDIA_TF32_OVERRIDE"
-"""NVIDIA's libraries use no TF32 if this variable is 0, whatever a program asks for."""
+"""If this variable is 0, NVIDIA's libraries do not use TF32, whatever the program requests."""
 _VARIABLES = ("HOME", "HF_HOME", "HF_HUB_CACHE", "XLA_FLAGS", _NO_TF32)
 
 

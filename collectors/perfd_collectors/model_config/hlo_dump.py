@@ -42,13 +42,13 @@ class HloDump:
         self._since_ns = since_unix_ns or 0
         self._open = opener
         self._tf32 = tf32
-        """Whether the process may compute products of f32 as TF32."""
+        """Whether the process may multiply f32 as TF32."""
         self._listed: _Listing = ()
         self._read: _Listing = ()
         self._work: StepWork | None = None
 
     def step(self) -> StepWork | None:
-        """What a step computes on all devices; None while, or if, that is not known."""
+        """The work of a step on all devices; None while it is unknown."""
         before, self._listed = self._listed, self._list()
         if self._listed == before and self._listed != self._read:
             self._read = self._listed

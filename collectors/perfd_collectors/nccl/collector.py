@@ -264,7 +264,7 @@ class NcclCollector:
         return options.gpu_time and in_sample(now_unix_s, options.sample_s, options.sample_one_in)
 
     def _by_job(self) -> dict[str, dict[Path, SegmentReader]]:
-        """The readers of each job; a pod's job, or its agent, may be known later than its process."""
+        """The readers by job, looked up each time: a pod's job or agent may be found after its process."""
         found: dict[str, dict[Path, SegmentReader]] = {}
         for path in [*self._processes]:
             job = self._jobs.job_of(self._pids[path])

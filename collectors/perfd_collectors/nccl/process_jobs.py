@@ -18,10 +18,10 @@ class ProcessJobs:
         self._known: dict[int, str | None] = {}
 
     def job_of(self, pid: int) -> str | None:
-        """The job of a process; None for one that another agent reports.
+        """A process's job; None if another agent reports the process.
 
         A pod's own agent reports its ranks, the agent of a SLURM job or of `perfd run` only those of its job.
-        A process whose environment is unreadable counts as ours, one that has ended as before.
+        A process with an unreadable environment counts as this agent's; one that has ended keeps its job.
         """
         environment = environment_of(self._settings.proc, pid)
         if not environment and pid in self._known:

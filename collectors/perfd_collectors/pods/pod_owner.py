@@ -14,7 +14,7 @@ _MOST_CHARS = 128
 
 
 def queue_of(pod: PodFacts) -> str:
-    """The queue of Kueue (its local one) or Volcano; empty without."""
+    """The queue of Kueue (the local queue) or Volcano; empty if there is none."""
     return next((pod.labels[label] for label in _QUEUES if pod.labels.get(label)), "")
 
 

@@ -155,9 +155,9 @@ def job_name(environ: Mapping[str, str]) -> str | None:
 
 
 def is_other_slurm_job(agent_job: str, number: str | None, *names: str | None) -> bool:
-    """Whether a process in the SLURM job `number` is none of the agent's, which runs in a SLURM job, too.
+    """Whether a process in SLURM job `number` is in another job than the agent, itself in a SLURM job.
 
-    An array task also has a job id of its own: the agent's job may be either, of all `names`.
+    An array task has several ids: the agent's job may be `number` or any of `names`.
     """
     return bool(number and _SLURM_JOB.fullmatch(agent_job)) and agent_job not in {number, *names}
 

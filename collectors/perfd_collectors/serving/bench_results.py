@@ -42,7 +42,7 @@ _LABELS = {
 }
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 _MOST = 1e100
-"""A larger number is damage. What is computed from two of them is still finite."""
+"""Larger numbers are corrupt. Products of two smaller ones stay finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ running the batches are published all the same."""
 _REPORT_AFTER_S = 10.0
 """An agent that has nothing to send says after so long that it is there."""
 _LOOK_AHEAD_BATCHES = 40
-"""One a second; collectors repeat what they found every 30 s."""
+"""Agents send one batch per second, and collectors repeat what they found every 30 s."""
 _NO_RESPONDERS = "503"
 
 
@@ -68,7 +68,7 @@ class _Session:
             self.ended.set_result(reason)
 
     def first_waiting(self, subject: str | None = None) -> int | None:
-        """The first batch, of all or of a subject, that waits for its acknowledgment; None if none does."""
+        """Sequence of the first batch (on `subject`, if given) that is not acknowledged; None if all are."""
         return min(
             (
                 sequence
@@ -177,7 +177,7 @@ class NatsUplink(Uplink):
         try:
             session.sent_sequence = session.acknowledged_sequence = self._spool.first_sequence - 1
             if self._routes is not None:
-                # What was kept before a restart is of the jobs that later batches name.
+                # Batches kept from before a restart may name no job; later ones name the jobs they belong to.
                 kept = self._spool.read_after(session.sent_sequence, limit=_LOOK_AHEAD_BATCHES)
                 jobs = {job for one in kept for job in _jobs_of(one.payload)}
                 self._routes.take(jobs, session.loop.time())
@@ -239,7 +239,7 @@ class NatsUplink(Uplink):
             await self._publish_bytes(session, subject, payload, sequence)
 
     def _subjects(self) -> list[str]:
-        """Where everything is published now."""
+        """The subjects that batches are published to now."""
         if self._routes is None:
             return [subjects.from_agent(self._nats.cluster, self._job, self._node)]
         return [self._subject(partition) for partition in sorted(self._routes.current)]
@@ -252,7 +252,7 @@ class NatsUplink(Uplink):
     ) -> None:
         first = session.first_waiting(subject)
         if first is None:
-            # What came before is acknowledged, or went to other partitions only.
+            # Earlier batches are acknowledged, or went only to other partitions.
             first = session.acknowledged_sequence + 1
             first = first if self._routes is None or sequence is None else sequence
         sender = self._hello(first)
@@ -335,7 +335,7 @@ def _jobs_of(payload: bytes) -> set[str]:
     try:
         return convert.jobs_of(payload)
     except WireError:
-        # The aggregator counts what it cannot read.
+        # The aggregator counts unreadable batches.
         return set()
 
 

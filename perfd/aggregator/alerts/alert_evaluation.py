@@ -23,7 +23,7 @@ _Key: TypeAlias = tuple[tuple[tuple[str, str], ...], float | None]
 
 @functools.lru_cache(maxsize=4)
 def _loaded(files: Sequence[tuple[Path, int]]) -> RuleSet:
-    """The rules of files with the times of their last changes: an aggregator of a group begins often."""
+    """Rules by file and modification time, cached: each takeover of a partition loads them."""
     return load_rules(path for path, _ in files)
 
 

@@ -66,7 +66,7 @@ class _Webhook(msgspec.Struct, frozen=True):
 
 
 _WEBHOOKS = msgspec.json.Decoder(_Webhook)
-"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+"""Created at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
 
 
 def read_webhook(body: bytes) -> Sequence[Alert]:

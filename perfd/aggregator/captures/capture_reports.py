@@ -159,9 +159,9 @@ class CaptureReports:
                     self._from_storage(capture, self._storage, wait_s)
 
     def _next(self) -> tuple[Capture | None, float]:
-        """The next capture, else one whose retry is due, and how long it waits if it fails.
+        """The next capture, or else a due retry, with the delay before another retry if it fails.
 
-        None for the end, and from time to time. Retries come last: while storage hangs, each takes long.
+        None at the end, and on timeouts. Retries come last: each is slow while storage hangs.
         """
         with contextlib.suppress(queue.Empty):
             return self._waiting.get_nowait(), _RETRY_EVERY_S

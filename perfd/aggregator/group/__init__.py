@@ -1,4 +1,4 @@
-"""A group of aggregators that share the jobs of one cluster, by partitions with leases."""
+"""A group of aggregators that share one cluster's jobs. Each partition of the jobs has a lease."""
 
 from perfd.aggregator.group.aggregator_group import AggregatorGroup
 

@@ -1,4 +1,4 @@
-"""One aggregator of a group: an aggregator for each partition that it has, and one HTTP server for all."""
+"""One member of a group: an `Aggregator` for each partition that it holds, and one HTTP server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from perfd.web.live_updates import Live
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
-"""After so long a partition is tried again that could not be started: its history may be locked yet."""
+"""Wait before retrying a partition that failed to start, for example because its history is still locked."""
 _STOP_WITHIN_S = 12.0
 _HEALTH = ("/api/v1/healthz", "/api/v1/readyz")
 
@@ -55,7 +55,7 @@ class AggregatorGroup:
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._leases = Leases(config.nats, group, self._changed.set)
-        # What a partition needs is loaded by now when one is taken over, and what is wrong is said at once.
+        # Loaded now, so that takeovers are fast and errors in the configuration are raised at startup.
         AlertEvaluation(config.rules)
         analysis_settings(config.analysis)
         configured_database(config.history)
@@ -68,13 +68,13 @@ class AggregatorGroup:
             self._live,
         )
         self._running: dict[int, tuple[int, Aggregator]] = {}
-        """Epoch and aggregator by partition."""
+        """Lease epoch and aggregator of each partition that runs here."""
         self._busy: set[int] = set()
-        """Partitions that are being started or stopped."""
+        """Partitions being started or stopped."""
         self._lock = threading.Lock()
         self._starting = threading.Lock()
-        """Partitions start one after the other: msgspec 0.22 crashes if threads decode a type for the first
-        time at once, as they would with what is in their histories."""
+        """Partitions start one at a time: msgspec 0.22 crashes if two threads first decode a type
+        concurrently, which reading their histories would do."""
         self._workers = ThreadPoolExecutor(group.partitions, "perfd-partition")
         self._thread = threading.Thread(target=self._run, name="perfd-partitions", daemon=True)
         self._http: HttpServer | None = None
@@ -82,11 +82,11 @@ class AggregatorGroup:
 
     @property
     def http_address(self) -> str | None:
-        """Where the page, /api/v1 and the metrics of partitions are, once started."""
+        """Address of the page, /api/v1 and the partitions' metrics; None before the start."""
         return self._http.address if self._http else None
 
     def start(self) -> None:
-        """Listen and join the group; raises `PerfdError` when an address is taken."""
+        """Listen and join the group; raises `PerfdError` if an address is in use."""
         routes = self._pages.routes()
         try:
             self._http = HttpServer(
@@ -104,7 +104,7 @@ class AggregatorGroup:
         self._thread.start()
 
     def stop(self) -> None:
-        """Give all partitions to the others. Legal twice."""
+        """Release all partitions and stop. May be called twice."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -113,7 +113,7 @@ class AggregatorGroup:
         if self._thread.is_alive():
             self._thread.join(deadline_s - monotonic())
         self._live.close()
-        # Waits for those that are being started.
+        # Also waits for partitions that are still starting.
         self._workers.shutdown(wait=True)
         stopping = [threading.Thread(target=one.stop) for _, one in self._running.values()]
         for thread in stopping:
@@ -143,12 +143,12 @@ class AggregatorGroup:
                         continue
                     self._busy.add(number)
                     self._workers.submit(partial(self._follow, number, mine.get(number), running))
-                # Those that could not be started: nothing of them has to be stopped first.
+                # Partitions that never started have nothing to stop.
                 for number in self._leases.releasing() - self._busy - self._running.keys():
                     self._leases.released(number)
 
     def _follow(self, number: int, epoch: int | None, running: Aggregator | None) -> None:
-        """Stop what had a lease before, and start what has one now."""
+        """Stop the aggregator of a partition whose lease ended, or start one for a new lease."""
         try:
             if running is not None:
                 running.stop()

@@ -1,4 +1,4 @@
-"""HTTP of an aggregator of a group: any of them answers for all jobs, from itself or from who has them."""
+"""HTTP routes of a group: any member answers for all jobs and forwards requests to partitions' holders."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class GroupPages:
         partitions: int,
         live: Live,
     ) -> None:
-        """`local` has the handlers of a partition that this aggregator has."""
+        """`local` returns the handlers of a partition that this aggregator holds; None for others."""
         self._view = view
         self._local = local
         self._peers = peers
@@ -56,7 +56,7 @@ class GroupPages:
         self._threads = ThreadPoolExecutor(_THREADS, "perfd-group")
 
     def routes(self) -> dict[str, Handler]:
-        """Everything, by path. With `?partition=N` one partition alone answers."""
+        """Handlers by path. With `?partition=N`, only that partition answers."""
         every: dict[str, Handler] = {
             **page_routes(lambda _job: True),
             **compare_routes(_Summaries(self)),
@@ -69,7 +69,9 @@ class GroupPages:
             "/api/v1/jobs/": self._job,
             "/reports/jobs/": self._job,
             "/reports/pictures/": self._picture,
-            "/metrics": lambda _: _error(404, "Each partition has its own: /metrics?partition=0 and so on."),
+            "/metrics": lambda _: _error(
+                404, "Each partition has its own metrics: /metrics?partition=0 and so on."
+            ),
             "/api/v1/events": self._live.connect,
             "/api/v1/http_sd": lambda _: _json(self._targets()),
             "/api/v1/group": lambda _: _json({"schema": "perfd.group/1", **self._group()}),
@@ -82,15 +84,15 @@ class GroupPages:
         return {path: partial(self._answer, handler) for path, handler in every.items()}
 
     def unready(self) -> str | None:
-        """Why this aggregator can answer for no job, in a sentence; None if it can."""
-        return None if self._view().connected else "The leases of this group in NATS cannot be reached."
+        """Why this aggregator cannot answer for any job, in a sentence; None if it can."""
+        return None if self._view().connected else "The group's leases in NATS cannot be read."
 
     def close(self) -> None:
-        """Answer nothing more."""
+        """Cancel pending requests to partitions."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def ask(self, partition: int, request: Request) -> Response:
-        """What the aggregator of a partition answers; raises `PerfdError` if none does."""
+        """The answer of a partition's holder; raises `PerfdError` if there is none."""
         if (local := self._local(partition)) is not None:
             handler, rest = route_of(local, request.path)
             return (
@@ -100,7 +102,7 @@ class GroupPages:
             )
         holder = self._view().holders.get(partition)
         if holder is None or FORWARDED in request.headers:
-            raise PerfdError(f"No aggregator has partition {partition} now: try again in a few seconds.")
+            raise PerfdError(f"No aggregator holds partition {partition} now. Try again in a few seconds.")
         return self._peers.ask(holder.address, request, {**request.query, "partition": str(partition)})
 
     def _answer(self, handler: Handler, request: Request) -> Response:
@@ -121,7 +123,7 @@ class GroupPages:
         return self._of_job(unquote(request.rest.removesuffix(".png")), request)
 
     def _of_job(self, job: str, request: Request) -> Response:
-        """Its own partition is asked first, then the others: the second job of a name gets another one."""
+        """Ask the name's own partition, then the others: a second job of that name may be there."""
         own = partition_of(job, self._partitions)
         answer = self.ask(own, request)
         if answer.status == _NOT_FOUND and self._partitions > 1:
@@ -166,7 +168,7 @@ class GroupPages:
             return wrong
         found = merged(name, *_documents(answers))
         if name == "alerts" and found[name] and "limit" in request.query:
-            # A partition that answered with alerts found the number to be one.
+            # Partitions have already validated the limit.
             found[name] = found[name][: int(request.query["limit"])]
         return _json(found)
 
@@ -214,7 +216,7 @@ class GroupPages:
         }
 
     def _targets(self) -> list[dict[str, Any]]:
-        """Scrape targets of Prometheus' http_sd: one per partition that an aggregator has."""
+        """Scrape targets for Prometheus' http_sd: one per partition that has a holder."""
         return [
             {
                 "targets": [url.netloc],
@@ -231,18 +233,18 @@ class GroupPages:
 
 
 class _Summaries:
-    """Summaries of all jobs of the group, for comparisons."""
+    """Summaries of all the group's jobs, for comparisons."""
 
     def __init__(self, pages: GroupPages) -> None:
         self._pages = pages
 
     def summary(self, job: str | None = None) -> list[JobSummary]:
-        """None: those of other aggregators come as documents."""
+        """Always empty: comparisons in a group use the JSON documents."""
         del job
         return []
 
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:
-        """The document of a job; raises `PerfdError`."""
+        """A job's JSON document, None if unknown; raises `PerfdError` if its partition has no holder."""
         rest = quote(job, safe="")
         request = Request(method="GET", path=f"/api/v1/jobs/{rest}", rest=rest, query={})
         answer = self._pages._of_job(job, request)  # noqa: SLF001  (of the same module)
@@ -253,7 +255,7 @@ class _Summaries:
 
 
 def _documents(answers: Sequence[tuple[int, Response | None]]) -> tuple[list[Document], list[int]]:
-    """What partitions answered, and those that did not."""
+    """The documents that partitions answered with, and the partitions that did not answer."""
     documents = [msgspec.json.decode(one.body) for _, one in answers if one is not None and one.status == 200]
     return documents, [number for number, one in answers if one is None or one.status != 200]
 

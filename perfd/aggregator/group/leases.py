@@ -1,7 +1,7 @@
-"""Leases of partitions in a key-value bucket of NATS JetStream, renewed in a separate thread.
+"""Partition leases in a NATS JetStream key-value bucket, renewed by a separate thread.
 
-A key that is not renewed for `lease_s` is removed by the server; a renewal names the revision before it.
-So at most one aggregator has a lease, whatever their clocks show.
+The server removes a key that is not renewed for `lease_s`. A renewal must name the key's previous revision,
+so at most one aggregator holds a lease, regardless of clock differences.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.2
-"""How soon what another one gives up is claimed."""
+"""Interval at which the group is checked for partitions to claim."""
 _RENEWALS_PER_LEASE = 4
-"""One may be late or fail and the lease goes on."""
+"""A lease survives a late or failed renewal."""
 _RETRY_S = 0.5
 _STOP_WITHIN_S = 3.0
 _MEMBER, _PARTITION = "member", "partition"
@@ -46,9 +46,9 @@ class _Entry:
 
 
 class Leases:
-    """Keeps this aggregator's share of the partitions, from `start` to `stop`. Thread-safe.
+    """Holds this aggregator's share of the partitions, from `start` to `stop`. Thread-safe.
 
-    `changed` is called from its thread when a partition was gained, lost or is to be released.
+    Its thread calls `changed` when a partition is gained or lost, or should be released.
     """
 
     def __init__(self, config: NatsListenConfig, group: NatsGroupConfig, changed: Callable[[], None]) -> None:
@@ -71,12 +71,12 @@ class Leases:
         self._thread = threading.Thread(target=self._run, name="perfd-leases", daemon=True)
 
     def start(self, address: str) -> None:
-        """Join the group; `address` is where the others reach this one."""
+        """Join the group; other members reach this one at `address`."""
         self._address = address
         self._thread.start()
 
     def stop(self) -> None:
-        """Leave the group. What is still held is taken over at once by the others."""
+        """Leave the group. Partitions still held are free for others at once."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_WITHIN_S)
@@ -101,12 +101,12 @@ class Leases:
             }
 
     def releasing(self) -> set[int]:
-        """The partitions that this aggregator should give to others."""
+        """Partitions that this aggregator holds and should release."""
         with self._lock:
             return set(self._releasing)
 
     def released(self, partition: int) -> None:
-        """Nothing of this aggregator uses a partition any more that it should give to others."""
+        """Report that a partition in `releasing` is no longer in use here."""
         with self._lock:
             if partition in self._releasing:
                 self._released.add(partition)
@@ -139,7 +139,7 @@ class Leases:
             watcher = await bucket.watchall()
             known = asyncio.Event()
             watching = asyncio.create_task(self._watch(watcher, known))
-            # Who is there already is known before anything is claimed.
+            # Learn the members and holders before claiming anything.
             async with asyncio.timeout(self._group.lease_s):
                 await known.wait()
             try:
@@ -166,7 +166,7 @@ class Leases:
             return await js.create_key_value(
                 api.KeyValueConfig(
                     bucket=name,
-                    description="Which of perfd's aggregators has which partition.",
+                    description="The perfd aggregator that holds each partition.",
                     ttl=self._group.lease_s,
                     replicas=self._replicas,
                 )
@@ -212,7 +212,7 @@ class Leases:
             self._changed()
 
     def _look(self) -> None:
-        """Make the view of what was seen in the time of a lease: the server removes keys without a word."""
+        """Update the view from keys seen within `lease_s`: the server does not announce expired keys."""
         now_s = time.monotonic()
         for key in [key for key, one in self._entries.items() if now_s - one.seen_s > self._group.lease_s]:
             del self._entries[key]

@@ -1,4 +1,4 @@
-"""One list of the answers of all partitions: pure."""
+"""Merges the answers of all partitions into one document: pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfd.aggregator.web_api import fleet_page
 
 Document = Mapping[str, Any]
 _KEYS = {"agents": "agent_id", "nodes": "node", "servers": "name"}
-"""What a node is in the answers of several partitions by, if it has jobs of several."""
+"""Keys that identify an entry. Several partitions list a node that runs jobs of each."""
 _ORDERS: Mapping[str, tuple[Callable[[Document], Any], bool]] = {
     "alerts": (lambda one: one.get("fired_at_unix_s") or 0.0, True),
     "captures": (lambda one: one.get("requested_unix_s") or 0.0, False),
@@ -17,10 +17,10 @@ _ORDERS: Mapping[str, tuple[Callable[[Document], Any], bool]] = {
 
 
 def merged(name: str, documents: Sequence[Document], missing: Sequence[int]) -> dict[str, Any]:
-    """The documents as one; `name` is the key of their list, `missing` the partitions that did not answer."""
+    """The merged documents; `name` is the key of their lists, `missing` the partitions without an answer."""
     rows = [row for document in documents for row in document[name]]
     if key := _KEYS.get(name):
-        # The last one is kept: the entry with the newest message.
+        # Keep the entry with the newest message, which is last.
         rows.sort(key=lambda row: row.get("silent_s") or 0.0, reverse=True)
         rows = list({row.get(key): row for row in rows}.values())
         rows.sort(key=lambda row: str(row.get("node") or row.get(key)))
@@ -50,13 +50,13 @@ def merged_fleet(
 
 
 def without(missing: Sequence[int]) -> dict[str, Any]:
-    """What a list says of the partitions that did not answer; nothing if all did."""
+    """The `missing_partitions` of a list; empty if all partitions answered."""
     return {"missing_partitions": sorted(missing)} if missing else {}
 
 
 def missing_sentence(missing: Sequence[int]) -> str | None:
-    """The same for people."""
+    """The same as a sentence; None if all partitions answered."""
     if not missing:
         return None
     names = ", ".join(map(str, sorted(missing)))
-    return f"No aggregator has partitions {names} now: their jobs are missing from lists."
+    return f"No aggregator holds partitions {names} now: their jobs are missing from lists."

@@ -1,4 +1,4 @@
-"""The configuration of one partition's aggregator, from that of the group: pure."""
+"""Derives the configuration of one partition's aggregator from the group's: pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  (it is refused)
 
 
 def check_group(config: AggregatorConfig) -> NatsGroupConfig:
-    """The group's configuration; raises `ConfigError` if it cannot work."""
+    """The group's validated configuration; raises `ConfigError`."""
     group = config.nats.group if config.nats else None
     if group is None:
         raise ConfigError("nats.group: required.")
@@ -36,23 +36,23 @@ def check_group(config: AggregatorConfig) -> NatsGroupConfig:
     if group.address is not None and urlsplit(group.address).scheme not in {"http", "https"}:
         raise ConfigError("nats.group.address: it must be http://HOST:PORT or https://HOST:PORT.")
     if config.webhook.token_file is not None:
-        raise ConfigError("nats.group: a group takes no webhooks of Alertmanager; remove `webhook`.")
+        raise ConfigError("nats.group: a group does not accept webhooks from Alertmanager; remove `webhook`.")
     if config.nodes.drain is not None:
         raise ConfigError(
-            "nats.group: each partition knows only what its own jobs blame nodes for; remove `nodes.drain`."
+            "nats.group: a partition sees only its own jobs' problems with a node; remove `nodes.drain`."
         )
     return group
 
 
 def group_hosts(config: AggregatorConfig) -> list[str]:
-    """Names by which requests may call this aggregator: the other ones use that of its address."""
+    """Host names accepted in requests, including the one in `address`, which other members use."""
     address = config.nats.group.address if config.nats and config.nats.group else None
     name = urlsplit(address or "").hostname
     return [*config.http_hosts, *([name] if name else [])]
 
 
 def partition_config(config: AggregatorConfig, number: int) -> AggregatorConfig:
-    """What the aggregator of a partition is configured with: no addresses, its own names in exports."""
+    """The configuration of a partition's aggregator: no addresses; exports have the partition's number."""
     name, exporters = str(number), config.exporters
     lines = exporters.jsonl
     if lines.path is not None:

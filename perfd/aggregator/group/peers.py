@@ -1,4 +1,4 @@
-"""Requests to the other aggregators of a group."""
+"""Forwards requests to other members of the group."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from perfd.errors import PerfdError
 from perfd.net import BoundedConnection, BoundedTlsConnection, Request, Response, client_context
 
 FORWARDED = "perfd-forwarded"
-"""The header of a request that another aggregator of the group sent on: it is not sent on again."""
+"""Header of a request forwarded by another member, which is not forwarded again."""
 _MAX_BYTES = 64 << 20
 _SENT_ON = ("authorization", "content-type", "accept")
 _KEPT = (
     "location",
     "content-disposition",
     "cache-control",
-    # A report may contain names from jobs: it can run nothing wherever it is answered.
+    # Reports may contain names from jobs: no member may serve one that can run scripts.
     "content-security-policy",
     "x-content-type-options",
     "referrer-policy",
@@ -27,14 +27,14 @@ _KEPT = (
 
 
 class Peers:
-    """Sends requests on, from any thread; raises `PerfdError` if there is no answer in time."""
+    """Forwards requests, from any thread."""
 
     def __init__(self, within_s: float, ca: str | None) -> None:
         self._within_s = within_s
         self._context = client_context(ca=ca) or ssl.create_default_context()
 
     def ask(self, address: str, request: Request, query: Mapping[str, str]) -> Response:
-        """What the aggregator at `address` answers to `request`, with another query."""
+        """The answer from `address` to `request` with this query; raises `PerfdError` without one in time."""
         url = urlsplit(address)
         host, path = url.hostname or "", f"{url.path.rstrip('/')}{request.path}?{urlencode(query)}"
         connection = (

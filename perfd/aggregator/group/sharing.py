@@ -1,4 +1,4 @@
-"""Who should have which partition, and how long a lease is valid: pure."""
+"""Decides which partitions a member claims and releases, and whether a lease is valid: pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Holding:
     """A lease of this aggregator."""
 
     epoch: int
-    """The revision with which it was obtained."""
+    """The revision of its claim."""
     revision: int
-    """That of its newest renewal, which the next one has to name."""
+    """The revision of its newest renewal, which the next one must name."""
     valid_until_s: float
-    """Monotonic. The server counts from when it stored the renewal, which is later than when it was sent."""
+    """Monotonic, counted from sending the renewal: earlier than the server's, which is from storing it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """The member that has a partition, according to the bucket."""
+    """The member that holds a partition, according to the bucket."""
 
     member: str
     address: str
@@ -33,28 +33,28 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupView:
-    """What an aggregator knows of its group; replaced at each change."""
+    """The state of the group as one member sees it; replaced on each change."""
 
     connected: bool = False
     members: Mapping[str, str] = field(default_factory=dict)
-    """Addresses by name."""
+    """Address of each member."""
     holders: Mapping[int, Holder] = field(default_factory=dict)
-    """By partition; none where the lease is over."""
+    """By partition; absent if its lease has expired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What an aggregator should do now."""
+    """Partitions that a member should claim and release now."""
 
     claim: Sequence[int] = ()
     release: Sequence[int] = ()
 
 
 def wanted(partitions: int, members: Collection[str], holders: Mapping[int, str], member: str) -> Wanted:
-    """Which free partitions `member` should claim, and which of its own it should give to others.
+    """The free partitions that `member` should claim, and those of its own that it should release.
 
-    All have the same number, or one more. Those that have most keep the one more, so that nothing moves
-    without need; the free ones are tried in an order of the member's own, so that few want the same.
+    Each member's share is the same number or one more. Members that hold the most keep the extra one, to
+    move as few as possible. Each member claims free partitions in its own order, to avoid conflicts.
     """
     held = Counter(holders.values())
     ranking = sorted({*members, member}, key=lambda name: (-held[name], name))
@@ -69,10 +69,10 @@ def wanted(partitions: int, members: Collection[str], holders: Mapping[int, str]
 
 
 def has_lease_time(ttl_s: float | None, lease_s: float) -> bool:
-    """Whether keys of a bucket live as long as leases; nanoseconds are lost when it is made."""
+    """Whether a bucket's TTL is `lease_s`, to within the rounding of the conversion to nanoseconds."""
     return ttl_s is not None and math.isclose(ttl_s, lease_s, abs_tol=1e-6)
 
 
 def is_valid(holding: Holding | None, epoch: int, now_s: float) -> bool:
-    """Whether what was begun with `epoch` may go on."""
+    """Whether the lease with this epoch is still held."""
     return holding is not None and holding.epoch == epoch and now_s < holding.valid_until_s

@@ -18,7 +18,7 @@ _MAX_RETRY_S = 15.0
 def configured_history(config: HistoryConfig, partition: Partition | None = None) -> HistoryStore | None:
     """Open it; None if history is only in memory. Raises `PerfdError` if it cannot be used.
 
-    Each partition has its own: the schema `perfd_N`, or the file with `-N` after its name.
+    Each partition has its own: schema `perfd_N`, or a file with `-N` appended to its name.
     """
     database = configured_database(config, partition)
     if database is None:
@@ -27,7 +27,7 @@ def configured_history(config: HistoryConfig, partition: Partition | None = None
 
 
 def configured_database(config: HistoryConfig, partition: Partition | None = None) -> HistoryDatabase | None:
-    """The database, which is not opened yet; None if none is configured. Raises `ConfigError`."""
+    """The configured database, not yet open; None if there is none. Raises `ConfigError`."""
     if config.url is not None:
         require_postgres()
         # With the extra only.

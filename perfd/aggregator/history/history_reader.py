@@ -39,7 +39,7 @@ _FACTS: dict[str, type[GpuInfo | RankPlacement | ServerInfo]] = {
     "server": ServerInfo,
 }
 _DESCRIPTIONS, _EVENTS = msgspec.json.Decoder(JobDescription), msgspec.json.Decoder(Event)
-"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+"""Created at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ class HistoryReader:
         return found[0] if found else None
 
     def received_unix_s(self, job: str) -> float | None:
-        """When the newest record of a job came that may be long over, or None."""
+        """When the last record of a job's newest stored attempt was received; None without one."""
         query = "SELECT received_unix_s FROM jobs WHERE job = ? ORDER BY attempt DESC LIMIT 1"
         found = self._answer(
             lambda reader: self._sound(reader(query, (job,)), lambda row: msgspec.convert(row[0], float))

@@ -44,7 +44,7 @@ class Ingest:
         history: HistoryStore | None,
         partition: Partition | None = None,
     ) -> None:
-        """Only jobs of `partition` are taken. Its agents publish to others too, so that gaps are normal."""
+        """With a `partition`, takes only its jobs. Agents publish to several, so sequences have gaps."""
         self._state = state
         self._clock = clock
         self._history = history

@@ -56,7 +56,7 @@ class NatsReceiver:
             self._readers = Readers(config, subjects.from_agents(config.cluster), TAKE_OVER_AFTER_S)
         else:
             own = subjects.from_partition(config.cluster, partition.number, partition.count)
-            # The lease says that the reader before has lost it.
+            # This lease proves that the previous reader's has ended.
             self._readers = Readers(config, own, 0.0, partition.held)
         self.progress = NatsProgress()
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.5
 TAKE_OVER_AFTER_S = 5.0
-"""A consumer that was not read for so long is removed, where no lease says whose turn it is."""
+"""A consumer that is not read for this long is removed. With leases there is no such wait."""
 REFUSED_SUBJECTS = "perfd.refused.>"
 _REFUSED_BYTES = 256 << 20
 _REFUSED_FOR_S = 7 * 86_400.0
@@ -107,11 +107,11 @@ class Readers:
         self._waits = False
 
     async def open(self, js: JetStreamContext) -> str:
-        """A new consumer's name, once no other aggregator reads; raises `PerfdError` if this one may not."""
+        """Create a consumer once no other aggregator reads; its name. Raises `PerfdError` without a lease."""
         from nats.js import api  # noqa: PLC0415  (with the extra only)
 
         if not self._may_read():
-            raise PerfdError("The lease of this partition is over.")
+            raise PerfdError("The lease of this partition has ended.")
         known: dict[str, tuple[int, int]] = {}
         still_since_s = time.monotonic()
         while others := await self._others(js):

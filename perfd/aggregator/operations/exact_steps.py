@@ -31,11 +31,11 @@ _REPEATS_IN_DOUBT = 24
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    """The ends of (n,) repeats: of micro-batches, or of steps."""
+    """The ends of (n,) repeats, which are micro-batches or steps."""
 
     last: TimedOperations
     following_us: Floats
-    """When the next large operation began, (n,) or (n - 1,): it may not be known after the newest."""
+    """Start of the next large operation, (n,), or (n - 1,) if there is none after the newest repeat yet."""
     following_queued_us: Floats
 
     def __len__(self) -> int:
@@ -43,11 +43,11 @@ class _Cuts:
 
     @property
     def pauses_us(self) -> Floats:
-        """Until the next large operation, where it is known."""
+        """Time to the next large operation, shaped like `following_us`."""
         return self.following_us - self.last.end_us[: len(self.following_us)]
 
     def each(self, first: int, count: int) -> _Cuts:
-        """Each so many, from the first one on."""
+        """Every `count`-th, starting with `first`."""
         rows = slice(first, None, count)
         return _Cuts(self.last.each(rows), self.following_us[rows], self.following_queued_us[rows])
 

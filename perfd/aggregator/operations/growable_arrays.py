@@ -25,7 +25,7 @@ def chosen(array: NDArray[_Number], rows: Ints) -> NDArray[_Number]:
 
 
 class NewestColumns:
-    """The newest values of some columns, as arrays, at most so many."""
+    """The newest values of several columns, at most `most` of each."""
 
     def __init__(self, columns: int, most: int) -> None:
         self._most = most
@@ -34,16 +34,16 @@ class NewestColumns:
 
     @property
     def held(self) -> Floats:
-        """(columns, n), the newest last; valid until more is put."""
+        """(columns, n), newest last; valid until the next `put`."""
         return self._values[:, self._first : self._end]
 
     def put(self, values: Floats) -> None:
-        """Add (columns, n)."""
+        """Append (columns, n) values."""
         values = values[:, -self._most :]
         end = self._end + values.shape[1]
         if end > self._values.shape[1]:
             held = self.held[:, -self._most :]
-            # Twice the room, so that moving what is held costs little per value.
+            # Doubling keeps the cost of copying per value constant.
             grown = np.empty((len(values), min(2 * self._most, 2 * (held.shape[1] + values.shape[1]))))
             grown[:, : held.shape[1]] = held
             self._values, self._first = grown, 0

@@ -41,7 +41,7 @@ _SLOWER = 1.5
 _SILENT_NS = 30 * 10**9
 """A stream that sets the pace and says nothing for so long is gone, as after a restart."""
 _MOST_SEQUENCE = 1 << 62
-"""More are garbage, and no array holds them."""
+"""Larger sequence numbers are garbage and may not fit in an array."""
 _NOTHING = FoundSteps()
 
 
@@ -303,7 +303,7 @@ class OperationSteps:
 
 
 def _is_whole_record(times: CollectiveTimes) -> bool:
-    """Whether it has single operations with sizes, and numbers that arrays hold."""
+    """Whether it lists single operations, each with a size, and all numbers fit in arrays."""
     sequences = times.sequences
     whole = len(times.sizes_bytes) == len(sequences) > 0 and max(sequences) <= _MOST_SEQUENCE
     return whole and math.isfinite(times.total_bytes or 0.0)

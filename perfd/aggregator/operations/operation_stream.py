@@ -29,13 +29,13 @@ _MARKED_RATIO = 0.9
 """Share of that many single operations of one size that a scalar must follow, such as the gradient norm, if
 each is a step."""
 _SEARCH_NS = 3 * 10**9
-"""Between searches for pauses that repeat, where they do and half of what is held is known: fewer operations
-cost less, and the first steps are among them."""
+"""Time between searches for repeating pauses, once a pattern is found and the buffer is half full: searches
+of fewer operations are cheap, and the first steps depend on them."""
 _FEWEST_SAMPLED = 16
 """Operations of a report, whose sequence numbers must be equally far apart."""
 RECEIVE = "Recv"
 _SIZE, _START, _END, _QUEUED = range(4)
-"""The columns that are held of each operation."""
+"""Columns of each operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,21 @@ class Cycle:
 
 @dataclass(frozen=True, slots=True)
 class TimedOperations:
-    """(n,) large operations by the node's clock, and what of their stream was seen by the end of each."""
+    """(n,) large operations by the node's clock, and the stream's totals at the end of each."""
 
     start_us: Floats
     end_us: Floats
     queued_us: Floats
-    """How long before its start the host had enqueued each."""
+    """Time from when the host enqueued each until its start."""
     seen: Ints
-    """Operations."""
+    """Operations of the stream so far."""
     moved_bytes: Floats
 
     def __len__(self) -> int:
         return len(self.seen)
 
     def each(self, rows: slice) -> TimedOperations:
-        """Some of them."""
+        """Those in `rows`."""
         return TimedOperations(
             self.start_us[rows],
             self.end_us[rows],
@@ -90,11 +90,11 @@ class OperationStream:
     operation: str
     newest_sequence: int
     numbers: NewestColumns | None = None
-    """When the rank's newest reductions of a scalar began, in microseconds, on any communicator."""
+    """Start times of the rank's newest reductions of a scalar, on any communicator, in microseconds."""
     newest: NewestColumns = field(default_factory=lambda: NewestColumns(4, _HELD_OPERATIONS))
-    """Size, start, end, and how long each was queued, in bytes and microseconds; NaN where unknown."""
+    """Size in bytes, start, end and time in the queue in microseconds; NaN where unknown."""
     durations: NewestColumns = field(default_factory=lambda: NewestColumns(1, _HELD_OPERATIONS))
-    """Of receives in microseconds, since the newest hole."""
+    """Durations of receives in microseconds, since the newest gap in sequence numbers."""
     seen: int = 0
     """Operations since the first report, those that were not reported included."""
     seen_s: float = 0.0
@@ -111,23 +111,23 @@ class OperationStream:
     _group: int | None = None
     """How many of one size are a repeat, once that is known."""
     _pattern: PausePattern | None = None
-    """Of the newest operations, since the newest hole."""
+    """Found in the newest operations, since the newest gap."""
     _searched_unix_ns: int = 0
-    """When it was looked for."""
+    """Time of that search."""
     _unsearched: int = 0
-    """The newest operations that it does not include."""
+    """Operations that came after it."""
     _places: Ints | None = None
-    """Of the operations that are not small, once they were looked for."""
+    """Indices of operations that are not small; None until they are needed."""
 
     @property
     def sizes(self) -> Floats:
-        """Of the newest operations."""
+        """Sizes of the newest operations in bytes."""
         sizes: Floats = self.newest.held[_SIZE]
         return sizes
 
     @property
     def timed(self) -> bool:
-        """Whether it is known when the newest one ran."""
+        """Whether the newest operation has a start time."""
         return not np.isnan(self.newest.held[_START, -1])
 
     def put(self, times: CollectiveTimes) -> None:
@@ -143,7 +143,7 @@ class OperationStream:
         if hole:
             large = self.sizes[self._large()]
             if len(large) and (large != large[0]).any():
-                # The order of what is held is not that of the job any more.
+                # The buffer no longer has the job's order.
                 self.newest.clear()
         self._whole = min(_HELD_OPERATIONS, (0 if hole else self._whole) + len(times.sequences))
         if self.operation == RECEIVE:
@@ -239,7 +239,7 @@ class OperationStream:
         return found
 
     def _pauses(self, places: Ints, starts_us: Floats, ends_us: Floats) -> PausePattern | None:
-        """What the pauses between operations show, as at the last search if that was a moment ago."""
+        """The pattern of pauses between operations; that of the last search if it is recent."""
         before = self._pattern
         few = len(starts_us) < _HELD_OPERATIONS // 2
         if before is None or few or self.newest_unix_ns - self._searched_unix_ns >= _SEARCH_NS:
@@ -314,7 +314,7 @@ def _stride(times: CollectiveTimes) -> int | None:
 
 
 def _columns(times: CollectiveTimes) -> Floats:
-    """Size, start, end and time in the queue of each, (4, n)."""
+    """(4, n): size, start, end and time in the queue of each operation."""
     count = len(times.sequences)
     columns = np.full((4, count), np.nan)
     columns[_SIZE] = times.sizes_bytes

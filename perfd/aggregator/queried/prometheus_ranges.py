@@ -61,7 +61,7 @@ class _Answer(msgspec.Struct):
 
 
 _ANSWERS = msgspec.json.Decoder(_Answer, strict=False)
-"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+"""Created at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
 
 
 class PrometheusRanges:

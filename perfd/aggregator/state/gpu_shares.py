@@ -1,4 +1,4 @@
-"""How much of a GPU each rank has where jobs share nodes, by MPS, time slicing or MIG."""
+"""GPUs per rank where jobs share GPUs by MPS, time slicing or MIG."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from perfd.aggregator.state.node_state import NodeState
 def gpus_per_rank(
     jobs: Iterable[tuple[JobState, int]], nodes: Mapping[str, NodeState]
 ) -> Mapping[str, float]:
-    """Of running jobs and their numbers of ranks: GPUs for each rank, 1 unless ranks share some.
+    """GPUs per rank by job name, 1 unless ranks share GPUs. `jobs` are running jobs with their rank counts.
 
-    Where more ranks run on a node than it has GPUs, each has an equal part of them, so that a GPU counts once
-    over all jobs. Slices of MIG are part of their GPU. Ranks of a job are spread evenly over its nodes; a job
-    whose ranks are all placed on a node without a GPU uses none there.
+    If a node has more ranks than GPUs, each rank gets an equal share, so that all jobs together count each
+    GPU once. MIG slices are part of their GPU. A job's ranks are assumed to be spread evenly over its nodes;
+    a job whose ranks on a node are all placed without a GPU uses none there.
     """
     on_nodes: dict[str, dict[str, float]] = {}
     for job, ranks in jobs:

@@ -147,9 +147,9 @@ def _fleet_row(
 
 
 def _wasted_gpu_h(job: JobState, live: JobSummary, now_unix_s: float, share: float) -> float | None:
-    """GPU-hours since the job began, times what its bottleneck costs now; None where one is unknown.
+    """GPU-hours since the job began times the current cost of its bottleneck; None if either is unknown.
 
-    `share` is what a rank has of a GPU now.
+    `share` is the number of GPUs per rank now.
     """
     began, ranks, gain = job.attempts.started_unix_s, live.parallel.world_size, live.bottleneck.gain_ratio
     if began is None or not ranks or gain is None:

@@ -260,7 +260,7 @@ def _peers(source: ApiSource, job: str, _: Request) -> Response:
     live = source.overview(job, ranks=False)
     found = peer_matrices(live[0]) if live else None
     if found is None or found["waits"] or found["links"]:
-        # Only the nodes of shown ranks take the list of all GPUs, which is long for thousands.
+        # Only the nodes of the ranks shown need the list of all GPUs, which is long with thousands of them.
         entry = _entry(source, job)
         if entry is None:
             return _no_job(job)

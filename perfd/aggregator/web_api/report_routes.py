@@ -44,7 +44,7 @@ class ReportSource(Protocol):
 def report_routes(source: ReportSource, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
     """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` if its traces are in several folders.
 
-    `/reports/pictures/JOB.png` is a small picture of what limits a job, for messages.
+    `/reports/pictures/JOB.png` is a small picture of what limits a job, for notifications.
 
     `/api/v1/traces/ID`, with `?folder=N`, has the data of a capture's report, and
     `/api/v1/traces/ID/perfetto` its traces as one file for ui.perfetto.dev.

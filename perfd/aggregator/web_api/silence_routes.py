@@ -32,7 +32,7 @@ class SilenceBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 _BODIES = msgspec.json.Decoder(SilenceBody)
-"""Made at import: msgspec 0.22 crashes if threads decode a type for the first time at once."""
+"""Created at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
 
 
 def silence_routes(

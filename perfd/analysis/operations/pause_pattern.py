@@ -213,7 +213,7 @@ def _is_unbroken(durations_us: Floats) -> bool:
 
 
 def _longest(usual_us: Floats) -> _Shown:
-    """The longest of (period,) usual pauses."""
+    """The longest of (period,) typical pauses, and how much it stands out."""
     column = int(usual_us.argmax())
     longest, second = float(usual_us[column]), max(1.0, float(np.delete(usual_us, column).max()))
     return _Shown(len(usual_us), column, (longest + second) / 2, longest / second)

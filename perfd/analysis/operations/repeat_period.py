@@ -14,7 +14,7 @@ _FEWEST_RATIO = 0.5
 """The repeats cover at least this part of the known operations, so that a run of equal sizes inside one step
 is not taken for one."""
 _COMPARED = 8
-"""Newest sizes that a period must repeat before all are compared; it changes no answer."""
+"""Newest sizes that are compared first, to reject most periods early; it does not change results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class Repeat:
 
 
 def repeat_period(sizes: Floats | Ints) -> Repeat | None:
-    """The shortest period of the newest sizes, over the longest stretch that has one; None without any.
+    """The shortest period in the longest stretch of newest sizes that repeats; None if nothing repeats.
 
-    `sizes` (n,) are of one rank's operations of one kind on one communicator, the newest last. Sizes that are
-    all equal repeat every 1, which says nothing of steps: that is for the caller to judge.
+    `sizes` (n,) are those of one rank's operations of one kind on one communicator, newest last. Equal sizes
+    have period 1, which does not identify steps: the caller must handle that.
     """
     newest_first = sizes[::-1]
     most = len(sizes) // FEWEST_REPEATS

@@ -33,13 +33,13 @@ pipelines of two stages it is by 150 times and more; transfers of one size diffe
 
 
 def longest_pause(starts_us: Floats, ends_us: Floats, period: int) -> int:
-    """After which of the (n,) operations of a repeat the pause is the longest, 0 for the first of them."""
+    """Index in a repeat, from 0, of the operation with the longest median pause after it."""
     pauses_us = starts_us[1:] - ends_us[:-1]
     return int(medians_by_place(pauses_us, min(period, len(pauses_us))).argmax())
 
 
 def medians_by_place(values: Floats, period: int) -> Floats:
-    """(period,) medians of every `period`-th of (n,) values; `period` is at most n."""
+    """(period,) medians of (n,) values by their place in a period; `period` is at most n."""
     repeats, more = divmod(len(values), period)
     whole = values[: repeats * period].reshape(repeats, period)
     medians: Floats = median(whole, axis=0)
@@ -114,7 +114,7 @@ def receives_of_step(durations_us: Floats) -> int | None:
 
 
 def _may_stand_out(ordered_us: Floats, count: int, least_us: float) -> bool:
-    """Whether the median of one in `count` of sorted values can exceed that of the others by so much."""
+    """Whether the median of one in `count` sorted values can exceed the others' by `least_us`."""
     fewest = len(ordered_us) // count
     longest, shortest = len(ordered_us) - 1 - (fewest - 1) // 2, (len(ordered_us) - fewest - 2) // 2
     return bool(ordered_us[longest] - ordered_us[max(0, shortest)] >= least_us)

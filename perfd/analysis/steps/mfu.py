@@ -37,8 +37,8 @@ class Efficiency:
     """Dense, of one GPU; the mean when kinds are mixed."""
     peak_precision: str | None = None
     peak_precision_source: str | None = None
-    """`set` when perfd's configuration has it, `job` when the job's log or arguments have it, `hlo` when most
-    FLOPs of the dumped HLO have it; None without a peak."""
+    """`set` if from perfd's configuration, `job` if from the job's log or arguments, `hlo` if it has the most
+    FLOPs in the dumped HLO; None without a peak."""
     peak_unverified: bool = False
     """Whether no source confirms the peak that the table has for one of these GPUs."""
     flops_convention: str | None = None
@@ -58,7 +58,7 @@ class Efficiency:
 
     @property
     def precision_by_hlo(self) -> str | None:
-        """What shows the precision of the peak, in words, if it is neither set nor said by the job."""
+        """Evidence in the HLO for the peak's precision, in words; None if it is from another source."""
         if self.peak_precision_source != "hlo":
             return None
         if self.peak_precision == "tf32":
@@ -233,7 +233,7 @@ def _precision(
     *,
     chosen: str | None,
 ) -> tuple[str | None, str | None]:
-    """The precision whose peak MFU is of, and where it is from."""
+    """The precision of the peak that MFU uses, and its source."""
     if chosen is not None:
         return chosen, "set"
     if description is None:
@@ -241,7 +241,7 @@ def _precision(
     if description.precision is not None:
         return description.precision, "job"
     found = description.hlo_precision
-    # XLA has no TF32 on AMD's GPUs, and NVIDIA's before Ampere have none.
+    # XLA does not use TF32 on AMD GPUs, and NVIDIA GPUs before Ampere lack it.
     if found == "tf32" and any(
         "amd" in info.name.lower() or (row is not None and "tf32" not in row.flops)
         for info, row in zip(infos, rows, strict=True)

@@ -92,7 +92,7 @@ def _persistent(rank: NcclRank) -> bool:
 
 
 def _costly(rank: NcclRank, least_ratio: float) -> bool:
-    # Healthy jobs have less; chance can cause more where there are few steps.
+    # Healthy jobs have less; with few steps, chance can cause more.
     least = max(least_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
     return (rank.gain_ratio or 0) >= least
 

@@ -201,8 +201,8 @@ class NsysCli:
     def export(self, report: Path) -> Path:
         """Export a report to SQLite next to it; raises `CaptureError` with nsys's error.
 
-        With blobs, which have NCCL's communicators and sizes, if this nsys knows the option. A report has
-        what the job wrote, so that nsys can read nothing else here, and write only into an empty folder.
+        Includes blobs, which hold NCCL's communicators and sizes, if this nsys has the option. The report's
+        content is not trusted: nsys can read only that file, and write only into an empty folder.
         """
         sqlite = report.with_suffix(".sqlite")
         with tempfile.TemporaryDirectory(prefix=".export-", dir=report.parent) as folder:

@@ -1,7 +1,8 @@
-"""The command that runs a whole job under Nsight Systems by hand and collects only a part of it.
+"""Builds the command to run a job under Nsight Systems by hand and collect all or part of it.
 
-perfd's own captures begin at a common time and end by steps; here the job says when, through CUDA's profiler
-functions or an NVTX range. Options: Nsight Systems User Guide, "CLI Profile Command Switch Options".
+perfd's own captures start at a set time and end after some steps. Here the job can choose the part, with
+the CUDA profiler API or an NVTX range. Options: Nsight Systems User Guide, "CLI Profile Command Switch
+Options".
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ class NsysPlan:
     """What to collect."""
 
     command: Sequence[str]
-    """How the job is started; a launcher such as torchrun, too."""
+    """The command that starts the job, including a launcher such as torchrun."""
     profiler_api: bool = False
     """Only from `cudaProfilerStart` to `cudaProfilerStop`."""
     nvtx_range: str | None = None
     """Only while this range is open, RANGE or RANGE@DOMAIN."""
     graph_nodes: bool = False
-    """Each kernel of a CUDA graph, not each graph as a whole: costs more."""
+    """Collect each kernel in a CUDA graph instead of each graph as a whole: more overhead."""
     trace: str = "cuda,nvtx"
     output: str = "perfd-nsys"
 
 
 def plan_nsys(wanted: NsysPlan) -> str:
-    """A shell script of one command, with what to know before it is run; raises `CaptureError`."""
+    """A shell script with the command and notes on its use; raises `CaptureError`."""
     if not wanted.command:
         raise CaptureError("Give the job's command after --, for example -- torchrun train.py.")
     if wanted.profiler_api and wanted.nvtx_range is not None:
@@ -57,7 +58,7 @@ def plan_nsys(wanted: NsysPlan) -> str:
     )
     environment = []
     if wanted.nvtx_range is not None:
-        # Names that are passed as plain strings, as PyTorch does, are compared too.
+        # Also match names passed as plain strings, as PyTorch does.
         environment = ["env", "NSYS_NVTX_PROFILER_REGISTER_ONLY=0"]
     words = [*environment, "nsys", "profile", *_options(wanted), *wanted.command]
     return "\n".join((*notes, shlex.join(words))) + "\n"
@@ -72,6 +73,6 @@ def _options(wanted: NsysPlan) -> list[str]:
     if wanted.nvtx_range is not None:
         options += ["--capture-range=nvtx", f"--nvtx-capture={wanted.nvtx_range}"]
     if wanted.profiler_api or wanted.nvtx_range is not None:
-        # By default the job would be ended with the range.
+        # By default, nsys ends the job with the range.
         options += ["--capture-range-end=stop"]
     return [*options, f"--output={wanted.output}-%h"]

@@ -12,14 +12,13 @@ from perfd.errors import CaptureError
 
 _PROCESS = (sys.executable, "-P", "-m", "perfd.capture.redact.redaction_process")
 _MOST_CHARS = 1000
-"""Of a reason."""
+"""Longest error message that is passed on."""
 
 
 def redacted_copy(source: Path, target: Path) -> None:
     """Write a copy that may leave the node, mode 0600; the original is unchanged.
 
-    A process that can read nothing else makes it. Raises `CaptureError` if that is not possible, and leaves
-    nothing then.
+    A process that can read no other files writes it. Raises `CaptureError` and leaves no file if that fails.
     """
     if not source.is_file():
         raise CaptureError(f"No such file: {source}.")
@@ -40,7 +39,7 @@ def _redact(source: Path, target: Path) -> None:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             check=False,
-            # A signal to all processes of an agent must not cut the copy short.
+            # Signals to the agent's process group must not interrupt the copy.
             start_new_session=True,
         )
     except OSError as error:

@@ -60,7 +60,7 @@ def redact(source: Path, target: Path) -> None:
     """
     try:
         with closing(sqlite3.connect(target, uri=True)) as copy:
-            # The process that does this can make no other file, and a copy that was cut short is removed.
+            # This process cannot create other files, such as a journal; a partial copy is removed.
             copy.executescript("PRAGMA journal_mode = OFF; PRAGMA temp_store = MEMORY")
             copy.execute("ATTACH ? AS original", (f"{source.absolute().as_uri()}?mode=ro",))
             _copy(copy, source)

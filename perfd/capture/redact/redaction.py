@@ -1,4 +1,4 @@
-"""Which redaction there is for a file."""
+"""Selects the redaction for a file by its name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def can_be_redacted(source: Path) -> bool:
 
 
 def redact(source: Path, target: Path) -> None:
-    """Write the harmless part of a file into `target`, which exists and is empty; raises `CaptureError`."""
+    """Write a redacted copy into `target`, an existing empty file; raises `CaptureError`."""
     redaction = _redaction(source)
     if redaction is None:
         kinds = ", ".join(_REDACTIONS)

@@ -1,7 +1,7 @@
-"""A process that reads one file and writes its harmless copy: `python -m ... SOURCE COPY`.
+"""A process that reads one file and writes a redacted copy: `python -m ... SOURCE COPY`.
 
-What a job wrote is parsed here, so that whoever takes over the parser has that file and the copy, and no
-right of the agent's beside them.
+Files that a job wrote are parsed here, so an exploit of the parser can access only that file and the copy,
+and gets none of the agent's rights.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FIRST_VICTIM = "1000"
 
 
 def main() -> int:
-    """Write the copy; a reason on standard error and 1 if that is not possible."""
+    """Write the copy and return 0; on failure, print the reason to standard error and return 1."""
     source, copy = Path(sys.argv[1]), Path(sys.argv[2])
-    # A copy that is not waited for any more must not go on.
+    # End with the parent, since then the copy has no use.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_VICTIM, encoding="ascii")

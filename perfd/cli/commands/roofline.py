@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     """Say what limits an operation and how far it is from that limit."""
     module = None if args.hlo is None else module_file(args.hlo)
     if module is None and (args.around or args.trace):
-        raise PerfdError("--around and --trace are of a module: name its file with --hlo.")
+        raise PerfdError("--around and --trace need a module: give its file with --hlo.")
     if args.ncu:
         confinement(args, [args.ncu], args.output)()
         kernels = read_ncu(args.ncu)
@@ -145,7 +145,7 @@ def _module(
 ) -> tuple[dict[str, Any], list[Table | Text]]:
     if bool(args.output) != bool(args.around):
         raise PerfdError(
-            "--output draws the graph around one operation: name it with --around. See also --json."
+            "--output draws the graph around one operation: name it with --around, or use --json."
         )
     if args.around:
         if args.output.suffix.lower() != ".svg":

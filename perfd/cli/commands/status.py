@@ -19,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
         action="store_true",
-        help="list the aggregators of a group and the partitions of jobs that each has (docs/scale.md); with"
+        help="list the aggregators of a group and the partitions that each holds (docs/scale.md); with"
         " --json, as perfd.group/1",
     )
     parser.add_argument(

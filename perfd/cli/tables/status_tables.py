@@ -74,7 +74,7 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
 
 
 def group_table(group: Json) -> Table:
-    """The aggregators of a group with their partitions, of schema perfd.group/1."""
+    """A table of a group's aggregators and their partitions, from a perfd.group/1 document."""
     table = Table("aggregator", "address", "partitions", box=box.SIMPLE)
     for member in group["members"]:
         own = [str(one["partition"]) for one in group["partitions"] if one["member"] == member["member"]]

@@ -34,7 +34,7 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {
 }
 _UNITS = ("_s", "_bytes", "_bytes_per_s", "_ratio", "_count")
 _WHAT = {"_bytes": " size", "_bytes_per_s": " bandwidth", "_ratio": " share"}
-"""Of columns whose names differ in the unit only; the time has the plain name."""
+"""Suffixes for columns whose names differ only in the unit; the one with a time has none."""
 
 
 def wanted_tables(args: argparse.Namespace) -> list[TraceTable]:
@@ -99,7 +99,7 @@ def _heading(name: str) -> str:
 
 
 def _headings(names: Sequence[str]) -> list[str]:
-    """Names without units, which the values have; where two would be alike, with what they are."""
+    """Column headings without units, which the values show; equal ones get a suffix."""
     headings = [_heading(name) for name in names]
     return [
         heading + _WHAT.get(_unit(name), "") if headings.count(heading) > 1 else heading

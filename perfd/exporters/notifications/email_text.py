@@ -22,7 +22,7 @@ from perfd.report.render.finding_png import FindingPicture, finding_picture
 
 
 def email_of(message: OutgoingMessage, *, sender: str, to: Sequence[str]) -> EmailMessage:
-    """The e-mail, with a picture of what limits the job where that is known.
+    """The e-mail, with a picture of what limits the job if that is known.
 
     All texts of jobs in its headers are one line without control characters.
     """
@@ -45,7 +45,7 @@ def email_of(message: OutgoingMessage, *, sender: str, to: Sequence[str]) -> Ema
 
 
 def _illustrate(email: EmailMessage, text: str, picture: FindingPicture, *, cid: str) -> None:
-    """Add the same text as HTML with the picture in it: nothing is loaded from elsewhere."""
+    """Add the text as HTML with the picture embedded, so that mail readers load nothing from elsewhere."""
     caption = escape(one_line(picture.caption))
     shown = (
         f'<p><img src="cid:{cid}" width="600" alt="{caption}"></p><p><small>{caption}</small></p>'

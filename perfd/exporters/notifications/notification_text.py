@@ -78,7 +78,7 @@ def slack(notification: Notification, summary: JobSummary | None, external_url: 
     picture = None if summary is None else finding_picture(summary)
     if picture is not None and (url := job_picture(external_url, notification.group.job)) is not None:
         caption = _escaped(one_line(picture.caption))
-        # A webhook takes no uploads: Slack fetches the address, so it has to be public.
+        # Webhooks accept no uploads: Slack fetches the URL, so it must be public.
         message["attachments"] = [{"fallback": caption, "text": caption, "image_url": url}]
     return message
 

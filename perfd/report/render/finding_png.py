@@ -1,6 +1,6 @@
-"""A job's step and what its findings cost, as a small PNG for messages, with the words that explain it.
+"""A small PNG for notifications that shows a job's step and the cost of its findings, with a caption.
 
-The picture has no letters: `FindingPicture.caption` names its parts, also for those who do not see it.
+The picture has no text: `FindingPicture.caption` describes it, also for people who cannot see it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WIDTH, _BAR, _COST, _RANKS, _GAP = 600, 40, 12, 60, 8
 """Pixels."""
 _MOST_COSTS = 4
 _MOST_RANKS = 64
-# Those of the page's light theme (perfd/web/static/style.css).
+# Colors of the page's light theme (perfd/web/static/style.css).
 _COLORS: dict[str, _Color] = {
     "forward": (0x2F, 0x6F, 0xDE),
     "backward": (0x11, 0x7A, 0x72),
@@ -49,7 +49,7 @@ class FindingPicture:
 
 
 def finding_picture(job: JobSummary) -> FindingPicture | None:
-    """A step, in red what findings cost, and tensor activity by rank; None if nothing is known."""
+    """A step, the cost of findings in red, and tensor activity by rank; None if nothing is known."""
     parts = _parts(job)
     costs = [
         found

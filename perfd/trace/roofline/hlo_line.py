@@ -23,7 +23,7 @@ _CALL = re.compile(r"(?:^|[\s)}\]])(?P<operation>[a-z][a-z0-9\-]*)\((?P<operands
 _MAX_ELEMENTS = 10**15
 _MAX_DIGITS = 15
 _MOST_INPUTS = 16
-"""Inputs of an operation, of which two may be a product's operands."""
+"""Most inputs of an operation that are searched for a product's two operands."""
 _SPACE = re.compile(r"S\((\d{1,3})\)")
 _TILES = re.compile(r"T(?:\([\d,]+\)){1,4}")
 
@@ -201,9 +201,9 @@ _ALGORITHM = re.compile(r'(?:\balgorithm=|"algorithm":"ALG_)dot_(bf16|f16|tf32|f
 
 
 def product_precision(dtype: str, attributes: str) -> str:
-    """Whose peak a matrix product is held against, by its operands' dtype and what its line asks for.
+    """The precision whose peak applies to a matrix product, from its operands' dtype and its attributes.
 
-    XLA multiplies f32 as TF32 where the GPU can, unless the job asked for `highest` or an algorithm. (Source:
+    XLA multiplies f32 as TF32 if the GPU can, unless the job requests `highest` or an algorithm. (Source:
     "Matmul precision" in JAX's documentation, and `GetBlasComputationType` of XLA.)
     """
     if found := _ALGORITHM.search(attributes):

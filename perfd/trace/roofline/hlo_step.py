@@ -1,4 +1,4 @@
-"""FLOPs of a training step, and their precision, from the modules that XLA compiled for a job."""
+"""FLOPs of a training step and their main precision, from the modules that XLA compiled for a job."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class StepWork:
     flops: float
     """With recomputation."""
     precision: str
-    """Whose dense peak the largest part of these is held against: bf16, fp16, fp8, fp4, tf32, fp32, ..."""
+    """The precision with the most FLOPs: bf16, fp16, fp8, fp4, tf32, fp32, ..."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """FLOPs by precision, and whether these are all."""
+    """FLOPs by precision, and whether they are complete."""
 
     by_precision: Mapping[str, float]
     known: bool = True
@@ -41,9 +41,9 @@ class _Counted:
 def step_work(modules: Iterable[HloModule]) -> StepWork | None:
     """What one run of the step's module computes.
 
-    The step is the module that computes most. None if that is not certain: another one computes more than
-    half as much, several of its name differ (batches of several shapes), or its work is not known, because it
-    does not say what a kernel computes or how often a loop runs.
+    The step is the module with the most FLOPs. None if that is uncertain: another module has more than half
+    as many, modules with its name differ (batches of several shapes), or its FLOPs are unknown, because the
+    HLO does not show what a kernel computes or how often a loop runs.
     """
     found = [(module, _computed(module, module.entry, {}, 0)) for module in modules]
     works = [(module, module.devices * counted.flops, counted) for module, counted in found]
@@ -58,7 +58,7 @@ def step_work(modules: Iterable[HloModule]) -> StepWork | None:
 
 
 def _computed(module: HloModule, computation: str, counted: dict[str, _Counted], depth: int) -> _Counted:
-    """Of one computation on one device; each is counted once, however often called."""
+    """FLOPs of one computation on one device; results are cached in `counted`."""
     if computation in counted or depth > _MOST_DEPTH:
         return counted.get(computation, _Counted({}, known=False))
     total: dict[str, float] = {}

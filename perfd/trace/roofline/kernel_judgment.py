@@ -246,7 +246,7 @@ def _accesses(kernel: KernelMetrics) -> Iterator[Reason]:
             f"A global load takes {sectors:.1f} sectors per request (4 for neighboring words).",
             coalesce if sectors > _SCATTERED_SECTORS else "",
         )
-    # A kernel that loads otherwise (TMA, asynchronous copies) has no such sectors, and 0 bytes of them.
+    # Kernels that load in other ways (TMA, asynchronous copies) have no such sectors: 0 bytes per sector.
     if used and used < _USED_BYTES:
         yield Reason(f"Global loads use {used:.1f} of each 32 bytes that they move.", coalesce)
     elif excess is not None and excess >= _EXCESSIVE_RATIO:

@@ -39,7 +39,7 @@ class _Layers:
 
 
 def layers(traces: Sequence[RankTrace]) -> TraceTable:
-    """Role, class and time of each operation in a layer, over all layers and passes of a rank."""
+    """One row per operation of a layer: role, class and time, combined over a rank's layers and passes."""
     return TraceTable(
         name="layers",
         title="A layer of the model, from repeating kernels",

@@ -37,7 +37,7 @@ _RATES = {
 
 
 _MOST_VALUES = 2000
-"""Of a block; a log could go on with values for ever. Chosen."""
+"""Most values in a block, since a log might never end it. Chosen."""
 
 
 class ComposerParser(FormatParser):

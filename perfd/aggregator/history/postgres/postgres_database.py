@@ -60,7 +60,7 @@ AND objid::bigint = hashtext(current_schema())::bigint & 4294967295
 AND pg_locks.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND substring(application_name FROM '^perfd aggregator lease ([0-9]+) ')::bigint < %s
 """
-"""Those who hold the lock of this schema with an earlier lease."""
+"""Ends connections that hold this schema's lock with an earlier lease."""
 _UNSTORABLE = ("22", "23", "54")
 """Classes of SQLSTATE that are the row's: data exceptions, violated constraints, limits of an index."""
 _NO_PARTITION = "23514"
@@ -85,7 +85,7 @@ class PostgresDatabase:
         start_wait_s: float = _START_WAIT_S,
         partition: Partition | None = None,
     ) -> None:
-        """The lease of `partition` ends connections of earlier holders, also of one that is paused."""
+        """With a `partition`, opening it ends the connections of earlier holders, even paused ones."""
         self._epoch = None if partition is None else partition.epoch
         lease = "" if partition is None else f"lease {partition.epoch} "
         self._server = PostgresServer(

@@ -17,7 +17,7 @@ SCHEMA_REVISION = "0001"
 """The newest one in `migrations/versions`."""
 _KNOWN = {"0001"}
 _ONE_AT_A_TIME = threading.Lock()
-"""Alembic keeps the connection of a migration in its module: partitions of one process take turns."""
+"""Alembic keeps a migration's connection in a module global, so partitions of one process take turns."""
 
 
 def bring_up_to_date(server: PostgresServer, found: str | None) -> None:

@@ -33,7 +33,7 @@ def peer_matrices(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _links(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """For each pair of ranks, the slowest group that has both; None if no group can be judged."""
+    """For each pair of ranks, the slowest group that includes both; None if no group can be judged."""
     judged = [
         (group, *found)
         for group, alike in _with_groups_alike(groups)

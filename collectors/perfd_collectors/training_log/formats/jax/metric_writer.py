@@ -20,7 +20,7 @@ _PAIR = re.compile(r"(?:^|, )([\w/.()-]{1,120}) ?= ?([^\s,]{1,40})(?=,|\s*$)")
 
 
 _MOST_LINES = 200
-"""Of a step, which are one record; a log could repeat a step for ever. Chosen."""
+"""Most lines of a step, which become one record, since a log might repeat it forever. Chosen."""
 
 
 class MetricWriterParser(FormatParser):

@@ -23,7 +23,7 @@ _OF_RLLIB = ("env_steps", "episode_reward_mean", "episode_return_mean")
 
 
 _MOST_ROWS = 2000
-"""Of a block; a log could go on with rows for ever. Chosen."""
+"""Most rows in a block, since a log might never end it. Chosen."""
 
 
 class ResultBlockParser(FormatParser):
