@@ -90,7 +90,7 @@ async def _drive(
                 *(agent.send([one[kind_of(n, jobs)] for one in several]) for n, agent in enumerate(agents))
             )
         sent_s = time.perf_counter()
-        # The stream acknowledges before the aggregator has read.
+        # The stream acknowledges batches before the aggregator reads them.
         if server is not None:
             await asyncio.to_thread(_wait_until_read, aggregator)
         caught_up_s = time.perf_counter() - sent_s

@@ -199,7 +199,7 @@ class FakeNatsAgent:
         self._sequence = 0
 
     async def send(self, batches: list[bytes]) -> None:
-        """Publish batches, at most a window at a time, until all are acknowledged."""
+        """Publish batches, with at most one window unacknowledged, and wait until all are acknowledged."""
         js = self._client.jetstream(timeout=60)
         sender = encode_sender(self._sender, self._session)
         for first in range(0, len(batches), _WINDOW):

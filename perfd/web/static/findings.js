@@ -17,7 +17,7 @@ const explained = (effect) => el("li", { class: "effect" }, `Explains ${effect.s
 const notes = (finding) =>
   [finding?.gain_ratio == null ? null : `costs about ${percent(finding.gain_ratio)} of each step`, finding?.confidence ? `confidence ${percent(finding.confidence, 0)}` : null].filter(Boolean).join(" · ");
 
-// The word is the sign of certainty, the border repeats it: neither is a color alone.
+// The word shows the certainty and the border repeats it, so that neither depends on color.
 const says = (finding) => {
   const sure = isTrouble(finding) && certainty(finding);
   const text = notes(finding);
@@ -26,7 +26,7 @@ const says = (finding) => {
 
 const look = (finding) => [tone(finding), isHeldUp(finding) && certainty(finding)].filter(Boolean).join(" ");
 
-// Of a slow rank the evidence is who and how much; of its clock and of stalls it is why, too.
+// A slow rank's evidence says which rank and how much; a slow clock or stalls also say why.
 const SAYS_WHY = /SM clock is|^Every \d+ steps/;
 
 const isOpen = (finding) => finding.kind === "straggler" && !(finding.evidence ?? []).some((line) => SAYS_WHY.test(line));

@@ -90,7 +90,7 @@ const silence = (job) =>
 // A job on CPUs, or with unmonitored GPUs, has ranks only.
 const device = (job) => (job.gpu_count ? "GPU" : "rank");
 
-// Each with what it is a share of, and what is missing where it has no value; null: nothing to say of this job.
+// Each with its denominator, and what is missing if it has no value; null: does not apply to this job.
 const numbers = (job) => [
   ["mfu", "MFU", percent(job.efficiency?.mfu_ratio), mfuNote(job), job.efficiency?.mfu_missing ?? "the model's sizes or the GPU's peak are unknown"],
   ["step-time", "Step time", duration(job.step_time_s?.median), `p95 ${duration(job.step_time_s?.p95)}`, "no steady steps yet"],
@@ -103,7 +103,7 @@ const numbers = (job) => [
   ["memory", "GPU memory", percent(job.memory?.max_used_ratio), "used on the fullest GPU", "no data from GPUs"],
 ];
 
-// A batch is fetched within the forward pass, and its timer ends when the GPU has it.
+// Batches are fetched within the forward pass; the timer ends when the batch is on the GPU.
 function dataNote({ data }) {
   const within = data?.source === "timers: batch-generator" ? ", within forward" : "";
   return `of a step, on the slowest rank${within}${data?.waits_for_gpu ? "; includes waiting for the GPU" : ""}`;
@@ -140,7 +140,7 @@ function stallMissing({ pipeline, parallel }) {
   return `${theory == null ? "" : `theory ${percent(theory)} of the schedule; `}no timers of stages, and no NCCL plugin`;
 }
 
-// What has no value is one quiet line below the tiles, with the reason: a note is a bound or a part of it.
+// Tiles without a value become one quiet line below, with the reason; a note is a bound or part of it.
 function cards(all) {
   const known = all.filter(([, , value]) => value !== UNKNOWN);
   const unknown = all.filter(([, , value, , missing]) => value === UNKNOWN && missing);

@@ -1,10 +1,10 @@
-// A table of ranks by ranks: which waits for which, and the bandwidth of the links between them.
+// Rank-by-rank matrices: which rank waits for which, and the bandwidth of the links between them.
 
 import { el, section } from "./dom.js";
 import { bandwidth, count, percent, rankNames } from "./format.js";
 import { jobAddress } from "./paths.js";
 
-// A wait of this share of the time, or a link that lacks this share of its bandwidth, gets the full color.
+// A wait for this share of the time, or a link short of this share of its bandwidth, gets the full color.
 const FULL = 0.5;
 const DOCS = "docs/nccl.md";
 let chosen = "waits";

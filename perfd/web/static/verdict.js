@@ -18,7 +18,7 @@ export function tone(finding) {
   return (finding.gain_ratio ?? 1) >= SEVERE ? "severe" : "slight";
 }
 
-// How sure perfd is, in words beside the number: `Finding.confidence` is an order by kinds of evidence.
+// Certainty in words beside the number: `Finding.confidence` ranks kinds of evidence.
 const CERTAINTIES = [[0.8, "measured"], [0.5, "likely"], [0, "possible"]];
 
 export const certainty = (finding) => (finding?.confidence > 0 ? CERTAINTIES.find(([least]) => finding.confidence >= least)[1] : null);
