@@ -29,7 +29,7 @@ from perfd.model import (
     JobOrigin,
     Record,
 )
-from perfd.net import AccessControl, HttpServer, Request, Response, ServerTls
+from perfd.net import AccessControl, HttpServer, Request, Response, ServerTls, text_response
 from perfd.wire.service import MAX_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ It took over 6 s on a busy machine. With the time to send it is below the 20 s o
 _FLUSH_TIMEOUT_S = 3.0
 _ORIGIN_INTERVAL_S = 30.0
 """How often the agent repeats whose job it is, for aggregators that start later."""
-_TEXT = "text/plain; charset=utf-8"
 _DESCRIBED = {metric.name: metric for metric in AGENT_PAGE_METRICS}
 
 
@@ -277,8 +276,8 @@ class Agent:
     def _serve_health(self, _request: Request) -> Response:
         # Healthy without an aggregator, too: a restart of the agent would not bring it back.
         if self._manual or self._batch_thread.is_alive():
-            return Response(body=b"ok\n", content_type=_TEXT)
-        return Response(body=b"The thread that makes batches has ended.\n", status=503, content_type=_TEXT)
+            return text_response("ok\n")
+        return text_response("The thread that makes batches has ended.\n", 503)
 
     def _refuse(self, request: CaptureRequest | CaptureCancel) -> None:
         if isinstance(request, CaptureRequest):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
@@ -12,7 +11,7 @@ import msgspec
 
 from perfd.capture.policy.capture_json import API_PATH
 from perfd.errors import CaptureError, StorageError
-from perfd.net import Handler, Request, Response
+from perfd.net import Handler, Request, Response, error_response, json_response
 
 SCHEMA = "perfd.capture/1"
 _FILES = "files/"
@@ -70,10 +69,10 @@ def capture_routes(
         if request.method != "POST" and verb.startswith(_FILES):
             return _linked(lambda: link(unquote(capture_id), unquote(verb.removeprefix(_FILES))), request)
         if request.method == "POST" or verb:
-            return _error(404, f"No such path: {request.path}; GET {API_PATH} lists the captures.")
+            return error_response(404, f"No such path: {request.path}; GET {API_PATH} lists the captures.")
         found = next((c for c in captures() if c["id"] == capture_id), None)
         if found is None:
-            return _error(404, f"No capture {capture_id!r}; see `perfd capture list`.")
+            return error_response(404, f"No capture {capture_id!r}; see `perfd capture list`.")
         return _answer(200, lambda: {"capture": found})
 
     return {API_PATH: collection, API_PATH + "/": one}
@@ -84,12 +83,12 @@ def _linked(link: Callable[[], tuple[str, float]], request: Request) -> Response
     try:
         address, lifetime_s = link()
     except StorageError as error:
-        return _error(404, str(error))
+        return error_response(404, str(error))
     # The address is a credential: it must not stay anywhere longer than it is valid.
     headers = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
     if request.query.get("link") == "1":
-        body = _encode({"schema": SCHEMA, "url": address, "lifetime_s": lifetime_s})
-        return Response(body=body, headers=headers)
+        document = {"schema": SCHEMA, "url": address, "lifetime_s": lifetime_s}
+        return json_response(document, headers=headers)
     return Response(status=302, headers={**headers, "Location": address})
 
 
@@ -126,13 +125,5 @@ def _answer(status: int, make: Callable[[], Mapping[str, Any]]) -> Response:
     try:
         document = make()
     except CaptureError as error:
-        return _error(400, str(error))
-    return Response(status=status, body=_encode({"schema": SCHEMA, **document}))
-
-
-def _error(status: int, message: str) -> Response:
-    return Response(status=status, body=_encode({"error": message}))
-
-
-def _encode(document: Mapping[str, Any]) -> bytes:
-    return json.dumps(document).encode() + b"\n"
+        return error_response(400, str(error))
+    return json_response({"schema": SCHEMA, **document}, status)

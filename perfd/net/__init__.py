@@ -8,10 +8,13 @@ from perfd.net.http import (
     HttpServer,
     Request,
     Response,
+    error_response,
     is_loopback,
+    json_response,
     require_free,
     route_of,
     split_address,
+    text_response,
 )
 from perfd.net.http_client import BoundedConnection, BoundedTlsConnection, secure_connection
 from perfd.net.nats_client import NatsConnector
@@ -34,10 +37,13 @@ __all__ = [
     "ServerTls",
     "client_context",
     "connect",
+    "error_response",
     "is_loopback",
+    "json_response",
     "left_s",
     "require_free",
     "route_of",
     "secure_connection",
     "split_address",
+    "text_response",
 ]

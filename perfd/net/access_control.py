@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from perfd.errors import ConfigError
 from perfd.net.bearer_token import BearerToken
-from perfd.net.http import Handler, Request, Response, is_loopback, split_address
+from perfd.net.http import Handler, Request, Response, error_response, is_loopback, split_address
 
 log = logging.getLogger(__name__)
 _READING = frozenset({"GET", "HEAD"})
@@ -86,7 +86,7 @@ class AccessControl:
         known = host in self._hosts or is_loopback(host)
         if known or (not self._loopback and host and (_is_address(host) or not public)):
             return None
-        return _error(
+        return error_response(
             403,
             f"The name {host[:100]!r} is not allowed: add it to http_hosts, or use the server's address.",
         )
@@ -106,7 +106,7 @@ class AccessControl:
         refusal = self._stranger(request)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if refusal is None and kind != "application/json":
-            return _error(415, "Send JSON, with Content-Type: application/json.")
+            return error_response(415, "Send JSON, with Content-Type: application/json.")
         return refusal
 
     def _stranger(self, request: Request) -> Response | None:
@@ -117,13 +117,13 @@ class AccessControl:
             )
             return _check([self._capture], request, sentence, "Bearer")
         if not self._loopback:
-            return _error(
+            return error_response(
                 403,
                 f"This aggregator listens on {self._listen}, which other machines may reach: "
                 f"set {_CAPTURE_KEY} in its configuration, and whoever shows that token may do this.",
             )
         if not is_loopback(_host_of(request.headers.get("host", ""))):
-            return _error(
+            return error_response(
                 403,
                 f"Without {_CAPTURE_KEY} clients must call the aggregator 127.0.0.1, [::1] or localhost.",
             )
@@ -136,8 +136,8 @@ def _check(tokens: Collection[BearerToken], request: Request, sentence: str, sch
         shown = [token.shown_in(authorization) for token in tokens]
     except ConfigError as error:
         log.error("The token for HTTP cannot be read.", extra={"error": str(error)})  # noqa: TRY400  (the sentence says all)
-        return _error(503, "The aggregator cannot read its token; its log says why.")
-    return None if any(shown) else _error(401, sentence, {"WWW-Authenticate": scheme})
+        return error_response(503, "The aggregator cannot read its token; its log says why.")
+    return None if any(shown) else error_response(401, sentence, {"WWW-Authenticate": scheme})
 
 
 def _as_bearer(authorization: str) -> str:
@@ -177,8 +177,3 @@ def _is_address(host: str) -> bool:
 def _reason_of(refusal: Response) -> str:
     reason: str = json.loads(refusal.body)["error"]
     return reason
-
-
-def _error(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    body = json.dumps({"error": message}).encode() + b"\n"
-    return Response(status=status, body=body, headers=headers or {})

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
+
+import msgspec
 
 from perfd.errors import PerfdError
 from perfd.net.connections import BoundedServer, RequestReader
@@ -62,6 +64,21 @@ class Response:
 
 
 Handler = Callable[[Request], Response]
+
+
+def json_response(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:  # noqa: ANN401  (whatever JSON can hold)
+    """A document; what is not a number in it becomes null, which is what JSON has for "not known"."""
+    return Response(body=msgspec.json.encode(document) + b"\n", status=status, headers=headers or {})
+
+
+def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Why there is no answer, as `{"error": message}`."""
+    return json_response({"error": message}, status, headers)
+
+
+def text_response(text: str, status: int = 200) -> Response:
+    """Plain text."""
+    return Response(body=text.encode(), status=status, content_type="text/plain; charset=utf-8")
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -193,17 +210,19 @@ class _Handler(BaseHTTPRequestHandler):
         lengths = self.headers.get_all("Content-Length", ["0"])
         if "Transfer-Encoding" in self.headers or len(lengths) != 1:
             self.close_connection = True
-            self._send(_error(411, "Send the body with one Content-Length, and not in chunks."))
+            self._send(error_response(411, "Send the body with one Content-Length, and not in chunks."))
             return
         length = lengths[0]
         if not _is_number(length) or int(length) > MAX_BODY_BYTES:
             self.close_connection = True
-            self._send(_error(413, f"The body must say its length and be at most {MAX_BODY_BYTES} bytes."))
+            self._send(
+                error_response(413, f"The body must say its length and be at most {MAX_BODY_BYTES} bytes.")
+            )
             self._discard(length)
             return
         body = self.rfile.read(int(length))
         if self._is_of_another_site():
-            self._send(_error(403, "Requests from pages of other sites are not allowed."))
+            self._send(error_response(403, "Requests from pages of other sites are not allowed."))
             return
         self._answer(body)
 
@@ -223,11 +242,13 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             url = urlsplit(self.path)
         except ValueError:
-            self._send(_error(400, "The address of the request is not one."))
+            self._send(error_response(400, "The address of the request is not one."))
             return
         handler, rest = route_of(self.routes, url.path)
         if handler is None:
-            self._send(_error(404, f"There is nothing at {url.path}; try {', '.join(sorted(self.routes))}."))
+            self._send(
+                error_response(404, f"There is nothing at {url.path}; try {', '.join(sorted(self.routes))}.")
+            )
             return
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -238,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
             response = handler(request)
         except Exception:  # Whatever a handler raises, its client gets an answer.
             log.exception("A request failed.", extra={"path": url.path})
-            response = _error(500, f"perfd failed to answer {url.path}; its log says why.")
+            response = error_response(500, f"perfd failed to answer {url.path}; its log says why.")
         if response.stream is None:
             sent = encode_body(
                 response.body, response.status, response.content_type, response.headers, headers
@@ -306,8 +327,3 @@ def route_of(routes: Mapping[str, Handler], path: str) -> tuple[Handler | None, 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS
-
-
-def _error(status: int, message: str) -> Response:
-    quoted = message.replace("\\", "\\\\").replace('"', '\\"')
-    return Response(status=status, body=f'{{"error": "{quoted}"}}\n'.encode())

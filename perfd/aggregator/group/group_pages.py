@@ -18,7 +18,15 @@ from perfd.aggregator.group.sharing import GroupView
 from perfd.aggregator.web_api import compare_routes
 from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError
-from perfd.net import Handler, Request, Response, route_of
+from perfd.net import (
+    Handler,
+    Request,
+    Response,
+    error_response,
+    json_response,
+    route_of,
+    text_response,
+)
 from perfd.web.live_updates import Live
 from perfd.web.page_routes import page_routes
 from perfd.wire.subjects import partition_of
@@ -69,17 +77,19 @@ class GroupPages:
             "/api/v1/jobs/": self._job,
             "/reports/jobs/": self._job,
             "/reports/pictures/": self._picture,
-            "/metrics": lambda _: _error(
+            "/metrics": lambda _: error_response(
                 404, "Each partition has its own metrics: /metrics?partition=0 and so on."
             ),
             "/api/v1/events": self._live.connect,
-            "/api/v1/http_sd": lambda _: _json(self._targets()),
-            "/api/v1/group": lambda _: _json({"schema": "perfd.group/1", **self._group()}),
-            "/api/v1/status": lambda _: _json(
+            "/api/v1/http_sd": lambda _: json_response(self._targets()),
+            "/api/v1/group": lambda _: json_response({"schema": "perfd.group/1", **self._group()}),
+            "/api/v1/status": lambda _: json_response(
                 {"schema": "perfd.status/1", "unready": self.unready(), "history_problem": self._problem()}
             ),
-            "/api/v1/healthz": lambda _: _text("ok\n"),
-            "/api/v1/readyz": lambda _: _text("ready\n") if not (why := self.unready()) else _text(why, 503),
+            "/api/v1/healthz": lambda _: text_response("ok\n"),
+            "/api/v1/readyz": lambda _: (
+                text_response("ready\n") if not (why := self.unready()) else text_response(why, 503)
+            ),
         }
         return {path: partial(self._answer, handler) for path, handler in every.items()}
 
@@ -96,7 +106,7 @@ class GroupPages:
         if (local := self._local(partition)) is not None:
             handler, rest = route_of(local, request.path)
             return (
-                _error(_NOT_FOUND, f"There is nothing at {request.path}.")
+                error_response(_NOT_FOUND, f"There is nothing at {request.path}.")
                 if handler is None
                 else handler(replace(request, rest=rest))
             )
@@ -111,10 +121,10 @@ class GroupPages:
             if named is None:
                 return handler(request)
             if not named.isdecimal() or not int(named[:9]) < self._partitions:
-                return _error(400, f"`partition` must be from 0 to {self._partitions - 1}.")
+                return error_response(400, f"`partition` must be from 0 to {self._partitions - 1}.")
             return self.ask(int(named), request)
         except PerfdError as error:
-            return _error(503, str(error))
+            return error_response(503, str(error))
 
     def _job(self, request: Request) -> Response:
         return self._of_job(unquote(request.rest.partition("/")[0]), request)
@@ -150,7 +160,7 @@ class GroupPages:
         try:
             job = str(_body(request)["labels"].get("job", ""))
         except (PerfdError, KeyError, TypeError, AttributeError):
-            return _error(400, "The body must be JSON with `labels`.")
+            return error_response(400, "The body must be JSON with `labels`.")
         return self._of_job(job, request) if job else self._any(request)
 
     def _captures(self, request: Request) -> Response:
@@ -159,7 +169,7 @@ class GroupPages:
         try:
             job = str(_body(request)["job"])
         except (PerfdError, KeyError, TypeError):
-            return _error(400, "The body must be JSON with a `job`.")
+            return error_response(400, "The body must be JSON with a `job`.")
         return self._of_job(job, request)
 
     def _merged(self, name: str, request: Request) -> Response:
@@ -170,15 +180,15 @@ class GroupPages:
         if name == "alerts" and found[name] and "limit" in request.query:
             # Partitions have already validated the limit.
             found[name] = found[name][: int(request.query["limit"])]
-        return _json(found)
+        return json_response(found)
 
     def _fleet(self, request: Request) -> Response:
         query = {"trend": "1"} if request.query.get("trend") == "1" else {}
         documents, missing = _documents(self._all(replace(request, query=query), range(self._partitions)))
         try:
-            return _json(merged_fleet(documents, request.query, missing))
+            return json_response(merged_fleet(documents, request.query, missing))
         except PerfdError as error:
-            return _error(400, str(error))
+            return error_response(400, str(error))
 
     def _all(self, request: Request, partitions: Sequence[int]) -> list[tuple[int, Response | None]]:
         return list(
@@ -265,15 +275,3 @@ def _body(request: Request) -> Any:  # noqa: ANN401  (whatever JSON can hold)
         return msgspec.json.decode(request.body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PerfdError(f"Invalid request body: {error}.") from error
-
-
-def _json(document: Any) -> Response:  # noqa: ANN401  (whatever JSON can hold)
-    return Response(body=msgspec.json.encode(document) + b"\n")
-
-
-def _text(text: str, status: int = 200) -> Response:
-    return Response(body=text.encode(), status=status, content_type="text/plain; charset=utf-8")
-
-
-def _error(status: int, message: str) -> Response:
-    return Response(body=msgspec.json.encode({"error": message}) + b"\n", status=status)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-import msgspec
-
 from perfd import __version__
 from perfd.aggregator.web_api.charts import peer_matrices, rank_columns, without_ranks
 from perfd.aggregator.web_api.compare_routes import compare_routes
@@ -19,7 +17,7 @@ from perfd.analysis.findings import Kind
 from perfd.capture.capture_routes import StartBody, capture_routes
 from perfd.errors import PerfdError
 from perfd.metrics.exposition import MetricsPage
-from perfd.net import Handler, Request, Response
+from perfd.net import Handler, Request, Response, error_response, json_response, text_response
 from perfd.web.live_updates import Live
 from perfd.web.page_routes import page_routes
 
@@ -148,7 +146,7 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         **page_routes(
             lambda job: job in source.jobs() or source.stored_summary(job) is not None, saved_unix_s
         ),
-        "/api/v1": lambda _: _text(_INDEX.format(version=__version__)),
+        "/api/v1": lambda _: text_response(_INDEX.format(version=__version__)),
         "/metrics": lambda request: _metrics(source, request),
         **report_routes(source),
         **compare_routes(source),
@@ -156,9 +154,11 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         "/api/v1/jobs": lambda request: _jobs(source, request.query),
         "/api/v1/jobs/": lambda request: _job(source, request),
         "/api/v1/alerts": lambda request: _alerts(source, request.query),
-        "/api/v1/servers": lambda _: _json({"schema": "perfd.servers/2", "servers": source.servers()}),
+        "/api/v1/servers": lambda _: json_response(
+            {"schema": "perfd.servers/2", "servers": source.servers()}
+        ),
         "/api/v1/events": live.connect,
-        "/api/v1/agents": lambda _: _json({"schema": "perfd.agents/1", "agents": source.agents()}),
+        "/api/v1/agents": lambda _: json_response({"schema": "perfd.agents/1", "agents": source.agents()}),
         "/api/v1/nodes": lambda request: _nodes(source, request),
         **capture_routes(
             captures=source.captures,
@@ -166,9 +166,9 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
             cancel=source.cancel_capture,
             link=source.file_link,
         ),
-        "/api/v1/healthz": lambda _: _text("ok\n"),
+        "/api/v1/healthz": lambda _: text_response("ok\n"),
         "/api/v1/readyz": lambda _: _ready(source.unready(), source.history_problem()),
-        "/api/v1/status": lambda _: _json(
+        "/api/v1/status": lambda _: json_response(
             {
                 "schema": "perfd.status/1",
                 "unready": source.unready(),
@@ -181,56 +181,58 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
 def _metrics(source: ApiSource, request: Request) -> Response:
     # To Prometheus a page that no longer changes would look like a fleet that is well.
     if (stale := source.stale()) is not None:
-        return _text(f"{stale}\n", 503)
+        return text_response(f"{stale}\n", 503)
     page = source.metrics(request.headers)
     return Response(body=page.body, content_type=page.content_type)
 
 
 def _ready(unready: str | None, problem: str | None) -> Response:
     if unready is not None:
-        return _text(f"{unready}\n", 503)
+        return text_response(f"{unready}\n", 503)
     # Agents are served all the same, and keep what is not stored.
-    return _text("ready\n" if problem is None else f"ready\n{problem}\n")
+    return text_response("ready\n" if problem is None else f"ready\n{problem}\n")
 
 
 def _job(source: ApiSource, request: Request) -> Response:
     name, _, rest = request.rest.partition("/")
     answer = _OF_JOB.get(rest)
     if answer is None:
-        return _error(404, f"There is nothing at {request.path}; /api/v1 lists what a job has.")
+        return error_response(404, f"There is nothing at {request.path}; /api/v1 lists what a job has.")
     try:
         return answer(source, unquote(name), request)
     except PerfdError as error:
-        return _error(503, str(error))
+        return error_response(503, str(error))
 
 
 def _fleet(source: ApiSource, request: Request) -> Response:
     try:
         page = fleet_page(source.fleet(), request.query)
     except PerfdError as error:
-        return _error(400, str(error))
+        return error_response(400, str(error))
     if request.query.get("trend") == "1":
         # Of the rows that are shown only: there may be thousands of jobs.
         page["jobs"] = [{**row, "trend_step_time_s": source.trend(row["name"])} for row in page["jobs"]]
-    return _json({"schema": "perfd.fleet/2", **page})
+    return json_response({"schema": "perfd.fleet/2", **page})
 
 
 def _jobs(source: ApiSource, query: Mapping[str, str]) -> Response:
     found = source.overview(query.get("job"), ranks=query.get("short") != "1")
-    return _json({"schema": "perfd.jobs/2", "jobs": [with_limits(one) for one in found]})
+    return json_response({"schema": "perfd.jobs/2", "jobs": [with_limits(one) for one in found]})
 
 
 def _alerts(source: ApiSource, query: Mapping[str, str]) -> Response:
     job, state, limit = query.get("job"), query.get("state"), query.get("limit", str(_MOST_ALERTS))
     if state not in {None, "firing", "resolved"} or not (limit.isdecimal() and len(limit) <= 5):
-        return _error(400, "`state` must be firing or resolved, and `limit` a whole number below 100,000.")
+        return error_response(
+            400, "`state` must be firing or resolved, and `limit` a whole number below 100,000."
+        )
     found = [a for a in source.alerts() if job in {None, a["job"]} and state in {None, a["state"]}]
-    return _json({"schema": "perfd.alerts/1", "alerts": found[: int(limit)], "count": len(found)})
+    return json_response({"schema": "perfd.alerts/1", "alerts": found[: int(limit)], "count": len(found)})
 
 
 def _nodes(source: ApiSource, request: Request) -> Response:
     nodes = source.nodes(blamed_only=request.query.get("all") != "1", node=request.query.get("node"))
-    return _json({"schema": "perfd.nodes/1", "nodes": nodes})
+    return json_response({"schema": "perfd.nodes/1", "nodes": nodes})
 
 
 def _summary(source: ApiSource, job: str, request: Request) -> Response:
@@ -241,7 +243,7 @@ def _summary(source: ApiSource, job: str, request: Request) -> Response:
     if found is None:
         return _no_job(job)
     shown = without_ranks(found) if query.get("short") == "1" else found
-    return _json({"schema": "perfd.summary/2", "jobs": [with_limits(shown)]})
+    return json_response({"schema": "perfd.summary/2", "jobs": [with_limits(shown)]})
 
 
 def _summary_entry(source: ApiSource, job: str) -> Mapping[str, Any] | None:
@@ -265,7 +267,7 @@ def _peers(source: ApiSource, job: str, _: Request) -> Response:
         if entry is None:
             return _no_job(job)
         found = peer_matrices(entry)
-    return _json({"schema": "perfd.peers/1", "job": job, **found})
+    return json_response({"schema": "perfd.peers/1", "job": job, **found})
 
 
 def _ranks(source: ApiSource, job: str, request: Request) -> Response:
@@ -273,9 +275,9 @@ def _ranks(source: ApiSource, job: str, request: Request) -> Response:
     if entry is None:
         return _no_job(job)
     try:
-        return _json({"schema": "perfd.ranks/1", "job": job, **rank_columns(entry, request.query)})
+        return json_response({"schema": "perfd.ranks/1", "job": job, **rank_columns(entry, request.query)})
     except PerfdError as error:
-        return _error(400, str(error))
+        return error_response(400, str(error))
 
 
 def _summary_since(source: ApiSource, job: str, since: str) -> Response:
@@ -284,39 +286,39 @@ def _summary_since(source: ApiSource, job: str, since: str) -> Response:
     except ValueError:
         since_unix_s = math.nan
     if not math.isfinite(since_unix_s):
-        return _error(400, "`since` must be a number of seconds since 1970.")
+        return error_response(400, "`since` must be a number of seconds since 1970.")
     found = source.summary_since(job, since_unix_s)
     if found is None:
         return _no_job(job, " in memory")
     if not found.steps.count and found.bottleneck.kind is not Kind.ANALYSIS_FAILED:
-        return _error(404, f"Job {job!r} has had no step since then.")
-    return _json(to_json([found]))
+        return error_response(404, f"Job {job!r} has had no step since then.")
+    return json_response(to_json([found]))
 
 
 def _steps(source: ApiSource, job: str, request: Request) -> Response:
     try:
         first, limit = int(request.query.get("from", "0")), int(request.query.get("limit", "1000"))
     except ValueError:
-        return _error(400, "`from` and `limit` must be whole numbers.")
+        return error_response(400, "`from` and `limit` must be whole numbers.")
     if not 0 < limit <= _MAX_STEPS or not 0 <= first < 1 << 62:
-        return _error(400, f"`limit` must be from 1 to {_MAX_STEPS}, and `from` a step number.")
+        return error_response(400, f"`limit` must be from 1 to {_MAX_STEPS}, and `from` a step number.")
     lines = source.steps(job, first, limit)
     if lines is None:
         return _no_job(job)
-    return _json({"schema": "perfd.steps/1", "job": job, "steps": lines})
+    return json_response({"schema": "perfd.steps/1", "job": job, "steps": lines})
 
 
 def _series(source: ApiSource, job: str, request: Request) -> Response:
     points = _points(request, 600)
     if points is None:
-        return _error(400, f"`points` must be a whole number from 1 to {_MAX_POINTS}.")
+        return error_response(400, f"`points` must be a whole number from 1 to {_MAX_POINTS}.")
     try:
         low, high = float(request.query.get("from", "0")), float(request.query.get("to", "inf"))
         newest_s = float(request.query.get("seconds", "inf"))
     except ValueError:
         low, high, newest_s = math.nan, math.nan, math.nan
     if not (low <= high and newest_s > 0):
-        return _error(
+        return error_response(
             400, "`from` and `to` must be step numbers, in this order, and `seconds` a positive number."
         )
     whole = "from" not in request.query and "to" not in request.query
@@ -325,7 +327,7 @@ def _series(source: ApiSource, job: str, request: Request) -> Response:
     )
     if columns is None:
         return _no_job(job, " whose steps are known")
-    return _json({"schema": "perfd.series/1", "job": job, **columns})
+    return json_response({"schema": "perfd.series/1", "job": job, **columns})
 
 
 def _gpu_series(source: ApiSource, job: str, request: Request) -> Response:
@@ -340,14 +342,14 @@ def _gpu_series(source: ApiSource, job: str, request: Request) -> Response:
         or not (rank == "" or (rank.isdecimal() and len(rank) <= 9))
         or not (newest_s is None or newest_s > 0)
     ):
-        return _error(
+        return error_response(
             400,
             f"`points` must be from 1 to {_MAX_POINTS}, `rank` a whole number, and `seconds` a positive one.",
         )
     found = source.gpu_series(job, points, int(rank) if rank else None, newest_s)
     if found is None:
         return _no_job(job, " whose GPUs are known")
-    return _json({"schema": "perfd.gpu_series/1", "job": job, **found})
+    return json_response({"schema": "perfd.gpu_series/1", "job": job, **found})
 
 
 _OF_JOB: Mapping[str, Callable[[ApiSource, str, Request], Response]] = {
@@ -366,17 +368,6 @@ def _points(request: Request, default: int) -> int | None:
 
 
 def _no_job(job: str, where: str = "") -> Response:
-    return _error(404, f"There is no job {job!r}{where}; `perfd status` and /api/v1/jobs list what there is.")
-
-
-def _error(status: int, message: str) -> Response:
-    return Response(body=msgspec.json.encode({"error": message}) + b"\n", status=status)
-
-
-def _text(text: str, status: int = 200) -> Response:
-    return Response(body=text.encode(), status=status, content_type="text/plain; charset=utf-8")
-
-
-def _json(document: Mapping[str, Any]) -> Response:
-    # msgspec writes NaN as null, which is what JSON has for "not known".
-    return Response(body=msgspec.json.encode(document) + b"\n")
+    return error_response(
+        404, f"There is no job {job!r}{where}; `perfd status` and /api/v1/jobs list what there is."
+    )

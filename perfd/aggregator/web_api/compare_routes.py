@@ -11,7 +11,7 @@ import msgspec
 from perfd.aggregator.web_api.html_pages import html_response, message_page
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.errors import PerfdError
-from perfd.net import Handler, Request, Response
+from perfd.net import Handler, Request, Response, error_response, json_response
 from perfd.report.comparison import (
     RunComparison,
     UnrelatedRunsError,
@@ -66,8 +66,8 @@ def _document(source: SummarySource, request: Request) -> Response:
     try:
         found = _comparison(source, request)
     except _RequestError as error:
-        return Response(status=error.status, body=msgspec.json.encode({"error": str(error)}) + b"\n")
-    return Response(body=msgspec.json.encode(to_json(found)) + b"\n")
+        return error_response(error.status, str(error))
+    return json_response(to_json(found))
 
 
 def _report(source: SummarySource, request: Request) -> Response:

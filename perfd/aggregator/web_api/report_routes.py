@@ -16,7 +16,7 @@ from perfd.aggregator.web_api.compare_routes import summary_of
 from perfd.aggregator.web_api.html_pages import html_document, html_response, message_page
 from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError, StorageError
-from perfd.net import Handler, Request, Response
+from perfd.net import Handler, Request, Response, error_response
 from perfd.report.render.finding_png import finding_picture
 from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
@@ -72,10 +72,10 @@ def _picture(source: ReportSource, file: str) -> Response:
     try:
         found = summary_of(source, file.removesuffix(".png")) if file.endswith(".png") else None
     except (PerfdError, msgspec.ValidationError) as error:
-        return _error(503, str(error))
+        return error_response(503, str(error))
     picture = finding_picture(found) if found else None
     if picture is None:
-        return _error(404, "There is no such job, or nothing is known of its steps.")
+        return error_response(404, "There is no such job, or nothing is known of its steps.")
     headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
     return Response(body=picture.png, content_type="image/png", headers=headers)
 
@@ -111,10 +111,10 @@ def _stored(capture: Mapping[str, Any], number: str) -> Response:
 def _trace(source: ReportSource, request: Request, patience: TimeoutCall) -> Response:
     capture_id, _, form = unquote(request.rest).partition("/")
     if form not in {"", "perfetto"}:
-        return _error(404, "A trace is at /api/v1/traces/ID and /api/v1/traces/ID/perfetto.")
+        return error_response(404, "A trace is at /api/v1/traces/ID and /api/v1/traces/ID/perfetto.")
     capture = next((one for one in source.captures() if one["id"] == capture_id), None)
     if capture is None:
-        return _error(404, f"No capture {capture_id!r}; see `perfd capture list`.")
+        return error_response(404, f"No capture {capture_id!r}; see `perfd capture list`.")
     number = request.query.get("folder", "")
     url = _url_of(capture, PERFETTO_NAME if form else DOCUMENT_NAME)
     try:
@@ -123,22 +123,24 @@ def _trace(source: ReportSource, request: Request, patience: TimeoutCall) -> Res
             return _perfetto(capture, body) if form else Response(body=body)
         return patience.call(lambda: _document(capture, number, for_perfetto=bool(form)))
     except StorageError as error:
-        return _error(503, str(error))
+        return error_response(503, str(error))
     except TimeoutError:
-        return _error(503, "The file system that the trace may be on does not answer.")
+        return error_response(503, "The file system that the trace may be on does not answer.")
 
 
 def _document(capture: Mapping[str, Any], number: str, *, for_perfetto: bool) -> Response:
     name = PERFETTO_NAME if for_perfetto else DOCUMENT_NAME
     there = [folder for folder in _folders(capture) if _is_file(folder / name)]
     if not there:
-        return _error(404, " ".join(("No analyzed trace here yet.", *_how_to_make(capture))))
+        return error_response(404, " ".join(("No analyzed trace here yet.", *_how_to_make(capture))))
     if not number and len(there) > 1:
-        return _error(400, f"This capture has traces in {len(there)} folders: `folder` is a number from 1.")
+        return error_response(
+            400, f"This capture has traces in {len(there)} folders: `folder` is a number from 1."
+        )
     chosen = next((folder for n, folder in enumerate(there, 1) if number in {"", str(n)}), None)
     body = _read(chosen / name) if chosen else None
     if body is None:
-        return _error(404, f"No such folder: this capture has traces in {len(there)} here.")
+        return error_response(404, f"No such folder: this capture has traces in {len(there)} here.")
     return _perfetto(capture, body) if for_perfetto else Response(body=body)
 
 
@@ -151,10 +153,6 @@ def _url_of(capture: Mapping[str, Any], name: str) -> str | None:
 def _perfetto(capture: Mapping[str, Any], body: bytes) -> Response:
     headers = {"Content-Disposition": f'attachment; filename="{capture["id"]}.perfetto-trace.gz"'}
     return Response(body=body, content_type="application/gzip", headers=headers)
-
-
-def _error(status: int, sentence: str) -> Response:
-    return Response(body=msgspec.json.encode({"error": sentence}) + b"\n", status=status)
 
 
 def _overview(capture: Mapping[str, Any], count: int) -> Response:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 
 from perfd.errors import PerfdError
-from perfd.net import Handler, Request, Response
+from perfd.net import Handler, Request, Response, error_response, json_response
 
 PATH = "/api/v1/silences"
 SCHEMA = "perfd.silences/1"
@@ -47,24 +47,20 @@ def silence_routes(
 
     def answer(request: Request) -> Response:
         if request.method != "POST":
-            return _json(200, {"schema": SCHEMA, "available": missing is None, "reason": missing})
+            return json_response({"schema": SCHEMA, "available": missing is None, "reason": missing})
         if missing is not None:
-            return _json(403, {"error": missing})
+            return error_response(403, missing)
         try:
             body = _BODIES.decode(request.body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return _json(400, {"error": f"Invalid request body: {error}."})
+            return error_response(400, f"Invalid request body: {error}.")
         # Fewer labels would silence more than the alert that the user sees.
         if not any(one["state"] == "firing" and one["labels"] == body.labels for one in alerts()):
-            return _json(404, {"error": "No alert with exactly these labels is firing."})
+            return error_response(404, "No alert with exactly these labels is firing.")
         try:
             silence_id = silence(body.labels, body.duration_s, body.by, body.comment)
         except PerfdError as error:
-            return _json(503, {"error": str(error)})
-        return _json(201, {"schema": SCHEMA, "id": silence_id})
+            return error_response(503, str(error))
+        return json_response({"schema": SCHEMA, "id": silence_id}, 201)
 
     return {PATH: answer}
-
-
-def _json(status: int, document: Mapping[str, Any]) -> Response:
-    return Response(status=status, body=msgspec.json.encode(document) + b"\n")

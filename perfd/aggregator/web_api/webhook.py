@@ -6,15 +6,12 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import msgspec
 
 from perfd.aggregator.alerts import Decision, WebhookOutcome, read_webhook
 from perfd.config import WebhookConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import Alert
-from perfd.net import Handler, Request, Response
+from perfd.net import Handler, Request, Response, error_response, json_response
 from perfd.net.bearer_token import BearerToken
 
 log = logging.getLogger(__name__)
@@ -83,14 +80,10 @@ class Webhook:
                     "An alert of an unknown job captures nothing.",
                     extra={"alert": decision.alert.name, "reason": decision.reason},
                 )
-        return _json(200, {"schema": SCHEMA, "alerts": [decision.to_json() for decision in decisions]})
+        return json_response({"schema": SCHEMA, "alerts": [decision.to_json() for decision in decisions]})
 
     def _error(self, status: int, outcome: str, message: str) -> Response:
         with self._lock:
             self._requests[outcome] += 1
         headers = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "POST"}}.get(status, {})
-        return _json(status, {"error": message}, headers)
-
-
-def _json(status: int, document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    return Response(status=status, body=msgspec.json.encode(document) + b"\n", headers=headers or {})
+        return error_response(status, message, headers)

@@ -11,7 +11,7 @@ from perfd import logs
 from perfd.cli.signals import set_by_signals
 from perfd.config import TlsConfig, load
 from perfd.injection import Injection, reviewed
-from perfd.net import Handler, HttpServer, Request, Response, ServerTls
+from perfd.net import Handler, HttpServer, Request, Response, ServerTls, text_response
 
 log = logging.getLogger("perfd.webhook")
 
@@ -56,6 +56,6 @@ def routes(injection: Injection) -> dict[str, Handler]:
         try:
             return Response(body=reviewed(request.body, injection))
         except ValueError as error:
-            return Response(body=f"{error}\n".encode(), status=400, content_type="text/plain; charset=utf-8")
+            return text_response(f"{error}\n", 400)
 
-    return {"/mutate": mutate, "/healthz": lambda _: Response(body=b"ok\n", content_type="text/plain")}
+    return {"/mutate": mutate, "/healthz": lambda _: text_response("ok\n")}
