@@ -44,6 +44,19 @@ _THREADS = 16
 _BAD_REQUEST, _NOT_FOUND = 400, 404
 
 
+class _SilenceOfJob(msgspec.Struct):
+    labels: dict[str, str]
+
+
+class _CaptureOfJob(msgspec.Struct):
+    job: str
+
+
+_SILENCES, _CAPTURES = msgspec.json.Decoder(_SilenceOfJob), msgspec.json.Decoder(_CaptureOfJob)
+"""The part of a body that names the job; who has it checks the rest. Made at import, as in `web_api`."""
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 class GroupPages:
     """Answers requests, from any thread."""
 
@@ -67,7 +80,7 @@ class GroupPages:
         """Handlers by path. With `?partition=N`, only that partition answers."""
         every: dict[str, Handler] = {
             **page_routes(lambda _job: True),
-            **compare_routes(_Summaries(self)),
+            **compare_routes(_Summaries(self._of_job)),
             **dict.fromkeys(_OF_CAPTURES, self._first_that_has_it),
             **dict.fromkeys(_SAME_EVERYWHERE, self._any),
             "/api/v1/silences": self._silences,
@@ -158,8 +171,8 @@ class GroupPages:
         if request.method == "GET":
             return self._any(request)
         try:
-            job = str(_body(request)["labels"].get("job", ""))
-        except (PerfdError, KeyError, TypeError, AttributeError):
+            job = _SILENCES.decode(request.body).labels.get("job")
+        except _UNREADABLE:
             return error_response(400, "The body must be JSON with `labels`.")
         return self._of_job(job, request) if job else self._any(request)
 
@@ -167,8 +180,8 @@ class GroupPages:
         if request.method == "GET":
             return self._merged("captures", request)
         try:
-            job = str(_body(request)["job"])
-        except (PerfdError, KeyError, TypeError):
+            job = _CAPTURES.decode(request.body).job
+        except _UNREADABLE:
             return error_response(400, "The body must be JSON with a `job`.")
         return self._of_job(job, request)
 
@@ -245,8 +258,9 @@ class GroupPages:
 class _Summaries:
     """Summaries of all the group's jobs, for comparisons."""
 
-    def __init__(self, pages: GroupPages) -> None:
-        self._pages = pages
+    def __init__(self, of_job: Callable[[str, Request], Response]) -> None:
+        """`of_job` asks the aggregator that has a job."""
+        self._of_job = of_job
 
     def summary(self, job: str | None = None) -> list[JobSummary]:
         """Always empty: comparisons in a group use the JSON documents."""
@@ -257,7 +271,7 @@ class _Summaries:
         """A job's JSON document, None if unknown; raises `PerfdError` if its partition has no holder."""
         rest = quote(job, safe="")
         request = Request(method="GET", path=f"/api/v1/jobs/{rest}", rest=rest, query={})
-        answer = self._pages._of_job(job, request)  # noqa: SLF001  (of the same module)
+        answer = self._of_job(job, request)
         if answer.status != 200:
             return None
         found: Mapping[str, Any] = msgspec.json.decode(answer.body)["jobs"][0]
@@ -268,10 +282,3 @@ def _documents(answers: Sequence[tuple[int, Response | None]]) -> tuple[list[Doc
     """The documents that partitions answered with, and the partitions that did not answer."""
     documents = [msgspec.json.decode(one.body) for _, one in answers if one is not None and one.status == 200]
     return documents, [number for number, one in answers if one is None or one.status != 200]
-
-
-def _body(request: Request) -> Any:  # noqa: ANN401  (whatever JSON can hold)
-    try:
-        return msgspec.json.decode(request.body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PerfdError(f"Invalid request body: {error}.") from error
