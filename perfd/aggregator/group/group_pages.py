@@ -53,7 +53,7 @@ class _CaptureOfJob(msgspec.Struct):
 
 
 _SILENCES, _CAPTURES = msgspec.json.Decoder(_SilenceOfJob), msgspec.json.Decoder(_CaptureOfJob)
-"""The part of a body that names the job; who has it checks the rest. Made at import, as in `web_api`."""
+"""The part of a body that names the job; its holder checks the rest. Made at import, as in `web_api`."""
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
