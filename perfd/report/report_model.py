@@ -103,6 +103,21 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepLine:
+    """One number over the steps of a job."""
+
+    title: str
+    source: str
+    unit: str
+    """`s` or `ratio`."""
+    steps: Sequence[int]
+    values: Sequence[float | None]
+    """Of each step; None where it is unknown."""
+    steady: Sequence[bool]
+    """Whether the step counts: the axis fits those that do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
     """An operation under a roofline; its intensity is relative to the ridge, its speed to the peak."""
 
@@ -127,6 +142,9 @@ class Roofline:
     latency_ratio: float
 
 
+Figure = Bars | Timeline | StepLine | Roofline
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """One report."""
@@ -138,7 +156,7 @@ class Report:
     """Sentences."""
     metrics: Sequence[ReportMetric]
     findings: Sequence[ReportFinding]
-    figures: Sequence[Bars | Timeline | Roofline] = ()
+    figures: Sequence[Figure] = ()
     tables: Sequence[ReportTable] = ()
     notes: Sequence[str] = field(default_factory=tuple)
     step_time_s: float | None = None

@@ -17,6 +17,7 @@ from perfd.gpu_peaks import load_peaks
 from perfd.report.render import svg
 from perfd.report.render.html import to_html
 from perfd.report.render.markdown import to_markdown
+from perfd.report.render.page_script import SCRIPT
 from perfd.report.render.report_writer import write_report
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding
 from perfd.report.report_text import kernel_name
@@ -108,7 +109,8 @@ def test_the_page_is_well_formed_and_needs_no_network(tmp_path):
     assert page.open == []
     assert page.loads == []
     assert {"svg", "table", "style"} <= page.tags
-    assert "script" not in page.tags
+    assert to_html(_report(tmp_path)).count("<script") == 1
+    assert f'<script type="module">{SCRIPT}</script>' in to_html(_report(tmp_path))
 
 
 def test_a_table_that_scrolls_is_within_reach_of_the_keyboard(tmp_path):

@@ -124,6 +124,10 @@ class Tab:
         features = [{"name": name, "value": value} for name, value in preferred.items()]
         self._ask("Emulation.setEmulatedMedia", {"media": "", "features": features})
 
+    def scripts(self, *, allowed: bool) -> None:
+        """Whether pages may run scripts; `run` works without them too."""
+        self._ask("Emulation.setScriptExecutionDisabled", {"value": not allowed})
+
     def print_look(self) -> None:
         """Emulate print media."""
         self._ask("Emulation.setEmulatedMedia", {"media": "print"})

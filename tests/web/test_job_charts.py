@@ -138,6 +138,12 @@ def test_a_zoom_is_one_for_all_charts_and_can_be_reset(tab: Tab, played: Callabl
     tab.run("document.querySelector('#loss-chart .reset').click()")
     tab.wait(f"{buttons} === 0")
 
+    tab.run("document.querySelector('#mfu-chart .plot').focus()")
+    tab.press("+")
+    tab.wait(f"{buttons} >= 3")
+    tab.press("-")
+    tab.wait(f"{buttons} === 0")
+
 
 @pytest.mark.system
 def test_a_chart_is_saved_as_the_numbers_of_the_interface(tab: Tab, played: Callable[[str], str]) -> None:

@@ -1,4 +1,4 @@
-"""Small HTML pages that can do nothing but be read."""
+"""Small HTML pages that can do nothing but be read, and whose charts zoom."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from perfd.net import Response
+from perfd.report.render.page_script import SCRIPT_SOURCE
 
-# A report may contain names from jobs: it can be shown, also inside perfd's page, but can run nothing.
+# A report may contain names from jobs: it can be shown, also inside perfd's page, but can run nothing except
+# the script that perfd writes into it, by its hash, which gets no origin.
 _HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
-        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'self'; sandbox"
+        f"default-src 'none'; script-src {SCRIPT_SOURCE}; style-src 'unsafe-inline'; img-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'self'; sandbox allow-scripts"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

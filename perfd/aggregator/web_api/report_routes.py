@@ -19,7 +19,7 @@ from perfd.errors import PerfdError, StorageError
 from perfd.net import Handler, Request, Response, error_response
 from perfd.report.render.finding_png import finding_picture
 from perfd.report.render.html import to_html
-from perfd.report.sources.from_summary import report_of_summary
+from perfd.report.sources.from_summary import CHART_POINTS, report_of_summary
 
 _MAX_BYTES = 64 * 1024 * 1024
 _OBJECT = "s3://"
@@ -33,6 +33,9 @@ class ReportSource(Protocol):
 
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:
         """The summary of a job that only history knows."""
+
+    def series(self, job: str, points: int) -> dict[str, Any] | None:
+        """Columns of schema perfd.series/1, at most so many points of them."""
 
     def captures(self) -> list[dict[str, Any]]:
         """Captures, oldest first."""
@@ -65,7 +68,8 @@ def _job(source: ReportSource, name: str) -> Response:
         return message_page(503, "The summary of this job cannot be read", str(error))
     if found is None:
         return message_page(404, "No such job", f"There is no job {name!r}; the page at / lists them.")
-    return html_response(to_html(report_of_summary(found, "perfd aggregator")).encode())
+    report = report_of_summary(found, "perfd aggregator", source.series(name, CHART_POINTS))
+    return html_response(to_html(report).encode())
 
 
 def _picture(source: ReportSource, file: str) -> Response:

@@ -6,8 +6,10 @@ import argparse
 import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
+from perfd.aggregator.web_api import SavedRun
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
 from perfd.cli.commands.serving import add_theory_arguments
 from perfd.cli.serving.serving_report import serving_report
@@ -19,7 +21,7 @@ from perfd.report.comparison import jobs_of, one_job, read_summary, summary_of_r
 from perfd.report.render.markdown import to_markdown
 from perfd.report.render.report_writer import to_json, write_report
 from perfd.report.report_model import Report
-from perfd.report.sources.from_summary import report_of_summary
+from perfd.report.sources.from_summary import CHART_POINTS, report_of_summary
 from perfd.report.sources.from_trace import report_of_trace
 from perfd.session.replay_session import ReplayOptions, replay
 from perfd.trace.diagnosis import TraceSettings, analyse, diagnose
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         report = report_of_summary(one_job(list(summaries), args.job, str(source)), source.name)
     elif _holds_summary(source):
         job = one_job(read_summary(source), args.job, str(source))
-        report = report_of_summary(job, source.name)
+        report = report_of_summary(job, source.name, _saved_series(source.parent, job.name))
     else:
         files, settings = with_folders_opened([source]), TraceSettings(peaks=load_peaks())
         traces = read_traces(files, "nsys", confine=confinement(args, files, args.output))
@@ -100,7 +102,24 @@ def _of_aggregator(args: argparse.Namespace) -> Report:
     job = one_job(jobs_of(get(name, path), name), args.job, name)
     if args.since is not None:
         name += f" since {args.since:%Y-%m-%d %H:%M:%S} UTC"
-    return report_of_summary(job, name)
+    series = None if args.since else _series(name, args.job)
+    return report_of_summary(job, name, series)
+
+
+def _series(aggregator: str, job: str) -> dict[str, Any] | None:
+    """The job's steps; None if the aggregator has none."""
+    try:
+        return get(aggregator, f"/api/v1/jobs/{quote(job, safe='')}/series?points={CHART_POINTS}")
+    except PerfdError:
+        return None
+
+
+def _saved_series(folder: Path, job: str) -> dict[str, Any] | None:
+    """The job's steps, if `perfd run` left a page that can be read beside its summary."""
+    try:
+        return SavedRun(folder).series(job, CHART_POINTS)
+    except (PerfdError, OSError):
+        return None
 
 
 def _holds_summary(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs no network: pictures are SVG within it."""
+"""A report as one HTML file that needs no network: pictures are SVG within it, which its script zooms."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from html import escape
 
 from perfd.formatting import percent
 from perfd.report.render import svg
+from perfd.report.render.page_script import SCRIPT
 from perfd.report.render.page_style import CSS
 from perfd.report.render.roofline_svg import KINDS, PLOT_CSS, plot
-from perfd.report.report_model import Bars, Report, ReportFinding, ReportTable, Roofline, Timeline
+from perfd.report.report_model import Bars, Figure, Report, ReportFinding, ReportTable, Roofline, StepLine
 
 
 def to_html(report: Report) -> str:
@@ -29,7 +30,10 @@ def to_html(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(report.title)}</title>\n<style>{CSS}{PLOT_CSS}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(body)
-        + "\n</main>\n</body>\n</html>\n"
+        + "\n</main>\n"
+        # Without a chart that zooms a report has no script.
+        + (f'<script type="module">{SCRIPT}</script>\n' if any(map(svg.zooms, report.figures)) else "")
+        + "</body>\n</html>\n"
     )
 
 
@@ -53,7 +57,7 @@ def _metrics(report: Report) -> str:
     return f'<section><h2>Metrics</h2><div class="tiles">{tiles}</div></section>'
 
 
-def _figure(figure: Bars | Timeline | Roofline) -> str:
+def _figure(figure: Figure) -> str:
     picture, names = _picture(figure)
     legend = "".join(
         f'<span><i class="swatch {kind}"></i>{escape(name)}</span>' for kind, name in names.items()
@@ -64,11 +68,13 @@ def _figure(figure: Bars | Timeline | Roofline) -> str:
     )
 
 
-def _picture(figure: Bars | Timeline | Roofline) -> tuple[str, dict[str, str]]:
+def _picture(figure: Figure) -> tuple[str, dict[str, str]]:
     """The image, and the meaning of its colors."""
     if isinstance(figure, Roofline):
         drawn = {point.kind for point in figure.points}
         return plot(figure), {kind: name for kind, name in KINDS.items() if kind in drawn}
+    if isinstance(figure, StepLine):
+        return svg.step_line(figure), {}
     picture = svg.bars(figure) if isinstance(figure, Bars) else svg.timeline(figure)
     return picture, {kind: svg.NAMES[kind] for kind in svg.kinds(figure)}
 

@@ -34,7 +34,7 @@ p.source { margin: 8px 0 0; }
 .swatch { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 6px; }
 figure { margin: 0; }
 figcaption { margin-top: 8px; }
-svg { width: 100%; height: auto; display: block; }
+figure > svg { width: 100%; height: auto; display: block; }
 svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
   fill: var(--ink); }
 svg .tick { fill: var(--muted); font-size: 11px; }
@@ -42,6 +42,13 @@ svg .on { fill: var(--on); }
 svg .on.other-text, svg .on.unknown-text, svg .on.idle-text { fill: var(--on-light); }
 svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .lane { fill: var(--lane); }
+svg .line { fill: none; stroke: var(--compute); stroke-width: 2; vector-effect: non-scaling-stroke; }
+svg .chosen { fill: var(--compute); opacity: 0.2; }
+svg[tabindex] { touch-action: pan-y; user-select: none; cursor: crosshair; }
+svg[tabindex]:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+.zoom { color: var(--muted); font-size: 12px; margin: 6px 0 0; }
+.zoom button { font: inherit; color: var(--ink); background: var(--page); border: 1px solid var(--line);
+  border-radius: 4px; padding: 2px 8px; cursor: pointer; }
 .compute { fill: var(--compute); background: var(--compute); }
 .communication { fill: var(--communication); background: var(--communication); }
 .memory { fill: var(--memory); background: var(--memory); }
@@ -63,5 +70,6 @@ td:first-child { overflow-wrap: anywhere; min-width: 9ch; }
 td.number { white-space: nowrap; }
 td.bar { background: linear-gradient(to right, var(--bar) var(--share), transparent var(--share)); }
 .notes { color: var(--muted); font-size: 13px; }
-@media print { body { background: #fff; } section { break-inside: avoid; border-color: #ccc; } }
+@media print { .zoom { display: none; }
+  body { background: #fff; } section { break-inside: avoid; border-color: #ccc; } }
 """

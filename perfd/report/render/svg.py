@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from typing import NamedTuple
 
 from perfd.formatting import duration, percent
-from perfd.report.report_model import Bars, Timeline
+from perfd.report.report_model import Bars, Figure, StepLine, Timeline
 
 NAMES = {
     "compute": "computing",
@@ -21,6 +23,8 @@ _WIDTH = 960
 _LABEL = 78
 _CHARACTER = 7
 """About as wide as a letter of a label."""
+_ROOM = _WIDTH - _LABEL - 10
+"""For what is drawn over an axis."""
 _BAR = 22
 _ROW = 30
 _LANE = 11
@@ -29,6 +33,11 @@ _AXIS = 24
 _TICKS = 5
 _LABELLED = 0.055
 """A part shorter than this share of the bar has no room for its number."""
+_LINE_HEIGHT = 150
+_HEADROOM = 1.1
+_FEW_STEPS = 10
+"""Ticks of fewer steps lie between steps."""
+_SHOW: Mapping[str, Callable[[float], str]] = {"s": duration, "ratio": percent}
 
 
 def bars(figure: Bars) -> str:
@@ -61,35 +70,91 @@ def bars(figure: Bars) -> str:
 
 def timeline(figure: Timeline) -> str:
     """Lanes over time, one group of lanes a rank, with an axis below."""
-    room = _WIDTH - _LABEL - 10
-    parts, y = [], 4.0
-    bottom = 4 + sum(len(lanes) * _LANE + _GROUP_GAP for _, lanes in figure.groups)
-    for tick in range(_TICKS + 1):
-        x = _LABEL + room * tick / _TICKS
-        anchor = "start" if tick == 0 else "end" if tick == _TICKS else "middle"
-        parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom:.1f}"/>')
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{bottom + 15:.1f}" text-anchor="{anchor}">'
-            f"{duration(figure.span_s * tick / _TICKS)}</text>"
-        )
-    for name, lanes in figure.groups:
-        middle = y + len(lanes) * _LANE / 2 + 4
-        parts.append(
+    labels, lanes, y = [], [], 4.0
+    for name, group in figure.groups:
+        middle = y + len(group) * _LANE / 2 + 4
+        labels.append(
             f'<text class="label" x="{_LABEL - 10}" y="{middle:.1f}" text-anchor="end">{escape(name)}</text>'
         )
-        for lane in lanes:
-            parts.append(f'<rect class="lane" x="{_LABEL}" y="{y:.1f}" width="{room}" height="{_LANE - 2}"/>')
-            parts.append(f'<g class="{lane.kind}">')
-            parts += [
-                f'<rect x="{_LABEL + begin * room:.1f}" y="{y:.1f}" height="{_LANE - 2}"'
-                f' width="{max((end - begin) * room, 0.6):.1f}"'
+        for lane in group:
+            lanes.append(f'<rect class="lane" x="0" y="{y:.1f}" width="{_ROOM}" height="{_LANE - 2}"/>')
+            lanes.append(f'<g class="{lane.kind}">')
+            lanes += [
+                f'<rect x="{begin * _ROOM:.1f}" y="{y:.1f}" height="{_LANE - 2}"'
+                f' width="{max((end - begin) * _ROOM, 0.6):.1f}"'
                 + (f' opacity="{density:.1f}"/>' if density < 1 else "/>")
                 for begin, end, density in lane.spans
             ]
-            parts.append(f"<title>{escape(f'{name}: {lane.label}')}</title></g>")
+            lanes.append(f"<title>{escape(f'{name}: {lane.label}')}</title></g>")
             y += _LANE
         y += _GROUP_GAP
-    return _svg(bottom + _AXIS, parts, figure.title)
+    ticks = [figure.span_s * tick / _TICKS for tick in range(_TICKS + 1)]
+    return _over(figure.title, _Axis("time", "s", ticks), y, labels, lanes)
+
+
+def step_line(figure: StepLine) -> str:
+    """A line over steps, from 0 to the highest that counts; a higher one is cut there."""
+    counted = [value for value, steady in zip(figure.values, figure.steady, strict=True) if steady]
+    known = [value for value in counted if value is not None] or [
+        value for value in figure.values if value is not None
+    ]
+    top = max(known, default=0.0) * _HEADROOM or 1.0
+    first, last = figure.steps[0], figure.steps[-1]
+    lines: list[list[str]] = [[]]
+    for step, value in zip(figure.steps, figure.values, strict=True):
+        if value is None:
+            lines.append([])
+            continue
+        x = _ROOM * (step - first) / max(1, last - first)
+        lines[-1].append(f"{x:.2f},{_LINE_HEIGHT * (1 - min(value, top) / top):.2f}")
+    labels = [
+        f'<text class="tick" x="{_LABEL - 10}" y="{_LINE_HEIGHT * (1 - part) + (4 if part < 1 else 11):.1f}"'
+        f' text-anchor="end">{_SHOW[figure.unit](top * part)}</text>'
+        for part in (0.0, 0.5, 1.0)
+    ]
+    ticks = [first + (max(1, last - first)) * tick / _TICKS for tick in range(_TICKS + 1)]
+    drawn = [f'<polyline class="line" points="{" ".join(line)}"/>' for line in lines if line]
+    return _over(figure.title, _Axis("steps", "step", ticks), _LINE_HEIGHT, labels, drawn)
+
+
+class _Axis(NamedTuple):
+    name: str
+    """Charts that share it zoom together."""
+    unit: str
+    """`s` or `step`."""
+    ticks: Sequence[float]
+
+
+def _over(title: str, axis: _Axis, bottom: float, labels: Sequence[str], drawn: Sequence[str]) -> str:
+    """What is drawn over an axis, in an element that shows all of it; to zoom, a script lets it show less."""
+    grid, names = [], []
+    for at, value in enumerate(axis.ticks):
+        x = _LABEL + _ROOM * at / _TICKS
+        anchor = "start" if at == 0 else "end" if at == _TICKS else "middle"
+        grid.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom:.1f}"/>')
+        names.append(
+            f'<text class="tick" data-tick="{at / _TICKS:g}" x="{x:.1f}" y="{bottom + 15:.1f}"'
+            f' text-anchor="{anchor}">{_tick(value, axis)}</text>'
+        )
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {bottom + _AXIS:.0f}" role="img" aria-label="{escape(title)}"'
+        f' data-axis="{axis.name}" data-show="{axis.unit}"'
+        f' data-from="{axis.ticks[0]!r}" data-to="{axis.ticks[-1]!r}">'
+        f"{''.join(grid)}{''.join(names)}{''.join(labels)}"
+        f'<svg x="{_LABEL}" y="0" width="{_ROOM}" height="{bottom:.1f}" viewBox="0 0 {_ROOM} {bottom:.1f}"'
+        f' preserveAspectRatio="none">{"".join(drawn)}</svg></svg>'
+    )
+
+
+def _tick(value: float, axis: _Axis) -> str:
+    """As the script writes it when the zoom is reset."""
+    few = axis.ticks[-1] - axis.ticks[0] < _FEW_STEPS
+    return duration(value) if axis.unit == "s" else f"step {value:.{int(few)}f}"
+
+
+def zooms(figure: Figure) -> bool:
+    """Whether it has an axis of steps or time, of which a part can be shown."""
+    return isinstance(figure, Timeline | StepLine)
 
 
 def kinds(figure: Bars | Timeline) -> list[str]:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from perfd.analysis.collectives import busiest
 from perfd.analysis.steps import Stage
 from perfd.formatting import UNKNOWN, bandwidth, count, data_size, duration, flops_per_s, percent, power
 from perfd.mfu_tier import attainable_mfu
 from perfd.model import Alert
-from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
+from perfd.report.report_model import (
+    Bars,
+    BarSegment,
+    Report,
+    ReportFinding,
+    ReportMetric,
+    ReportTable,
+    StepLine,
+)
 
 if TYPE_CHECKING:  # Of traces alone a report must not wait for the live analysis to load.
     from perfd.analysis.diagnosis import JobSummary
 
 _BOUNDS = {"at_least": "busiest", "at_most": "idlest"}
 """What a stage is called of which only a bound is known."""
+_LEAST_STEPS = 2
+CHART_POINTS = 2_000
+"""Of a line of a report: more than its pixels, so that a zoom shows more."""
 _LIMITS = {True: "latency", False: "bandwidth", None: UNKNOWN}
 _FLOPS_SOURCES = {
     "shape": "the model's shape",
@@ -27,8 +39,11 @@ _FLOPS_SOURCES = {
 }
 
 
-def report_of_summary(job: JobSummary, source: str) -> Report:
-    """Everything that a summary says of one job; `source` is where the summary came from."""
+def report_of_summary(job: JobSummary, source: str, series: Mapping[str, Any] | None = None) -> Report:
+    """Everything that a summary says of one job; `source` is where the summary came from.
+
+    `series` are its steps, as columns of schema perfd.series/1, which become charts.
+    """
     bottleneck = job.bottleneck
     return Report(
         title=f"How job {job.name} runs",
@@ -37,7 +52,7 @@ def report_of_summary(job: JobSummary, source: str) -> Report:
         summary=_sentences(job),
         metrics=_metrics(job, source),
         findings=[ReportFinding.of(found) for found in (bottleneck, *job.others)],
-        figures=_figures(job, source),
+        figures=[*_step_lines(series, source), *_figures(job, source)],
         tables=[
             *_dimension_tables(job, source),
             *_gpu_tables(job, source),
@@ -106,6 +121,23 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     )  # fmt: skip
     return [
         ReportMetric(name=name, value=value, source=where) for name, value, where in rows if value != UNKNOWN
+    ]
+
+
+def _step_lines(series: Mapping[str, Any] | None, source: str) -> list[StepLine]:
+    if series is None or len(series.get("step", ())) < _LEAST_STEPS:
+        return []
+    return [
+        StepLine(
+            title=title,
+            source=f"{source}; {len(series['step'])} points, the axis fits steady steps",
+            unit=unit,
+            steps=series["step"],
+            values=series[column],
+            steady=series["steady"],
+        )
+        for column, title, unit in (("mfu_ratio", "MFU", "ratio"), ("step_time_s", "Step time", "s"))
+        if any(value is not None for value in series.get(column, ()))
     ]
 
 

@@ -51,7 +51,7 @@ export function showCapture(main, one) {
   section(main, "capture", one, () => [el("h1", { id: "capture" }, `Capture ${one.id} `, state(one)), facts(one), ...said(one), files(one)].flat().filter(Boolean));
   section(main, "ranks", [one.ranks, one.ended_unix_s], () => timeline(one));
   section(main, "report", one.report?.path, () =>
-    one.report?.path ? [el("h2", {}, "Report"), el("iframe", { id: "report", title: `Report of capture ${one.id}`, src: reportOf(one), loading: "lazy", sandbox: "" })] : []);
+    one.report?.path ? [el("h2", {}, "Report"), el("iframe", { id: "report", title: `Report of capture ${one.id}`, src: reportOf(one), loading: "lazy", sandbox: "allow-scripts" })] : []);
 }
 
 const reportOf = (one) => to(`reports/captures/${encodeURIComponent(one.id)}`);

@@ -1,31 +1,14 @@
 // Lines over steps or time, drawn by uPlot. Charts of one group share cursor and zoom: pointer and arrow keys read
-// single points in all of them, dragging zooms in, Escape, a double click or the button zooms out.
+// single points in all of them, dragging and + zoom in, - zooms out, Escape, a double click or the button shows all.
 
 /* global uPlot */
 import { color, el } from "./dom.js";
 import { drawNow, whenSeen } from "./view.js";
+import { ZOOM_KEYS } from "./zoom.js";
 
 const HEIGHT = 180;
 const MANY_POINTS = 150;
 const MOST_MARKS = 50;
-
-// What charts share; `changed` is called when another range was chosen, with null for all of it.
-export function chartGroup(key, changed = () => {}) {
-  const group = {
-    key,
-    range: null,
-    members: new Set(),
-    zoom(range) {
-      if (same(range, group.range)) return;
-      group.range = range;
-      for (const member of group.members) member.follow();
-      changed(range);
-    },
-  };
-  return group;
-}
-
-const same = (a, b) => a === b || (a && b && a[0] === b[0] && a[1] === b[1]);
 
 // `show` formats a value. `update` draws newer numbers into the existing chart: `x` with `showX`, and `lines` of
 // `name`, `values`, `color`, and where known `low` and `high`, between which a band is drawn. With `stacked` they are
@@ -55,8 +38,12 @@ export function lineChart({ id, name, show, group, most = Infinity, stacked = fa
     const last = held.now.x.length - 1;
     const at = held.plot.cursor.idx ?? last;
     const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
-    if (event.key === "Escape") group.zoom(null);
-    if (next === undefined) return;
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (next === undefined) {
+      const { x } = held.now;
+      if (group.press(event.key, [x[0], x[last]], x[at])) event.preventDefault();
+      return;
+    }
     event.preventDefault();
     point(held.plot, Math.min(Math.max(next, 0), last));
   });
@@ -115,7 +102,7 @@ function label({ name, x, showX, lines }, show) {
     const known = line.values.filter((value) => value != null);
     return known.length ? `${line.name}: newest ${show(known.at(-1))}, lowest ${show(Math.min(...known))}, highest ${show(Math.max(...known))}` : `${line.name}: unknown`;
   });
-  return `${name} over ${showX(x[0])} to ${showX(x.at(-1))}. ${says.join("; ")}. Use arrow keys to read single points.`;
+  return `${name} over ${showX(x[0])} to ${showX(x.at(-1))}. ${says.join("; ")}. Use arrow keys to read single points; ${ZOOM_KEYS}`;
 }
 
 // The highest area first: the lower ones are painted over it.

@@ -2,11 +2,12 @@
 
 import { ApiError, get, jobPath, missing, overviewOf } from "./api.js";
 import { breakdownBar } from "./bars.js";
-import { chartGroup, lineChart } from "./chart.js";
+import { lineChart } from "./chart.js";
 import { el, section } from "./dom.js";
 import { count, duration, layout, percent, plural, signedPercent, UNKNOWN, words } from "./format.js";
 import { compareAddress, jobAddress, to } from "./paths.js";
 import { contentWidth } from "./view.js";
+import { chartGroup } from "./zoom.js";
 
 const MOST_SETTINGS = 60;
 const MOST_NAMES = 200;

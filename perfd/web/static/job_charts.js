@@ -2,10 +2,11 @@
 // share the cursor and the zoom, over steps or over time.
 
 import { get, jobPath, missing } from "./api.js";
-import { chartGroup, lineChart } from "./chart.js";
+import { lineChart } from "./chart.js";
 import { el, section } from "./dom.js";
 import { clock, count, duration, percent, power } from "./format.js";
 import { contentWidth, keptWidth } from "./view.js";
+import { chartGroup } from "./zoom.js";
 
 const celsius = (value) => (value == null ? "-" : `${Math.round(value)} °C`);
 const megahertz = (value) => (value == null ? "-" : `${Math.round(value / 1e6)} MHz`);
