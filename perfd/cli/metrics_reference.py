@@ -41,6 +41,9 @@ that perfd shows everywhere; of two jobs with one name, the second is `CLUSTER/N
 `NAME@OWNER`. The others are what scheduler and pod say, cut to 128 characters. Prometheus' own `job` and
 `instance` are those of the scrape; with `honor_labels: true`, as in the shipped configuration, `instance`
 of what a node reports is the node.
+
+A GPU that several jobs share (MPS, time slicing) has one series, so that sums count it once: without
+`perfd_job` and `rank`, and with the names of the jobs in `shared_by`. Each job's page and analysis use it.
 """
 _SECTIONS = (
     (

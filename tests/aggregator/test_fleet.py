@@ -40,13 +40,13 @@ def ended(job="llm"):
 def test_a_placement_says_whose_gpu_it_is():
     made = fleet()
     made.apply([gpus(0, count=2, a=1.0), place(7, 1), step(1, job="other")], source())
-    assert owners(made)["1"] == ("llm", 7)
+    assert owners(made)["1"] == {"llm": 7}
 
 
 def test_without_placements_the_only_job_of_a_node_has_its_gpus():
     made = fleet()
     made.apply([gpus(0, count=2, a=1.0), step(1)], source())
-    assert owners(made) == {"0": ("llm", None), "1": ("llm", None)}
+    assert owners(made) == {"0": {"llm": None}, "1": {"llm": None}}
 
 
 def test_gpus_beside_those_of_a_job_all_of_whose_ranks_are_placed_are_not_its():
@@ -57,7 +57,7 @@ def test_gpus_beside_those_of_a_job_all_of_whose_ranks_are_placed_are_not_its():
     made.apply([gpus(0, count=4, a=1.0), step(1), placed[0]], source())
     assert set(owners(made)) == {"0", "1", "2", "3"}
     made.apply([placed[1]], source())
-    assert owners(made) == {"2": ("llm", 0), "3": ("llm", 1)}
+    assert owners(made) == {"2": {"llm": 0}, "3": {"llm": 1}}
 
 
 def test_with_two_jobs_and_no_placement_a_gpu_is_nobodys():
@@ -65,20 +65,65 @@ def test_with_two_jobs_and_no_placement_a_gpu_is_nobodys():
     made.apply([gpus(0, a=1.0), step(1), step(1, job="other")], source())
     assert owners(made) == {}
     made.apply([ended("other")], source())
-    assert owners(made) == {"0": ("llm", None)}
+    assert owners(made) == {"0": {"llm": None}}
 
 
-def test_a_gpu_serves_the_job_that_was_placed_on_it_last():
+def test_a_gpu_serves_the_jobs_that_share_it():
     made = fleet()
     made.apply([gpus(0, a=1.0), place(0, 0), place(0, 0, job="next")], source())
-    assert owners(made)["0"] == ("next", 0)
-    assert list(made.nodes["n0"].placements) == [("next", 0)]
+    assert owners(made) == {"0": {"llm": 0, "next": 0}}
+    made.apply([place(0, 0), place(0, 0, job="next")], source(now_s=60.0))
+    assert owners(made) == {"0": {"llm": 0, "next": 0}}
+
+
+@pytest.mark.parametrize(("repeated_s", "shared"), [(75.0, True), (76.0, False)])
+def test_a_job_whose_placement_is_not_repeated_leaves_the_gpu_to_the_next(repeated_s, shared):
+    made = fleet()
+    made.apply([gpus(0, a=1.0), place(0, 0)], source())
+    made.apply([place(0, 0, job="next")], source(now_s=repeated_s))
+    assert owners(made) == {"0": {"llm": 0, "next": 0} if shared else {"next": 0}}
+    assert list(made.nodes["n0"].placements) == [("llm", 0), ("next", 0)][not shared :]
+
+
+def test_a_job_without_ranks_on_a_node_shares_no_gpu_there():
+    made = fleet()
+    made.apply([gpus(0, count=2, a=1.0), place(0, 0), place(1, 1), place(0, 0, job="next")], source())
+    gone = Event(kind=EventKind.RANKS_GONE, time_unix_ns=1, message="", job="llm")
+    made.apply([gone], source())
+    assert owners(made) == {"0": {"next": 0}, "1": {"llm": 1}}
+
+
+def test_a_job_that_ended_shares_no_gpu():
+    made = fleet()
+    made.apply([gpus(0, a=1.0), place(0, 0), place(0, 0, job="next")], source())
+    version = made.nodes["n0"].version
+    made.apply([ended()], source())
+    assert owners(made) == {"0": {"next": 0}}
+    assert made.nodes["n0"].version > version
+
+
+def test_each_job_reads_the_gpu_that_it_shares():
+    made = fleet()
+    made.apply([gpus(0, a=1.0), step(1), place(3, 0), step(1, job="next"), place(5, 0, job="next")], source())
+    ranks = {
+        name: [gpu.rank for gpu in job_data(made, made.jobs[name], now_unix_s=9.0, now_s=9.0).gpu.gpus]
+        for name in ("llm", "next")
+    }
+    assert ranks == {"llm": [3], "next": [5]}
+
+
+def test_an_xid_without_a_job_on_a_shared_gpu_is_nobodys():
+    made = fleet()
+    made.apply([gpus(0, a=1.0), place(0, 0), place(0, 0, job="next")], source())
+    xid = Event(kind=EventKind.HARDWARE_ERROR, time_unix_ns=1, message="", gpu=0, code=79)
+    made.apply([xid], source())
+    assert made.nodes["n0"].hardware_errors == {("", "0", "79"): 1}
 
 
 def test_a_rank_that_moves_to_another_gpu_leaves_the_first():
     made = fleet()
     made.apply([gpus(0, count=2, a=1.0), place(0, 0), place(0, 1), step(1, job="other")], source())
-    assert owners(made) == {"1": ("llm", 0)}
+    assert owners(made) == {"1": {"llm": 0}}
 
 
 def test_history_keeps_what_cannot_come_again_and_nothing_else():

@@ -17,7 +17,7 @@ from perfd.model import (
     Scope,
     job_labels,
 )
-from tests.aggregator.support import START_S, aggregator, gpus, step, values
+from tests.aggregator.support import START_S, aggregator, gpus, place, step, values
 from tests.support.fake_agent import FakeAgent
 
 ROOT = Path(__file__).parents[2]
@@ -173,6 +173,18 @@ def pods_of(page):
         found["gpu"]: tuple(found.get(key) for key in keys)
         for found in labels_of(page, "perfd_gpu_power_watts")
     }
+
+
+def test_a_gpu_of_several_jobs_has_one_series_that_lists_them(running):
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(on_gpus("0", "1"), place(0, 0), place(1, 1), place(0, 0, job="other"))
+        running.tick()
+        labels = labels_of(running.page(), "perfd_gpu_power_watts")
+        assert [(found.get("perfd_job"), found.get("rank"), found.get("shared_by")) for found in labels] == [
+            (None, None, "llm, other"),
+            ("llm", "1", None),
+        ]
 
 
 def test_gpus_and_slices_carry_the_container_that_the_kubelet_gave_them_to(running):

@@ -204,11 +204,11 @@ class NodeMemory:
     def _look_at_nodes(self, active: Mapping[str, _ActiveJob], now_unix_s: float, now_s: float) -> None:
         for node, passed_s in self._due(now_s):
             served = {
-                gpu: job
-                for gpu, (job, _) in gpu_owners(node, self._state.fleet.jobs).items()
-                if job in active
+                gpu: running
+                for gpu, owners in gpu_owners(node, self._state.fleet.jobs).items()
+                if (running := [job for job in owners if job in active])
             } or _ranks_without_gpu(node, active)
-            schedulers = [active[job].scheduler for job in served.values()]
+            schedulers = [active[job].scheduler for jobs in served.values() for job in jobs]
             self._ledger.describe(
                 node.name,
                 kind=next((info.name for info in node.gpu_infos.values()), ""),
@@ -221,7 +221,8 @@ class NodeMemory:
             )
             self._ledger.observe(node.name, dict.fromkeys(served, passed_s), now_unix_s)
             for errors in self._hardware.new_errors(node):
-                job = errors.job or served.get(errors.gpu, "")
+                of_gpu = served.get(errors.gpu, ())
+                job = errors.job or (of_gpu[0] if len(of_gpu) == 1 else "")
                 self._ledger.note(
                     Incident(
                         node=node.name,
@@ -307,10 +308,10 @@ class NodeMemory:
             )
 
 
-def _ranks_without_gpu(node: NodeState, active: Mapping[str, _ActiveJob]) -> dict[str, str]:
+def _ranks_without_gpu(node: NodeState, active: Mapping[str, _ActiveJob]) -> dict[str, list[str]]:
     """By local rank, where no GPU is known: each rank has one."""
     return {
-        f"rank {rank if placed.local_rank is None else placed.local_rank}": job
+        f"rank {rank if placed.local_rank is None else placed.local_rank}": [job]
         for (job, rank), placed in node.placements.items()
         if job in active
     }

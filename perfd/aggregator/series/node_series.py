@@ -21,7 +21,7 @@ def node_keys(names: MetricNames, node: NodeState, jobs: JobRegistry) -> Iterabl
         for entity in readings.layout.entities.known:
             labels = entity_labels(scope, entity, node.name)
             if scope is Scope.GPU:
-                labels |= gpu_labels(node, entity, owners.get(entity), jobs)
+                labels |= gpu_labels(node, entity, owners.get(entity, {}), jobs)
             elif scope is Scope.RANK:
                 labels |= jobs.labels(entity.rpartition("/")[0])
             # The labels are sorted once for an entity, not once for each of its metrics.

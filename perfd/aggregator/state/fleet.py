@@ -136,7 +136,7 @@ class Fleet:
         for job in self.jobs.values():
             exported = job.exported
             event = job.end_if_over(now_s)
-            if job.exported != exported:
+            if job.exported != exported or event is not None:
                 for name in job.nodes:
                     self.members.owners_changed(name)
             if event is not None:

@@ -1,13 +1,20 @@
-"""Which job each GPU of a node serves."""
+"""Which jobs each GPU of a node serves."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from perfd.aggregator.jobs import JobRegistry
 from perfd.aggregator.state.node_state import NodeState
 
 Labels = dict[str, str]
-GpuOwners = dict[str, tuple[str, int | None]]
-"""For each GPU of a node that serves a job: the job, and the rank if it is known."""
+GpuOwners = dict[str, dict[str, int | None]]
+"""For each GPU of a node that serves jobs: the jobs, with the rank of each if it is known.
+
+Several jobs share a GPU by MPS or time slicing.
+"""
+_MOST_SHARED_CHARS = 256
+"""Chosen: some twenty names; the label is for people."""
 
 
 def gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
@@ -16,16 +23,18 @@ def gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
     GPUs without one belong to the node's only job, unless all ranks of that job have theirs: the others may
     run work that perfd does not see.
     """
-    owners: GpuOwners = {
-        str(placement.gpu): (job, rank)
-        for (job, rank), placement in node.placements.items()
-        if placement.gpu is not None
-    }
+    owners: GpuOwners = {}
+    for (job, rank), placement in node.placements.items():
+        if placement.gpu is not None:
+            owners.setdefault(str(placement.gpu), {})[job] = rank
+    for gpu, ranks in owners.items():
+        live = {job: rank for job, rank in ranks.items() if job in jobs and not jobs[job].ended}
+        owners[gpu] = ranks if len(ranks) == 1 else live
     owners |= _slice_owners(node)
     others = [gpu for gpu in node.readings.gpu_history.layout.entities.known if gpu not in owners]
     only = jobs.only_on(node.name) if others else None
     if only is not None and not _all_placed(only, node, jobs):
-        owners |= dict.fromkeys(others, (only, None))
+        owners |= {gpu: {only: None} for gpu in others}
     return owners
 
 
@@ -38,14 +47,15 @@ def _slice_owners(node: NodeState) -> GpuOwners:
         found = [key for key, placement in node.placements.items() if placement.pod_name == container.pod]
         if len({job for job, _ in found}) == 1:
             job, rank = found[0]
-            owners[entity] = (job, rank if len(found) == 1 else None)
+            owners[entity] = {job: rank if len(found) == 1 else None}
     return owners
 
 
-def gpu_labels(
-    node: NodeState, entity: str, owner: tuple[str, int | None] | None, jobs: JobRegistry
-) -> Labels:
-    """Job, rank and container of a GPU, if known; the namespace of a job is its own."""
+def gpu_labels(node: NodeState, entity: str, owners: Mapping[str, int | None], jobs: JobRegistry) -> Labels:
+    """Job, rank and container of a GPU, if known; the namespace of a job is its own.
+
+    A GPU of several jobs is none's: it has one series, so that sums count it once, and lists them.
+    """
     container = node.container_of(entity)
     labels = {}
     if container is not None:
@@ -54,9 +64,11 @@ def gpu_labels(
             "pod": container.pod,
             "container": container.container,
         }
-    if owner is None:
+    if not owners:
         return labels
-    job, rank = owner
+    if len(owners) > 1:
+        return labels | {"shared_by": ", ".join(sorted(owners))[:_MOST_SHARED_CHARS]}
+    ((job, rank),) = owners.items()
     # Rules join GPUs and their job on the namespace: both have the job's, or none.
     labels |= {"namespace": "", **jobs.labels(job), "rank": "" if rank is None else str(rank)}
     placed = node.placements.get((job, rank)) if rank is not None else None
@@ -67,7 +79,11 @@ def gpu_labels(
 
 def exported_gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
     """Of these, the jobs that have series."""
-    return {gpu: owner for gpu, owner in gpu_owners(node, jobs).items() if jobs[owner[0]].exported}
+    return {
+        gpu: exported
+        for gpu, owners in gpu_owners(node, jobs).items()
+        if (exported := {job: rank for job, rank in owners.items() if jobs[job].exported})
+    }
 
 
 def _all_placed(name: str, node: NodeState, jobs: JobRegistry) -> bool:

@@ -79,7 +79,7 @@ class JobMembers:
             job.lifetime.ranks_seen(source.agent_id, None if started_ns is None else started_ns / 1e9)
             if started_ns is not None:
                 job.rank_started(placement.rank, started_ns / 1e9, source.now_s)
-        if not node.place(placement):
+        if not node.place(placement, source.agent_id, source.now_s):
             return []
         job.version += 1
         return [durable_record(placement, source, job)]
@@ -94,6 +94,7 @@ class JobMembers:
         if job is not None:
             job.event(event)
             if event.kind is EventKind.RANKS_GONE:
+                node.ranks_gone(job.name)
                 job.ownership.ranks_gone(source.node)
                 job.lifetime.ranks_gone(source.agent_id, event.time_unix_ns / 1e9, source.now_s)
             if event.kind in {EventKind.JOB_STARTED, EventKind.JOB_ENDED}:
@@ -115,7 +116,8 @@ class JobMembers:
     def _job_of_event(self, event: Event, node: NodeState, source: RecordSource) -> JobState | None:
         name = event.job
         if name is None and event.gpu is not None:
-            name = gpu_owners(node, self._jobs).get(str(event.gpu), (None, None))[0]
+            owners = gpu_owners(node, self._jobs).get(str(event.gpu), {})
+            name = next(iter(owners)) if len(owners) == 1 else None
         if name is None:
             name = self._jobs.only_on(node.name)
         return None if name is None else self.job(name, source)

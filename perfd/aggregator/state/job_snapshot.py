@@ -139,7 +139,9 @@ def _parts(
         if not history.layout.entities.known:
             continue
         serving = {
-            gpu: rank for gpu, (owner, rank) in gpu_owners(node, fleet.jobs).items() if owner == job.name
+            gpu: owners[job.name]
+            for gpu, owners in gpu_owners(node, fleet.jobs).items()
+            if job.name in owners
         }
         chosen = [index for index, gpu in enumerate(history.layout.entities.known) if gpu in serving]
         if not chosen:

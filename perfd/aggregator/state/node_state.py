@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.plausible_values import plausible_gpu, plausible_layout, plausible_placement
@@ -16,6 +17,10 @@ from perfd.model import (
     RankPlacement,
     ServerInfo,
 )
+
+
+_PLACEMENT_STALE_S = 75.0
+"""Chosen: agents repeat placements every 30 s, and one repeat may be lost."""
 
 
 class NodeState:
@@ -39,6 +44,8 @@ class NodeState:
         self.server_infos: dict[str, ServerInfo] = {}
         """By the server's name; the one reported longest ago goes first."""
         self.placements: dict[tuple[str, int], RankPlacement] = {}
+        self._placed: dict[str, tuple[str, float]] = {}
+        """By job: which agent last placed one of its ranks here, and when."""
         self.hardware_errors: dict[tuple[str, str, str], int] = {}
         """By job (empty when none is known), GPU and code."""
         self.health: dict[str, CollectorHealth] = {}
@@ -118,24 +125,44 @@ class NodeState:
         self._counters.rejected["name_chars"] += 1
         return None
 
-    def place(self, placement: RankPlacement) -> bool:
-        """Know where a rank runs; returns whether that is news. A GPU serves the job that came last."""
+    def place(self, placement: RankPlacement, agent_id: str = "", now_s: float = -math.inf) -> bool:
+        """Know where a rank runs; returns whether that is news.
+
+        A GPU serves the job that came last, and those with which it shares the GPU: whose placements the
+        same agent still repeats. Placements restored from history, by no agent, share nothing.
+        """
         placement = plausible_placement(placement)
         key = (placement.job, placement.rank)
-        if self.placements.get(key) == placement:
-            return False
         if placement.rank >= self._limits.ranks_per_job:
             self._counters.rejected["ranks_per_job"] += 1
             return False
-        if placement.gpu is not None:
-            self.placements = {
-                known: other
-                for known, other in self.placements.items()
-                if other.gpu != placement.gpu or other.job == placement.job
-            }
+        self._placed[placement.job] = agent_id, now_s
+        left = {
+            known
+            for known, other in self.placements.items()
+            if other.gpu == placement.gpu is not None
+            and other.job != placement.job
+            and not self._repeats(other.job, agent_id, now_s)
+        }
+        if not left and self.placements.get(key) == placement:
+            return False
+        self.placements = {known: kept for known, kept in self.placements.items() if known not in left}
         self.placements[key] = placement
         self.version += 1
         return True
+
+    def _repeats(self, job: str, agent_id: str, now_s: float) -> bool:
+        by, placed_s = self._placed.get(job, ("", -math.inf))
+        return by == agent_id and now_s - placed_s <= _PLACEMENT_STALE_S
+
+    def ranks_gone(self, job: str) -> None:
+        """No rank of a job is here any more: the GPUs that it shared serve the others alone."""
+        self._placed.pop(job, None)
+        shared = {one.gpu for one in self.placements.values() if one.job != job} - {None}
+        kept = {key: one for key, one in self.placements.items() if one.job != job or one.gpu not in shared}
+        if len(kept) < len(self.placements):
+            self.placements = kept
+            self.version += 1
 
     def comes_back(self) -> None:
         """Its agent reports; after a goodbye, what was counted before is another agent's story."""
@@ -147,6 +174,7 @@ class NodeState:
 
     def forget_job(self, job: str) -> None:
         """Drop the placements of a job that is gone."""
+        self._placed.pop(job, None)
         self.placements = {key: kept for key, kept in self.placements.items() if key[0] != job}
         self.version += 1
 

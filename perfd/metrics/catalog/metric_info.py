@@ -32,7 +32,7 @@ class MetricInfo:
 
 
 _RAW_LABELS: Mapping[Scope, Sequence[str]] = {
-    Scope.GPU: (*JOB, "rank", *NODE, "gpu", "pod", "container"),
+    Scope.GPU: (*JOB, "rank", *NODE, "gpu", "pod", "container", "shared_by"),
     Scope.NODE: NODE,
     Scope.NIC: (*NODE, "device"),
     Scope.DISK: (*NODE, "device"),

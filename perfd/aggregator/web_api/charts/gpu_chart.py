@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.aggregator.state import AggregatorState, gpu_owners
+from perfd.aggregator.state.gpu_owners import GpuOwners
 from perfd.aggregator.web_api.charts.significant_digits import significant
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
@@ -131,8 +132,7 @@ def _samples(state: AggregatorState, job: str, name: str, ended_unix_s: float | 
     return times[kept], picked[kept], [rank for _, rank in chosen]
 
 
-def _of_job(owners: Any, entities: Sequence[str], job: str) -> Iterator[tuple[int, int | None]]:  # noqa: ANN401
+def _of_job(owners: GpuOwners, entities: Sequence[str], job: str) -> Iterator[tuple[int, int | None]]:
     for index, gpu in enumerate(entities):
-        owner, rank = owners.get(gpu, (None, None))
-        if owner == job:
-            yield index, rank
+        if job in (of_gpu := owners.get(gpu, {})):
+            yield index, of_gpu[job]
