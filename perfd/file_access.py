@@ -12,7 +12,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -33,6 +33,26 @@ def opened_folder(path: Path, *, create: bool = False) -> Iterator[int]:
     """
     descriptor = _open_folder(path, create=create, links=_MOST_LINKS)
     try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def opened_inside(root: Path, inside: PurePath) -> Iterator[int]:
+    """A descriptor of a folder of another process, whose root is `root` to us; raises `OSError` for a link.
+
+    A link in a container's file system would be followed in ours, and could point at our files; `..` could
+    lead out of it.
+    """
+    if ".." in inside.parts:
+        raise OSError(errno.EINVAL, "a path with `..`", str(inside))
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for part in inside.parts[1:]:
+            deeper = os.open(part, _FOLDER, dir_fd=descriptor)
+            os.close(descriptor)
+            descriptor = deeper
         yield descriptor
     finally:
         os.close(descriptor)

@@ -18,7 +18,6 @@ from perfd.model import (
     ServerInfo,
 )
 
-
 _PLACEMENT_STALE_S = 75.0
 """Chosen: agents repeat placements every 30 s, and one repeat may be lost."""
 

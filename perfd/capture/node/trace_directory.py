@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from perfd.errors import CaptureError
-from perfd.file_access import as_user
+from perfd.file_access import as_user, opened_inside
 from perfd.formatting import data_size
 
 _PREFIX = "perfd-"
@@ -117,21 +117,9 @@ class TraceDirectory:
             finally:
                 os.close(folder)
 
-    @contextlib.contextmanager
-    def _place(self) -> Iterator[int]:
-        """The folder that ours is in, opened part by part.
-
-        A link in a container's file system would be followed in ours, and could point at our files.
-        """
-        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            for part in self.place.parts[1:]:
-                deeper = os.open(part, os.O_RDONLY | _DIRECTORY, dir_fd=folder)
-                os.close(folder)
-                folder = deeper
-            yield folder
-        finally:
-            os.close(folder)
+    def _place(self) -> contextlib.AbstractContextManager[int]:
+        """The folder that ours is in."""
+        return opened_inside(self.root, self.place)
 
 
 def _as_owner(name: str, place: int, action: Callable[[], None]) -> None:

@@ -7,72 +7,144 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from perfd.collector import Settings
 from perfd.errors import RecordingError, reason_of
+from perfd.file_access import opened_inside
 from perfd.model import CollectiveProgress, Event, EventKind, Record
 from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError
 from perfd_collectors.nccl.flight_recorder.dump_reader import DumpReader
 
 log = logging.getLogger(__name__)
 
+_Identity: TypeAlias = tuple[int, int]
+"""Device and inode."""
+_Version: TypeAlias = tuple[int, int]
+"""Time of the last change, and size."""
 _MOST_IGNORED = 1024
 """Files that are remembered so that each is logged once; bounds memory."""
 _RANK = re.compile(r"(\d{1,6})(?:\.(?:pickle|pkl|json))?")
 
 
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A folder that is open during a look."""
+
+    descriptor: int
+    path: Path
+    """How the agent can name it."""
+    job: str
+    """The job whose dumps are in it."""
+
+    @property
+    def identity(self) -> _Identity:
+        status = os.fstat(self.descriptor)
+        return status.st_dev, status.st_ino
+
+
 class DumpDirectory:
-    """Reads dumps that appear or change from now on; `prefix` is their path without the rank."""
+    """Reads dumps that appear or change from now on; `prefix` is their path without the rank.
+
+    They are also looked for at the same path in the file systems of the job's ranks: a container, and a job
+    under SLURM's job_container/tmpfs, has a /tmp of its own, which ends with it.
+    """
 
     def __init__(self, prefix: str, settings: Settings) -> None:
         path = Path(prefix)
         self._folder, self._name = path.parent, path.name
         self._settings = settings
-        self._seen: dict[Path, tuple[int, int]] = {path: version for path, version, _ in self._files()}
+        self._seen: dict[_Identity, dict[str, _Version]] = {}
+        """By folder, what was there at the last look."""
         self._ignored: set[Path] = set()
         """Those of other users, which are logged once."""
-        self._retry: set[Path] = set()
+        self._retry: set[tuple[_Identity, str]] = set()
         """Files that failed to be read once and are tried once more: they may have been incomplete."""
+        with self._own_folder() as folder:
+            if folder is not None:
+                self._first_look(folder)
 
     def collect(self) -> list[Record]:
         """Progress of the ranks whose dumps are new; an event for each dump that cannot be read."""
         records: list[Record] = []
-        with closing(DumpReader(self._settings)) as reader:
-            self._collect(records, reader)
+        looked: set[_Identity] = set()
+        with closing(DumpReader(self._settings)) as reader, ExitStack() as folders:
+            own = folders.enter_context(self._own_folder())
+            for folder in ([] if own is None else [own]) + self._private_folders(folders):
+                if folder.identity in looked:
+                    continue
+                looked.add(folder.identity)
+                if folder is not own and folder.identity not in self._seen:
+                    self._first_look(folder)
+                self._look(folder, records, reader)
+        self._seen = {identity: seen for identity, seen in self._seen.items() if identity in looked}
+        self._retry = {key for key in self._retry if key[0] in looked}
         return records
 
-    def _collect(self, records: list[Record], reader: DumpReader) -> None:
-        for path, version, rank in self._files():
-            if (foreign := self._foreign(path)) is not None:
+    @contextmanager
+    def _own_folder(self) -> Iterator[_Folder | None]:
+        try:
+            descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            yield None
+            return
+        try:
+            yield _Folder(descriptor, self._folder, self._settings.job)
+        finally:
+            os.close(descriptor)
+
+    def _private_folders(self, opened: ExitStack) -> list[_Folder]:
+        """The folder as the job's ranks see it; several ranks see the same one."""
+        if not self._folder.is_absolute():
+            return []
+        proc, found = self._settings.proc, []
+        for rank in self._settings.local_jobs.ranks():
+            root = proc / str(rank.pid) / "root"
+            with suppress(OSError):
+                descriptor = opened.enter_context(opened_inside(root, self._folder))
+                path = root / self._folder.relative_to("/")
+                found.append(_Folder(descriptor, path, rank.job))
+        return found
+
+    def _first_look(self, folder: _Folder) -> None:
+        self._seen[folder.identity] = {name: version for name, version, _ in self._files(folder)}
+
+    def _look(self, folder: _Folder, records: list[Record], reader: DumpReader) -> None:
+        identity = folder.identity
+        seen = self._seen.setdefault(identity, {})
+        for name, version, rank in self._files(folder):
+            path = folder.path / name
+            if (foreign := self._foreign(folder, name)) is not None:
                 self._ignore(path, foreign)
                 continue
-            known = self._seen.get(path) == version
-            if known and path not in self._retry:
+            known = seen.get(name) == version
+            if known and (identity, name) not in self._retry:
                 continue
-            self._seen[path] = version
-            self._retry.discard(path)
+            seen[name] = version
+            self._retry.discard((identity, name))
             try:
-                records += reader.read(path, rank)
+                records += reader.read(Path(name), rank, job=folder.job, folder=folder.descriptor)
             except (OSError, FlightRecorderError) as error:
                 if known or self._settings.ending.is_set():
-                    records.append(self._unreadable(path, rank, error))
+                    records.append(self._unreadable(folder.job, path, rank, error))
                 else:
                     # It may still be being written.
-                    self._retry.add(path)
+                    self._retry.add((identity, name))
 
-    def _foreign(self, path: Path) -> int | None:
+    def _foreign(self, folder: _Folder, name: str) -> int | None:
         """The user of a dump who is not the job's; None for one that may be read.
 
         Anyone can write to a shared folder. Without a rank of the job on this node, only the agent's own
         user is believed.
         """
         try:
-            owner = path.lstat().st_uid
+            owner = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False).st_uid
         except OSError:
             return None
-        return None if owner in {self._settings.local_jobs.uid(self._settings.job), os.geteuid()} else owner
+        return None if owner in {self._settings.local_jobs.uid(folder.job), os.geteuid()} else owner
 
     def _ignore(self, path: Path, owner: int) -> None:
         if path not in self._ignored and len(self._ignored) < _MOST_IGNORED:
@@ -82,32 +154,32 @@ class DumpDirectory:
                 extra={"path": str(path), "uid": owner},
             )
 
-    def _unreadable(self, path: Path, rank: int, error: Exception) -> Event:
+    def _unreadable(self, job: str, path: Path, rank: int, error: Exception) -> Event:
         extra = {"path": str(path), "why": str(error)}
         log.warning("flight recorder dump skipped", extra=extra)
         return Event(
             kind=EventKind.DUMP_UNREADABLE,
             time_unix_ns=self._settings.clock.unix_ns(),
             message=f"The flight recorder dump of rank {rank} cannot be read: {reason_of(error)}.",
-            job=self._settings.job,
+            job=job,
             rank=rank,
         )
 
-    def _files(self) -> Iterator[tuple[Path, tuple[int, int], int]]:
+    def _files(self, folder: _Folder) -> Iterator[tuple[str, _Version, int]]:
         try:
-            entries = sorted(self._folder.iterdir())
+            names = sorted(os.listdir(folder.descriptor))  # noqa: PTH208  (a descriptor)
         except OSError:
             return
-        for path in entries:
-            rank = _rank_of(path.name, self._name)
+        for name in names:
+            rank = _rank_of(name, self._name)
             if rank is None:
                 continue
             try:
-                status = path.lstat()
+                status = os.stat(name, dir_fd=folder.descriptor, follow_symlinks=False)
             except OSError:
                 continue
             if stat.S_ISREG(status.st_mode):
-                yield path, (status.st_mtime_ns, status.st_size), rank
+                yield name, (status.st_mtime_ns, status.st_size), rank
 
 
 class RecordedDump:

@@ -31,15 +31,20 @@ class DumpReader:
         self._settings = settings
         self._sandbox: Sandbox | None = None
 
-    def read(self, path: Path, rank: int) -> Sequence[CollectiveProgress]:
-        """The progress in a dump; raises `OSError` or `FlightRecorderError`."""
+    def read(
+        self, path: Path, rank: int, *, job: str | None = None, folder: int | None = None
+    ) -> Sequence[CollectiveProgress]:
+        """The progress in a dump, whose path may begin at the descriptor of a folder.
+
+        Raises `OSError` or `FlightRecorderError`.
+        """
         # The folder may be world-writable: a link could point to another user's file.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, dir_fd=folder)
         with open(descriptor, "rb") as file:  # noqa: PTH123  (a descriptor has no path)
             data = file.read(MAX_BYTES + 1)
-        dump = _Dump(
-            job=self._settings.job, rank=rank, read_unix_ns=self._settings.clock.unix_ns(), data=data
-        )
+        job = self._settings.job if job is None else job
+        dump = _Dump(job=job, rank=rank, read_unix_ns=self._settings.clock.unix_ns(), data=data)
         return self._in_sandbox(dump) if self._settings.sandboxed else _progress(dump)
 
     def close(self) -> None:
