@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from perfd.aggregator.web_api import fleet_page
+from perfd.model import JOB_LABELS, OWNER_LABELS
 
 Document = Mapping[str, Any]
 _KEYS = {"agents": "agent_id", "nodes": "node", "servers": "name"}
 """Keys that identify an entry. Several partitions list a node that runs jobs of each."""
+_JOB_LABELS = frozenset({*JOB_LABELS, *OWNER_LABELS, "rank", "pod", "container", "shared_by"})
+"""Labels that say whose a node's alert is, not what it is about."""
 _ORDERS: Mapping[str, tuple[Callable[[Document], Any], bool]] = {
     "alerts": (lambda one: one.get("fired_at_unix_s") or 0.0, True),
     "captures": (lambda one: one.get("requested_unix_s") or 0.0, False),
@@ -25,11 +29,47 @@ def merged(name: str, documents: Sequence[Document], missing: Sequence[int]) -> 
         rows = list({row.get(key): row for row in rows}.values())
         rows.sort(key=lambda row: str(row.get("node") or row.get(key)))
     elif name in _ORDERS:
+        rows = alerts_once(documents) if name == "alerts" else rows
         order, newest_first = _ORDERS[name]
         rows.sort(key=order, reverse=newest_first)
-    counts = {"count": sum(one["count"] for one in documents)} if name == "alerts" else {}
+    repeated = sum(len(document[name]) for document in documents) - len(rows)
+    counts = {"count": sum(one["count"] for one in documents) - repeated} if name == "alerts" else {}
     first = documents[0] if documents else {}
     return {**first, name: rows, **counts, **without(missing)}
+
+
+def alerts_once(documents: Sequence[Document]) -> list[Document]:
+    """The alerts of all partitions, oldest first, without those about a node that another one also found.
+
+    Each partition with a job on a node reads all its GPUs. Only the partition of a GPU's job knows the job:
+    its alert stays, otherwise the one that fired first.
+    """
+    found = [(number, alert) for number, one in enumerate(documents) for alert in one["alerts"]]
+    found.sort(key=lambda one: (not one[1].get("job"), _began(one[1])))
+    kept: list[Document] = []
+    about: dict[frozenset[tuple[str, str]], list[tuple[int, Document]]] = {}
+    for number, alert in found:
+        labels = alert.get("labels", {})
+        if "node" in labels:
+            of_node = frozenset((key, text) for key, text in labels.items() if key not in _JOB_LABELS)
+            others = about.setdefault(of_node, [])
+            if not alert.get("job") and any(n != number and _overlap(alert, other) for n, other in others):
+                continue
+            others.append((number, alert))
+        kept.append(alert)
+    return sorted(kept, key=_began)
+
+
+def _overlap(one: Document, other: Document) -> bool:
+    return _began(one) <= _ended(other) and _began(other) <= _ended(one)
+
+
+def _began(alert: Document) -> float:
+    return alert.get("fired_at_unix_s") or alert.get("active_at_unix_s") or 0.0
+
+
+def _ended(alert: Document) -> float:
+    return alert.get("resolved_at_unix_s") or math.inf
 
 
 def merged_fleet(
@@ -42,7 +82,7 @@ def merged_fleet(
 
     fleet = {
         "jobs": [row for document in documents for row in document["jobs"]],
-        "alerts": [alert for document in documents for alert in document["alerts"]],
+        "alerts": alerts_once(documents),
         "agents": sums("agents", ("count", "connected")),
         "servers": sums("servers", ("count", "up")),
     }
