@@ -244,13 +244,13 @@ class AnalysisLoop:
         changes = self._alerts.evaluate(now_unix_s, now_s, lambda job: _last_step(derived.get(job)))
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
+        self._history.alerts(changes, lambda: self._alerts.state(now_unix_s), now_unix_s)
         self._captures.on_alerts(
             changes,
             self._alerts.active,
             lambda job: self._view_of_alert(job, derived),
             now_unix_s,
         )
-        self._history.alerts(changes, lambda: self._alerts.state(now_unix_s), now_unix_s)
         return changes
 
     def _export(

@@ -14,6 +14,8 @@ _SUMMARY_EVERY_S = 60.0
 """At most this much of a summary is lost by a kill."""
 _ALERTS_EVERY_S = 15.0
 """How exactly it is known, after a kill, until when rules were evaluated."""
+_ALERT_STORED_WITHIN_S = 1.0
+"""Chosen: a commit takes milliseconds, and an alert must be announced even if the disk hangs."""
 _EXPIRE_EVERY_S = 3600.0
 
 
@@ -33,10 +35,16 @@ class HistoryRecorder:
             self._store.submit(rows)
 
     def alerts(self, changed: Sequence[Alert], state: Callable[[], EngineState], now_unix_s: float) -> None:
-        """Write alerts that changed with the state of the rules; that alone now and then."""
+        """Write alerts that changed with the state of the rules; that alone now and then.
+
+        Returns once they are stored, unless that takes too long: an alert that is announced and not stored
+        would fire again, with another time, after a kill.
+        """
         stored = self._alerts_unix_s
         if changed or stored is None or not 0 <= now_unix_s - stored < _ALERTS_EVERY_S:
             self.last_alerts(changed, state, now_unix_s)
+        if self._store is not None and any(alert.fired_at_unix_s is not None for alert in changed):
+            self._store.wait_stored(_ALERT_STORED_WITHIN_S)
 
     def last_alerts(
         self, changed: Sequence[Alert], state: Callable[[], EngineState], now_unix_s: float

@@ -125,6 +125,11 @@ class HistoryStore(HistoryReader):
             self.failed_rows += len(statements)
         return False
 
+    def wait_stored(self, timeout_s: float) -> bool:
+        """Wait until what was submitted is stored; False without waiting when it cannot be, or if late."""
+        stored = threading.Event()
+        return self.healthy and self.submit((), stored.set) and stored.wait(timeout_s)
+
     def expire(self, retention_s: float, now_unix_s: float, now_s: float) -> None:
         """Delete soon what is older than this, counting only time in which an aggregator ran."""
         if (reached := self._retention.now(now_unix_s, now_s)) is None:
