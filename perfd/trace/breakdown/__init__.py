@@ -2,6 +2,7 @@
 
 from perfd.trace.breakdown.collective_matching import CollectiveRow, Collectives, collectives
 from perfd.trace.breakdown.critical_path import CriticalPath, critical_path
+from perfd.trace.breakdown.graph_use import GraphUse, graph_use
 from perfd.trace.breakdown.idle_time import launching_call
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, busy_by_class, kernel_rows, launch_cost
 from perfd.trace.breakdown.loader_time import LoaderTime, loader_time
@@ -14,6 +15,7 @@ __all__ = [
     "CollectiveRow",
     "Collectives",
     "CriticalPath",
+    "GraphUse",
     "KernelRow",
     "LaunchCost",
     "LoaderTime",
@@ -25,6 +27,7 @@ __all__ = [
     "busy_by_class",
     "collectives",
     "critical_path",
+    "graph_use",
     "kernel_rows",
     "launch_cost",
     "launching_call",

@@ -21,7 +21,7 @@ from perfd.analysis.findings import (
 )
 from perfd.formatting import bandwidth, data_size, duration, percent
 from perfd.thresholds import THRESHOLDS
-from perfd.trace.breakdown import KernelRow, SyncPoint, busy_by_class
+from perfd.trace.breakdown import KernelRow, SyncPoint, busy_by_class, graph_use
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
 from perfd.trace.diagnosis.loading_findings import judge_loading
 from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, straggler_of
@@ -215,6 +215,7 @@ def _judge_launch(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
             f"On rank {worst.rank} a launch takes {cost.call_s * 1e6:.1f} µs and its operation begins"
             f" {cost.queue_s * 1e6:.1f} µs later (medians of {cost.count})."
         )
+    evidence += _with_graphs(worst)
     return Finding(
         kind=Kind.LAUNCH_BOUND,
         confidence=seen(MEASURED, analysis),
@@ -223,6 +224,24 @@ def _judge_launch(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
         advice=todo,
         gain_ratio=part.launch,
     )
+
+
+def _with_graphs(rank: RankAnalysis) -> list[str]:
+    """What CUDA graphs would save on a rank, if that can be estimated and is not small."""
+    use = graph_use(rank.timeline)
+    if use is None or use.sequence_count is None:
+        return []
+    saved = use.gain_s / rank.whole.span_s
+    if saved <= THRESHOLDS.launch_idle_ratio:
+        return []
+    waits = f" Its {use.waits_count} waits for the GPU have to stay outside of graphs." if use.waits_count else ""
+    return [
+        (
+            f"CUDA graphs could save up to {percent(saved)} of the window on rank {rank.rank}: about"
+            f" {use.sequence_count:,} operations come again {use.repeats_count} times ({percent(use.same_ratio)}"
+            f" the same).{waits}"
+        )
+    ]
 
 
 def _unexplained(analysis: TraceAnalysis, part: TimeShares) -> Finding:
