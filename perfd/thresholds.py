@@ -139,6 +139,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     trace_lost_records_ratio: float
     trace_link_ratio: float
     trace_opaque_ratio: float
+    trace_memory_bound_ratio: float
     trace_tuning_ratio: float
     serving_tail_ratio: float
     serving_slow_decode_ratio: float

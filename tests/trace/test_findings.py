@@ -28,7 +28,8 @@ def _busy(name, share, *, step=1000, **options):
 @pytest.mark.parametrize(
     ("operations", "calls", "expected"),
     [
-        (_busy(COMPUTE, 0.9), [], Kind.COMPUTE_BOUND),
+        ([Op(MATMUL, 0, 950, launched=-20)], [], Kind.COMPUTE_BOUND),
+        (_busy(COMPUTE, 0.9), [], Kind.MEMORY_BOUND),
         (_busy(NCCL, 0.6), [], Kind.COMMUNICATION),
         (_busy(COPY, 0.6), [], Kind.HOST_TRANSFER),
         (
@@ -119,10 +120,27 @@ def test_idle_time_without_host_calls_is_reported_as_unexplained(tmp_path):
 
 @pytest.mark.parametrize(("until", "advised"), [(50, False), (500, True)])
 def test_kernels_that_take_next_to_nothing_are_not_advised_to_be_made_faster(tmp_path, until, advised):
-    diagnosis = diagnose(_analysis(tmp_path, [Op(COMPUTE, 0, until, launched=-5)], steps={1: (0, 1000)}))
+    diagnosis = diagnose(_analysis(tmp_path, [Op(MATMUL, 0, until, launched=-5)], steps={1: (0, 1000)}))
 
     (found,) = [one for one in diagnosis.findings if one.kind is Kind.COMPUTE_BOUND]
     assert bool(found.advice) is advised
+
+
+@pytest.mark.parametrize(("moving_us", "kind"), [(500, Kind.MEMORY_BOUND), (499, Kind.COMPUTE_BOUND)])
+def test_memory_bandwidth_limits_from_half_of_the_computation(tmp_path, moving_us, kind):
+    operations = [Op(COMPUTE, 0, moving_us, launched=-9), Op(MATMUL, moving_us, 1000, launched=-8)]
+
+    found = diagnose(_analysis(tmp_path, operations, steps={1: (0, 1000)})).bottleneck
+
+    assert found.kind is kind
+    assert ("few FLOPs per byte" in " ".join(found.evidence)) is (kind is Kind.MEMORY_BOUND)
+
+
+@pytest.mark.parametrize(("runs_us", "kind"), [(5, Kind.MEMORY_BOUND), (4.999, Kind.COMPUTE_BOUND)])
+def test_kernels_that_are_mostly_their_own_start_do_not_show_a_limit_of_memory(tmp_path, runs_us, kind):
+    operations = [Op(COMPUTE, at * 5, at * 5 + runs_us, launched=-9) for at in range(200)]
+
+    assert diagnose(_analysis(tmp_path, operations, steps={1: (0, 1000)})).bottleneck.kind is kind
 
 
 def test_of_one_rank_sends_and_receives_are_advised_to_be_seen_from_all(tmp_path):
@@ -165,7 +183,7 @@ def _two_ranks(path, *, lost):
     export = NsysExport(path)
     for process in (1, 2):
         for start in range(0, 100_000, 10_000):
-            export.kernel(COMPUTE, start, start + 9_000, process=process, device=process, launched=start - 10)
+            export.kernel(MATMUL, start, start + 9_000, process=process, device=process, launched=start - 10)
     export.lost("cudaLaunchKernel_v7000", lost)
     return diagnose(analyse(read_traces([export.close()])))
 

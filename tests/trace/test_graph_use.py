@@ -128,9 +128,7 @@ def test_graphs_that_are_there_are_not_advised_again(tmp_path):
     for event in trace["traceEvents"]:
         if event["name"] == "cudaLaunchKernel":
             event["name"] = "cudaGraphLaunch"
-    (table,) = tables_of(
-        read_traces([write_json(tmp_path / "trace.json", trace)], detailed=True), ["graphs"]
-    )
+    (table,) = tables_of(read_traces([write_json(tmp_path / "trace.json", trace)], detailed=True), ["graphs"])
 
     (row,) = table.rows
 

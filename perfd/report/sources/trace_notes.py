@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfd.analysis.findings import Finding, Kind
 from perfd.trace.diagnosis import TraceAnalysis, notes
 
-_COMPUTATION = frozenset({Kind.NONE, Kind.COMPUTE_BOUND})
+_COMPUTATION = frozenset({Kind.NONE, Kind.COMPUTE_BOUND, Kind.MEMORY_BOUND})
 
 
 def notes_of(analysis: TraceAnalysis) -> list[str]:

@@ -1,14 +1,15 @@
 """Whether CUDA graphs could replace a rank's launches, what prevents it, and the estimated gain.
 
-A graph replays one sequence of operations. So the sequence has to repeat, and the host must not wait within it: each
-wait ends a part that can be captured. Within a part, the next operation begins about `NODE_GAP_NS` after the one
-before, however long the host takes.
+A graph replays one sequence of operations. So the sequence has to repeat, and the host must not wait within
+it: each wait ends a part that can be captured. Within a part, the next operation begins about `NODE_GAP_NS`
+after the one before, however long the host takes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -36,8 +37,8 @@ class GraphUse:
     repeats_count: int
     """Marked steps, else repetitions of the sequence; 0 if nothing repeats."""
     same_ratio: float
-    """Share of steps (after the first) that launch exactly what the step before did, else of operations that come
-    again at the distance of the sequence."""
+    """Share of steps (after the first) that launch exactly what the step before did, else of operations that
+    come again at the distance of the sequence."""
     waits_count: int
     """Waits of launching threads for the GPU."""
     reads_count: int
@@ -45,13 +46,8 @@ class GraphUse:
     launch_gap_s: float
     """Time without an operation on the GPU before operations that the host launched only then."""
     gain_s: float
-    """The part that graphs would save: gaps of up to `HOST_WAIT_NS` within parts, less `NODE_GAP_NS` each. In longer
-    ones the host does something else. 0 if nothing repeats."""
-
-    @property
-    def parts_count(self) -> int:
-        """About how many graphs a repetition needs."""
-        return 1 + (self.waits_count // self.repeats_count if self.repeats_count else self.waits_count)
+    """The part that graphs would save: gaps of up to `HOST_WAIT_NS` within parts, less `NODE_GAP_NS` each. In
+    longer ones the host does something else. 0 if nothing repeats."""
 
     @property
     def repeats(self) -> bool:
@@ -100,7 +96,7 @@ def _repetition(timeline: RankTimeline, alone: Ns) -> tuple[int | None, int, flo
     if len(steps) > 1:
         called_ns = trace.calls.start_ns[timeline.launched_by[alone]]
         own = [what[(called_ns >= step.start_ns) & (called_ns < step.end_ns)] for step in steps]
-        same = [np.array_equal(one, before) for before, one in zip(own, own[1:], strict=False)]
+        same = [np.array_equal(one, before) for before, one in pairwise(own)]
         count = int(np.median([len(one) for one in own]))
         return (count if any(same) and count else None), len(steps), sum(same) / len(same)
     distance, same_ratio = _distance(what)
@@ -111,7 +107,7 @@ def _repetition(timeline: RankTimeline, alone: Ns) -> tuple[int | None, int, flo
 
 def _distance(what: Ns) -> tuple[int | None, float]:
     """After how many operations most come again, the least of such; and the share that does."""
-    used, place, counts = np.unique(what, return_inverse=True, return_counts=True)
+    _, place, counts = np.unique(what, return_inverse=True, return_counts=True)
     rare = [at for at in np.argsort(counts, kind="stable").tolist() if counts[at] >= _LEAST_REPEATS]
     found: Counter[int] = Counter()
     for at in rare[:_ANCHORS]:

@@ -22,12 +22,12 @@ from perfd.analysis.findings import (
 from perfd.formatting import bandwidth, data_size, duration, percent
 from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown import KernelRow, SyncPoint, busy_by_class, graph_use
-from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
+from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, MODELLED, UNEXPLAINED, seen
 from perfd.trace.diagnosis.loading_findings import judge_loading
 from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, straggler_of
 from perfd.trace.diagnosis.slow_rank_cause import PeerComparison, compare
 from perfd.trace.diagnosis.time_shares import TimeShares, launch_idle_s, shares, sync_idle_s
-from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
+from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 
 _IDLE = frozenset({Kind.HOST_BOUND, Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION})
 _MOSTLY = 0.5
@@ -234,12 +234,14 @@ def _with_graphs(rank: RankAnalysis) -> list[str]:
     saved = use.gain_s / rank.whole.span_s
     if saved <= THRESHOLDS.launch_idle_ratio:
         return []
-    waits = f" Its {use.waits_count} waits for the GPU have to stay outside of graphs." if use.waits_count else ""
+    waits = (
+        f" Its {use.waits_count} waits for the GPU have to stay outside of graphs." if use.waits_count else ""
+    )
     return [
         (
             f"CUDA graphs could save up to {percent(saved)} of the window on rank {rank.rank}: about"
-            f" {use.sequence_count:,} operations come again {use.repeats_count} times ({percent(use.same_ratio)}"
-            f" the same).{waits}"
+            f" {use.sequence_count:,} operations come again {use.repeats_count} times"
+            f" ({percent(use.same_ratio)} the same).{waits}"
         )
     ]
 
@@ -344,15 +346,30 @@ def _judge_compute(analysis: TraceAnalysis, part: TimeShares) -> Finding:
         )
     matmul = classes.get("matmul", 0) + classes.get("attention", 0) + classes.get("convolution", 0)
     todo = advice.FUSE_ELEMENT_WISE if classes and matmul < _MOSTLY else advice.LARGEST_KERNELS
+    moving = sum(row.path_s for row in rows if _moves_bytes(row)) / total if total else 0.0
+    by_memory = opaque < THRESHOLDS.trace_opaque_ratio and moving >= THRESHOLDS.trace_memory_bound_ratio
+    if by_memory:
+        evidence.append(
+            f"{percent(moving)} of it is kernels of 5 µs and more that do a few FLOPs per byte (element-wise,"
+            " norms, softmax, reductions, optimizer, embeddings), so memory bandwidth limits them."
+        )
     if opaque >= THRESHOLDS.trace_opaque_ratio:
         todo = advice.SEE_INTO_GRAPHS
     return Finding(
-        kind=Kind.COMPUTE_BOUND,
-        confidence=seen(MEASURED, analysis),
+        kind=Kind.MEMORY_BOUND if by_memory else Kind.COMPUTE_BOUND,
+        confidence=seen(MODELLED if by_memory else MEASURED, analysis),
         evidence=evidence,
         advice=todo if part.compute >= THRESHOLDS.trace_tuning_ratio else "",
         gain_ratio=None,
     )
 
 
+def _moves_bytes(row: KernelRow) -> bool:
+    return row.kernel_class in _FEW_FLOPS and row.total_s >= _SHORTEST_S * row.count
+
+
 _NOT_COMPUTE = frozenset({"communication", "copy"})
+_FEW_FLOPS = frozenset({"elementwise", "normalization", "softmax", "reduction", "optimizer", "embedding"})
+"""Classes whose kernels do about one FLOP per number; GPUs can do over a hundred per byte."""
+_SHORTEST_S = 5e-6
+"""A shorter kernel is mostly its own start and end, whatever its bytes (H100: 2 to 4 µs)."""
