@@ -67,6 +67,11 @@ class _FilesOfOneService(LoadFileScheduling):
             super()._split_scope(nodeid)
         )
 
+    def _reschedule(self, node: Any) -> None:
+        # When two processes crash at once, the second replacement has no tests yet: KeyError in xdist 3.8.
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:

@@ -378,19 +378,32 @@ static void switch_events(int count) {
   }
 }
 
+static uint64_t monotonic_ns(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * 1000000000ULL + now.tv_nsec;
+}
+
 /* A job that goes on for as long as its standard input: a burst of COUNT all-reduces for each line, each as
- * long on the GPU as DRIVER_GPU_NS says, one after the other unless DRIVER_MIXED_UP is set. The word after a
- * burst is how many were begun in all. */
+ * long on the GPU as DRIVER_GPU_NS says, one after the other unless DRIVER_MIXED_UP is set. With DRIVER_GPU_PERCENT
+ * a burst takes this share of the time since the one before, however fast the machine is. The word after a burst is
+ * how many were begun in all. */
 static void run_bursts(int count) {
-  const char *told = getenv("DRIVER_GPU_NS");
-  uint64_t gpu_ns = told ? strtoull(told, NULL, 10) : 1000000, sequence = 0, at = 1000000000;
-  uint64_t apart_ns = getenv("DRIVER_MIXED_UP") ? gpu_ns / 2 : 2 * gpu_ns;
+  const char *fixed = getenv("DRIVER_GPU_NS"), *percent = getenv("DRIVER_GPU_PERCENT");
+  uint64_t gpu_ns = fixed ? strtoull(fixed, NULL, 10) : 1000000, sequence = 0, at = 1000000000;
+  uint64_t before_ns = monotonic_ns();
   int stale = getenv("DRIVER_STALE_CHANNEL") != NULL;
   void *context = init(100, atoi(getenv("WORLD_SIZE")), atoi(getenv("RANK")));
   for (;;) {
     char word[32];
     snprintf(word, sizeof word, "%llu", (unsigned long long)sequence);
     wait_for_reader(word);
+    if (percent) {
+      uint64_t now_ns = monotonic_ns();
+      gpu_ns = (now_ns - before_ns) * strtoull(percent, NULL, 10) / 100 / count;
+      before_ns = now_ns;
+    }
+    uint64_t apart_ns = getenv("DRIVER_MIXED_UP") ? gpu_ns / 2 : 2 * gpu_ns;
     for (int i = 0; i < count; i++, at += apart_ns) {
       struct task task = {.handle = start_coll(context, NULL, sequence++, 1 << 20, 1 + stale), .channels = 1, .gpu_start = at, .gpu_stop = at + gpu_ns};
       stop(task.handle);
