@@ -6,6 +6,7 @@ import importlib
 import socket
 import sys
 
+from perfd.errors import PerfdError
 from perfd.sandbox.confinement import confine
 from perfd.sandbox.message_channel import ChannelClosedError, receive, send
 from perfd.sandbox.sandbox_process import ANSWER, FILTERED, REFUSAL, UNFILTERED, Reader
@@ -32,7 +33,8 @@ def _answer(read: Reader, message: bytes) -> bytes:
     try:
         return ANSWER + read(message)
     except Exception as error:  # noqa: BLE001  (the boundary between two processes)
-        reason = str(error) or type(error).__name__
+        expected = isinstance(error, (PerfdError, OSError, ValueError)) and str(error)
+        reason = str(error) if expected else f"unexpected {type(error).__name__}: {error}".removesuffix(": ")
         return REFUSAL + reason[:_MOST_CHARS].encode("utf-8", "replace")
 
 

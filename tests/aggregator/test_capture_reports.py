@@ -514,6 +514,21 @@ def test_an_analysis_that_says_too_much_is_not_read(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"]
 
 
+def test_an_analysis_that_crashes_is_one_sentence_and_its_traceback_is_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reported: list[CaptureReport] = []
+    crashing = (sys.executable, "-c", "raise KeyError('what was in the file')")
+    reports = CaptureReports(lambda _, report: reported.append(report), SystemClock(), perfd=crashing)
+    reports.submit(ended("c1", trace(tmp_path / "c1" / "rank0.trace.json")))
+    until(lambda: reported)
+    reports.stop()
+    assert [one.words for one in reported] == [
+        "No report could be made: unexpected content (KeyError); the log of the aggregator has the details."
+    ]
+    assert any("Traceback" in getattr(record, "stderr", "") for record in caplog.records)
+
+
 @pytest.mark.parametrize("words", [None, "Made before the restart."])
 def test_what_a_restart_interrupted_is_made_after_it(tmp_path: Path, words: str | None) -> None:
     page = str(tmp_path / "c1" / "perfd.report.html")

@@ -2,9 +2,11 @@
 
 import gzip
 import os
+import re
 import shutil
 import sqlite3
 import stat
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 from capture.conftest import request
 
 from perfd.capture.nsys.report_contents import kernels_by_process
+from perfd.capture.redact import file_copies
 from perfd.capture.redact.file_copies import redacted_copy
 from perfd.cli import main
 from perfd.errors import CaptureError
@@ -105,6 +108,43 @@ def test_what_is_no_export_is_refused_and_leaves_nothing(tmp_path, content):
     (tmp_path / "x.sqlite").write_bytes(content)
     with pytest.raises(CaptureError, match="export of nsys"):
         redacted_copy(tmp_path / "x.sqlite", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+FAILS = """
+import os, sys
+import perfd.capture.redact.redaction_process as process
+
+def fail(*_):
+    {failure}
+
+process.redact = fail
+sys.exit(process.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (f"raise KeyError('{SECRET}')", r"cannot be redacted: unexpected content \(KeyError\)\."),
+        (
+            "__import__('ctypes').string_at(0)",
+            r"cannot be redacted: signal 11 ended the process; is there enough memory\?",
+        ),
+        (
+            f"raise BaseException('{SECRET}')",
+            r"cannot be redacted: its process ended with 1; the log of the agent has the details\.",
+        ),
+    ],
+)
+def test_a_redaction_that_fails_gives_one_sentence_without_content(
+    export, tmp_path, monkeypatch, failure, reason
+):
+    command = (sys.executable, "-c", FAILS.format(failure=failure))
+    monkeypatch.setattr(file_copies, "_PROCESS", command)
+    with pytest.raises(CaptureError) as error:
+        redacted_copy(export, tmp_path / "copy")
+    assert re.fullmatch(f"{export} {reason}", str(error.value))
     assert not (tmp_path / "copy").exists()
 
 

@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 REPORT_NAME = "perfd.report.html"
 DOCUMENT_NAME = "perfd.trace.json"
 PERFETTO_NAME = "perfd.perfetto-trace.gz"
+_MOST_LOGGED_CHARS = 4096
 _MAX_WAITING = 64
 _MOST_SUBMITTED = 4096
 """Captures that are remembered, so that one with a thousand uploads is not tried a thousand times."""
@@ -390,6 +391,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _complaint(code: int, output: bytes) -> str:
     """Why a verb failed: what it said last, else how it ended."""
-    if lines := output.decode(errors="replace").strip().splitlines():
+    lines = output.decode(errors="replace").strip().splitlines()
+    if any(line.startswith("Traceback ") for line in lines):
+        log.error("A report of a capture failed.", extra={"stderr": "\n".join(lines)[-_MOST_LOGGED_CHARS:]})
+        return (
+            f"unexpected content ({lines[-1].partition(':')[0]}); the log of the aggregator has the details."
+        )
+    if lines:
         return lines[-1].removeprefix("perfd analyze: ")
     return f"signal {-code} ended the analysis; is there enough memory?" if code < 0 else f"exit code {code}."

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from perfd.capture.redact.redaction_process import EXIT_REASON
 from perfd.errors import CaptureError
+
+log = logging.getLogger(__name__)
 
 _PROCESS = (sys.executable, "-P", "-m", "perfd.capture.redact.redaction_process")
 _MOST_CHARS = 1000
@@ -44,10 +48,23 @@ def _redact(source: Path, target: Path) -> None:
         )
     except OSError as error:
         raise CaptureError(f"{source} cannot be redacted: {error.strerror}.") from error
-    if done.returncode == 1 and done.stderr:
+    if done.returncode == EXIT_REASON:
         raise CaptureError(done.stderr.decode(errors="replace")[-_MOST_CHARS:])
+    if done.returncode < 0:
+        signal = -done.returncode
+        raise CaptureError(
+            f"{source} cannot be redacted: signal {signal} ended the process; is there enough memory?"
+        )
     if done.returncode != 0:
-        raise CaptureError(f"{source} cannot be redacted: its process ended with {done.returncode}.")
+        log.error("A redaction failed.", extra={"source": str(source), "stderr": _last_chars(done.stderr)})
+        raise CaptureError(
+            f"{source} cannot be redacted: its process ended with {done.returncode}; "
+            "the log of the agent has the details."
+        )
+
+
+def _last_chars(printed: bytes) -> str:
+    return printed.decode(errors="replace")[-_MOST_CHARS:]
 
 
 def _write(target: Path, write: Callable[[], object]) -> None:

@@ -18,22 +18,28 @@ from perfd.sandbox.file_confinement import confine_to_files
 
 _PR_SET_PDEATHSIG = 1
 _FIRST_VICTIM = "1000"
+EXIT_REASON = 3
+"""The exit code if standard error has the reason. It has a traceback if Python itself ends with 1."""
 
 
 def main() -> int:
-    """Write the copy and return 0; on failure, print the reason to standard error and return 1."""
+    """Write the copy and return 0; on failure, print the reason to stderr and return `EXIT_REASON`."""
     source, copy = Path(sys.argv[1]), Path(sys.argv[2])
     # End with the parent, since then the copy has no use.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_VICTIM, encoding="ascii")
-    confine_to_files([source], [copy], temporary=False)
     try:
+        confine_to_files([source], [copy], temporary=False)
         redact(source, copy)
     except CaptureError as error:
         sys.stderr.write(str(error))
-        return 1
-    return 0
+    except Exception as error:  # noqa: BLE001  (the boundary between two processes)
+        # Its text may be content of the file.
+        sys.stderr.write(f"{source} cannot be redacted: unexpected content ({type(error).__name__}).")
+    else:
+        return 0
+    return EXIT_REASON
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from perfd.errors import TraceError
+from perfd.errors import TraceError, reason_of
 from perfd.sandbox.confined_program import confined_command
 
 MAX_UNPACKED_BYTES = 16 * 1024**3
@@ -88,8 +88,12 @@ def exported(path: Path, nsys_program: str | None) -> Iterator[Path]:
                     text=True,
                     timeout=EXPORT_TIMEOUT_S,
                 )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise TraceError(f"{path}: nsys could not export the report: {error}.") from error
+            except OSError as error:
+                raise TraceError(f"{path}: nsys cannot be run: {reason_of(error)}.") from error
+            except subprocess.TimeoutExpired as error:
+                raise TraceError(
+                    f"{path}: nsys did not export the report within {EXPORT_TIMEOUT_S:.0f} s."
+                ) from error
             if target.is_file():
                 break
         else:
