@@ -17,9 +17,16 @@ class Coverage:
     """A union of half-open intervals in nanoseconds. Empty and negative ones are ignored."""
 
     def __init__(self, starts_ns: Ns, ends_ns: Ns) -> None:
-        self.starts_ns, self.ends_ns = _merge(starts_ns, ends_ns)
-        lengths = self.ends_ns - self.starts_ns
-        self._before = np.concatenate(([0], np.cumsum(lengths)))
+        self.starts_ns, ends = _merge(starts_ns, ends_ns)
+        # The ends follow from it; a capture may have many millions of pieces.
+        self._before = np.zeros(len(ends) + 1, dtype=np.int64)
+        np.cumsum(ends - self.starts_ns, out=self._before[1:])
+
+    @property
+    def ends_ns(self) -> Ns:
+        """Of each piece of the union, computed."""
+        ends: Ns = self.starts_ns + np.diff(self._before)
+        return ends
 
     @classmethod
     def union(cls, *parts: Coverage) -> Coverage:
@@ -58,9 +65,11 @@ class Coverage:
         index = np.searchsorted(self.starts_ns, times_ns, side="right")
         if not len(self.starts_ns):
             return np.zeros(len(times_ns), dtype=np.int64)
+        # Before the first piece: zero, at its start.
         previous = np.maximum(index - 1, 0)
-        inside = np.minimum(times_ns, self.ends_ns[previous]) - self.starts_ns[previous]
-        return np.where(index > 0, self._before[previous] + np.maximum(inside, 0), 0)
+        inside = np.maximum(times_ns - self.starts_ns[previous], 0)
+        covered: Ns = np.minimum(self._before[previous] + inside, self._before[previous + 1])
+        return covered
 
 
 def _merge(starts_ns: Ns, ends_ns: Ns) -> tuple[Ns, Ns]:

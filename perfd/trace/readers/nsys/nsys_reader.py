@@ -18,7 +18,7 @@ from perfd.trace.model.rank_trace import RankTrace, no_calls
 from perfd.trace.model.trace_steps import NAMED_STEP, steps_among
 from perfd.trace.readers.nsys.nccl_calls import collectives_of
 from perfd.trace.readers.nsys.nsys_detail import NsysDetail
-from perfd.trace.readers.nsys.nsys_tables import Activity, Tables, runs_of
+from perfd.trace.readers.nsys.nsys_tables import Activity, Tables
 
 _OLDEST, _NEWEST = (3, 11), (3, 20)
 """The schemas that were read. With another first number, columns may mean something else."""
@@ -129,14 +129,10 @@ def _of_schema(name: str, schema: tuple[int, int] | None) -> tuple[str, ...]:
 
 def _by_gpu(activity: Activity) -> list[tuple[int, int, slice]]:
     """Processes, devices and which rows are theirs, in order of device and process."""
-    found = [
-        (int(activity.process[rows.start]), int(activity.device[rows.start]), rows)
-        for rows in runs_of(activity.process, activity.device)
-    ]
     of_process: Counter[int] = Counter()
-    for process, _device, rows in found:
+    for process, _device, rows in activity.gpus:
         of_process[process] += rows.stop - rows.start
-    kept = [one for one in found if one[2].stop - one[2].start >= _STRAY_RATIO * of_process[one[0]]]
+    kept = [one for one in activity.gpus if one[2].stop - one[2].start >= _STRAY_RATIO * of_process[one[0]]]
     return sorted(kept, key=lambda one: (one[1], one[0]))
 
 

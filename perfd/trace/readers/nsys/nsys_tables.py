@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
@@ -20,6 +21,7 @@ from perfd.trace.model.intervals import Codes, Flags, Indices, Ns
 from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import GpuOperations, HostCalls, Phase
+from perfd.trace.readers.nsys.copy_names import copy_name
 from perfd.trace.readers.nsys.nccl_calls import NcclCall, call_name
 from perfd.trace.readers.nsys.nccl_payloads import decoded, schema_fields
 from perfd.trace.readers.nsys.target_info import TargetInfo
@@ -52,8 +54,6 @@ _MAX_TIME_NS = 10**17
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 _API_VERSION = re.compile(r"_v\d{1,8}$")
 _DROPPED = re.compile(r"events dropped:\s*(\d+)")
-_COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
-_MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +61,12 @@ class Activity:
     """What the GPUs did, as columns of n operations in order of process, device and start."""
 
     names: Sequence[str]
+    gpus: Sequence[tuple[int, int, slice]]
+    """Each process and device with its rows, in their order."""
     start_ns: Ns
     end_ns: Ns
-    device: Ns
     stream: Ns
     correlation: Ns
-    process: Ns
     name: Indices
     """Index into `names`."""
     kind: Codes
@@ -112,10 +112,15 @@ class Tables:
         }
         valid = _are_times(columns["start_ns"], columns["end_ns"])
         row = np.flatnonzero(valid)
-        row = row[np.lexsort([columns[key][row] for key in ("start_ns", "device", "process")])]
+        row = row[np.lexsort([columns[key][row] for key in ("start_ns", "device", "process")])].astype(
+            np.int32
+        )
+        device, process = (columns.pop(key)[row] for key in ("device", "process"))
+        gpus = [(int(process[one.start]), int(device[one.start]), one) for one in runs_of(process, device)]
+        del device, process
         for key in columns:
             columns[key] = columns[key][row]
-        return Activity(names=names, row=row, invalid=int(len(valid) - len(row)), **columns)
+        return Activity(names=names, gpus=gpus, row=row, invalid=int(len(valid) - len(row)), **columns)
 
     def _activities(self, names: list[str]) -> Iterator[dict[str, Any]]:
         """The columns of each table; `names` gets those of its operations."""
@@ -133,7 +138,7 @@ class Tables:
             rows = self._columns(f"SELECT {_OPERATION}, {kinds_of} FROM {_COPIES}", 7)  # noqa: S608
             used, index = np.unique(rows.pop(), return_inverse=True)
             yield _named(rows, index + len(names), np.full(len(index), OperationKind.MEMORY))
-            names.extend(_copy_name(int(key)) for key in used)
+            names.extend(copy_name(int(key)) for key in used)
         # A graph captured as a whole is one operation: it keeps the GPU busy like its kernels would.
         for table, label, kind in (
             (_FILLS, "Memset", OperationKind.MEMORY),
@@ -154,31 +159,21 @@ class Tables:
         kinds = {key: call_kind(name) for key, name in functions.items()}
         known = sorted(int(key) for key, kind in kinds.items() if kind is not HostCallKind.OTHER)
         wanted = ", ".join(map(str, known)) or "NULL"
-        rows = self._columns(
-            f"SELECT nameId, globalTid, start, end, COALESCE(correlationId, -1) FROM {_RUNTIME} "  # noqa: S608
+        self.call_names = [functions[key] for key in known]
+        place, kind = np.array(known, dtype=np.int64), np.array([kinds[key] for key in known], dtype=np.uint8)
+        parts: dict[int, list[array[int]]] = {}
+        for thread, start, end, correlation, name in self._chunks(
+            f"SELECT globalTid, start, end, COALESCE(correlationId, -1), nameId FROM {_RUNTIME} "  # noqa: S608
             f"WHERE nameId IN ({wanted}) AND COALESCE(returnValue, 0) = 0",
             5,
-        )
-        self.call_names = [functions[key] for key in known]
-        rows[0] = np.searchsorted(np.array(known, dtype=np.int64), rows[0])
-        order = np.flatnonzero(_are_times(rows[2], rows[3]))
-        order = order[np.lexsort((rows[2][order], rows[1][order] >> _THREAD_BITS))]
-        for at, column in enumerate(rows):
-            rows[at] = column[order]
-        name = rows.pop(0).astype(np.int32)
-        thread, start, end, correlation = rows
-        kind = np.array([kinds[key] for key in known], dtype=np.uint8)[name]
-        return {
-            int(thread[mine.start]) >> _THREAD_BITS << _THREAD_BITS: HostCalls(
-                start_ns=start[mine],
-                end_ns=end[mine],
-                kind=kind[mine],
-                correlation=correlation[mine],
-                thread=thread[mine],
-                name=name[mine],
-            )
-            for mine in runs_of(thread >> _THREAD_BITS)
-        }
+        ):
+            valid, process = _are_times(start, end), thread >> _THREAD_BITS << _THREAD_BITS
+            for one in np.unique(process[valid]).tolist():
+                mine = valid & (process == one)
+                columns = parts.setdefault(one, [array("q") for _ in range(5)])
+                for column, part in zip((thread, start, end, correlation, name), columns, strict=True):
+                    part.frombytes(column[mine].tobytes())
+        return {process: _calls_in_order(parts.pop(process), place, kind) for process in sorted(parts)}
 
     def operation_sizes(self) -> Ns:
         """Bytes, blocks (3) and threads (3) of each row of `activity`, invalid ones too; -1 where unknown."""
@@ -359,17 +354,28 @@ class Tables:
         return flat.reshape(-1, width)
 
     def _columns(self, query: str, width: int) -> list[Ns]:
-        """The same as columns, for many rows: no more than one column is in memory twice."""
+        """The same as columns, for many rows; arrays that grow in place are in memory once."""
+        columns = [array("q") for _ in range(width)]
+        for chunk in self._chunks(query, width):
+            for column, rows in zip(columns, chunk, strict=True):
+                column.frombytes(rows.tobytes())
+        return [np.frombuffer(column, dtype=np.int64) for column in columns]
+
+    def _chunks(self, query: str, width: int) -> Iterator[Ns]:
+        """Of some rows at once, the columns."""
         cursor = self._connection.execute(query)
-        parts: list[list[Ns]] = [[] for _ in range(width)]
         while len(flat := np.fromiter(chain.from_iterable(islice(cursor, _ROWS_AT_ONCE)), dtype=np.int64)):
-            for column, part in zip(flat.reshape(-1, width).T, parts, strict=True):
-                part.append(column.copy())
-        columns = []
-        for part in parts:
-            columns.append(np.concatenate(part) if part else np.empty(0, dtype=np.int64))
-            part.clear()
-        return columns
+            yield flat.reshape(-1, width).T
+
+
+def _calls_in_order(columns: list[array[int]], place: Ns, kind: Codes) -> HostCalls:
+    """Of the columns thread, start, end, correlation and name, which are emptied one by one."""
+    order = np.argsort(np.frombuffer(columns[1], dtype=np.int64), kind="stable")
+    name = np.searchsorted(place, np.frombuffer(columns.pop(), dtype=np.int64)).astype(np.int32)[order]
+    correlation, end, start, thread = (np.frombuffer(columns.pop(), dtype=np.int64)[order] for _ in range(4))
+    return HostCalls(
+        start_ns=start, end_ns=end, kind=kind[name], correlation=correlation, thread=thread, name=name
+    )
 
 
 def runs_of(*keys: Ns) -> list[slice]:
@@ -391,10 +397,3 @@ def _named(rows: list[Ns], names: Ns, kinds: Ns | Codes) -> dict[str, Any]:
     """The columns of a table by name, from those of `_OPERATION`."""
     found = dict(zip(("start_ns", "end_ns", "device", "stream", "correlation", "process"), rows, strict=True))
     return {**found, "name": names.astype(np.int32), "kind": kinds.astype(np.uint8)}
-
-
-def _copy_name(key: int) -> str:
-    """As PyTorch names them, so that the tables of both profilers read alike."""
-    copy, source, target = key >> 16, key >> 8 & 0xFF, key & 0xFF
-    ends = f"{_MEMORY_KINDS.get(source, '?')} -> {_MEMORY_KINDS.get(target, '?')}"
-    return f"Memcpy {_COPY_KINDS.get(copy, '')} ({ends})".replace("  ", " ")
