@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.client
 import json
 import threading
@@ -21,8 +22,12 @@ from perfd.formatting import duration, percent, signed_percent
 from perfd.net import HttpServer
 from perfd.recording.recording_format import find_recording
 from perfd.session.replay_session import ReplayOptions, replay
+from perfd.trace.diagnosis import TraceSettings, analyse, diagnose, trace_json
+from perfd.trace.readers.trace_files import read_traces
 from perfd.web.live_updates import Live
 from tests.support.chromium import Tab
+from tests.support.page_server import capture_entry, rank_entry
+from tests.support.traces import Op, kineto, write_json
 
 PAIR = "a=dp4&b=dp4_slow2"
 
@@ -94,6 +99,90 @@ def test_two_runs_of_one_name_have_the_names_of_their_folders(runs: dict[str, Pa
     assert {alert["job"] for alert in both.alerts()} <= {"dp4-20261123", "later"}
 
 
+@pytest.fixture(scope="module")
+def captured(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The folders of two runs, each with a capture that was analyzed."""
+    root = tmp_path_factory.mktemp("captured")
+    kernels = {"dp4": (("gemm", 100), ("gone_kernel", 50)), "dp4_slow2": (("gemm", 200), ("new_kernel", 30))}
+    folders = []
+    for number, (name, run) in enumerate(runs.items(), 1):
+        folder, files = root / name, root / name / f"c{number}"
+        files.mkdir(parents=True)
+        begins = (10, 300)
+        operations = [Op(kernel, at, at + us) for (kernel, us), at in zip(kernels[name], begins, strict=True)]
+        trace = write_json(files / "rank0.trace.json", kineto(operations, steps={1: (0, 500)}))
+        analysis = analyse(read_traces([trace], "nsys"), TraceSettings())
+        write_json(files / "perfd.trace.json", trace_json.to_json(analysis, diagnose(analysis)))
+        page = json.loads(gzip.decompress((run / PAGE_FILE).read_bytes()))
+        # Of these the older one has no analysis any more, and the newest none yet.
+        page["captures"] = [
+            capture_entry(
+                one, job=name, state="done", ranks=[rank_entry(0, "done", files=[{"path": str(path)}])]
+            )
+            for one, path in (
+                ("c0", root / "c0" / "rank0.trace.json"),
+                (f"c{number}", trace),
+                ("c9", root / "c9" / "rank0.trace.json"),
+            )
+        ]
+        (folder / PAGE_FILE).write_bytes(gzip.compress(json.dumps(page).encode()))
+        write_json(
+            folder / "summary.json", {"schema": "perfd.summary/2", "jobs": [page["jobs"][name]["summary"]]}
+        )
+        folders.append(folder)
+    return folders
+
+
+def test_kernels_of_two_jobs_are_compared_if_both_have_an_analyzed_capture(
+    captured: list[Path], runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *map(str, captured), "--json"]) == 1
+
+    said = json.loads(capsys.readouterr().out)
+    assert (said["a_capture"], said["b_capture"]) == ("c1", "c2")
+    kinds = {one["name"]: (one["kind"], one["a_s"], one["b_s"]) for one in said["kernels"]}
+    assert kinds == {
+        "gemm": ("longer", pytest.approx(1e-4), pytest.approx(2e-4)),
+        "gone_kernel": ("gone", pytest.approx(5e-5), 0.0),
+        "new_kernel": ("new", 0.0, pytest.approx(3e-5)),
+    }
+    assert main(["compare", *map(str, captured)]) == 1
+    assert "Kernels that changed most, per step (capture c1 of A, c2 of B)" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+    # With the other numbers as they are without captures.
+    server = serving(SavedRun(captured[0], runs["dp4_slow2"]))
+    try:
+        half = get(f"http://{server.address}/api/v1/compare?{PAIR}")
+    finally:
+        server.close()
+    assert (half["a_capture"], half["b_capture"], half["kernels"]) == ("c1", "", [])
+    assert half["changes"] == said["changes"]
+
+
+@pytest.mark.system
+def test_the_page_shows_the_kernels_that_the_interface_returns(captured: list[Path], tab: Tab) -> None:
+    server = serving(SavedRun(*captured))
+    try:
+        url = f"http://{server.address}"
+        found = get(f"{url}/api/v1/compare?{PAIR}")
+        tab.open(f"{url}/compare?{PAIR}", "document.getElementById('kernels')")
+        rows = tab.run("[...document.querySelectorAll('#kernels tbody tr')].map((row) => row.innerText)")
+        assert len(rows) == len(found["kernels"]) == 3
+        for row, one in zip(rows, found["kernels"], strict=True):
+            assert [cell.strip() for cell in row.split("\t")] == [
+                one["name"],
+                one["kind"],
+                *(duration(seconds) for seconds in (one["a_s"], one["b_s"], one["b_s"] - one["a_s"])),
+            ]
+        assert "capture c1 of A and capture c2 of B" in tab.text("[data-section=kernels]")
+        tab.open(f"{url}/reports/compare?{PAIR}", "document.querySelector('h1')")
+        assert "capture c1 of A, c2 of B; means over ranks" in tab.text("body")
+    finally:
+        server.close()
+
+
 @pytest.mark.system
 def test_the_page_shows_what_the_interface_returns(url: str, tab: Tab) -> None:
     found = get(f"{url}/api/v1/compare?{PAIR}")
@@ -113,6 +202,7 @@ def test_the_page_shows_what_the_interface_returns(url: str, tab: Tab) -> None:
         (job,) = get(f"{url}/api/v1/jobs?job={name}")["jobs"]
         assert duration(job["step_time_s"]["median"]) in tab.text(f"#breakdown-{letter}")
     series = [get(f"{url}/api/v1/jobs/{name}/series") for name in ("dp4", "dp4_slow2")]
+    assert "A and B have none" in tab.text("#kernels")
     newest = ", ".join(f"{'AB'[i]} {percent(one['mfu_ratio'][-1])}" for i, one in enumerate(series))
     assert tab.text("#mfu-chart output") == f"step {series[0]['step'][-1]}: {newest}"
 

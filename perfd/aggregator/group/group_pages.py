@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Never
 from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
@@ -17,7 +17,7 @@ from perfd.aggregator.group.peers import FORWARDED, Peers
 from perfd.aggregator.group.sharing import GroupView
 from perfd.aggregator.web_api import compare_routes
 from perfd.analysis.diagnosis import JobSummary
-from perfd.errors import PerfdError
+from perfd.errors import PerfdError, StorageError
 from perfd.net import (
     Handler,
     Request,
@@ -256,7 +256,7 @@ class GroupPages:
 
 
 class _Summaries:
-    """Summaries of all the group's jobs, for comparisons."""
+    """Summaries of all the group's jobs, for comparisons, which have no kernels in a group."""
 
     def __init__(self, of_job: Callable[[str, Request], Response]) -> None:
         """`of_job` asks the aggregator that has a job."""
@@ -276,6 +276,15 @@ class _Summaries:
             return None
         found: Mapping[str, Any] = msgspec.json.decode(answer.body)["jobs"][0]
         return found
+
+    def captures(self) -> list[dict[str, Any]]:
+        """None: the files of captures are where their partition is."""
+        return []
+
+    def stored_file(self, url: str, max_bytes: int) -> Never:
+        """Raises `StorageError`."""
+        del max_bytes
+        raise StorageError(f"{url} is read by the aggregator that has its capture.")
 
 
 def _documents(answers: Sequence[tuple[int, Response | None]]) -> tuple[list[Document], list[int]]:

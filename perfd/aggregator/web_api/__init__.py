@@ -10,6 +10,7 @@ from perfd.aggregator.web_api.api_documents import (
     steps_of_lines,
 )
 from perfd.aggregator.web_api.api_routes import routes
+from perfd.aggregator.web_api.capture_files import with_kernels
 from perfd.aggregator.web_api.charts import gpu_columns, progress_columns, together, trend, without_ranks
 from perfd.aggregator.web_api.compare_routes import compare_routes
 from perfd.aggregator.web_api.fleet_pages import fleet_page
@@ -41,5 +42,6 @@ __all__ = [
     "steps_of_lines",
     "together",
     "trend",
+    "with_kernels",
     "without_ranks",
 ]

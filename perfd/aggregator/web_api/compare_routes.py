@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
 
+from perfd.aggregator.captures import TimeoutCall
+from perfd.aggregator.web_api.capture_files import CaptureSource, with_kernels
 from perfd.aggregator.web_api.html_pages import html_response, message_page
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.errors import PerfdError
 from perfd.net import Handler, Request, Response, error_response, json_response
 from perfd.report.comparison import (
+    MeasuredRun,
     RunComparison,
     UnrelatedRunsError,
     compare,
@@ -35,6 +38,10 @@ class SummarySource(Protocol):
         """The summary of a job that only history knows."""
 
 
+class RunSource(SummarySource, CaptureSource, Protocol):
+    """Where the numbers of jobs are, and their captures."""
+
+
 class _RequestError(PerfdError):
     """A request without an answer, and its status."""
 
@@ -54,31 +61,41 @@ def summary_of(source: SummarySource, job: str) -> JobSummary | None:
     return None if stored is None else from_json({"schema": "perfd.summary/2", "jobs": [stored]})[0]
 
 
-def compare_routes(source: SummarySource) -> dict[str, Handler]:
+def compare_routes(source: RunSource, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
     """`/api/v1/compare` and `/reports/compare`, both with `?a=JOB&b=JOB`."""
+    patience = TimeoutCall(file_timeout_s)
+
+    def measured(name: str) -> MeasuredRun:
+        run = measures_of_summary(_known(source, name), name)
+        try:
+            return patience.call(lambda: with_kernels(run, source, name))
+        except TimeoutError:
+            # The file system of its captures does not answer; the other numbers are known.
+            return run
+
     return {
-        "/api/v1/compare": lambda request: _document(source, request),
-        "/reports/compare": lambda request: _report(source, request),
+        "/api/v1/compare": lambda request: _document(measured, request),
+        "/reports/compare": lambda request: _report(measured, request),
     }
 
 
-def _document(source: SummarySource, request: Request) -> Response:
+def _document(measured: Callable[[str], MeasuredRun], request: Request) -> Response:
     try:
-        found = _comparison(source, request)
+        found = _comparison(measured, request)
     except _RequestError as error:
         return error_response(error.status, str(error))
     return json_response(to_json(found))
 
 
-def _report(source: SummarySource, request: Request) -> Response:
+def _report(measured: Callable[[str], MeasuredRun], request: Request) -> Response:
     try:
-        found = _comparison(source, request)
+        found = _comparison(measured, request)
     except _RequestError as error:
         return message_page(error.status, "These runs cannot be compared", str(error))
     return html_response(to_html(report_of_comparison(found, "perfd aggregator")).encode())
 
 
-def _comparison(source: SummarySource, request: Request) -> RunComparison:
+def _comparison(measured: Callable[[str], MeasuredRun], request: Request) -> RunComparison:
     names = [request.query.get(key, "") for key in ("a", "b")]
     if not all(names):
         raise _RequestError(400, "Name two jobs: ?a=JOB&b=JOB.")
@@ -88,7 +105,7 @@ def _comparison(source: SummarySource, request: Request) -> RunComparison:
         bound = -1.0
     if not 0 <= bound < 1:
         raise _RequestError(400, "`max_regression` must be a ratio from 0 to 1, such as 0.03.")
-    runs = [measures_of_summary(_known(source, name), name) for name in names]
+    runs = [measured(name) for name in names]
     any_runs = request.query.get("unrelated") == "1"
     try:
         return compare(runs[0], runs[1], bound, any_runs=any_runs)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
 import msgspec
 
-from perfd.aggregator.captures import DOCUMENT_NAME, PERFETTO_NAME, REPORT_NAME, TimeoutCall, is_folder_of
+from perfd.aggregator.captures import DOCUMENT_NAME, PERFETTO_NAME, REPORT_NAME, TimeoutCall
+from perfd.aggregator.web_api.capture_files import MAX_FILE_BYTES, folders_of, is_file, read_file, url_of
 from perfd.aggregator.web_api.compare_routes import summary_of
 from perfd.aggregator.web_api.html_pages import html_document, html_response, message_page
 from perfd.analysis.diagnosis import JobSummary
@@ -20,9 +18,6 @@ from perfd.net import Handler, Request, Response, error_response
 from perfd.report.render.finding_png import finding_picture
 from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import CHART_POINTS, report_of_summary
-
-_MAX_BYTES = 64 * 1024 * 1024
-_OBJECT = "s3://"
 
 
 class ReportSource(Protocol):
@@ -90,8 +85,8 @@ def _capture(source: ReportSource, request: Request, patience: TimeoutCall) -> R
     if capture is None:
         return message_page(404, "No such capture", f"There is no capture {capture_id!r}.")
     try:
-        if (url := _url_of(capture, REPORT_NAME)) is not None:
-            return html_response(patience.call(lambda: source.stored_file(url, _MAX_BYTES)))
+        if (url := url_of(capture, REPORT_NAME)) is not None:
+            return html_response(patience.call(lambda: source.stored_file(url, MAX_FILE_BYTES)))
         return patience.call(lambda: _stored(capture, number))
     except StorageError as error:
         return message_page(503, "The report cannot be read", str(error))
@@ -102,11 +97,11 @@ def _capture(source: ReportSource, request: Request, patience: TimeoutCall) -> R
 
 
 def _stored(capture: Mapping[str, Any], number: str) -> Response:
-    there = [folder for folder in _folders(capture) if _is_file(folder / REPORT_NAME)]
+    there = [folder for folder in folders_of(capture) if is_file(folder / REPORT_NAME)]
     if not number and len(there) != 1:
         return _overview(capture, len(there))
     chosen = next((n for n in range(1, len(there) + 1) if number in {"", str(n)}), 0)
-    body = _read(there[chosen - 1] / REPORT_NAME) if chosen else None
+    body = read_file(there[chosen - 1] / REPORT_NAME) if chosen else None
     if body is None:
         return message_page(404, "No such report", f"This capture has {len(there)} here.")
     return html_response(body)
@@ -120,10 +115,10 @@ def _trace(source: ReportSource, request: Request, patience: TimeoutCall) -> Res
     if capture is None:
         return error_response(404, f"No capture {capture_id!r}; see `perfd capture list`.")
     number = request.query.get("folder", "")
-    url = _url_of(capture, PERFETTO_NAME if form else DOCUMENT_NAME)
+    url = url_of(capture, PERFETTO_NAME if form else DOCUMENT_NAME)
     try:
         if url is not None:
-            body = patience.call(lambda: source.stored_file(url, _MAX_BYTES))
+            body = patience.call(lambda: source.stored_file(url, MAX_FILE_BYTES))
             return _perfetto(capture, body) if form else Response(body=body)
         return patience.call(lambda: _document(capture, number, for_perfetto=bool(form)))
     except StorageError as error:
@@ -134,7 +129,7 @@ def _trace(source: ReportSource, request: Request, patience: TimeoutCall) -> Res
 
 def _document(capture: Mapping[str, Any], number: str, *, for_perfetto: bool) -> Response:
     name = PERFETTO_NAME if for_perfetto else DOCUMENT_NAME
-    there = [folder for folder in _folders(capture) if _is_file(folder / name)]
+    there = [folder for folder in folders_of(capture) if is_file(folder / name)]
     if not there:
         return error_response(404, " ".join(("No analyzed trace here yet.", *_how_to_make(capture))))
     if not number and len(there) > 1:
@@ -142,16 +137,10 @@ def _document(capture: Mapping[str, Any], number: str, *, for_perfetto: bool) ->
             400, f"This capture has traces in {len(there)} folders: `folder` is a number from 1."
         )
     chosen = next((folder for n, folder in enumerate(there, 1) if number in {"", str(n)}), None)
-    body = _read(chosen / name) if chosen else None
+    body = read_file(chosen / name) if chosen else None
     if body is None:
         return error_response(404, f"No such folder: this capture has traces in {len(there)} here.")
     return _perfetto(capture, body) if for_perfetto else Response(body=body)
-
-
-def _url_of(capture: Mapping[str, Any], name: str) -> str | None:
-    """Where a file of a report is in object storage; None if the report is not there."""
-    path = capture["report"]["path"] if capture.get("report") else None
-    return None if not path or not path.startswith(_OBJECT) else f"{path.rpartition('/')[0]}/{name}"
 
 
 def _perfetto(capture: Mapping[str, Any], body: bytes) -> Response:
@@ -166,39 +155,6 @@ def _overview(capture: Mapping[str, Any], count: int) -> Response:
     address = quote(capture_id, safe="")
     links = [f'<a href="{address}/{n}">Report {n}</a>' for n in range(1, count + 1)]
     return html_response(html_document(f"Reports of {capture_id}", links))
-
-
-def _folders(capture: Mapping[str, Any]) -> Sequence[PurePath]:
-    """Where agents say that a capture lies; a folder that is not called like the capture is not believed."""
-    files = [PurePath(file["path"]) for who in capture["ranks"] for file in who["files"]]
-    folders = dict.fromkeys(file.parent for file in files)
-    return [folder for folder in folders if is_folder_of(folder, capture["id"])]
-
-
-def _is_file(path: PurePath) -> bool:
-    """Whether `perfd capture show ID --analyze` can have written it; most captures are on other machines."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
-
-
-def _read(path: PurePath) -> bytes | None:
-    """What it holds; None when it cannot be read, or was made a link or a pipe meanwhile."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(_MAX_BYTES)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
 
 
 def _how_to_make(capture: Mapping[str, Any]) -> Sequence[str]:

@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from perfd.aggregator.web_api import SavedRun, with_kernels
 from perfd.cli.arguments import positive
 from perfd.cli.commands.bench_serving import SCHEMA as BENCH_SCHEMA
 from perfd.cli.commands.bench_serving import document as document_of_benchmark
@@ -50,13 +51,14 @@ from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 _EPILOG = """\
 With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "sentence", "a", "b",
 "max_regression_ratio", "changes": [{"name", "unit", "a", "b", "change_ratio", "better", "gate",
-"verdict"}], "kernels": [{"name", "kind", "a_s", "b_s", "a_count", "b_count"}], "differences": [{"area",
-"name", "a", "b"}]}. `verdict` is better, worse, same, changed (of a number whose `better` is null: neither
-good nor bad in itself, or its source differs between the runs), new (it was zero in A), unknown (only one of
-the two has it), or regressed: worse by more than allowed, of a number that counts (`gate`). `differences`
-are settings that the two runs do not share: software, versions, layout, model, arguments. Kernels are there
-for traces only, all that changed: `kind` is new, gone, more or fewer (launches per step, by over 1%), longer
-or shorter.
+"verdict"}], "kernels": [{"name", "kind", "a_s", "b_s", "a_count", "b_count"}], "a_capture", "b_capture",
+"differences": [{"area", "name", "a", "b"}]}. `verdict` is better, worse, same, changed (of a number whose
+`better` is null: neither good nor bad in itself, or its source differs between the runs), new (it was zero in
+A), unknown (only one of the two has it), or regressed: worse by more than allowed, of a number that counts
+(`gate`). `differences` are settings that the two runs do not share: software, versions, layout, model,
+arguments. Kernels are those of traces, or of the newest analyzed captures of both jobs (`a_capture`,
+`b_capture`; empty if a job has none), all that changed, in seconds per step: `kind` is new, gone, more or
+fewer (launches per step, by over 1%), longer or shorter.
 Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared, or are of
 different models (--unrelated compares these too).
 """
@@ -164,10 +166,19 @@ def _measured(name: str, args: argparse.Namespace) -> MeasuredRun:
     if found is not None and found["schema"] in trace_json.SCHEMAS:
         return measures_of_trace(found, name)
     if found is not None:
-        return measures_of_summary(one_job(jobs_of(found, name), args.job, name), name)
+        job = one_job(jobs_of(found, name), args.job, name)
+        return _with_kernels(measures_of_summary(job, name), path.parent, job.name)
     settings = TraceSettings(model_flops_per_step=args.model_flops_per_step, peaks=load_peaks())
     analysis = analyse(read_traces(with_folders_opened([path]), "nsys"), settings)
     return measures_of_trace(trace_json.to_json(analysis, diagnose(analysis)), name)
+
+
+def _with_kernels(run: MeasuredRun, folder: Path, job: str) -> MeasuredRun:
+    """With the kernels of a capture, if the page that `perfd run` saved beside the summary lists one."""
+    try:
+        return with_kernels(run, SavedRun(folder), job)
+    except (PerfdError, OSError):
+        return run
 
 
 def _own_document(path: Path) -> dict[str, Any] | None:
@@ -216,9 +227,10 @@ def _table(comparison: RunComparison) -> Table:
 def _kernels(comparison: RunComparison) -> list[Table]:
     if not comparison.kernels:
         return []
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, title="Kernels that changed most, per step", title_justify="left"
-    )
+    title = "Kernels that changed most, per step"
+    if comparison.kernel_source:
+        title += f" ({comparison.kernel_source})"
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     table.add_column("kernel")
     table.add_column("")
     for name in ("A", "B", "change"):

@@ -97,7 +97,7 @@ def _kernel_tables(comparison: RunComparison, source: str) -> list[ReportTable]:
     return [
         ReportTable(
             title="Kernels that changed most, per step",
-            source=f"{source}; means over ranks",
+            source=f"{comparison.kernel_source or source}; means over ranks",
             columns=("kernel", "", "A", "B", "change"),
             rows=[
                 (

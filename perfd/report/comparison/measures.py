@@ -54,6 +54,8 @@ class MeasuredRun:
     kind: str
     """`summary` or `trace`: only like can be compared with like."""
     measures: Sequence[Measure]
+    capture: str = ""
+    """Of a summary: the capture that its kernels are from; empty for none."""
     kernels_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds a step by kernel, as a mean over ranks."""
     kernel_counts: Mapping[str, float] = field(default_factory=dict)

@@ -84,6 +84,9 @@ class RunComparison:
     changes: Sequence[Change]
     kernels: Sequence[KernelChange] = ()
     """All that changed, those with the largest change first."""
+    a_capture: str = ""
+    b_capture: str = ""
+    """Where the kernels of summaries are from; empty if the run has no analyzed capture."""
     differences: Sequence[SettingDifference] = ()
     """Of configuration, software and options."""
 
@@ -98,6 +101,13 @@ class RunComparison:
         bound = f"{percent(self.max_regression_ratio)} allowed"
         names = [change.name for change in self.changes if change.verdict is ChangeVerdict.REGRESSED]
         return f"Regressed: {', '.join(names)} ({bound})." if names else f"No regression ({bound})."
+
+    @property
+    def kernel_source(self) -> str:
+        """Which captures the kernels of summaries are from; empty of traces."""
+        return (
+            f"capture {self.a_capture} of A, {self.b_capture} of B" if self.kernels and self.a_capture else ""
+        )
 
 
 def compare(
@@ -126,6 +136,8 @@ def compare(
         max_regression_ratio=max_regression_ratio,
         changes=changes,
         kernels=_kernels(a, b),
+        a_capture=a.capture,
+        b_capture=b.capture,
         differences=differences(a.settings, b.settings),
     )
 
@@ -177,7 +189,14 @@ def _verdict(ratio: float | None, better: Better | None, max_regression_ratio: f
 
 
 def _no_kernel_in_common(a: MeasuredRun, b: MeasuredRun) -> str:
-    if not a.kernels_s or not b.kernels_s or a.kernels_s.keys() & b.kernels_s.keys():
+    # Captures of two jobs may show other parts of a step; traces that are compared do not.
+    if (
+        a.capture
+        or b.capture
+        or not a.kernels_s
+        or not b.kernels_s
+        or a.kernels_s.keys() & b.kernels_s.keys()
+    ):
         return ""
     return "they have no kernel in common"
 

@@ -5,12 +5,13 @@ import { breakdownBar } from "./bars.js";
 import { lineChart } from "./chart.js";
 import { el, section } from "./dom.js";
 import { count, duration, layout, percent, plural, signedPercent, UNKNOWN, words } from "./format.js";
-import { compareAddress, jobAddress, to } from "./paths.js";
+import { captureAddress, compareAddress, jobAddress, to } from "./paths.js";
 import { contentWidth } from "./view.js";
 import { chartGroup } from "./zoom.js";
 
 const MOST_SETTINGS = 60;
 const MOST_NAMES = 200;
+const MOST_KERNELS = 40;
 const NAMES = {
   step_time_s: "Step time", tokens_per_s: "Tokens/s", mfu_ratio: "MFU", step_time_p95_s: "Step time p95", step_time_jitter_ratio: "Jitter of step time",
   pipeline_stall_ratio: "Pipeline stall", tensor_active_ratio: "Tensor cores active", memory_used_ratio: "GPU memory", communication_s: "Communication per step",
@@ -68,6 +69,7 @@ function draw(main, found, jobs, series, path) {
   section(main, "changes", found.changes, () => [el("h2", {}, "Numbers"), changes(found)]);
   section(main, "breakdowns", jobs.map((job) => [job.breakdown, job.communication, job.step_time_s]), () => breakdowns(jobs));
   drawCharts(main, found, series);
+  section(main, "kernels", [found.kernels, found.a_capture, found.b_capture], () => [el("h2", {}, "Kernels"), ...kernels(found)]);
   section(main, "differences", found.differences, () => [el("h2", {}, "Settings that differ"), ...settings(found.differences)]);
 }
 
@@ -111,6 +113,22 @@ function drawCharts(main, found, series) {
   for (const { chart, column } of charts) {
     chart.update({ x, showX: (step) => `step ${step}`, axisX: (step, i) => (i ? String(step) : `step ${step}`), lines: series.map((one, i) => line(one, i, column)), steady, width: contentWidth(main) });
   }
+}
+
+const kernelWords = (one) => (one.kind === "more" || one.kind === "fewer" ? `${one.kind} (${Number(one.a_count.toPrecision(4))} to ${Number(one.b_count.toPrecision(4))})` : one.kind);
+
+function kernels(found) {
+  const lacking = [!found.a_capture && "A", !found.b_capture && "B"].filter(Boolean);
+  if (lacking.length) return [el("p", { class: "quiet", id: "kernels" }, `They are compared when both jobs have a capture that was analyzed; ${lacking.join(" and ")} ${lacking.length > 1 ? "have" : "has"} none.`)];
+  const source = el("p", { class: "quiet" }, "Time per step, mean over ranks, in ", ...[["a", found.a], ["b", found.b]].flatMap(([run, job], i) => [i ? " and " : "", "capture ", el("a", { href: captureAddress(job, found[`${run}_capture`]) }, found[`${run}_capture`]), ` of ${run.toUpperCase()}`]), ".");
+  if (!found.kernels.length) return [source, el("p", { id: "kernels" }, "No kernel changed.")];
+  const shown = found.kernels.slice(0, MOST_KERNELS);
+  const line = (one) => el("tr", {}, el("th", { scope: "row", class: "kernel" }, one.name), el("td", {}, kernelWords(one)), ...[one.a_s, one.b_s, one.b_s - one.a_s].map((seconds) => el("td", { class: "number" }, duration(seconds))));
+  return [
+    source,
+    el("div", { class: "scroll" }, el("table", { class: "plain", id: "kernels" }, el("thead", {}, el("tr", {}, ["Kernel", "", "A", "B", "Change"].map((name, i) => el(name ? "th" : "td", { scope: name && "col", class: i > 1 && "number" }, name)))), el("tbody", {}, shown.map(line)))),
+    found.kernels.length > shown.length && el("p", { class: "quiet" }, `and ${plural(found.kernels.length - shown.length, "other")}; the interface has all.`),
+  ].filter(Boolean);
 }
 
 function settings(differences) {
