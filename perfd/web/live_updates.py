@@ -55,8 +55,10 @@ class Live:
             if self._closed or self._viewers >= self._most:
                 return Response(body=_CLOSING if self._closed else _FULL, status=503)
             self._viewers += 1
+            # A round that ends before the stream is first read must not pass for the one that was there.
+            current = self._round
         return Response(
-            stream=_Viewer(self),
+            stream=_Viewer(self, current),
             content_type="text/event-stream; charset=utf-8",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
@@ -76,12 +78,14 @@ class Live:
 class _Viewer:
     """One browser's stream: the round that is over now, then each newer one."""
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: Live, current: int) -> None:
         self._live = live
+        self._current = current
 
     def __iter__(self) -> Iterator[bytes]:
         yield b"retry: %d\n\n" % _RECONNECT_MS
-        seen = -1
+        seen = self._current
+        yield _event(seen)
         while (newest := self._live.wait(seen)) is not None:
             # A comment finds out whether the viewer is still there.
             yield b": still here\n\n" if newest == seen else _event(newest)

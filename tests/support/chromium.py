@@ -128,6 +128,14 @@ class Tab:
         """Whether pages may run scripts; `run` works without them too."""
         self._ask("Emulation.setScriptExecutionDisabled", {"value": not allowed})
 
+    def front(self) -> None:
+        """Come before the other tabs, which are hidden then."""
+        self._ask("Page.bringToFront")
+
+    def before_each_page(self, script: str) -> None:
+        """Run a script in each page that is opened from now on, before its own."""
+        self._ask("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+
     def print_look(self) -> None:
         """Emulate print media."""
         self._ask("Emulation.setEmulatedMedia", {"media": "print"})

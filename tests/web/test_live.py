@@ -68,11 +68,27 @@ def test_a_viewer_that_was_busy_gets_the_newest_round_only(live: Live) -> None:
     answer = live.connect(REQUEST)
     assert answer.stream is not None
     pieces = iter(answer.stream)
+    # How soon to reconnect, and the round that was over at the begin.
     next(pieces)
+    assert b"id: 0\n" in next(pieces)
     for _ in range(1000):
         live.notify()
 
     assert b"id: 1000\n" in next(pieces)
+    answer.stream.close()
+
+
+def test_a_round_that_ends_before_the_stream_is_read_is_an_event_of_its_own(live: Live) -> None:
+    answer = live.connect(REQUEST)
+    assert answer.stream is not None
+    live.notify()
+    pieces = iter(answer.stream)
+
+    events = [next(pieces) for _ in range(3)]
+
+    # A page takes the first round for that of the numbers which it has.
+    assert [b"id: 0\n" in event for event in events] == [False, True, False]
+    assert b"id: 1\n" in events[2]
     answer.stream.close()
 
 
