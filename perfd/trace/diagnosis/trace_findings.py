@@ -372,4 +372,4 @@ _NOT_COMPUTE = frozenset({"communication", "copy"})
 _FEW_FLOPS = frozenset({"elementwise", "normalization", "softmax", "reduction", "optimizer", "embedding"})
 """Classes whose kernels do about one FLOP per number; GPUs can do over a hundred per byte."""
 _SHORTEST_S = 5e-6
-"""A shorter kernel is mostly its own start and end, whatever its bytes (H100: 2 to 4 µs)."""
+"""Chosen: a shorter kernel is mostly its own start and end, whatever its bytes."""
