@@ -359,7 +359,7 @@ def test_without_a_capture_it_is_said_what_is_missing():
 
     assert {one.missing for one in result.communication.dimensions} == {"no capture was analyzed"}
     said = (
-        "How much is exposed is not known of tp (25.0% of a step), dp (18.0% of a step): no capture was"
+        "How much is exposed of tp (25.0% of a step), dp (18.0% of a step) is unknown: no capture was"
         " analyzed."
     )
     assert said in finding(result, Kind.COMMUNICATION).evidence
@@ -458,7 +458,7 @@ def test_of_what_little_a_dimension_takes_nothing_is_said():
 
     evidence = finding(judged(**little), Kind.COMMUNICATION).evidence
 
-    assert "How much is exposed is not known of tp (30.0% of a step): no capture was analyzed." in evidence
+    assert "How much is exposed of tp (30.0% of a step) is unknown: no capture was analyzed." in evidence
 
 
 def test_why_a_capture_is_not_used_is_said_once():

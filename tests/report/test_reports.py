@@ -188,8 +188,7 @@ def test_of_a_slow_rank_the_report_shows_the_cause_first_and_the_class_after_it(
     assert "for rank 2" in report.summary[1]
     assert report.tables[0].title == "Rank 2 compared with its peers"
     assert (
-        "Largest part of the window: computation (what takes the time, not what slows it down)."
-        in report.summary
+        "Largest part of the window: computation. What limits the job is in the headline." in report.summary
     )
     assert "Compare the kernels of rank 2" in next(one for one in report.summary if "Most to gain" in one)
 

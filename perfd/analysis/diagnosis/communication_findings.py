@@ -51,7 +51,9 @@ def judge_communication(facts: JobEvidence) -> Finding | None:
     unseen = communication.exposed_ratio is None and facts.communication_may_overlap
     if unseen:
         evidence.append(
-            "It may run beside computation, so what it costs is unknown until a capture shows it."
+            "Part of it may run beside computation; a capture shows what it costs."
+            if lost >= _CANNOT_HIDE
+            else "It may run beside computation, so what it costs is unknown until a capture shows it."
         )
     return Finding(
         kind=Kind.COMMUNICATION,
@@ -110,7 +112,7 @@ def _by_dimension(facts: JobEvidence) -> list[str]:
             f"{one.group or 'others'} ({percent(one.share_ratio)} of a step)" for one in unknown
         )
         why = "; ".join(dict.fromkeys(one.missing or "no source shows it" for one in unknown))
-        evidence.append(f"How much is exposed is not known of {names}: {why}.")
+        evidence.append(f"How much is exposed of {names} is unknown: {why}.")
     return evidence
 
 

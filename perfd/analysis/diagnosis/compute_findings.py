@@ -213,7 +213,7 @@ def _compute_evidence(facts: JobEvidence) -> list[str]:
     efficiency, share = facts.efficiency, facts.breakdown
     if efficiency.mfu_ratio is not None:
         evidence.append(
-            f"MFU is {percent(efficiency.mfu_ratio)} by the convention {efficiency.flops_convention}, of"
+            f"MFU is {percent(efficiency.mfu_ratio)} by the {efficiency.flops_convention} convention, of"
             f" {(efficiency.peak_flops_per_s or 0) / 1e12:.0f} TFLOP/s per GPU; {_TYPICAL_MFU}."
         )
     if share.forward_ratio is not None and share.backward_ratio is not None:

@@ -68,7 +68,7 @@ def _finding(
     description: JobDescription, shape: ModelShape, per_token: float, convention: FlopsConvention
 ) -> str:
     off = per_token / train_flops_per_token(shape, convention) - 1
-    said = f"The log's FLOP/s are {off:+.1%} off what perfd computes by the convention {convention.value}"
+    said = f"The log's FLOP/s are {off:+.1%} off what perfd computes by the {convention.value} convention"
     for other in FlopsConvention:
         model = train_flops_per_token(shape, other)
         if _agree(per_token, model):

@@ -31,4 +31,4 @@ def notes_of(analysis: TraceAnalysis) -> list[str]:
 def largest_part(found: Finding) -> str:
     """What takes most of a window whose headline names something else."""
     name = "computation" if found.kind in _COMPUTATION else found.kind.short_name
-    return f"Largest part of the window: {name} (what takes the time, not what slows it down)."
+    return f"Largest part of the window: {name}. What limits the job is in the headline."

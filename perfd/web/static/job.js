@@ -96,7 +96,7 @@ const numbers = (job) => [
   ["step-time", "Step time", duration(job.step_time_s?.median), `p95 ${duration(job.step_time_s?.p95)}`, "no steady steps yet"],
   ["tokens", "Tokens/s", count(job.efficiency?.tokens_per_s), job.efficiency?.tokens_per_s_per_gpu == null ? "" : `${count(job.efficiency?.tokens_per_s_per_gpu)} per ${device(job)}`, "the tokens per step are unknown"],
   ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.efficiency?.model_flops_per_s_per_gpu), job.efficiency?.peak_flops_per_s ? `peak ${flopsPerS(job.efficiency?.peak_flops_per_s)} ${job.efficiency?.peak_precision ?? ""}${job.efficiency?.peak_unverified ? ", unverified" : ""}` : "", "the model's sizes are unknown"],
-  ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job), "no timer for it, and no NCCL plugin"],
+  ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job), "no timer for it, and no times of NCCL on the GPU"],
   ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job), stallMissing(job)],
   ["data", "Data loading", percent(job.data?.share_ratio), dataNote(job), "no timer for it"],
   ["optimizer", "Optimizer", percent(job.optimizer?.share_ratio), "of a step, on the slowest rank", "no timer for it"],
@@ -137,7 +137,7 @@ function stallNote(job) {
 function stallMissing({ pipeline, parallel }) {
   if ((parallel?.pp ?? 1) < 2) return null;
   const theory = pipeline?.bubble_theory_ratio;
-  return `${theory == null ? "" : `theory ${percent(theory)} of the schedule; `}no timers of stages, and no NCCL plugin`;
+  return `${theory == null ? "" : `theory ${percent(theory)} of the schedule; `}no timers of stages, and no times of NCCL on the GPU`;
 }
 
 // Tiles without a value become one quiet line below, with the reason; a note is a bound or part of it.
@@ -147,7 +147,7 @@ function cards(all) {
   return el("div", {},
     el("dl", { class: "numbers" }, known.map(([id, name, value, note]) => el("div", { class: "card" }, el("dt", {}, name), el("dd", { id }, value), el("dd", { class: "quiet" }, note)))),
     known.filter(([, , , note]) => note?.startsWith("of a step")).length > 1 && el("p", { class: "quiet" }, "Shares of a step can overlap; those of the breakdown below add up."),
-    unknown.length > 0 && el("p", { class: "quiet", id: "not-measured" }, "Not measured: ", unknown.map(([id, name, , note, missing], i) => [i > 0 && "; ", el("span", { id }, name), ` (${[missing, id === "mfu" && note].filter(Boolean).join("; ")})`])));
+    unknown.length > 0 && el("p", { class: "quiet", id: "not-measured" }, "Not measured: ", unknown.map(([id, name, , note, missing], i) => [i > 0 && "; ", el("span", { id }, name), ` (${[missing.replace(/\.$/, ""), id === "mfu" && note].filter(Boolean).join("; ")})`])));
 }
 
 function dimensions(job) {
