@@ -200,6 +200,7 @@ def test_flops_of_a_dumped_module_serve_when_nothing_else_is_known():
         ("NVIDIA H100 80GB HBM3", "tf32", "tf32", "which XLA computes as TF32 by default"),
         ("NVIDIA H100 80GB HBM3", "fp32", "fp32", "products of fp32 in the dumped HLO"),
         pytest.param("Tesla V100-SXM2-32GB", "tf32", "fp32", "products of fp32", id="before Ampere"),
+        pytest.param("Tesla V100-SXM2-32GB", "tf32_x3", "fp32", "products of fp32", id="3, before Ampere"),
         pytest.param("AMD Instinct MI300X", "tf32", "fp32", "products of fp32", id="not NVIDIA"),
     ],
 )
@@ -213,6 +214,22 @@ def test_the_precision_of_a_dumped_module_selects_the_peak_if_nothing_else_says_
     assert words in (speed.precision_by_hlo or "")
     said = efficiency_of(step_table([2.0] * 8), description=replace(dumped, precision="bf16"))
     assert (said.peak_precision, said.peak_precision_source, said.precision_by_hlo) == ("bf16", "job", None)
+
+
+@pytest.mark.parametrize(("counted", "products"), [("bf16_x3", 3), ("bf16_x6", 6), ("bf16_x9", 9)])
+def test_a_product_of_f32_by_several_products_has_its_part_of_their_peak(counted: str, products: int):
+    def of(precision: str):
+        dumped = replace(DESCRIBED, precision=None, hlo_precision=precision)
+        return efficiency_of(
+            step_table([2.0] * 8), description=dumped, gpu_infos=infos("NVIDIA H100 80GB HBM3", 8)
+        )
+
+    one, several = of("bf16"), of(counted)
+    assert one.mfu_ratio is not None
+    assert several.mfu_ratio == pytest.approx(products * one.mfu_ratio)
+    assert several.precision_by_hlo == (
+        f"products of f32 in the dumped HLO, each of {products} products of bf16"
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import msgspec
 
 _MOST_KEPT = 4096
 """Comparisons of names that are kept: a fleet has few kinds of GPUs, which are looked up all the time."""
+_SEVERAL_PRODUCTS = re.compile(r"(\w+?)_x([1-9])")
 _VENDORS = frozenset({"nvidia", "amd", "tesla", "instinct", "geforce", "google"})
 
 
@@ -40,9 +41,15 @@ class GpuPeak(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     date: str
     """When the row was written down, as YYYY-MM-DD."""
 
+    def peak_flops_per_s(self, precision: str) -> float | None:
+        """Of dense products at a precision; of `bf16_x3` a third of bf16's peak. None if it is unknown."""
+        base, products = products_of(precision)
+        peak = self.flops.get(base)
+        return None if peak is None else peak / products
+
     def unverified_of(self, *figures: str) -> tuple[str, ...]:
         """Which of these figures are unverified."""
-        return tuple(figure for figure in figures if figure in self.unverified)
+        return tuple(figure for figure in figures if products_of(figure)[0] in self.unverified)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +77,16 @@ def find_gpu(table: PeakTable, name: str) -> GpuPeak | None:
 def find_peak(table: PeakTable, nvml_name: str, precision: str | None) -> float | None:
     """Dense operations a second of a GPU at a precision, or None when either is unknown."""
     row = find_gpu(table, nvml_name)
-    return row.flops.get(precision.lower()) if row and precision else None
+    return row.peak_flops_per_s(precision.lower()) if row and precision else None
+
+
+def products_of(precision: str) -> tuple[str, int]:
+    """The precision that the GPU computes with, and how many of its products make one.
+
+    XLA's algorithms such as BF16_BF16_F32_X3 split each f32 operand and add 3, 6 or 9 products.
+    """
+    found = _SEVERAL_PRODUCTS.fullmatch(precision)
+    return (found[1], int(found[2])) if found else (precision, 1)
 
 
 @lru_cache(maxsize=_MOST_KEPT)

@@ -14,7 +14,7 @@ from perfd.analysis.flops.flops_conventions import (
     job_recompute_flops_per_token,
     train_flops_per_token,
 )
-from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, PeakTable, find_gpu
+from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, PeakTable, find_gpu, products_of
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
 from perfd.mfu_tier import MfuTier
@@ -63,6 +63,9 @@ class Efficiency:
             return None
         if self.peak_precision == "tf32":
             return "products of f32 in the dumped HLO, which XLA computes as TF32 by default"
+        base, products = products_of(self.peak_precision or "")
+        if products > 1:
+            return f"products of f32 in the dumped HLO, each of {products} products of {base}"
         return f"products of {self.peak_precision} in the dumped HLO"
 
 
@@ -83,7 +86,7 @@ def efficiency(
     samples, tokens = median_of(samples_per_s), median_of(tokens_per_s)
     gpu_rows = _peak_rows(job, peaks)
     precision, precision_source = _precision(description, gpu_infos(job), gpu_rows, chosen=precision)
-    peak = _mean([row.flops.get(precision) if row and precision else None for row in gpu_rows])
+    peak = _mean([row.peak_flops_per_s(precision) if row and precision else None for row in gpu_rows])
     flops, label, source = _model_flops(job, rows, tokens_per_s, world, convention)
     mfu = ratio(flops, peak)
     clock = known(float(mean_over_gpus(activity, GpuColumn.SM_CLOCK)))
@@ -102,7 +105,7 @@ def efficiency(
         peak_precision=precision if peak is not None else None,
         peak_precision_source=precision_source if peak is not None else None,
         peak_unverified=peak is not None
-        and any(row is not None and precision in row.unverified for row in gpu_rows),
+        and any(row is not None and precision and row.unverified_of(precision) for row in gpu_rows),
         flops_convention=label,
         mfu_source=source,
         mfu_missing=_missing(job, rows, flops, precision, tokens) if mfu is None else None,
@@ -242,7 +245,7 @@ def _precision(
         return description.precision, "job"
     found = description.hlo_precision
     # XLA does not use TF32 on AMD GPUs, and NVIDIA GPUs before Ampere lack it.
-    if found == "tf32" and any(
+    if found is not None and products_of(found)[0] == "tf32" and any(
         "amd" in info.name.lower() or (row is not None and "tf32" not in row.flops)
         for info, row in zip(infos, rows, strict=True)
     ):

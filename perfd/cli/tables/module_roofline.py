@@ -148,15 +148,15 @@ class ModuleRoofline:
         if not self._time_s:
             return None
         busy = sum(
-            cost.count * cost.flops / self._gpu.flops[cost.precision]
+            cost.count * cost.flops / peak
             for cost, _ in self._rows
-            if cost.precision in self._gpu.flops and cost.precision != _VECTOR
+            if cost.precision != _VECTOR and (peak := self._gpu.peak_flops_per_s(cost.precision))
         )
         return busy / self._time_s
 
     def _minimum_s(self, cost: HloCost) -> float:
         # Without a peak of that precision the bytes are the bound.
-        peak = self._gpu.flops.get(cost.precision, math.inf)
+        peak = self._gpu.peak_flops_per_s(cost.precision) or math.inf
         return cost.minimum_s(peak, self._bandwidth, self._link)
 
     def _table(self) -> Table:
@@ -192,7 +192,7 @@ class ModuleRoofline:
     def _side(self, cost: HloCost) -> str:
         if cost.message_bytes:
             return f"links, {cost.group_size} devices" if cost.group_size else "links"
-        peak = self._gpu.flops.get(cost.precision, math.inf)
+        peak = self._gpu.peak_flops_per_s(cost.precision) or math.inf
         return cost.precision if cost.flops / peak > cost.traffic_bytes / self._bandwidth else "memory"
 
 

@@ -153,7 +153,7 @@ def _model_use(ranks: Sequence[RankAnalysis], settings: TraceSettings) -> ModelU
         step_time_s=step_time_s,
         gpus=gpus,
         peak_flops_per_s=peak,
-        peak_unverified=any(row is not None and settings.precision in row.unverified for row in rows),
+        peak_unverified=any(row is not None and row.unverified_of(settings.precision) for row in rows),
         precision=settings.precision,
     )
 

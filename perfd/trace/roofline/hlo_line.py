@@ -197,18 +197,21 @@ def _tile(text: str) -> tuple[int, ...]:
 
 _MATRIX_OPERATIONS = frozenset({"dot", "convolution"})
 _FULL_PRECISION = re.compile(r'(?:operand_precision=\{|"operand_precision":\[")highest', re.IGNORECASE)
-_ALGORITHM = re.compile(r'(?:\balgorithm=|"algorithm":"ALG_)dot_(bf16|f16|tf32|f32|f64)_', re.IGNORECASE)
+_ALGORITHM = re.compile(
+    r'(?:\balgorithm=|"algorithm":"ALG_)dot_(bf16|f16|tf32|f32|f64)_(?:\w+_f32(_x[369])\b)?', re.IGNORECASE
+)
 
 
 def product_precision(dtype: str, attributes: str) -> str:
     """The precision whose peak applies to a matrix product, from its operands' dtype and its attributes.
 
-    XLA multiplies f32 as TF32 if the GPU can, unless the job requests `highest` or an algorithm. (Source:
-    "Matmul precision" in JAX's documentation, and `GetBlasComputationType` of XLA.)
+    XLA multiplies f32 as TF32 if the GPU can, unless the job requests `highest` or an algorithm. With one
+    that adds several products it is, for example, `bf16_x3`. (Source: "Matmul precision" in JAX's
+    documentation; `GetBlasComputationType` and `PrecisionConfig.Algorithm` of XLA.)
     """
     if found := _ALGORITHM.search(attributes):
         asked = found[1].lower()
-        return "fp32" if asked == "f32" else matmul_precision(asked)
+        return "fp32" if asked == "f32" else matmul_precision(asked) + (found[2] or "").lower()
     precision = matmul_precision(dtype)
     return "fp32" if precision == "tf32" and _FULL_PRECISION.search(attributes) else precision
 

@@ -88,7 +88,7 @@ def place(work: OperationWork, gpu: GpuPeak, time_s: float | None = None) -> Pla
 
     Raises `PerfdError` when the table does not know the peak or the bandwidth.
     """
-    peak, bandwidth = gpu.flops.get(work.precision), gpu.memory_bytes_per_s
+    peak, bandwidth = gpu.peak_flops_per_s(work.precision), gpu.memory_bytes_per_s
     if peak is None or bandwidth is None:
         missing = "memory bandwidth" if bandwidth is None else f"{work.precision} peak"
         raise PerfdError(f"The table of peaks has no {missing} of {gpu.name}; add a row with --peaks.")
