@@ -245,9 +245,13 @@ def _precision(
         return description.precision, "job"
     found = description.hlo_precision
     # XLA does not use TF32 on AMD GPUs, and NVIDIA GPUs before Ampere lack it.
-    if found is not None and products_of(found)[0] == "tf32" and any(
-        "amd" in info.name.lower() or (row is not None and "tf32" not in row.flops)
-        for info, row in zip(infos, rows, strict=True)
+    if (
+        found is not None
+        and products_of(found)[0] == "tf32"
+        and any(
+            "amd" in info.name.lower() or (row is not None and "tf32" not in row.flops)
+            for info, row in zip(infos, rows, strict=True)
+        )
     ):
         found = "fp32"
     return found, None if found is None else "hlo"
