@@ -711,16 +711,6 @@ def test_a_sample_or_two_of_a_short_job_do_not_make_it_host_bound():
     assert finding(idling(20), Kind.HOST_BOUND) is not None
 
 
-@pytest.mark.parametrize(("busy_now", "found"), [(0.95, False), (0.5, True)])
-def test_idle_gpus_of_a_fault_that_is_over_make_no_host_bound_job(busy_now: float, found: bool):
-    steps = step_table([1.0] * 14 + [1.5] * 25 + [1.0] * 10)
-    gpu = gpu_table(steps, {"busy_ratio": [0.95] * 4}, per_step=1)
-    gpu.metrics["busy_ratio"][14:39] = 0.5
-    gpu.metrics["busy_ratio"][39:] = busy_now
-    result = summarise(job_data(steps, description=DP4, gpu=gpu), AnalysisSettings())
-    assert (finding(result, Kind.HOST_BOUND) is not None) is found
-
-
 def idle_behind_a_rank(active: list[float], late_s: float) -> JobSummary:
     """Four ranks whose third comes so late, and what share of the time each GPU has a kernel."""
     steps = step_table([0.1] * 200)

@@ -11,7 +11,7 @@ from perfd.analysis.communication import CaptureEvidence
 from perfd.analysis.diagnosis.idle_cause import IdleCause, not_shown, shown_idle
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.analysis.steps import TRAINING_TIME, GpuActivity, mean_over_gpus
+from perfd.analysis.steps import TRAINING_TIME, mean_over_gpus
 from perfd.formatting import percent
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
@@ -62,15 +62,16 @@ def _confidence(facts: JobEvidence, shown: IdleCause, *, also_live: bool) -> flo
 def _seen_idle(facts: JobEvidence, slow_ranks: Collection[int | str]) -> tuple[list[str], float]:
     """What is seen without a capture: sentences, and the share of a step."""
     evidence, lost = [], 0.0
+    active = _active_ratio(facts, slow_ranks)
     # One sample or two of a short job may be of its start, whatever the log's times say.
-    activity, now = facts.activity, facts.activity_now
-    if now is not None and now.usual(now.metrics.get(now.kernel_metric)):
-        # Few samples are since a change, and those before may be of a fault that is over.
-        idle = 1 - max(_active_ratio(one, slow_ranks) for one in (activity, now))
-        if facts.pace_is_known and idle >= THRESHOLDS.idle_ratio:
-            lost = idle
-            who = "The other GPUs" if slow_ranks else "GPUs"
-            evidence.append(f"{who} run no kernel at all in {percent(idle)} of {activity.when} (NVML).")
+    usual = facts.activity.usual(facts.activity.metrics.get(facts.activity.kernel_metric))
+    known = usual and facts.pace_is_known and np.isfinite(active)
+    if known and 1 - active >= THRESHOLDS.idle_ratio:
+        lost = 1 - active
+        who = "The other GPUs" if slow_ranks else "GPUs"
+        evidence.append(
+            f"{who} run no kernel at all in {percent(1 - active)} of {facts.activity.when} (NVML)."
+        )
     outside = facts.breakdown.unattributed_ratio
     if outside is not None and outside >= THRESHOLDS.unaccounted_ratio:
         lost = max(lost, outside)
@@ -80,10 +81,10 @@ def _seen_idle(facts: JobEvidence, slow_ranks: Collection[int | str]) -> tuple[l
     return evidence, lost
 
 
-def _active_ratio(activity: GpuActivity, slow_ranks: Collection[int | str]) -> float:
+def _active_ratio(facts: JobEvidence, slow_ranks: Collection[int | str]) -> float:
     """How much of the time the GPUs of all other ranks run a kernel, NaN if unknown."""
-    by_gpu = activity.of_gpus(activity.kernel_metric)
-    others = np.array([key.rank not in slow_ranks for key in activity.gpus], dtype=np.bool_)
+    by_gpu = facts.activity.of_gpus(facts.activity.kernel_metric)
+    others = np.array([key.rank not in slow_ranks for key in facts.activity.gpus], dtype=np.bool_)
     counted = by_gpu[np.isfinite(by_gpu) & others]
     return float(counted.mean()) if len(counted) else np.nan
 

@@ -43,7 +43,6 @@ from perfd.analysis.steps import (
     optimizer,
     pipeline,
     rows_of_pace,
-    rows_since_change,
     sleeping_hosts,
     steady_rows,
     step_time,
@@ -115,15 +114,6 @@ def _activity(job: JobData, steady: SteadySteps) -> GpuActivity:
     return gpu_activity(job.gpu, job.steps, steady.rows)
 
 
-def _activity_now(job: JobData, steady: SteadySteps, activity: GpuActivity) -> GpuActivity | None:
-    if _by_log_alone(job, steady):
-        return activity
-    rows = rows_since_change(job.steps, steady)
-    if rows is None or len(rows) == len(steady.rows):
-        return None if rows is None else activity
-    return gpu_activity(job.gpu, job.steps, rows)
-
-
 def _by_log_alone(job: JobData, steady: SteadySteps) -> bool:
     """Whether no collectives show steps: there is one GPU, or lines are means over several steps."""
     if job.within_lines is not None or job.operation_pace is not None:
@@ -178,7 +168,6 @@ def facts_of(
         steady_steps=int(job.steps.steps_covered[steady.rows].sum()),
         awaits_steps=description is not None and len(job.steps) < _LINES,
         activity=activity,
-        activity_now=_activity_now(job, steady, activity),
         slowdowns=slowdowns(timers, kernels, parallel),
         stragglers_by_timers=by_timers,
         stragglers_by_activity=by_activity.stragglers,

@@ -65,8 +65,6 @@ class JobEvidence:
     awaits_steps: bool = False
     """Whether the job has described itself, so that it will print steps, and has hardly begun to."""
     activity: GpuActivity
-    activity_now: GpuActivity | None
-    """The same since steps last became longer, or shorter; None while that has hardly begun."""
     nccl: NcclSummary = field(default_factory=NcclSummary)
     slowdowns: Sequence[RankSlowdown] = ()
     stragglers_by_timers: Sequence[Straggler] = ()

@@ -2,10 +2,8 @@
 
 Shares near a threshold cross it in one round and are back in the next; the headline follows only what costs
 far more. A finding that blames a rank, or that began with a change of the step time, already needs several
-steps of evidence: it is the headline at once. If rounds found it for a second, or it is a rank that times on
-the GPU show to cost much, it is held for a few more steps, because the evidence has gaps in a window that a
-fault just fills; then the previous headline returns. A rank whose blame just ended must be found for a second
-again: a round may see a remainder of it.
+steps of evidence: it is the headline at once. If rounds found it for a second, it is held for a few more
+steps, because the evidence has gaps in a window that a fault just fills; then the previous headline returns.
 
 If steps became longer before the headline was found, that is the same change, of which a later round may show
 less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays.
@@ -27,8 +25,6 @@ _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}
 _AT_ONCE = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.ANALYSIS_FAILED})
 _OVER_AT_ONCE = frozenset({Kind.HANG, Kind.ANALYSIS_FAILED})
 _CONFIRMED_S = 1.0
-_SURE_CONFIDENCE, _SURE_GAIN_RATIO = 0.8, 0.1
-"""Of a slow rank that one round suffices for: times on the GPU show it, and it costs what must be named."""
 _MAY_BE_OVER = "The newest rounds do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
 """Steps by which the start of a change may move later once more of it is known."""
@@ -64,8 +60,6 @@ class Verdict:
     """Whether rounds a second and a step apart have found `blamed`."""
     cleared_since: Moment | None = None
     """Since when rounds have another headline than `blamed`; None while they have it."""
-    ended: Finding | None = None
-    """The newest confirmed blame that is over, of which a round may still show a remainder."""
 
     @property
     def pending(self) -> bool:
@@ -83,14 +77,6 @@ def steady_verdict(
     found only for a moment are no longer found, or another cause costs far more; otherwise once others were
     found for some steps and seconds in a row.
     """
-    verdict, findings = _judged(prior, found, now)
-    if _young(prior.blamed_since or now, now):
-        return verdict, findings
-    over = prior.confirmed and verdict.blamed is None
-    return replace(verdict, ended=prior.blamed if over else prior.ended), findings
-
-
-def _judged(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
     since = prior.cleared_since or now
     held = prior.confirmed and not _cleared(since, now)
     if held and _explained(prior.blamed, prior.blamed_since, found[0]):
@@ -121,19 +107,8 @@ def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
         return none
     again = prior.blamed is not None and _same(prior.blamed, head)
     since = (prior.blamed_since if again else None) or now
-    remainder = prior.ended is not None and _same(prior.ended, head)
-    lasted = again and (prior.confirmed or _apart(since, now, 1, _CONFIRMED_S))
-    confirmed = lasted or (_sure(head) and not remainder)
+    confirmed = again and (prior.confirmed or _apart(since, now, 1, _CONFIRMED_S))
     return replace(none, blamed=head, blamed_since=since, confirmed=confirmed)
-
-
-def _sure(head: Finding) -> bool:
-    """Whether one round suffices: times on the GPU of every step rule out chance, and it costs much."""
-    return (
-        head.kind is Kind.STRAGGLER
-        and head.confidence >= _SURE_CONFIDENCE
-        and (head.gain_ratio or 0.0) >= _SURE_GAIN_RATIO
-    )
 
 
 def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:

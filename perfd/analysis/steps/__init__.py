@@ -4,13 +4,7 @@ from perfd.analysis.steps.activity_by_gpu import STEADY_STEPS, TRAINING_TIME, Gp
 from perfd.analysis.steps.arrival_times import timed_by_arrival
 from perfd.analysis.steps.compute_change import ComputeChange, compute_change
 from perfd.analysis.steps.flops_check import FlopsCheck
-from perfd.analysis.steps.longer_steps import (
-    LongerSteps,
-    leaves_pace,
-    longer_steps,
-    rows_of_pace,
-    rows_since_change,
-)
+from perfd.analysis.steps.longer_steps import LongerSteps, leaves_pace, longer_steps, rows_of_pace
 from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, mean_over_gpus, world_size
 from perfd.analysis.steps.phase_timers import (
     BACKWARD,
@@ -97,7 +91,6 @@ __all__ = [
     "optimizer",
     "pipeline",
     "rows_of_pace",
-    "rows_since_change",
     "share",
     "sleeping_hosts",
     "stage_of_ranks",

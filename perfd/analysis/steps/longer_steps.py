@@ -108,19 +108,11 @@ def rows_of_pace(steps: StepTable, rows: Ints) -> Ints:
     return rows[-min((one for one in since if one is not None), default=len(rows)) :]
 
 
-def rows_since_change(steps: StepTable, steady: SteadySteps) -> Ints | None:
-    """Steady lines at the newest pace; None while the pace may be changing, or has hardly lasted.
-
-    What GPUs did before it belongs to a fault that is over, or to the time before one.
-    """
-    rows = rows_of_pace(steps, steady.rows)
-    _, fewest = lines_needed(steps, steady.rows)
-    young = len(rows) < min(fewest, len(steady.rows))
-    return None if young or leaves_pace(steps, steady) else rows
-
-
 def leaves_pace(steps: StepTable, steady: SteadySteps) -> bool:
-    """Whether the newest line is of another pace than those before, at which alone GPUs were seen."""
+    """Whether the newest line, a mean over several steps, is of another pace than those before.
+
+    GPUs were seen at the pace before only.
+    """
     rows = rows_of_pace(steps, steady.rows)
     if not len(rows):
         return False
