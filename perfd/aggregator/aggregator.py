@@ -16,7 +16,7 @@ from perfd.aggregator.api_answers import ApiAnswers
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.captures import CaptureService, ReportStorage
 from perfd.aggregator.history import StoredExporterMemory, configured_history, restore
-from perfd.aggregator.ingest import Ingest, IngestThread, NatsReceiver, TelemetryServer
+from perfd.aggregator.ingest import Ingest, IngestSessions, IngestThread, NatsReceiver, TelemetryServer
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits, failed_captures
 from perfd.aggregator.partition import Partition
@@ -161,7 +161,7 @@ class Aggregator(ApiAnswers):
             registry=registry,
             queries=queries,
         )
-        self._server = TelemetryServer(intake, service, config.agent_identity)
+        self._server = TelemetryServer(IngestSessions(intake, service), config.agent_identity)
         service.send_through(self.send)
         self._ingest = IngestThread(self._server)
         self._tick_thread = threading.Thread(target=self._tick_forever, name="perfd-rounds", daemon=True)

@@ -23,6 +23,7 @@ VERBS = {
     "run": "run a command under perfd: agent and aggregator beside it, a diagnosis at the end",
     "agent": "collect on this node and stream to an aggregator",
     "aggregator": "receive agents' streams: metrics, analysis, rules, captures, history",
+    "gateway": "take agents' streams, and publish them to NATS for aggregators elsewhere",
     "replay": "replay a recording through agent, gRPC and aggregator",
     "record": "record what an agent collects",
     "parse": "show what perfd reads from a training log",
@@ -49,9 +50,21 @@ VERBS = {
     "version": "print the version",
 }
 """Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
-_OWN_OUTPUT = ("demo", "run", "agent", "aggregator", "replay", "top", "open", "mcp", "webhook", "version")
+_OWN_OUTPUT = (
+    "demo",
+    "run",
+    "agent",
+    "aggregator",
+    "gateway",
+    "replay",
+    "top",
+    "open",
+    "mcp",
+    "webhook",
+    "version",
+)
 """Verbs that pass on what a job prints, draw on the screen, or print nothing of others."""
-_USES_GRPC = ("agent", "aggregator", "demo", "replay")
+_USES_GRPC = ("agent", "aggregator", "gateway", "demo", "replay")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

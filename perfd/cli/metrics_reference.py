@@ -17,6 +17,7 @@ from perfd.metrics.catalog import (
     AGENT_METRICS,
     AGENT_PAGE_METRICS,
     AGGREGATOR_METRICS,
+    GATEWAY_METRICS,
     JOB,
     JOB_METRICS,
     PROCESS_METRICS,
@@ -57,9 +58,10 @@ _SECTIONS = (
     ("Agents, seen by the aggregator", "On the aggregator's page.", AGENT_METRICS),
     ("The aggregator", "On its own page.", AGGREGATOR_METRICS),
     ("An agent", "On the agent's own page.", AGENT_PAGE_METRICS),
+    ("A gateway", "On the gateway's own page.", GATEWAY_METRICS),
     (
         "Processes",
-        "About the agent on its page, about the aggregator on its own; from prometheus_client.",
+        "About each process on its own page; from prometheus_client.",
         PROCESS_METRICS,
     ),
 )

@@ -36,8 +36,15 @@ from perfd.config.exporter_config import (
     WandbConfig,
     WandbTeam,
 )
+from perfd.config.gateway_config import GatewayConfig
 from perfd.config.http_client_config import HttpClientConfig
-from perfd.config.nats_config import NatsConfig, NatsGroupConfig, NatsListenConfig, NatsUplinkConfig
+from perfd.config.nats_config import (
+    NatsConfig,
+    NatsGatewayConfig,
+    NatsGroupConfig,
+    NatsListenConfig,
+    NatsUplinkConfig,
+)
 from perfd.config.notification_config import (
     EmailReceiver,
     NotificationReceiver,
@@ -59,6 +66,7 @@ __all__ = [
     "CollectorConfig",
     "EmailReceiver",
     "ExportersConfig",
+    "GatewayConfig",
     "HistoryConfig",
     "HttpClientConfig",
     "JaxConfig",
@@ -68,6 +76,7 @@ __all__ = [
     "MlflowConfig",
     "MlflowTeam",
     "NatsConfig",
+    "NatsGatewayConfig",
     "NatsGroupConfig",
     "NatsListenConfig",
     "NatsUplinkConfig",

@@ -31,6 +31,14 @@ class NatsUplinkConfig(NatsConfig, frozen=True):
     """`nats.group.partitions` of the aggregators; null: one aggregator reads the cluster."""
 
 
+class NatsGatewayConfig(NatsUplinkConfig, frozen=True):
+    """Where a gateway publishes."""
+
+    max_message_bytes: int = 16 << 20
+    """Largest batch; agents over gRPC send single records of up to 16 MiB. Not above `max_payload` of the
+    servers, less 4096 bytes for headers."""
+
+
 class NatsGroupConfig(Strict, frozen=True):
     """Several aggregators share the jobs of one cluster."""
 

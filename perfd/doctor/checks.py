@@ -20,6 +20,7 @@ from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.nccl_checks import check_nccl_plugin, check_nccl_settings, check_shared_memory
 from perfd.doctor.node_facts import DirectoryFacts, HistoryServerFacts, NodeFacts, StorageFacts
 from perfd.formatting import data_size, duration
+from perfd.net import PUBLISHED_HEADER_BYTES
 
 SCHEMA = "perfd.doctor/2"
 _MAX_CLOCK_ERROR_S = 0.01
@@ -185,6 +186,32 @@ def check_reports(facts: NodeFacts) -> CheckResult:
     return _storage("reports", "reports in object storage", facts.reports, "object_storage")
 
 
+def check_gateway(facts: NodeFacts) -> CheckResult:
+    """Whether the gateway can publish to NATS."""
+    title, gateway = "gateway", facts.gateway
+    if gateway is None:
+        what = "not checked without --gateway-config"
+        return CheckResult(check="gateway", level=Level.OK, title=title, what=what)
+    if gateway.error:
+        return CheckResult(
+            check="gateway",
+            level=Level.FAIL,
+            title=title,
+            what=f"{gateway.servers} cannot be used: {gateway.error}",
+            fix="Start the servers, or correct nats in the gateway's configuration.",
+        )
+    if gateway.max_payload_bytes < gateway.needed_bytes + PUBLISHED_HEADER_BYTES:
+        return CheckResult(
+            check="gateway",
+            level=Level.FAIL,
+            title=title,
+            what=f"{gateway.servers} take messages of at most {data_size(gateway.max_payload_bytes)}",
+            fix=f"Set max_payload of the servers to {gateway.needed_bytes + PUBLISHED_HEADER_BYTES}.",
+        )
+    what = f"{gateway.servers} can be reached"
+    return CheckResult(check="gateway", level=Level.OK, title=title, what=what)
+
+
 def check_promtool(facts: NodeFacts) -> CheckResult:
     """Whether promtool is available to check rules files, too."""
     what = str(facts.promtool) if facts.promtool else "not found; perfd rules check and test do not need it"
@@ -212,6 +239,7 @@ CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
     check_clock,
     check_aggregator,
     check_history,
+    check_gateway,
     check_uploads,
     check_reports,
     check_promtool,

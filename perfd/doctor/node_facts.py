@@ -80,6 +80,19 @@ class AggregatorFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayFacts:
+    """The NATS servers of a gateway."""
+
+    servers: str
+    needed_bytes: int
+    """Largest batch that it publishes."""
+    max_payload_bytes: int = 0
+    """Largest message that the servers take; 0: not known."""
+    error: str = ""
+    """Empty on success."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryServerFacts:
     """The PostgreSQL database of a history."""
 
@@ -185,4 +198,6 @@ class NodeFacts:
     """Where the aggregator reads captures and stores reports; None: not configured, or not known."""
     history: HistoryFacts | None
     """None without the aggregator's configuration."""
+    gateway: GatewayFacts | None
+    """None without the gateway's configuration."""
     promtool: Path | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import shutil
 import socket
@@ -15,13 +16,14 @@ import pynvml
 from perfd import __version__
 from perfd.capture.node import free_bytes, pids, size_bytes
 from perfd.capture.nsys import Installation, NsysCli, find_libdw, find_nsys, importer_problem, parse_version
-from perfd.config import AgentConfig, AggregatorConfig, HistoryConfig
+from perfd.config import AgentConfig, AggregatorConfig, GatewayConfig, HistoryConfig, NatsGatewayConfig
 from perfd.doctor.capture_probe import probe_jax, probe_kineto_socket, probe_py_spy
 from perfd.doctor.clock_sync import read_clock
 from perfd.doctor.nccl_probe import active_infiniband, probe_nccl_settings
 from perfd.doctor.node_facts import (
     AggregatorFacts,
     DirectoryFacts,
+    GatewayFacts,
     GpuFacts,
     HistoryFacts,
     HistoryServerFacts,
@@ -32,7 +34,7 @@ from perfd.doctor.node_facts import (
 )
 from perfd.doctor.storage_probe import probe_reports, probe_upload
 from perfd.errors import CaptureError, PerfdError
-from perfd.net import split_address
+from perfd.net import NatsConnector, split_address
 from perfd.net.postgres_extra import require_postgres
 
 _CONNECT_TIMEOUT_S = 2.0
@@ -55,6 +57,7 @@ def probe(
     environment: Mapping[str, str],
     root: Path = Path("/"),
     aggregator: AggregatorConfig | None = None,
+    gateway: GatewayConfig | None = None,
 ) -> NodeFacts:
     """All facts for the checks. `configured`: an operator wrote the configuration."""
     captures = Path(config.capture.output_directory or spool / "captures")
@@ -88,8 +91,23 @@ def probe(
         uploads=probe_upload(config.capture.object_storage, node, environment),
         reports=None if aggregator is None else probe_reports(aggregator.object_storage),
         history=None if aggregator is None else probe_history(aggregator.history),
+        gateway=None if gateway is None else probe_gateway(gateway.nats),
         promtool=Path(promtool) if promtool else None,
     )
+
+
+def probe_gateway(config: NatsGatewayConfig) -> GatewayFacts:
+    """Whether NATS can be reached as the gateway does, and takes its largest batches."""
+    servers = ", ".join(config.servers)
+    try:
+        connector = NatsConnector(config, key="nats", name="perfd doctor")
+        return GatewayFacts(
+            servers=servers,
+            max_payload_bytes=asyncio.run(connector.max_payload_bytes()),
+            needed_bytes=config.max_message_bytes,
+        )
+    except PerfdError as error:
+        return GatewayFacts(servers=servers, needed_bytes=config.max_message_bytes, error=str(error))
 
 
 def probe_history(config: HistoryConfig) -> HistoryFacts:

@@ -92,6 +92,8 @@ class Welcome:
     """The agent's spool is a copy of another one: it takes a new identity and connects again."""
     received_sequence: int = 0
     """Received, and not to be sent again by this connection; 0 for none after `last_sequence`."""
+    known_sequence: int = 0
+    """From a gateway: the highest that the aggregator knows of this identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

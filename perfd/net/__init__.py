@@ -17,12 +17,13 @@ from perfd.net.http import (
     text_response,
 )
 from perfd.net.http_client import BoundedConnection, BoundedTlsConnection, secure_connection
-from perfd.net.nats_client import NatsConnector
+from perfd.net.nats_client import PUBLISHED_HEADER_BYTES, NatsConnector
 from perfd.net.object_storage import ObjectStorage
 from perfd.net.server_tls import ServerTls
 from perfd.net.tls import client_context
 
 __all__ = [
+    "PUBLISHED_HEADER_BYTES",
     "AccessControl",
     "BearerToken",
     "BoundedConnection",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 import select
 import socket
 import ssl
@@ -244,3 +245,10 @@ class RequestReader(DeadlineReader):
             self._server.waits(self._connection, idle=False)
             self.deadline_s = time.monotonic() + self._request_s
         return count
+
+
+def allow_many_connections() -> None:
+    """Use all file descriptors that this process may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # Then what there is has to do.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import random
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -18,9 +20,13 @@ from perfd.net.tls import client_context
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+PUBLISHED_HEADER_BYTES = 4096
+"""What sender and headers add to a batch at most: names have 256 characters."""
 _CONNECT_WITHIN_S = 10.0
 _PING_INTERVAL_S = 10
 _RELEASE_WITHIN_S = 1.0
+_FIRST_RETRY_S = 0.5
+_LAST_RETRY_S = 15.0
 _SCHEMES = {"nats", "tls"}
 
 
@@ -90,6 +96,47 @@ class NatsConnector:
         connected = True
         return client
 
+    async def max_payload_bytes(self) -> int:
+        """Connect once; the largest message that the servers take. Raises `PerfdError`."""
+        client = await self.connect(inbox="_INBOX_perfd", ended=lambda _reason: None)
+        try:
+            return client.max_payload
+        finally:
+            await client.close()
+
+    async def keep_connected(
+        self, inbox: str, use: Callable[[Client], Awaitable[object]], lost: Callable[[str], None]
+    ) -> None:
+        """Run `use` with one connection after another, until it returns or this is canceled.
+
+        `use` is canceled when its connection ends; `lost` gets the reason.
+        """
+        retry_s = _FIRST_RETRY_S
+        while True:
+            ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            try:
+                client = await self.connect(inbox=inbox, ended=partial(_end, ended))
+                retry_s = _FIRST_RETRY_S
+                using: asyncio.Future[Any] = asyncio.ensure_future(use(client))
+                outcomes: set[asyncio.Future[Any]] = {using, ended}
+                try:
+                    await asyncio.wait(outcomes, return_when=asyncio.FIRST_COMPLETED)
+                    if using.done():
+                        using.result()
+                        return
+                    reason = ended.result()
+                finally:
+                    using.cancel()
+                    await asyncio.gather(using, return_exceptions=True)
+                    await client.close()
+            except PerfdError as error:
+                reason = str(error)
+            except Exception as error:  # noqa: BLE001  (whatever a library raises, it is tried again)
+                reason = _sentence(error)
+            lost(reason)
+            await asyncio.sleep(retry_s * random.random())  # noqa: S311  (spreads retries)
+            retry_s = min(_LAST_RETRY_S, retry_s * 2)
+
     def _check(self, server: str) -> None:
         try:
             parts = urlsplit(server)
@@ -131,6 +178,11 @@ class NatsConnector:
             context = client_context(ca=tls.ca, certificate=tls.certificate, key=tls.key)
             options["tls"] = context or ssl.create_default_context()
         return options
+
+
+def _end(ended: asyncio.Future[str], reason: str) -> None:
+    if not ended.done():
+        ended.set_result(reason)
 
 
 async def _release(client: Client) -> None:

@@ -9,7 +9,7 @@ an unknown kind is `None`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from mmap import mmap
 from typing import Any, TypeVar, cast
@@ -85,6 +85,8 @@ class Published:
     """Which of its sessions answers go to."""
     message: AgentMessage | None
     """None for an unknown kind, from a newer agent."""
+    namespace: str = ""
+    """The Kubernetes namespace that a gateway limits the agent to; empty: any."""
 
 
 def to_wire(message: AgentMessage | AggregatorMessage) -> pb.AgentMessage | pb.AggregatorMessage:
@@ -143,17 +145,30 @@ def jobs_of(agent_message: bytes) -> set[str]:
     return {job for record in named if (job := getattr(record, "job", ""))}
 
 
-def encode_sender(sender: Hello, session: str) -> bytes:
+def sequence_of(agent_message: bytes) -> int | None:
+    """The sequence of an encoded batch, whose records stay encoded; None for other messages.
+
+    Raises `WireError` if it cannot be read, has too many records, or states a sender: streams do not.
+    """
+    check_record_count(agent_message)
+    envelope = _parse(pb.AgentMessage, agent_message)
+    if envelope.HasField("sender") or envelope.session or envelope.namespace:
+        raise WireError("A message in a stream must not name another sender.")
+    return envelope.batch.sequence if envelope.WhichOneof("message") == "batch" else None
+
+
+def encode_sender(sender: Hello, session: str, namespace: str = "") -> bytes:
     """What makes an encoded message a published one, when it follows that; raises `WireError`."""
     try:
         hello = _FROM_AGENT["hello"].to_wire(sender)
-        return pb.AgentMessage(session=session, **cast("Any", {"sender": hello})).SerializeToString()
+        envelope = pb.AgentMessage(session=session, namespace=namespace, **cast("Any", {"sender": hello}))
+        return envelope.SerializeToString()
     except (TypeError, ValueError) as error:
         raise WireError(f"A Hello cannot be sent: {error}.") from error
 
 
-def decode_sender(data: bytes) -> tuple[Hello, str]:
-    """Who published a message, and in which session; raises `WireError` if that is missing."""
+def decode_sender(data: bytes) -> Published:
+    """Who published a message, which stays encoded; raises `WireError` if that is missing."""
     check_record_count(data)
     return _sender(_parse(pb.AgentMessage, data))
 
@@ -162,8 +177,7 @@ def decode_published(data: bytes) -> Published:
     """A message with its sender; raises as `decode_agent_message`, and `WireError` without a sender."""
     check_record_count(data)
     envelope = _parse(pb.AgentMessage, data)
-    sender, session = _sender(envelope)
-    return Published(sender=sender, session=session, message=cast("AgentMessage | None", from_wire(envelope)))
+    return replace(_sender(envelope), message=cast("AgentMessage | None", from_wire(envelope)))
 
 
 def decode_aggregator_message(data: bytes) -> AggregatorMessage | None:
@@ -250,10 +264,11 @@ def _record_from_wire(message: pb.Record) -> Record:
     return cast("Record", _RECORDS[field].from_wire(getattr(message, field)))
 
 
-def _sender(envelope: pb.AgentMessage) -> tuple[Hello, str]:
+def _sender(envelope: pb.AgentMessage) -> Published:
     if not envelope.HasField("sender"):
         raise WireError("A published message must say who sends it.")
-    return cast("Hello", _FROM_AGENT["hello"].from_wire(envelope.sender)), envelope.session
+    sender = cast("Hello", _FROM_AGENT["hello"].from_wire(envelope.sender))
+    return Published(sender=sender, session=envelope.session, message=None, namespace=envelope.namespace)
 
 
 def _parse(kind: type[_M], data: bytes) -> _M:

@@ -27,6 +27,7 @@ from perfd.metrics.catalog import (
     AGENT_METRICS,
     AGENT_PAGE_METRICS,
     AGGREGATOR_METRICS,
+    GATEWAY_METRICS,
     JOB_METRICS,
     METRICS,
     PROCESS_METRICS,
@@ -212,7 +213,9 @@ def test_what_was_reported_is_on_the_page():
     assert not any(name.startswith("perfd_mfu_ratio") for name in found)
 
 
-@pytest.mark.parametrize("metric", [*METRICS.values(), *AGENT_PAGE_METRICS], ids=lambda metric: metric.name)
+@pytest.mark.parametrize(
+    "metric", [*METRICS.values(), *AGENT_PAGE_METRICS, *GATEWAY_METRICS], ids=lambda metric: metric.name
+)
 def test_names_follow_the_conventions(metric):
     assert _NAME.fullmatch(metric.name)
     assert (metric.kind is ColumnKind.COUNTER) == metric.name.endswith("_total")
@@ -228,6 +231,7 @@ def test_no_metric_is_in_the_catalog_twice():
     for metrics in (
         [*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS, *PROCESS_METRICS],
         [*AGENT_PAGE_METRICS, *PROCESS_METRICS],
+        [*GATEWAY_METRICS, *PROCESS_METRICS],
     ):
         names = [metric.name for metric in metrics]
         assert len(names) == len(set(names))

@@ -20,6 +20,7 @@ from perfd.doctor.checks import (
     check_aggregator,
     check_captures,
     check_clock,
+    check_gateway,
     check_gpm,
     check_history,
     check_nvml,
@@ -37,6 +38,7 @@ from perfd.doctor.node_facts import (
     AggregatorFacts,
     ClockFacts,
     DirectoryFacts,
+    GatewayFacts,
     GpuFacts,
     HistoryFacts,
     HistoryServerFacts,
@@ -63,6 +65,7 @@ COMPUTE_NSYS = replace(
 )
 GOOD_DIRECTORY = DirectoryFacts(path=Path("/state"), free_bytes=2**40)
 HEALTHY = NodeFacts(
+    gateway=None,
     perfd_version="1.0.0",
     python_version="3.12.1",
     nvml=NvmlFacts(driver="580.159", gpus=[GpuFacts(index=0, name="NVIDIA H200", gpm=True)]),
@@ -344,3 +347,21 @@ def test_the_worst_finding_is_the_level_of_the_whole():
 )
 def test_the_kernel_shows_whether_the_clock_is_disciplined(state, status, synchronized):
     assert clock_facts(state, status, 16_000) == ClockFacts(synchronized=synchronized, max_error_s=0.016)
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "word"),
+    [
+        (GatewayFacts(servers="s", needed_bytes=1000, max_payload_bytes=5096), Level.OK, "reached"),
+        (GatewayFacts(servers="s", needed_bytes=1000, max_payload_bytes=5095), Level.FAIL, "at most"),
+        (
+            GatewayFacts(servers="s", needed_bytes=1000, error="No NATS server answers."),
+            Level.FAIL,
+            "answers",
+        ),
+    ],
+)
+def test_the_servers_of_a_gateway_must_take_its_batches(facts: GatewayFacts, level: Level, word: str) -> None:
+    found = check_gateway(replace(HEALTHY, gateway=facts))
+    assert found.level is level
+    assert word in found.what

@@ -77,12 +77,19 @@ class Published:
         self.sessions = NatsSessions(intake, self.events, "default", self.clock.monotonic_s)
 
     def message(
-        self, message: AgentMessage, *, first: int = 1, session: str = SESSION, node: str = "n0", **hello: Any
+        self,
+        message: AgentMessage,
+        *,
+        first: int = 1,
+        session: str = SESSION,
+        node: str = "n0",
+        namespace: str = "",
+        **hello: Any,
     ) -> bytes:
         sender = Hello(
             agent_id="a", node=node, perfd_version="", sent_unix_ns=0, first_sequence=first, **hello
         )
-        return convert.encode_message(message) + convert.encode_sender(sender, session)
+        return convert.encode_message(message) + convert.encode_sender(sender, session, namespace)
 
     def take(self, message: AgentMessage, *, subject_node: str = "n0", **options: Any) -> Receipt:
         subject = subjects.from_agent("default", "j", subject_node)
@@ -119,6 +126,24 @@ def test_other_subjects_name_no_node(subject: str) -> None:
 def test_a_session_cannot_lead_answers_elsewhere(session: str) -> None:
     with pytest.raises(WireError):
         subjects.to_session("c", "n", session)
+
+
+@pytest.mark.parametrize(("stated", "known"), [("", None), ("team", "team")])
+def test_a_gateway_limits_an_agent_to_a_namespace(stated: str, known: str | None) -> None:
+    published = Published(None)
+    receipt = published.batch(1, namespace=stated)
+    assert receipt.agent is not None
+    assert receipt.agent.namespace == known
+
+
+@pytest.mark.parametrize("more", [{"session": "0" * 32}, {"session": "", "namespace": "other"}])
+def test_a_stream_cannot_name_another_sender(more: dict[str, str]) -> None:
+    hello = Hello(agent_id="a", node="n0", perfd_version="", sent_unix_ns=0, first_sequence=1)
+    batch = convert.encode_message(Batch(sequence=7, sent_unix_ns=0, records=[]))
+    assert convert.sequence_of(batch) == 7
+    assert convert.sequence_of(convert.encode_message(hello)) is None
+    with pytest.raises(WireError, match="another sender"):
+        convert.sequence_of(batch + convert.encode_sender(hello, **more))
 
 
 def test_a_batch_is_settled_when_it_is_stored() -> None:

@@ -229,7 +229,8 @@ class Uplink(ABC):
                 extra={"node": self._node},
             )
             return True
-        if first and max(welcome.last_sequence, welcome.received_sequence) > self._spool.opened_after:
+        known = max(welcome.last_sequence, welcome.received_sequence, welcome.known_sequence)
+        if first and known > self._spool.opened_after:
             self._spool.renew(convert.with_sequence)
             log.warning(
                 "The spool lost its newest sequence numbers, as after a power failure: "

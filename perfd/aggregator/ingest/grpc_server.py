@@ -8,7 +8,6 @@ import itertools
 import logging
 import resource
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,11 +16,9 @@ import grpc.aio
 
 from perfd.aggregator.ingest.address_shares import AddressShares, address_of
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential, credential_of_certificate
-from perfd.aggregator.ingest.agent_messages import AgentEvents, AgentMessages
-from perfd.aggregator.ingest.ingest import Ingest
+from perfd.aggregator.ingest.agent_sessions import AgentSession, AgentSessions
 from perfd.aggregator.ingest.kubernetes_tokens import TokenReviews
 from perfd.aggregator.ingest.server_credentials import ServerCertificates
-from perfd.aggregator.state import AgentState
 from perfd.config import AgentIdentityConfig, TlsConfig
 from perfd.errors import ConfigError, PerfdError, RefusedError, WireError
 from perfd.model import (
@@ -32,7 +29,6 @@ from perfd.model import (
 )
 from perfd.net import is_loopback, split_address
 from perfd.wire.convert import decode_agent_message, encode_message
-from perfd.wire.sample_tables import TableReader
 from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
 
 log = logging.getLogger(__name__)
@@ -50,7 +46,7 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 class _Stream:
     number: int
     context: _Context
-    agent: AgentState
+    session: AgentSession
     messages: deque[bytes] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """There is something to send."""
@@ -60,7 +56,6 @@ class _Stream:
     """The agent sent what it was acknowledged: it missed that."""
     slow: bool = False
     """What was received is not stored after a while: the agent should know that it may send more."""
-    tables: TableReader = field(default_factory=TableReader)
 
 
 class TelemetryServer:
@@ -68,17 +63,14 @@ class TelemetryServer:
 
     def __init__(
         self,
-        intake: Ingest,
-        events: AgentEvents,
+        sessions: AgentSessions,
         identity: AgentIdentityConfig | None = None,
     ) -> None:
-        self._intake = intake
-        self._messages = AgentMessages(intake, events)
+        self._sessions = sessions
         self._identity = identity or AgentIdentityConfig()
         self._must_show_certificate = False
         tokens = self._identity.kubernetes
         self._reviews = TokenReviews(tokens) if tokens is not None else None
-        self._events = events
         self._numbers = itertools.count(1)
         self._streams: dict[str, _Stream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,8 +81,7 @@ class TelemetryServer:
         self._waking = False
         self._warned: set[str] = set()
         """Addresses that had their share, logged once."""
-        self._large = ThreadPoolExecutor(1, "perfd-large-messages")
-        limits = intake.limits
+        limits = sessions.limits
         self._agents_of = AddressShares(limits.agents)
         self._strangers_of = AddressShares(limits.streams_without_hello)
         self._held_bytes_of = AddressShares(limits.held_message_bytes)
@@ -139,7 +130,7 @@ class TelemetryServer:
 
     def _connection_options(self) -> tuple[tuple[str, int], ...]:
         """Limits on connections, which are gRPC's own: no code of perfd sees one before its stream."""
-        within_ms = round(self._intake.limits.hello_within_s * 1000)
+        within_ms = round(self._sessions.limits.hello_within_s * 1000)
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         options = [
             ("grpc.server_handshake_timeout_ms", within_ms),
@@ -154,7 +145,7 @@ class TelemetryServer:
         """Close all streams; agents will come back later."""
         if self._watch is not None:
             self._watch.cancel()
-        self._large.shutdown(wait=False, cancel_futures=True)
+        self._sessions.close()
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -164,11 +155,19 @@ class TelemetryServer:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._enqueue, node, encode_message(message))
 
+    def send_to_agent(self, agent_id: str, message: CaptureRequest | CaptureCancel) -> None:
+        """Send a message to the agent of this identity; nothing when it is not there."""
+        if (stream := self._streams.get(agent_id)) is not None:
+            self._put(stream, encode_message(message))
+
     def _enqueue(self, node: str, data: bytes) -> None:
-        stream = next((s for s in self._streams.values() if s.agent.node == node), None)
-        if stream is None:
-            return
+        stream = next((s for s in self._streams.values() if s.session.node == node), None)
+        if stream is not None:
+            self._put(stream, data)
+
+    def _put(self, stream: _Stream, data: bytes) -> None:
         if len(stream.messages) >= _MAX_MESSAGES:
+            node = stream.session.node
             log.warning("An agent does not read: a capture message was dropped.", extra={"node": node})
             return
         stream.messages.append(data)
@@ -178,13 +177,11 @@ class TelemetryServer:
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
             for stream in list(self._streams.values()):
-                agent = stream.agent
-                if self._intake.unkept(agent):
+                session = stream.session
+                if session.has_to_resend:
                     with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
-                        await stream.context.abort(
-                            grpc.StatusCode.ABORTED, "History has space again: resend what is not stored."
-                        )
-                elif agent.stored_sequence < agent.last_sequence:
+                        await stream.context.abort(grpc.StatusCode.ABORTED, "Resend what is not stored.")
+                elif session.stored_sequence < session.received_sequence:
                     stream.slow = True
                     stream.changed.set()
 
@@ -200,7 +197,7 @@ class TelemetryServer:
                 if stream is not None:
                     await self._read_all(stream)
         except WireError as error:
-            self._intake.malformed()
+            self._sessions.malformed()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except RefusedError as error:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
@@ -215,7 +212,7 @@ class TelemetryServer:
     def _require(self, admitted: bool, bound: str, address: str) -> None:
         """Raise `PerfdError` if an address has no room left."""
         if not admitted:
-            self._intake.rejected(bound)
+            self._sessions.rejected(bound)
             if address not in self._warned:
                 if len(self._warned) >= _MAX_WARNED:
                     self._warned.clear()
@@ -232,25 +229,27 @@ class TelemetryServer:
     async def _greet(self, context: _Context) -> _Stream | None:
         """Take the Hello; None when the agent has to come back with another identity."""
         credential = await self._credential(context)
-        data = await asyncio.wait_for(context.read(), self._intake.limits.hello_within_s)
-        if isinstance(data, bytes) and len(data) > self._intake.limits.large_message_bytes:
+        data = await asyncio.wait_for(context.read(), self._sessions.limits.hello_within_s)
+        if isinstance(data, bytes) and len(data) > self._sessions.limits.large_message_bytes:
             raise WireError("The first message of a stream is too large for a Hello.")
         hello = decode_agent_message(data) if isinstance(data, bytes) else None
         if not isinstance(hello, Hello):
             raise WireError("The first message of a stream must be a Hello.")
         number = next(self._numbers)
-        agent, welcome = self._intake.hello(hello, number, credential)
-        if agent is None:
+        session, welcome = await self._sessions.open(
+            hello, number, credential, partial(self._stored, hello.agent_id)
+        )
+        if session is None:
             await context.write(encode_message(welcome))
             return None
-        stream = _Stream(number, context, agent, acknowledged=agent.stored_sequence)
-        rival = self._streams.get(agent.agent_id)
-        self._streams[agent.agent_id] = stream
+        stream = _Stream(number, context, session, acknowledged=session.stored_sequence)
+        rival = self._streams.get(session.agent_id)
+        self._streams[session.agent_id] = stream
         if rival is not None:
             with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
                 await rival.context.abort(grpc.StatusCode.ABORTED, "The agent has opened a newer stream.")
         await context.write(encode_message(welcome))
-        self._events.agent_connected(agent.node)
+        session.connected()
         return stream
 
     async def _credential(self, context: _Context) -> AgentCredential:
@@ -261,12 +260,12 @@ class TelemetryServer:
                     self._reviews.credential, str(shown).removeprefix("Bearer ").strip()
                 )
             except RefusedError as error:
-                raise self._intake.refuse(str(error), actor=context.peer()) from error
+                raise self._sessions.refuse(str(error), actor=context.peer()) from error
         if not self._must_show_certificate:
             return ANYBODY
         credential = credential_of_certificate(context.auth_context(), self._identity.any_node)
         if credential is None:
-            raise self._intake.refuse(
+            raise self._sessions.refuse(
                 "The certificate of this agent names no node: it needs a DNS name or a URI.",
                 actor=context.peer(),
             )
@@ -274,35 +273,26 @@ class TelemetryServer:
 
     async def _read_all(self, stream: _Stream) -> None:
         writer = asyncio.create_task(_write_all(stream))
+        session = stream.session
         try:
             while isinstance(data := await stream.context.read(), bytes):
-                if stream.agent.stream != stream.number:
+                if not session.current:
                     return
-                if len(data) <= self._intake.limits.large_message_bytes:
-                    self._receive(stream, data)
+                if len(data) <= self._sessions.limits.large_message_bytes:
+                    repeated = await session.take(data)
                 else:
-                    await self._receive_large(stream, data)
-                if stream.repeat or stream.agent.stored_sequence > stream.acknowledged:
+                    repeated = await self._take_large(stream, data)
+                stream.repeat |= repeated
+                if stream.repeat or session.stored_sequence > stream.acknowledged:
                     stream.changed.set()
         finally:
             writer.cancel()
 
-    async def _receive_large(self, stream: _Stream, data: bytes) -> None:
-        """Take a message in the thread for large ones, one after the other."""
+    async def _take_large(self, stream: _Stream, data: bytes) -> bool:
         address = address_of(stream.context.peer())
         with self._held_bytes_of.hold(address, len(data)) as admitted:
             self._require(admitted, "held_message_bytes", address)
-            await asyncio.get_running_loop().run_in_executor(self._large, self._receive, stream, data)
-
-    def _receive(self, stream: _Stream, data: bytes) -> None:
-        """Take a message. What cannot be taken is left out and counted."""
-        agent, before = stream.agent, stream.agent.stored_sequence
-        sequence = self._messages.take(
-            agent,
-            partial(decode_agent_message, data, stream.tables.decode),
-            partial(self._stored, agent.agent_id),
-        )
-        stream.repeat |= sequence is not None and 0 < sequence <= before
+            return await stream.session.take(data)
 
     def _stored(self, agent_id: str) -> None:
         """Wake the coroutine that acknowledges, from any thread; a loop that is gone has none."""
@@ -320,22 +310,22 @@ class TelemetryServer:
                 stream.changed.set()
 
     def _leave(self, stream: _Stream) -> None:
-        self._intake.left(stream.agent, stream.number)
-        if self._streams.get(stream.agent.agent_id) is stream:
-            del self._streams[stream.agent.agent_id]
-            self._events.agent_gone(stream.agent.node)
+        newest = self._streams.get(stream.session.agent_id) is stream
+        if newest:
+            del self._streams[stream.session.agent_id]
+        stream.session.close(newest=newest)
 
 
 async def _write_all(stream: _Stream) -> None:
     """Send what waits; one acknowledgement covers all batches that are stored by then."""
-    agent = stream.agent
-    received = agent.last_sequence
+    session = stream.session
+    received = session.received_sequence
     while True:
         await stream.changed.wait()
         stream.changed.clear()
         while stream.messages:
             await stream.context.write(stream.messages.popleft())
-        stored, taken = agent.stored_sequence, agent.last_sequence
+        stored, taken = session.stored_sequence, session.received_sequence
         if stored > stream.acknowledged or stream.repeat or (stream.slow and taken > received):
             stream.repeat = stream.slow = False
             stream.acknowledged, received = stored, taken

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from perfd.aggregator.audit import Refusal
+from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.failures import Part
 from perfd.aggregator.history import (
     HistoryStore,
@@ -28,10 +28,30 @@ from perfd.model import Batch, Goodbye, Hello, Welcome
 from perfd.wire.service import REVISION
 
 log = logging.getLogger(__name__)
-_MAX_SEQUENCE = 1 << 62
+MAX_SEQUENCE = 1 << 62
+"""Of a batch."""
 _SLICE_RECORDS = 1_000
 """Records that are applied at once. An agent's usual batch has about ten."""
 _BETWEEN_SLICES_S = 0.001
+
+
+def check_hello(hello: Hello, credential: AgentCredential, limits: Limits, audit: AuditLog) -> None:
+    """Raises `WireError` if it is malformed, and `RefusedError` if the credential is not for its node."""
+    if hello.revision != REVISION:
+        raise WireError(
+            f"The agent speaks revision {hello.revision} of the protocol and this aggregator {REVISION}: "
+            "install the same major version of perfd on both."
+        )
+    if not hello.agent_id or not hello.node:
+        raise WireError("A Hello must name the agent and its node.")
+    if max(len(hello.agent_id), len(hello.node)) > limits.name_chars:
+        raise WireError(f"The names of an agent and its node have at most {limits.name_chars} characters.")
+    if hello.first_sequence > MAX_SEQUENCE:
+        raise WireError(f"The sequence {hello.first_sequence} is out of range.")
+    if not credential.may_be(hello.node):
+        sentence = "The credential of this agent is not for the node that it names."
+        audit.refused(Refusal.AGENT_CREDENTIAL, sentence, actor=credential.principal, about=hello.node)
+        raise RefusedError(sentence)
 
 
 class Ingest:
@@ -58,26 +78,8 @@ class Ingest:
         Raises `WireError` if the Hello is malformed, `RefusedError` if the sender may not use that identity,
         and `PerfdError` if there is no room.
         """
-        if hello.revision != REVISION:
-            raise WireError(
-                f"The agent speaks revision {hello.revision} of the protocol and this aggregator {REVISION}: "
-                "install the same major version of perfd on both."
-            )
-        if not hello.agent_id or not hello.node:
-            raise WireError("A Hello must name the agent and its node.")
-        longest = self._state.fleet.limits.name_chars
-        if max(len(hello.agent_id), len(hello.node)) > longest:
-            raise WireError(f"The names of an agent and its node have at most {longest} characters.")
-        if hello.first_sequence > _MAX_SEQUENCE:
-            raise WireError(f"The sequence {hello.first_sequence} is out of range.")
-        if not credential.may_be(hello.node):
-            raise self._refused(
-                Refusal.AGENT_CREDENTIAL,
-                "The credential of this agent is not for the node that it names.",
-                actor=credential.principal,
-                about=hello.node,
-            )
         state = self._state
+        check_hello(hello, credential, state.fleet.limits, state.audit)
         unix_ns = self._clock.unix_ns()
         with state.lock:
             known = state.agents.get(hello.agent_id)
@@ -130,7 +132,7 @@ class Ingest:
         When history has no room for it, it is not called: the agent keeps the batch, and sends it again.
         Raises `WireError` when the batch cannot be one, `RefusedError` when its number cannot be the next.
         """
-        if not 0 < batch.sequence <= _MAX_SEQUENCE:
+        if not 0 < batch.sequence <= MAX_SEQUENCE:
             raise WireError(f"The sequence {batch.sequence} of a batch is out of range.")
         state = self._state
         started_s = self._clock.monotonic_s()
@@ -248,7 +250,7 @@ class Ingest:
             agent.malformed_messages += 1
             first = agent.malformed_messages == 1
             verdict = BatchVerdict.REPEAT
-            if sequence is not None and 0 < sequence <= _MAX_SEQUENCE:
+            if sequence is not None and 0 < sequence <= MAX_SEQUENCE:
                 if agent.jumps(sequence, state.fleet.limits):
                     raise self._jump(agent, sequence)
                 verdict, lost = agent.take(sequence, state.fleet.limits)

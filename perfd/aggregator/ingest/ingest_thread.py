@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Callable, Coroutine
 
 from perfd.aggregator.ingest.grpc_server import TelemetryServer
-from perfd.config import AggregatorConfig
+from perfd.config import AggregatorConfig, GatewayConfig
 
 log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
@@ -25,14 +26,24 @@ class IngestThread:
         # Made at the start: who is never started needs no stop.
         self._serving: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
 
-    def start(self, config: AggregatorConfig) -> str:
-        """Listen; returns the real address. Raises `PerfdError` when that is not possible."""
+    def start(
+        self,
+        config: AggregatorConfig | GatewayConfig,
+        beside: Callable[[], Coroutine[None, None, None]] | None = None,
+    ) -> str:
+        """Listen; returns the real address. Raises `PerfdError` when that is not possible.
+
+        `beside` runs in the same event loop until the stop.
+        """
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="perfd-ingest", daemon=True)
         self._serving = loop, thread
         thread.start()
         listening = self._server.start(config.listen, config.tls, allow_plaintext=config.allow_plaintext)
-        return asyncio.run_coroutine_threadsafe(listening, loop).result(_START_TIMEOUT_S)
+        address = asyncio.run_coroutine_threadsafe(listening, loop).result(_START_TIMEOUT_S)
+        if beside is not None:
+            asyncio.run_coroutine_threadsafe(beside(), loop)
+        return address
 
     def stop(self) -> None:
         """Close the streams, and end the thread; one that hangs is left behind."""

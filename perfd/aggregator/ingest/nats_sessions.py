@@ -126,14 +126,15 @@ class NatsSessions:
         failed: WireError | None = None
         try:
             published = convert.decode_published(data)
-            sender, name, message = published.sender, published.session, published.message
+            message = published.message
         except BatchError as error:
             failed = error
-            sender, name = convert.decode_sender(data)
+            published = convert.decode_sender(data)
+        sender, name = published.sender, published.session
         receipt = Receipt()
         session = self._sessions.get(sender.agent_id)
         if session is None or session.stale or session.name != name or session.agent.stream != session.number:
-            session = self._greet(node, sender, name, receipt)
+            session = self._greet(node, published, receipt)
             if session is None:
                 return receipt
         elif sender.node != node or session.answers != subjects.to_session(self._cluster, node, name):
@@ -166,7 +167,8 @@ class NatsSessions:
             if sender.first_sequence <= agent.last_sequence + 1:
                 raise
             # The agent gave up many batches, as its sender states.
-            self._intake.hello(sender, session.number, _credential(sender.node))
+            credential = _credential(sender.node, session.agent.namespace or "")
+            self._intake.hello(sender, session.number, credential)
             receipt.sequence = self._messages.take(agent, decoded, stored)
         receipt.agent = agent
         receipt.late = self._intake.has_history and receipt.sequence in missing
@@ -175,7 +177,8 @@ class NatsSessions:
     def _missing(agent: AgentState) -> Collection[int]:
         return frozenset(agent.missing) if agent.missing else ()
 
-    def _greet(self, node: str, sender: Hello, name: str, receipt: Receipt) -> _Session | None:
+    def _greet(self, node: str, published: convert.Published, receipt: Receipt) -> _Session | None:
+        sender, name = published.sender, published.session
         if sender.node != node:
             raise self._foreign(sender, node)
         answers = subjects.to_session(self._cluster, node, name)
@@ -185,7 +188,7 @@ class NatsSessions:
             receipt.kept_for_later = True
             return None
         number = next(self._numbers)
-        agent, welcome = self._intake.hello(sender, number, _credential(node))
+        agent, welcome = self._intake.hello(sender, number, _credential(node, published.namespace))
         receipt.answers.append(Answer(subject=f"{answers}.message", data=convert.encode_message(welcome)))
         if agent is None:
             receipt.refused = "Another spool has this agent's identity: the agent has to take a new one."
@@ -211,5 +214,5 @@ class NatsSessions:
                 yield session
 
 
-def _credential(node: str) -> AgentCredential:
-    return AgentCredential(principal=f"NATS {node}", nodes=frozenset({node}))
+def _credential(node: str, namespace: str) -> AgentCredential:
+    return AgentCredential(principal=f"NATS {node}", nodes=frozenset({node}), namespace=namespace or None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import logging
 import resource
@@ -20,6 +19,7 @@ from perfd.aggregator.series import tune_malloc
 from perfd.cli.signals import set_by_signals
 from perfd.config import AggregatorConfig, load
 from perfd.errors import ConfigError
+from perfd.net.connections import allow_many_connections
 
 log = logging.getLogger("perfd.aggregator")
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     sys.setswitchinterval(_SWITCH_EVERY_S)
     gc.set_threshold(*_COLLECT_AFTER)
     _check_address_space()
-    _allow_many_connections()
+    allow_many_connections()
     stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
     aggregator: Aggregator | AggregatorGroup
     if config.nats is not None and config.nats.group is not None:
@@ -83,13 +83,6 @@ def _check_address_space() -> None:
             f"reserves up to {_FEWEST_ADDRESSES_BYTES / 1e6:.0f} MB. Limit its memory by a cgroup instead "
             "(MemoryMax of systemd, limits of Kubernetes), which counts what is used."
         )
-
-
-def _allow_many_connections() -> None:
-    """Use all file descriptors that this process may have: half of them are for agents, one each."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # Then what there is has to do.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def effective_config(args: argparse.Namespace) -> AggregatorConfig:

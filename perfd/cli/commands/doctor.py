@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 
 from perfd.cli.commands.agent import state_directory
-from perfd.config import AgentConfig, AggregatorConfig, load
+from perfd.config import AgentConfig, AggregatorConfig, GatewayConfig, load
 from perfd.doctor import SCHEMA, CheckResult, Level, diagnose, probe, to_json, worst
 
 _EPILOG = """\
@@ -33,6 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="the aggregator's configuration, to check its history on this machine",
     )
+    parser.add_argument(
+        "--gateway-config",
+        type=Path,
+        metavar="FILE",
+        help="the gateway's configuration, to check its connection to NATS",
+    )
     parser.add_argument("--json", action="store_true", help=f"print JSON, schema {SCHEMA}")
 
 
@@ -49,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         configured=args.config is not None,
         environment=os.environ,
         aggregator=aggregator,
+        gateway=load(args.gateway_config, GatewayConfig) if args.gateway_config else None,
     )
     findings = diagnose(facts)
     if args.json:

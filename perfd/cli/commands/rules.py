@@ -14,7 +14,7 @@ from perfd.aggregator.series import MetricNames
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.config import AggregatorConfig
 from perfd.errors import RulesError
-from perfd.metrics.catalog import AGENT_PAGE_METRICS
+from perfd.metrics.catalog import AGENT_PAGE_METRICS, GATEWAY_METRICS
 from perfd.rules.files import (
     RulesFile,
     builtin_rules,
@@ -112,7 +112,7 @@ def _warnings(files: Sequence[RulesFile], config: Path | None) -> Mapping[str, S
 def _known_metrics(files: Sequence[RulesFile]) -> frozenset[str]:
     """What perfd exports, and what these files and the rules that ship record."""
     groups = [group for file in (*files, *map(read_rules, builtin_rules())) for group in file.groups]
-    pages = {metric.name for metric in AGENT_PAGE_METRICS}
+    pages = {metric.name for metric in (*AGENT_PAGE_METRICS, *GATEWAY_METRICS)}
     return MetricNames.installed().all() | pages | recorded_metrics(groups)
 
 

@@ -74,20 +74,22 @@ CAPTURE_STATE_EMPTY: CaptureState
 CAPTURE_STATE_FAILED: CaptureState
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "batch", "capture_status", "goodbye", "session", "sender")
+    __slots__ = ("hello", "batch", "capture_status", "goodbye", "session", "sender", "namespace")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_STATUS_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     batch: Batch
     capture_status: CaptureStatus
     goodbye: Goodbye
     session: str
     sender: Hello
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., session: _Optional[str] = ..., sender: _Optional[_Union[Hello, _Mapping]] = ...) -> None: ...
+    namespace: str
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., session: _Optional[str] = ..., sender: _Optional[_Union[Hello, _Mapping]] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class AggregatorMessage(_message.Message):
     __slots__ = ("welcome", "ack", "capture_request", "capture_cancel")
@@ -132,18 +134,20 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("revision", "last_sequence", "sent_unix_ns", "renew_identity", "received_sequence")
+    __slots__ = ("revision", "last_sequence", "sent_unix_ns", "renew_identity", "received_sequence", "known_sequence")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     RENEW_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     revision: int
     last_sequence: int
     sent_unix_ns: int
     renew_identity: bool
     received_sequence: int
-    def __init__(self, revision: _Optional[int] = ..., last_sequence: _Optional[int] = ..., sent_unix_ns: _Optional[int] = ..., renew_identity: bool = ..., received_sequence: _Optional[int] = ...) -> None: ...
+    known_sequence: int
+    def __init__(self, revision: _Optional[int] = ..., last_sequence: _Optional[int] = ..., sent_unix_ns: _Optional[int] = ..., renew_identity: bool = ..., received_sequence: _Optional[int] = ..., known_sequence: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("sequence", "received_sequence")

@@ -1,0 +1,226 @@
+"""Publishes one agent's messages to the stream, and knows which of them the stream acknowledged.
+
+Messages are those of the gRPC stream, each with its sender, so that any aggregator can continue with each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from perfd.agent.uplink.partition_routes import PartitionRoutes
+from perfd.config import NatsUplinkConfig
+from perfd.errors import PerfdError, WireError
+from perfd.model import AgentMessage, AggregatorMessage, Goodbye, Hello
+from perfd.net import PUBLISHED_HEADER_BYTES
+from perfd.wire import convert, subjects
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
+_NO_RESPONDERS = "503"
+
+
+def new_session(cluster: str, node: str) -> tuple[str, str]:
+    """The name of a new session, and the subject below which its answers arrive."""
+    name = secrets.token_hex(16)
+    return name, subjects.to_session(cluster, node, name)
+
+
+class NatsPublisher:
+    """One session of one agent, on a connection that others may share. For one event loop only.
+
+    `hello` states the sender for a first sequence. `received` gets the aggregator's messages, and
+    `acknowledged` the sequence up to which the stream has everything.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        config: NatsUplinkConfig,
+        session: tuple[str, str],
+        *,
+        node: str,
+        job: str | None,
+        routes: PartitionRoutes | None,
+        hello: Callable[[int], Hello],
+        received: Callable[[AggregatorMessage | None], None],
+        acknowledged: Callable[[int], None],
+        first_sequence: int,
+        namespace: str = "",
+    ) -> None:
+        """`first_sequence` is the first batch's; the agent is limited to jobs of `namespace`, if any."""
+        self._client = client
+        self._config = config
+        self._name, self._answers = session
+        self._node = node
+        self._job = job
+        self._routes = routes
+        self._hello = hello
+        self._received = received
+        self._acknowledged = acknowledged
+        self._namespace = namespace
+        self._published = 0
+        self._waiting: OrderedDict[int, tuple[str, int | None]] = OrderedDict()
+        """Published and not acknowledged: the subject and the batch's sequence, by the message's number."""
+        self.sent_sequence = self.acknowledged_sequence = first_sequence - 1
+        self.changed = asyncio.Event()
+        """Something was acknowledged or received."""
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """Why the session cannot continue, once that is so."""
+        self.answered_s = 0.0
+        """When the newest acknowledgment came, or the oldest message that waits for one was published."""
+
+    @property
+    def waiting_messages(self) -> int:
+        """Published and not acknowledged."""
+        return len(self._waiting)
+
+    def end(self, reason: str) -> None:
+        """End the session, once."""
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+    async def listen(self) -> Callable[[], Awaitable[None]]:
+        """Receive answers; returns what ends that. Raises `PerfdError` if the servers take no large batch."""
+        needed = self._config.max_message_bytes + PUBLISHED_HEADER_BYTES
+        if self._client.max_payload < needed:
+            raise PerfdError(
+                f"NATS: messages have at most {self._client.max_payload} bytes: set max_payload of the "
+                f"servers to {needed}, or `max_message_bytes` to less."
+            )
+        subscription = await self._client.subscribe(f"{self._answers}.>", cb=self._receive)
+        return subscription.unsubscribe
+
+    async def publish(self, message: AgentMessage) -> None:
+        """Publish a message to all partitions of the node's jobs."""
+        await self.publish_encoded(convert.encode_message(message))
+
+    async def publish_encoded(self, payload: bytes) -> None:
+        """Publish an encoded message, as `publish`."""
+        for subject in self._subjects():
+            await self._publish(subject, payload, None)
+
+    async def report(self) -> None:
+        """Publish that the agent is there."""
+        await self.publish(self._hello(self.acknowledged_sequence + 1))
+
+    async def publish_batch(self, payload: bytes, sequence: int, sent_unix_ns: int) -> bool:
+        """Publish a batch; False if that has to wait until all before it are acknowledged.
+
+        That is so after a gap: the agent dropped batches, as the sender states.
+        """
+        if sequence > self.sent_sequence + 1:
+            if self._waiting:
+                return False
+            self.acknowledged_sequence = sequence - 1
+        if self._routes is not None:
+            goodbye = Goodbye(reason="The node has no job there now.", sent_unix_ns=sent_unix_ns)
+            for left in self._routes.take(jobs_in(payload), asyncio.get_running_loop().time()):
+                await self._publish(self._subject(left), convert.encode_message(goodbye), None)
+        for subject in self._subjects():
+            await self._publish(subject, payload, sequence)
+        self.sent_sequence = sequence
+        return True
+
+    def _subjects(self) -> list[str]:
+        """The subjects that batches are published to now."""
+        if self._routes is None:
+            return [subjects.from_agent(self._config.cluster, self._job, self._node)]
+        return [self._subject(partition) for partition in sorted(self._routes.current)]
+
+    def _subject(self, partition: int) -> str:
+        partitions = self._config.partitions or 1
+        return subjects.to_partition(self._config.cluster, partition, partitions, self._node)
+
+    async def _publish(self, subject: str, payload: bytes, sequence: int | None) -> None:
+        first = self._first_waiting(subject)
+        if first is None:
+            # Earlier batches are acknowledged, or went only to other partitions.
+            first = self.acknowledged_sequence + 1
+            first = first if self._routes is None or sequence is None else sequence
+        sender = self._hello(first)
+        payload += convert.encode_sender(sender, self._name, self._namespace)
+        if len(payload) + PUBLISHED_HEADER_BYTES // 2 > self._client.max_payload:
+            raise PerfdError(
+                f"NATS: batch {sequence} has {len(payload)} bytes, and messages there at most "
+                f"{self._client.max_payload}: increase max_payload of the servers."
+            )
+        self._published += 1
+        if not self._waiting:
+            self.answered_s = asyncio.get_running_loop().time()
+        self._waiting[self._published] = subject, sequence
+        await self._client.publish(
+            subject,
+            payload,
+            reply=f"{self._answers}.ack.{self._published}",
+            headers=None if sequence is None else {"Nats-Msg-Id": _message_id(sender, sequence, subject)},
+        )
+
+    def _first_waiting(self, subject: str | None = None) -> int | None:
+        """Sequence of the first batch (on `subject`, if given) that is not acknowledged; None if all are."""
+        return min(
+            (
+                sequence
+                for where, sequence in self._waiting.values()
+                if sequence is not None and subject in {None, where}
+            ),
+            default=None,
+        )
+
+    async def _receive(self, message: Msg) -> None:
+        try:
+            kind, _, number = message.subject.removeprefix(f"{self._answers}.").partition(".")
+            if kind == "ack" and number.isascii() and number.isdigit():
+                self._take_acknowledgment(int(number), message)
+            elif kind == "message":
+                self._received(convert.decode_aggregator_message(message.data))
+        except PerfdError as error:
+            self.end(str(error))
+        self.changed.set()
+
+    def _take_acknowledgment(self, number: int, message: Msg) -> None:
+        if number not in self._waiting:
+            return
+        if (refused := _refusal(message)) is not None:
+            self.end(refused)
+            return
+        self.answered_s = asyncio.get_running_loop().time()
+        del self._waiting[number]
+        # Acknowledgments overtake each other when a server is replaced; the spool goes in order.
+        first = self._first_waiting() or self.sent_sequence + 1
+        self.acknowledged_sequence = max(self.acknowledged_sequence, first - 1)
+        self._acknowledged(self.acknowledged_sequence)
+
+
+def jobs_in(payload: bytes) -> set[str]:
+    """The jobs that an encoded batch names; none if it cannot be read, which the aggregator counts."""
+    try:
+        return convert.jobs_of(payload)
+    except WireError:
+        return set()
+
+
+def _message_id(sender: Hello, sequence: int, subject: str) -> str:
+    """What the stream recognizes repeats by; with the node, since a copied spool has the same identity."""
+    return f"{sender.agent_id}.{subject.partition('.from.')[2]}.{sequence}"
+
+
+def _refusal(message: Msg) -> str | None:
+    """Why the stream did not store a message; None if it did."""
+    if (message.headers or {}).get("Status") == _NO_RESPONDERS:
+        return f"NATS: no stream takes {subjects.ALL_OF_AGENTS}; an aggregator with `nats` creates it."
+    try:
+        answer = json.loads(message.data)
+        error = answer.get("error")
+    except (ValueError, AttributeError) as wrong:
+        raise WireError("NATS: an acknowledgment cannot be read.") from wrong
+    if error is None:
+        return None
+    text = error.get("description", "") if isinstance(error, dict) else str(error)
+    return f"NATS: the stream does not take the batch: {text}."
