@@ -278,17 +278,16 @@ class TelemetryServer:
             while isinstance(data := await stream.context.read(), bytes):
                 if not session.current:
                     return
-                if len(data) <= self._sessions.limits.large_message_bytes:
-                    repeated = await session.take(data)
-                else:
-                    repeated = await self._take_large(stream, data)
+                repeated = await self._take(stream, data)
                 stream.repeat |= repeated
                 if stream.repeat or session.stored_sequence > stream.acknowledged:
                     stream.changed.set()
         finally:
             writer.cancel()
 
-    async def _take_large(self, stream: _Stream, data: bytes) -> bool:
+    async def _take(self, stream: _Stream, data: bytes) -> bool:
+        if len(data) <= self._sessions.limits.large_message_bytes:
+            return await stream.session.take(data)
         address = address_of(stream.context.peer())
         with self._held_bytes_of.hold(address, len(data)) as admitted:
             self._require(admitted, "held_message_bytes", address)
