@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import contextlib
 import importlib
+import io
+import json
 import os
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -64,12 +68,16 @@ _OWN_OUTPUT = (
     "version",
 )
 """Verbs that pass on what a job prints, draw on the screen, or print nothing of others."""
+_SHOWN_CHARS = 256
+"""Of a name that cannot be written."""
 _USES_GRPC = ("agent", "aggregator", "gateway", "demo", "replay")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; errors that perfd raises on purpose become one sentence."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        _accept_every_text()
     if not argv:
         build_parser(()).print_help(sys.stderr)
         return 2
@@ -87,36 +95,56 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args.own_process = arguments is None
         with unwound_by_signals(), _output(args.verb):
             code = int(_module(args.verb).run(args))
-        _flush()
-    except PerfdError as error:
-        print(printable_text(f"perfd {wanted}: {error}"), file=sys.stderr)
-        return 2
+        # While a full disk can still be reported.
+        sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader of our output left, as `head` does: nothing is wrong.
         _discard_output()
         return 141
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        print(printable_text(f"perfd {wanted}: {where}{error.strerror or error}."), file=sys.stderr)
-        _discard_output()
+    except (PerfdError, OSError, UnicodeEncodeError, MemoryError) as error:
+        print(printable_text(f"perfd {wanted}: {_sentence(error)}"), file=sys.stderr)
+        if isinstance(error, OSError):
+            _discard_output()
         return 2
     return code
 
 
 def _output(verb: str) -> AbstractContextManager[None]:
-    if verb in _OWN_OUTPUT or sys.stdout is None:
+    if verb in _OWN_OUTPUT:
         return contextlib.nullcontext()
     escapes: ModuleType = importlib.import_module("perfd.cli.output_escapes")
     safe: AbstractContextManager[None] = escapes.safe_output()
     return safe
 
 
-def _flush() -> None:
-    """Flush standard output while a full disk can still be reported."""
-    if sys.stdout is not None:
-        sys.stdout.flush()
+def _accept_every_text() -> None:
+    """Let standard output take every text, whatever its encoding is, and also when it is closed."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        codecs.register_error("perfd", _escaped)
+        sys.stdout.reconfigure(errors="perfd")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    r"""What an encoding lacks as `\uXXXX`, so that JSON stays what it was; the micro sign as u."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].replace("\N{MICRO SIGN}", "u")
+    return json.dumps(text)[1:-1], error.end
+
+
+def _sentence(error: PerfdError | OSError | UnicodeEncodeError | MemoryError) -> str:
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror or error}."
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[:_SHOWN_CHARS]!a} is not valid UTF-8; rename it."
+    return (
+        "This needs more memory than this process can have." if isinstance(error, MemoryError) else str(error)
+    )
 
 
 def _discard_output() -> None:

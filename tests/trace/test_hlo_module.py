@@ -127,3 +127,16 @@ def test_the_module_of_a_real_step_is_read_whole():
     assert all(row.flops for row in products)
     assert {row.group_size for row in rows if row.message_bytes} == {2}
     assert max(row.count for row in rows) == 12
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_that_is_too_large_for_a_module_is_refused(tmp_path, monkeypatch, capsys, packed):
+    path = tmp_path / "module.txt"
+    path.write_bytes(gzip.compress(MODULE.encode()) if packed else MODULE.encode())
+    monkeypatch.setattr("perfd.cli.tables.module_roofline._MAX_BYTES", len(MODULE.encode()))
+    assert main(["roofline", "--hlo", str(path), "--gpu", "H100"]) == 0
+
+    monkeypatch.setattr("perfd.cli.tables.module_roofline._MAX_BYTES", len(MODULE.encode()) - 1)
+    assert main(["roofline", "--hlo", str(path), "--gpu", "H100"]) == 2
+
+    assert "it is larger than" in capsys.readouterr().err

@@ -234,3 +234,13 @@ def test_the_real_capture_lost_records_on_two_of_its_ranks(shared):
 
     assert [timeline.complete for timeline in timelines] == [True, True, False, False]
     assert [round(timeline.losses.ratio, 2) for timeline in timelines] == [0, 0, 0.63, 0.63]
+
+
+@pytest.mark.parametrize("start_ns", [1e300, -1, 1 << 62, 1.8e18, "soon"])
+def test_a_session_starts_at_a_time_that_can_be_or_at_none(export, start_ns):
+    export.kernel(COMPUTE, 1_000, 4_000)
+    export.epoch(start_ns)
+
+    (trace,) = nsys_reader.read(export.close())
+
+    assert trace.epoch_ns == {1 << 62: 1 << 62, 1.8e18: 1_800_000_000_000_000_000}.get(start_ns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
-from perfd.errors import PerfdError
+from perfd.errors import PerfdError, reason_of
 from perfd.formatting import UNKNOWN, data_size, duration, flops, percent
 from perfd.report.render.graph_svg import GraphNode, graph_svg
 from perfd.trace.roofline import (
@@ -39,6 +40,7 @@ _VECTOR = "fp32"
 """The precision of work outside the matrix units."""
 _TEXT_COLUMNS = frozenset({"operation", "kind", "limit", "note"})
 _MAX_BYTES = 1 << 30
+"""Of a file, and of what it unpacks to: modules of the largest jobs have some 100 MB."""
 
 
 class ModuleRoofline:
@@ -224,12 +226,15 @@ def _collective(line: str) -> tuple[HloModule, MeasuredOperations] | None:
 
 def _read(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
         if data.startswith(b"\x1f\x8b"):
-            with gzip.open(path) as file:
-                data = file.read(_MAX_BYTES)
+            with gzip.open(io.BytesIO(data)) as packed:
+                data = packed.read(_MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise PerfdError(f"{path}: cannot be read: {error}.") from error
+        raise PerfdError(f"{path}: cannot be read: {reason_of(error)}.") from error
+    if len(data) > _MAX_BYTES:
+        raise PerfdError(f"{path}: it is larger than {data_size(_MAX_BYTES)}; is it an HLO dump?")
     return data.decode("utf-8", errors="replace")
 
 

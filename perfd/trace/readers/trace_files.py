@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -58,7 +59,7 @@ def _looks_like_a_trace(file: Path) -> bool:
     name = file.name
     if name.startswith(".") or not name.endswith(_SUFFIXES) or name.endswith(_NO_TRACES):
         return False
-    if not name.endswith(".json"):
+    if not name.endswith(".json") or file.is_fifo():
         return True
     try:
         content = file.read_bytes() if file.stat().st_size <= _SMALL_BYTES else None
@@ -167,6 +168,9 @@ def _chrome(path: Path, detailed: bool) -> list[RankTrace]:
 
 def _start(path: Path) -> bytes:
     try:
+        if stat.S_ISFIFO(path.stat().st_mode):
+            # It can be read once, from its beginning on, and a name without a writer waits forever.
+            raise TraceError(f"{path}: this is a pipe; write the trace to a file first.")
         with path.open("rb") as file:
             start = file.read(len(_SQLITE))
     except FileNotFoundError as error:

@@ -32,6 +32,8 @@ _FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
 _GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _OVERHEAD = "PROFILER_OVERHEAD"
+_LATEST_NS = 1 << 63
+"""Beyond the largest number of nanoseconds that SQLite has."""
 _SIZES: Mapping[str, Sequence[str]] = {
     _KERNELS: ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
     _COPIES: ("bytes",),
@@ -307,11 +309,14 @@ class Tables:
         return (0, int(row[0])) if row and row[0] else None
 
     def epoch_ns(self) -> int | None:
-        """Wall time of zero."""
+        """Wall time of zero; None where the export has none that can be."""
         if "TARGET_INFO_SESSION_START_TIME" not in self._tables:
             return None
         row = self._connection.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
-        return int(row[0]) if row and row[0] is not None else None
+        start_ns = row[0] if row else None
+        if isinstance(start_ns, int | float) and 0 <= start_ns < _LATEST_NS:
+            return int(start_ns)
+        return None
 
     def schema(self) -> tuple[int, int] | None:
         """The version of the export's schema, where it says one."""
