@@ -149,6 +149,10 @@ def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(watched: Watch
         _of(ALONE / "silent1", 6.0, 0.05),
         _of(ALONE / "one_storage", 13.0, 0.02),
         _of(ALONE / "evaluation1", 9.0, 0.15),
+        _of(ALONE / "megatron1", 5.0, 0.07),
+        _of(ALONE / "lightning1", 5.0, 0.22),
+        _of(ALONE / "growing1", 0.0, 0.0),
+        _of(ALONE / "graphs1", 0.0, 0.0),
     ],
     indirect=["watched"],
 )
