@@ -10,6 +10,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfd.agent.spool import spool_rows
 from perfd.errors import SpoolError, reason_of
 from perfd.process_lock import HeldElsewhereError, ProcessLock
 
@@ -151,8 +152,11 @@ def _check_tables(database: sqlite3.Connection) -> None:
     """Raise an error if they are damaged; add what an older perfd did not write."""
     try:
         if "crc32" not in {row[1] for row in database.execute("PRAGMA table_info(batch)")}:
-            # Also not part of version 1 at first: such batches have none.
+            # Also not part of version 1 at first. From now on, a batch without one is damaged.
+            database.execute("BEGIN IMMEDIATE")
             database.execute("ALTER TABLE batch ADD COLUMN crc32 INTEGER")
+            spool_rows.add_checksums(database)
+            database.execute("COMMIT")
         database.execute("SELECT sequence, records, payload, crc32 FROM batch LIMIT 0")
         database.execute("SELECT collector, text FROM bookmark").fetchall()
         rows = database.execute(

@@ -15,7 +15,7 @@ class Row(NamedTuple):
     records: int
     payload: bytes
     sound: bool
-    """Whether its checksum is right; batches of an older perfd have none and pass."""
+    """Whether its checksum is right."""
 
 
 def read_after(database: sqlite3.Connection, sequence: int, limit: int) -> Sequence[Row]:
@@ -27,9 +27,19 @@ def read_after(database: sqlite3.Connection, sequence: int, limit: int) -> Seque
         (sequence, limit),
     ).fetchall()
     return [
-        Row(number, records, payload, checksum is None or checksum == _checksum(number, records, payload))
+        Row(number, records, payload, checksum == _checksum(number, records, payload))
         for number, records, payload, checksum in found
     ]
+
+
+def add_checksums(database: sqlite3.Connection) -> None:
+    """Give all rows their checksum, in a file of a perfd that had none; raises `sqlite3.Error`."""
+    rows = database.execute(
+        "SELECT sequence, CAST(records AS INTEGER), CAST(payload AS BLOB) FROM batch"
+    ).fetchall()
+    database.executemany(
+        "UPDATE batch SET crc32 = ? WHERE sequence = ?", [(_checksum(*row), row[0]) for row in rows]
+    )
 
 
 def insert(database: sqlite3.Connection, batches: Iterable[tuple[int, int, bytes]]) -> None:
