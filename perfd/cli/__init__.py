@@ -69,7 +69,7 @@ _OWN_OUTPUT = (
 )
 """Verbs that pass on what a job prints, draw on the screen, or print nothing of others."""
 _SHOWN_CHARS = 256
-"""Of a name that cannot be written."""
+"""Of text that cannot be written."""
 _USES_GRPC = ("agent", "aggregator", "gateway", "demo", "replay")
 
 
@@ -120,7 +120,7 @@ def _output(verb: str) -> AbstractContextManager[None]:
 
 
 def _accept_every_text() -> None:
-    """Let standard output take every text, whatever its encoding is, and also when it is closed."""
+    """Make standard output accept any text, even if it is closed or its encoding is not UTF-8."""
     if sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -129,7 +129,7 @@ def _accept_every_text() -> None:
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
-    r"""What an encoding lacks as `\uXXXX`, so that JSON stays what it was; the micro sign as u."""
+    r"""Characters that the encoding lacks as `\uXXXX`, which is also valid in JSON; the micro sign as u."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end].replace("\N{MICRO SIGN}", "u")
@@ -141,10 +141,11 @@ def _sentence(error: PerfdError | OSError | UnicodeEncodeError | MemoryError) ->
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"{where}{error.strerror or error}."
     if isinstance(error, UnicodeEncodeError):
-        return f"{error.object[:_SHOWN_CHARS]!a} is not valid UTF-8; rename it."
-    return (
-        "This needs more memory than this process can have." if isinstance(error, MemoryError) else str(error)
-    )
+        text = error.object[:_SHOWN_CHARS]
+        return f"{text!a} is not valid UTF-8. If it is the name of a file, rename the file."
+    if isinstance(error, MemoryError):
+        return "Out of memory. Try fewer files at once, or a machine with more memory."
+    return str(error)
 
 
 def _discard_output() -> None:

@@ -273,7 +273,7 @@ def test_a_spool_whose_tables_cannot_be_what_was_written_is_set_aside(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-# A row without its last column, the checksum.
+# This one makes SQLite read the last column, the checksum, as NULL.
 @example(place=0.984769752077021, bit=7)
 def test_one_flipped_bit_loses_at_most_its_batch_or_sets_the_spool_aside(
     tmp_path_factory: pytest.TempPathFactory, place: float, bit: int

@@ -74,7 +74,7 @@ def test_without_any_output_the_verb_does_its_work():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_an_output_that_is_closed_takes_a_table():
+def test_a_table_for_closed_output_is_no_error():
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" >&-', "sh", *_PERFD, "trace", "table", "kernels", "--csv", _TRACES],
         stderr=subprocess.PIPE,
@@ -84,22 +84,22 @@ def test_an_output_that_is_closed_takes_a_table():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_an_encoding_without_the_signs_of_a_text_gets_it_in_letters():
-    signs = (
+def test_characters_that_the_encoding_lacks_are_escaped():
+    script = (
         "import sys; from perfd import cli\n"
         "cli._module('version').run = lambda args: print('12 \\xb5s \\u2192 \\U0001f680') or 0\n"
         "sys.exit(cli.main())"
     )
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
-        [sys.executable, "-c", signs, "version"], env=ascii_only, capture_output=True, check=False
+        [sys.executable, "-c", script, "version"], env=ascii_only, capture_output=True, check=False
     )
 
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == rb"12 us \u2192 \ud83d\ude80" + b"\n"
 
 
-def test_a_name_that_json_cannot_have_is_one_sentence(tmp_path):
+def test_a_file_name_that_json_cannot_hold_is_one_sentence(tmp_path):
     trace = Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff.json.gz"))
     trace.write_bytes(next(Path(_TRACES).glob("*.json.gz")).read_bytes())
     done = subprocess.run(
@@ -107,11 +107,11 @@ def test_a_name_that_json_cannot_have_is_one_sentence(tmp_path):
     )
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("is not valid UTF-8; rename it.\n")
+    assert done.stderr.endswith("is not valid UTF-8. If it is the name of a file, rename the file.\n")
     assert "Traceback" not in done.stderr
 
 
-def test_a_pipe_is_no_trace(tmp_path):
+def test_a_named_pipe_is_refused_as_a_trace(tmp_path):
     pipe = tmp_path / "rank-0.json"
     os.mkfifo(pipe)
     done = subprocess.run(
@@ -122,7 +122,7 @@ def test_a_pipe_is_no_trace(tmp_path):
     assert "write the trace to a file first" in done.stderr
 
 
-def test_too_little_memory_is_one_sentence():
+def test_running_out_of_memory_is_one_sentence():
     starved = (
         "import sys; from perfd import cli\n"
         "def run(args): raise MemoryError\n"
@@ -134,7 +134,9 @@ def test_too_little_memory_is_one_sentence():
     )
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "perfd version: This needs more memory than this process can have.\n"
+    assert done.stderr == (
+        "perfd version: Out of memory. Try fewer files at once, or a machine with more memory.\n"
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

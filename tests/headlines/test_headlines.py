@@ -151,8 +151,6 @@ def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(watched: Watch
         _of(ALONE / "evaluation1", 9.0, 0.15),
         _of(ALONE / "megatron1", 5.0, 0.07),
         _of(ALONE / "lightning1", 5.0, 0.22),
-        _of(ALONE / "growing1", 0.0, 0.0),
-        _of(ALONE / "graphs1", 0.0, 0.0),
     ],
     indirect=["watched"],
 )
@@ -165,6 +163,13 @@ def test_on_one_gpu_late_input_and_a_sleeping_host_are_named_and_it_ends_with_th
         assert one.named_after_s <= within_s
         assert one.gain_error is not None
         assert one.gain_error <= error
+    assert not watched.false_blame
+    assert not watched.too_many_flips
+
+
+@pytest.mark.parametrize("watched", [_of(ALONE / "growing1"), _of(ALONE / "graphs1")], indirect=True)
+def test_on_one_gpu_a_job_without_faults_has_a_steady_headline_that_blames_nobody(watched: Watched) -> None:
+    assert watched.right
     assert not watched.false_blame
     assert not watched.too_many_flips
 

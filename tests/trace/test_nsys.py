@@ -237,7 +237,7 @@ def test_the_real_capture_lost_records_on_two_of_its_ranks(shared):
 
 
 @pytest.mark.parametrize("start_ns", [1e300, -1, 1 << 62, 1.8e18, "soon"])
-def test_a_session_starts_at_a_time_that_can_be_or_at_none(export, start_ns):
+def test_an_impossible_session_start_is_unknown(export, start_ns):
     export.kernel(COMPUTE, 1_000, 4_000)
     export.epoch(start_ns)
 

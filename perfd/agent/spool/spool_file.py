@@ -152,7 +152,7 @@ def _check_tables(database: sqlite3.Connection) -> None:
     """Raise an error if they are damaged; add what an older perfd did not write."""
     try:
         if "crc32" not in {row[1] for row in database.execute("PRAGMA table_info(batch)")}:
-            # Also not part of version 1 at first. From now on, a batch without one is damaged.
+            # Also not part of version 1 at first. From here on, a row without a checksum is damaged.
             database.execute("BEGIN IMMEDIATE")
             database.execute("ALTER TABLE batch ADD COLUMN crc32 INTEGER")
             spool_rows.add_checksums(database)

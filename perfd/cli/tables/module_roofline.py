@@ -40,7 +40,7 @@ _VECTOR = "fp32"
 """The precision of work outside the matrix units."""
 _TEXT_COLUMNS = frozenset({"operation", "kind", "limit", "note"})
 _MAX_BYTES = 1 << 30
-"""Of a file, and of what it unpacks to: modules of the largest jobs have some 100 MB."""
+"""Of a file, and of what it unpacks to: it is all read into memory."""
 
 
 class ModuleRoofline:

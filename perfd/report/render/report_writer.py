@@ -46,7 +46,7 @@ def write_report(report: Report, path: Path) -> None:
         others = ", or .svg" if rooflines else ""
         raise PerfdError(f"{path}: a report is Markdown, HTML or JSON; name it .md, .html or .json{others}.")
     try:
-        # Names of files may be no valid Unicode.
+        # File names may not be valid UTF-8.
         path.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise PerfdError(f"{path}: the report cannot be written: {error.strerror or error}.") from error

@@ -59,10 +59,12 @@ def _looks_like_a_trace(file: Path) -> bool:
     name = file.name
     if name.startswith(".") or not name.endswith(_SUFFIXES) or name.endswith(_NO_TRACES):
         return False
-    if not name.endswith(".json") or file.is_fifo():
+    if not name.endswith(".json"):
         return True
     try:
-        content = file.read_bytes() if file.stat().st_size <= _SMALL_BYTES else None
+        status = file.stat()
+        checked = stat.S_ISREG(status.st_mode) and status.st_size <= _SMALL_BYTES
+        content = file.read_bytes() if checked else None
     except OSError:
         # Whoever reads it says what is wrong.
         return True
@@ -169,7 +171,7 @@ def _chrome(path: Path, detailed: bool) -> list[RankTrace]:
 def _start(path: Path) -> bytes:
     try:
         if stat.S_ISFIFO(path.stat().st_mode):
-            # It can be read once, from its beginning on, and a name without a writer waits forever.
+            # Readers seek, and a pipe that nobody writes to blocks forever.
             raise TraceError(f"{path}: this is a pipe; write the trace to a file first.")
         with path.open("rb") as file:
             start = file.read(len(_SQLITE))

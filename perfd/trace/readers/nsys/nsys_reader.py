@@ -68,14 +68,18 @@ def _check_size(path: Path, name: str) -> None:
 
 
 def _traces(name: str, tables: Tables, detailed: bool) -> list[RankTrace]:
-    schema_notes = _of_schema(name, tables.schema())
+    schema_notes = _of_schema(name, tables.target.schema())
     activity = tables.activity()
     if not len(activity.row):
         why = "none has a valid time." if activity.invalid else "was it taken with --trace=cuda?"
         raise TraceError(f"{name}: the capture has no GPU operation; {why}")
     classes = [kernel_class(one) for one in activity.names]
     calls, phases, gpus = tables.calls(), tables.phases(), tables.gpu_names()
-    captured, epoch_ns, notes = tables.captured_ns(), tables.epoch_ns(), (*schema_notes, *tables.notes())
+    captured, epoch_ns, notes = (
+        tables.target.captured_ns(),
+        tables.target.epoch_ns(),
+        (*schema_notes, *tables.target.notes()),
+    )
     if activity.invalid:
         notes = (*notes, f"{activity.invalid} GPU operations have no valid time, and are left out.")
     nccl, described = tables.nccl_calls()

@@ -32,8 +32,6 @@ _FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
 _GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _OVERHEAD = "PROFILER_OVERHEAD"
-_LATEST_NS = 1 << 63
-"""Beyond the largest number of nanoseconds that SQLite has."""
 _SIZES: Mapping[str, Sequence[str]] = {
     _KERNELS: ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
     _COPIES: ("bytes",),
@@ -53,9 +51,7 @@ _PUSH_POP, _START_END, _DOMAIN_CREATED = 59, 60, 75
 _THREAD_BITS = 24
 _MAX_TIME_NS = 10**17
 """Three years: what claims more is damaged, and sums of it would overflow."""
-_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 _API_VERSION = re.compile(r"_v\d{1,8}$")
-_DROPPED = re.compile(r"events dropped:\s*(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,49 +296,6 @@ class Tables:
                 pid = process >> _THREAD_BITS & 0xFFFFFF
                 names |= {(process, device): name for (of, device), name in seen.items() if of == pid}
         return names
-
-    def captured_ns(self) -> tuple[int, int] | None:
-        """From zero, where the collection began, to its end."""
-        if "ANALYSIS_DETAILS" not in self._tables:
-            return None
-        row = self._connection.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()
-        return (0, int(row[0])) if row and row[0] else None
-
-    def epoch_ns(self) -> int | None:
-        """Wall time of zero; None where the export has none that can be."""
-        if "TARGET_INFO_SESSION_START_TIME" not in self._tables:
-            return None
-        row = self._connection.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
-        start_ns = row[0] if row else None
-        if isinstance(start_ns, int | float) and 0 <= start_ns < _LATEST_NS:
-            return int(start_ns)
-        return None
-
-    def schema(self) -> tuple[int, int] | None:
-        """The version of the export's schema, where it says one."""
-        table = next(
-            (name for name in ("META_DATA_EXPORT", "EXPORT_META_DATA") if name in self._tables), None
-        )
-        if table is None:
-            return None
-        said = dict(self._connection.execute(f"SELECT name, value FROM {table}"))  # noqa: S608
-        found = _VERSION.match(str(said.get("EXPORT_SCHEMA_VERSION", "")))
-        return (int(found[1]), int(found[2])) if found else None
-
-    def notes(self) -> tuple[str, ...]:
-        """What the profiler itself said went missing."""
-        if "DIAGNOSTIC_EVENT" not in self._tables:
-            return ()
-        texts = [
-            str(text)
-            for (text,) in self._connection.execute(
-                "SELECT text FROM DIAGNOSTIC_EVENT WHERE text LIKE '%CUPTI events dropped%'"
-            )
-        ]
-        dropped = sum(int(found[1]) for text in texts if (found := _DROPPED.search(text)))
-        if not dropped:
-            return ()
-        return (f"Nsight Systems dropped {dropped} incomplete GPU records when the session stopped.",)
 
     def _processes(self) -> Iterable[int]:
         if _KERNELS not in self._tables:

@@ -1,10 +1,15 @@
-"""What an export of Nsight Systems says of the machine: its GPUs and the streams of its processes."""
+"""What an export of Nsight Systems says of its session, GPUs and streams."""
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Container
 
+_LATEST_NS = 1 << 63
+"""Beyond the largest number of nanoseconds that SQLite has."""
+_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
+_DROPPED = re.compile(r"events dropped:\s*(\d+)")
 _STREAMS, _GPUS = "TARGET_INFO_CUDA_STREAM", "TARGET_INFO_GPU"
 
 
@@ -33,3 +38,46 @@ class TargetInfo:
             return {}
         rows = self._connection.execute(f"SELECT id, smCount FROM {_GPUS} WHERE smCount > 0")  # noqa: S608
         return {int(gpu): int(count) for gpu, count in rows}
+
+    def captured_ns(self) -> tuple[int, int] | None:
+        """From zero, where the collection began, to its end."""
+        if "ANALYSIS_DETAILS" not in self._tables:
+            return None
+        row = self._connection.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()
+        return (0, int(row[0])) if row and row[0] else None
+
+    def epoch_ns(self) -> int | None:
+        """Wall time of zero; None if it is missing or impossible."""
+        if "TARGET_INFO_SESSION_START_TIME" not in self._tables:
+            return None
+        row = self._connection.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
+        start_ns = row[0] if row else None
+        if isinstance(start_ns, int | float) and 0 <= start_ns < _LATEST_NS:
+            return int(start_ns)
+        return None
+
+    def schema(self) -> tuple[int, int] | None:
+        """The version of the export's schema, where it says one."""
+        table = next(
+            (name for name in ("META_DATA_EXPORT", "EXPORT_META_DATA") if name in self._tables), None
+        )
+        if table is None:
+            return None
+        said = dict(self._connection.execute(f"SELECT name, value FROM {table}"))  # noqa: S608
+        found = _VERSION.match(str(said.get("EXPORT_SCHEMA_VERSION", "")))
+        return (int(found[1]), int(found[2])) if found else None
+
+    def notes(self) -> tuple[str, ...]:
+        """What the profiler itself said went missing."""
+        if "DIAGNOSTIC_EVENT" not in self._tables:
+            return ()
+        texts = [
+            str(text)
+            for (text,) in self._connection.execute(
+                "SELECT text FROM DIAGNOSTIC_EVENT WHERE text LIKE '%CUPTI events dropped%'"
+            )
+        ]
+        dropped = sum(int(found[1]) for text in texts if (found := _DROPPED.search(text)))
+        if not dropped:
+            return ()
+        return (f"Nsight Systems dropped {dropped} incomplete GPU records when the session stopped.",)
