@@ -172,24 +172,22 @@ def test_what_an_agent_writes_to_history_in_a_day_is_bounded(clock, tmp_path):
         agent.hello()
         other.hello()
         for number in range(1, 101):
-            agent.send(step(number))
-        other.send(step(1, job="other"))
+            agent.store(step(number))
+        other.store(step(1, job="other"))
         assert running.state.fleet.jobs["llm"].steps.last_step == 100
         stored = len(running.steps("llm", 0, 1000))
         assert 10 < stored < 50
         assert len(running.steps("other", 0, 9)) == 1
         assert rejected(running, "history_bytes_per_agent_and_day") >= 50
         clock.advance(86_400.0)
-        agent.send(step(101))
+        agent.store(step(101))
         assert running.steps("llm", 101, 9) != []
 
 
 def test_large_messages_are_taken_in_order_with_small_ones(running, agent):
     for first in range(1, 4_000, 400):
         agent.say(encode_steps(agent, range(first, first + 399)))
-        acknowledged = agent.send(step(first + 399))
-    while acknowledged < agent.sequence:
-        acknowledged = agent.receive().sequence
+        agent.store(step(first + 399))
     assert running.state.fleet.jobs["llm"].attempts.number == 1
     assert running.state.fleet.jobs["llm"].steps.table().step.tolist() == list(range(1, 4_001))
     assert [line["step"] for line in running.steps("llm", 0, 9_999)] == list(range(1, 4_001))

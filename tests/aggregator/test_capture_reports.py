@@ -18,7 +18,8 @@ import pytest
 from exporters.support import until
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.aggregator.captures.capture_reports import CaptureReports, lacks_report, readable_traces
+from perfd.aggregator.captures.capture_reports import CaptureReports
+from perfd.aggregator.captures.readable_traces import lacks_report, readable_traces
 from perfd.aggregator.captures.trace_document import TraceDocument
 from perfd.aggregator.history import HistoryStore, capture_row
 from perfd.aggregator.history.sqlite import SqliteDatabase

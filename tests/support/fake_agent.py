@@ -98,6 +98,13 @@ class FakeAgent:
             pass
         return message.sequence
 
+    def store(self, *records: Record) -> None:
+        """Send a batch; returns once it is stored. If that is slow, it is first acknowledged as received."""
+        acknowledged = self.send(*records)
+        while acknowledged < self.sequence:
+            if isinstance(message := self.receive(), Ack):
+                acknowledged = message.sequence
+
     def leave(self, *, sent_unix_ns: int = 0) -> None:
         """Say goodbye and end the stream; returns when the aggregator has ended it too."""
         self.say(Goodbye(reason="The test stops the agent.", sent_unix_ns=sent_unix_ns))

@@ -11,7 +11,6 @@ import logging
 import os
 import queue
 import signal
-import stat
 import subprocess
 import sys
 import tempfile
@@ -23,17 +22,16 @@ from pathlib import Path
 import msgspec
 
 from perfd.aggregator.captures import child_guard
-from perfd.aggregator.captures.capture_senders import is_folder_of
+from perfd.aggregator.captures.readable_traces import has_traces, readable_traces
 from perfd.aggregator.captures.stored_traces import fetch, stored_traces
 from perfd.aggregator.captures.trace_document import TraceDocument
 from perfd.analysis.diagnosis import JobSummary, to_json
-from perfd.capture.node import TRACE_SUFFIXES, reading
+from perfd.capture.node import reading
 from perfd.capture.object_keys import report_key
 from perfd.capture.policy.policy_events import Capture, CaptureReport
 from perfd.capture.selection import slow_rank_of
 from perfd.clock import Clock
 from perfd.errors import CaptureError, StorageError
-from perfd.model import CaptureFile, CaptureState
 from perfd.net import ObjectStorage
 
 log = logging.getLogger(__name__)
@@ -118,7 +116,7 @@ class CaptureReports:
 
         If its traces cannot be read here, submit it again whenever one of them was uploaded.
         """
-        if not any(_is_trace(file.path) for file in _files(capture)):
+        if not has_traces(capture):
             return
         with self._lock:
             if capture.capture_id in self._submitted and not (
@@ -325,44 +323,6 @@ def _question(capture: Capture) -> Sequence[str]:
     """The arguments that say which rank the capture is about; none where its alert names none."""
     rank = slow_rank_of(capture.labels)
     return () if rank is None else ("--slow-rank", str(rank))
-
-
-def lacks_report(capture: Capture, since_unix_s: float) -> bool:
-    """Whether the report of a capture that ended since then, or its file for Perfetto, was not made."""
-    report = capture.report
-    incomplete = report is None or (report.path is not None and report.perfetto_path is None)
-    return incomplete and capture.ended_unix_s is not None and capture.ended_unix_s >= since_unix_s
-
-
-def readable_traces(capture: Capture) -> Sequence[Path]:
-    """The traces of one folder of a capture that this process can read: where most ranks are together.
-
-    Paths from agents are not trusted: a folder without the capture's name is skipped, and so is anything
-    that is not a plain file.
-    """
-    folders: dict[Path, list[Path]] = {}
-    for path in dict.fromkeys(Path(file.path) for file in _files(capture)):
-        if is_folder_of(path.parent, capture.capture_id) and _is_trace(path.name) and _is_readable(path):
-            folders.setdefault(path.parent, []).append(path)
-    return max(folders.values(), key=len, default=())
-
-
-def _files(capture: Capture) -> Iterator[CaptureFile]:
-    """The files still present, except those of ranks whose capture is known to have no GPU data."""
-    for who in capture.participants:
-        if who.state is not CaptureState.EMPTY:
-            yield from who.files_there
-
-
-def _is_trace(path: str) -> bool:
-    return path.endswith(TRACE_SUFFIXES)
-
-
-def _is_readable(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode) and os.access(path, os.R_OK)
-    except OSError:
-        return False
 
 
 @contextlib.contextmanager

@@ -15,9 +15,9 @@ from perfd.aggregator.captures.capture_reports import (
     CaptureReports,
     LiveSummary,
     ReportStorage,
-    lacks_report,
 )
 from perfd.aggregator.captures.capture_senders import checked_status, checked_upload, may_remove
+from perfd.aggregator.captures.readable_traces import lacks_report
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
 from perfd.analysis.data.job_data import Captured

@@ -171,7 +171,7 @@ def _chrome(path: Path, detailed: bool) -> list[RankTrace]:
 def _start(path: Path) -> bytes:
     try:
         if stat.S_ISFIFO(path.stat().st_mode):
-            # Readers seek, and a pipe that nobody writes to blocks forever.
+            # Readers seek, and a pipe without a writer blocks forever.
             raise TraceError(f"{path}: this is a pipe; write the trace to a file first.")
         with path.open("rb") as file:
             start = file.read(len(_SQLITE))
