@@ -63,7 +63,7 @@ def encoded(sequence, body):
 @pytest.mark.parametrize("record", [b"\x22\x00", b"\x22\x02\x52\x00", b"\x1a\x00"])
 def test_a_batch_of_too_many_records_is_left_out_and_the_next_one_is_taken(running, agent, record):
     agent.say(encoded(1, record * (MAX_RECORDS + 1)))
-    assert agent.receive().sequence == 1
+    assert agent.wait_stored(1) == 1
     assert agent.send(step(7), sequence=2) == 2
     assert running.state.fleet.jobs["llm"].steps.last_step == 7
     assert running.state.counters.lost_batches == 1
@@ -73,7 +73,7 @@ def test_a_batch_of_too_many_records_is_left_out_and_the_next_one_is_taken(runni
 @pytest.mark.parametrize("before", [b"\xa0\x06\x01", b"\xa2\x06\x01x", encoded(1, b"\x22\x00")])
 def test_no_field_before_a_batch_hides_how_many_records_it_has(running, agent, before):
     agent.say(before + encoded(1, b"\x22\x00" * MAX_RECORDS + b"\x22\x00"))
-    assert agent.receive().sequence == 1
+    assert agent.wait_stored(1) == 1
     assert agent.send(step(7), sequence=2) == 2
     assert running.state.counters.lost_batches == 1
     assert running.state.counters.records == 1
@@ -88,7 +88,7 @@ def test_a_group_before_a_batch_does_not_hide_it_either(running, agent):
 
 def test_as_many_records_as_an_agent_sends_are_taken(running, agent):
     agent.say(encoded(1, b"\x22\x00" * MAX_RECORDS))
-    assert agent.receive().sequence == 1
+    assert agent.wait_stored(1) == 1
     assert running.state.counters.lost_batches == 0
     assert next(iter(running.state.agents)).unknown_records == MAX_RECORDS
 
@@ -100,7 +100,7 @@ def test_a_table_of_too_many_columns_is_left_out(running, agent):
         table.columns.add(metric=str(number))
     poison.batch.samples.append(table.SerializeToString())
     agent.say(poison.SerializeToString())
-    assert agent.receive().sequence == 1
+    assert agent.wait_stored(1) == 1
     assert running.state.counters.malformed_messages == 1
 
 
@@ -172,22 +172,22 @@ def test_what_an_agent_writes_to_history_in_a_day_is_bounded(clock, tmp_path):
         agent.hello()
         other.hello()
         for number in range(1, 101):
-            agent.store(step(number))
-        other.store(step(1, job="other"))
+            agent.send(step(number))
+        other.send(step(1, job="other"))
         assert running.state.fleet.jobs["llm"].steps.last_step == 100
         stored = len(running.steps("llm", 0, 1000))
         assert 10 < stored < 50
         assert len(running.steps("other", 0, 9)) == 1
         assert rejected(running, "history_bytes_per_agent_and_day") >= 50
         clock.advance(86_400.0)
-        agent.store(step(101))
+        agent.send(step(101))
         assert running.steps("llm", 101, 9) != []
 
 
 def test_large_messages_are_taken_in_order_with_small_ones(running, agent):
     for first in range(1, 4_000, 400):
         agent.say(encode_steps(agent, range(first, first + 399)))
-        agent.store(step(first + 399))
+        agent.send(step(first + 399))
     assert running.state.fleet.jobs["llm"].attempts.number == 1
     assert running.state.fleet.jobs["llm"].steps.table().step.tolist() == list(range(1, 4_001))
     assert [line["step"] for line in running.steps("llm", 0, 9_999)] == list(range(1, 4_001))

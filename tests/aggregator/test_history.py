@@ -16,7 +16,7 @@ import pytest
 from aggregator.support import START_S, aggregator, fleet, place, step, values
 from exporters.support import until
 from history.support import keep, step_rows, write
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from perfd.agent.spool import Spool
@@ -240,6 +240,8 @@ def test_a_damaged_file_is_set_aside_and_what_can_be_read_is_kept(path, damage, 
 @pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), flips=st.sampled_from([1, 30]))
+# In the name of a column.
+@example(seed=403086952, flips=1)
 def test_whatever_bits_flip_the_aggregator_starts_and_stores(tmp_path_factory, seed, flips):
     path = tmp_path_factory.mktemp("flipped") / "h.sqlite"
     damaged, chance = bytearray(filled(path)), Random(seed)
@@ -249,9 +251,7 @@ def test_whatever_bits_flip_the_aggregator_starts_and_stores(tmp_path_factory, s
     with aggregator(history=HistoryConfig(path=str(path))) as running:
         with FakeAgent(running.grpc_address, agent_id="new") as agent:
             agent.hello()
-            stored = agent.send(step(7, job="new"))
-            while stored < 1:
-                stored = agent.receive().sequence
+            agent.send(step(7, job="new"))
         assert running.steps("new", 0, 10)[-1]["step"] == 7
 
 
@@ -287,13 +287,31 @@ def test_a_row_that_cannot_be_read_costs_that_row(path, sql):
         assert page["perfd_history_damaged_rows_total"] >= 1
 
 
+def test_a_damaged_column_name_costs_no_row(path):
+    filled(path)
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.executescript(
+            "PRAGMA writable_schema = ON;"
+            "UPDATE sqlite_master SET sql = replace(sql, 'received_unix_s', 'received_unhx_s')"
+            " WHERE name = 'jobs'"
+        )
+    with aggregator(history=HistoryConfig(path=str(path))) as running:
+        with FakeAgent(running.grpc_address, agent_id="new") as agent:
+            agent.hello()
+            agent.send(step(7, job="new"))
+        assert {"llm", "new"} <= set(running.jobs())
+    assert path.with_name(path.name + ".damaged").exists()
+
+
 def test_on_a_full_disk_the_aggregator_starts_and_stores_later(tmp_path, small_files):
     path = tmp_path / "h.sqlite"
     small_files(0)
     with aggregator(history=HistoryConfig(path=str(path)), http_listen="127.0.0.1:0") as running:
         with FakeAgent(running.grpc_address) as agent:
             agent.hello()
-            assert agent.send(step(1)) == 0
+            agent.say(Batch(sequence=1, sent_unix_ns=0, records=[step(1)]))
+            received = agent.acknowledged()
+            assert (received.sequence, received.received_sequence) == (0, 1)
             running.tick()
             assert values(running.page())['perfd_step{perfd_job="llm"}'] == 1
             assert values(running.page())["perfd_history_up"] == 0
@@ -301,8 +319,7 @@ def test_on_a_full_disk_the_aggregator_starts_and_stores_later(tmp_path, small_f
                 problem = json.load(answer)["history_problem"]
             assert problem.startswith("History cannot be written: ")
             small_files(resource.RLIM_INFINITY)
-            while agent.receive().sequence < 1:
-                pass
+            agent.wait_stored(1)
         assert [line["step"] for line in running.steps("llm", 0, 9)] == [1]
 
 

@@ -91,19 +91,26 @@ class FakeAgent:
         return welcome
 
     def send(self, *records: Record, sequence: int | None = None, sent_unix_ns: int = 0) -> int:
-        """Send a batch under the next sequence, or another; returns the one that is acknowledged."""
+        """Send a batch under the next sequence, or another, and wait until it is stored.
+
+        Returns the sequence up to which all is stored. If that takes long, the aggregator first acknowledges
+        what it received; that is ignored.
+        """
         self.sequence = self.sequence + 1 if sequence is None else sequence
         self.say(Batch(sequence=self.sequence, sent_unix_ns=sent_unix_ns, records=records))
+        return self.wait_stored(self.sequence)
+
+    def wait_stored(self, sequence: int) -> int:
+        """Wait until all up to a sequence is stored; returns the sequence up to which it is."""
+        while (acknowledged := self.acknowledged()).sequence < sequence:
+            pass
+        return acknowledged.sequence
+
+    def acknowledged(self) -> Ack:
+        """The next acknowledgment."""
         while not isinstance(message := self.receive(), Ack):
             pass
-        return message.sequence
-
-    def store(self, *records: Record) -> None:
-        """Send a batch; returns once it is stored. If that is slow, it is first acknowledged as received."""
-        acknowledged = self.send(*records)
-        while acknowledged < self.sequence:
-            if isinstance(message := self.receive(), Ack):
-                acknowledged = message.sequence
+        return message
 
     def leave(self, *, sent_unix_ns: int = 0) -> None:
         """Say goodbye and end the stream; returns when the aggregator has ended it too."""

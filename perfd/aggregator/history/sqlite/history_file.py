@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,7 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         _migrate(connection, path)
         connection.executescript(SCHEMA)
+        _check_tables(connection)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except BaseException:
         connection.close()
@@ -172,29 +173,59 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("COMMIT")
 
 
+def _check_tables(connection: sqlite3.Connection) -> None:
+    """Raise an error of damage if the columns of a table are not those of `SCHEMA`.
+
+    SQLite opens such a file, but rows cannot be written to it.
+    """
+    with contextlib.closing(sqlite3.connect(":memory:")) as wanted:
+        wanted.executescript(SCHEMA)
+        for (table,) in wanted.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            if _columns(connection, table) != _columns(wanted, table):
+                error = sqlite3.DatabaseError(f"The columns of table {table} are damaged.")
+                error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+                raise error
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
+    """Number, name, type, whether it may be null, default and place in the key of each."""
+    return connection.execute(f"PRAGMA table_info({table})").fetchall()
+
+
 def _save_rows(damaged: Path, connection: sqlite3.Connection) -> int:
     """Copy each table from both ends up to the damage; returns how many rows that were."""
     saved = 0
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     with contextlib.closing(sqlite3.connect(damaged)) as old:
         for table in tables:
-            known = connection.execute(f"PRAGMA table_info({table})").fetchall()
-            columns = [name for _, name, *_ in known]
-            key = [name for _, name, *_, in_key in known if in_key] or ["rowid"]
-            insert = f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+            columns = _columns(connection, table)
+            # By number: a name may be what is damaged.
+            key = [str(number + 1) for number, *_, in_key in columns if in_key] or ["rowid"]
             for direction in ("ASC", "DESC"):
                 order = ", ".join(f"{name} {direction}" for name in key)
-                query = f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}"  # noqa: S608
+                query = f"SELECT * FROM {table} ORDER BY {order}"  # noqa: S608
                 whole = False
                 for rows, whole in _readable(old, query):  # noqa: B007  (the last one counts)
                     connection.execute("BEGIN")
                     before = connection.total_changes
-                    connection.executemany(insert, rows)
+                    connection.executemany(*_insertion(table, [name for _, name, *_ in columns], rows))
                     connection.execute("COMMIT")
                     saved += connection.total_changes - before
                 if whole:
                     break
     return saved
+
+
+def _insertion(
+    table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> tuple[str, list[tuple[Any, ...]]]:
+    """How to insert rows of a damaged table.
+
+    One of an older perfd has fewer columns, and damage may split one column in two.
+    """
+    width = min(len(names), len(rows[0])) if rows else 1
+    values = f"({', '.join(names[:width])}) VALUES ({', '.join('?' * width)})"
+    return f"INSERT OR IGNORE INTO {table} {values}", [row[:width] for row in rows]
 
 
 def _readable(old: sqlite3.Connection, query: str) -> Iterator[tuple[list[Any], bool]]:
