@@ -183,10 +183,21 @@ class AnalysisLoop:
             return derived.summary if derived else self._summaries.failed(job, Part.ANALYSIS)
 
     def newest(self, job: str) -> JobSummary | None:
-        """The newest live summary, from a round or a request; None if there is none yet."""
-        with self._lock:
-            derived = self._summaries.newest(job)
-            return derived.summary if derived else None
+        """The newest live summary, from a round or a request; None if there is none yet.
+
+        It waits for no round.
+        """
+        derived = self._summaries.newest(job)
+        return derived.summary if derived else self._summaries.failed(job, Part.ANALYSIS)
+
+    def look(self, jobs: Sequence[str]) -> None:
+        """Make the live numbers of jobs now, unless a round or another request is at work."""
+        if self._lock.acquire(blocking=False):
+            try:
+                for job in jobs:
+                    self._summaries.live(job, self._now_unix_s)
+            finally:
+                self._lock.release()
 
     def view(self, job: str) -> JobView | None:
         """What a decision about a capture may know of a job or server; None when there is none."""
@@ -195,9 +206,11 @@ class AnalysisLoop:
         return None
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Alerts that fired since the start, oldest first, as entries of schema perfd.alerts/1."""
-        with self._lock:
-            return [alert_json(self._with_captures(alert)) for alert in self._alerts.list()]
+        """Alerts that fired since the start, oldest first, as entries of schema perfd.alerts/1.
+
+        It waits for no round.
+        """
+        return [alert_json(self._with_captures(alert)) for alert in self._alerts.list()]
 
     def _forget(self, now_s: float) -> list[JobSummary]:
         """Drop the jobs that are silent for too long; returns their summaries if an exporter wants them."""

@@ -49,7 +49,7 @@ from perfd.model import JOB_LABEL, Alert
 _STORED_STEPS = 100_000
 """Read of history at most, to draw them."""
 _MOST_MADE = 16
-"""Jobs without a summary that one fleet request analyzes; the next round analyzes the rest."""
+"""Jobs that one request for many analyzes; the next rounds analyze the rest."""
 
 
 class ApiAnswers:
@@ -124,19 +124,31 @@ class ApiAnswers:
     def overview(self, job: str | None = None, *, ranks: bool = True) -> list[dict[str, Any]]:
         """One entry per job with its newest numbers, or that of one job, of schema perfd.jobs/2.
 
-        Without `ranks` it has no lists of GPUs and ranks, but `gpu_count`.
+        Without `ranks` it has no lists of GPUs and ranks, but `gpu_count`. A job that is named is analyzed if
+        it was not yet, which may wait for a round.
         """
-        names = self.jobs() if job is None else [job]
-        return [entry for name in names if (entry := self._overview_of(name, ranks=ranks)) is not None]
+        if job is None:
+            return self.newest(self.jobs(), ranks=ranks)
+        if self._rounds.newest(job) is None:
+            self._rounds.live(job)
+        return self.newest([job], ranks=ranks)
+
+    def newest(self, jobs: Sequence[str], *, ranks: bool = True) -> list[dict[str, Any]]:
+        """The entries of these jobs as of the newest rounds, in their order, without those that are gone."""
+        new = self._new(jobs)
+        self._rounds.look(jobs if len(jobs) <= _MOST_MADE else new[:_MOST_MADE])
+        return [entry for name in jobs if (entry := self._overview_of(name, ranks=ranks)) is not None]
+
+    def _new(self, jobs: Sequence[str]) -> list[str]:
+        """Those without numbers yet."""
+        return [name for name in jobs if self._rounds.newest(name) is None]
 
     def fleet(self) -> dict[str, Any]:
         """A short row per job, and the numbers of agents and servers, of schema perfd.fleet/2."""
         names = self.jobs()
         # From the last round: analyzing thousands of jobs for one request would take a minute.
-        found = {name: self._rounds.newest(name) for name in names}
-        for name in [name for name in names if found[name] is None][:_MOST_MADE]:
-            found[name] = self._rounds.live(name)
-        live = {name: summary for name, summary in found.items() if summary is not None}
+        self._rounds.look(self._new(names)[:_MOST_MADE])
+        live = {name: self._rounds.newest(name) for name in names}
         now_s, now_unix_s = self._clock.monotonic_s(), self._clock.unix_ns() / 1e9
         alerts, servers = self._rounds.alerts(), self.servers()
         return fleet_json(self._state, live, alerts, servers, now_s=now_s, now_unix_s=now_unix_s)
@@ -334,19 +346,19 @@ class ApiAnswers:
         return replace(summary, findings=live.findings) if live else summary
 
     def _overview_of(self, name: str, *, ranks: bool) -> dict[str, Any] | None:
-        live = self._rounds.live(name)
+        live = self._rounds.newest(name)
         now_s = self._clock.monotonic_s()
         with self._state.lock:
             job = self._state.fleet.jobs.get(name)
-            if live is None or job is None:
+            if job is None:
                 return None
             with self._state.failures.contained(Part.OVERVIEW, job=name):
                 failure = self._state.failures.of_job(name)
                 if not ranks:
                     # Thousands of them need not be made to be left out.
-                    nobody = replace(live, gpus=(), slowdowns=(), nccl=replace(live.nccl, ranks=()))
+                    nobody = live and replace(live, gpus=(), slowdowns=(), nccl=replace(live.nccl, ranks=()))
                     entry = without_ranks(job_json(job, nobody, now_s, failure))
-                    return entry | {"gpu_count": len(live.gpus)}
+                    return entry | {"gpu_count": len(live.gpus) if live else 0}
                 entry = job_json(job, live, now_s, failure)
                 gpu_readings(job, self._state.fleet.nodes, entry["gpus"])
                 return entry

@@ -12,10 +12,10 @@ import numpy as np
 from perfd.aggregator.failures import Part
 from perfd.aggregator.jobs import JobEnd, JobState
 from perfd.aggregator.state import AggregatorState, job_data
-from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, next_turn
+from perfd.aggregator.summary_turns import GPUS_PER_SECOND, LEAST_GPUS, SummaryTurn, WaitingJob, next_turn
 from perfd.analysis.data.job_data import GpuTable, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.diagnosis.failed_analysis import failed_summary
+from perfd.analysis.diagnosis.unknown_summaries import failed_summary
 from perfd.analysis.findings import Finding, Moment, Verdict, steady_verdict
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import StepTimeChange, step_time_change
@@ -85,7 +85,7 @@ class _Scope:
 class JobSummaries:
     """Derives the numbers of jobs on demand; what fails of one stays its own.
 
-    Not thread-safe: the analysis loop holds its lock.
+    Not thread-safe, but for `newest`: the analysis loop holds its lock.
     """
 
     def __init__(self, config: AnalysisConfig, state: AggregatorState, clock: Clock) -> None:
@@ -117,6 +117,7 @@ class JobSummaries:
             for name, job in self._fleet.jobs.items():
                 nodes = [self._fleet.nodes[node] for node in job.nodes if node in self._fleet.nodes]
                 gpus = sum(len(node.readings.gpu_history.layout.entities) for node in nodes)
+                gpus = max(gpus, LEAST_GPUS)
                 all_gpus += 0 if job.ended else gpus
                 known = self._live.known.get(name)
                 if known is None or known.key != self._key(job):
@@ -136,13 +137,16 @@ class JobSummaries:
             self._look(name, now_unix_s)
 
     def newest(self, job: str) -> Derived | None:
-        """The live numbers that were made last; None when there are none, or its analysis failed since."""
+        """The live numbers that were made last; None when there are none, or its analysis failed since.
+
+        Any thread may call it.
+        """
         return self._live.known.get(job)
 
     def live(self, job: str, now_unix_s: float) -> Derived | None:
         """Numbers over the newest steps; None when the job is gone or its analysis failed.
 
-        They are as old as their cost asks for: a second with few GPUs, four with 8,000.
+        They are as old as their cost asks for: a second with few GPUs and jobs, four with 8,000 GPUs.
         """
         known = self._live.known.get(job)
         if known is not None and 0 <= self._clock.monotonic_s() - known.made_s < self._interval_s:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 GPUS_PER_SECOND = 2048
 """Whose numbers are made in a second. While all jobs have no more, every round makes all."""
+LEAST_GPUS = 8
+"""An analysis costs at least as much as that of a job with so many: 256 small jobs fill a second."""
 _LONGEST_SHARE_S = 1.0
 """Slow or rare rounds have no more to do than others: they would become slower still."""
 
@@ -19,6 +21,7 @@ class WaitingJob:
     looked_s: float
     """When its numbers were made last, by any clock; minus infinity for never."""
     gpus: int
+    """Those that its analysis costs as much as; 0 if no analysis is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +39,10 @@ def next_turn(
     """The jobs that waited longest, up to the round's share.
 
     Of those that waited as long the smallest comes first, then the first by name. A job with more GPUs than
-    a share takes those of later rounds, too. `all_gpus` are those of all jobs.
+    a share takes those of later rounds, too. `all_gpus` are those of all jobs that go on.
     """
     ordered = sorted(waiting, key=lambda job: (job.looked_s, job.gpus, job.name))
-    if all_gpus <= GPUS_PER_SECOND:
+    if max(all_gpus, sum(job.gpus for job in ordered)) <= GPUS_PER_SECOND:
         return SummaryTurn(jobs=tuple(job.name for job in ordered), credit_gpus=0.0)
     share = GPUS_PER_SECOND * min(max(elapsed_s, 0.0), _LONGEST_SHARE_S)
     credit = min(credit_gpus + share, GPUS_PER_SECOND * _LONGEST_SHARE_S)

@@ -21,6 +21,7 @@ from perfd.net import BoundedConnection, BoundedTlsConnection
 DEFAULT_URL = "http://127.0.0.1:9460"
 URL_VARIABLE = "PERFD_AGGREGATOR_URL"
 TOKEN_VARIABLE = "PERFD_TOKEN_FILE"  # noqa: S105  (names a file)
+_JOBS_PER_PAGE = 100
 _TIMEOUT_S = 10.0
 """For a whole request and its answer, the name of the host and the handshake of TLS included."""
 
@@ -82,6 +83,19 @@ def get(url: str, path: str) -> dict[str, Any]:
     The token is that of the environment.
     """
     return ask(url, "GET", path, headers=authorization_in(os.environ.get(TOKEN_VARIABLE)))
+
+
+def get_jobs(url: str, *, short: bool = False) -> list[dict[str, Any]]:
+    """All entries of perfd.jobs/2 by name, asked for page by page; raises `PerfdError`."""
+    found: dict[str, dict[str, Any]] = {}
+    offset, matched = 0, 1
+    while offset < matched:
+        path = f"/api/v1/jobs?sort=name&limit={_JOBS_PER_PAGE}&offset={offset}&short={int(short)}"
+        document = get(url, path)
+        # A job that is forgotten between two pages moves those after it.
+        found |= {entry["name"]: entry for entry in document["jobs"]}
+        offset, matched = offset + _JOBS_PER_PAGE, document.get("page", {"matched": 0})["matched"]
+    return list(found.values())
 
 
 def ask(

@@ -14,6 +14,7 @@ from perfd.aggregator.group.partition_config import check_group, group_hosts, pa
 from perfd.aggregator.group.peers import FORWARDED, Peers
 from perfd.aggregator.group.sharing import GroupView, Holder
 from perfd.aggregator.partition import Partition
+from perfd.aggregator.web_api.fleet_pages import fleet_page
 from perfd.aggregator.web_api.html_pages import html_response
 from perfd.cli import main
 from perfd.config import AggregatorConfig, HistoryConfig, NatsGroupConfig, NatsListenConfig, RulesConfig
@@ -22,6 +23,7 @@ from perfd.model import TrainingStep
 from perfd.net import Handler, HttpServer, Request, Response, route_of
 from perfd.web.live_updates import Live
 from perfd.wire.subjects import partition_of
+from tests.support.page_server import fleet_row
 
 PARTITIONS = 3
 AWAY = "http://away"
@@ -43,7 +45,9 @@ class FakePeers:
         if address == AWAY:
             raise PerfdError("It does not answer.")
         self.asked.append(f"{request.path} {query['partition']}")
-        return answer(1)(request)
+        handler, _ = route_of(PARTITION[1], request.path)
+        assert handler is not None
+        return handler(request)
 
 
 def document(number: int) -> dict[str, Any]:
@@ -63,6 +67,33 @@ def answer(number: int) -> Handler:
     return lambda _request: Response(body=json.dumps(document(number)).encode())
 
 
+def partition(number: int) -> dict[str, Handler]:
+    """The handlers of a partition with three jobs, every second of all."""
+    names = [f"job{at}" for at in range(number, 6, 2)]
+    fleet = {"jobs": [fleet_row(name) for name in names], "alerts": []}
+
+    def jobs(request: Request) -> Response:
+        asked = {name: text for name, text in request.query.items() if name != "job"}
+        found = [row["name"] for row in fleet_page(fleet, asked)["jobs"]]
+        wanted = request.query.get("job")
+        if wanted is None and MOVED in found:
+            found.remove(MOVED)
+        entries = [{"name": name, "of": number} for name in found if wanted in {None, name}]
+        return Response(body=json.dumps({"schema": "perfd.jobs/2", "jobs": entries}).encode())
+
+    same = ("/api/v1/agents", "/api/v1/alerts", "/api/v1/jobs/", "/metrics", "/reports/pictures/")
+    return {
+        **dict.fromkeys(same, answer(number)),
+        "/api/v1/fleet": lambda _: Response(body=json.dumps(fleet).encode()),
+        "/api/v1/jobs": jobs,
+    }
+
+
+MOVED = "job3"
+"""It is in its partition's rows, and no longer where they said when the entries are asked for."""
+PARTITION = {number: partition(number) for number in (0, 1)}
+
+
 def pages(holders: Mapping[int, str] | None = None) -> tuple[GroupPages, FakePeers]:
     """Pages of an aggregator that holds partition 0; a peer holds 1, and the holder of 2 does not answer."""
     holders = {0: "http://here", 1: "http://peer", 2: AWAY} if holders is None else holders
@@ -71,10 +102,8 @@ def pages(holders: Mapping[int, str] | None = None) -> tuple[GroupPages, FakePee
         members={"here": "http://here:9460"},
         holders={n: Holder(member=at, address=at, epoch=n + 1) for n, at in holders.items()},
     )
-    own = dict.fromkeys(
-        ("/api/v1/jobs", "/api/v1/agents", "/api/v1/alerts", "/api/v1/jobs/", "/metrics"), answer(0)
-    )
     peers = FakePeers()
+    own = PARTITION[0]
     return GroupPages(lambda: view, lambda n: own if n == 0 else None, peers, PARTITIONS, Live()), peers  # type: ignore[arg-type]
 
 
@@ -86,8 +115,23 @@ def get(found: GroupPages, path: str, headers: Mapping[str, str] | None = None, 
 
 def test_lists_have_the_jobs_of_all_partitions_and_say_which_are_missing() -> None:
     found = json.loads(get(pages()[0], "/api/v1/jobs").body)
-    assert [job["name"] for job in found["jobs"]] == ["job0", "job1"]
+    assert [job["name"] for job in found["jobs"]] == [f"job{at}" for at in range(6)]
     assert found["missing_partitions"] == [2]
+
+
+@pytest.mark.parametrize("offset", range(7))
+@pytest.mark.parametrize("down", ["", "1"])
+def test_a_page_of_jobs_is_one_of_all_partitions(offset: int, down: str) -> None:
+    asked = {"sort": "name", "down": down, "offset": str(offset), "limit": "2"}
+    found = json.loads(get(pages()[0], "/api/v1/jobs", **asked).body)
+    order = [f"job{at}" for at in range(6)][:: -1 if down else 1]
+    assert [job["name"] for job in found["jobs"]] == order[offset : offset + 2]
+    assert found["page"] == {"offset": offset, "limit": 2, "matched": 6, "total": 6}
+
+
+def test_a_job_is_found_by_name_in_its_partition() -> None:
+    found = json.loads(get(pages()[0], "/api/v1/jobs", job="job1").body)
+    assert found["jobs"] == [{"name": "job1", "of": 1}]
 
 
 def test_a_node_with_jobs_of_two_partitions_is_one_agent() -> None:
@@ -143,7 +187,7 @@ def test_a_body_that_names_no_job_is_refused(path: str, body: bytes) -> None:
 
 def test_a_limit_is_that_of_alerts_as_without_a_group() -> None:
     found = pages()[0]
-    assert len(json.loads(get(found, "/api/v1/jobs", limit="none").body)["jobs"]) == 2
+    assert get(found, "/api/v1/jobs", limit="none").status == 400
     alerts = json.loads(get(found, "/api/v1/alerts", limit="1").body)
     assert (alerts["alerts"], alerts["count"]) == ([{"name": "alert0"}], 2)
 

@@ -15,7 +15,10 @@ from exporters.support import until
 
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.web_api.report_routes import report_routes
+from perfd.analysis.diagnosis import summarise
 from perfd.analysis.steps import StepBreakdown
+from perfd.cli import aggregator_client
+from perfd.cli.aggregator_client import get_jobs
 from perfd.clock import VirtualClock
 from perfd.config import RulesConfig
 from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope, ServerInfo, ServerRole
@@ -322,11 +325,18 @@ def test_the_report_of_a_job_is_made_of_its_summary():
     assert "<script>" not in missing[2]
 
 
-def test_the_list_of_jobs_makes_no_numbers_that_rounds_make():
+@pytest.mark.parametrize(
+    ("path", "step_time_of"),
+    [
+        ("fleet", lambda row: row["step_time_s"]),
+        ("jobs?sort=name", lambda entry: entry["step_time_s"]["median"]),
+    ],
+)
+def test_the_list_of_jobs_makes_no_numbers_that_rounds_make(path, step_time_of):
     def step_times(running):
-        return {row["name"]: row["step_time_s"] for row in api(running, "fleet")["jobs"]}
+        return {row["name"]: step_time_of(row) for row in api(running, path)["jobs"]}
 
-    names = [f"job-{at:02}" for at in range(20)]
+    names = [f"job-{at:02}" for at in range(40)]
     with aggregator(http_listen="127.0.0.1:0") as running, FakeAgent(running.grpc_address) as agent:
         agent.hello()
         agent.send(*(step(at, job=name, time_s=at) for name in names for at in range(1, 20)))
@@ -339,10 +349,65 @@ def test_the_list_of_jobs_makes_no_numbers_that_rounds_make():
         after = step_times(running)
 
     # The first few jobs without a summary are analyzed for the answer.
-    assert 0 < len(early) < len(names)
-    assert list(first) == list(unchanged) == names
+    assert 0 < sum(known is not None for known in early.values()) < len(names)
+    assert list(early) == list(first) == list(unchanged) == names
     assert unchanged == first
     assert after[names[0]] != first[names[0]]
+
+
+def test_lists_of_jobs_wait_for_no_round(monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(data, settings):
+        if data.name == "new":
+            begun.set()
+            assert go_on.wait(60)
+        return summarise(data, settings)
+
+    monkeypatch.setattr("perfd.aggregator.job_summaries.summarise", slow)
+    with aggregator(http_listen="127.0.0.1:0") as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(*(step(at, job="old", time_s=at) for at in range(1, 20)))
+        running.tick()
+        agent.send(*(step(at, job="new", time_s=at) for at in range(1, 20)))
+        tick = threading.Thread(target=running.tick)
+        tick.start()
+        try:
+            assert begun.wait(60)
+            rows = {row["name"]: row for row in api(running, "fleet")["jobs"]}
+            whole = {entry["name"]: entry for entry in api(running, "jobs")["jobs"]}
+            short = {entry["name"]: entry for entry in api(running, "jobs?short=1")["jobs"]}
+            assert api(running, "jobs?job=old")["jobs"][0]["name"] == "old"
+        finally:
+            go_on.set()
+            tick.join()
+        after = {row["name"]: row["analyzed"] for row in api(running, "jobs")["jobs"]}
+    for entries in (rows, whole, short):
+        assert {name: one["analyzed"] for name, one in entries.items()} == {"old": True, "new": False}
+        assert entries["new"]["bottleneck"]["name"] == "not analyzed yet"
+        assert entries["new"]["bottleneck"]["kind"] == "unknown"
+    assert (rows["new"]["step"], whole["new"]["steps"]) == (19, {"count": 19, "last": 19})
+    assert short["new"]["gpu_count"] == 0
+    assert after == {"old": True, "new": True}
+
+
+def test_the_list_of_jobs_has_pages_filters_and_orders_of_the_fleet(monkeypatch):
+    with aggregator(http_listen="127.0.0.1:0") as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        names = [f"job-{at}" for at in range(12)]
+        agent.send(*(step(at, job=name, time_s=at) for name in names for at in range(1, 4)))
+        running.tick()
+        second = api(running, "jobs?sort=name&limit=5&offset=5")
+        assert [entry["name"] for entry in second["jobs"]] == names[5:10]
+        assert second["page"] == {"offset": 5, "limit": 5, "matched": 12, "total": 12}
+        found = api(running, "jobs?q=job-11&short=1")
+        assert [entry["name"] for entry in found["jobs"]] == ["job-11"]
+        assert api(running, "jobs?state=ended")["jobs"] == []
+        assert len(api(running, "jobs")["jobs"]) == 12
+        assert ask(running.http_address, "/api/v1/jobs?limit=0")[0] == 400
+        monkeypatch.setattr(aggregator_client, "_JOBS_PER_PAGE", 5)
+        paged = [entry["name"] for entry in get_jobs(f"http://{running.http_address}")]
+    assert paged == names
 
 
 def test_the_picture_of_a_job_is_a_png_and_of_no_other_file():

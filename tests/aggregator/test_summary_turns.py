@@ -4,7 +4,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.summary_turns import GPUS_PER_SECOND, WaitingJob, next_turn
+from perfd.aggregator.summary_turns import GPUS_PER_SECOND, LEAST_GPUS, WaitingJob, next_turn
 
 FLEET = {f"job{number}": 160 for number in range(50)}
 """1,000 nodes with 8 GPUs each."""
@@ -48,6 +48,12 @@ def test_a_job_larger_than_a_share_leaves_the_next_rounds_to_others_and_comes_ag
     at = [number for number, jobs in enumerate(made) if "large" in jobs]
     assert at[:3] == [0, 8, 16]
     assert [number for number, jobs in enumerate(made) if "small" in jobs] == at
+
+
+def test_new_jobs_fill_a_round_also_where_few_go_on() -> None:
+    ended = [WaitingJob(name=str(at), looked_s=-math.inf, gpus=LEAST_GPUS) for at in range(5_000)]
+    turn = next_turn(ended, all_gpus=0, credit_gpus=0.0, elapsed_s=math.inf)
+    assert len(turn.jobs) == GPUS_PER_SECOND / LEAST_GPUS
 
 
 def test_a_new_job_comes_first() -> None:

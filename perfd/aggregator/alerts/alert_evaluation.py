@@ -35,7 +35,7 @@ def _changed_ns(path: Path) -> int:
 
 
 class AlertEvaluation:
-    """Runs the rules over the series of rounds. Not thread-safe: the tick calls it."""
+    """Runs the rules over the series of rounds. Not thread-safe, but for `list`: the tick calls it."""
 
     def __init__(self, config: RulesConfig) -> None:
         files = [*(builtin_rules() if config.builtin else []), *map(Path, config.files)]
@@ -47,6 +47,8 @@ class AlertEvaluation:
         self._interval_s = config.interval_s
         self._evaluated_unix_s: float | None = None
         self._remembered: dict[_Key, Alert] = {}
+        self._listed: tuple[tuple[_Key, Alert], ...] = ()
+        """The same for other threads: replaced as a whole."""
         self._ended: Sequence[Alert] = ()
         """Restored alerts whose rule is gone, as they ended: changes of the first evaluation."""
         self._failed: set[tuple[str, str]] = set()
@@ -63,6 +65,7 @@ class AlertEvaluation:
         """Go on where an earlier aggregator was; before the first evaluation."""
         for alert in fired[-_MAX_REMEMBERED:]:
             self._put(alert)
+        self._listed = tuple(self._remembered.items())
         if state is not None:
             self._ended = self._engine.restore(state, now_unix_s, now_s)
             self.active = [active.alert for active in self._engine.state(now_unix_s).alerts]
@@ -94,19 +97,22 @@ class AlertEvaluation:
         self._report_failures(evaluation)
         changes = [*self._ended, *evaluation.changes]
         self._ended = []
-        return [self._remember(alert, step_of) for alert in changes]
+        remembered = [self._remember(alert, step_of) for alert in changes]
+        if remembered:
+            self._listed = tuple(self._remembered.items())
+        return remembered
 
     def of_job(self, job: str) -> list[Alert]:
         """The alerts of a job that fired, oldest first."""
         return [alert for alert in self._remembered.values() if alert.job == job]
 
     def list(self) -> list[Alert]:
-        """All alerts that are remembered, oldest first; those that fire with their newest value."""
+        """All alerts that are remembered, oldest first; those that fire with their newest value.
+
+        Any thread may call it.
+        """
         newest = {_key(alert): alert.value for alert in self.active if alert.firing}
-        return [
-            replace(alert, value=newest[key]) if key in newest else alert
-            for key, alert in self._remembered.items()
-        ]
+        return [replace(alert, value=newest[key]) if key in newest else alert for key, alert in self._listed]
 
     def _remember(self, alert: Alert, step_of: Callable[[str], int | None]) -> Alert:
         """The alert with the step at which it fired; one that only was pending as it is."""

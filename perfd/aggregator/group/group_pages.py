@@ -11,7 +11,14 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from perfd.aggregator.group.merging import Document, merged, merged_fleet, missing_sentence
+from perfd.aggregator.group.merging import (
+    Document,
+    jobs_page,
+    merged,
+    merged_fleet,
+    missing_sentence,
+    without,
+)
 from perfd.aggregator.group.partition_config import LABEL
 from perfd.aggregator.group.peers import FORWARDED, Peers
 from perfd.aggregator.group.sharing import GroupView
@@ -32,7 +39,6 @@ from perfd.web.page_routes import page_routes
 from perfd.wire.subjects import partition_of
 
 _MERGED = {
-    "/api/v1/jobs": "jobs",
     "/api/v1/alerts": "alerts",
     "/api/v1/servers": "servers",
     "/api/v1/agents": "agents",
@@ -87,6 +93,7 @@ class GroupPages:
             **{path: partial(self._merged, name) for path, name in _MERGED.items()},
             "/api/v1/captures": self._captures,
             "/api/v1/fleet": self._fleet,
+            "/api/v1/jobs": self._jobs,
             "/api/v1/jobs/": self._job,
             "/reports/jobs/": self._job,
             "/reports/pictures/": self._picture,
@@ -203,6 +210,38 @@ class GroupPages:
         except PerfdError as error:
             return error_response(400, str(error))
 
+    def _jobs(self, request: Request) -> Response:
+        """A page of all partitions' jobs: their short rows say which, the holders know the entries."""
+        if "job" in request.query:
+            return self._merged("jobs", request)
+        every = range(self._partitions)
+        short = replace(request, path="/api/v1/fleet", query={})
+        fleets, missing = _by_partition(self._all(short, every))
+        try:
+            wanted = jobs_page(fleets, request.query)
+        except PerfdError as error:
+            return error_response(_BAD_REQUEST, str(error))
+        numbers = list(wanted.queries)
+        asked = [replace(request, query=wanted.queries[number]) for number in numbers]
+        pages, silent = _by_partition(
+            list(zip(numbers, self._threads.map(self._or_none, numbers, asked), strict=True))
+        )
+        entries = {(n, entry["name"]): entry for n, page in pages.items() for entry in page["jobs"]}
+        # If a job has moved since its row was read, its holder finds it by name.
+        for number, name in [one for one in wanted.jobs if one[0] in pages and one not in entries]:
+            by_name = {"job": name, "short": request.query.get("short", "")}
+            answer = self._or_none(number, replace(request, query=by_name))
+            for page in _documents([(number, answer)])[0]:
+                entries |= {(number, entry["name"]): entry for entry in page["jobs"]}
+        return json_response(
+            {
+                "schema": "perfd.jobs/2",
+                "jobs": [entries[one] for one in wanted.jobs if one in entries],
+                "page": wanted.page,
+                **without([*missing, *silent]),
+            }
+        )
+
     def _all(self, request: Request, partitions: Sequence[int]) -> list[tuple[int, Response | None]]:
         return list(
             zip(partitions, self._threads.map(lambda n: self._or_none(n, request), partitions), strict=True)
@@ -289,5 +328,15 @@ class _Summaries:
 
 def _documents(answers: Sequence[tuple[int, Response | None]]) -> tuple[list[Document], list[int]]:
     """The documents that partitions answered with, and the partitions that did not answer."""
-    documents = [msgspec.json.decode(one.body) for _, one in answers if one is not None and one.status == 200]
-    return documents, [number for number, one in answers if one is None or one.status != 200]
+    documents, missing = _by_partition(answers)
+    return list(documents.values()), missing
+
+
+def _by_partition(
+    answers: Sequence[tuple[int, Response | None]],
+) -> tuple[dict[int, Document], list[int]]:
+    """The same, the documents by partition."""
+    documents = {
+        n: msgspec.json.decode(one.body) for n, one in answers if one is not None and one.status == 200
+    }
+    return documents, [number for number, _ in answers if number not in documents]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from perfd.aggregator.web_api import fleet_page
@@ -70,6 +72,37 @@ def _began(alert: Document) -> float:
 
 def _ended(alert: Document) -> float:
     return alert.get("resolved_at_unix_s") or math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsPage:
+    """Which jobs of which partitions a page has."""
+
+    jobs: Sequence[tuple[int, str]]
+    """Partitions and names, in the page's order."""
+    queries: Mapping[int, Mapping[str, str]]
+    """What to ask each of their partitions for. Its jobs of the page follow each other in its own order."""
+    page: Mapping[str, Any]
+
+
+def jobs_page(fleets: Mapping[int, Document], query: Mapping[str, str]) -> JobsPage:
+    """The page of all partitions' jobs that a query asks for; raises `PerfdError` if the query is wrong."""
+    rows = [row | {"partition": number} for number, fleet in fleets.items() for row in fleet["jobs"]]
+    page = fleet_page({"jobs": rows}, query)
+    first = page["page"]["offset"]
+    rest = {name: text for name, text in query.items() if name not in {"offset", "limit"}}
+    before = Counter(row["partition"] for row in fleet_page({"jobs": rows}, rest)["jobs"][:first])
+    here = Counter(row["partition"] for row in page["jobs"])
+    return JobsPage(
+        jobs=[(row["partition"], row["name"]) for row in page["jobs"]],
+        queries={
+            number: rest
+            | {"offset": str(before[number])}
+            | ({} if page["page"]["limit"] is None else {"limit": str(count)})
+            for number, count in here.items()
+        },
+        page=page["page"],
+    )
 
 
 def merged_fleet(

@@ -20,6 +20,7 @@ from perfd.aggregator.web_api.agent_gaps import gaps_of
 from perfd.analysis.data.job_data import Floats, StepTable
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.diagnosis import job_json as summary_of_job
+from perfd.analysis.diagnosis.unknown_summaries import pending_summary
 from perfd.analysis.findings import finding_json
 from perfd.capture.selection.rank_conditions import coordinate
 from perfd.errors import CaptureError
@@ -31,21 +32,28 @@ _USED, _TOTAL = GpuColumn.MEMORY_USED.value, GpuColumn.MEMORY_TOTAL.value
 _READ = (GpuColumn.TEMPERATURE.value, GpuColumn.SM_CLOCK.value)
 _LAST_S = 30.0
 """Before a job's last step: some columns are read every 10 s."""
+_PENDING = {"name": "not analyzed yet", "sentence": "perfd has not analyzed this job yet"}
 _NOTHING_READ = dict.fromkeys(("memory_used_ratio", *_READ))
 
 
-def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None) -> dict[str, Any]:
+def job_json(job: JobState, live: JobSummary | None, now_s: float, failure: str | None) -> dict[str, Any]:
     """One entry of schema perfd.jobs/2: where the job stands now, and its newest numbers.
 
-    `failure` is what of perfd's own work on it fails, if anything does.
+    `live` is None before its first analysis; `failure` is what of perfd's own work on it fails, if anything
+    does.
     """
+    analyzed = live is not None
+    live = live or pending_summary(job.name)
     entry = summary_of_job(live)
+    if not analyzed:
+        entry["bottleneck"] |= _PENDING
     for left_to_the_summary in ("alerts", "findings", "configuration"):
         entry.pop(left_to_the_summary, None)
     entry["other_findings"] = [finding_json(finding) for finding in live.others]
     table, origin = job.steps, job.ownership.origin
     entry["steps"] = {"count": len(table), "last": table.last_step}
     entry |= {
+        "analyzed": analyzed,
         "attempt": job.attempts.number,
         "ended": job.ended,
         "started_unix_s": job.attempts.started_unix_s,
@@ -68,21 +76,22 @@ def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None)
 
 def fleet_json(
     state: AggregatorState,
-    live: Mapping[str, JobSummary],
+    live: Mapping[str, JobSummary | None],
     alerts: Sequence[Mapping[str, Any]],
     servers: Sequence[Mapping[str, Any]],
     *,
     now_s: float,
     now_unix_s: float,
 ) -> dict[str, Any]:
-    """The keys of schema perfd.fleet/2, for the jobs whose newest numbers are given."""
+    """The keys of schema perfd.fleet/2, for jobs with their newest numbers, None before the first."""
     firing = Counter(alert["job"] for alert in alerts if alert["state"] == "firing")
     with state.lock:
         rows: list[dict[str, Any]] = []
         running = [
             (job, summary.parallel.world_size)
             for name, summary in live.items()
-            if (job := state.fleet.jobs.get(name)) is not None
+            if summary is not None
+            and (job := state.fleet.jobs.get(name)) is not None
             and not job.ended
             and summary.parallel.world_size
         ]
@@ -111,13 +120,15 @@ def _outcome(job: JobState) -> str | None:
 
 
 def _fleet_row(
-    job: JobState, live: JobSummary, now_s: float, now_unix_s: float, firing: int, *, share: float
+    job: JobState, found: JobSummary | None, now_s: float, now_unix_s: float, firing: int, *, share: float
 ) -> dict[str, Any]:
     """What a table of hundreds of jobs shows of each."""
+    live = found or pending_summary(job.name)
     worst = live.bottleneck
     origin = job.ownership.origin
     return {
         "name": job.name,
+        "analyzed": found is not None,
         "framework": live.framework,
         "parallel": msgspec.to_builtins(live.parallel),
         "nodes": len(job.nodes),
@@ -135,6 +146,7 @@ def _fleet_row(
             "kind": worst.kind.value,
             "name": worst.kind.short_name,
             "sentence": worst.kind.sentence,
+            **({} if found else _PENDING),
             "gain_ratio": worst.gain_ratio,
             "culprits": msgspec.to_builtins(worst.culprits[:_SHOWN_CULPRITS]),
             "culprit_count": len(worst.culprits),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -30,7 +30,7 @@ _INDEX = """perfd aggregator {version}
 /                               the page, for people
 /metrics                        everything, for Prometheus
 /api/v1/fleet                   jobs, one short row each; ?state=&cause=&owner=&q=&sort=&limit=N&trend=1
-/api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one, ?short=1
+/api/v1/jobs                    jobs, with their newest numbers; as /api/v1/fleet, ?job=JOB for one, ?short=1
 /api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX, ?short=1
 /api/v1/jobs/JOB/ranks          one metric of its ranks, and the unusual ones; ?metric=NAME&rank=R
 /api/v1/jobs/JOB/peers          which rank waits for which, and how fast the links between them are
@@ -64,6 +64,9 @@ class ApiSource(Protocol):
 
     def overview(self, job: str | None = None, *, ranks: bool = True) -> list[dict[str, Any]]:
         """One entry per job, or that of one job, of schema perfd.jobs/2, with or without its ranks."""
+
+    def newest(self, jobs: Sequence[str], *, ranks: bool = True) -> list[dict[str, Any]]:
+        """The same of many jobs, which waits for no analysis."""
 
     def fleet(self) -> dict[str, Any]:
         """The keys of schema perfd.fleet/2."""
@@ -216,8 +219,19 @@ def _fleet(source: ApiSource, request: Request) -> Response:
 
 
 def _jobs(source: ApiSource, query: Mapping[str, str]) -> Response:
-    found = source.overview(query.get("job"), ranks=query.get("short") != "1")
-    return json_response({"schema": "perfd.jobs/2", "jobs": [with_limits(one) for one in found]})
+    ranks = query.get("short") != "1"
+    if (job := query.get("job")) is not None:
+        return json_response(_jobs_document(source.overview(job, ranks=ranks)))
+    try:
+        page = fleet_page(source.fleet(), query)
+    except PerfdError as error:
+        return error_response(400, str(error))
+    found = source.newest([row["name"] for row in page["jobs"]], ranks=ranks)
+    return json_response(_jobs_document(found) | {"page": page["page"]})
+
+
+def _jobs_document(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"schema": "perfd.jobs/2", "jobs": [with_limits(one) for one in entries]}
 
 
 def _alerts(source: ApiSource, query: Mapping[str, str]) -> Response:

@@ -112,6 +112,10 @@ class SavedRun:
         found = [one.overview for name, one in self._page.jobs.items() if job in {None, name}]
         return found if ranks else list(map(without_ranks, found))
 
+    def newest(self, jobs: Sequence[str], *, ranks: bool = True) -> list[dict[str, Any]]:
+        """The entries of these jobs, in their order."""
+        return [entry for name in jobs for entry in self.overview(name, ranks=ranks)]
+
     def fleet(self) -> dict[str, Any]:
         """The keys of schema perfd.fleet/2."""
         return self._page.fleet

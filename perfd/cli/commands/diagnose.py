@@ -15,7 +15,7 @@ import msgspec
 from perfd import logs
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.analysis.findings import finding_json
-from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.cli.aggregator_client import add_aggregator, get, get_jobs, url_of
 from perfd.errors import PerfdError, RecordingError
 from perfd.recording.recording_format import find_recording
 from perfd.report.comparison import read_summary, summary_of_run
@@ -110,7 +110,7 @@ def _of_recording(name: str) -> Sequence[JobSummary]:
 
 
 def _live(url: str, job: str | None) -> list[JobSummary]:
-    names = [job] if job else [entry["name"] for entry in get(url, "/api/v1/jobs")["jobs"]]
+    names = [job] if job else [entry["name"] for entry in get_jobs(url, short=True)]
     return [
         summary for name in names for summary in from_json(get(url, f"/api/v1/jobs/{quote(name, safe='')}"))
     ]

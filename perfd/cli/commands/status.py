@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from perfd.cli.aggregator_client import NothingAtPathError, add_aggregator, get, url_of
+from perfd.cli.aggregator_client import NothingAtPathError, add_aggregator, get, get_jobs, url_of
 from perfd.cli.tables.status_tables import group_table, job_table, server_table
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     url = url_of(args)
     if args.cluster:
         return _print_group(url, as_json=args.json)
-    jobs = get(url, "/api/v1/jobs")["jobs"]
+    jobs = get_jobs(url)
     alerts = get(url, "/api/v1/alerts")["alerts"]
     agents = get(url, "/api/v1/agents")["agents"]
     servers = get(url, "/api/v1/servers")["servers"]
