@@ -10,6 +10,9 @@ from typing import Any, Self
 
 import yaml
 
+from perfd.errors import PerfdError
+from perfd.sandbox.named_files import read_bounded
+
 try:
     from yaml.cyaml import CParser  # type: ignore[attr-defined]  # its stubs lack it
 except ImportError:  # PyYAML was built without libyaml.
@@ -23,6 +26,9 @@ else:
             CParser.__init__(self, text)
             yaml.composer.Composer.__init__(self)
             yaml.resolver.Resolver.__init__(self)
+
+
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -50,7 +56,12 @@ class YamlSource:
     def read(cls, path: Path) -> Self:
         """The text of a file; when unreadable, an empty one with that mistake."""
         try:
-            return cls(str(path), path.read_text(encoding="utf-8"))
+            text = read_bounded(path, _MAX_BYTES, "a YAML file of settings").decode("utf-8")
+            # As text files are read: all line ends alike.
+            return cls(str(path), text.replace("\r\n", "\n").replace("\r", "\n"))
+        except PerfdError as error:
+            message = str(error).removeprefix(f"{path}: ").rstrip(".")
+            return cls(str(path), "", [Mistake(str(path), 1, 1, message)])
         except FileNotFoundError:
             return cls(str(path), "", [Mistake(str(path), 1, 1, "this file does not exist: check the path")])
         except (OSError, UnicodeDecodeError) as error:

@@ -81,8 +81,9 @@ def test_the_content_decides_and_not_the_name(tmp_path):
     ("name", "content", "words"),
     [
         ("t.json.gz", b"{}", "not compressed by gzip"),
-        ("t.json.gz", b"\x1f\x8b\x08\x00", "cut or damaged"),
-        ("t.json", b"", "empty"),
+        ("t.json.gz", b"\x1f\x8b\x08\x00", "cut or damaged; copy it again"),
+        ("t.json", b"", "empty; copy it again, or capture again"),
+        ("t.json", b'{"traceEvents": [{"ph": "X"}', "does not end; copy it again, or capture again"),
         ("t.sqlite", b"{}", "not an SQLite file"),
         ("t.nsys-rep", b"NSYS", "needs nsys"),
     ],

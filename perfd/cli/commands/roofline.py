@@ -25,6 +25,7 @@ from perfd.gpu_peaks import load_peaks
 from perfd.report.render.report_writer import write_report
 from perfd.report.report_text import kernel_name
 from perfd.report.sources.roofline_report import report_of_kernels, report_of_placement
+from perfd.sandbox.named_files import refuse_pipe
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 from perfd.trace.roofline import (
     UNIT_NAMES,
@@ -150,6 +151,7 @@ def _module(
     if args.around:
         if args.output.suffix.lower() != ".svg":
             raise PerfdError(f"{args.output}: the graph is written as SVG; name it .svg.")
+        refuse_pipe(args.output)
         try:
             args.output.write_text(module_graph(module, args.around), encoding="utf-8")
         except OSError as error:

@@ -19,6 +19,7 @@ from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
 from perfd.errors import PerfdError, reason_of
 from perfd.formatting import UNKNOWN, data_size, duration, flops, percent
 from perfd.report.render.graph_svg import GraphNode, graph_svg
+from perfd.sandbox.named_files import read_bounded, too_large
 from perfd.trace.roofline import (
     LATENCY_RATIO,
     LAYOUT_CHANGE,
@@ -41,6 +42,7 @@ _VECTOR = "fp32"
 _TEXT_COLUMNS = frozenset({"operation", "kind", "limit", "note"})
 _MAX_BYTES = 1 << 30
 """Of a file, and of what it unpacks to: it is all read into memory."""
+_EXPECTED = "an HLO dump"
 
 
 class ModuleRoofline:
@@ -226,15 +228,14 @@ def _collective(line: str) -> tuple[HloModule, MeasuredOperations] | None:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        data = read_bounded(path, _MAX_BYTES, _EXPECTED)
         if data.startswith(b"\x1f\x8b"):
             with gzip.open(io.BytesIO(data)) as packed:
                 data = packed.read(_MAX_BYTES + 1)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise PerfdError(f"{path}: cannot be read: {reason_of(error)}.") from error
     if len(data) > _MAX_BYTES:
-        raise PerfdError(f"{path}: it is larger than {data_size(_MAX_BYTES)}; is it an HLO dump?")
+        raise too_large(path, _MAX_BYTES, _EXPECTED)
     return data.decode("utf-8", errors="replace")
 
 

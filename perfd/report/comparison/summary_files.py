@@ -9,7 +9,11 @@ import msgspec
 
 from perfd.analysis.diagnosis import SCHEMA, JobSummary, from_json
 from perfd.errors import PerfdError, TraceError
+from perfd.sandbox.named_files import read_bounded
 from perfd.trace.readers.trace_files import SUMMARY_JSON, with_folders_opened
+
+_MAX_BYTES = 256 * 1024 * 1024
+"""16,384 ranks of 1 kB each are 16 MB."""
 
 
 def summary_of_run(path: Path) -> Path:
@@ -31,7 +35,7 @@ def read_summary(path: Path) -> list[JobSummary]:
     Raises `PerfdError`, naming the file, when it is no such file or names no job.
     """
     try:
-        document = msgspec.json.decode(path.read_bytes())
+        document = msgspec.json.decode(read_bounded(path, _MAX_BYTES, "a job summary"))
     except OSError as error:
         raise PerfdError(f"{path}: cannot be read: {error.strerror or error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -13,6 +13,7 @@ from perfd.report.render.html import to_html
 from perfd.report.render.markdown import to_markdown
 from perfd.report.render.roofline_svg import to_svg
 from perfd.report.report_model import Report, Roofline
+from perfd.sandbox.named_files import refuse_pipe
 
 SCHEMA = "perfd.report/1"
 
@@ -34,7 +35,8 @@ FORMS: Mapping[str, Callable[[Report], str]] = {
 def write_report(report: Report, path: Path) -> None:
     """Write the report as Markdown, HTML or JSON, or the picture of a roofline as SVG.
 
-    Raises `PerfdError` when the name asks for none of them or the file cannot be written.
+    Raises `PerfdError` when the name asks for none of them or the file cannot be written,
+    and for a named pipe.
     """
     rooflines = [figure for figure in report.figures if isinstance(figure, Roofline)]
     form = FORMS.get(path.suffix.lower())
@@ -45,6 +47,7 @@ def write_report(report: Report, path: Path) -> None:
     else:
         others = ", or .svg" if rooflines else ""
         raise PerfdError(f"{path}: a report is Markdown, HTML or JSON; name it .md, .html or .json{others}.")
+    refuse_pipe(path)
     try:
         # File names may not be valid UTF-8.
         path.write_text(text, encoding="utf-8", errors="replace")

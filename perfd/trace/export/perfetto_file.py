@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from perfd.protobuf_encoding import field, varint
+from perfd.sandbox.named_files import refuse_pipe
 from perfd.trace.export.tracks import Slice, Track, rows_of
 
 _PACKET = 1
@@ -26,7 +27,11 @@ _STATE_CLEARED, _NEEDS_STATE = 1, 2
 
 
 def write_perfetto(tracks: Iterable[Track], path: Path) -> int:
-    """Write the tracks, with gzip if the name ends in `.gz`; returns how many slices. Raises `OSError`."""
+    """Write the tracks, with gzip if the name ends in `.gz`; returns how many slices.
+
+    Raises `OSError`, or `PerfdError` for a named pipe.
+    """
+    refuse_pipe(path)
     slices = 0
     with ExitStack() as stack:
         file = stack.enter_context(path.open("wb"))

@@ -29,6 +29,6 @@ def _start(path: Path) -> bytes:
         with gzip.open(path) if packed else path.open("rb") as file:
             return file.read(_SNIFFED_BYTES)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path}: the compressed file is cut or damaged: {error}.") from error
+        raise TraceError(f"{path}: the compressed file is cut or damaged; copy it again.") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error

@@ -96,7 +96,7 @@ def read_snapshot(path: Path) -> list[DeviceMemory]:
         with gzip.open(path) if packed else path.open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path}: the compressed file is cut or damaged: {error}.") from error
+        raise TraceError(f"{path}: the compressed file is cut or damaged; copy it again.") from error
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
     try:

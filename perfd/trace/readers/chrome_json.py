@@ -99,7 +99,9 @@ class ChromeFile:
             with _open(self._path) as file:
                 yield from self._pieces(file)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise TraceError(f"{self._path}: the compressed file is cut or damaged: {error}.") from error
+            raise TraceError(
+                f"{self._path}: the compressed file is cut or damaged; copy it again, or capture again."
+            ) from error
         except OSError as error:
             raise TraceError(f"{self._path}: cannot be read: {error.strerror or error}.") from error
 
@@ -141,7 +143,7 @@ class ChromeFile:
         if buffer.lstrip()[:1] == b"[":
             return buffer.index(b"[") + 1, b"{"
         if not buffer.strip():
-            raise TraceError(f"{self._path}: the file is empty.")
+            raise TraceError(f"{self._path}: the file is empty; copy it again, or capture again.")
         if not is_object:
             raise TraceError(
                 f"{self._path}: not a trace; perfd reads the JSON of PyTorch's and JAX's profilers,"
@@ -157,7 +159,10 @@ class ChromeFile:
 
     def _ending(self, buffer: bytes, is_object: bool) -> tuple[list[ChromeEvent], dict[str, Any]]:
         """The last events, and the members that stand behind the list of them."""
-        problem = TraceError(f"{self._path}: the trace is cut: its list of events does not end.")
+        problem = TraceError(
+            f"{self._path}: the trace is cut: its list of events does not end; copy it again,"
+            " or capture again."
+        )
         for end in list_ends(buffer):
             members = members_behind(buffer[end + 1 :], is_object)
             if members is None:
@@ -186,7 +191,9 @@ class ChromeFile:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> TraceError:
-        return TraceError(f"{self._path}: the trace is cut or damaged: {error}.")
+        return TraceError(
+            f"{self._path}: the trace is cut or damaged ({error}); copy it again, or capture again."
+        )
 
 
 def _open(path: Path) -> BinaryIO:

@@ -28,7 +28,7 @@ def unpacked_start(path: Path, size_bytes: int) -> bytes:
         with gzip.open(path, "rb") as file:
             return file.read(size_bytes)
     except (EOFError, OSError, zlib.error) as error:
-        raise TraceError(f"{path}: the compressed file is cut or damaged: {error}.") from error
+        raise TraceError(f"{path}: the compressed file is cut or damaged; copy it again.") from error
 
 
 def database_bytes(path: Path) -> int | None:

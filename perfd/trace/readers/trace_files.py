@@ -180,5 +180,5 @@ def _start(path: Path) -> bytes:
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
     if not start:
-        raise TraceError(f"{path}: the file is empty.")
+        raise TraceError(f"{path}: the file is empty; copy it again, or capture again.")
     return start

@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from perfd.errors import TraceError
+from perfd.sandbox.named_files import require_bounded
 from perfd.trace.roofline.kernel_metrics import KernelMetrics
 from perfd.trace.roofline.ncu_csv import base_unit, in_base_units, read_csv, require_known
 from perfd.trace.roofline.ncu_names import kernel_of
 
 _MAGIC = b"NVR\0"
 """How such a report begins."""
+_MAX_BYTES = 1 << 30
+"""NVIDIA's reader holds a report in memory, and the CSV of a kernel has some kilobytes."""
 
 
 class _Metric(Protocol):
@@ -65,8 +68,12 @@ def read_ncu(path: Path) -> list[KernelMetrics]:
     """The kernels of a report or of its CSV, in the order in which they ran.
 
     Raises `TraceError`, naming the file, when it is neither, is cut or holds no kernel, and for a report
-    where `ncu_report` is missing.
+    where `ncu_report` is missing; `PerfdError` when it is too large, a pipe or a device.
     """
+    try:
+        require_bounded(path, _MAX_BYTES, "Nsight Compute's report or CSV")
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
     if not is_report(path):
         return read_csv(path)
     interface = _interface(path)
@@ -75,7 +82,9 @@ def read_ncu(path: Path) -> list[KernelMetrics]:
     except (RuntimeError, ValueError, OSError) as error:
         raise TraceError(f"{path}: Nsight Compute's reader cannot read the report: {error}.") from error
     if not kernels:
-        raise TraceError(f"{path}: the report holds no kernel, or it is cut.")
+        raise TraceError(
+            f"{path}: the report holds no kernel, or it is cut; copy it again, or profile again."
+        )
     require_known(path, kernels, ())
     return kernels
 
@@ -102,7 +111,9 @@ def _kernel(path: Path, action: _Action) -> KernelMetrics:
     names = list(action.metric_names())
     if not names:
         # What the end of a file is missing comes without a name and without numbers.
-        raise TraceError(f"{path}: the report is cut: a kernel has no metrics.")
+        raise TraceError(
+            f"{path}: the report is cut: a kernel has no metrics; copy it again, or profile again."
+        )
 
     def value(name: str) -> float | None:
         metric = action.metric_by_name(name)

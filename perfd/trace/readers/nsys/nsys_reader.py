@@ -6,6 +6,7 @@ the start of the collection. (Source: "SQLite schema reference" in Nsight System
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -22,6 +23,7 @@ from perfd.trace.readers.nsys.nsys_tables import Activity, Tables
 
 _OLDEST, _NEWEST = (3, 11), (3, 20)
 """The schemas that were read. With another first number, columns may mean something else."""
+_MISSING_COLUMN = re.compile(r"no such column: (\S{1,80})$")
 _STRAY_RATIO = 0.05
 """A device with less than this share of a process' operations is not its device."""
 _NO_PAYLOADS = (
@@ -47,10 +49,16 @@ def read(path: Path, shown_as: str | None = None, *, detailed: bool = False) -> 
         finally:
             connection.close()
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        raise TraceError(f"{name}: not an export of Nsight Systems, or damaged: {error}.") from error
+        missing = _MISSING_COLUMN.match(str(error))
+        why = f"; it has no column {missing[1]}" if missing else ""
+        raise TraceError(
+            f"{name}: not an export of Nsight Systems, or damaged{why}. Copy it again, or export the report"
+            " again: `nsys export --type sqlite REPORT`."
+        ) from error
     except (TypeError, ValueError, OverflowError) as error:
         raise TraceError(
-            f"{name}: the export is damaged: a table holds something else than numbers: {error}."
+            f"{name}: the export is damaged: a table holds something else than numbers. Copy it again, or"
+            " export the report again: `nsys export --type sqlite REPORT`."
         ) from error
 
 
@@ -63,7 +71,8 @@ def _check_size(path: Path, name: str) -> None:
         claimed = int.from_bytes(header[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
         if path.stat().st_size < claimed:
             raise TraceError(
-                f"{name}: the file is cut: it has {path.stat().st_size} of {claimed} bytes that it claims."
+                f"{name}: the file is cut: it has {path.stat().st_size} of {claimed} bytes that it claims;"
+                " copy or export it again."
             )
 
 
