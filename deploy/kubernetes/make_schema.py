@@ -31,6 +31,7 @@ _EXPERIMENT = {"minLength": 1, "maxLength": 500}
 _MATCH = {"minProperties": 1, "propertyNames": {"enum": [*JOB_LABELS, *OWNER_LABELS]}}
 _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
     ("AggregatorConfig", "round_interval_s"): {"minimum": 0.05},
+    ("AggregatorConfig", "max_jobs"): {"minimum": 1},
     ("AggregatorConfig", "health_listen"): {"pattern": "^[^ ]+:[0-9]+$"},
     ("AnalysisConfig", "flops_convention"): {"enum": [*FlopsConvention]},
     ("HistoryConfig", "url"): {"pattern": "^postgres(ql)?://"},

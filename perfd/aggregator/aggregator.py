@@ -74,6 +74,8 @@ class Aggregator(ApiAnswers):
         """With a `partition`, it handles only that partition's jobs, until the lease ends."""
         if not config.round_interval_s >= _SHORTEST_ROUND_S:
             raise ConfigError(f"round_interval_s: it must be at least {_SHORTEST_ROUND_S}.")
+        if not config.max_jobs >= 1:
+            raise ConfigError("max_jobs: it must be at least 1.")
         _require_tls(config)
         self._config = config
         self._manual = manual
@@ -81,7 +83,9 @@ class Aggregator(ApiAnswers):
         clock = clock or SystemClock()
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None, clock)
         self._audit = audit
-        state = AggregatorState.empty(limits or Limits(), audit, config.agent_identity.any_job)
+        state = AggregatorState.empty(
+            limits or Limits(jobs=config.max_jobs), audit, config.agent_identity.any_job
+        )
         history = configured_history(config.history, partition)
         try:
             self._access = AccessControl(

@@ -331,6 +331,11 @@ class ApiAnswers:
         """Why history cannot be written, in a sentence; None if it can, or there is none."""
         return self._history.problem if self._history else None
 
+    def jobs_problem(self) -> str | None:
+        """Why new jobs are left out, in a sentence; None while there is room."""
+        with self._state.lock:
+            return self._state.fleet.jobs.problem
+
     def stale(self) -> str | None:
         """Why the numbers are old, in a sentence; None if they are current."""
         age_s = self._rounds.stale_s

@@ -170,5 +170,8 @@ class AggregatorConfig(Strict, frozen=True):
     webhook: WebhookConfig = WebhookConfig()
     exporters: ExportersConfig = ExportersConfig()
     nodes: NodesConfig = NodesConfig()
+    max_jobs: int = 256
+    """Jobs in memory, of a group per partition. Beyond it, new jobs are left out, or take the place of one
+    of the owner who has most."""
     job_forgotten_after_s: float = 3600.0
     """A job that sent nothing for so long is removed from /metrics; history keeps it."""

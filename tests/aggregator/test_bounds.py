@@ -1,12 +1,21 @@
 """An agent that sends too much of anything: the page stays small, others are not harmed, all is counted."""
 
+import logging
+
 import grpc
 import pytest
-from aggregator.support import START_S, aggregator, gpus, place, step, values
+from aggregator.support import START_S, aggregator, fleet, gpus, place, source, step, values
+from hypothesis import given
+from hypothesis import strategies as st
 
+from perfd.aggregator import Aggregator
+from perfd.aggregator.jobs import JobState
+from perfd.aggregator.jobs.first_reporters import FirstReporters
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.cli import main
 from perfd.clock import VirtualClock
-from perfd.config import HistoryConfig
+from perfd.config import AggregatorConfig, HistoryConfig
+from perfd.errors import ConfigError
 from perfd.model import (
     CollectorHealth,
     Event,
@@ -58,6 +67,62 @@ def test_one_agent_cannot_take_the_place_of_all_jobs(clock):
     assert page['perfd_step{perfd_job="llm"}'] == 8
     assert page["perfd_jobs"] == 65
     assert page['perfd_rejected_total{bound="jobs_per_node"}'] == 1000 - 64
+
+
+def test_a_full_aggregator_says_which_setting_makes_room(clock, caplog, capsys):
+    with aggregator(clock, max_jobs=2, http_listen="127.0.0.1:0") as running:
+        with FakeAgent(running.grpc_address) as agent:
+            agent.hello()
+            agent.send(step(1, job="a"), step(1, job="b"))
+            assert running.jobs_problem() is None
+            with caplog.at_level(logging.WARNING):
+                agent.send(step(1, job="c"))
+        assert running.jobs() == ["a", "b"]
+        assert "holds 2, as many as `max_jobs`" in running.jobs_problem()
+        (logged,) = caplog.records
+        assert (logged.bound, logged.setting) == ("jobs", "max_jobs")
+        assert main(["status", "--aggregator", running.http_address]) == 0
+        assert " ".join(capsys.readouterr().out.split()).endswith(running.jobs_problem())
+        clock.advance(3601.0)
+        running.tick()
+        assert running.jobs_problem() is None
+
+
+@pytest.mark.parametrize("max_jobs", [0, -1])
+def test_an_aggregator_without_room_for_a_job_is_refused(max_jobs):
+    with pytest.raises(ConfigError, match="max_jobs"):
+        Aggregator(AggregatorConfig(max_jobs=max_jobs))
+
+
+def test_a_new_job_is_no_look_at_all_others(monkeypatch):
+    looked = []
+    ended = JobState.ended
+    monkeypatch.setattr(JobState, "ended", property(lambda job: looked.append(job) or ended.fget(job)))
+    many = fleet(jobs=200)
+    for number in range(200):
+        many.apply([step(1, job=f"job-{number}")], source(agent=f"a{number}", node=f"n{number}"))
+    at_first = len(looked)
+    many.apply([step(1, job="refused")], source(agent="late", node="late"))
+    assert len(many.jobs) == 200
+    assert at_first < 200 * 10
+    assert len(looked) - at_first < 10
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))
+def test_who_reported_most_jobs_is_known_after_any_changes(changes):
+    known = FirstReporters()
+    jobs = {who: [] for who in "abc"}
+    for number, (who, add) in enumerate(changes):
+        if add:
+            job = JobState(str(number), Limits(), AggregatorCounters())
+            known.add(who, job)
+            jobs[who].append(job)
+        elif jobs[who]:
+            known.remove(jobs[who].pop().name)
+        count = {who: len(theirs) for who, theirs in jobs.items()}
+        assert {who: list(known.jobs(who)) for who in "abc"} == jobs
+        if any(count.values()):
+            assert count[known.with_most()] == max(count.values())
 
 
 def test_a_job_that_ended_makes_room(clock):

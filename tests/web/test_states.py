@@ -101,14 +101,15 @@ def test_an_alert_that_belongs_to_no_job_is_above_all_jobs(tab: Tab, stand_in: S
     assert "PerfdXid GPU 3 of n7 reports XID 79" in tab.text("main")
 
 
-def test_a_history_that_cannot_be_written_is_noted_above_every_view(tab: Tab, stand_in: StandIn) -> None:
+@pytest.mark.parametrize("problem", ["history_problem", "jobs_problem"])
+def test_what_is_not_kept_is_noted_above_every_view(tab: Tab, stand_in: StandIn, problem: str) -> None:
     sentence = "History cannot be written: database or disk is full"
-    stand_in.answers["status"]["history_problem"] = sentence
+    stand_in.answers["status"][problem] = sentence
     fleet_of(stand_in, fleet_row("llama"))
     for path in ("/", "/agents"):
         tab.open(stand_in.url + path, "document.querySelector('#notices [role=alert]')")
         assert tab.text("#notices") == sentence
-    stand_in.answers["status"]["history_problem"] = None
+    stand_in.answers["status"][problem] = None
     stand_in.live.notify()
     tab.wait("!document.querySelector('#notices [role=alert]')")
 

@@ -104,7 +104,7 @@ class GroupPages:
             "/api/v1/http_sd": lambda _: json_response(self._targets()),
             "/api/v1/group": lambda _: json_response({"schema": "perfd.group/1", **self._group()}),
             "/api/v1/status": lambda _: json_response(
-                {"schema": "perfd.status/1", "unready": self.unready(), "history_problem": self._problem()}
+                {"schema": "perfd.status/1", "unready": self.unready(), **self._problems()}
             ),
             "/api/v1/healthz": lambda _: text_response("ok\n"),
             "/api/v1/readyz": lambda _: (
@@ -253,12 +253,18 @@ class GroupPages:
         except PerfdError:
             return None
 
-    def _problem(self) -> str | None:
+    def _problems(self) -> dict[str, str | None]:
         missing = missing_sentence([n for n in range(self._partitions) if n not in self._view().holders])
         request = Request(method="GET", path="/api/v1/status", rest="", query={})
         documents, _ = _documents(self._all(request, range(self._partitions)))
-        problems = [one["history_problem"] for one in documents if one["history_problem"]]
-        return " ".join(dict.fromkeys([*([missing] if missing else []), *problems])) or None
+
+        def of_all(key: str, *own: str) -> str | None:
+            return " ".join(dict.fromkeys([*own, *(one[key] for one in documents if one.get(key))])) or None
+
+        return {
+            "history_problem": of_all("history_problem", *([missing] if missing else [])),
+            "jobs_problem": of_all("jobs_problem"),
+        }
 
     def _group(self) -> dict[str, Any]:
         view = self._view()

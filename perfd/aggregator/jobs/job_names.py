@@ -32,11 +32,12 @@ class JobNames:
         return next((name for name, known in self._keys.get(node, {}).items() if known == key), key)
 
     def assign(self, origin: JobOrigin, node: str, known: Mapping[str, JobOrigin | None]) -> str | None:
-        """The job of this origin among the `known` ones, which may be a new one; None when there is none.
+        """The job of this origin, which may be a new one; None when there is none.
 
+        `known` has the origins of those of its `candidates` that there are.
         From now on the node means it by that name.
         """
-        for key in _candidates(origin):
+        for key in candidates(origin):
             if key not in known or (other := known[key]) is None or other.may_be(origin):
                 break
         else:
@@ -72,7 +73,8 @@ class JobNames:
                 del self._keys[node]
 
 
-def _candidates(origin: JobOrigin) -> Iterator[str]:
+def candidates(origin: JobOrigin) -> Iterator[str]:
+    """The names that a job of this origin may have, the plainest first."""
     name = origin.job.removeprefix(f"{origin.namespace}/") if origin.namespace else origin.job
     yield name
     qualified = "/".join(part for part in (origin.cluster, origin.namespace, name) if part)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from operator import itemgetter
 
 from perfd.aggregator.audit import AuditLog, Refusal
-from perfd.aggregator.jobs.job_names import JobNames
+from perfd.aggregator.jobs.first_reporters import FirstReporters
+from perfd.aggregator.jobs.job_names import JobNames, candidates
 from perfd.aggregator.jobs.job_ownership import JobOwnership
 from perfd.aggregator.jobs.job_state import JobState
 from perfd.aggregator.jobs.record_source import RecordSource
@@ -31,6 +30,11 @@ class JobRegistry(Mapping[str, JobState]):
         """Nodes in `any_job` may report every job; `forgotten` is called with the name of each that goes."""
         self.names = JobNames()
         self._jobs: dict[str, JobState] = {}
+        self._by_owner = FirstReporters()
+        """By whose job slot each takes: a namespace, or the node that reported it first."""
+        self._by_node = FirstReporters()
+        self._refused = False
+        """Whether the newest job was refused because all slots were taken."""
         self._limits = limits
         self._counters = counters
         self._audit = audit
@@ -46,6 +50,16 @@ class JobRegistry(Mapping[str, JobState]):
     def __len__(self) -> int:
         return len(self._jobs)
 
+    @property
+    def problem(self) -> str | None:
+        """Why new jobs are left out, in a sentence; None while there is room."""
+        if not self._refused:
+            return None
+        return (
+            f"New jobs are left out: the aggregator holds {len(self._jobs)}, as many as `max_jobs` allows."
+            " Raise it in the configuration, or wait until some are forgotten."
+        )
+
     def labels(self, name: str) -> Mapping[str, str]:
         """The labels of series about a job, which may be gone; none for the empty name."""
         job = self._jobs.get(name)
@@ -60,10 +74,12 @@ class JobRegistry(Mapping[str, JobState]):
         if job is None:
             if (bound := self._full(name, source)) is not None:
                 self._counters.rejected[bound] += 1
+                self._refused |= bound == "jobs"
                 return None
             ownership = JobOwnership(self._any_job)
             job = self._jobs[name] = JobState(name, self._limits, self._counters, ownership)
-            job.first_owner = _owner_of(source)
+            self._by_owner.add(_owner_of(source), job)
+            self._by_node.add(source.node, job)
         if job.ownership.excludes(source.node, source.namespace):
             if not is_vacant(job, source):
                 raise RefusedError("A node reported a job that is not its own.")
@@ -80,7 +96,7 @@ class JobRegistry(Mapping[str, JobState]):
         if current is not None and not current.ended and current.ownership.admits(source.node):
             # What is of a job stays of it: its log and its ranks may be those of different users.
             return name
-        known = {name: job.ownership.origin for name, job in self._jobs.items()}
+        known = {name: self._jobs[name].ownership.origin for name in candidates(origin) if name in self._jobs}
         return self.names.assign(origin, source.node, known)
 
     def only_on(self, node: str) -> str | None:
@@ -92,6 +108,9 @@ class JobRegistry(Mapping[str, JobState]):
     def forget(self, name: str) -> None:
         """Drop a job."""
         del self._jobs[name]
+        self._by_owner.remove(name)
+        self._by_node.remove(name)
+        self._refused = False
         self.names.forget(name)
         self._forgotten(name)
 
@@ -100,19 +119,21 @@ class JobRegistry(Mapping[str, JobState]):
         if not 0 < len(name) <= self._limits.name_chars:
             return "name_chars"
         # One node that makes up jobs must not take the place of all others'.
-        own = sum(not job.ended and job.nodes.keys() == {source.node} for job in self._jobs.values())
-        if own >= self._limits.jobs_per_node:
+        own = self._by_node.jobs(source.node)
+        if (
+            sum(not job.ended and job.nodes.keys() == {source.node} for job in own)
+            >= self._limits.jobs_per_node
+        ):
             return "jobs_per_node"
         return None if len(self._jobs) < self._limits.jobs or self._make_room(_owner_of(source)) else "jobs"
 
     def _make_room(self, owner: str) -> bool:
         """Forget a job of the owner who has most, unless `owner` would then have as many."""
-        counts = Counter(job.first_owner for job in self._jobs.values())
-        greediest, most = max(counts.items(), key=itemgetter(1))
-        if most <= counts[owner] + 1:
+        greediest = self._by_owner.with_most()
+        theirs = self._by_owner.jobs(greediest)
+        if len(theirs) <= len(self._by_owner.jobs(owner)) + 1:
             return False
         # Of its jobs the least that is lost: one that ended, and that was silent for longest.
-        theirs = [job for job in self._jobs.values() if job.first_owner == greediest]
         gone = min(theirs, key=lambda job: (not job.ended, job.received_s))
         self._audit.refused(
             Refusal.JOB_QUOTA,

@@ -79,8 +79,6 @@ class JobState:
         """By the newest capture that shows where time goes."""
         self.lifetime = Lifetime(limits.nodes_per_job)
         self.ownership = ownership or JobOwnership()
-        self.first_owner = ""
-        """Whose job slot it takes: a namespace, or the node that reported it first."""
         self.exported = True
         """Whether it has series; those of a job leave some time after its end."""
         self._limits = limits

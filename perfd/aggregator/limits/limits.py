@@ -23,6 +23,7 @@ class Limits:
     agent does all of it at once."""
     nodes: int = 20_000
     jobs: int = 256
+    """Set by `AggregatorConfig.max_jobs`."""
     jobs_per_node: int = 64
     """Jobs that go on and that only this node reports."""
     nodes_per_job: int = 8_192
@@ -96,13 +97,19 @@ class Limits:
     """Gaps remembered per agent, to distinguish a late batch from a repeat."""
 
 
+_SETTINGS = {"jobs": "max_jobs"}
+"""What raises a bound, where the configuration can."""
+
+
 class _Rejected(Counter[str]):
     """Logs the first of each bound."""
 
     def __setitem__(self, bound: str, count: int) -> None:
         if count > 0 and not self[bound]:
+            setting = {"setting": _SETTINGS[bound]} if bound in _SETTINGS else {}
             log.warning(
-                "Data beyond a limit is left out; perfd_rejected_total counts it.", extra={"bound": bound}
+                "Data beyond a limit is left out; perfd_rejected_total counts it.",
+                extra={"bound": bound, **setting},
             )
         super().__setitem__(bound, count)
 

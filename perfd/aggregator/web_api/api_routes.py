@@ -139,6 +139,9 @@ class ApiSource(Protocol):
     def history_problem(self) -> str | None:
         """Why history cannot be written, in a sentence; None if it can, or there is none."""
 
+    def jobs_problem(self) -> str | None:
+        """Why new jobs are left out, in a sentence; None while there is room."""
+
 
 def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> dict[str, Handler]:
     """Everything that the aggregator serves, by path; `live` is notified when a round is over.
@@ -176,6 +179,7 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
                 "schema": "perfd.status/1",
                 "unready": source.unready(),
                 "history_problem": source.history_problem(),
+                "jobs_problem": source.jobs_problem(),
             }
         ),
     }

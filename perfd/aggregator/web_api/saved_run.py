@@ -225,6 +225,9 @@ class SavedRun:
     def history_problem(self) -> None:
         """Nothing is written."""
 
+    def jobs_problem(self) -> None:
+        """No job is new."""
+
 
 def _picked(columns: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     return {

@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     connected = sum(agent["connected"] for agent in agents)
     expected = sum(not agent.get("left") for agent in agents)
     console.print(f"{connected} of {expected} agents connected.")
+    if problem := get(url, "/api/v1/status").get("jobs_problem"):
+        console.print(problem, highlight=False, markup=False)
     return 0
 
 

@@ -93,7 +93,7 @@ async function refresh() {
     main.dataset.state = "live";
     draw();
     shownAt = new Date();
-    notice(status?.history_problem ?? null);
+    notice([status?.history_problem, status?.jobs_problem].filter(Boolean).join(" ") || null);
     drawUpdated();
     // For measurements: docs/benchmarks.md.
     if (first) performance.mark("shown");
