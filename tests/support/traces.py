@@ -127,6 +127,7 @@ _COPY_COLUMNS = (
 )
 
 
+_NVTX_COLUMNS = "start, end, eventType, text, globalTid, textId, domainId, binaryData"
 _NVTX_TABLE = (
     "CREATE TABLE IF NOT EXISTS NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, "
     "text TEXT, globalTid INTEGER, textId INTEGER, domainId INTEGER, binaryData TEXT)"
@@ -203,13 +204,21 @@ class NsysExport:
             (start, end, _process(process) | 9, correlation, self.string(name)),
         )
 
+    def nvtx_payload(self, column: str, value: object) -> None:
+        """A payload of the newest range, in the column of its type, which all rows then have."""
+        known = {row[1] for row in self._connection.execute("PRAGMA table_info(NVTX_EVENTS)")}
+        if column not in known:
+            self._run(f"ALTER TABLE NVTX_EVENTS ADD COLUMN {column}")
+        newest = "(SELECT MAX(rowid) FROM NVTX_EVENTS)"
+        self._run(f"UPDATE NVTX_EVENTS SET {column} = ? WHERE rowid = {newest}", (value,))
+
     def nvtx(
         self, text: str, start: int, end: int | None, process: int = 1, *, kind: int = 59, domain: int = 0
     ) -> None:
         """A range that the program named, or another event of NVTX."""
         self._run(_NVTX_TABLE)
         self._run(
-            "INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?, ?, NULL, ?, NULL)",
+            f"INSERT INTO NVTX_EVENTS ({_NVTX_COLUMNS}) VALUES (?, ?, ?, ?, ?, NULL, ?, NULL)",
             (start, end, kind, text, _process(process) | 9, domain),
         )
 
@@ -242,7 +251,7 @@ class NsysExport:
             body = struct.pack("<QQii", *payload, 0)
             blob = struct.pack("<IIIIQQ", 1, 0, 77, 0, len(body), 32 + len(body)) + body
         self._run(
-            "INSERT INTO NVTX_EVENTS VALUES (?, ?, 59, NULL, ?, ?, 1, ?)",
+            f"INSERT INTO NVTX_EVENTS ({_NVTX_COLUMNS}) VALUES (?, ?, 59, NULL, ?, ?, 1, ?)",
             (start, end, _process(process) | 9, self.string(name), blob),
         )
 

@@ -237,6 +237,48 @@ def test_ranges_that_differ_in_numbers_are_one(tmp_path):
     assert row["gpu_busy_s"] == pytest.approx(30e-6)
 
 
+def _decodes_with(path, *payloads):
+    """Ranges of one pattern, each with a payload as (column, value)."""
+    export = NsysExport(path)
+    for step, (column, value) in enumerate(payloads):
+        start = step * 100_000
+        export.kernel(COMPUTE, start + 20_000, start + 30_000, launched=start + 10_000)
+        export.nvtx(f"decode_{step}", start, start + 50_000)
+        export.nvtx_payload(column, value)
+    return export.close()
+
+
+@pytest.mark.parametrize(
+    "column", ["uint64Value", "int64Value", "doubleValue", "uint32Value", "int32Value", "floatValue"]
+)
+def test_numbers_that_a_program_gives_with_its_ranges_are_shown(tmp_path, column):
+    path = _decodes_with(tmp_path / "capture.sqlite", (column, 8), (column, 0), (column, 40), (column, None))
+    (row,) = rows_of(path, "ranges")
+    assert (row["count"], row["payload_mean"], row["payload_min"], row["payload_max"]) == (4, 16.0, 0.0, 40.0)
+
+
+def test_an_unsigned_number_that_sqlite_has_as_a_negative_one_is_what_it_was(tmp_path):
+    (row,) = rows_of(_decodes_with(tmp_path / "capture.sqlite", ("uint64Value", -1)), "ranges")
+    assert row["payload_max"] == 2.0**64
+
+
+def test_numbers_of_several_types_are_of_one_pattern(tmp_path, capsys):
+    path = _decodes_with(tmp_path / "capture.sqlite", ("uint64Value", 8), ("doubleValue", 9.5))
+    (row,) = rows_of(path, "ranges")
+    assert (row["payload_min"], row["payload_max"]) == (8.0, 9.5)
+    assert main(["trace", "table", "ranges", str(path)]) == 0
+    assert "payload max" in capsys.readouterr().out.replace("_", " ")
+
+
+@pytest.mark.parametrize("value", ["eight", float("inf"), b"8"])
+def test_a_payload_that_is_no_number_is_none(tmp_path, capsys, value):
+    path = _decodes_with(tmp_path / "capture.sqlite", ("floatValue", value))
+    (row,) = rows_of(path, "ranges")
+    assert row["payload_mean"] is None
+    assert main(["trace", "table", "ranges", str(path)]) == 0
+    assert "payload" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("name", "pattern"),
     [("layer_12.mlp", "layer_*.mlp"), ("fp8_gemm", "fp8_gemm"), ("bs=8 toks=2.5", "bs=* toks=*"), ("7", "*")],

@@ -22,15 +22,15 @@ from perfd.trace.tables import Cell, TraceTable, tables_of
 
 _NAME_WIDTH = 56
 _LEAST_WIDTH = 10
-_MOST_COLUMNS = 14
-_LESS_USED = frozenset({"mean_s", "min_s", "p95_s", "deviation_s", "mean_bytes", "min_bytes"})
-"""Left out of tables that would have more columns; CSV and JSON have all."""
+_OPTIONAL = frozenset({"", "number"})
+"""Units of columns that are left out where all cells are empty; CSV and JSON have all."""
 _FORMATS: Mapping[str, Callable[[float], str]] = {
     "s": duration,
     "bytes": data_size,
     "bytes/s": bandwidth,
     "ratio": percent,
     "count": lambda value: f"{value:,.0f}" if value == int(value) else f"{value:,.1f}",
+    "number": lambda value: f"{value:,.0f}" if value == int(value) else f"{value:,.6g}",
 }
 _UNITS = ("_s", "_bytes", "_bytes_per_s", "_ratio", "_count")
 _WHAT = {"_bytes": " size", "_bytes_per_s": " bandwidth", "_ratio": " share"}
@@ -69,7 +69,9 @@ def show(tables: Sequence[TraceTable], most_rows: int) -> None:
             title=found.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
         )
         kept = [
-            at for at, column in enumerate(found.columns) if column.unit or any(row[at] for row in found.rows)
+            at
+            for at, column in enumerate(found.columns)
+            if column.unit not in _OPTIONAL or any(row[at] not in {None, ""} for row in found.rows)
         ]
         headings = _headings([found.columns[at].name for at in kept])
         for at, heading in zip(kept, headings, strict=True):

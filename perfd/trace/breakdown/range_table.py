@@ -31,6 +31,10 @@ class PhaseRow:
     busy_s: float
     """Sum of the durations of those operations."""
     operation_count: int
+    payload_mean: float | None = None
+    """Of the numbers that the program gave with these ranges; None where it gave none."""
+    payload_min: float | None = None
+    payload_max: float | None = None
 
 
 class _Launches:
@@ -88,12 +92,15 @@ def range_rows(
     }
     rows: dict[str, list[int]] = {}
     lengths: dict[str, list[int]] = {}
+    payloads: dict[str, list[float]] = {}
     for phase in phases:
         mine = launches[phase.thread]
         first, last = np.searchsorted(mine.launched_ns, (phase.start_ns, phase.end_ns)).tolist()
         name = name_of(phase.name)
         row = rows.setdefault(name, [0, 0, 0, 0, 0])
         lengths.setdefault(name, []).append(phase.end_ns - phase.start_ns)
+        if phase.payload is not None:
+            payloads.setdefault(name, []).append(phase.payload)
         row[0] += 1
         row[1] += phase.end_ns - phase.start_ns
         if last > first:
@@ -111,7 +118,11 @@ def range_rows(
             gpu_s=gpu_ns / 1e9,
             busy_s=busy_ns / 1e9,
             operation_count=operations,
+            payload_mean=float(np.mean(given)) if given else None,
+            payload_min=min(given, default=None),
+            payload_max=max(given, default=None),
         )
         for name, (count, host_ns, gpu_ns, busy_ns, operations) in rows.items()
+        for given in (payloads.get(name, []),)
     ]
     return sorted(found, key=lambda row: (-row.gpu_s, -row.host_s, row.name))

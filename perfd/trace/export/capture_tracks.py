@@ -98,7 +98,10 @@ def _on_the_path(found: PathSegments, trace: RankTrace, offset_ns: int) -> list[
 def _work(trace: RankTrace, process: str, offset_ns: int) -> Iterator[Track]:
     ranges: dict[int, list[Slice]] = defaultdict(list)
     for phase in trace.phases:
-        ranges[phase.thread].append(Slice(phase.start_ns + offset_ns, phase.end_ns + offset_ns, phase.name))
+        given = {} if phase.payload is None else {"payload": f"{phase.payload:.17g}"}
+        ranges[phase.thread].append(
+            Slice(phase.start_ns + offset_ns, phase.end_ns + offset_ns, phase.name, given)
+        )
     for thread, slices in sorted(ranges.items()):
         yield Track(process, f"ranges of thread {thread}", slices)
     by_stream = _slices(trace.operations, trace.operations.stream, trace.names, offset_ns)

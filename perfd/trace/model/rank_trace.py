@@ -55,6 +55,8 @@ class Phase:
     thread: int
     domain: str = ""
     """Of an NVTX range, by which a library keeps its names apart; empty for the program's own."""
+    payload: float | None = None
+    """The number that the program gave with an NVTX range, such as a batch size; it has no unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

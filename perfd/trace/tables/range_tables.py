@@ -31,6 +31,9 @@ def ranges(traces: Sequence[RankTrace]) -> TraceTable:
             TableColumn("gpu_s", "s"),
             TableColumn("gpu_busy_s", "s"),
             TableColumn("operations_count", "count"),
+            TableColumn("payload_mean", "number"),
+            TableColumn("payload_min", "number"),
+            TableColumn("payload_max", "number"),
         ),
         rows=[
             (
@@ -45,6 +48,9 @@ def ranges(traces: Sequence[RankTrace]) -> TraceTable:
                 row.gpu_s,
                 row.busy_s,
                 row.operation_count,
+                row.payload_mean,
+                row.payload_min,
+                row.payload_max,
             )
             for trace in traces
             for domain, row in _by_domain(trace)

@@ -15,7 +15,7 @@ class TableColumn:
 
     name: str
     unit: str = ""
-    """`s`, `bytes`, `bytes/s`, `ratio`, `count`; empty for text."""
+    """`s`, `bytes`, `bytes/s`, `ratio`, `count`, `number` without a unit; empty for text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

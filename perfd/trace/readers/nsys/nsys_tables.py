@@ -6,6 +6,7 @@ out, since turning a row into Python's numbers costs more than reading it.
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
 from array import array
@@ -46,6 +47,13 @@ _ACTIVITY = {
     "kind": np.uint8,
 }
 _ROWS_AT_ONCE = 1 << 16
+_PAYLOADS = {
+    **{
+        name: f"e.{name}" for name in ("int64Value", "doubleValue", "uint32Value", "int32Value", "floatValue")
+    },
+    # SQLite's integers have a sign.
+    "uint64Value": "e.uint64Value + CASE WHEN e.uint64Value < 0 THEN 18446744073709551616.0 ELSE 0 END",
+}
 _PUSH_POP, _START_END, _DOMAIN_CREATED = 59, 60, 75
 # A global thread id is (hardware, virtual machine, process, thread); without the thread it names the process.
 _THREAD_BITS = 24
@@ -209,12 +217,13 @@ class Tables:
             return {}
         domains = self._domains()
         query = (
-            f"SELECT e.start, e.end, e.globalTid, COALESCE(s.value, e.text), e.domainId FROM NVTX_EVENTS e "  # noqa: S608
+            f"SELECT e.start, e.end, e.globalTid, COALESCE(s.value, e.text), e.domainId, {self._payload()} "  # noqa: S608
+            "FROM NVTX_EVENTS e "
             f"LEFT JOIN StringIds s ON s.id = e.textId WHERE e.eventType IN ({_PUSH_POP}, {_START_END}) "
             "AND e.end >= e.start ORDER BY e.start, e.end DESC"
         )
         phases: dict[int, list[Phase]] = {}
-        for start, end, thread, text, domain_id in self._connection.execute(query):
+        for start, end, thread, text, domain_id, payload in self._connection.execute(query):
             if isinstance(text, str) and text and abs(start) < _MAX_TIME_NS and end < _MAX_TIME_NS:
                 process = int(thread) >> _THREAD_BITS << _THREAD_BITS
                 phases.setdefault(process, []).append(
@@ -224,9 +233,15 @@ class Tables:
                         end_ns=int(end),
                         thread=int(thread),
                         domain=domains.get((process, domain_id), ""),
+                        payload=_number(payload),
                     )
                 )
         return phases
+
+    def _payload(self) -> str:
+        """What gives the number of a range: it is of one of six types, whose column is not NULL."""
+        known = [said for column, said in _PAYLOADS.items() if self._has("NVTX_EVENTS", column)]
+        return f"COALESCE({', '.join(known)}, NULL)" if known else "NULL"
 
     def _domains(self) -> dict[tuple[int, Any], str]:
         """Names of NVTX domains by process and number; the default one has none."""
@@ -334,6 +349,11 @@ def _calls_in_order(columns: list[array[int]], place: Ns, kind: Codes) -> HostCa
     return HostCalls(
         start_ns=start, end_ns=end, kind=kind[name], correlation=correlation, thread=thread, name=name
     )
+
+
+def _number(payload: object) -> float | None:
+    """A payload that is a finite number."""
+    return float(payload) if isinstance(payload, int | float) and math.isfinite(payload) else None
 
 
 def runs_of(*keys: Ns) -> list[slice]:
