@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from perfd.aggregator.alerts import Decision, job_of
 from perfd.aggregator.analysis_loop import AnalysisLoop
 from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.failures import Part
-from perfd.aggregator.history import HistoryStore
+from perfd.aggregator.history import EndedJob, HistoryStore
 from perfd.aggregator.nodes import NodeMemory, nodes_json
 from perfd.aggregator.queried import AskedRange, ChartQueries, TimeRange
 from perfd.aggregator.series import SELF, PageRenderer
@@ -31,6 +33,8 @@ from perfd.aggregator.web_api import (
     servers_json,
     step_lines,
     steps_of_lines,
+    stored_entry,
+    stored_row,
     together,
     trend,
     without_ranks,
@@ -151,7 +155,41 @@ class ApiAnswers:
         live = {name: self._rounds.newest(name) for name in names}
         now_s, now_unix_s = self._clock.monotonic_s(), self._clock.unix_ns() / 1e9
         alerts, servers = self._rounds.alerts(), self.servers()
-        return fleet_json(self._state, live, alerts, servers, now_s=now_s, now_unix_s=now_unix_s)
+        fleet = fleet_json(self._state, live, alerts, servers, now_s=now_s, now_unix_s=now_unix_s)
+        return {**fleet, "stored": self._history is not None}
+
+    def stored_rows(
+        self, words: Sequence[str], *, offset: int, limit: int
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Rows of perfd.fleet/2 of the jobs that only history has, the newest first, and how many there are.
+
+        Raises `PerfdError` if history cannot be read.
+        """
+        return self._stored(words, offset, limit, stored_row)
+
+    def stored_entries(
+        self, words: Sequence[str], *, offset: int, limit: int, ranks: bool
+    ) -> tuple[list[dict[str, Any]], int]:
+        """The same as entries of perfd.jobs/2."""
+        return self._stored(words, offset, limit, partial(stored_entry, ranks=ranks))
+
+    def _stored(
+        self,
+        words: Sequence[str],
+        offset: int,
+        limit: int,
+        shown: Callable[[EndedJob, float], dict[str, Any]],
+    ) -> tuple[list[dict[str, Any]], int]:
+        if self._history is None:
+            return [], 0
+        now_unix_s = self._clock.unix_ns() / 1e9
+        jobs, count = self._history.ended_jobs(words, self.jobs(), offset=offset, limit=limit)
+        found = []
+        for one in jobs:
+            # That of another version is left out.
+            with contextlib.suppress(msgspec.ValidationError):
+                found.append(shown(one, now_unix_s))
+        return found, count
 
     def trend(self, job: str) -> list[float]:
         """Step time over the last hour of a job in memory, in at most 30 points."""

@@ -20,8 +20,17 @@ from perfd.analysis.steps import StepBreakdown
 from perfd.cli import aggregator_client
 from perfd.cli.aggregator_client import get_jobs
 from perfd.clock import VirtualClock
-from perfd.config import RulesConfig
-from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope, ServerInfo, ServerRole
+from perfd.config import HistoryConfig, RulesConfig
+from perfd.model import (
+    Event,
+    EventKind,
+    JobDescription,
+    ParallelLayout,
+    SampleTable,
+    Scope,
+    ServerInfo,
+    ServerRole,
+)
 from perfd.net.http import HttpServer
 from perfd.report.render.finding_png import finding_picture
 from perfd.report.render.page_script import SCRIPT_SOURCE
@@ -408,6 +417,60 @@ def test_the_list_of_jobs_has_pages_filters_and_orders_of_the_fleet(monkeypatch)
         monkeypatch.setattr(aggregator_client, "_JOBS_PER_PAGE", 5)
         paged = [entry["name"] for entry in get_jobs(f"http://{running.http_address}")]
     assert paged == names
+
+
+def test_ended_jobs_of_history_follow_those_in_memory(tmp_path):
+    clock = VirtualClock(round(START_S * 1e9))
+
+    def run(agent, name, end):
+        agent.send(*(step(at, job=name, time_s=at) for at in range(1, 20)), sent_unix_ns=clock.unix_ns())
+        running.tick()
+        ended = Event(
+            kind=EventKind.JOB_ENDED, time_unix_ns=clock.unix_ns(), message="", job=name, values=end
+        )
+        agent.send(ended, sent_unix_ns=clock.unix_ns())
+        running.tick()
+
+    history = HistoryConfig(path=str(tmp_path / "h.sqlite"))
+    with (
+        aggregator(clock, history=history, job_forgotten_after_s=60.0, http_listen="127.0.0.1:0") as running,
+        FakeAgent(running.grpc_address) as agent,
+    ):
+        agent.hello()
+        for name in ("first", "second"):
+            run(agent, name, {"exit_code": 0.0})
+            clock.advance(61.0)
+            running.tick()
+        run(agent, "third", {"exit_code": 1.0})
+        until(lambda: len(api(running, "fleet?state=ended")["jobs"]) == 3)
+        rows = api(running, "fleet?state=ended")
+        entries = api(running, "jobs?state=ended")
+        second = api(running, "jobs?state=ended&offset=1&limit=1&short=1")
+        found = api(running, "fleet?state=ended&q=FIR&limit=5")
+        others = [api(running, f"fleet?{query}")["jobs"] for query in ("", "state=running", "q=first")]
+        by_cause = api(running, "fleet?state=ended&cause=none")["page"]
+
+    names = ["third", "second", "first"]
+    for listed in (rows, entries):
+        assert [(one["name"], one["outcome"]) for one in listed["jobs"]] == [
+            ("third", "failed"),
+            ("second", "completed"),
+            ("first", "completed"),
+        ]
+        assert listed["page"] == {"offset": 0, "limit": None, "matched": 3, "total": 3}
+    assert rows["stored"]
+    # A job looks the same in memory and in history, where nothing but the summary is left.
+    assert rows["jobs"][0].keys() == rows["jobs"][1].keys()
+    assert {**entries["jobs"][1]}.keys() == entries["jobs"][0].keys()
+    same = ("step", "step_time_s", "state", "ended", "analyzed", "bottleneck")
+    assert [rows["jobs"][0][key] for key in same] == [rows["jobs"][1][key] for key in same]
+    assert entries["jobs"][1]["steps"] == {"count": 19, "last": 19}
+    assert [one["name"] for one in second["jobs"]] == names[1:2]
+    assert second["page"] == {"offset": 1, "limit": 1, "matched": 3, "total": 3}
+    assert second["jobs"][0]["gpu_count"] == 0
+    assert [one["name"] for one in found["jobs"]] == ["first"]
+    assert [[row["name"] for row in jobs] for jobs in others] == [["third"], [], []]
+    assert by_cause["total"] == 1
 
 
 def test_the_picture_of_a_job_is_a_png_and_of_no_other_file():

@@ -272,6 +272,41 @@ def test_stored_rows_are_read_back(location):
     history.close()
 
 
+def test_jobs_that_only_history_has_are_listed_newest_first_page_by_page(location):
+    def job(name, attempt, unix_s):
+        return [*job_rows(name, attempt, unix_s - 5.0, unix_s), summary_row(name, attempt, {"of": attempt})]
+
+    def listed(*words, known=(), offset=0, limit=9):
+        jobs, count = history.ended_jobs(words, known, offset=offset, limit=limit)
+        return [(one.job, one.attempt) for one in jobs], count
+
+    history = location.store()
+    write(history, *job("a", 1, START_S), *job("a", 2, START_S + 9.0), *job("Train_B%", 1, START_S + 4.0))
+    write(history, *job("train-c", 1, START_S + 4.0), *job_rows("bare", 1, None, START_S + 8.0))
+    made = fleet()
+    keep(history, made, step(1), Event(kind=EventKind.JOB_ENDED, time_unix_ns=1, message="", job="llm"))
+    write(history, summary_row("llm", 1, {"of": "llm"}))
+
+    every = [("a", 2), ("Train_B%", 1), ("train-c", 1), ("llm", 1)]
+    assert listed() == (every, 4)
+    assert listed(offset=1, limit=2) == (every[1:3], 4)
+    assert listed(offset=9) == ([], 4)
+    assert listed(limit=0) == ([], 4)
+    assert listed(known=["a", "other"]) == (every[1:], 3)
+    assert listed("train") == ([("Train_B%", 1), ("train-c", 1)], 2)
+    assert listed("b%", "TRAIN_") == ([("Train_B%", 1)], 1)
+    assert listed("?") == ([], 0)
+    (a, *_, llm), _ = history.ended_jobs((), (), offset=0, limit=9)
+    assert (a.summary, a.started_unix_s, a.received_unix_s, a.end) == (
+        {"of": 2},
+        START_S + 4.0,
+        START_S + 9.0,
+        None,
+    )
+    assert llm.end.kind is EventKind.JOB_ENDED
+    history.close()
+
+
 def test_rows_in_one_transaction_end_as_if_written_one_by_one(location):
     """Kinds may be written in another order than they came."""
 

@@ -107,6 +107,7 @@ def answers(history):
         "captures": sorted(map(repr, history.captures(dict, limit=99))),
         "steps": [history.steps(name, first_step=1, limit=5) for name in names],
         "summaries": [history.summary(name) for name in names],
+        "ended": [history.ended_jobs(words, ["b"], offset=0, limit=9) for words in ((), ("b",), ("%",))],
         "failed": (history.failed_rows, history.damaged_rows),
     }
 

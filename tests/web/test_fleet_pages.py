@@ -98,6 +98,20 @@ def test_filters_are_in_the_address_and_survive_a_reload(tab: Tab, stand_in: Sta
 
 
 @pytest.mark.system
+def test_ended_jobs_of_history_can_be_chosen_where_none_is_in_memory(tab: Tab, stand_in: StandIn) -> None:
+    states = "[...(document.getElementById('filter-state')?.options ?? [])].map((one) => one.value)"
+    new = {"kind": "unknown", "name": "not analyzed yet", "gain_ratio": None, "culprits": []}
+    stand_in.answers["fleet"] = {**fleet(fleet_row("a", analyzed=False, bottleneck=new)), "stored": True}
+    tab.open(f"{stand_in.url}/", "document.querySelector('#jobs')")
+    assert tab.run(states) == ["", "running", "ended"]
+    assert "not analyzed yet" in tab.text("#jobs")
+
+    stand_in.answers["fleet"] = fleet(fleet_row("a"))
+    tab.open(f"{stand_in.url}/", "document.querySelector('#jobs')")
+    assert tab.run(states) == []
+
+
+@pytest.mark.system
 def test_of_5000_jobs_100_go_over_the_network(tab: Tab, stand_in: StandIn) -> None:
     stand_in.answers["fleet"] = fleet(*(fleet_row(f"job-{number}") for number in range(5000)))
     tab.open(f"{stand_in.url}/?offset=4900", "document.querySelector('#jobs')")

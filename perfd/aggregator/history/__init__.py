@@ -1,6 +1,7 @@
 """What survives a restart: rows in a database, and recovery from them."""
 
 from perfd.aggregator.history.configured_history import configured_database, configured_history
+from perfd.aggregator.history.ended_jobs import EndedJob
 from perfd.aggregator.history.history_recorder import HistoryRecorder
 from perfd.aggregator.history.history_rows import (
     Statement,
@@ -20,6 +21,7 @@ from perfd.aggregator.history.startup_recovery import restore
 from perfd.aggregator.history.stored_exporter_memory import StoredExporterMemory
 
 __all__ = [
+    "EndedJob",
     "HistoryRecorder",
     "HistoryStore",
     "Statement",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from perfd.aggregator.history.database import (
     HistoryUnavailableError,
     Query,
 )
+from perfd.aggregator.history.ended_jobs import EndedJob, EndedJobs, ended_job
 from perfd.aggregator.history.history_rows import STEP_COLUMNS, phases_of, step_of
 from perfd.errors import PerfdError
 from perfd.model import (
@@ -191,6 +192,20 @@ class HistoryReader:
             lambda reader: self._sound(reader(query, (job,)), lambda row: msgspec.json.decode(row[0]))
         )
         return found[0] if found else None
+
+    def ended_jobs(
+        self, words: Collection[str], known: Collection[str], *, offset: int, limit: int
+    ) -> tuple[list[EndedJob], int]:
+        """A page of the jobs that `known` does not name, the newest first, and how many there are in all.
+
+        Their names contain all `words`, in any case.
+        """
+
+        def page(reader: Query) -> tuple[list[EndedJob], int]:
+            jobs = EndedJobs(reader, words, known)
+            return self._sound(jobs.page(offset, limit), ended_job), jobs.count()
+
+        return self._answer(page)
 
     def received_unix_s(self, job: str) -> float | None:
         """When the last record of a job's newest stored attempt was received; None without one."""

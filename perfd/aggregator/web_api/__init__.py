@@ -18,6 +18,7 @@ from perfd.aggregator.web_api.runbook_routes import runbook_routes
 from perfd.aggregator.web_api.saved_run import PAGE_FILE, SavedRun, save_run
 from perfd.aggregator.web_api.serving_documents import servers_json
 from perfd.aggregator.web_api.silence_routes import silence_routes
+from perfd.aggregator.web_api.stored_jobs import stored_entry, stored_row
 from perfd.aggregator.web_api.webhook import Webhook
 
 __all__ = [
@@ -40,6 +41,8 @@ __all__ = [
     "silence_routes",
     "step_lines",
     "steps_of_lines",
+    "stored_entry",
+    "stored_row",
     "together",
     "trend",
     "with_kernels",

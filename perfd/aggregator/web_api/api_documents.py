@@ -44,12 +44,9 @@ def job_json(job: JobState, live: JobSummary | None, now_s: float, failure: str 
     """
     analyzed = live is not None
     live = live or pending_summary(job.name)
-    entry = summary_of_job(live)
+    entry = entry_of(live)
     if not analyzed:
         entry["bottleneck"] |= _PENDING
-    for left_to_the_summary in ("alerts", "findings", "configuration"):
-        entry.pop(left_to_the_summary, None)
-    entry["other_findings"] = [finding_json(finding) for finding in live.others]
     table, origin = job.steps, job.ownership.origin
     entry["steps"] = {"count": len(table), "last": table.last_step}
     entry |= {
@@ -72,6 +69,14 @@ def job_json(job: JobState, live: JobSummary | None, now_s: float, failure: str 
         "failure": failure,
     }
     return entry
+
+
+def entry_of(live: JobSummary) -> dict[str, Any]:
+    """What of an entry of schema perfd.jobs/2 follows from the summary."""
+    entry = summary_of_job(live)
+    for left_to_the_summary in ("alerts", "findings", "configuration"):
+        entry.pop(left_to_the_summary, None)
+    return entry | {"other_findings": [finding_json(finding) for finding in live.others]}
 
 
 def fleet_json(
@@ -124,19 +129,33 @@ def _fleet_row(
 ) -> dict[str, Any]:
     """What a table of hundreds of jobs shows of each."""
     live = found or pending_summary(job.name)
-    worst = live.bottleneck
     origin = job.ownership.origin
-    return {
+    row = {
+        **row_of(live),
         "name": job.name,
         "analyzed": found is not None,
-        "framework": live.framework,
-        "parallel": msgspec.to_builtins(live.parallel),
         "nodes": len(job.nodes),
         "ended": job.ended,
         "outcome": _outcome(job),
         "silent_s": max(0.0, now_s - job.received_s),
         "step": job.steps.last_step,
         "train_steps": job.description.train_steps if job.description else None,
+        "firing_alerts": firing,
+        "owner": (origin.user or origin.owner or None) if origin else None,
+        "cluster": (origin.cluster or None) if origin else None,
+        "wasted_gpu_h": _wasted_gpu_h(job, live, now_unix_s, share),
+    }
+    if found is None:
+        row["bottleneck"] |= _PENDING
+    return row
+
+
+def row_of(live: JobSummary) -> dict[str, Any]:
+    """What of a row of schema perfd.fleet/2 follows from the summary."""
+    worst = live.bottleneck
+    return {
+        "framework": live.framework,
+        "parallel": msgspec.to_builtins(live.parallel),
         "step_time_s": live.step_time_s.median,
         "tokens_per_s": live.efficiency.tokens_per_s,
         "mfu_ratio": live.efficiency.mfu_ratio,
@@ -146,15 +165,10 @@ def _fleet_row(
             "kind": worst.kind.value,
             "name": worst.kind.short_name,
             "sentence": worst.kind.sentence,
-            **({} if found else _PENDING),
             "gain_ratio": worst.gain_ratio,
             "culprits": msgspec.to_builtins(worst.culprits[:_SHOWN_CULPRITS]),
             "culprit_count": len(worst.culprits),
         },
-        "firing_alerts": firing,
-        "owner": (origin.user or origin.owner or None) if origin else None,
-        "cluster": (origin.cluster or None) if origin else None,
-        "wasted_gpu_h": _wasted_gpu_h(job, live, now_unix_s, share),
     }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote
 
 from perfd import __version__
 from perfd.aggregator.web_api.charts import peer_matrices, rank_columns, without_ranks
 from perfd.aggregator.web_api.compare_routes import compare_routes
-from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits
+from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits, with_stored
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Kind
@@ -70,6 +71,19 @@ class ApiSource(Protocol):
 
     def fleet(self) -> dict[str, Any]:
         """The keys of schema perfd.fleet/2."""
+
+    def stored_rows(
+        self, words: Sequence[str], *, offset: int, limit: int
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Rows of the jobs that only history has, the newest first, and how many there are in all.
+
+        Their names contain all `words`. Raises `PerfdError` if history cannot be read.
+        """
+
+    def stored_entries(
+        self, words: Sequence[str], *, offset: int, limit: int, ranks: bool
+    ) -> tuple[list[dict[str, Any]], int]:
+        """The same as entries of schema perfd.jobs/2."""
 
     def trend(self, job: str) -> list[float]:
         """Step time over the last hour of a job in memory, in at most 30 points."""
@@ -216,6 +230,10 @@ def _fleet(source: ApiSource, request: Request) -> Response:
         page = fleet_page(source.fleet(), request.query)
     except PerfdError as error:
         return error_response(400, str(error))
+    try:
+        page = with_stored(page, request.query, source.stored_rows)
+    except PerfdError as error:
+        return error_response(503, str(error))
     if request.query.get("trend") == "1":
         # Of the rows that are shown only: there may be thousands of jobs.
         page["jobs"] = [{**row, "trend_step_time_s": source.trend(row["name"])} for row in page["jobs"]]
@@ -230,8 +248,12 @@ def _jobs(source: ApiSource, query: Mapping[str, str]) -> Response:
         page = fleet_page(source.fleet(), query)
     except PerfdError as error:
         return error_response(400, str(error))
-    found = source.newest([row["name"] for row in page["jobs"]], ranks=ranks)
-    return json_response(_jobs_document(found) | {"page": page["page"]})
+    page["jobs"] = source.newest([row["name"] for row in page["jobs"]], ranks=ranks)
+    try:
+        page = with_stored(page, query, partial(source.stored_entries, ranks=ranks))
+    except PerfdError as error:
+        return error_response(503, str(error))
+    return json_response(_jobs_document(page["jobs"]) | {"page": page["page"]})
 
 
 def _jobs_document(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

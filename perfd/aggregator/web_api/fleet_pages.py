@@ -81,6 +81,28 @@ def fleet_page(fleet: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, 
     }
 
 
+def with_stored(
+    page: Mapping[str, Any],
+    query: Mapping[str, str],
+    stored: Callable[..., tuple[Sequence[Mapping[str, Any]], int]],
+) -> dict[str, Any]:
+    """The page, continued with jobs that only history has where a query asks for all ended ones.
+
+    `stored` takes words, `offset` and `limit`, and returns rows or entries and how many there are in all.
+    """
+    others = _FILTERS.keys() - {"state"}
+    if query.get("state") != "ended" or any(query.get(name) for name in others):
+        return dict(page)
+    at = page["page"]
+    found, count = stored(
+        query.get("q", "").lower().split(),
+        offset=max(0, at["offset"] - at["matched"]),
+        limit=max(0, (at["limit"] or _MOST_ROWS) - len(page["jobs"])),
+    )
+    both = {name: at[name] + count for name in ("matched", "total")}
+    return {**page, "jobs": [*page["jobs"], *map(with_limits, found)], "page": {**at, **both}}
+
+
 def with_limits(job: Mapping[str, Any]) -> dict[str, Any]:
     """A job's entry; each finding has whether it limits the job by something other than its own work."""
 

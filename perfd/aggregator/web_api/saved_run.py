@@ -120,6 +120,20 @@ class SavedRun:
         """The keys of schema perfd.fleet/2."""
         return self._page.fleet
 
+    def stored_rows(
+        self, words: Sequence[str], *, offset: int, limit: int
+    ) -> tuple[list[dict[str, Any]], int]:
+        """None: its jobs are all that there is."""
+        del words, offset, limit
+        return [], 0
+
+    def stored_entries(
+        self, words: Sequence[str], *, offset: int, limit: int, ranks: bool
+    ) -> tuple[list[dict[str, Any]], int]:
+        """None, as `stored_rows`."""
+        del words, offset, limit, ranks
+        return [], 0
+
     def trend(self, job: str) -> list[float]:
         """Step time over the last hour of a job, of the points that were saved."""
         found = self._page.jobs.get(job)

@@ -72,7 +72,10 @@ export function showFleet(main, fleet) {
   section(main, "summary", [fleet.counts, page.total, agents, servers], () => (page.total ? [summary(fleet)] : [empty(agents, servers)]));
   section(main, "elsewhere", fleet.alerts, () => elsewhere(fleet.alerts));
   const options = FILTERS.map(([name]) => filters[name].map((one) => one.value));
-  section(main, "tools", [page.total > 1, options], () => (page.total > 1 ? [tools(options)] : []));
+  // History may have ended jobs that are no longer in memory.
+  if (fleet.stored && !options[0].includes("ended")) options[0].push("ended");
+  const some = page.total > 1 || fleet.stored;
+  section(main, "tools", [some, options], () => (some ? [tools(options)] : []));
   const cells = jobs.map((job) => COLUMNS.map((column) => column.cell(job)));
   section(main, "table", [cells.map(print), page, String(chosen)], () => (page.total ? [table(cells), rest(page)] : []));
   const found = main.querySelector(".count");
