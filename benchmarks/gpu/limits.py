@@ -61,7 +61,7 @@ CASES = (
     Case(
         fault="slow_loaders", strength=0.1, steps=230,
         live=_IDLE | {"data_loading"},
-        captured=frozenset({"launch_bound", "synchronization", "data_loading"}),
+        captured=frozenset({"launch_bound", "host_bound", "synchronization", "data_loading"}),
     ),
 )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -125,6 +126,13 @@ def test_names_of_kernels_do_not_become_markup(tmp_path):
     assert "<script>alert" not in to_html(report)
     assert "<script>alert" not in to_markdown(report)
     assert _EVIL in "".join(_Page(to_html(report)).words)
+
+
+def test_commands_in_sentences_are_set_as_code_and_nothing_in_them_is_markup(tmp_path):
+    report = replace(_report(tmp_path), notes=["Run `nsys --a=<b>` or `ncu`, not 5 ` of it."])
+    page = to_html(report)
+
+    assert "<li>Run <code>nsys --a=&lt;b&gt;</code> or <code>ncu</code>, not 5 ` of it.</li>" in page
 
 
 def test_markdown_has_its_parts_in_order(tmp_path):

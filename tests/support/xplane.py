@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from perfd.trace.readers.xplane import xplane_pb2 as pb
 
-_PLANE, _NAME, _LINE, _EVENTS, _STATS = 1, 2, 3, 4, 5
+_PLANE, _NAME, _LINE, _EVENTS, _STATS, _PLANE_STATS = 1, 2, 3, 4, 5, 6
+_NOTHING: Mapping[int, str] = {}
 BASE_NS = 1_700_000_000_000_000_000
 STATS = {1: "hlo_op", 2: "correlation_id", 3: "hlo_category", 4: "step_num", 5: "dot.3", 6: "occupancy"}
 
@@ -15,8 +18,20 @@ def field(number: int, content: bytes) -> bytes:
     return bytes([number << 3 | 2, length & 0x7F | 0x80, length >> 7]) + content
 
 
-def plane(name: str, lines: list[pb.XLine], events: dict[int, pb.XEventMetadata]) -> bytes:
+def plane(
+    name: str,
+    lines: list[pb.XLine],
+    events: dict[int, pb.XEventMetadata],
+    *,
+    device: Mapping[int, str] = _NOTHING,
+    stats: Mapping[int, str] = _NOTHING,
+) -> bytes:
+    """`device` are the plane's own stats, by the numbers of their names in `stats`."""
     parts = [field(_NAME, name.encode())]
+    parts += [
+        field(_PLANE_STATS, pb.XStat(metadata_id=key, str_value=value).SerializeToString())
+        for key, value in device.items()
+    ]
     # The metadata comes after the lines, as in no file of XLA's, but as any writer may do.
     parts += [field(_LINE, line.SerializeToString()) for line in lines]
     parts += [
@@ -25,7 +40,7 @@ def plane(name: str, lines: list[pb.XLine], events: dict[int, pb.XEventMetadata]
     ]
     parts += [
         field(_STATS, pb.StatMetadataEntry(key=key, value=pb.XStatMetadata(name=value)).SerializeToString())
-        for key, value in STATS.items()
+        for key, value in {**STATS, **stats}.items()
     ]
     return field(_PLANE, b"".join(parts))
 
@@ -36,8 +51,8 @@ def event(metadata: int, offset_ns: int, duration_ns: int, *stats: pb.XStat) -> 
     )
 
 
-def xplane_space() -> bytes:
-    """Two GPUs, of which the second only copies, and a host with two steps."""
+def xplane_space(*, device: Mapping[int, str] = _NOTHING, stats: Mapping[int, str] = _NOTHING) -> bytes:
+    """Two GPUs, of which the second only copies, and a host with two steps; see `plane`."""
     compute = pb.XLine(
         id=7,
         name="Stream #7(Compute)",
@@ -64,8 +79,8 @@ def xplane_space() -> bytes:
     return b"".join(
         (
             plane("/host:CPU", [host], names),
-            plane("/device:GPU:0", [compute, derived], names),
-            plane("/device:GPU:1", [copies], names),
+            plane("/device:GPU:0", [compute, derived], names, device=device, stats=stats),
+            plane("/device:GPU:1", [copies], names, device=device, stats=stats),
             plane("Task Environment", [], {}),
         )
     )

@@ -37,6 +37,8 @@ def _busy(name, share, *, step=1000, **options):
             [],
             Kind.LAUNCH_BOUND,
         ),
+        # In long gaps the host does something else than launching.
+        ([Op(COMPUTE, at, at + 20, launched=at - 5) for at in (0, 300, 600)], [], Kind.HOST_BOUND),
         (
             [Op(COMPUTE, at, at + 20, launched=at - 5) for at in range(0, 1000, 100)],
             [Call("cudaDeviceSynchronize", at + 5, at + 80) for at in range(0, 1000, 100)],
@@ -75,7 +77,7 @@ def test_idle_time_in_loader_ranges_is_data_loading_however_launches_and_waits_s
 
     assert diagnosis.first.kind is Kind.DATA_LOADING
     assert diagnosis.first.gain_ratio == pytest.approx(0.6, abs=0.01)
-    assert {effect.kind for effect in diagnosis.first.effects} == {Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION}
+    assert {effect.kind for effect in diagnosis.first.effects} == {Kind.HOST_BOUND, Kind.SYNCHRONIZATION}
     assert diagnosis.bottleneck.kind is not Kind.COMPUTE_BOUND
 
 
@@ -89,6 +91,34 @@ def test_a_loader_on_a_thread_that_launches_nothing_keeps_no_gpu_waiting(tmp_pat
     found = {one.kind for one in _loading(tmp_path, thread=77).findings}
 
     assert Kind.DATA_LOADING not in found
+
+
+def test_what_waits_behind_its_launch_is_not_said_to_be_launched_late(tmp_path):
+    operations = [Op(COMPUTE, at, at + 20, launched=at - 600) for at in range(0, 1000, 100)]
+    diagnosis = diagnose(_analysis(tmp_path, operations, steps={1: (0, 1000)}))
+
+    found = diagnosis.bottleneck
+    assert found.kind is Kind.LAUNCH_BOUND
+    assert "or what it launched has not begun" in found.evidence[0]
+    assert "are after the launch" in found.evidence[1]
+    assert found.advice.startswith("Most of it is after the launch")
+
+
+def test_short_gaps_behind_a_launch_are_its_latency(tmp_path):
+    operations = [Op(COMPUTE, at, at + 20, launched=at - 70) for at in range(0, 1000, 100)]
+    diagnosis = diagnose(_analysis(tmp_path, operations, steps={1: (0, 1000)}))
+
+    assert diagnosis.bottleneck.advice.startswith("Launching the kernels takes longer")
+
+
+def test_a_profiler_of_the_same_vendor_is_advised(tmp_path):
+    operations = [Op(MATMUL, 0, 950, launched=-20)]
+    calls = [Call("hipDeviceSynchronize", 940, 960)]
+
+    assert "with ncu" in diagnose(_analysis(tmp_path, operations)).bottleneck.advice
+    on_amd = diagnose(_analysis(tmp_path, operations, calls=calls)).bottleneck.advice
+    assert "rocprof-compute" in on_amd
+    assert "ncu" not in on_amd
 
 
 def test_shares_add_up_to_the_window(tmp_path):

@@ -52,6 +52,15 @@ def test_operations_have_their_names_classes_and_times_to_the_nanosecond(file):
     ]
 
 
+def test_the_device_has_its_product_name(file, tmp_path):
+    named = tmp_path / "named.xplane.pb"
+    stats = {7: "gpu_device_name", 8: "device_vendor"}
+    named.write_bytes(xplane_space(device={7: "NVIDIA H200", 8: "Nvidia"}, stats=stats))
+
+    assert [trace.gpu for trace in read_traces([named])] == ["NVIDIA H200", "NVIDIA H200"]
+    assert [trace.gpu for trace in read_traces([file])] == [None, None]
+
+
 def test_it_is_recognized_by_its_name_also_compressed(file, tmp_path):
     packed = tmp_path / "packed.xplane.pb.gz"
     packed.write_bytes(gzip.compress(xplane_space()))

@@ -27,7 +27,10 @@ SEE_INTO_GRAPHS = (
     "Capture with `nsys --cuda-graph-trace=node` to see the kernels inside graphs, or run without graphs,"
     " before changing kernels."
 )
-LARGEST_KERNELS = "Analyze the largest kernels with ncu, and use FP8 if the model tolerates it."
+LARGEST_KERNELS = (
+    "Analyze the largest kernels with ncu, and use FP8 if the GPU has it and the model tolerates it."
+)
+LARGEST_KERNELS_AMD = LARGEST_KERNELS.replace("ncu", "rocprof-compute")
 OPTIMIZER = (
     "Shard the optimizer over the data-parallel group [[shard_optimizer]], use a fused optimizer"
     " [[fused_optimizer]], or accumulate gradients over more micro-batches [[accumulate]]."
@@ -47,6 +50,10 @@ LAUNCH_LESS = (
     "Launching the kernels takes longer than running them: use CUDA graphs or a compiler"
     " [[larger_launches]], fuse small kernels and the optimizer, enlarge the micro-batch, or take work off"
     " the launching thread."
+)
+AFTER_LAUNCH = (
+    "Most of it is after the launch: what is launched waits for another stream, or the trace lacks records of"
+    " what ran. `perfd trace table streams,idle` shows the gaps of each stream."
 )
 LONG_GAPS = (
     "Most of it is in gaps over 100 µs in which the host does something else: input, logging, Python's"

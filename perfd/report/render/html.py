@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 
 from perfd.formatting import percent
@@ -10,6 +11,8 @@ from perfd.report.render.page_script import SCRIPT
 from perfd.report.render.page_style import CSS
 from perfd.report.render.roofline_svg import KINDS, PLOT_CSS, plot
 from perfd.report.report_model import Bars, Figure, Report, ReportFinding, ReportTable, Roofline, StepLine
+
+_CODE = re.compile(r"`([^`\n]+)`")
 
 
 def to_html(report: Report) -> str:
@@ -38,7 +41,7 @@ def to_html(report: Report) -> str:
 
 
 def _summary(report: Report) -> str:
-    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in report.summary)
+    sentences = "".join(f"<li>{_words(sentence)}</li>" for sentence in report.summary)
     return (
         f'<section class="summary"><h2>Summary</h2><p class="headline">{escape(report.headline)}</p>'
         f"<ul>{sentences}</ul></section>"
@@ -88,9 +91,9 @@ def _findings(report: Report) -> str:
 def _finding(found: ReportFinding) -> str:
     share = f'<span class="share">{percent(found.gain_ratio)}</span>' if found.gain_ratio is not None else ""
     culprits = f' <span class="who">{escape(found.culprits)}</span>' if found.culprits else ""
-    evidence = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.evidence)
+    evidence = "".join(f"<li>{_words(sentence)}</li>" for sentence in found.evidence)
     evidence += "".join(
-        f"<li>{escape(said)}<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in why)}</ul></li>"
+        f"<li>{_words(said)}<ul>{''.join(f'<li>{_words(sentence)}</li>' for sentence in why)}</ul></li>"
         for said, why in found.effects
     )
     # An unknown finding has no confidence.
@@ -100,7 +103,7 @@ def _finding(found: ReportFinding) -> str:
 
 def _recommendations(report: Report) -> str:
     items = "".join(
-        f"<li>{escape(found.advice)}"
+        f"<li>{_words(found.advice)}"
         + (f' <span class="source">{escape(gain)}</span>' if (gain := report.gain_words(found)) else "")
         + "</li>"
         for found in report.recommendations()
@@ -127,6 +130,11 @@ def _table(table: ReportTable) -> str:
     )
 
 
+def _words(sentence: str) -> str:
+    """A sentence whose commands and names stand between backticks, which a page sets in another font."""
+    return _CODE.sub(r"<code>\1</code>", escape(sentence))
+
+
 def _class(column: int, table: ReportTable) -> str:
     return "" if column < table.text_columns else ' class="number"'
 
@@ -140,6 +148,6 @@ def _notes(report: Report) -> str:
         return ""
     return (
         '<section><h2>Notes</h2><ul class="notes">'
-        + "".join(f"<li>{escape(note)}</li>" for note in report.notes)
+        + "".join(f"<li>{_words(note)}</li>" for note in report.notes)
         + "</ul></section>"
     )

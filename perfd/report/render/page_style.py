@@ -23,6 +23,7 @@ section { background: var(--surface); border: 1px solid var(--line); border-radi
 ul, ol { margin: 0; padding-left: 20px; }
 li { margin: 3px 0; }
 ol li { margin: 7px 0; }
+code { font: 0.92em ui-monospace, "DejaVu Sans Mono", monospace; }
 .tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(225px, 1fr)); gap: 12px; }
 .tile { border: 1px solid var(--line); border-radius: 6px; padding: 10px 12px; }
 .tile .name { color: var(--muted); font-size: 13px; }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.formatting import UNKNOWN, duration, flops, flops_per_s, percent
+from perfd.formatting import duration, flops, flops_per_s, percent
 from perfd.mfu_tier import MfuTier, attainable_mfu
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric
 from perfd.report.sources.timeline_lanes import timeline_of
@@ -37,9 +37,11 @@ def _step_time_s(analysis: TraceAnalysis) -> float | None:
 
 
 def _subtitle(analysis: TraceAnalysis) -> str:
-    gpus = sorted({rank.timeline.trace.gpu or "unknown GPU" for rank in analysis.ranks})
+    gpus = {rank.timeline.trace.gpu for rank in analysis.ranks}
+    named = f" on {', '.join(sorted(filter(None, gpus)))}" if any(gpus) else ""
+    other = " and GPUs without a name" if any(gpus) and None in gpus else ""
     count = len(analysis.ranks)
-    return f"{count} rank{'s' if count > 1 else ''} on {', '.join(gpus)}; {source_of(analysis)}"
+    return f"{count} rank{'s' if count > 1 else ''}{named}{other}; {source_of(analysis)}"
 
 
 def _headline(diagnosis: Diagnosis) -> str:
@@ -98,8 +100,9 @@ def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportM
             *_idle_metrics(ranks, f"{source}; gaps against the host's calls{over}"),
         ]
     overlaps = [rank.whole.overlap_ratio for rank in ranks if rank.whole.overlap_ratio is not None]
-    overlap = percent(sum(overlaps) / len(overlaps)) if overlaps else UNKNOWN
-    found.append(ReportMetric(name="Communication hidden by computing", value=overlap, source=how))
+    if overlaps:
+        overlap = percent(sum(overlaps) / len(overlaps))
+        found.append(ReportMetric(name="Communication hidden by computing", value=overlap, source=how))
     split = list(analysis.collectives.split.values())
     total = sum(transfer + wait for transfer, wait in split)
     if total > 0:
@@ -149,7 +152,8 @@ def _idle_metrics(ranks: Sequence[RankAnalysis], source: str) -> list[ReportMetr
 
 def _window_words(rank: RankAnalysis) -> str:
     if rank.timeline.window.source == "steps":
-        return f"{len(rank.steps)} whole steps on the host's clock"
+        count = len(rank.steps)
+        return f"{count} whole step{'s' if count > 1 else ''} on the host's clock"
     return "from the first to the last GPU operation"
 
 

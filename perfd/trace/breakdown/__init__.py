@@ -3,7 +3,7 @@
 from perfd.trace.breakdown.collective_matching import CollectiveRow, Collectives, collectives
 from perfd.trace.breakdown.critical_path import CriticalPath, critical_path
 from perfd.trace.breakdown.graph_use import GraphUse, graph_use
-from perfd.trace.breakdown.idle_time import launching_call
+from perfd.trace.breakdown.idle_time import HOST_WAIT_NS, launching_call
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, busy_by_class, kernel_rows, launch_cost
 from perfd.trace.breakdown.loader_time import LoaderTime, loader_time
 from perfd.trace.breakdown.pipeline_stages import StageStall, spans_stages, stage_of, stage_stalls
@@ -12,6 +12,7 @@ from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
 from perfd.trace.breakdown.sync_points import SyncPoint, sync_points
 
 __all__ = [
+    "HOST_WAIT_NS",
     "CollectiveRow",
     "Collectives",
     "CriticalPath",

@@ -6,6 +6,7 @@ are all there, so that they compare with each other and add up.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,7 @@ from perfd.analysis.findings import (
 )
 from perfd.formatting import bandwidth, data_size, duration, percent
 from perfd.thresholds import THRESHOLDS
-from perfd.trace.breakdown import KernelRow, SyncPoint, busy_by_class, graph_use
+from perfd.trace.breakdown import HOST_WAIT_NS, KernelRow, SyncPoint, busy_by_class, graph_use
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, MODELLED, UNEXPLAINED, seen
 from perfd.trace.diagnosis.loading_findings import judge_loading
 from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, straggler_of
@@ -32,6 +33,7 @@ from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 _IDLE = frozenset({Kind.HOST_BOUND, Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION})
 _MOSTLY = 0.5
 _SYNC_POINTS = 3
+_HIP = re.compile(r"hip[A-Z]")
 _UNKNOWN_SOFTWARE = Software()
 
 
@@ -197,14 +199,27 @@ def _judge_launch(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
         return None
     worst = max(analysis.complete, key=launch_idle_s)
     idle, cost = worst.whole.idle, worst.launches
+    on_its_way = idle is not None and idle.other_s > idle.unlaunched_s
+    why = "the host has not launched"
+    if on_its_way:
+        why += ", or what it launched has not begun"
     evidence = [
         (
-            f"The GPU has nothing to run for {percent(part.launch)} of the window because the host has not"
-            " launched (gaps between operations against the host's calls; mean over ranks)."
+            f"The GPU has nothing to run for {percent(part.launch)} of the window because {why} (gaps between"
+            " operations against the host's calls; mean over ranks)."
         )
     ]
-    todo = advice.LAUNCH_LESS
-    if idle and idle.host_s > 0.5 * launch_idle_s(worst):
+    todo, kind = advice.LAUNCH_LESS, Kind.LAUNCH_BOUND
+    if idle and on_its_way:
+        evidence.append(
+            f"On rank {worst.rank} {duration(idle.other_s)} of it are after the launch: its latency, or an"
+            " event of another stream."
+        )
+        if cost and cost.queue_s is not None and cost.queue_s * 1e9 > HOST_WAIT_NS:
+            # No launch takes so long: the host is ahead of the GPU.
+            todo = advice.AFTER_LAUNCH
+    elif idle and idle.host_s > _MOSTLY * launch_idle_s(worst):
+        kind = Kind.HOST_BOUND
         evidence.append(
             f"On rank {worst.rank} {duration(idle.host_s)} of it are gaps over 100 µs in which the host"
             " launches nothing: it is busy with something else."
@@ -212,12 +227,12 @@ def _judge_launch(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
         todo = advice.LONG_GAPS
     if cost and cost.queue_s is not None and cost.call_s is not None:
         evidence.append(
-            f"On rank {worst.rank} a launch takes {cost.call_s * 1e6:.1f} µs and its operation begins"
-            f" {cost.queue_s * 1e6:.1f} µs later (medians of {cost.count})."
+            f"On rank {worst.rank} a launch takes {duration(cost.call_s)} and its operation begins"
+            f" {duration(cost.queue_s)} later (medians of {cost.count})."
         )
     evidence += _with_graphs(worst)
     return Finding(
-        kind=Kind.LAUNCH_BOUND,
+        kind=kind,
         confidence=seen(MEASURED, analysis),
         culprits=[Culprit(kind="rank", id=worst.rank)] if len(analysis.complete) > 1 else [],
         evidence=evidence,
@@ -345,7 +360,7 @@ def _judge_compute(analysis: TraceAnalysis, part: TimeShares) -> Finding:
             f"{percent(opaque)} of it is CUDA graphs as a whole: the trace does not show what they run."
         )
     matmul = classes.get("matmul", 0) + classes.get("attention", 0) + classes.get("convolution", 0)
-    todo = advice.FUSE_ELEMENT_WISE if classes and matmul < _MOSTLY else advice.LARGEST_KERNELS
+    todo = advice.FUSE_ELEMENT_WISE if classes and matmul < _MOSTLY else _largest_kernels(analysis)
     moving = sum(row.path_s for row in rows if _moves_bytes(row)) / total if total else 0.0
     by_memory = opaque < THRESHOLDS.trace_opaque_ratio and moving >= THRESHOLDS.trace_memory_bound_ratio
     if by_memory:
@@ -362,6 +377,12 @@ def _judge_compute(analysis: TraceAnalysis, part: TimeShares) -> Finding:
         advice=todo if part.compute >= THRESHOLDS.trace_tuning_ratio else "",
         gain_ratio=None,
     )
+
+
+def _largest_kernels(analysis: TraceAnalysis) -> str:
+    """What looks into kernels, by the runtime that launched them."""
+    calls = (name for rank in analysis.ranks for name in rank.timeline.trace.call_names)
+    return advice.LARGEST_KERNELS_AMD if any(map(_HIP.match, calls)) else advice.LARGEST_KERNELS
 
 
 def _moves_bytes(row: KernelRow) -> bool:

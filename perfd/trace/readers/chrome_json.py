@@ -53,6 +53,10 @@ class Args(msgspec.Struct, gc=False):
     destination: int | None = msgspec.field(default=None, name="Dst Rank")
 
 
+DEVICE_NAME = "device_name"
+"""Of the event by which the product name of a process' device is handed on; Chrome's traces have none."""
+
+
 class ChromeEvent(msgspec.Struct, gc=False):
     """One event; times are microseconds."""
 
@@ -141,6 +145,11 @@ class ChromeFile:
     def _events_start(self, buffer: bytes, is_object: bool) -> tuple[int, bytes]:
         """Where the first event begins, and what stands before the list."""
         if buffer.lstrip()[:1] == b"[":
+            if buffer.lstrip()[1:].lstrip()[:1] not in {b"", b"{", b"]"}:
+                raise TraceError(
+                    f"{self._path}: not a trace: this JSON is a list of something else than events, as a"
+                    " memory timeline is."
+                )
             return buffer.index(b"[") + 1, b"{"
         if not buffer.strip():
             raise TraceError(f"{self._path}: the file is empty; copy it again, or capture again.")

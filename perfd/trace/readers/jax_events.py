@@ -26,7 +26,7 @@ from perfd.trace.model.rank_trace import (
     operations_of,
 )
 from perfd.trace.model.trace_steps import TraceStep
-from perfd.trace.readers.chrome_json import Args, ChromeEvent
+from perfd.trace.readers.chrome_json import DEVICE_NAME, Args, ChromeEvent
 
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _STREAM = re.compile(r"Stream #(\d+)")
@@ -44,6 +44,7 @@ class JaxEvents:
 
     def __init__(self) -> None:
         self._processes: dict[int, str] = {}
+        self._devices: dict[int, str] = {}
         self._threads: dict[tuple[int, int], str] = {}
         self._names: dict[tuple[str, str], int] = {}
         self._hlo: dict[str, int] = {}
@@ -59,6 +60,8 @@ class JaxEvents:
         if event.ph == "M" and args.name is not None:
             if event.name == "process_name":
                 self._processes[event.pid] = args.name
+            elif event.name == DEVICE_NAME:
+                self._devices[event.pid] = args.name
             elif event.name == "thread_name" and isinstance(event.tid, int):
                 self._threads[event.pid, event.tid] = args.name
         elif event.ph == "X" and isinstance(event.tid, int):
@@ -122,7 +125,7 @@ class JaxEvents:
         return RankTrace(
             file=str(path),
             rank=None,
-            gpu=None,
+            gpu=self._devices.get(process),
             device=int(device[2]),
             names=names,
             classes=classes,

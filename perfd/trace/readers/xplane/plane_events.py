@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from perfd.trace.readers.chrome_json import Args, ChromeEvent
+from perfd.trace.readers.chrome_json import DEVICE_NAME, Args, ChromeEvent
 from perfd.trace.readers.xplane import xplane_pb2 as pb
 from perfd.trace.readers.xplane.message_fields import submessages
 
 _PLANE = 1
 """The field of an XSpace."""
-_NAME, _LINE, _EVENT_METADATA, _STAT_METADATA = 2, 3, 4, 5
+_NAME, _LINE, _EVENT_METADATA, _STAT_METADATA, _STAT = 2, 3, 4, 5, 6
 """Fields of an XPlane."""
 _PS_PER_US = 1_000_000
 _NS_PER_US = 1_000
-_USED = frozenset({"hlo_op", "hlo_category", "correlation_id", "step_num"})
+_DEVICE_NAMES = ("gpu_device_name", "device_type_string")
+"""Of a GPU and of a TPU, in the order in which they are looked for."""
+_USED = frozenset({"hlo_op", "hlo_category", "correlation_id", "step_num", *_DEVICE_NAMES})
 
 _Value = str | int
 
@@ -32,6 +34,8 @@ class _Plane:
     stats_of_names: Mapping[int, Mapping[str, _Value]]
     """What all events of a name have in common, by the same id."""
     stat_names: Mapping[int, str]
+    device: str | None
+    """Its product name."""
 
 
 def chrome_events(space: memoryview) -> Iterator[ChromeEvent]:
@@ -42,6 +46,8 @@ def chrome_events(space: memoryview) -> Iterator[ChromeEvent]:
     base_ns: int | None = None
     for number, plane in enumerate([_plane(part) for field, part in submessages(space) if field == _PLANE]):
         yield ChromeEvent(ph="M", name="process_name", pid=number, args=Args(name=plane.name))
+        if plane.device:
+            yield ChromeEvent(ph="M", name=DEVICE_NAME, pid=number, args=Args(name=plane.device))
         for thread, part in enumerate(plane.lines):
             line = pb.XLine.FromString(bytes(part))
             # Microseconds since the first line, since those since 1970 would lose their nanoseconds.
@@ -54,6 +60,7 @@ def _plane(message: memoryview) -> _Plane:
     names: dict[int, str] = {}
     stats: dict[int, list[pb.XStat]] = {}
     stat_names: dict[int, str] = {}
+    own: list[pb.XStat] = []
     for number, part in submessages(message):
         if number == _NAME:
             name = bytes(part).decode("utf-8", "replace")
@@ -66,12 +73,16 @@ def _plane(message: memoryview) -> _Plane:
         elif number == _STAT_METADATA:
             stat = pb.StatMetadataEntry.FromString(bytes(part))
             stat_names[stat.key] = stat.value.name
+        elif number == _STAT:
+            own.append(pb.XStat.FromString(bytes(part)))
+    said = _values(own, stat_names)
     return _Plane(
         name=name,
         lines=lines,
         names=names,
         stats_of_names={key: _values(found, stat_names) for key, found in stats.items()},
         stat_names=stat_names,
+        device=next((text for key in _DEVICE_NAMES if (text := _text(said.get(key)))), None),
     )
 
 
