@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.training_log.log_document import read_logs
+from perfd_collectors.training_log.log_parser import LogParser, new_job
 from training_log.logs import records_of
 
 from perfd.model import TrainingStep
@@ -101,6 +102,20 @@ def test_every_golden_file_has_its_log() -> None:
         ("stable-baselines3", "stable-baselines3", [1, 2, 3, 4, 5, 6]),
         ("stable-baselines3-dqn", "stable-baselines3", [9, 20, 30, 40, 49, 59, 69]),
         ("rllib", "rllib", [1, 2, 3, 4, 5]),
+        ("nemo-rl", "nemo-rl", [1, 2, 3, 4, 5, 6]),
+        ("areal", "areal", [1, 2, 3, 4, 5]),
+        ("verl-numpy-2", "verl", [1, 2, 3, 4]),
+        ("deepspeed-chat", "training-loop", list(range(8))),
+        ("prime-rl", "prime-rl", list(range(6))),
+        ("olmo-core", "olmo", [1, 2, 3, 4, 5]),
+        ("llm-foundry", "composer", [1, 2, 3, 4, 5]),
+        ("nemo-automodel", "nemo-automodel", [0, 1, 2, 3, 4]),
+        ("xtuner", "xtuner", [1, 2, 3, 4, 5]),
+        ("lingua", "lingua", [10, 20, 30, 40, 50]),
+        ("internevo", "internevo", [0, 1, 2, 3, 4]),
+        ("fms-fsdp", "training-loop", [100, 200, 300, 400, 500]),
+        ("fairseq2", "training-loop", [100, 200, 300, 400, 500]),
+        ("physicsnemo-sym", "training-loop", [100, 200, 300, 400, 500]),
         ("nanogpt", "nanogpt", [10, 20]),
         ("nanochat", "nanochat", [10, 11]),
         ("litgpt", "litgpt", [3, 4]),
@@ -140,6 +155,33 @@ def test_a_batch_of_torchtitan_is_cut_into_micro_batches_only_as_its_schedule_sa
 def test_batches_of_a_loop_are_numbered_over_its_epochs(epochs: tuple[int, ...], expected: list[int]) -> None:
     lines = "".join(f"Epoch: {epoch} | Batch: 100/100 | Loss: 2.3\n" for epoch in epochs)
     assert [step.step for step in records_of(lines, TrainingStep)] == expected
+
+
+def test_a_step_of_nemo_rl_is_added_once_its_time_is_known() -> None:
+    parser = LogParser(job := new_job("job"))
+    parser.feed(b"===== Step 7/100 =====\n\xe2\x96\xb6 Preparing batch...\n")
+    parser.flush()
+    parser.feed(
+        "  \u2022 Loss: 0.25\n  \u2022 Total step time: 63.50s\n  \u2022 generation: 22.50s (35%)\n".encode()
+    )
+    parser.flush()
+
+    (step,) = [record for record in job.out.take(0) if isinstance(record, TrainingStep)]
+    assert (step.step, step.step_time_s, step.losses) == (7, 63.5, {"Loss": 0.25})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step: 100\nnothing: here\n",
+        "step: 100\nsomething else\nloss: 3.0\n",
+        "===== Step 3/4 =====\nDownloading: 12.0s\n",
+        "===== Step 3/4 =====\n    \u2022 Validation loss: 1.5\n",
+        "Epoch 1/1 Step 3/4 Train step 3/4 done.\n",
+    ],
+)
+def test_a_heading_without_a_value_of_training_below_it_is_no_step(text: str) -> None:
+    assert records_of(text, TrainingStep) == []
 
 
 def test_batches_of_another_loader_in_an_epoch_are_not_steps() -> None:

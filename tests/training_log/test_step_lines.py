@@ -21,6 +21,10 @@ from tests.training_log.logs import iteration, records_of
         ("epoch: [1/5], global_step: 10, loss: 3.2, avg_reader_cost: 0.1 s, avg_batch_cost: 0.5 s", 10, 0.5),
         ('{"step": 10, "loss": 3.2, "step_time_s": 0.5}', 10, 0.5),
         ("[0010]: iter 123.45 ms, fps 1036.86", 10, 0.12345),
+        ("Step 10 | Time: 0.60s | Loss: 3.2 | Grad. Norm: 2.1 | Peak Mem.: 5.2/23.7 GiB (22.1%)", 10, 0.6),
+        ("[10:00:05] - [step:         10] loss:  3.2e+00, time/iteration:  4.21e+01 ms", 10, 0.0421),
+        ("2024 INFO -- tflops=188.3 step=10 loss=3.2 batch_time=3.8", 10, 3.8),
+        ("step 10 loss tensor(3.2, device='cuda:0', grad_fn=<MeanBackward0>) 450 ms/step", 10, 0.45),
         ("[Speed] step 10 | loss 3.2 | train_time: 9000ms | step time: 450 ms", 10, 0.45),
     ],
 )
@@ -51,12 +55,23 @@ def test_a_line_with_a_step_and_a_time_is_a_step(line: str, step: int, time_s: f
         '{"step": 20, "message": "loss 3.1"}',
         "iteration 20: lossless 4.5 GB",
         "[0010]: iter 12 of 20 took 3.0 ms",
+        "Step 20 | Time: 0.60s | Reward: 0.3 | Throughput: 4515.5 tokens/s | Async Level: 1",
+        "step: 20\tloss 3.1\t0.5 s/step",
     ],
 )
 def test_a_line_that_only_looks_like_a_step_is_none(line: str) -> None:
     found = records_of(f"{line}\n", TrainingStep)
 
     assert not any(step.step_time_s or "loss" in "".join(step.losses) for step in found), found
+
+
+@pytest.mark.parametrize(
+    "loss", ["np.float64(3.25)", "tensor(3.25)", "tensor([3.25])", "array(3.25, dtype=float32)"]
+)
+def test_a_loss_printed_as_an_object_is_read(loss: str) -> None:
+    for line in (f"step 10 loss {loss} 450 ms/step", f"{{'step': 10, 'loss': {loss}}}"):
+        (step,) = records_of(f"{line}\n", TrainingStep)
+        assert step.losses == {"loss": 3.25}, line
 
 
 def test_frames_per_second_of_a_loop_timed_by_hand_are_samples() -> None:

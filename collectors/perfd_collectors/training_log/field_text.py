@@ -13,6 +13,11 @@ _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?|[+-]?\d+(?:\.\d*)?", r
 _MAX_EXPONENT_CHARS = 9
 """Longer exponents overflow a double anyway."""
 _PAIR = re.compile(r"'([\w/.()@-]{1,80})': ([^',{}]{1,40})(?=, '|$)", re.ASCII)
+_WRAPPED = re.compile(
+    r"\b(?:np\.(?:float|int|uint)[0-9]{1,3}|tensor|array)\(\[?([^()\[\],\s]{1,40})\]?"
+    r"(?:, [^()]{1,80}(?:\([^()]{0,40}\))?)?\)"
+)
+"""How NumPy 2, PyTorch and JAX print one number: `np.float64(0.5)`, `tensor(0.5, device='cuda:0')`."""
 _SUFFIXES = {"": 0, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}
 _MAX_KEY_CHARS = 80
 """Longer keys are not a trainer's."""
@@ -39,7 +44,13 @@ def fields(text: str, *, complete: bool) -> list[tuple[str, str]]:
 
 def dict_numbers(text: str) -> dict[str, float]:
     """The numbers of a Python dict without nesting, whose text is without braces."""
-    return {key: value for key, figure in _PAIR.findall(text) if (value := number(figure)) is not None}
+    pairs = _PAIR.findall(plain_numbers(text))
+    return {key: value for key, figure in pairs if (value := number(figure)) is not None}
+
+
+def plain_numbers(text: str) -> str:
+    """The text with numbers as such that were printed as objects of NumPy, PyTorch or JAX."""
+    return _WRAPPED.sub(r"\1", text) if "(" in text else text
 
 
 def is_plain_key(key: str) -> bool:

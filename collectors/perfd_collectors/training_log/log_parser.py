@@ -28,6 +28,7 @@ from perfd_collectors.training_log.formats import (
     ProgressBarParser,
     ResultBlockParser,
     SlimeParser,
+    StepBlockParser,
     StepLineParser,
     TorchtitanParser,
     VerlParser,
@@ -57,6 +58,7 @@ FORMATS: Mapping[str, Callable[[LogContext], FormatParser]] = {
     "result-blocks": ResultBlockParser,
     "column-tables": ColumnTableParser,
     "json-lines": JsonLineParser,
+    "step-blocks": StepBlockParser,
     "epoch-lines": EpochLineParser,
     "step-lines": StepLineParser,
 }

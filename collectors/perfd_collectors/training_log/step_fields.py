@@ -34,7 +34,9 @@ _PER = {
     "/it": "perit",
     "/batch": "perbatch",
 }
-_PREFIXES = frozenset({"train", "training", "perf", "throughput", "metrics", "avg", "average", "mean"})
+_PREFIXES = frozenset(
+    {"train", "training", "perf", "throughput", "metrics", "avg", "average", "mean", "current"}
+)
 _STEP_TIMES = frozenset(
     {
         *(
@@ -44,6 +46,8 @@ _STEP_TIMES = frozenset(
             "iterationtime",
             "timeperiteration",
             "timeperiter",
+            "timeiteration",
+            "timeiter",
             "secperstep",
         ),
         *("batchtime", "timeperbatch", "secondsperstep", "secondsperiter", "elapsedtimeperiteration"),
@@ -66,7 +70,7 @@ _BARE_TIMES = frozenset({"time", "t"})
 _TOTAL_TIMES = frozenset({"traintime", "trainingtime"})
 """The time since the start, or of an epoch."""
 _ENTROPIES = frozenset({"xent", "crossentropy"})
-_UNNAMED = frozenset({"", "speed", "rate"})
+_UNNAMED = frozenset({"", "speed", "rate", "throughput"})
 """What a number with a unit may be called, so that the unit says what it is."""
 _TIME_UNITS = {"ms": -3, "s": 0, "sec": 0, "secs": 0, "seconds": 0, "us": -6}
 _PER_STEP = {
@@ -224,6 +228,7 @@ def numbers_in(text: str) -> Iterator[tuple[str, float, str]]:
         index = 0
         while index < len(words):
             word = words[index].strip("'\"[](),")
+            word += ")" * (word.count("(") > word.count(")"))
             index += 1
             match = _NUMBER.fullmatch(word) if len(word) <= _MAX_NUMBER_CHARS else None
             if match is None:

@@ -19,6 +19,7 @@ from perfd_collectors.training_log.formats.reinforcement import (
     SlimeParser,
     VerlParser,
 )
+from perfd_collectors.training_log.formats.step_blocks import StepBlockParser
 from perfd_collectors.training_log.formats.step_lines import StepLineParser
 from perfd_collectors.training_log.formats.torchtitan import TorchtitanParser
 
@@ -40,6 +41,7 @@ __all__ = [
     "ProgressBarParser",
     "ResultBlockParser",
     "SlimeParser",
+    "StepBlockParser",
     "StepLineParser",
     "TorchtitanParser",
     "VerlParser",

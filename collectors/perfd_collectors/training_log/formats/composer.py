@@ -9,19 +9,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import is_plain_key, number
+from perfd.model import EventKind, PhaseTime
+from perfd_collectors.training_log.field_text import grouped, is_plain_key, number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.parser_output import training_step
 
 _HEAD = re.compile(
-    r"\[(?:epoch|batch|sample|token|iteration)=[0-9]{1,15}(?:/[0-9]{1,15})?\](?:\[[^\]]{1,40}\])?:"
+    r"\[(?:epoch|batch|sample|token|iteration)=[0-9]{1,15}(?:/[0-9]{1,15})?\](?:\[[^\]]{1,40}\])?:\s*$"
 )
 _OLMO = re.compile(r"\[step=([0-9]{1,15})(?:/[0-9]{1,15})?(?:,[^\]\[]{1,80})?\]\s*$")
 _EVALUATION = re.compile(r"\[Eval batch=([0-9]{1,15})/([0-9]{1,15})\] Eval on ")
 _VALUE = re.compile(r"\s{1,8}Train ([^\s:]{1,120}): (\S{1,40})")
-_OLMO_VALUE = re.compile(r"^ {4}([\w/ ().-]{1,120})=(\S{1,40})\s*$")
+_OLMO_VALUE = re.compile(r"^ {4}([\w/ ().%-]{1,120})=(\S{1,40})\s*$")
 _STEP = "time/batch"
 _STEPS_PER_S = (
     "throughput/batches_per_sec",
@@ -33,7 +33,11 @@ _RATES = {
     "throughput/samples_per_sec": "samples_per_s",
     "throughput/tokens_per_sec": "tokens_per_s",
     "throughput/device/flops_per_sec": "flops_per_s_per_gpu",
+    "throughput/device/mfu": "mfu_ratio",
+    "optim/total grad norm": "grad_norm",
 }
+_OLMO_MFU_PERCENT = "throughput/device/MFU"
+_OLMO_DATA_S = "throughput/device/data loading (s)"
 
 
 _MOST_VALUES = 2000
@@ -43,7 +47,7 @@ _MOST_VALUES = 2000
 class ComposerParser(FormatParser):
     """One log. Composer's `time/batch` counts the batches before this one, over all epochs."""
 
-    keywords: Sequence[bytes] = (b"][batch=", b"[Eval batch=", b"Train time/batch: ", b"[step=")
+    keywords: Sequence[bytes] = (b"[batch=", b"[Eval batch=", b"Train time/batch: ", b"[step=")
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)
@@ -71,7 +75,7 @@ class ComposerParser(FormatParser):
         if self._block is not None:
             style = _VALUE if self._step is None else _OLMO_VALUE
             if value := style.fullmatch(line.text):
-                figure = number(value[2])
+                figure = number(value[2]) if self._step is None else grouped(value[2]) or number(value[2])
                 if figure is not None and len(self._block) < _MOST_VALUES:
                     self._block.setdefault(value[1], figure)
                 return True
@@ -94,12 +98,16 @@ class ComposerParser(FormatParser):
         rate = next((block[name] for name in _STEPS_PER_S if block.get(name, 0) > 0), None)
         if rate is not None:
             values["step_time_s"] = 1 / rate
+        if (percent := block.get(_OLMO_MFU_PERCENT, 0)) > 0:
+            values["mfu_ratio"] = percent / 100
         losses = {key: value for key, value in block.items() if _LOSS.match(key) and is_plain_key(key)}
         if step is not None and not losses:
             # Evaluations and what is logged at the start have the same heading.
             return
         number_of_step = int(block[_STEP]) + 1 if step is None else step
         self._steps.add(training_step(self._out.job, number_of_step, values, losses, {}), None)
+        if _OLMO_DATA_S in block:
+            self._steps.phases({"data_loading": PhaseTime(max_s=block[_OLMO_DATA_S])})
 
     def finish(self) -> None:
         """Emit a pending batch."""

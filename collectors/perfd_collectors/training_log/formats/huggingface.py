@@ -111,7 +111,7 @@ class HuggingFaceParser(FormatParser):
         """Find the step of a dict with a loss."""
         clock = values.get("train_runtime")
         resolution_s = _resolution(pairs.get("train_runtime", ""))
-        if said := _OF.fullmatch(pairs.get("global_step/max_steps", "")):
+        if said := _OF.fullmatch(pairs.get("global_step/max_steps", pairs.get("iteration", ""))):
             step = int(said[1])
             if speed := _speed_of(values):
                 # ms-swift's speed, of six digits after the point, is a mean since the start.

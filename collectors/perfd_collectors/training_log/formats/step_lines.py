@@ -1,11 +1,13 @@
-"""Lines of a loop's own that say their step: nanoGPT, nanochat, litgpt, torchtune, and many others."""
+"""Lines of a loop's own that say their step: nanoGPT, nanochat, litgpt, prime-rl, and many others."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from perfd.model import EventKind
+from perfd_collectors.training_log.field_text import plain_numbers, positive
 from perfd_collectors.training_log.format_parser import FormatParser
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
@@ -20,14 +22,55 @@ _LOSS_BEFORE = re.compile(
     r"(?<![\w/.-])(loss ?[:=] ?[^\s,]{1,24}), (?:[\w ]{1,40}[:=] ?[^\s,]{1,24}, ){0,3}(?:global_)?step ?[:=]"
 )
 """Where a line begins with its loss, as TensorFlow's estimators and PaddleNLP print it."""
-_LLM_C = re.compile(r"\| ([0-9]{1,9}\.[0-9]{1,9}) ms \| ([0-9]{1,3}\.[0-9]{1,9})% bf16 MFU \| ")
-_MARKS = {
-    "nanochat": ("lrm:", "tok/sec:"),
-    "litgpt": ("| iter time:",),
-    "torchtune": ("tokens_per_second_per_gpu:",),
-    "llm.c": ("% bf16 MFU | ",),
-    "paddlenlp": (", interval_steps_per_second: ",),
+_FIGURE = r"([0-9][0-9.e+-]{0,19})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """Lines of one library."""
+
+    marks: Sequence[str]
+    """All of them are on each of its lines."""
+    own: Mapping[str, tuple[re.Pattern[str], int]] = field(default_factory=dict)
+    """Fields that it names in its own way, and the power of ten of their units."""
+
+
+_LIBRARIES = {
+    "nanochat": _Loop(("lrm:", "tok/sec:")),
+    "litgpt": _Loop(("| iter time:",)),
+    "torchtune": _Loop(("tokens_per_second_per_gpu:",)),
+    "llm.c": _Loop(
+        ("% bf16 MFU | ",),
+        {
+            "step_time_s": (re.compile(rf"\| {_FIGURE} ms \| "), -3),
+            "mfu_ratio": (re.compile(rf"\| {_FIGURE}% bf16 MFU \| "), -2),
+        },
+    ),
+    "paddlenlp": _Loop((", interval_steps_per_second: ",)),
+    "prime-rl": _Loop(
+        ("| Time: ", "| Grad. Norm: ", "| Peak Mem.: "),
+        {"step_time_s": (re.compile(rf"\| Time: {_FIGURE}s \|"), 0)},
+    ),
+    "nemo-automodel": _Loop(
+        ("/gpu) | num_label_tokens ",), {"tokens_per_s": (re.compile(rf"\| tps {_FIGURE}\("), 0)}
+    ),
+    "xtuner": _Loop(
+        ("[Train] (Epoch ", " tgs: "), {"step_time_s": (re.compile(rf"(?<=\s)time: {_FIGURE}s?(?=\s|$)"), 0)}
+    ),
+    "lingua": _Loop(
+        ("  wps: ", "  iter: ", "  data: "),
+        {
+            "step_time_s": (re.compile(rf"  iter: {{1,4}}{_FIGURE}(?=\s)"), 0),
+            "flops_per_s_per_gpu": (re.compile(rf"  flops: {{1,4}}{_FIGURE}(?=\s)"), 0),
+        },
+    ),
+    "internevo": _Loop(
+        (" tgs (tokens/gpu/second)=", " forward_backward_time="),
+        {"flops_per_s_per_gpu": (re.compile(rf"\btflops={_FIGURE} step="), 12)},
+    ),
 }
+_OF_ROLLOUTS = "| Async Level: "
+"""In lines of prime-rl's orchestrator, which count the steps of its trainer, too."""
 _ANCHOR_CHARS = 160
 """The step is at the beginning of a line, after times and names of loggers."""
 OTHER_LINE = re.compile(
@@ -36,9 +79,7 @@ OTHER_LINE = re.compile(
     r"(?:error|exception)\b",
     re.IGNORECASE,
 )
-LOOPS = frozenset(
-    {"", "training-loop", "nanogpt", "nanochat", "litgpt", "torchtune", "lightning", "paddlenlp", "llm.c"}
-)
+LOOPS = frozenset({"", "training-loop", "nanogpt", "lightning", *_LIBRARIES})
 """Frameworks whose progress is a loop's own; other trainers print lines that perfd knows."""
 
 
@@ -52,16 +93,16 @@ class StepLineParser(FormatParser):
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete, undamaged line."""
-        if not line.complete or line.damaged or "\t" in line.text:
+        if not line.complete or line.damaged:
             return False
-        text = line.text
+        text = plain_numbers(line.text)
         anchor = _anchor(text)
         framework = _framework(text)
         if self._out.description.framework not in LOOPS and framework not in {"paddlenlp", "llm.c"}:
             return False
-        if anchor is None or OTHER_LINE.search(text, 0, anchor.start()):
+        if anchor is None or OTHER_LINE.search(text, 0, anchor.start()) or _is_of_others(text, anchor):
             return False
-        found = StepFields()
+        found = StepFields(values=_own_values(framework, text))
         for key, value, unit in numbers_in(text[anchor.end() :]):
             found.add(key, value, unit)
         if before := _LOSS_BEFORE.search(text, 0, anchor.end()):
@@ -73,8 +114,6 @@ class StepLineParser(FormatParser):
             return True
         if not found.losses and not found.timed:
             return False
-        if framework == "llm.c" and (timed := _LLM_C.search(text)):
-            found.values.update(step_time_s=float(timed[1]) / 1e3, mfu_ratio=float(timed[2]) / 100)
         if framework == "litgpt":
             _per_step(found, text, step)
         if not self._out.description.framework or framework:
@@ -92,11 +131,23 @@ def _anchor(text: str) -> re.Match[str] | None:
     return next(iter(steps or found), None)
 
 
+def _is_of_others(text: str, anchor: re.Match[str]) -> bool:
+    """Whether it is a row of a table, or of a process that only counts the trainer's steps."""
+    return "\t" in text[anchor.start() :] or _OF_ROLLOUTS in text
+
+
 def _framework(text: str) -> str | None:
-    for framework, marks in _MARKS.items():
-        if all(mark in text for mark in marks):
+    for framework, loop in _LIBRARIES.items():
+        if all(mark in text for mark in loop.marks):
             return framework
     return "nanogpt" if ", mfu " in text and text.lstrip().startswith("iter ") else None
+
+
+def _own_values(framework: str | None, text: str) -> dict[str, float]:
+    """What a library's own names say."""
+    own = _LIBRARIES[framework].own if framework in _LIBRARIES else {}
+    said = ((name, pattern.search(text), power) for name, (pattern, power) in own.items())
+    return {name: value for name, match, power in said if match and (value := positive(match[1], power))}
 
 
 def _per_step(found: StepFields, text: str, step: int) -> None:

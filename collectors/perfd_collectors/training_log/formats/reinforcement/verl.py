@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.field_text import is_plain_key, number
+from perfd_collectors.training_log.field_text import is_plain_key, number, plain_numbers
 from perfd_collectors.training_log.format_parser import FormatParser
 from perfd_collectors.training_log.log_lines import LogLine
 
@@ -26,7 +26,7 @@ class VerlParser(FormatParser):
         anchor = _ANCHOR.search(line.text) if line.complete else None
         if anchor is None:
             return False
-        pairs = [piece.rpartition(":") for piece in line.text[anchor.end() :].split(" - ")]
+        pairs = [piece.rpartition(":") for piece in plain_numbers(line.text[anchor.end() :]).split(" - ")]
         values = {
             key: value for key, _, text in pairs if is_plain_key(key) and (value := number(text)) is not None
         }
