@@ -11,6 +11,7 @@ from perfd.config.agent_config import (
     UplinkConfig,
 )
 from perfd.config.aggregator_config import (
+    HISTORY_REPAIR_SUFFIX,
     AgentIdentityConfig,
     AggregatorConfig,
     AnalysisConfig,
@@ -56,6 +57,7 @@ from perfd.config.strict import TlsConfig
 from perfd.config.unknown_keys import unknown_keys
 
 __all__ = [
+    "HISTORY_REPAIR_SUFFIX",
     "AgentCaptureConfig",
     "AgentConfig",
     "AgentIdentityConfig",

@@ -12,6 +12,9 @@ from perfd.config.nats_config import NatsListenConfig
 from perfd.config.object_storage_config import ObjectReadingConfig
 from perfd.config.strict import Strict, TlsConfig
 
+HISTORY_REPAIR_SUFFIX = ".damaged.txt"
+"""Of the file beside `history.path` that has what its last repair saved and lost, in one line."""
+
 
 class HistoryConfig(Strict, frozen=True):
     """Data that survives a restart of the aggregator."""

@@ -173,7 +173,16 @@ def check_history(facts: NodeFacts) -> CheckResult:
             fix="Set history.path or history.url in the aggregator's configuration; then it acknowledges "
             "after the commit.",
         )
-    return _directory("history", title, history.directory, history.max_bytes, "history.path")
+    result = _directory("history", title, history.directory, history.max_bytes, "history.path")
+    if not history.repair or result.level is not Level.OK:
+        return result
+    return CheckResult(
+        check="history",
+        level=Level.WARN,
+        title=title,
+        what=f"{result.what}; the file was damaged and {history.repair}",
+        fix="Check the disk and the memory of this machine; then delete the files named .damaged beside it.",
+    )
 
 
 def check_uploads(facts: NodeFacts) -> CheckResult:

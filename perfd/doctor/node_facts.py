@@ -114,6 +114,8 @@ class HistoryFacts:
     """None: history is off, or in PostgreSQL."""
     max_bytes: int
     server: HistoryServerFacts | None = None
+    repair: str = ""
+    """What the last repair of a damaged file saved and lost; empty if there was none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

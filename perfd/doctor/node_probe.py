@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import platform
 import shutil
 import socket
@@ -16,7 +17,14 @@ import pynvml
 from perfd import __version__
 from perfd.capture.node import free_bytes, pids, size_bytes
 from perfd.capture.nsys import Installation, NsysCli, find_libdw, find_nsys, importer_problem, parse_version
-from perfd.config import AgentConfig, AggregatorConfig, GatewayConfig, HistoryConfig, NatsGatewayConfig
+from perfd.config import (
+    HISTORY_REPAIR_SUFFIX,
+    AgentConfig,
+    AggregatorConfig,
+    GatewayConfig,
+    HistoryConfig,
+    NatsGatewayConfig,
+)
 from perfd.doctor.capture_probe import probe_jax, probe_kineto_socket, probe_py_spy
 from perfd.doctor.clock_sync import read_clock
 from perfd.doctor.nccl_probe import active_infiniband, probe_nccl_settings
@@ -39,6 +47,7 @@ from perfd.net.postgres_extra import require_postgres
 
 _CONNECT_TIMEOUT_S = 2.0
 """For the connection to the aggregator. Chosen, not measured."""
+_MAX_NOTE_CHARACTERS = 1_000
 _NCCL_PLUGIN = "libnccl-profiler-perfd.so"
 _KINETO_VARIABLES = (
     "KINETO_USE_DAEMON",
@@ -114,8 +123,15 @@ def probe_history(config: HistoryConfig) -> HistoryFacts:
     """Whether the directory of the history file can be written, or its database be reached."""
     if config.url is not None:
         return HistoryFacts(directory=None, max_bytes=0, server=probe_history_server(config))
-    directory = probe_directory(Path(config.path).absolute().parent) if config.path else None
-    return HistoryFacts(directory=directory, max_bytes=config.max_bytes)
+    if not config.path:
+        return HistoryFacts(directory=None, max_bytes=config.max_bytes)
+    path = Path(config.path).absolute()
+    note = ""
+    beside = path.with_name(path.name + HISTORY_REPAIR_SUFFIX)
+    with contextlib.suppress(OSError), beside.open(encoding="utf-8", errors="replace") as file:
+        note = file.readline(_MAX_NOTE_CHARACTERS).strip()
+    directory = probe_directory(path.parent)
+    return HistoryFacts(directory=directory, max_bytes=config.max_bytes, repair=note)
 
 
 def probe_history_server(config: HistoryConfig) -> HistoryServerFacts:

@@ -13,6 +13,10 @@ from typing import Any
 import msgspec
 from perfd_collectors.serving.bench_results import read_results
 
+from perfd.aggregator.history.sqlite.page_format import PageReader, page_layout
+from perfd.aggregator.history.sqlite.salvaged_rows import salvaged_pages
+from perfd.aggregator.history.sqlite.sqlite_tables import SCHEMA
+from perfd.aggregator.history.sqlite.wal_frames import committed_pages
 from perfd.cli.commands.bench_serving import document
 from perfd.config.agent_config import AgentConfig
 from perfd.config.aggregator_config import AggregatorConfig
@@ -24,9 +28,38 @@ from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.tables import TABLES, tables_of
 from tests.support.traces import NsysExport
 
+_SMALL_PAGE_BYTES = 512
 _CONFIGURATIONS = (AgentConfig, AggregatorConfig, SessionConfig)
 _WIDTHS = {"NVTX_EVENTS": 8, "NVTX_PAYLOAD_SCHEMA_ENTRIES": 9}
 """Columns of the tables that are fuzzed."""
+
+
+def history_files() -> list[bytes]:
+    """A history in small pages: with trees of several levels, free pages, and rows of many pages."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(f"PRAGMA page_size = {_SMALL_PAGE_BYTES}; {SCHEMA}")
+        for n in range(60):
+            step = ("j", 1, n, 1e9 + n, 0.5, 1, 0, None, 1e5, None, 8, "{}")
+            connection.execute(f"INSERT INTO steps VALUES ({', '.join('?' * len(step))})", step)
+            connection.execute("INSERT INTO events VALUES ('j', 1, 'n', ?, 'k', ?)", (n, "b" * n))
+        connection.execute("INSERT INTO engine VALUES (1, ?)", (b"e" * 3_000,))
+        connection.execute("DELETE FROM steps WHERE step < 20")
+        connection.commit()
+        return [connection.serialize()]
+
+
+def read_history(data: bytes) -> None:
+    """Whatever is read can be written to a new history."""
+    size, usable = page_layout(data[:100])
+    reader = PageReader(
+        lambda number: data[(number - 1) * size : number * size], len(data) // size, size, usable
+    )
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(SCHEMA)
+        for page in salvaged_pages(reader):
+            places = ", ".join("?" * len(page.rows[0]))
+            connection.executemany(f"INSERT OR IGNORE INTO {page.table} VALUES ({places})", page.rows)
+    committed_pages(lambda offset, count: data[offset : offset + count], size)
 
 
 def bench_results() -> list[bytes]:

@@ -71,9 +71,11 @@ from tests.fuzz.capture_targets import (
 from tests.fuzz.document_targets import (
     bench_results,
     configurations,
+    history_files,
     nvtx_rows,
     read_bench,
     read_configuration,
+    read_history,
     read_nvtx,
 )
 from tests.fuzz.evaluation_targets import (
@@ -336,6 +338,7 @@ def targets() -> dict[str, Target]:
         "flight_recorder": Target(
             _flight, [json.dumps(_DUMP).encode(), pickle.dumps(_DUMP, 2)], (FlightRecorderError,)
         ),
+        "history": Target(read_history, history_files()),
         "bench_serving": Target(read_bench, bench_results()),
         "configuration": Target(read_configuration, configurations(_ROOT / "deploy")),
         "nvtx": Target(read_nvtx, [nvtx_rows()]),

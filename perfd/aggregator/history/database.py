@@ -52,6 +52,14 @@ class HistoryDatabase(Protocol):
     def is_open(self) -> bool:
         """Whether it is open for writing."""
 
+    @property
+    def lost_rows(self) -> int:
+        """Rows that repairs could not save since the process began."""
+
+    @property
+    def unreadable_pages(self) -> int:
+        """Pages that repairs could not read at all; how many rows they had is not known."""
+
     def open(self) -> float | None:
         """Keep other aggregators out, bring tables up to date, and return the time retention came to.
 

@@ -70,6 +70,16 @@ class HistoryReader:
         self.damaged_rows = 0
         """Rows that were left out because they cannot be read."""
 
+    @property
+    def lost_rows(self) -> int:
+        """Rows that repairs of a damaged database could not save."""
+        return self._database.lost_rows
+
+    @property
+    def unreadable_pages(self) -> int:
+        """Pages of a damaged database that repairs could not read at all."""
+        return self._database.unreadable_pages
+
     def repair(self) -> bool:
         """Have a damaged database repaired; returns whether there is a sound one now."""
         return False

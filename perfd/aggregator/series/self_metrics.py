@@ -220,6 +220,8 @@ def _history_values(history: HistoryStore | None, unstored_agents: int) -> list[
         ("perfd_history_written_rows_total", {}, history.written_rows),
         ("perfd_history_failed_rows_total", {}, history.failed_rows),
         ("perfd_history_damaged_rows_total", {}, history.damaged_rows),
+        ("perfd_history_lost_rows_total", {}, history.lost_rows),
+        ("perfd_history_unreadable_pages_total", {}, history.unreadable_pages),
         ("perfd_history_unstored_agents", {}, unstored_agents),
     ]
 

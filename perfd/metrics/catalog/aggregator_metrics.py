@@ -191,6 +191,20 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         kind=ColumnKind.COUNTER,
     ),
     metric(
+        "perfd_history_lost_rows_total",
+        "Rows of a damaged history file that its repair could not save.",
+        source=_SELF,
+        absent="Without `history.path` and `history.url`.",
+        kind=ColumnKind.COUNTER,
+    ),
+    metric(
+        "perfd_history_unreadable_pages_total",
+        "Pages of a damaged history file of which its repair could read nothing: their rows are not counted.",
+        source=_SELF,
+        absent="Without `history.path` and `history.url`.",
+        kind=ColumnKind.COUNTER,
+    ),
+    metric(
         "perfd_history_unstored_agents",
         "Agents with batches that were received and are not stored: they keep them, and send them again.",
         source=_SELF,

@@ -76,6 +76,7 @@ class PostgresDatabase:
     required_at_start = True
     """Without it, attempts of jobs and sequences of agents would begin again and replace what is stored."""
     newest_steps_query = NEWEST_STEPS
+    lost_rows = unreadable_pages = 0
     remedy = "The aggregator retries until PostgreSQL accepts it; no other action is needed then."
 
     def __init__(

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from perfd.aggregator.history.database import HistoryLockedError
+from perfd.aggregator.history.sqlite.salvaged_rows import DamagedFile
 from perfd.aggregator.history.sqlite.sqlite_tables import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from perfd.config import HISTORY_REPAIR_SUFFIX
 from perfd.errors import PerfdError, reason_of
 from perfd.process_lock import HeldElsewhereError, ProcessLock
 
@@ -37,7 +42,26 @@ _DISK_CODES = frozenset(
 _DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE})
 _WAL_BYTES = 64 << 20
 """The write-ahead log is cut to this after a checkpoint: it otherwise stays as long as it ever was."""
-_ROWS_AT_ONCE = 1_000
+_PAGES_AT_ONCE = 1_000
+"""A transaction."""
+_BESIDE = ("-wal", "-shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What the repair of a damaged file saved, and what it could not."""
+
+    saved_rows: int
+    lost_rows: Mapping[str, int]
+    """By table; of pages that can be read at all."""
+    unreadable_pages: int
+    """Nothing of these can be read, not even how many rows they had."""
+
+    def __str__(self) -> str:
+        parts = [f"{rows:,} of {table}" for table, rows in sorted(self.lost_rows.items())]
+        lost = f"lost rows: {', '.join(parts) or 'none'}"
+        pages = f"; pages that cannot be read: {self.unreadable_pages}" if self.unreadable_pages else ""
+        return f"{self.saved_rows:,} rows saved; {lost}{pages}"
 
 
 @dataclass(slots=True)
@@ -46,6 +70,8 @@ class HistoryFile:
 
     connection: sqlite3.Connection
     lock: ProcessLock
+    loss: Loss | None = None
+    """If it was repaired when it was opened."""
 
     def close(self) -> None:
         """Close the file and give up the lock; legal twice."""
@@ -53,20 +79,23 @@ class HistoryFile:
         self.lock.close()
 
 
-def open_history(path: Path, busy_timeout_s: float) -> HistoryFile:
+def open_history(path: Path, busy_timeout_s: float, *, check: bool) -> HistoryFile:
     """The file at `path`, made when it is not there; what is damaged is set aside, and its rows saved.
 
-    Raises `HistoryLockedError` when another aggregator has it, else `OSError` or `sqlite3.Error`.
+    With `check` all of it is read for that. Raises `HistoryLockedError` when another aggregator has it, else
+    `OSError` or `sqlite3.Error`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = _lock(path)
     try:
+        _exchange(path)
         try:
-            return HistoryFile(_connect(path, busy_timeout_s), lock)
+            return HistoryFile(_connect(path, busy_timeout_s, check=check), lock)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             if not is_damage(error):
                 raise
-        return HistoryFile(set_aside(path, busy_timeout_s), lock)
+        connection, loss = set_aside(path, busy_timeout_s)
+        return HistoryFile(connection, lock, loss)
     except BaseException:
         lock.close()
         raise
@@ -96,23 +125,54 @@ def may_pass(error: Exception, path: Path) -> bool:
     return not path.exists() or os.access(path, os.R_OK | os.W_OK)
 
 
-def set_aside(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
-    """Rename a damaged file, and begin a new one with the rows of the old one that can be read."""
-    damaged = path.with_name(f"{path.name}.damaged")
-    for suffix in ("-wal", "-shm"):
-        beside = path.with_name(path.name + suffix)
-        if beside.exists():
-            beside.replace(damaged.with_name(damaged.name + suffix))
-        else:
-            damaged.with_name(damaged.name + suffix).unlink(missing_ok=True)
-    path.replace(damaged)
-    connection = _connect(path, busy_timeout_s)
-    rows = _save_rows(damaged, connection)
+def set_aside(path: Path, busy_timeout_s: float) -> tuple[sqlite3.Connection, Loss]:
+    """Rename a damaged file, and go on with a new one that has the rows of the old one that can be read.
+
+    A process that ends meanwhile leaves the old file where it is, or a complete new one.
+    """
+    making = path.with_name(f"{path.name}.repairing")
+    _remove(making)
+    loss = _save_rows(path, making, busy_timeout_s)
+    making.replace(_repaired(path))
+    _exchange(path)
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    note = path.with_name(path.name + HISTORY_REPAIR_SUFFIX)
+    note.write_text(f"repaired at {when}: {loss}\n", encoding="utf-8")
     log.error(
         "The history file was damaged: it was moved aside, and what could be read was copied to a new one.",
-        extra={"path": str(path), "set_aside_as": str(damaged), "rows": rows},
+        extra={"path": str(path), "set_aside_as": str(_damaged(path)), "repair": str(loss)},
     )
-    return connection
+    return _connect(path, busy_timeout_s), loss
+
+
+def _exchange(path: Path) -> None:
+    """Put a repaired file where the damaged one is; may have been interrupted before."""
+    repaired, damaged = _repaired(path), _damaged(path)
+    if not repaired.exists():
+        return
+    if path.exists():
+        # The log first: SQLite would take it for that of the repaired file.
+        for suffix in _BESIDE:
+            beside = path.with_name(path.name + suffix)
+            if beside.exists():
+                beside.replace(damaged.with_name(damaged.name + suffix))
+            else:
+                damaged.with_name(damaged.name + suffix).unlink(missing_ok=True)
+        path.replace(damaged)
+    repaired.replace(path)
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", *_BESIDE):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _repaired(path: Path) -> Path:
+    return path.with_name(f"{path.name}.repaired")
+
+
+def _damaged(path: Path) -> Path:
+    return path.with_name(f"{path.name}.damaged")
 
 
 def _code(error: Exception) -> int | None:
@@ -138,7 +198,7 @@ def _lock(path: Path) -> ProcessLock:
     return lock
 
 
-def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
+def _connect(path: Path, busy_timeout_s: float, *, check: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=busy_timeout_s, check_same_thread=False)
     try:
         connection.isolation_level = None
@@ -149,6 +209,8 @@ def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
         _migrate(connection, path)
         connection.executescript(SCHEMA)
         _check_tables(connection)
+        if check:
+            _check_pages(connection)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     except BaseException:
         connection.close()
@@ -182,9 +244,23 @@ def _check_tables(connection: sqlite3.Connection) -> None:
         wanted.executescript(SCHEMA)
         for (table,) in wanted.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             if _columns(connection, table) != _columns(wanted, table):
-                error = sqlite3.DatabaseError(f"The columns of table {table} are damaged.")
-                error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-                raise error
+                raise _damage(f"The columns of table {table} are damaged.")
+
+
+def _check_pages(connection: sqlite3.Connection) -> None:
+    """Raise an error of damage if a page is not as it should be.
+
+    A changed pointer to a page hides rows from SQLite without an error, for ever.
+    """
+    [(found,)] = connection.execute("PRAGMA quick_check(1)").fetchall()
+    if found != "ok":
+        raise _damage(found)
+
+
+def _damage(reason: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(reason)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
@@ -192,46 +268,19 @@ def _columns(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]
     return connection.execute(f"PRAGMA table_info({table})").fetchall()
 
 
-def _save_rows(damaged: Path, connection: sqlite3.Connection) -> int:
-    """Copy each table from both ends up to the damage; returns how many rows that were."""
-    saved = 0
-    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    with contextlib.closing(sqlite3.connect(damaged)) as old:
-        for table in tables:
-            columns = _columns(connection, table)
-            # By number: a name may be what is damaged.
-            key = [str(number + 1) for number, *_, in_key in columns if in_key] or ["rowid"]
-            for direction in ("ASC", "DESC"):
-                order = ", ".join(f"{name} {direction}" for name in key)
-                query = f"SELECT * FROM {table} ORDER BY {order}"  # noqa: S608
-                whole = False
-                for rows, whole in _readable(old, query):  # noqa: B007  (the last one counts)
-                    connection.execute("BEGIN")
-                    before = connection.total_changes
-                    connection.executemany(*_insertion(table, [name for _, name, *_ in columns], rows))
-                    connection.execute("COMMIT")
-                    saved += connection.total_changes - before
-                if whole:
-                    break
-    return saved
-
-
-def _insertion(
-    table: str, names: Sequence[str], rows: Sequence[tuple[Any, ...]]
-) -> tuple[str, list[tuple[Any, ...]]]:
-    """How to insert rows of a damaged table.
-
-    One of an older perfd has fewer columns, and damage may split one column in two.
-    """
-    width = min(len(names), len(rows[0])) if rows else 1
-    values = f"({', '.join(names[:width])}) VALUES ({', '.join('?' * width)})"
-    return f"INSERT OR IGNORE INTO {table} {values}", [row[:width] for row in rows]
-
-
-def _readable(old: sqlite3.Connection, query: str) -> Iterator[tuple[list[Any], bool]]:
-    """Rows up to the damage, in pieces, and with the last piece whether there was none."""
-    with contextlib.suppress(sqlite3.Error, UnicodeDecodeError, OverflowError):
-        found = old.execute(query)
-        while rows := found.fetchmany(_ROWS_AT_ONCE):
-            yield rows, False
-        yield [], True
+def _save_rows(damaged: Path, new: Path, busy_timeout_s: float) -> Loss:
+    """Copy the rows that can be read to a new file."""
+    copied: Counter[str] = Counter()
+    stated: Counter[str] = Counter()
+    with contextlib.closing(_connect(new, busy_timeout_s)) as connection, DamagedFile(damaged) as old:
+        pages = old.salvage()
+        while some := list(itertools.islice(pages, _PAGES_AT_ONCE)):
+            connection.execute("BEGIN")
+            for page in some:
+                before = connection.total_changes
+                places = ", ".join("?" * len(page.rows[0]))
+                connection.executemany(f"INSERT OR IGNORE INTO {page.table} VALUES ({places})", page.rows)  # noqa: S608
+                copied[page.table] += connection.total_changes - before
+                stated[page.table] += len(page.rows) + page.lost_rows
+            connection.execute("COMMIT")
+        return Loss(copied.total(), dict(stated - copied), old.unreadable_pages)

@@ -18,6 +18,7 @@ from perfd.aggregator.history.history_rows import RowKind, Statement
 from perfd.aggregator.history.sqlite.file_size import shrink
 from perfd.aggregator.history.sqlite.history_file import (
     HistoryFile,
+    Loss,
     is_damage,
     is_disk_trouble,
     may_pass,
@@ -56,6 +57,10 @@ class SqliteDatabase:
         self._busy_timeout_s = busy_timeout_s
         self._file: HistoryFile | None = None
         self._transactions = 0
+        self._checked = False
+        """All pages, at the start only: a file is opened again after each write that failed."""
+        self.lost_rows = 0
+        self.unreadable_pages = 0
 
     @property
     def place(self) -> str:
@@ -68,7 +73,7 @@ class SqliteDatabase:
     def open(self) -> float | None:
         with self._errors():
             try:
-                file = open_history(self._path, self._busy_timeout_s)
+                file = open_history(self._path, self._busy_timeout_s, check=not self._checked)
             except (OSError, sqlite3.Error) as error:
                 if may_pass(error, self._path):
                     raise
@@ -81,7 +86,9 @@ class SqliteDatabase:
             except BaseException:
                 file.close()
                 raise
-        self._file = file
+        self._file, self._checked = file, True
+        if file.loss is not None:
+            self._count(file.loss)
         return reached_unix_s
 
     def write(self, statements: Sequence[Statement]) -> None:
@@ -140,13 +147,18 @@ class SqliteDatabase:
             return
         with self._errors():
             self._file.connection.close()
-            self._file.connection = set_aside(self._path, self._busy_timeout_s)
+            self._file.connection, loss = set_aside(self._path, self._busy_timeout_s)
+        self._count(loss)
 
     def close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(sqlite3.Error):
                 file.close()
+
+    def _count(self, loss: Loss) -> None:
+        self.lost_rows += sum(loss.lost_rows.values())
+        self.unreadable_pages += loss.unreadable_pages
 
     def _connection(self) -> sqlite3.Connection:
         if self._file is None:

@@ -19,6 +19,13 @@ MIGRATIONS = {
 }
 """From each version to the next."""
 
+ADDED_COLUMNS = {"alerts": (None,), "agents": ("",)}
+"""The last columns of tables that rows of an older perfd lack, by their defaults."""
+
+FACT_KINDS = frozenset({"gpu", "server", "rank", "origin"})
+MEMORY_KINDS = frozenset({"node", "incident", "drain"})
+"""What `kind` may be in `node_facts` and `node_memory`, which are alike otherwise."""
+
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
   job TEXT NOT NULL, attempt INTEGER NOT NULL, started_unix_s REAL, received_unix_s REAL NOT NULL,
