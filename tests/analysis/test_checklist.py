@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from analysis.jobs import description, gpu_table, infos, job_data, phase_table, step_table
 
@@ -11,6 +12,7 @@ from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, Check, CheckState, JobSummary, summarise
 from perfd.analysis.findings import Kind
 from perfd.gpu_peaks import load_peaks
+from perfd.model import ModelShape, MoeShape
 
 PEAK = 989.4e12
 STEPS = 20
@@ -104,6 +106,81 @@ def test_a_step_time_that_jumps_is_jitter():
 
     assert check(even, "jitter").state is CheckState.PASSED
     assert check(jumping, "jitter").state is CheckState.FAILED
+
+
+@pytest.mark.parametrize(
+    ("timer", "words"),
+    [
+        ("batch-generator", "long steps are longer by data loading (100% of the excess)"),
+        ("all-grads-sync", "long steps are longer by communication (100% of the excess)"),
+        ("optimizer", "long steps are longer by the optimizer (100% of the excess)"),
+        ("forward-compute", "long steps are longer by forward (100% of the excess)"),
+    ],
+)
+def test_a_step_time_that_jumps_has_the_phase_that_jumps_with_it(timer: str, words: str):
+    times = [1.0, 1.3, 1.6, 1.9] * 5
+    data = job(0.2, times=times)
+    steady_s = {"forward-compute": 0.3, "batch-generator": 0.1, "all-grads-sync": 0.1, "optimizer": 0.1}
+    columns = {name: np.full(STEPS, seconds) for name, seconds in steady_s.items()}
+    columns[timer] = columns[timer] + np.array(times) - 1.0
+    if timer == "batch-generator":
+        # Megatron's forward holds the input.
+        columns["forward-compute"] = columns["forward-compute"] + np.array(times) - 1.0
+    jumping = replace(data, phases=replace(data.phases, min_s=columns, max_s=columns))
+
+    found = check(jumping, "jitter")
+
+    assert found.state is CheckState.FAILED
+    assert found.value is not None
+    assert words in found.value
+    assert f"timers: {timer}" in (found.source or "")
+
+
+def test_a_phase_that_does_not_jump_is_not_the_cause():
+    times = [1.0, 1.3, 1.6, 1.9] * 5
+    found = check(job(0.2, times=times, timers={"batch-generator": (0.3, 0.3)}), "jitter")
+
+    assert found.state is CheckState.FAILED
+    assert "longer by" not in (found.value or "")
+
+
+def _batched(moe: MoeShape | None = None, precision: str = "bf16", **layout: int) -> JobData:
+    data = job(0.2, **layout)
+    model = ModelShape(
+        layers=2, hidden_size=64, ffn_size=256, attention_heads=4, kv_heads=4, head_size=16,
+        sequence_length=512, moe=moe,
+    )  # fmt: skip
+    return replace(data, description=replace(data.description, model=model, precision=precision))
+
+
+@pytest.mark.parametrize(
+    ("layout", "value", "state"),
+    [
+        ({"micro_batch_size": 1}, "512 tokens", "passed"),
+        ({"micro_batch_size": 2, "cp": 2}, "512 tokens", "passed"),
+        ({"micro_batch_size": 1, "cp": 2}, "256 tokens", "failed"),
+        ({}, None, "unknown"),
+    ],
+)
+def test_a_micro_batch_is_held_against_the_critical_one(
+    layout: dict[str, int], value: str | None, state: str
+):
+    found = check(_batched(**layout), "critical_batch")
+
+    assert (found.value, found.state) == (value, state)
+    # An H100: 989.4 TFLOP/s over 3.35 TB/s.
+    assert found.limit == "at least 295 tokens"
+
+
+def test_experts_share_the_tokens_of_their_group():
+    moe = MoeShape(experts=64, top_k=2, expert_ffn_size=64, layer_pattern=[1, 1])
+    found = check(_batched(moe=moe, micro_batch_size=8, ep=8), "critical_batch")
+
+    assert (found.value, found.state) == ("1,024 tokens", CheckState.PASSED)
+
+
+def test_weights_of_one_byte_need_as_many_tokens_at_twice_the_peak():
+    assert check(_batched(precision="fp8"), "critical_batch").limit == "at least 295 tokens"
 
 
 def test_options_for_overlap_that_are_not_set_are_named():

@@ -30,6 +30,7 @@ from perfd.analysis.steps import (
     asleep_for_workers,
     breakdown,
     compute_change,
+    critical_batch,
     data_loading,
     efficiency,
     goodput_ratio,
@@ -38,6 +39,7 @@ from perfd.analysis.steps import (
     held_clocks,
     leaves_pace,
     lines_are_means,
+    long_steps_cause,
     longer_steps,
     memory,
     optimizer,
@@ -144,6 +146,7 @@ def facts_of(
     each = _each_step(job, steady)
     pace_is_known = not (lines_are_means(job.steps, steady.unmarked) and leaves_pace(job.steps, steady))
     longer = longer_steps(job.gpu, each.steps, each.unmarked)
+    reached = _efficiency(job, settings, steady, activity)
     return JobEvidence(
         parallel=parallel,
         description=description,
@@ -154,7 +157,8 @@ def facts_of(
             (kind.operation for kind in kernels.kinds),
         ),
         tensor_groups=tensor_groups(job, parallel),
-        efficiency=_efficiency(job, settings, steady, activity),
+        efficiency=reached,
+        batch=critical_batch(job, settings.peaks, reached.peak_precision, reached.peak_flops_per_s),
         communication=with_capture(seen, kernels, capture, parallel),
         nccl=kernels,
         pipeline=with_waiting(by_phases, parallel, kernels, of_steps.median),
@@ -165,6 +169,7 @@ def facts_of(
         waiting_pair=waiting_pair(timers, times),
         memory=memory(job, settings.peaks),
         step_time=of_steps,
+        long_steps=long_steps_cause(job, steady),
         steady_steps=int(job.steps.steps_covered[steady.rows].sum()),
         awaits_steps=description is not None and len(job.steps) < _LINES,
         activity=activity,

@@ -12,11 +12,13 @@ from perfd.analysis.hang import Hang
 from perfd.analysis.layout import TensorGroups
 from perfd.analysis.steps import (
     ComputeChange,
+    CriticalBatch,
     DataLoading,
     Efficiency,
     GpuActivity,
     HeldClock,
     LongerSteps,
+    LongStepsCause,
     Memory,
     Optimizer,
     Pipeline,
@@ -59,6 +61,9 @@ class JobEvidence:
     breakdown: StepBreakdown
     memory: Memory
     step_time: StepTime
+    long_steps: LongStepsCause | None = None
+    """What some steps are longer by, if a timer shows it."""
+    batch: CriticalBatch = field(default_factory=CriticalBatch)
     steady_steps: int
     """How many steps the steady lines cover."""
     step_source: StepSource | None = None

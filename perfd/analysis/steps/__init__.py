@@ -3,7 +3,9 @@
 from perfd.analysis.steps.activity_by_gpu import STEADY_STEPS, TRAINING_TIME, GpuActivity, gpu_activity
 from perfd.analysis.steps.arrival_times import timed_by_arrival
 from perfd.analysis.steps.compute_change import ComputeChange, compute_change
+from perfd.analysis.steps.critical_batch import CriticalBatch, critical_batch
 from perfd.analysis.steps.flops_check import FlopsCheck
+from perfd.analysis.steps.long_steps import LongStepsCause, long_steps_cause
 from perfd.analysis.steps.longer_steps import LongerSteps, leaves_pace, longer_steps, rows_of_pace
 from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, mean_over_gpus, world_size
 from perfd.analysis.steps.phase_timers import (
@@ -55,12 +57,14 @@ __all__ = [
     "STEADY_STEPS",
     "TRAINING_TIME",
     "ComputeChange",
+    "CriticalBatch",
     "DataLoading",
     "EachStep",
     "Efficiency",
     "FlopsCheck",
     "GpuActivity",
     "HeldClock",
+    "LongStepsCause",
     "LongerSteps",
     "Memory",
     "MfuTier",
@@ -77,6 +81,7 @@ __all__ = [
     "breakdown",
     "bubble_theory_ratio",
     "compute_change",
+    "critical_batch",
     "data_loading",
     "efficiency",
     "goodput_ratio",
@@ -85,6 +90,7 @@ __all__ = [
     "held_clocks",
     "leaves_pace",
     "lines_are_means",
+    "long_steps_cause",
     "longer_steps",
     "mean_over_gpus",
     "memory",

@@ -79,13 +79,8 @@ def checklist(facts: JobEvidence) -> Checklist:
         _memory(facts),
         _headroom(facts),
         _precision(facts),
-        _at_most(
-            "jitter",
-            "Is the jitter of step times under",
-            facts.step_time.jitter_ratio,
-            THRESHOLDS.step_jitter_ratio,
-            "steady steps and outliers",
-        ),
+        _batch(facts),
+        _jitter(facts),
     ]
     checks = [replace(check, in_path=check.name in path) for check in asked]
     return Checklist(checks=checks, conclusion=_conclusion(facts, checks))
@@ -266,6 +261,36 @@ def _headroom(facts: JobEvidence) -> Check:
         facts.memory.source or "no GPU memory seen",
         passed=None if used is None else used >= limit,
     )
+
+
+def _batch(facts: JobEvidence) -> Check:
+    """Against reading the weights only: activations and communication want more."""
+    tokens, least = facts.batch.tokens, facts.batch.critical_tokens
+    missing = "no micro-batch and model known" if tokens is None else "no peak or bandwidth of the GPUs known"
+    return _check(
+        "critical_batch",
+        "Is a micro-batch so large that computing takes longer than reading the weights?",
+        None if tokens is None else f"{tokens:,.0f} tokens",
+        "" if least is None else f"at least {least:,.0f} tokens",
+        "printed arguments; peak and bandwidth of the GPUs" if None not in {tokens, least} else missing,
+        passed=None if tokens is None or least is None else tokens >= least,
+    )
+
+
+def _jitter(facts: JobEvidence) -> Check:
+    found = _at_most(
+        "jitter",
+        "Is the jitter of step times under",
+        facts.step_time.jitter_ratio,
+        THRESHOLDS.step_jitter_ratio,
+        "steady steps and outliers",
+    )
+    cause = facts.long_steps
+    if found.state is not CheckState.FAILED or cause is None:
+        return found
+    # A timer lasts over its wait for others, too, so it shows where the time is and not who takes it.
+    value = f"{found.value}; long steps are longer by {cause.phase} ({percent(cause.ratio, 0)} of the excess)"
+    return replace(found, value=value, source=f"{found.source}; timers: {cause.timer}")
 
 
 def _precision(facts: JobEvidence) -> Check:
