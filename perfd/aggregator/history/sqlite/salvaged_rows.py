@@ -31,6 +31,7 @@ _KINDS = {"node_facts": FACT_KINDS, "node_memory": MEMORY_KINDS}
 class SalvagedPage:
     """The rows of one page, in the order of the table's columns."""
 
+    number: int
     table: str
     rows: Sequence[tuple[Value, ...]]
     lost_rows: int
@@ -106,7 +107,7 @@ def salvaged_pages(reader: PageReader) -> Iterator[SalvagedPage]:
             rows = [shape.row(row) for shape, row in fitting if shape.table == table]
             # Most of a page of an index fit no table.
             if 2 * len(rows) >= len(found.rows):
-                yield SalvagedPage(table, rows, found.cells - len(rows))
+                yield SalvagedPage(number, table, rows, found.cells - len(rows))
 
 
 class _Shape:
