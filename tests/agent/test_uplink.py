@@ -245,6 +245,23 @@ def test_a_spool_that_forgot_what_the_aggregator_has_goes_on_under_a_new_identit
     assert any("new identity" in record.getMessage() for record in caplog.records)
 
 
+def test_an_aggregator_that_comes_back_with_numbers_that_were_never_sent_gets_all_under_a_new_identity(
+    aggregator: FakeAggregator, new_node: NewNode
+) -> None:
+    """As when a bit of its history flipped: it would take the next batches for repeats."""
+    node = new_node(aggregator.address)
+    old_id = node.spool.agent_id
+    assert node.uplink.wait_acknowledged(node.produce(3), WAIT_S)
+    aggregator.last_sequences[old_id] = 3 + (1 << 20)
+    aggregator.drop_streams()
+    node.produce(2)
+    assert aggregator.wait_for(lambda: len(aggregator.batches) == 5)
+    assert node.spool.agent_id != old_id
+    assert node.uplink.wait_acknowledged(2, WAIT_S)
+    assert [batch.records for batch in aggregator.batches] == [steps(1, first=n) for n in range(1, 6)]
+    assert [batch.sequence for batch in aggregator.batches] == [1, 2, 3, 1, 2]
+
+
 REQUEST = CaptureRequest(capture_id="c1", job="j1", tool=CaptureTool.NSYS, max_duration_s=5.0)
 
 

@@ -92,7 +92,7 @@ class GrpcUplink(Uplink):
         """Handle messages until the stream ends; returns why it ended."""
         for data in call:
             message = convert.decode_aggregator_message(data)
-            if isinstance(message, Welcome) and self._renewed(message, first=self._state.connections == 0):
+            if isinstance(message, Welcome) and self._renewed(message, self._most_sent):
                 return "the agent took a new identity"
             self._handle(message, outgoing)
         return "the aggregator closed the stream"

@@ -207,7 +207,7 @@ class NatsUplink(Uplink):
             return
         match message:
             case Welcome():
-                if self._renewed(message, first=not self._published_batches):
+                if self._renewed(message, None if self._published_batches else 0):
                     self._published_batches = False
                     session.publisher.end("the agent took a new identity")
                     return

@@ -75,6 +75,7 @@ class Uplink(ABC):
         )
         self._changed = threading.Condition()
         self._state = UplinkState()
+        self._most_sent = 0
         self._statuses: Statuses = {}
         self._in_backoff = False
         self._stopping = False
@@ -216,29 +217,37 @@ class Uplink(ABC):
         """Note that the other end takes batches; the state is the caller's."""
         self._execute(self._policy.handle(reconnect.Welcomed(), self._real_clock.monotonic_s()))
 
-    def _renewed(self, welcome: Welcome, *, first: bool) -> bool:
+    def _renewed(self, welcome: Welcome, most_sent: int | None) -> bool:
         """Take a new identity if a welcome requires it.
 
-        `first` says that nothing of this life was sent before it: the aggregator then cannot have more than
-        the spool had when it was opened, unless the spool lost something.
+        An aggregator cannot have more than the spool had when it was opened, or than was sent since: up to
+        `most_sent`, None if that is not known. If it claims more, the spool lost something, or its history is
+        damaged; then it would take new batches for repeats.
         """
         if welcome.renew_identity:
-            self._spool.renew(convert.with_sequence, all_batches=True)
+            self._renew(all_batches=True)
             log.warning(
                 "Another spool has this agent's identity, as on a copied disk: the agent takes a new one.",
                 extra={"node": self._node},
             )
             return True
         known = max(welcome.last_sequence, welcome.received_sequence, welcome.known_sequence)
-        if first and known > self._spool.opened_after:
-            self._spool.renew(convert.with_sequence)
+        if most_sent is not None and known > max(self._spool.opened_after, most_sent):
+            # What was sent is not known to be stored; what is stored is there once, whoever sends it again.
+            self._renew(all_batches=most_sent > 0)
             log.warning(
-                "The spool lost its newest sequence numbers, as after a power failure: "
-                "the agent takes a new identity.",
+                "The aggregator has newer sequence numbers than the spool, as after a power failure or with "
+                "a damaged history: the agent takes a new identity.",
                 extra={"agent_id": self._spool.agent_id},
             )
             return True
         return False
+
+    def _renew(self, *, all_batches: bool) -> None:
+        with self._changed:
+            self._spool.renew(convert.with_sequence, all_batches=all_batches)
+            self._most_sent = 0
+            self._state = replace(self._state, acknowledged_sequence=0, sent_sequence=0)
 
     def _know_acknowledged(self, sequence: int) -> None:
         """Delete what is acknowledged from the spool; called with `_changed` held."""
@@ -249,6 +258,7 @@ class Uplink(ABC):
         self._changed.notify_all()
 
     def _count_sent(self, sequence: int) -> None:
+        self._most_sent = max(self._most_sent, sequence)
         self._state = replace(self._state, sent_sequence=sequence, batches_sent=self._state.batches_sent + 1)
 
     def _count_unknown_message(self) -> None:
