@@ -313,6 +313,27 @@ def test_communication_without_any_has_no_overlap():
     assert _timeline(kineto([Op(COMPUTE, 0, 10)])).whole().overlap_ratio is None
 
 
+def test_the_overlap_of_a_window_is_of_what_lies_in_it():
+    # One collective reaches into the window, one lies in it, one behind it is hidden, too.
+    timeline = _timeline(
+        kineto(
+            [
+                Op(NCCL, 0, 100),
+                Op(COMPUTE, 50, 130),
+                Op(NCCL, 120, 140),
+                Op(NCCL, 200, 300),
+                Op(COMPUTE, 200, 300),
+            ]
+        )
+    )
+
+    found = timeline.breakdown(60_000, 160_000)
+
+    # 40 of 40 and 10 of 20 µs.
+    assert found.communication_s == pytest.approx(60e-6)
+    assert found.overlap_ratio == pytest.approx(50 / 60)
+
+
 def test_steps_that_the_capture_cut_are_left_out():
     steps = {1: (-50, 20), 2: (20, 60), 3: (60, 100), 4: (100, 130)}
 

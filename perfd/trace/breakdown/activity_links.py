@@ -8,7 +8,7 @@ import numpy as np
 
 from perfd.trace.breakdown.idle_time import waiting_calls
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
-from perfd.trace.model.intervals import Flags, Ns
+from perfd.trace.model.intervals import Flags, Indices, Ns
 from perfd.trace.model.operation_kinds import HostCallKind
 
 QUEUED_GAP_NS = 5_000
@@ -21,9 +21,9 @@ _NEVER = np.iinfo(np.int64).min // 2
 class ActivityLinks:
     """n operations and w waits of one rank, with nanoseconds on its clock."""
 
-    before: Ns
+    before: Indices
     """Of each operation: the one whose end released it; -1 where its launch did, or nothing is known."""
-    previous: Ns
+    previous: Indices
     """The one before it on its stream; -1 for none."""
     launched_ns: Ns
     """When the host's call that launched it returned; its start at the latest. -1 where that is unknown."""
@@ -54,12 +54,13 @@ def activity_links(timeline: RankTimeline) -> ActivityLinks:
     # Beside an end, a launch that is not known counts as long ago.
     launch = np.where(launched >= 0, launched, _NEVER)
     queued = (previous >= 0) & (launch <= previous_end) & (starts - previous_end <= QUEUED_GAP_NS)
-    before = np.where(queued, previous, np.where(latest_end >= launch, latest, -1))
-    before[latest_end == _NEVER] = np.where(queued, previous, -1)[latest_end == _NEVER]
+    del by_end, place, previous_end
+    before = np.where(queued, previous, np.where((latest_end >= launch) & (latest_end != _NEVER), latest, -1))
+    del latest, latest_end, launch, queued
     wait_starts, wait_ends, awaited = _waits(timeline)
     return ActivityLinks(
-        before=before,
-        previous=previous,
+        before=before.astype(np.int32),
+        previous=previous.astype(np.int32),
         launched_ns=launched,
         wait_start_ns=wait_starts,
         wait_end_ns=wait_ends,

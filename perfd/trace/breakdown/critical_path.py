@@ -144,7 +144,6 @@ class _Trail:
         self.timeline, self.operations = timeline, timeline.trace.operations
         # Python reads single numbers from it as fast as from a list, which takes five times the memory.
         self.before = links.before.data
-        self.launched_ns = links.launched_ns
         self.wait_ends: list[int] = links.wait_end_ns[links.held].tolist()
         self.awaited = links.awaited[links.held]
         self.begin_ns = timeline.window.start_ns
@@ -154,6 +153,13 @@ class _Trail:
         self._limits = array("q")
         """Until when each operation counts; -1 for the begin of the one before it in the list."""
         self._others: list[tuple[PathKind, int, int]] = []
+
+    def launched_ns(self, at: int) -> int:
+        """When the call that launched an operation returned, at its start at the latest; -1 for unknown."""
+        call = int(self.timeline.launched_by[at])
+        if call < 0:
+            return -1
+        return min(int(self.timeline.trace.calls.end_ns[call]), int(self.operations.start_ns[at]))
 
     def add(self, kind: PathKind, start_ns: int, end_ns: int) -> None:
         """Something other than operations."""
@@ -223,7 +229,7 @@ class _Walk:
                 rank, at, trail = came_rank, came, self.trails[came_rank]
                 now = min(int(trail.operations.end_ns[at]), trail.reached_ns)
             at, now = trail.follow(at, now, self._last.get(rank, {}))
-            before, launched = trail.before[at], int(trail.launched_ns[at])
+            before, launched = trail.before[at], trail.launched_ns(at)
             if before >= 0:
                 ended = min(int(trail.operations.end_ns[before]), now)
                 trail.add(PathKind.GAP, ended, now)

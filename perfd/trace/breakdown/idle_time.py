@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.trace.model.intervals import Coverage, Flags, Ns
+from perfd.trace.model.intervals import Coverage, Flags, Indices, Ns
 from perfd.trace.model.operation_kinds import HostCallKind
 from perfd.trace.model.rank_trace import RankTrace
 
@@ -47,11 +47,11 @@ class Idle:
 class IdleTimes:
     """Explains the gaps between the operations of one rank."""
 
-    def __init__(self, trace: RankTrace, busy: Coverage, launched_by: Ns) -> None:
+    def __init__(self, trace: RankTrace, busy: Coverage, launched_by: Indices) -> None:
         self._trace = trace
         self._busy = busy
         self._waiting = _waiting(trace, launched_by)
-        self._launched_ns = _launch_ends(trace, launched_by)
+        self._launched_by = launched_by
         self._after_sync = self._lateness_by_waiting()
 
     def explain(self, start_ns: int, end_ns: int) -> Idle | None:
@@ -78,7 +78,10 @@ class IdleTimes:
         """Until when in each gap the host had not launched what ends it."""
         # The operation that ends a gap is the first to start at or after its end; behind the last, nothing.
         following = np.searchsorted(self._trace.operations.start_ns, ends)
-        launched: Ns = np.append(self._launched_ns, behind_ns)[following]
+        count = len(self._launched_by)
+        launched = np.full(len(following), behind_ns, dtype=np.int64)
+        known = np.flatnonzero(following < count)
+        launched[known] = launch_ends(self._trace, self._launched_by, following[known])
         return launched.clip(starts, ends)
 
     def _lateness_by_waiting(self) -> Coverage:
@@ -105,13 +108,13 @@ class IdleTimes:
         return Coverage(until - closes, until)
 
 
-def _waiting(trace: RankTrace, launched_by: Ns) -> Coverage:
+def _waiting(trace: RankTrace, launched_by: Indices) -> Coverage:
     """When the host waited for the GPU."""
     waits = waiting_calls(trace, launched_by)
     return Coverage(trace.calls.start_ns[waits], trace.calls.end_ns[waits])
 
 
-def waiting_calls(trace: RankTrace, launched_by: Ns) -> Flags:
+def waiting_calls(trace: RankTrace, launched_by: Indices) -> Flags:
     """Calls in which the host waited: those for that, and copies that were done at their return.
 
     `cudaMemcpyAsync` to pageable memory, as in `tensor.cpu()`, returns when it is done, so after all work
@@ -125,26 +128,29 @@ def waiting_calls(trace: RankTrace, launched_by: Ns) -> Flags:
     return waits
 
 
-def _launch_ends(trace: RankTrace, at: Ns) -> Ns:
-    """When the host's call that launched each operation returned; its own start where that is not known."""
-    starts = trace.operations.start_ns
+def launch_ends(trace: RankTrace, launched_by: Indices, operations: Ns) -> Ns:
+    """When the calls that launched some operations returned; their own starts where that is unknown."""
+    starts = trace.operations.start_ns[operations]
     if not len(trace.calls):
         return starts
+    at = launched_by[operations]
     return np.where(at >= 0, np.minimum(trace.calls.end_ns[np.maximum(at, 0)], starts), starts)
 
 
-def launching_call(trace: RankTrace) -> Ns:
+def launching_call(trace: RankTrace) -> Indices:
     """The index of the host's call that launched each operation, -1 where that is not known."""
     calls = trace.calls
     launches = np.flatnonzero((calls.kind == HostCallKind.LAUNCH) | (calls.kind == HostCallKind.COPY))
     if not len(launches):
-        return np.full(len(trace.operations), -1, dtype=np.int64)
+        return np.full(len(trace.operations), -1, dtype=np.int32)
     correlations = calls.correlation[launches]
     order = np.argsort(correlations, kind="stable")
     launches, correlations = launches[order], correlations[order]
     wanted = trace.operations.correlation
     position = np.minimum(np.searchsorted(correlations, wanted), len(correlations) - 1)
-    return np.where((correlations[position] == wanted) & (wanted > 0), launches[position], -1)
+    found = np.where((correlations[position] == wanted) & (wanted > 0), launches[position], -1)
+    # A capture may have many millions of operations, and has no 2**31 calls.
+    return found.astype(np.int32)
 
 
 def _seconds(durations_ns: Ns) -> float:

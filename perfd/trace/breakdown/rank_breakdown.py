@@ -68,7 +68,6 @@ class RankTimeline:
             for kind in (OperationKind.COMPUTE, OperationKind.COMMUNICATION, OperationKind.MEMORY)
         )
         self.compute_memory = Coverage.union(self.compute, self.memory)
-        self._compute_communication = Coverage.union(self.compute, self.communication)
         self.busy = Coverage.union(self.compute_memory, self.communication)
         self.window = _window(trace)
         self.launched_by = launching_call(trace)
@@ -108,7 +107,7 @@ class RankTimeline:
         # Whole nanoseconds until the end, so that the parts add up exactly.
         compute, communication, busy = covered(self.compute), covered(self.communication), covered(self.busy)
         compute_memory = covered(self.compute_memory)
-        hidden = compute + communication - covered(self._compute_communication)
+        hidden = self._hidden_communication_ns(start_ns, end_ns)
         complete = self.complete
         return RankBreakdown(
             step=step,
@@ -124,6 +123,13 @@ class RankTimeline:
             uncovered_s=(end_ns - start_ns - busy) / 1e9,
             kernel_count=self._kernels(start_ns, end_ns),
         )
+
+    def _hidden_communication_ns(self, start_ns: int, end_ns: int) -> int:
+        """Communication that compute covers, by its pieces: a union of both has as many as compute."""
+        first, last = self.communication.pieces(start_ns, end_ns)
+        starts = self.communication.starts_ns[first:last].clip(start_ns, end_ns)
+        ends = self.communication.ends_of(first, last).clip(start_ns, end_ns)
+        return int(self.compute.covered_many_ns(starts, ends).sum())
 
     def _kernels(self, start_ns: int, end_ns: int) -> int:
         first, last = np.searchsorted(self.trace.operations.start_ns, (start_ns, end_ns))

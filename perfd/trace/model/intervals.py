@@ -25,8 +25,17 @@ class Coverage:
     @property
     def ends_ns(self) -> Ns:
         """Of each piece of the union, computed."""
-        ends: Ns = self.starts_ns + np.diff(self._before)
+        return self.ends_of(0, len(self.starts_ns))
+
+    def ends_of(self, first: int, last: int) -> Ns:
+        """The same of some pieces."""
+        ends: Ns = self.starts_ns[first:last] + np.diff(self._before[first : last + 1])
         return ends
+
+    def pieces(self, start_ns: int, end_ns: int) -> tuple[int, int]:
+        """The first piece that may reach into the window, and the first one behind it."""
+        first, last = np.searchsorted(self.starts_ns, (start_ns, end_ns)).tolist()
+        return max(0, first - 1), last
 
     @classmethod
     def union(cls, *parts: Coverage) -> Coverage:
@@ -55,8 +64,9 @@ class Coverage:
 
     def gaps(self, start_ns: int, end_ns: int) -> tuple[Ns, Ns]:
         """Starts and ends of what the union leaves open in the window."""
-        starts = np.concatenate(([start_ns], np.clip(self.ends_ns, start_ns, end_ns)))
-        ends = np.concatenate((np.clip(self.starts_ns, start_ns, end_ns), [end_ns]))
+        first, last = self.pieces(start_ns, end_ns)
+        starts = np.concatenate(([start_ns], np.clip(self.ends_of(first, last), start_ns, end_ns)))
+        ends = np.concatenate((np.clip(self.starts_ns[first:last], start_ns, end_ns), [end_ns]))
         open_ = ends > starts
         return starts[open_], ends[open_]
 
