@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import resource
 import shutil
 import sqlite3
 import struct
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.history_repair import fill, repair
+from perfd.aggregator.history.database import HistoryUnavailableError
 from perfd.aggregator.history.history_rows import RowKind
 from perfd.aggregator.history.sqlite import SqliteDatabase
 from perfd.aggregator.history.sqlite.page_format import MAX_ROW_BYTES, PageReader, page_layout
@@ -262,6 +264,24 @@ def test_a_repair_that_was_interrupted_is_completed_at_the_next_start(path):
     repaired(path)
     assert contents(path) == before
     assert not list(path.parent.glob("*.repair*"))
+
+
+def test_a_disk_without_room_for_a_repair_keeps_the_damaged_file(path):
+    before = contents(path)
+    overwritten(path, 1, 0, b"damaged")
+    damaged = path.read_bytes()
+    database = SqliteDatabase(path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(HistoryUnavailableError):
+            database.open()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == damaged
+    assert not list(path.parent.glob("*.repair*"))
+    repaired(path)
+    assert contents(path) == before
 
 
 def test_what_was_lost_is_on_the_page_of_metrics_and_in_doctor(path, capsys):

@@ -132,12 +132,18 @@ def set_aside(path: Path, busy_timeout_s: float) -> tuple[sqlite3.Connection, Lo
     """
     making = path.with_name(f"{path.name}.repairing")
     _remove(making)
-    loss = _save_rows(path, making, busy_timeout_s)
+    try:
+        loss = _save_rows(path, making, busy_timeout_s)
+    except BaseException:
+        # What a full disk has no room for must not keep it full.
+        _remove(making)
+        raise
     making.replace(_repaired(path))
     _exchange(path)
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     note = path.with_name(path.name + HISTORY_REPAIR_SUFFIX)
-    note.write_text(f"repaired at {when}: {loss}\n", encoding="utf-8")
+    with contextlib.suppress(OSError):
+        note.write_text(f"repaired at {when}: {loss}\n", encoding="utf-8")
     log.error(
         "The history file was damaged: it was moved aside, and what could be read was copied to a new one.",
         extra={"path": str(path), "set_aside_as": str(_damaged(path)), "repair": str(loss)},
