@@ -15,6 +15,7 @@ from perfd.session.replay_session import ReplayOptions, replay
 from tests.support.chromium import Browser, chromium
 from tests.support.page_server import StandIn, fleet_row, job_entry, server_entry
 
+_WHOLE_PAGE = 4000
 _JOB = "document.getElementById('mfu-chart-drawing')?.querySelector('canvas')"
 
 
@@ -38,14 +39,16 @@ def _played(browser: Browser, name: str, pictures: Mapping[str, tuple[int, int, 
 def _made_up(browser: Browser, folder: Path) -> None:
     stand_in = StandIn()
     try:
-        for name, path, shown, fill in (
-            ("fleet", "/", "main", _fleet),
-            ("ranks", "/jobs/llama-405b", "[data-section=ranks]", _ranks),
-            ("serving", "/servers", "main", _serving),
+        for name, path, shown, height, fill in (
+            ("fleet", "/", "main", 760, _fleet),
+            ("ranks", "/jobs/llama-405b", "[data-section=ranks]", 920, _ranks),
+            ("serving", "/servers", "main", 760, _serving),
         ):
             fill(stand_in)
             ready = f"document.querySelector('{shown} table, {shown} article')"
-            _take(browser, stand_in.url + path, ready, folder / f"page-{name}.png", height=760, shown=shown)
+            _take(
+                browser, stand_in.url + path, ready, folder / f"page-{name}.png", height=height, shown=shown
+            )
     finally:
         stand_in.close()
 
@@ -62,13 +65,16 @@ def _take(
     shown: str = "main",
 ) -> None:
     tab = browser.tab()
-    tab.look(width, height, dark=dark, calm=True)
+    # What is far below the screen is not drawn.
+    tab.look(width, height if shown == "main" else _WHOLE_PAGE, dark=dark, calm=True)
     tab.open(url, ready)
     tab.wait("document.getElementById('updated').dataset.how === 'live'")
     # The canvases are painted with the next frame.
     tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     edge = f"Math.ceil(document.querySelector('{shown}').getBoundingClientRect()"
-    top = 0 if shown == "main" else tab.run(f"{edge}.top)")
+    # With the section's heading, which is in the one before it.
+    before = edge.replace(".getBounding", ".previousElementSibling.getBounding")
+    top = 0 if shown == "main" else tab.run(f"{before}.top)")
     file.write_bytes(tab.picture(top=top, height=min(height, tab.run(f"{edge}.bottom)") - top)))
     tab.close()
 

@@ -42,6 +42,18 @@ def test_a_grid_has_a_row_per_node_and_opens_the_rank(tab: Tab, stand_in: StandI
     tab.wait("location.pathname === '/jobs/llm/ranks/0'")
 
 
+@pytest.mark.parametrize("ranks", [16, 1024])
+def test_a_grid_is_drawn_where_other_drawings_follow_it(tab: Tab, stand_in: StandIn, ranks: int) -> None:
+    stand_in.answers["jobs"] = {"jobs": [job_entry("llm", ranks=ranks, slow=7)]}
+    tab.open(f"{stand_in.url}/jobs/llm", "document.querySelector('#rank-grid')?.style.height")
+    tab.run("document.getElementById('rank-grid').scrollIntoView()")
+    tab.wait(
+        "(() => { const grid = document.getElementById('rank-grid'), { width, height } = grid;"
+        " const { data } = grid.getContext('2d').getImageData(width / 2, 0, 1, height);"
+        " return data.some((part) => part > 0); })()"
+    )
+
+
 def test_few_ranks_are_a_table_only(tab: Tab, stand_in: StandIn) -> None:
     stand_in.answers["jobs"] = {"jobs": [job_entry("llm", ranks=4, slow=1)]}
     tab.open(f"{stand_in.url}/jobs/llm", "document.getElementById('ranks')")

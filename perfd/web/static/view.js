@@ -33,14 +33,20 @@ export function watchWidth(main, changed) {
 }
 
 const drawings = new Map();
+// What has been in the page: several elements may wait before the first of them is put there.
+const placed = new WeakSet();
 const viewer = new IntersectionObserver((entries) => {
-  for (const { target, isIntersecting } of entries) if (isIntersecting) drawNow(target);
+  for (const { target, isIntersecting } of entries) {
+    if (target.isConnected) placed.add(target);
+    if (isIntersecting) drawNow(target);
+    else if (!target.isConnected) drop(target);
+  }
 }, { rootMargin: "100% 0px" });
 
 // Draws now or as soon as the element is no more than a screen away; the newest `draw` of an element counts.
 export function whenSeen(element, draw) {
   // What was replaced in the meantime will never be seen.
-  for (const other of drawings.keys()) if (!other.isConnected) drop(other);
+  for (const other of drawings.keys()) if (placed.has(other) && !other.isConnected) drop(other);
   if (!drawings.has(element)) viewer.observe(element);
   drawings.set(element, draw);
 }
