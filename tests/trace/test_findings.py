@@ -121,6 +121,22 @@ def test_a_profiler_of_the_same_vendor_is_advised(tmp_path):
     assert "ncu" not in on_amd
 
 
+@pytest.mark.parametrize(
+    ("name", "words", "not_said"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", "Keep on the GPU", "pinned memory"),
+        ("Memcpy DtoD (Device -> Device)", "copies within the GPU", "pinned memory"),
+        ("Memcpy HtoD (Array -> Device)", "copy from pinned memory", "within the GPU"),
+    ],
+)
+def test_advice_on_copies_is_for_their_direction_and_memory(tmp_path, name, words, not_said):
+    found = diagnose(_analysis(tmp_path, _busy(name, 0.6), steps={1: (0, 1000)})).bottleneck
+
+    assert found.kind is Kind.HOST_TRANSFER
+    assert words in found.advice
+    assert not_said not in found.advice
+
+
 def test_shares_add_up_to_the_window(tmp_path):
     operations = [
         Op(NCCL, 0, 300, launched=-5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfd.trace.model.hlo_names import hlo_class
-from perfd.trace.model.kernel_classes import collective_operation, kernel_class
+from perfd.trace.model.kernel_classes import collective_operation, kernel_class, uses_tensor_cores
 
 _NAMES = {
     "cuBLAS": {
@@ -151,3 +151,16 @@ def test_a_collective_of_xla_is_the_same_operation_as_nccl(name: str, operation:
 )
 def test_a_fusion_of_xla_that_transposes_is_no_copy(name: str, label: str):
     assert hlo_class(name) == label
+
+
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_stage3_ffma_aligna4_execute_kernel", False),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize64x128x32_stage3_tensor16x8x8", True),
+        ("sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw", True),
+        ("sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64", True),
+    ],
+)
+def test_fp32_kernels_of_cublas_use_no_tensor_cores(name, used):
+    assert uses_tensor_cores(name) is used

@@ -72,6 +72,11 @@ COPIES = (
     "Keep on the GPU what each step copies (offloaded optimizer or activations, input enlarged on the"
     " host), copy from pinned memory, and overlap copies with computation on a separate stream."
 )
+PINNED_COPIES = COPIES.replace(" copy from pinned memory, and overlap", " and overlap")
+DEVICE_COPIES = (
+    "Avoid copies within the GPU: `.contiguous()`, `.clone()`, concatenations and changes of layout; join the"
+    " small ones."
+)
 PAGEABLE_COPIES = "Pin host memory (pin_memory=True) and copy with non_blocking=True."
 SLOW_INPUT = (
     "Give the data loader more workers and prefetching [[loader]], keep the data on local disks, and move"
@@ -155,6 +160,13 @@ BALANCE_STAGES = (
     " at fault."
 )
 FILL_PIPELINE = "Use more micro-batches per step, or interleave the schedule [[interleave]]."
+
+
+def copies_like(name: str) -> str:
+    """Advice on copies of which the longest have this name, as PyTorch's profiler writes it."""
+    if "Device -> Device" in name or "DeviceToDevice" in name:
+        return DEVICE_COPIES
+    return PINNED_COPIES if "Pinned" in name else COPIES
 
 
 def fill_pipeline(stages: int, micro_batches: int, chunks: int) -> str:

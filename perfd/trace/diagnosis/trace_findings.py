@@ -326,6 +326,7 @@ def _judge_memory(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
     todo = advice.COPIES
     if rows:
         _, longest = max(rows, key=lambda item: item[1].total_s)
+        todo = advice.copies_like(longest.name)
         evidence.append(f"The longest is {longest.name}: {longest.count} take {duration(longest.total_s)}.")
     if pageable > THRESHOLDS.pageable_copies_ratio:
         evidence.append(f"Copies from or to pageable memory take {percent(pageable)}.")

@@ -83,7 +83,7 @@ _CLASSES = tuple(
     )
 )
 _TENSOR_CORES = re.compile(
-    r"hmma|imma|wgmma|gmma|tensorop|xmma|nvjet|s16816|cutlass(?:(?!cutlass).)*sm(?:80|90|100)"
+    r"hmma|imma|wgmma|gmma|tensorop|xmma(?!\w*(?:ffma|f32f32_f32f32_f32))|nvjet|s16816|cutlass(?:(?!cutlass).)*sm(?:80|90|100)"
     r"|(?:bf|fp)16(?:(?!(?:bf|fp)16).)*gemm|flash|fmha",
     re.IGNORECASE,
 )
