@@ -103,7 +103,12 @@ def open_history(path: Path, busy_timeout_s: float, *, check: bool) -> HistoryFi
 
 def is_damage(error: Exception) -> bool:
     """Whether an error means that the content of the file is not what was written."""
-    return isinstance(error, UnicodeDecodeError) or _code(error) in _DAMAGED_CODES
+    # Python raises the last one itself, without a code of SQLite.
+    return (
+        isinstance(error, UnicodeDecodeError)
+        or _code(error) in _DAMAGED_CODES
+        or str(error).startswith("Could not decode to UTF-8")
+    )
 
 
 def is_disk_trouble(error: Exception) -> bool:
