@@ -81,6 +81,21 @@ def test_idle_time_in_loader_ranges_is_data_loading_however_launches_and_waits_s
     assert diagnosis.bottleneck.kind is not Kind.COMPUTE_BOUND
 
 
+def test_a_loader_is_found_in_old_traces_too_which_have_ranges_as_operators(tmp_path):
+    trace = kineto(
+        [Op(COMPUTE, 600, 1000, launched=598), Op(COMPUTE, 1600, 2000, launched=1598)],
+        ranges=[(LOADER, at, at + 600) for at in (0, 1000)],
+        steps={1: (0, 1000), 2: (1000, 2000)},
+    )
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "user_annotation":
+            event["cat"] = "Operator"
+    (read,) = read_traces([write_json(tmp_path / "t.json", trace)])
+
+    assert [phase.name for phase in read.phases] == [LOADER, LOADER]
+    assert diagnose(analyse([read])).first.kind is Kind.DATA_LOADING
+
+
 def test_a_loader_that_is_fast_is_no_finding(tmp_path):
     assert _loading(tmp_path, host_us=40).first.kind is not Kind.DATA_LOADING
     assert _loading(tmp_path, host_us=60).first.kind is not Kind.DATA_LOADING

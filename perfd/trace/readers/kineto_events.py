@@ -25,6 +25,8 @@ _CATEGORIES = {
     for name in names
     for spelling in (name, name.capitalize())
 }
+_RANGES_OF_PYTORCH = ("ProfilerStep", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
+"""Ranges that are operators in the oldest traces, as of torch 1.8."""
 GPU_CATEGORIES = frozenset(name for name, code in _CATEGORIES.items() if code in {_KERNEL, _MEMORY})
 CALL_CATEGORIES = frozenset(name for name, code in _CATEGORIES.items() if code == _CALL)
 
@@ -149,7 +151,7 @@ class KinetoEvents:
                 group = args.group_description or args.group or ""
                 self._message_times.append(event)
                 self._messages.append((self.thread_of(event), Message(peer=peer, sent=sent, group=group)))
-        elif event.name.startswith("ProfilerStep"):
+        elif event.name.startswith(_RANGES_OF_PYTORCH):
             self._add_range(event)
 
     def thread_of(self, event: ChromeEvent) -> int:
