@@ -17,7 +17,7 @@ from benchmarks.history_repair import fill, repair
 from perfd.aggregator.history.database import HistoryUnavailableError
 from perfd.aggregator.history.history_rows import RowKind
 from perfd.aggregator.history.sqlite import SqliteDatabase
-from perfd.aggregator.history.sqlite.page_format import MAX_ROW_BYTES, PageReader, page_layout
+from perfd.aggregator.history.sqlite.page_format import MAX_ROW_BYTES, DatabasePages, page_layout
 from perfd.aggregator.history.sqlite.salvaged_rows import DamagedFile, salvaged_pages
 from perfd.aggregator.history.sqlite.sqlite_tables import SCHEMA, SCHEMA_VERSION, WRITES
 from perfd.cli import main
@@ -333,7 +333,7 @@ def test_any_bytes_give_rows_of_the_right_types_or_nothing(whole, seed, flips, c
     if cut:
         del data[chance.randrange(len(data)) :]
     size, usable = page_layout(bytes(data[:100]))
-    reader = PageReader(
+    reader = DatabasePages(
         lambda number: bytes(data[(number - 1) * size : number * size]), len(data) // size, size, usable
     )
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
@@ -360,7 +360,7 @@ def test_a_chain_of_pages_that_ends_nowhere_is_read_once():
         reads.append(number)
         return bytes(leaf) if number == 1 else struct.pack(">I", number % 3_000 + 2) + bytes(PAGE - 4)
 
-    reader = PageReader(read, 3_000, PAGE, PAGE)
+    reader = DatabasePages(read, 3_000, PAGE, PAGE)
     reader.rows(1)
     assert len(reads) < 3_500
     assert MAX_ROW_BYTES == 64 << 20

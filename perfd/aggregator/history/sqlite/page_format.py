@@ -27,7 +27,7 @@ _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
 _DAMAGED = (ValueError, IndexError, struct.error)
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """A record as it is stored: the columns of the key first if the table has no row ids."""
 
     rowid: int | None
@@ -40,7 +40,7 @@ class PageRows:
 
     cells: int
     """How many rows the page says that it has."""
-    rows: Sequence[Row]
+    rows: Sequence[StoredRow]
     """Those that can be read."""
 
 
@@ -56,7 +56,7 @@ def page_layout(header: bytes) -> tuple[int, int]:
     return size, usable if usable >= _LEAST_USABLE_BYTES else size
 
 
-class PageReader:
+class DatabasePages:
     """Reads pages by their numbers, from 1 on; `read` returns a page, or less if it is not there.
 
     Memory is two bytes a page and one row of at most `MAX_ROW_BYTES`. No overflow page is read twice.
@@ -136,7 +136,7 @@ class PageReader:
         cells = min(int.from_bytes(page[begin + 3 : begin + 5], "big"), (self._usable_bytes - first) // 6)
         return struct.unpack_from(f">{cells}H", page, first)
 
-    def _cell(self, page: bytes, at: int, kind: int) -> Row | None:
+    def _cell(self, page: bytes, at: int, kind: int) -> StoredRow | None:
         try:
             if kind == _INNER_INDEX:
                 at += 4
@@ -145,7 +145,7 @@ class PageReader:
             if kind == _LEAF_TABLE:
                 rowid, at = _varint(page, at)
                 rowid -= (rowid >> 63) << 64
-            return Row(rowid, _record(self._payload(page, at, size, of_table=kind == _LEAF_TABLE)))
+            return StoredRow(rowid, _record(self._payload(page, at, size, of_table=kind == _LEAF_TABLE)))
         except _DAMAGED:
             return None
 

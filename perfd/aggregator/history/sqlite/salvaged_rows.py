@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
 
-from perfd.aggregator.history.sqlite.page_format import PageReader, Row, Value, page_layout
+from perfd.aggregator.history.sqlite.page_format import DatabasePages, StoredRow, Value, page_layout
 from perfd.aggregator.history.sqlite.sqlite_tables import ADDED_COLUMNS, FACT_KINDS, MEMORY_KINDS, SCHEMA
 from perfd.aggregator.history.sqlite.wal_frames import committed_pages
 
@@ -53,7 +53,7 @@ class DamagedFile:
                 self._log = self._open(log)
                 self._in_log = committed_pages(self._read_log, self._page_bytes)
             count = max([os.fstat(self._main).st_size // self._page_bytes, *self._in_log])
-            self._reader = PageReader(self._read, count, self._page_bytes, usable_bytes)
+            self._reader = DatabasePages(self._read, count, self._page_bytes, usable_bytes)
         except BaseException:
             self._files.close()
             raise
@@ -87,7 +87,7 @@ class DamagedFile:
         return os.pread(self._log, size, offset)
 
 
-def salvaged_pages(reader: PageReader) -> Iterator[SalvagedPage]:
+def salvaged_pages(reader: DatabasePages) -> Iterator[SalvagedPage]:
     """The rows of all pages that fit a table."""
     shapes: defaultdict[tuple[bool, int], list[_Shape]] = defaultdict(list)
     for shape in _shapes():
@@ -132,7 +132,7 @@ class _Shape:
             type(value) in types for value, types in zip(values, self._types, strict=False)
         )
 
-    def row(self, row: Row) -> tuple[Value, ...]:
+    def row(self, row: StoredRow) -> tuple[Value, ...]:
         """A record that fits, in the order of the table's columns."""
         missing = len(self._types) - len(row.values)
         values = [*row.values, *self._defaults[len(self._defaults) - missing :]]
