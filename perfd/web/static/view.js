@@ -39,7 +39,6 @@ const viewer = new IntersectionObserver((entries) => {
   for (const { target, isIntersecting } of entries) {
     if (target.isConnected) placed.add(target);
     if (isIntersecting) drawNow(target);
-    else if (!target.isConnected) drop(target);
   }
 }, { rootMargin: "100% 0px" });
 
