@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from perfd_collectors.serving.bench_results import read_results
 
-from perfd.aggregator.history.sqlite.page_format import PageReader, page_layout
+from perfd.aggregator.history.sqlite.page_format import DatabasePages, page_layout
 from perfd.aggregator.history.sqlite.salvaged_rows import salvaged_pages
 from perfd.aggregator.history.sqlite.sqlite_tables import SCHEMA
 from perfd.aggregator.history.sqlite.wal_frames import committed_pages
@@ -51,7 +51,7 @@ def history_files() -> list[bytes]:
 def read_history(data: bytes) -> None:
     """Whatever is read can be written to a new history."""
     size, usable = page_layout(data[:100])
-    reader = PageReader(
+    reader = DatabasePages(
         lambda number: data[(number - 1) * size : number * size], len(data) // size, size, usable
     )
     with closing(sqlite3.connect(":memory:")) as connection:
