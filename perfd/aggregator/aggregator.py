@@ -13,9 +13,10 @@ import numpy.ma  # noqa: F401
 
 from perfd.aggregator.analysis_loop import AnalysisLoop
 from perfd.aggregator.api_answers import ApiAnswers
-from perfd.aggregator.audit import AuditLog, Refusal
+from perfd.aggregator.audit import AuditLog
 from perfd.aggregator.captures import CaptureService, ReportStorage
 from perfd.aggregator.history import StoredExporterMemory, configured_history, restore
+from perfd.aggregator.http_endpoints import HttpEndpoints
 from perfd.aggregator.ingest import Ingest, IngestSessions, IngestThread, NatsReceiver, TelemetryServer
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits, failed_captures
@@ -35,14 +36,11 @@ from perfd.errors import ConfigError, PerfdError
 from perfd.exporters.alertmanager import create_silence, silence_body
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.model import CaptureCancel, CaptureRequest
-from perfd.net import AccessControl, Handler, HttpServer, ObjectStorage, ServerTls, is_loopback, split_address
+from perfd.net import Handler, ObjectStorage, is_loopback, split_address
 from perfd.web.live_updates import Live
 
 log = logging.getLogger(__name__)
 
-_HEALTH = ("/api/v1/healthz", "/api/v1/readyz")
-_HEALTH_CONNECTIONS = 32
-"""Probes open a few at a time."""
 _SHORTEST_ROUND_S = 0.05
 _STOP_WITHIN_S = 10.0
 """How long the end may take: systemd, Kubernetes and batch scripts kill what takes much longer."""
@@ -88,14 +86,7 @@ class Aggregator(ApiAnswers):
         )
         history = configured_history(config.history, partition)
         try:
-            self._access = AccessControl(
-                config.http_listen,
-                capture_token=config.http_token_file,
-                read_token=config.http_read_token_file,
-                hosts=config.http_hosts,
-                refused=lambda reason, path: audit.refused(Refusal.HTTP, reason, actor="http", about=path),
-            )
-            self._tls = ServerTls(config.http_tls, key="http_tls") if config.http_tls else None
+            self._http = HttpEndpoints(config, audit, config.http_hosts)
             self._webhook = Webhook(config.webhook)
             stored = config.object_storage
             storage = (
@@ -174,8 +165,6 @@ class Aggregator(ApiAnswers):
         self.handlers: Mapping[str, Handler] = {}
         """HTTP handlers by path, without access control; empty before the start."""
         self._started = False
-        self._http: HttpServer | None = None
-        self._health: HttpServer | None = None
         self._live = Live()
         self._broken = False
         """Whether the newest round failed: that is logged when it begins."""
@@ -190,12 +179,12 @@ class Aggregator(ApiAnswers):
     @property
     def http_address(self) -> str | None:
         """Where /metrics and /api/v1 are, once started; None when they are not served."""
-        return self._http.address if self._http else None
+        return self._http.address
 
     @property
     def health_address(self) -> str | None:
         """Where only the health is, once started; None without `health_listen`."""
-        return self._health.address if self._health else None
+        return self._http.health_address
 
     @property
     def state(self) -> AggregatorState:
@@ -224,18 +213,7 @@ class Aggregator(ApiAnswers):
                 ),
             }
             self.handlers = served
-            if self._config.http_listen is not None:
-                self._http = HttpServer(
-                    self._config.http_listen,
-                    {
-                        **self._access.guard(served, open_to_all=_HEALTH),
-                        **self._webhook.routes(self.receive_alerts),
-                    },
-                    tls=self._tls,
-                )
-            if self._config.health_listen is not None:
-                health = {path: served[path] for path in _HEALTH}
-                self._health = HttpServer(self._config.health_listen, health, connections=_HEALTH_CONNECTIONS)
+            self._http.start(served, self._webhook.routes(self.receive_alerts))
             if self._partition is None:
                 self._grpc_address = self._ingest.start(self._config)
             if self._nats is not None:
@@ -265,9 +243,7 @@ class Aggregator(ApiAnswers):
             self._nats.stop()
         self._ingest.stop()
         self._captures.stop()
-        for server in (self._http, self._health):
-            if server is not None:
-                server.close()
+        self._http.close()
         if self._tick_thread.is_alive():
             log.warning("A round of analysis did not end in time; the last summaries are not kept.")
         elif self._holds():

@@ -17,6 +17,7 @@ from perfd.net.http import (
     text_response,
 )
 from perfd.net.http_client import BoundedConnection, BoundedTlsConnection, secure_connection
+from perfd.net.loop_thread import LoopThread
 from perfd.net.nats_client import PUBLISHED_HEADER_BYTES, NatsConnector
 from perfd.net.object_storage import ObjectStorage
 from perfd.net.server_tls import ServerTls
@@ -31,6 +32,7 @@ __all__ = [
     "DeadlineReader",
     "Handler",
     "HttpServer",
+    "LoopThread",
     "NatsConnector",
     "ObjectStorage",
     "Request",

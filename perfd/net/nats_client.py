@@ -86,6 +86,9 @@ class NatsConnector:
                     inbox_prefix=inbox,
                     **self._options(),
                 )
+        except asyncio.CancelledError:
+            await client.close()
+            raise
         except TimeoutError as error:
             await _release(client)
             raise PerfdError("No NATS server answers.") from error
@@ -105,18 +108,26 @@ class NatsConnector:
             await client.close()
 
     async def keep_connected(
-        self, inbox: str, use: Callable[[Client], Awaitable[object]], lost: Callable[[str], None]
+        self,
+        inbox: str,
+        use: Callable[[Client], Awaitable[object]],
+        lost: Callable[[str], None],
+        *,
+        last_retry_s: float = _LAST_RETRY_S,
     ) -> None:
         """Run `use` with one connection after another, until it returns or this is canceled.
 
-        `use` is canceled when its connection ends; `lost` gets the reason.
+        `use` is canceled when its connection ends, and before it is closed by a cancellation of this; `lost`
+        gets the reason. Waits grow up to `last_retry_s`, also where `use` raises soon after each connection.
         """
         retry_s = _FIRST_RETRY_S
+        loop = asyncio.get_running_loop()
         while True:
-            ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            ended: asyncio.Future[str] = loop.create_future()
+            connected_s: float | None = None
             try:
                 client = await self.connect(inbox=inbox, ended=partial(_end, ended))
-                retry_s = _FIRST_RETRY_S
+                connected_s = loop.time()
                 using: asyncio.Future[Any] = asyncio.ensure_future(use(client))
                 outcomes: set[asyncio.Future[Any]] = {using, ended}
                 try:
@@ -134,8 +145,10 @@ class NatsConnector:
             except Exception as error:  # noqa: BLE001  (whatever a library raises, it is tried again)
                 reason = _sentence(error)
             lost(reason)
+            if connected_s is not None and loop.time() - connected_s >= retry_s:
+                retry_s = _FIRST_RETRY_S
             await asyncio.sleep(retry_s * random.random())  # noqa: S311  (spreads retries)
-            retry_s = min(_LAST_RETRY_S, retry_s * 2)
+            retry_s = min(last_retry_s, retry_s * 2)
 
     def _check(self, server: str) -> None:
         try:

@@ -12,18 +12,19 @@ from time import monotonic
 
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.alerts import AlertEvaluation
-from perfd.aggregator.audit import AuditLog, Refusal
+from perfd.aggregator.audit import AuditLog
 from perfd.aggregator.group.group_pages import GroupPages
 from perfd.aggregator.group.leases import Leases
 from perfd.aggregator.group.partition_config import check_group, group_hosts, partition_config
 from perfd.aggregator.group.peers import Peers
 from perfd.aggregator.history import configured_database
+from perfd.aggregator.http_endpoints import HttpEndpoints
 from perfd.aggregator.job_summaries import analysis_settings
 from perfd.aggregator.partition import Partition
 from perfd.clock import SystemClock
 from perfd.config import AggregatorConfig
 from perfd.errors import ConfigError, PerfdError
-from perfd.net import AccessControl, Handler, HttpServer, ServerTls
+from perfd.net import Handler
 from perfd.web.live_updates import Live
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 """Wait before retrying a partition that failed to start, for example because its history is still locked."""
 _STOP_WITHIN_S = 12.0
-_HEALTH = ("/api/v1/healthz", "/api/v1/readyz")
 
 
 class AggregatorGroup:
@@ -42,16 +42,8 @@ class AggregatorGroup:
         if config.nats is None or config.http_listen is None:
             raise ConfigError("nats.group: configure `nats` and `http_listen`.")
         self._config = config
-        self._listen = config.http_listen
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None, SystemClock())
-        self._access = AccessControl(
-            config.http_listen,
-            capture_token=config.http_token_file,
-            read_token=config.http_read_token_file,
-            hosts=group_hosts(config),
-            refused=lambda reason, path: audit.refused(Refusal.HTTP, reason, actor="http", about=path),
-        )
-        self._tls = ServerTls(config.http_tls, key="http_tls") if config.http_tls else None
+        self._http = HttpEndpoints(config, audit, group_hosts(config))
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._leases = Leases(config.nats, group, self._changed.set)
@@ -77,30 +69,20 @@ class AggregatorGroup:
         concurrently, which reading their histories would do."""
         self._workers = ThreadPoolExecutor(group.partitions, "perfd-partition")
         self._thread = threading.Thread(target=self._run, name="perfd-partitions", daemon=True)
-        self._http: HttpServer | None = None
-        self._health: HttpServer | None = None
 
     @property
     def http_address(self) -> str | None:
         """Address of the page, /api/v1 and the partitions' metrics; None before the start."""
-        return self._http.address if self._http else None
+        return self._http.address
 
     def start(self) -> None:
         """Listen and join the group; raises `PerfdError` if an address is in use."""
-        routes = self._pages.routes()
         try:
-            self._http = HttpServer(
-                self._listen, self._access.guard(routes, open_to_all=_HEALTH), tls=self._tls
-            )
-            if self._config.health_listen is not None:
-                self._health = HttpServer(
-                    self._config.health_listen, {path: routes[path] for path in _HEALTH}
-                )
+            self._http.start(self._pages.routes())
         except PerfdError:
             self.stop()
             raise
-        scheme = "http" if self._tls is None else "https"
-        self._leases.start(self._group.address or f"{scheme}://{self._http.address}")
+        self._leases.start(self._group.address or self._http.url)
         self._thread.start()
 
     def stop(self) -> None:
@@ -121,9 +103,7 @@ class AggregatorGroup:
         for thread in stopping:
             thread.join(max(0.0, deadline_s - monotonic()))
         self._leases.stop()
-        for server in (self._http, self._health):
-            if server is not None:
-                server.close()
+        self._http.close()
         self._pages.close()
 
     def _handlers(self, partition: int) -> Mapping[str, Handler] | None:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from perfd.aggregator.group.sharing import GroupView, Holder, Holding, has_lease_time, is_valid, wanted
 from perfd.config import NatsGroupConfig, NatsListenConfig
-from perfd.errors import PerfdError, reason_of
-from perfd.net import NatsConnector
+from perfd.errors import PerfdError
+from perfd.net import LoopThread, NatsConnector
 from perfd.wire.subjects import lease_bucket
 
 if TYPE_CHECKING:
@@ -64,11 +64,10 @@ class Leases:
         self._releasing: set[int] = set()
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._ended: asyncio.Future[str] | None = None
+        self._complained = False
         self._released: set[int] = set()
         self._renewed_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="perfd-leases", daemon=True)
+        self._thread = LoopThread(self._run, name="perfd-leases")
 
     def start(self, address: str) -> None:
         """Join the group; other members reach this one at `address`."""
@@ -77,9 +76,7 @@ class Leases:
 
     def stop(self) -> None:
         """Leave the group. Partitions still held are free for others at once."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join(_STOP_WITHIN_S)
+        self._thread.stop(_STOP_WITHIN_S)
 
     @property
     def view(self) -> GroupView:
@@ -111,49 +108,48 @@ class Leases:
             if partition in self._releasing:
                 self._released.add(partition)
 
-    def _run(self) -> None:
-        complained = False
-        while not self._stopping.is_set():
-            try:
-                reason = asyncio.run(self._take_part())
-                complained = False
-            except PerfdError as error:
-                reason = str(error)
-            except Exception as error:  # noqa: BLE001  (whatever a library raises, the next connection may do better)
-                reason = f"NATS: {reason_of(error) or type(error).__name__}"
-            self._view = replace(self._view, connected=False)
-            if not self._stopping.is_set() and not complained:
-                complained = True
-                log.warning("Leases of partitions cannot be renewed now.", extra={"reason": reason})
-            self._stopping.wait(_RETRY_S)
+    async def _run(self) -> None:
+        inbox = f"_INBOX_perfd_{secrets.token_hex(8)}"
+        # A lease is over after a few retries, so waits must not grow.
+        await self._connector.keep_connected(inbox, self._take_part, self._note_lost, last_retry_s=_RETRY_S)
 
-    async def _take_part(self) -> str:
-        ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        client = await self._connector.connect(
-            inbox=f"_INBOX_perfd_{secrets.token_hex(8)}",
-            ended=lambda reason: None if ended.done() else ended.set_result(reason),
-        )
+    def _note_lost(self, reason: str) -> None:
+        self._view = replace(self._view, connected=False)
+        if not self._complained:
+            self._complained = True
+            log.warning("Leases of partitions cannot be renewed now.", extra={"reason": reason})
+
+    async def _take_part(self, client: Client) -> None:
+        bucket = await self._bucket(client)
+        self._entries.clear()
+        watcher = await bucket.watchall()
+        known = asyncio.Event()
+        watching = asyncio.create_task(self._watch(watcher, known))
+        turns: asyncio.Task[None] | None = None
         try:
-            bucket = await self._bucket(client)
-            self._entries.clear()
-            watcher = await bucket.watchall()
-            known = asyncio.Event()
-            watching = asyncio.create_task(self._watch(watcher, known))
             # Learn the members and holders before claiming anything.
             async with asyncio.timeout(self._group.lease_s):
                 await known.wait()
-            try:
-                while not self._stopping.is_set() and not ended.done() and not watching.done():
-                    await self._turn(bucket)
-                    await asyncio.sleep(_LOOK_EVERY_S)
-                if self._stopping.is_set():
-                    await self._leave(bucket)
-                return ended.result() if ended.done() else "the group is not watched any more"
-            finally:
-                watching.cancel()
-                await asyncio.gather(watching, return_exceptions=True)
+            turns = asyncio.create_task(self._turns(bucket))
+            await asyncio.wait({turns, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if turns.done():
+                turns.result()
+            raise PerfdError("The group is not watched any more.")
         finally:
-            await client.close()
+            if turns is not None and self._thread.stopping:
+                # A turn that is cut off may have claimed a lease that would not be given up.
+                await asyncio.wait({turns}, timeout=_STOP_WITHIN_S / 3)
+                async with asyncio.timeout(_STOP_WITHIN_S / 3):
+                    await self._leave(bucket)
+            tasks = [task for task in (turns, watching) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _turns(self, bucket: KeyValue) -> None:
+        while not self._thread.stopping:
+            await self._turn(bucket)
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _bucket(self, client: Client) -> KeyValue:
         from nats.js import api  # noqa: PLC0415  (with the extra only)
@@ -184,6 +180,7 @@ class Leases:
         async for entry in watcher:
             if entry is None:
                 known.set()
+                self._complained = False
                 self._view = replace(self._view, connected=True)
             elif entry.operation is None and entry.value is not None:
                 with contextlib.suppress(ValueError):

@@ -73,7 +73,7 @@ class NatsReading:
     async def run(self) -> str:
         """Read; returns why it ended, empty if what is not stored has to be delivered again."""
         self._sessions.begin_anew()
-        await self._client.subscribe(self._inbox, cb=self._arrive)
+        answers = await self._client.subscribe(self._inbox, cb=self._arrive)
         self._progress.reading = True
         try:
             return await self._read()
@@ -81,6 +81,7 @@ class NatsReading:
             # What is stored by now need not be delivered again.
             with contextlib.suppress(Exception):
                 await self._settle()
+                await answers.unsubscribe()
 
     async def _read(self) -> str:
         look_s = time.monotonic()
@@ -146,7 +147,13 @@ class NatsReading:
         self._arrived.clear()
         if not messages:
             return
-        receipts = await asyncio.to_thread(self._take, messages)
+        taking = asyncio.ensure_future(asyncio.to_thread(self._take, messages))
+        try:
+            receipts = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            # The next reading uses the same sessions.
+            await asyncio.wait({taking})
+            raise
         self._note(messages[-1], len(messages))
         for message, receipt in zip(messages, receipts, strict=True):
             for answer in receipt.answers:

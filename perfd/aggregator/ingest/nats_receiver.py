@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
 import secrets
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -19,9 +16,9 @@ from perfd.aggregator.ingest.nats_stream import TAKE_OVER_AFTER_S, Readers, ensu
 from perfd.aggregator.limits import NatsProgress
 from perfd.aggregator.partition import Partition
 from perfd.config import NatsListenConfig
-from perfd.errors import PerfdError, reason_of
+from perfd.errors import PerfdError
 from perfd.model import CaptureCancel, CaptureRequest
-from perfd.net import NatsConnector
+from perfd.net import LoopThread, NatsConnector
 from perfd.wire import subjects
 from perfd.wire.convert import encode_message
 
@@ -30,8 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FIRST_RETRY_S = 0.5
-_LAST_RETRY_S = 15.0
 _STOP_WITHIN_S = 3.0
 
 
@@ -59,11 +54,9 @@ class NatsReceiver:
             # This lease proves that the previous reader's has ended.
             self._readers = Readers(config, own, 0.0, partition.held)
         self.progress = NatsProgress()
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._client: Client | None = None
-        self._ended: asyncio.Future[str] | None = None
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="perfd-nats", daemon=True)
+        self._complained = False
+        self._thread = LoopThread(self._run, name="perfd-nats")
 
     def start(self) -> None:
         """Begin to connect."""
@@ -71,87 +64,49 @@ class NatsReceiver:
 
     def stop(self) -> None:
         """Stop reading; messages that are not acknowledged are delivered again. Safe at any time."""
-        self._stopping.set()
-        if not self._thread.is_alive():
-            return
-        if (loop := self._loop) is not None:
-            with contextlib.suppress(RuntimeError):  # It has ended.
-                loop.call_soon_threadsafe(self._end, "the aggregator stops")
-        self._thread.join(_STOP_WITHIN_S)
+        self._thread.stop(_STOP_WITHIN_S)
 
     def send(self, node: str, message: CaptureRequest | CaptureCancel) -> None:
         """Publish a message for the agent of a node, from any thread; nothing when it has no session."""
-        subject, loop = self._sessions.subject_of(node), self._loop
-        if subject is None or loop is None:
-            return
-        publishing = self._publish(subject, encode_message(message))
+        if (subject := self._sessions.subject_of(node)) is not None:
+            self._thread.submit(self._publish(subject, encode_message(message)))
+
+    async def _run(self) -> None:
+        inbox = f"_INBOX_perfd_{secrets.token_hex(8)}"
         try:
-            asyncio.run_coroutine_threadsafe(publishing, loop)
-        except RuntimeError:  # The loop has ended.
-            publishing.close()
+            await self._connector.keep_connected(inbox, self._use, self._note_lost)
+        finally:
+            self.progress.reading = False
+            self._sessions.close_all()
 
-    def _end(self, reason: str) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(reason)
+    def _note_lost(self, reason: str) -> None:
+        if self.progress.reading:
+            self.progress.reading = self._complained = False
+        if not self._complained:
+            self._complained = True
+            log.warning(
+                "Batches are not read from NATS now; they wait there.",
+                extra={"servers": ", ".join(self._config.servers), "reason": reason},
+            )
+        self._sessions.close_silent()
 
-    def _run(self) -> None:
-        retry_s = _FIRST_RETRY_S
-        broken = False
-        while not self._stopping.is_set():
-            try:
-                reason = asyncio.run(self._read())
-            except PerfdError as error:
-                reason = str(error)
-            except Exception as error:  # noqa: BLE001  (whatever a library raises, reading begins anew)
-                reason = f"NATS: {error or type(error).__name__}"
-            if self.progress.reading:
-                self.progress.reading = broken = False
-                retry_s = _FIRST_RETRY_S
-            if self._stopping.is_set():
-                break
-            if reason:
-                if not broken:
-                    broken = True
-                    servers = ", ".join(self._config.servers)
-                    log.warning(
-                        "Batches are not read from NATS now; they wait there.",
-                        extra={"servers": servers, "reason": reason},
-                    )
-                self._sessions.close_silent()
-                self._stopping.wait(retry_s * random.random())  # noqa: S311  (spreads retries)
-                retry_s = min(_LAST_RETRY_S, retry_s * 2)
-        self._sessions.close_all()
-
-    async def _read(self) -> str:
-        """Read until the connection ends or reading has to begin anew; returns why, or nothing."""
-        self._loop = asyncio.get_running_loop()
-        self._ended = self._loop.create_future()
-        client = await self._connector.connect(inbox=f"_INBOX_perfd_{secrets.token_hex(8)}", ended=self._end)
+    async def _use(self, client: Client) -> None:
+        """Read until canceled; raises `PerfdError` if a new connection may do better."""
         self._client = client
         try:
             js = client.jetstream()
             await ensure_streams(js, self._config)
-            work = asyncio.create_task(self._read_in_turn(client))
-            await asyncio.wait({work, self._ended}, return_when=asyncio.FIRST_COMPLETED)
-            over = work.done()
-            if not over:
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
-            if self._stopping.is_set():
-                async with asyncio.timeout(_STOP_WITHIN_S / 2):
-                    await self._readers.close(js)
-            return work.result() if over else self._ended.result()
-        except PerfdError:
-            raise
-        except Exception as error:  # noqa: BLE001  (of the client; the next attempt may do better)
-            return f"NATS: {reason_of(error) or type(error).__name__}"
+            while True:
+                consumer = await self._readers.open(js)
+                reading = NatsReading(client, self._config, consumer, self._sessions, self.progress)
+                if reason := await reading.run():
+                    raise PerfdError(reason)
         finally:
             self._client = None
-            await client.close()
-
-    async def _read_in_turn(self, client: Client) -> str:
-        consumer = await self._readers.open(client.jetstream())
-        return await NatsReading(client, self._config, consumer, self._sessions, self.progress).run()
+            if self._thread.stopping:
+                # The connection is still open, and the next aggregator need not wait.
+                async with asyncio.timeout(_STOP_WITHIN_S / 2):
+                    await self._readers.close(client.jetstream())
 
     async def _publish(self, subject: str, data: bytes) -> None:
         if self._client is not None and self._client.is_connected:
