@@ -81,6 +81,9 @@ class AnalysisLoop:
         )
         """Reading its newest frames needs no lock: a scrape must not wait for a round."""
         self._lock = threading.RLock()
+        """Held by a round from beginning to end. A request takes it only where it is free."""
+        self._request_lock = threading.Lock()
+        """Requests wait for each other, so that all use what the first one made."""
         self._now_unix_s = clock.unix_ns() / 1e9
         self._finished_s = clock.monotonic_s()
 
@@ -164,23 +167,35 @@ class AnalysisLoop:
             return list(self._state.fleet.jobs)
 
     def summary(self, job: str | None = None) -> list[JobSummary]:
-        """The summary of one job, or of all, over the whole job; empty when there is none."""
-        with self._lock:
-            names = self.jobs() if job is None else [job]
-            summaries = [self._whole(name) or self._summaries.failed(name, Part.SUMMARY) for name in names]
-        return [summary for summary in summaries if summary is not None]
+        """The summary of one job, or of all, over the whole job; empty when there is none.
+
+        It waits for no round.
+        """
+        return [
+            found for name in (self.jobs() if job is None else [job]) if (found := self._asked_whole(name))
+        ]
+
+    def _asked_whole(self, job: str) -> JobSummary | None:
+        with self._request_lock:
+            return self._whole(job) or self._summaries.failed(job, Part.SUMMARY)
 
     def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
-        """The summary of a job from a moment on, of what is in memory; None when there is none."""
-        with self._lock:
+        """The summary of a job from a moment on, of what is in memory; None when there is none.
+
+        It waits for no round.
+        """
+        with self._request_lock:
             found = self._summaries.since(job, self._now_unix_s, since_unix_s)
             return found or self._summaries.failed(job, Part.SUMMARY)
 
     def live(self, job: str) -> JobSummary | None:
-        """The newest numbers of a job, over its window."""
-        with self._lock:
-            derived = self._summaries.live(job, self._now_unix_s)
-            return derived.summary if derived else self._summaries.failed(job, Part.ANALYSIS)
+        """The newest numbers of a job, over its window, made now unless a round is at work.
+
+        Then they are those that were made last, None if there are none yet.
+        """
+        with self._request_lock:
+            self._look([job])
+        return self.newest(job)
 
     def newest(self, job: str) -> JobSummary | None:
         """The newest live summary, from a round or a request; None if there is none yet.
@@ -192,6 +207,13 @@ class AnalysisLoop:
 
     def look(self, jobs: Sequence[str]) -> None:
         """Make the live numbers of jobs now, unless a round or another request is at work."""
+        if self._request_lock.acquire(blocking=False):
+            try:
+                self._look(jobs)
+            finally:
+                self._request_lock.release()
+
+    def _look(self, jobs: Sequence[str]) -> None:
         if self._lock.acquire(blocking=False):
             try:
                 for job in jobs:
@@ -200,9 +222,17 @@ class AnalysisLoop:
                 self._lock.release()
 
     def view(self, job: str) -> JobView | None:
-        """What a decision about a capture may know of a job or server; None when there is none."""
-        with self._lock, self._failures.contained(Part.CAPTURE, job=job):
-            return self._view(job, self._summaries.live(job, self._now_unix_s))
+        """What a decision about a capture may know of a job or server; None when there is none.
+
+        It waits for a round only if the job was never analyzed.
+        """
+        with self._failures.contained(Part.CAPTURE, job=job):
+            self.live(job)
+            derived = self._summaries.newest(job)
+            if derived is None and job in self.jobs():
+                with self._lock:
+                    derived = self._summaries.live(job, self._now_unix_s)
+            return self._view(job, derived)
         return None
 
     def alerts(self) -> list[dict[str, Any]]:

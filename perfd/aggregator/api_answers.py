@@ -128,14 +128,13 @@ class ApiAnswers:
     def overview(self, job: str | None = None, *, ranks: bool = True) -> list[dict[str, Any]]:
         """One entry per job with its newest numbers, or that of one job, of schema perfd.jobs/2.
 
-        Without `ranks` it has no lists of GPUs and ranks, but `gpu_count`. A job that is named is analyzed if
-        it was not yet, which may wait for a round.
+        Without `ranks` it has no lists of GPUs and ranks, but `gpu_count`. It waits for no round: a job
+        that was never analyzed has no numbers while one is at work.
         """
         if job is None:
             return self.newest(self.jobs(), ranks=ranks)
-        if self._rounds.newest(job) is None:
-            self._rounds.live(job)
-        return self.newest([job], ranks=ranks)
+        self._rounds.live(job)
+        return [entry] if (entry := self._overview_of(job, ranks=ranks)) is not None else []
 
     def newest(self, jobs: Sequence[str], *, ranks: bool = True) -> list[dict[str, Any]]:
         """The entries of these jobs as of the newest rounds, in their order, without those that are gone."""
@@ -284,7 +283,8 @@ class ApiAnswers:
 
         A range that begins before the steps in memory has those of history, too.
         """
-        live = self._rounds.live(job)
+        # Only of a job that was never analyzed, while a round is at work, there is none yet.
+        live = self._rounds.live(job) or next(iter(self._rounds.summary(job)), None)
         with self._state.lock:
             known = self._state.fleet.jobs.get(job)
             if known is not None and live is not None:

@@ -85,7 +85,7 @@ class _Scope:
 class JobSummaries:
     """Derives the numbers of jobs on demand; what fails of one stays its own.
 
-    Not thread-safe, but for `newest`: the analysis loop holds its lock.
+    Any thread may call `newest`, `whole` and `since`; all else only who holds the analysis loop's lock.
     """
 
     def __init__(self, config: AnalysisConfig, state: AggregatorState, clock: Clock) -> None:
@@ -273,7 +273,10 @@ class JobSummaries:
                 return old
             data = job_data(self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, window_steps=scope.rows)
         derived = Derived(key, _without_samples(data), summarise(data, scope.settings), now_s)
-        scope.known[name] = derived
+        with self._state.lock:
+            # A request may still be at work on a job that a round has just forgotten.
+            if self._fleet.jobs.get(name) is job:
+                scope.known[name] = derived
         return derived
 
     def _key(self, job: JobState) -> Key:

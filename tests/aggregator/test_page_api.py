@@ -9,7 +9,7 @@ import threading
 import urllib.request
 
 import pytest
-from aggregator.support import START_S, aggregator, gpus, step
+from aggregator.support import START_S, aggregator, gpus, place, step
 from exporters.rounds import job_round
 from exporters.support import until
 
@@ -398,6 +398,50 @@ def test_lists_of_jobs_wait_for_no_round(monkeypatch):
     assert (rows["new"]["step"], whole["new"]["steps"]) == (19, {"count": 19, "last": 19})
     assert short["new"]["gpu_count"] == 0
     assert after == {"old": True, "new": True}
+
+
+def test_what_is_asked_of_one_job_waits_for_no_round(monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def held(data, settings):
+        if threading.current_thread().name == "round":
+            begun.set()
+            assert go_on.wait(60)
+        return summarise(data, settings)
+
+    with aggregator(http_listen="127.0.0.1:0") as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(*(step(at, job="old", time_s=at) for at in range(1, 20)), place(0, 0, job="old"))
+        running.tick()
+        before = {what: api(running, f"jobs/old{what}") for what in ("", "/series", "/ranks", "/peers")}
+        monkeypatch.setattr("perfd.aggregator.job_summaries.summarise", held)
+        agent.send(*(step(at, job="old", time_s=at) for at in range(20, 22)))
+        agent.send(*(step(at, job="new", time_s=at) for at in range(1, 20)), place(0, 1, job="new"))
+        tick = threading.Thread(target=running.tick, name="round")
+        tick.start()
+        try:
+            assert begun.wait(60)
+            during = {what: api(running, f"jobs/old{what}") for what in before}
+            since = api(running, "jobs/old?since=1")
+            new = {what: api(running, f"jobs/new{what}") for what in ("", "/series", "/gpu_series", "/steps")}
+            (unknown,) = api(running, "jobs?job=new")["jobs"]
+            (known,) = api(running, "jobs?job=old")["jobs"]
+            view = running._rounds.view("old")
+        finally:
+            go_on.set()
+            tick.join()
+        (after,) = api(running, "jobs?job=old")["jobs"]
+
+    # What only the job's own lines say is of now; its live numbers are those of the last round.
+    assert during["/ranks"] == before["/ranks"]
+    assert during["/peers"] == before["/peers"]
+    assert [len(one["/series"]["step"]) for one in (before, during)] == [19, 21]
+    assert [one[""]["jobs"][0]["steps"]["count"] for one in (before, during)] == [19, 21]
+    assert since["jobs"][0]["steps"]["count"] == 21
+    assert (known["analyzed"], unknown["analyzed"], after["analyzed"]) == (True, False, True)
+    assert new[""]["jobs"][0]["steps"]["count"] == 19
+    assert len(new["/series"]["step"]) == len(new["/steps"]["steps"]) == 19
+    assert [rank.rank for rank in view.ranks] == [0]
 
 
 def test_the_list_of_jobs_has_pages_filters_and_orders_of_the_fleet(monkeypatch):

@@ -103,8 +103,8 @@ class AlertEvaluation:
         return remembered
 
     def of_job(self, job: str) -> list[Alert]:
-        """The alerts of a job that fired, oldest first."""
-        return [alert for alert in self._remembered.values() if alert.job == job]
+        """The alerts of a job that fired, oldest first. Any thread may call it."""
+        return [alert for _, alert in self._listed if alert.job == job]
 
     def list(self) -> list[Alert]:
         """All alerts that are remembered, oldest first; those that fire with their newest value.

@@ -33,6 +33,8 @@ class JobRegistry(Mapping[str, JobState]):
         self._by_owner = FirstReporters()
         """By whose job slot each takes: a namespace, or the node that reported it first."""
         self._by_node = FirstReporters()
+        self._on_node: dict[str, dict[str, JobState]] = {}
+        """By node, the jobs that it reports."""
         self._refused = False
         """Whether the newest job was refused because all slots were taken."""
         self._limits = limits
@@ -99,20 +101,37 @@ class JobRegistry(Mapping[str, JobState]):
         known = {name: self._jobs[name].ownership.origin for name in candidates(origin) if name in self._jobs}
         return self.names.assign(origin, source.node, known)
 
+    def touched(self, job: JobState, source: RecordSource) -> None:
+        """Note that a node reported a job of these."""
+        job.touch(source)
+        if source.node in job.nodes:
+            self._on_node.setdefault(source.node, {})[job.name] = job
+
+    def left(self, job: JobState, node: str) -> None:
+        """Note that a node is none of a job's any more."""
+        del job.nodes[node]
+        self._forget_on(node, job.name)
+
     def only_on(self, node: str) -> str | None:
         """The one job that a node reports; None without one or with several."""
-        jobs = [job for job in self._jobs.values() if node in job.nodes]
-        chosen = [job for job in jobs if not job.ended] or jobs
+        jobs = self._on_node.get(node, {}).values()
+        chosen = [job for job in jobs if not job.ended] or [*jobs]
         return chosen[0].name if len(chosen) == 1 else None
 
     def forget(self, name: str) -> None:
         """Drop a job."""
-        del self._jobs[name]
+        for node in self._jobs.pop(name).nodes:
+            self._forget_on(node, name)
         self._by_owner.remove(name)
         self._by_node.remove(name)
         self._refused = False
         self.names.forget(name)
         self._forgotten(name)
+
+    def _forget_on(self, node: str, name: str) -> None:
+        del self._on_node[node][name]
+        if not self._on_node[node]:
+            del self._on_node[node]
 
     def _full(self, name: str, source: RecordSource) -> str | None:
         """The bound that refuses a new job, or None."""

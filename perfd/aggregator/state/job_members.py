@@ -29,7 +29,7 @@ class JobMembers:
             return None
         if source.node not in job.nodes:
             self.owners_changed(source.node)
-        job.touch(source)
+        self._jobs.touched(job, source)
         return job
 
     def claim(self, origin: JobOrigin, source: RecordSource) -> list[Durable]:
@@ -106,7 +106,7 @@ class JobMembers:
         """A new start may be on other nodes: those whose agents left are none of its own."""
         for name in [name for name in job.nodes if name in self._nodes and self._nodes[name].left]:
             self._nodes[name].forget_job(job.name)
-            del job.nodes[name]
+            self._jobs.left(job, name)
 
     def owners_changed(self, node: str) -> None:
         """Note that the GPUs of a node serve another job, or none."""
