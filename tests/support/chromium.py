@@ -264,15 +264,21 @@ class Tab:
         return self._browser.ask(method, parameters, self._session)
 
 
-# What is not laid out before it is seen has no text. A tab behind another one has no frames.
-_TEXT = """async (selector) => {
+# What is not laid out before it is seen has no text. It is laid out here, for no frame may come: a tab
+# behind another one has none, a slow machine has few.
+_TEXT = """(selector) => {
   const element = document.querySelector(selector);
-  if (element && !element.checkVisibility({contentVisibilityAuto: true})) {
-    element.scrollIntoView({block: "center"});
-    const frame = new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
-    await Promise.race([frame, new Promise((done) => setTimeout(done, 500))]);
+  if (!element) return "";
+  if (element.checkVisibility({contentVisibilityAuto: true})) return element.innerText;
+  element.scrollIntoView({block: "center"});
+  const skipped = [];
+  for (let box = element; box; box = box.parentElement) {
+    if (getComputedStyle(box).contentVisibility === "auto") skipped.push(box);
   }
-  return element?.innerText ?? "";
+  for (const box of skipped) box.style.contentVisibility = "visible";
+  const text = element.innerText;
+  for (const box of skipped) box.style.contentVisibility = "";
+  return text;
 }"""
 _CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
 

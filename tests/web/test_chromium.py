@@ -169,6 +169,17 @@ def test_arrow_keys_read_single_steps_as_the_interface_has_them(
     tab.wait(f"document.querySelector('#mfu-chart output').innerText.startsWith('step {last}:')")
 
 
+def test_a_key_reads_a_chart_that_was_not_drawn_before(tab: Tab, played: Callable[[str], str]) -> None:
+    """As on a slow machine, where a key is pressed before the browser says that the chart is in view."""
+    url = played("dp4")
+    tab.before_each_page("window.IntersectionObserver = class { observe() {} unobserve() {} };")
+    tab.open(f"{url}/jobs/dp4", SHOWN)
+    assert tab.count("#mfu-chart canvas") == 0
+    tab.run("document.getElementById('mfu-chart-drawing').focus()")
+    tab.press("Home")
+    tab.wait("document.querySelector('#mfu-chart output').innerText.startsWith('step 1:')")
+
+
 def test_the_fleet_lists_the_job_and_what_limits_it(tab: Tab, played: Callable[[str], str]) -> None:
     url = played("dp4_slow2")
     tab.open(f"{url}/", "document.getElementById('jobs')")

@@ -45,7 +45,8 @@ export function lineChart({ id, name, show, group, most = Infinity, stacked = fa
       return;
     }
     event.preventDefault();
-    point(held.plot, Math.min(Math.max(next, 0), last));
+    // A plot that was drawn just now has no scale before its own microtask.
+    queueMicrotask(() => held.plot && point(held.plot, Math.min(Math.max(next, 0), last)));
   });
 
   const follow = () => {
