@@ -65,6 +65,21 @@ def test_effects_are_below_their_cause_and_other_findings_follow(stand_in: Stand
     assert "What to do: Use more workers." in tab.text("#findings")
 
 
+def test_what_stands_between_backticks_is_code_and_never_markup(stand_in: StandIn, tab: Tab) -> None:
+    line = "Rank 3 waits 20 ms: `<img src=x onerror=fail()>` and a lone ` stay as they are."
+    finding = {**SLOW, "evidence": [line], "advice": "Run `perfd doctor` on it, then `nvidia-smi -q`."}
+    shown(stand_in, tab, bottleneck=finding)
+
+    assert tab.text("#evidence > li") == line.replace("`", "", 2)
+    assert tab.text("#evidence code") == "<img src=x onerror=fail()>"
+    assert tab.count("#evidence img") == 0
+    assert tab.text("#advice").endswith("To find it: Run perfd doctor on it, then nvidia-smi -q.")
+    assert tab.run("[...document.querySelectorAll('#advice code')].map((one) => one.textContent)") == [
+        "perfd doctor",
+        "nvidia-smi -q",
+    ]
+
+
 def test_the_bar_of_a_step_has_the_headlines_number(stand_in: StandIn, tab: Tab) -> None:
     shown(stand_in, tab, breakdown=PARTS)
 

@@ -1,7 +1,7 @@
 // Buttons that do something: copy a text, start a capture, open a trace in Perfetto.
 
 import { post } from "./api.js";
-import { el } from "./dom.js";
+import { el, prose } from "./dom.js";
 import { captureAddress } from "./paths.js";
 
 const PERFETTO = "https://ui.perfetto.dev";
@@ -100,7 +100,7 @@ export function askToken(title, text, verb, fields, act, says) {
     try {
       says.replaceChildren(...(await act(token)));
     } catch (error) {
-      says.textContent = error.status === 401 ? "The aggregator asks for its token (http_token_file)." : error.message;
+      says.replaceChildren(...prose(error.status === 401 ? "The aggregator asks for its token (http_token_file)." : error.message));
     }
   });
   document.body.append(dialog);

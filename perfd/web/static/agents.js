@@ -1,13 +1,13 @@
 // Connected and disconnected agents.
 
 import { copyButton } from "./actions.js";
-import { el, section } from "./dom.js";
+import { el, prose, section } from "./dom.js";
 import { count, duration, plural } from "./format.js";
 import { sortedTable } from "./table.js";
 
 const state = (agent) => (agent.connected ? "connected" : agent.left ? "left" : "disconnected");
 
-const gap = (one) => el("small", { class: "gap" }, el("strong", {}, one.what), ` ${one.words} `, one.command && [el("code", {}, one.command), " ", copyButton("Copy", one.command)]);
+const gap = (one) => el("small", { class: "gap" }, el("strong", {}, one.what), prose(` ${one.words} `), one.command && [el("code", {}, one.command), " ", copyButton("Copy", one.command)]);
 
 const table = sortedTable({
   id: "agents",

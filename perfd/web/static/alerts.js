@@ -3,7 +3,7 @@
 import { askToken } from "./actions.js";
 import { get, missing, post } from "./api.js";
 import { figure } from "./captures.js";
-import { el, section } from "./dom.js";
+import { el, prose, section } from "./dom.js";
 import { duration, moment, plural } from "./format.js";
 import { captureAddress, jobAddress, to } from "./paths.js";
 import { sortedTable } from "./table.js";
@@ -40,7 +40,7 @@ const table = sortedTable({
   order: (a, b) => (b.state === "firing") - (a.state === "firing") || b.fired_at_unix_s - a.fired_at_unix_s,
   text: (alert) => [alert.name, alert.state, about(alert), rest(alert), alert.annotations?.summary].join(" "),
   columns: [
-    { name: "Alert", wide: true, value: (alert) => alert.name, cell: (alert) => [el("strong", {}, runbook(alert)), el("small", {}, alert.annotations?.summary ?? "")] },
+    { name: "Alert", wide: true, value: (alert) => alert.name, cell: (alert) => [el("strong", {}, runbook(alert)), el("small", {}, prose(alert.annotations?.summary))] },
     { name: "State", value: (alert) => alert.state, cell: (alert) => el("span", { class: `state ${alert.state}` }, alert.state) },
     { name: "Job", value: about, cell: (alert) => [alert.job ? el("a", { href: jobAddress(alert.job) }, alert.job) : about(alert), el("small", {}, rest(alert))] },
     { name: "Value", number: true, value: (alert) => alert.value, cell: (alert) => (alert.value == null ? "-" : figure(alert.value)) },

@@ -1,6 +1,6 @@
 // Bars: the breakdown of a step, communication by dimension, stall by stage.
 
-import { el } from "./dom.js";
+import { el, prose } from "./dom.js";
 import { duration, percent } from "./format.js";
 import { isHeldUp, shortSentence } from "./verdict.js";
 
@@ -80,8 +80,8 @@ export function dimensionBars(dimensions) {
     el("li", { title: `Share: ${one.source}` },
       el("span", { class: "name" }, DIMENSIONS[one.group] ?? one.group ?? "Others"),
       el("span", { class: "track" }, bar("part whole", one.share_ratio), bar("part communication", one.exposed_ratio ?? 0)),
-      el("strong", {}, exposedOf(one)), !alike && el("span", { class: "quiet why" }, why(one))));
-  const unknown = alike && `How much is exposed is unknown: ${dimensions[0].missing}. `;
+      el("strong", {}, exposedOf(one)), !alike && el("span", { class: "quiet why" }, prose(why(one)))));
+  const unknown = alike && prose(`How much is exposed is unknown: ${dimensions[0].missing}. `);
   return el("figure", {}, el("ol", { class: "stages dimensions", id: "dimensions" }, rows),
     el("figcaption", { class: "quiet" }, unknown, "Shares of a step; the full color is exposed: not overlapped with compute.", several && " Dimensions may overlap, so they can add up to more than all communication."));
 }

@@ -1,7 +1,7 @@
 // Captures of a job, newest first, and the page of one: what started it, each rank's states over time, its report.
 
 import { copyButton, perfettoButton, quoted } from "./actions.js";
-import { el, section } from "./dom.js";
+import { el, prose, section } from "./dom.js";
 import { count, dataSize, duration, moment, plural, rankNames, words } from "./format.js";
 import { grouped } from "./groups.js";
 import { captureAddress, to } from "./paths.js";
@@ -27,9 +27,9 @@ const facts = (one) =>
   el("p", { class: "quiet" }, `${[one.tool ?? "no tool", `profile ${one.profile}`, one.steps && plural(one.steps, "step")].filter(Boolean).join(" · ")} · `, cause(one), ` · ${moment(one.requested_unix_s)}`,
     one.ended_unix_s != null && ` · took ${duration(one.ended_unix_s - one.requested_unix_s)}`);
 
-const said = (one) => [one.summary && el("p", {}, one.summary), one.report && el("p", { class: "headline" }, one.report.words), one.reason && el("p", {}, one.reason), correction(one)];
+const said = (one) => [one.summary && el("p", {}, prose(one.summary)), one.report && el("p", { class: "headline" }, prose(one.report.words)), one.reason && el("p", {}, prose(one.reason)), correction(one)];
 
-const correction = ({ correction: found }) => found && el("p", { class: "actions correction" }, found.words, el("code", { class: "command" }, found.command), copyButton("Copy", found.command));
+const correction = ({ correction: found }) => found && el("p", { class: "actions correction" }, prose(found.words), el("code", { class: "command" }, found.command), copyButton("Copy", found.command));
 
 export function showCaptures(main, job, captures) {
   section(main, "captures", captures, () => {
@@ -103,7 +103,7 @@ function outcome(ranks, capture, at) {
     el("div", { class: "rank-line" },
       el("span", {}, el("strong", {}, who(ranks), one.node ? ` on ${one.node}` : ""), " ", el("span", { class: `state ${one.state}` }, words(one.state)), `${span(one)}${one.whole_steps == null ? "" : `, ${plural(one.whole_steps, "whole step")}`}`),
       el("span", { class: "track", role: "img", "aria-label": `${who(ranks)}, of the time shown: ${says || "unknown"}` }, parts.map(([key, name, left, right]) => el("span", { class: `phase ${key}`, title: name, style: { left: `${left.toFixed(2)}%`, width: `${(right - left).toFixed(2)}%` } })))),
-    one.reason && one.reason !== capture.reason && el("p", {}, one.reason),
+    one.reason && one.reason !== capture.reason && el("p", {}, prose(one.reason)),
     (one.files ?? []).map((file) => el("div", {}, el("code", {}, file.path), file.removed ? ` removed: ${file.removed.reason}` : ` ${dataSize(file.size_bytes)}`, uploaded(file.upload))));
 }
 
@@ -111,7 +111,7 @@ function outcome(ranks, capture, at) {
 function uploaded(upload) {
   if (!upload) return null;
   if (upload.state === "waiting") return " · upload has not ended";
-  if (upload.state === "failed") return [" · ", el("span", { class: "state failed" }, "not uploaded"), ` ${upload.reason}`];
+  if (upload.state === "failed") return [" · ", el("span", { class: "state failed" }, "not uploaded"), prose(` ${upload.reason}`)];
   const saved = document.documentElement.dataset.saved !== undefined;
   return [" · ", saved || !upload.link ? upload.url : el("a", { href: to(upload.link.slice(1)), class: "stored", download: "" }, `Download the copy (${dataSize(upload.size_bytes)})`)];
 }

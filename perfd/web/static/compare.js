@@ -3,7 +3,7 @@
 import { ApiError, get, jobPath, missing, overviewOf } from "./api.js";
 import { breakdownBar } from "./bars.js";
 import { lineChart } from "./chart.js";
-import { el, section } from "./dom.js";
+import { el, prose, section } from "./dom.js";
 import { count, duration, layout, percent, plural, signedPercent, UNKNOWN, words } from "./format.js";
 import { captureAddress, compareAddress, jobAddress, to } from "./paths.js";
 import { contentWidth } from "./view.js";
@@ -59,7 +59,7 @@ function choose(a, b, names) {
 function refusal(a, b, message) {
   // The hint of the interface is for programs.
   const [sentence] = message.split(" To compare them anyway");
-  return el("div", { class: "empty", id: "refused" }, el("h1", {}, "These runs were not compared"), el("p", {}, sentence),
+  return el("div", { class: "empty", id: "refused" }, el("h1", {}, "These runs were not compared"), el("p", {}, prose(sentence)),
     sentence !== message && el("p", {}, el("a", { href: compareAddress(a, b, "&unrelated=1"), id: "all-the-same" }, "Compare them anyway")),
     el("p", {}, el("a", { href: compareAddress(a) }, "Choose other runs")));
 }

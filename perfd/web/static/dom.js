@@ -1,5 +1,6 @@
 // Elements from data. Strings become text nodes, so that nothing from a job is ever read as markup.
 
+import { unbroken } from "./format.js";
 import { windowWidth } from "./view.js";
 
 export function el(tag, attributes, ...children) {
@@ -13,6 +14,11 @@ export function el(tag, attributes, ...children) {
   element.append(...children.flat(2).filter((child) => child != null && child !== false));
   return element;
 }
+
+const CODE = /`([^`\n]+)`/;
+
+// A sentence as children of an element: what stands between backticks is code.
+export const prose = (text) => String(text ?? "").split(CODE).map((part, i) => (i % 2 ? el("code", {}, part) : unbroken(part)));
 
 // Draws `build()` into the named section only when `data` has changed, so that focus and selection stay.
 export function section(parent, name, data, build) {

@@ -1,7 +1,7 @@
 // What limits a job: the headline, and below it every other finding, ranked, each with its numbers and what to do.
 
-import { el } from "./dom.js";
-import { bandwidth, duration, percent, plural, unbroken, UNKNOWN } from "./format.js";
+import { el, prose } from "./dom.js";
+import { bandwidth, duration, percent, plural, UNKNOWN } from "./format.js";
 import { jobAddress } from "./paths.js";
 import { metricsOf, rankName } from "./rank_metrics.js";
 import { captureButton, copyButton } from "./actions.js";
@@ -10,9 +10,9 @@ import { certainty, isHeldUp, isTrouble, sentence, shortSentence, tone } from ".
 const MOST_EFFECTS = 12;
 const MOST_CULPRITS = 4;
 
-const items = (lines) => lines.map((line) => el("li", {}, unbroken(line)));
+const items = (lines) => lines.map((line) => el("li", {}, prose(line)));
 
-const explained = (effect) => el("li", { class: "effect" }, `Explains ${effect.summary}.`, el("ul", {}, items(effect.evidence ?? [])));
+const explained = (effect) => el("li", { class: "effect" }, prose(`Explains ${effect.summary}.`), el("ul", {}, items(effect.evidence ?? [])));
 
 const notes = (finding) =>
   [finding?.gain_ratio == null ? null : `costs about ${percent(finding.gain_ratio)} of each step`, finding?.confidence ? `confidence ${percent(finding.confidence, 0)}` : null].filter(Boolean).join(" · ");
@@ -32,7 +32,7 @@ const SAYS_WHY = /SM clock is|^Every \d+ steps/;
 const isOpen = (finding) => finding.kind === "straggler" && !(finding.evidence ?? []).some((line) => SAYS_WHY.test(line));
 
 const advice = (finding, id = null) =>
-  finding?.advice && el("p", { id }, el("strong", {}, isOpen(finding) ? "The cause is not known yet. To find it: " : "What to do: "), unbroken(finding.advice));
+  finding?.advice && el("p", { id }, el("strong", {}, isOpen(finding) ? "The cause is not known yet. To find it: " : "What to do: "), prose(finding.advice));
 
 const evidence = (finding, id) =>
   (finding?.evidence ?? []).length > 0 &&

@@ -1,6 +1,6 @@
 // All jobs, a line each. The aggregator filters, orders and counts them; what is chosen is in the address.
 
-import { el, section } from "./dom.js";
+import { el, prose, section } from "./dom.js";
 import { count, duration, layout, percent, plural, progress } from "./format.js";
 import { wake } from "./live.js";
 import { jobAddress, to } from "./paths.js";
@@ -128,7 +128,7 @@ function rest({ offset, matched }) {
 }
 
 // Alerts about nodes and servers belong to no job.
-const elsewhere = (alerts) => alerts.map((alert) => el("p", { class: "notice bad" }, el("strong", {}, alert.name), ` ${alert.summary}`));
+const elsewhere = (alerts) => alerts.map((alert) => el("p", { class: "notice bad" }, el("strong", {}, alert.name), prose(` ${alert.summary}`)));
 
 function summary({ counts, page, agents, servers }) {
   const { running, silent, ended, held_up: limited, firing_alerts: alerts } = counts;

@@ -4,7 +4,7 @@ import { get, jobPath, missing, overviewOf, textOf } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
 import { runbook } from "./alerts.js";
 import { cause, figure } from "./captures.js";
-import { el, section } from "./dom.js";
+import { el, prose, section } from "./dom.js";
 import { headline, otherFindings } from "./findings.js";
 import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames, UNKNOWN } from "./format.js";
@@ -147,7 +147,7 @@ function cards(all) {
   return el("div", {},
     el("dl", { class: "numbers" }, known.map(([id, name, value, note]) => el("div", { class: "card" }, el("dt", {}, name), el("dd", { id }, value), el("dd", { class: "quiet" }, note)))),
     known.filter(([, , , note]) => note?.startsWith("of a step")).length > 1 && el("p", { class: "quiet" }, "Shares of a step can overlap; those of the breakdown below add up."),
-    unknown.length > 0 && el("p", { class: "quiet", id: "not-measured" }, "Not measured: ", unknown.map(([id, name, , note, missing], i) => [i > 0 && "; ", el("span", { id }, name), ` (${[missing.replace(/\.$/, ""), id === "mfu" && note].filter(Boolean).join("; ")})`])));
+    unknown.length > 0 && el("p", { class: "quiet", id: "not-measured" }, "Not measured: ", unknown.map(([id, name, , note, missing], i) => [i > 0 && "; ", el("span", { id }, name), ...prose(` (${[missing.replace(/\.$/, ""), id === "mfu" && note].filter(Boolean).join("; ")})`)])));
 }
 
 function dimensions(job) {
@@ -163,7 +163,7 @@ function stages(job) {
 function alertList(alerts) {
   if (!alerts.length) return [];
   const line = (alert) =>
-    el("li", {}, el("span", { class: `state ${alert.state}` }, alert.state), " ", el("strong", {}, runbook(alert)), alert.value == null ? "" : ` at ${figure(alert.value)}:`, ` ${alert.annotations?.summary ?? ""}`, el("span", { class: "quiet" }, ` ${moment(alert.fired_at_unix_s)}`));
+    el("li", {}, el("span", { class: `state ${alert.state}` }, alert.state), " ", el("strong", {}, runbook(alert)), alert.value == null ? "" : ` at ${figure(alert.value)}:`, prose(` ${alert.annotations?.summary ?? ""}`), el("span", { class: "quiet" }, ` ${moment(alert.fired_at_unix_s)}`));
   return [el("h2", {}, el("a", { href: to("alerts") }, "Alerts")), el("ul", { id: "alerts" }, alerts.map(line))];
 }
 
@@ -177,6 +177,6 @@ function troubleList(troubles) {
 function captureList(job, captures) {
   if (!captures.length) return [];
   const all = jobAddress(job.name, "captures");
-  const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), " ", el("a", { href: captureAddress(one.job, one.id) }, one.id), " ", cause(one), one.report && `: ${one.report.words}`, el("span", { class: "quiet" }, ` ${moment(one.requested_unix_s)}`));
+  const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), " ", el("a", { href: captureAddress(one.job, one.id) }, one.id), " ", cause(one), one.report && prose(`: ${one.report.words}`), el("span", { class: "quiet" }, ` ${moment(one.requested_unix_s)}`));
   return [el("h2", {}, el("a", { href: all }, "Captures")), el("ul", { id: "captures" }, captures.slice(-MOST_CAPTURES).reverse().map(line))];
 }

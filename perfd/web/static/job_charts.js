@@ -3,7 +3,7 @@
 
 import { get, jobPath, missing } from "./api.js";
 import { lineChart } from "./chart.js";
-import { el, section } from "./dom.js";
+import { el, prose, section } from "./dom.js";
 import { clock, count, duration, percent, power } from "./format.js";
 import { contentWidth, keptWidth } from "./view.js";
 import { chartGroup } from "./zoom.js";
@@ -112,7 +112,7 @@ export function drawCharts(main, found, { name, rank = null, alerts = [], captur
   const absent = found ? "No steps yet." : "The steps of this job are no longer in memory or in history.";
   const shown = [...STEPS.filter((one, i) => i < 2 || (known && has(one.values(found)))).map(({ chart }) => chart), ...(known && has(found?.phases_s?.forward) ? [phases] : [])];
   section(main, "progress", [known, absent, overTime, picked, shown.length, found?.queried_problem], () =>
-    known ? [toggle(again), ...(found.queried_problem ? [el("p", { class: "quiet", id: "queried-problem" }, `Earlier steps are missing. ${found.queried_problem}`)] : []), ...shown.map((chart) => chart.element)] : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]);
+    known ? [toggle(again), ...(found.queried_problem ? [el("p", { class: "quiet", id: "queried-problem" }, prose(`Earlier steps are missing. ${found.queried_problem}`))] : []), ...shown.map((chart) => chart.element)] : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]);
   if (known && found?.step.length) drawSteps(found, shown, marksOf(found, alerts, captures), contentWidth(main));
   const drawGpuSection = () => drawGpuCharts(main, known && found?.step.length > 1);
   drawGpuSection();
@@ -124,7 +124,7 @@ function drawGpuCharts(main, bySteps) {
   const charted = found?.time_unix_s.length ? GPUS.filter(({ key }) => found.metrics[key]) : [];
   const [title, note] = charted.length ? gpuNote(found) : [];
   section(main, "gpu-charts", [charted.map(({ key }) => key), title, note, gpus.problem], () =>
-    charted.length ? [el("h2", {}, title, el("small", {}, note)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : gpus.problem ? [el("h2", {}, "GPUs"), el("p", { class: "quiet", id: "gpu-problem" }, gpus.problem)] : []);
+    charted.length ? [el("h2", {}, title, el("small", {}, note)), el("div", { class: "small-charts" }, charted.map(({ chart }) => chart.element))] : gpus.problem ? [el("h2", {}, "GPUs"), el("p", { class: "quiet", id: "gpu-problem" }, prose(gpus.problem))] : []);
   // Between two answers only the axis can change.
   const print = JSON.stringify([bySteps, overTime, group.range, contentWidth(main), document.documentElement.dataset.theme]);
   if (!charted.length || (gpus.drawn === found && gpus.print === print)) return;

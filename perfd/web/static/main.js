@@ -5,7 +5,7 @@ import { loadAlerts, showAlerts } from "./alerts.js";
 import { get, jobPath, missing } from "./api.js";
 import { showCapture, showCaptures } from "./captures.js";
 import { showComparison } from "./compare.js";
-import { el } from "./dom.js";
+import { el, prose } from "./dom.js";
 import { fleetPath, showFleet } from "./fleet.js";
 import { clock } from "./format.js";
 import { showJob } from "./job.js";
@@ -117,7 +117,7 @@ function fail(error) {
   const since = shownAt ? ` Showing data from ${clock(shownAt)}.` : "";
   if (error.status === 404) {
     main.dataset.state = "missing";
-    main.replaceChildren(el("div", { class: "empty" }, el("h1", {}, place.view === "capture" ? "Capture not found" : "Job not found"), el("p", {}, error.message), el("p", {}, el("a", { href: to("") }, "All jobs"))));
+    main.replaceChildren(el("div", { class: "empty" }, el("h1", {}, place.view === "capture" ? "Capture not found" : "Job not found"), el("p", {}, prose(error.message)), el("p", {}, el("a", { href: to("") }, "All jobs"))));
     notice(null);
     shownAt = null;
     return;
@@ -131,8 +131,9 @@ function fail(error) {
 
 function notice(text) {
   const notices = document.getElementById("notices");
-  if (notices.textContent === (text ?? "")) return;
-  notices.replaceChildren(...(text ? [el("p", { class: "notice bad", role: "alert" }, text)] : []));
+  if (notices.said === text) return;
+  notices.said = text;
+  notices.replaceChildren(...(text ? [el("p", { class: "notice bad", role: "alert" }, prose(text))] : []));
 }
 
 // theme.js applies the choice.

@@ -1,6 +1,6 @@
 // Serving engines: latencies compared with what the hardware allows, and the setting to change.
 
-import { el, section } from "./dom.js";
+import { el, prose, section } from "./dom.js";
 import { count, duration, moment, percent, plural, UNKNOWN } from "./format.js";
 import { captureAddress } from "./paths.js";
 import { sortedTable } from "./table.js";
@@ -75,7 +75,7 @@ function card(server, captures) {
     el("h2", {}, server.server, " ", el("span", { class: `state ${state(server)}` }, state(server)), el("small", {}, server.node)),
     identity(server) && el("p", { class: "quiet" }, identity(server)),
     el("p", { class: "headline" }, headline(server)),
-    server.findings.map((finding) => el("p", { class: "finding" }, el("strong", {}, `${finding.summary}. `), finding.advice)),
+    server.findings.map((finding) => el("p", { class: "finding" }, el("strong", {}, prose(`${finding.summary}. `)), prose(finding.advice))),
     silent(server) && el("p", { class: "notice warn" }, `No data from its agent for ${duration(server.silent_s)}.`),
     latencies("Time to first token", server.ttft_s, [["floor for a prompt of mean length", theory.ttft_floor_s]]),
     latencies("Time per token", server.tpot_s, [["floor at the current batch", theory.tpot_theory_s], ["floor of a single request", theory.tpot_floor_s]]),
@@ -87,7 +87,7 @@ function card(server, captures) {
 function captureList(captures) {
   if (!captures.length) return null;
   const id = (one) => el("a", { href: captureAddress(one.job, one.id) }, one.id);
-  const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), " ", id(one), " ", el("span", { class: "quiet" }, moment(one.requested_unix_s)), one.reason && ` ${one.reason}`);
+  const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), " ", id(one), " ", el("span", { class: "quiet" }, moment(one.requested_unix_s)), one.reason && prose(` ${one.reason}`));
   return [el("h3", {}, "Captures"), el("ul", { class: "captures" }, captures.slice(-MOST_CAPTURES).reverse().map(line))];
 }
 
