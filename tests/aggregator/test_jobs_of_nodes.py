@@ -1,12 +1,14 @@
 """Which jobs a node reports is known without a look at all jobs."""
 
-from aggregator.support import START_S, source
+from aggregator.support import START_S, aggregator, source, step
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.fleet import Fleet
+from perfd.config import HistoryConfig
 from perfd.model import Event, EventKind, RankPlacement
+from tests.support.fake_agent import FakeAgent
 
 NODES = ("n0", "n1", "n2")
 JOBS = ("a", "b", "c")
@@ -46,3 +48,22 @@ def test_the_only_job_of_a_node_is_that_of_a_look_at_all(changes):
             unix_ns = round((START_S + number) * 1e9)
             fleet.apply([Event(kind=kind, time_unix_ns=unix_ns, message="", job=job)], said)
         assert [fleet.jobs.only_on(one) for one in NODES] == [expected(fleet.jobs, one) for one in NODES]
+
+
+def test_after_a_restart_no_node_reports_a_job_until_its_agent_is_back(tmp_path):
+    history = HistoryConfig(path=str(tmp_path / "history.sqlite"))
+    started = Event(kind=EventKind.CHECKPOINT, time_unix_ns=round(START_S * 1e9), message="", job="llm")
+    with aggregator(history=history) as running, FakeAgent(running.grpc_address, node="n0") as agent:
+        agent.hello()
+        agent.send(step(1, time_s=START_S), started)
+        assert running.state.fleet.jobs.only_on("n0") == "llm"
+    with aggregator(history=history) as running:
+        jobs = running.state.fleet.jobs
+        assert "llm" in jobs
+        assert jobs.only_on("n0") is expected(jobs, "n0") is None
+        with FakeAgent(running.grpc_address, node="n0", agent_id="again") as agent:
+            agent.hello()
+            agent.send(step(2, time_s=START_S + 1))
+            assert jobs.only_on("n0") == "llm"
+        jobs.forget("llm")
+        assert jobs.only_on("n0") is None

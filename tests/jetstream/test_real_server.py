@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
+import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,15 @@ from jetstream.support import WAIT_S, Node, aggregator, node, stored_steps, unti
 
 from perfd.aggregator.captures import CaptureService
 from perfd.clock import SystemClock
-from perfd.model import CaptureRequest, CaptureState, CaptureStatus, CaptureTool, Goodbye, Hello
+from perfd.model import (
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+    CaptureTool,
+    Goodbye,
+    Hello,
+    TrainingStep,
+)
 from perfd.wire import convert, subjects
 from tests.support.nats_server import NatsServer
 
@@ -111,6 +122,31 @@ def test_what_is_sent_twice_counts_once(tmp_path: Path, restarts: bool) -> None:
                     server.start()
             assert stored_steps(history, again.job) == list(range(1, last + 1))
             assert running.state.counters.repeated_batches == (last if restarts else 0)
+
+
+def test_a_raised_number_of_a_damaged_history_loses_no_batch(tmp_path: Path) -> None:
+    history = tmp_path / "history.sqlite"
+    with NatsServer(tmp_path) as server, node(tmp_path / "spool", server.address) as agent:
+        with aggregator(history, server.address):
+            assert agent.uplink.wait_acknowledged(agent.produce(50), WAIT_S)
+            assert until(lambda: stored_steps(history, agent.job) == list(range(1, 51)))
+        # The stream has these, and the spool no longer.
+        assert agent.uplink.wait_acknowledged(agent.produce(20), WAIT_S)
+        assert agent.spool.stats().batches == 0
+        identity = agent.spool.agent_id
+        with contextlib.closing(sqlite3.connect(history)) as database, database:
+            database.execute("UPDATE agents SET last_sequence = last_sequence + 1024")
+        with aggregator(history, server.address) as running:
+            assert until(lambda: stored_steps(history, agent.job) == list(range(1, 71)))
+            assert until(lambda: agent.spool.agent_id != identity)
+            for step in range(71, 91):
+                agent.batcher.add([TrainingStep(job=agent.job, step=step)])
+                agent.batcher.flush(time.time_ns())
+            agent.uplink.notify()
+            assert until(lambda: stored_steps(history, agent.job) == list(range(1, 91)))
+            assert running.state.counters.lost_batches == 0
+            with running.state.lock:
+                assert set(range(71, 91)) <= set(running.state.fleet.jobs[agent.job].steps.table().step)
 
 
 def test_without_a_stream_batches_stay_in_the_spool_and_the_log_says_so_once(

@@ -203,11 +203,12 @@ class NatsUplink(Uplink):
 
     def _take(self, message: AggregatorMessage | None) -> None:
         session = self._session
-        if session is None:
+        if session is None or session.publisher.ended.done():
+            # What comes after a new identity was taken is about the old one.
             return
         match message:
             case Welcome():
-                if self._renewed(message, None if self._published_batches else 0):
+                if self._renewed(message, self._spool.last_sequence if self._published_batches else 0):
                     self._published_batches = False
                     session.publisher.end("the agent took a new identity")
                     return

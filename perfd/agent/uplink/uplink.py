@@ -217,12 +217,12 @@ class Uplink(ABC):
         """Note that the other end takes batches; the state is the caller's."""
         self._execute(self._policy.handle(reconnect.Welcomed(), self._real_clock.monotonic_s()))
 
-    def _renewed(self, welcome: Welcome, most_sent: int | None) -> bool:
+    def _renewed(self, welcome: Welcome, most_sent: int) -> bool:
         """Take a new identity if a welcome requires it.
 
         An aggregator cannot have more than the spool had when it was opened, or than was sent since: up to
-        `most_sent`, None if that is not known. If it claims more, the spool lost something, or its history is
-        damaged; then it would take new batches for repeats.
+        `most_sent`. If it claims more, the spool lost something, or its history is damaged; then it would
+        take new batches for repeats.
         """
         if welcome.renew_identity:
             self._renew(all_batches=True)
@@ -232,7 +232,7 @@ class Uplink(ABC):
             )
             return True
         known = max(welcome.last_sequence, welcome.received_sequence, welcome.known_sequence)
-        if most_sent is not None and known > max(self._spool.opened_after, most_sent):
+        if known > max(self._spool.opened_after, most_sent):
             # What was sent is not known to be stored; what is stored is there once, whoever sends it again.
             self._renew(all_batches=most_sent > 0)
             log.warning(

@@ -60,7 +60,9 @@ def _restore_job(state: AggregatorState, stored: StoredJob, now_unix_s: float, n
     job = state.fleet.members.job(stored.job, _source(nodes[0], now_unix_s, now_s))
     if job is None:
         return
-    job.nodes.clear()
+    for node in list(job.nodes):
+        # None reports it yet.
+        state.fleet.jobs.left(job, node)
     contained = state.failures.contained
     for block in stored.phases:
         with contained(Part.HISTORY):

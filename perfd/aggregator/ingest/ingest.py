@@ -123,6 +123,7 @@ class Ingest:
         return agent, Welcome(
             last_sequence=agent.stored_sequence,
             received_sequence=agent.kept_sequence,
+            known_sequence=agent.last_sequence,
             sent_unix_ns=unix_ns,
         )
 
@@ -175,6 +176,13 @@ class Ingest:
                 statements += self._statements(agent, durable, unix_ns / 1e9)
         statements.append(agent_row(agent, batch.sequence, unix_ns / 1e9))
         self._keep(agent, batch.sequence, statements, stored)
+
+    def delivered(self, agent: AgentState, sequence: int) -> None:
+        """Note that a stream, which keeps what is not stored, delivers a batch."""
+        with self._state.lock:
+            if agent.restored:
+                agent.restored = False
+                agent.begin_at(sequence)
 
     def unkept(self, agent: AgentState) -> bool:
         """Whether the agent has to send again what history had no room for, and there is room now."""

@@ -12,7 +12,7 @@ from perfd.aggregator.ingest.agent_messages import AgentEvents, AgentMessages
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.state import AgentState
 from perfd.errors import BatchError, PerfdError, RefusedError, WireError
-from perfd.model import AgentMessage, Goodbye, Hello
+from perfd.model import AgentMessage, Batch, Goodbye, Hello
 from perfd.wire import convert, subjects
 
 SILENT_AFTER_S = 30.0
@@ -142,6 +142,8 @@ class NatsSessions:
         session.received_s = self._monotonic_s()
         if isinstance(message, Hello):
             return receipt
+        if isinstance(message, Batch):
+            self._intake.delivered(session.agent, message.sequence)
 
         def decoded() -> AgentMessage | None:
             if failed is not None:

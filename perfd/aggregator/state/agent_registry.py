@@ -47,6 +47,8 @@ class AgentState(BatchSequence):
     epoch: str = ""
     """A hash of the secret of its spool's present life; empty as long as it is not known."""
     perfd_version: str = ""
+    restored: bool = False
+    """What is known of its batches is from history only: since the start none was delivered by a stream."""
     history: DayQuota = field(default_factory=DayQuota)
     stream: int | None = None
     """The number of the stream that represents the agent now; None when none is open."""
@@ -123,7 +125,7 @@ class AgentRegistry:
         self, agent_id: str, node: str, last_sequence: int, received_s: float, epoch: str = ""
     ) -> None:
         """Know an agent from history, to recognize its repeats."""
-        agent = AgentState(agent_id=agent_id, node=node, received_s=received_s, epoch=epoch)
+        agent = AgentState(agent_id=agent_id, node=node, received_s=received_s, epoch=epoch, restored=True)
         agent.skip_to(last_sequence)
         self._agents[agent_id] = agent
 

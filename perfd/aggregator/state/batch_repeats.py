@@ -67,6 +67,15 @@ class BatchSequence:
         self.kept_sequence = max(self.kept_sequence, sequence)
         self.stored_sequence = max(self.stored_sequence, sequence)
 
+    def begin_at(self, sequence: int) -> None:
+        """Have history take this batch and those after it again, up to the newest one that it says it has.
+
+        A number in it may be damaged, and a stream delivers in order all that is not known to be stored. What
+        is stored is there once.
+        """
+        self.kept_sequence = min(self.kept_sequence, sequence - 1)
+        self.stored_sequence = min(self.stored_sequence, sequence - 1)
+
     def jumps(self, sequence: int, limits: Limits) -> bool:
         """Whether a batch's number is too far ahead to be the next one of this stream."""
         return sequence - self.last_sequence > limits.sequence_jump + 1

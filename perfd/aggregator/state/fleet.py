@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -114,8 +115,10 @@ class Fleet:
             name = record.job if isinstance(record, (*_KEPT, RankPlacement, Event)) else None
             if isinstance(record, Event):
                 name = name or self.jobs.only_on(source.node)
-            job = self.jobs.get(name or "")
-            if job is not None and job.ownership.admits(source.node):
+            job = None
+            with contextlib.suppress(RefusedError):
+                job = self.members.job(name, source) if name else None
+            if job is not None and as_member(job, source).member:
                 described = job.description if isinstance(record, JobDescription) else None
                 durable.append(durable_record(described or record, source, job))
             elif isinstance(record, GpuInfo | ServerInfo):
