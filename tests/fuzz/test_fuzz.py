@@ -35,6 +35,8 @@ FOUND = [
     ("training_log", b"[rank" + b"1" * 5000 + b"]: [default0]: iteration 5/ 10 | x: 1 |\n"),
     ("training_log", b"iteration " + b"9" * 60_000 + b"/ 10 | elapsed time per iteration (ms): 1 |\n"),
     ("training_log", b"iteration" + b" " * 60_000 + b"\n"),
+    ("training_log", b"step: 500\ntokens seen: 163840001e999\ncurrent step time: 1.254\n"),
+    ("queried_series", b'{"data": {"resultType": ' + b"[" * 100_000),
     ("hlo", b"%d = f32[" + b"1" * 5000 + b"] dot(f32[8] %a)"),
     ("hlo", b"%d = f32[8,8] dot(f32[8,8] %a, f32[8,8] %b), lhs_contracting_dims={" + b"1" * 5000 + b"}"),
     ("hlo", b"%d = f32[8,8]{1,\x1d0} dot(f32[8,8] %a, f32[8,8] %b), lhs_contracting_dims={1}"),

@@ -202,4 +202,4 @@ def training_step(
 
 
 def _count(value: float | None) -> int | None:
-    return int(value) if value is not None and value >= 0 and value == int(value) else None
+    return int(value) if value is not None and value >= 0 and value.is_integer() else None

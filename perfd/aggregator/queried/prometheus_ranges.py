@@ -140,5 +140,5 @@ def answered_series(answer: PostResponse) -> Sequence[QueriedSeries]:
             for one in found
             if one.values
         ]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PerfdError(f"The server in {KEY} did not answer with series: {error}") from error
