@@ -16,6 +16,13 @@ from tests.support.page_server import StandIn, job_entry
 pytestmark = pytest.mark.system
 
 
+def test_the_only_rank_is_not_compared_with_the_median(tab: Tab, stand_in: StandIn) -> None:
+    for ranks, compared in ((1, 0), (2, 1)):
+        stand_in.answers["jobs"] = {"jobs": [job_entry("llm", ranks=ranks, slow=None)]}
+        tab.open(f"{stand_in.url}/jobs/llm", "document.querySelector('[data-section=ranks] table')")
+        assert tab.count("[data-section=ranks] figcaption .swatch.above") == compared
+
+
 def test_a_grid_has_a_row_per_node_and_opens_the_rank(tab: Tab, stand_in: StandIn) -> None:
     stand_in.answers["jobs"] = {"jobs": [job_entry("llm", ranks=1024, slow=700)]}
     tab.open(f"{stand_in.url}/jobs/llm", "document.querySelector('#rank-grid')?.style.height")

@@ -22,7 +22,7 @@ export function heatMap(job, ranks) {
     {},
     ranks.picture && picture(ranks, metrics),
     table(job.name, ranks.stages > 1, shown, metrics),
-    el("figcaption", { class: "quiet" }, el("span", { class: "swatch above" }), "above and ", el("span", { class: "swatch below" }), `below the median of ranks.${shown.length < ranks.count ? ` The table has ${shown.length === 1 ? "the most unusual" : `the ${shown.length} most unusual`} of ${ranks.count}.` : ""}`),
+    ranks.count > 1 && el("figcaption", { class: "quiet" }, el("span", { class: "swatch above" }), "above and ", el("span", { class: "swatch below" }), `below the median of ranks.${shown.length < ranks.count ? ` The table has ${shown.length === 1 ? "the most unusual" : `the ${shown.length} most unusual`} of ${ranks.count}.` : ""}`),
   );
 }
 
