@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from perfd.aggregator.group.partition_config import check_group, group_hosts, pa
 from perfd.aggregator.group.peers import FORWARDED, Peers
 from perfd.aggregator.group.sharing import GroupView, Holder
 from perfd.aggregator.partition import Partition
-from perfd.aggregator.web_api.fleet_pages import fleet_page
+from perfd.aggregator.web_api.fleet_pages import fleet_page, with_stored
 from perfd.aggregator.web_api.html_pages import html_response
 from perfd.cli import main
 from perfd.config import AggregatorConfig, HistoryConfig, NatsGroupConfig, NatsListenConfig, RulesConfig
@@ -127,6 +127,56 @@ def test_a_page_of_jobs_is_one_of_all_partitions(offset: int, down: str) -> None
     order = [f"job{at}" for at in range(6)][:: -1 if down else 1]
     assert [job["name"] for job in found["jobs"]] == order[offset : offset + 2]
     assert found["page"] == {"offset": offset, "limit": 2, "matched": 6, "total": 6}
+
+
+def ended(number: int) -> dict[str, Handler]:
+    """A partition with a job in memory, and in history every second of six; `job9` is in both histories."""
+    fleet = {
+        "jobs": [fleet_row(f"here{number}", state="ended", ended=True)],
+        "alerts": [],
+        "agents": {"count": 0, "connected": 0},
+        "servers": {"count": 0, "up": 0},
+        "stored": True,
+    }
+    of_history = [
+        {"name": f"job{at}", "silent_s": float(at), "of": number}
+        for at in (*range(number, 6, 2), 9 + number / 2)
+    ]
+    of_history[-1]["name"] = "job9"
+
+    def stored(words: Sequence[str], *, offset: int, limit: int) -> tuple[list[Any], int]:
+        found = [row for row in of_history if all(word in row["name"] for word in words)]
+        return found[offset : offset + limit], len(found)
+
+    def page(request: Request) -> Response:
+        if not request.query:
+            return Response(body=json.dumps(fleet).encode())
+        return Response(
+            body=json.dumps(with_stored(fleet_page(fleet, request.query), request.query, stored)).encode()
+        )
+
+    return {"/api/v1/fleet": page, "/api/v1/jobs": page}
+
+
+@pytest.mark.parametrize("path", ["/api/v1/fleet", "/api/v1/jobs"])
+def test_ended_jobs_of_all_histories_follow_those_in_memory(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (0, 1):
+        monkeypatch.setitem(PARTITION, number, ended(number))
+    found = pages()[0]
+    every = ["here0", "here1", *(f"job{at}" for at in range(6)), "job9"]
+    for offset in range(len(every)):
+        page = json.loads(get(found, path, state="ended", offset=str(offset), limit="3").body)
+        assert [row["name"] for row in page["jobs"]] == every[offset : offset + 3]
+        assert page["missing_partitions"] == [2]
+    whole = json.loads(get(found, path, state="ended").body)
+    assert [row["name"] for row in whole["jobs"]] == every
+    assert whole["page"]["matched"] == len(every)
+    assert whole["jobs"][-1]["of"] == 0
+    some = json.loads(get(found, path, state="ended", q="job3").body)
+    assert [row["name"] for row in some["jobs"]] == ["job3"]
+    assert [row["name"] for row in json.loads(get(found, path).body)["jobs"]] == ["here0", "here1"]
 
 
 def test_a_job_is_found_by_name_in_its_partition() -> None:

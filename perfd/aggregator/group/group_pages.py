@@ -16,13 +16,15 @@ from perfd.aggregator.group.merging import (
     jobs_page,
     merged,
     merged_fleet,
+    merged_stored,
     missing_sentence,
+    stored_queries,
     without,
 )
 from perfd.aggregator.group.partition_config import LABEL
 from perfd.aggregator.group.peers import FORWARDED, Peers
 from perfd.aggregator.group.sharing import GroupView
-from perfd.aggregator.web_api import compare_routes
+from perfd.aggregator.web_api import compare_routes, with_stored
 from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError, StorageError
 from perfd.net import (
@@ -204,11 +206,12 @@ class GroupPages:
 
     def _fleet(self, request: Request) -> Response:
         query = {"trend": "1"} if request.query.get("trend") == "1" else {}
-        documents, missing = _documents(self._all(replace(request, query=query), range(self._partitions)))
+        fleets, missing = _by_partition(self._all(replace(request, query=query), range(self._partitions)))
         try:
-            return json_response(merged_fleet(documents, request.query, missing))
+            page = merged_fleet(list(fleets.values()), request.query, missing)
         except PerfdError as error:
             return error_response(400, str(error))
+        return json_response(self._with_stored(page, request, fleets))
 
     def _jobs(self, request: Request) -> Response:
         """A page of all partitions' jobs: their short rows say which, the holders know the entries."""
@@ -233,14 +236,32 @@ class GroupPages:
             answer = self._or_none(number, replace(request, query=by_name))
             for page in _documents([(number, answer)])[0]:
                 entries |= {(number, entry["name"]): entry for entry in page["jobs"]}
-        return json_response(
-            {
-                "schema": "perfd.jobs/2",
-                "jobs": [entries[one] for one in wanted.jobs if one in entries],
-                "page": wanted.page,
-                **without([*missing, *silent]),
-            }
-        )
+        page = {
+            "schema": "perfd.jobs/2",
+            "jobs": [entries[one] for one in wanted.jobs if one in entries],
+            "page": wanted.page,
+            **without([*missing, *silent]),
+        }
+        return json_response(self._with_stored(page, request, fleets))
+
+    def _with_stored(
+        self, page: Document, request: Request, fleets: Mapping[int, Document]
+    ) -> dict[str, Any]:
+        """The page, continued with jobs that only the partitions' histories have."""
+        lost: list[int] = []
+
+        def stored(_: Sequence[str], *, offset: int, limit: int) -> tuple[list[Document], int]:
+            queries = stored_queries(fleets, request.query, offset + limit)
+            asked = [replace(request, query=query) for query in queries.values()]
+            answers = list(zip(queries, self._threads.map(self._or_none, queries, asked), strict=True))
+            pages, silent = _by_partition(answers)
+            lost.extend(silent)
+            known = {row["name"] for fleet in fleets.values() for row in fleet["jobs"]}
+            jobs, count = merged_stored(pages, queries, known)
+            return jobs[offset : offset + limit], count
+
+        found = with_stored(page, request.query, stored)
+        return found | without([*found.get("missing_partitions", ()), *lost])
 
     def _all(self, request: Request, partitions: Sequence[int]) -> list[tuple[int, Response | None]]:
         return list(

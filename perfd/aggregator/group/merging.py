@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perfd.aggregator.web_api import fleet_page
+from perfd.aggregator.web_api.fleet_pages import MOST_ROWS
 from perfd.model import JOB_LABELS, OWNER_LABELS
 
 Document = Mapping[str, Any]
@@ -118,8 +119,35 @@ def merged_fleet(
         "alerts": alerts_once(documents),
         "agents": sums("agents", ("count", "connected")),
         "servers": sums("servers", ("count", "up")),
+        "stored": any(document.get("stored") for document in documents),
     }
     return {"schema": "perfd.fleet/2", **fleet_page(fleet, query), **without(missing)}
+
+
+def stored_queries(
+    fleets: Mapping[int, Document], query: Mapping[str, str], count: int
+) -> dict[int, dict[str, str]]:
+    """What to ask each partition for: the newest `count` jobs that only its history has, at most 1,000."""
+    kept = {name: text for name, text in query.items() if name in {"state", "q", "trend", "short"}}
+    limit = str(max(1, min(count, MOST_ROWS)))
+    return {
+        number: kept | {"offset": str(fleet_page(fleet, kept)["page"]["matched"]), "limit": limit}
+        for number, fleet in fleets.items()
+    }
+
+
+def merged_stored(
+    pages: Mapping[int, Document], queries: Mapping[int, Mapping[str, str]], known: Collection[str]
+) -> tuple[list[Document], int]:
+    """The jobs of these pages that no partition has in memory, the newest first, and how many there are.
+
+    One that moved to another partition is in the histories of both; the newest one stays.
+    """
+    every = [job for page in pages.values() for job in page["jobs"]]
+    every.sort(key=lambda job: job["silent_s"], reverse=True)
+    jobs = {job["name"]: job for job in every if job["name"] not in known}
+    count = sum(page["page"]["matched"] - int(queries[number]["offset"]) for number, page in pages.items())
+    return list(jobs.values())[::-1], count - (len(every) - len(jobs))
 
 
 def without(missing: Sequence[int]) -> dict[str, Any]:

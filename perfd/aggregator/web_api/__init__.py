@@ -13,7 +13,7 @@ from perfd.aggregator.web_api.api_routes import routes
 from perfd.aggregator.web_api.capture_files import with_kernels
 from perfd.aggregator.web_api.charts import gpu_columns, progress_columns, together, trend, without_ranks
 from perfd.aggregator.web_api.compare_routes import compare_routes
-from perfd.aggregator.web_api.fleet_pages import fleet_page
+from perfd.aggregator.web_api.fleet_pages import fleet_page, with_stored
 from perfd.aggregator.web_api.runbook_routes import runbook_routes
 from perfd.aggregator.web_api.saved_run import PAGE_FILE, SavedRun, save_run
 from perfd.aggregator.web_api.serving_documents import servers_json
@@ -46,5 +46,6 @@ __all__ = [
     "together",
     "trend",
     "with_kernels",
+    "with_stored",
     "without_ranks",
 ]

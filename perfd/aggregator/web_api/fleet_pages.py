@@ -14,7 +14,7 @@ from perfd.errors import PerfdError
 
 _SILENT_AFTER_S = 30.0
 """An agent reports once a second: three lost batches and a reconnection take less."""
-_MOST_ROWS = 1000
+MOST_ROWS = 1000
 _MOST_VALUES = 50
 """Of each filter, the most frequent ones."""
 _STATES = ("running", "silent", "ended")
@@ -65,8 +65,8 @@ def fleet_page(fleet: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, 
     found = [row for row in every if _matches(row, wanted, words)]
     ordered = _ordered(found, query.get("sort", ""), query.get("down") == "1")
     offset, limit = whole_number(query, "offset") or 0, whole_number(query, "limit")
-    if limit is not None and not 0 < limit <= _MOST_ROWS:
-        raise PerfdError(f"`limit` must be from 1 to {_MOST_ROWS}.")
+    if limit is not None and not 0 < limit <= MOST_ROWS:
+        raise PerfdError(f"`limit` must be from 1 to {MOST_ROWS}.")
     shown = ordered[offset:] if limit is None else ordered[offset : offset + limit]
     return {
         **fleet,
@@ -97,7 +97,7 @@ def with_stored(
     found, count = stored(
         query.get("q", "").lower().split(),
         offset=max(0, at["offset"] - at["matched"]),
-        limit=max(0, (at["limit"] or _MOST_ROWS) - len(page["jobs"])),
+        limit=max(0, (at["limit"] or MOST_ROWS) - len(page["jobs"])),
     )
     both = {name: at[name] + count for name in ("matched", "total")}
     return {**page, "jobs": [*page["jobs"], *map(with_limits, found)], "page": {**at, **both}}
