@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from perfd.aggregator.group.group_pages import GroupPages
+from perfd.aggregator.group.peers import Peers
+from perfd.aggregator.group.sharing import GroupView
 from perfd.aggregator.web_api import PAGE_FILE, SavedRun, routes, save_run
 from perfd.cli import main
 from perfd.formatting import duration, percent, signed_percent
@@ -159,6 +162,23 @@ def test_kernels_of_two_jobs_are_compared_if_both_have_an_analyzed_capture(
         server.close()
     assert (half["a_capture"], half["b_capture"], half["kernels"]) == ("c1", "", [])
     assert half["changes"] == said["changes"]
+
+
+def test_a_group_compares_kernels_of_jobs_of_two_partitions(captured: list[Path]) -> None:
+    live = Live()
+    live.close()
+    partitions = [routes(SavedRun(folder), live) for folder in captured]
+    view = GroupView(connected=True, members={}, holders={})
+    group = GroupPages(lambda: view, lambda number: partitions[number], Peers(1.0, None), 2, live)
+    server, alone = HttpServer("127.0.0.1:0", group.routes()), serving(SavedRun(*captured))
+    try:
+        found = get(f"http://{server.address}/api/v1/compare?{PAIR}")
+        assert len(found["kernels"]) == 3
+        assert found == get(f"http://{alone.address}/api/v1/compare?{PAIR}")
+    finally:
+        server.close()
+        alone.close()
+        group.close()
 
 
 @pytest.mark.system

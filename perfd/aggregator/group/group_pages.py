@@ -11,6 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
+from perfd.aggregator.captures import DOCUMENT_NAME
 from perfd.aggregator.group.merging import (
     Document,
     jobs_page,
@@ -25,6 +26,7 @@ from perfd.aggregator.group.partition_config import LABEL
 from perfd.aggregator.group.peers import FORWARDED, Peers
 from perfd.aggregator.group.sharing import GroupView
 from perfd.aggregator.web_api import compare_routes, with_stored
+from perfd.aggregator.web_api.capture_files import folders_of, url_of
 from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError, StorageError
 from perfd.net import (
@@ -86,9 +88,10 @@ class GroupPages:
 
     def routes(self) -> dict[str, Handler]:
         """Handlers by path. With `?partition=N`, only that partition answers."""
+        summaries = _Summaries(self._of_job, self._merged, self._first_that_has_it)
         every: dict[str, Handler] = {
             **page_routes(lambda _job: True),
-            **compare_routes(_Summaries(self._of_job)),
+            **compare_routes(summaries, documents=summaries.documents),
             **dict.fromkeys(_OF_CAPTURES, self._first_that_has_it),
             **dict.fromkeys(_SAME_EVERYWHERE, self._any),
             "/api/v1/silences": self._silences,
@@ -322,11 +325,18 @@ class GroupPages:
 
 
 class _Summaries:
-    """Summaries of all the group's jobs, for comparisons, which have no kernels in a group."""
+    """Summaries and captures of all the group's jobs, for comparisons."""
 
-    def __init__(self, of_job: Callable[[str, Request], Response]) -> None:
-        """`of_job` asks the aggregator that has a job."""
+    def __init__(
+        self,
+        of_job: Callable[[str, Request], Response],
+        merged: Callable[[str, Request], Response],
+        first: Handler,
+    ) -> None:
+        """`of_job` asks the aggregator that has a job, `merged` and `first` ask all."""
         self._of_job = of_job
+        self._merged = merged
+        self._first = first
 
     def summary(self, job: str | None = None) -> list[JobSummary]:
         """Always empty: comparisons in a group use the JSON documents."""
@@ -336,21 +346,34 @@ class _Summaries:
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:
         """A job's JSON document, None if unknown; raises `PerfdError` if its partition has no holder."""
         rest = quote(job, safe="")
-        request = Request(method="GET", path=f"/api/v1/jobs/{rest}", rest=rest, query={})
-        answer = self._of_job(job, request)
+        answer = self._of_job(job, _reading(f"/api/v1/jobs/{rest}", rest))
         if answer.status != 200:
             return None
         found: Mapping[str, Any] = msgspec.json.decode(answer.body)["jobs"][0]
         return found
 
     def captures(self) -> list[dict[str, Any]]:
-        """None: the files of captures are where their partition is."""
-        return []
+        """Captures of all partitions, oldest first."""
+        answer = self._merged("captures", _reading("/api/v1/captures"))
+        found: list[dict[str, Any]] = msgspec.json.decode(answer.body)["captures"]
+        return found
+
+    def documents(self, capture: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The analyses of a capture, of which the aggregator that has it can read its files."""
+        rest = quote(capture["id"], safe="")
+        count = 1 if url_of(capture, DOCUMENT_NAME) else len(folders_of(capture))
+        asked = [_reading(f"/api/v1/traces/{rest}", rest, folder=str(n + 1)) for n in range(count)]
+        answers = [answer for one in asked if (answer := self._first(one)).status == 200]
+        return [msgspec.json.decode(answer.body, type=dict[str, Any]) for answer in answers]
 
     def stored_file(self, url: str, max_bytes: int) -> Never:
         """Raises `StorageError`."""
         del max_bytes
         raise StorageError(f"{url} is read by the aggregator that has its capture.")
+
+
+def _reading(path: str, rest: str = "", **query: str) -> Request:
+    return Request(method="GET", path=path, rest=rest, query=query)
 
 
 def _documents(answers: Sequence[tuple[int, Response | None]]) -> tuple[list[Document], list[int]]:

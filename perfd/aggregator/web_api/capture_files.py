@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 from typing import Any, Protocol
 
@@ -18,6 +19,9 @@ from perfd.report.comparison import MeasuredRun, measures_of_trace
 MAX_FILE_BYTES = 64 * 1024 * 1024
 _OBJECT = "s3://"
 
+Document = dict[str, Any]
+"""Of schema perfd.trace/2."""
+
 
 class CaptureSource(Protocol):
     """Where captures are. Every method may be called from any thread."""
@@ -29,13 +33,22 @@ class CaptureSource(Protocol):
         """A file of a capture in object storage; raises `StorageError`."""
 
 
-def with_kernels(run: MeasuredRun, source: CaptureSource, job: str) -> MeasuredRun:
-    """The run with the kernels of the newest analyzed capture of `job`, if one can be read here."""
+def with_kernels(
+    run: MeasuredRun,
+    source: CaptureSource,
+    job: str,
+    documents: Callable[[Mapping[str, Any]], Sequence[Document]] | None = None,
+) -> MeasuredRun:
+    """The run with the kernels of the newest analyzed capture of `job`, if one can be read.
+
+    `documents` reads those of a capture; by default those in object storage or on this machine.
+    """
+    read = documents or partial(_documents, source)
     for capture in reversed(source.captures()):
         if capture["job"] != job:
             continue
         try:
-            ranks = [rank for one in _documents(source, capture) for rank in one.get("ranks", [])]
+            ranks = [rank for one in read(capture) for rank in one.get("ranks", [])]
             traced = measures_of_trace({"ranks": ranks}, capture["id"])
         except (PerfdError, OSError, msgspec.MsgspecError, UnicodeDecodeError):
             continue
@@ -49,7 +62,7 @@ def with_kernels(run: MeasuredRun, source: CaptureSource, job: str) -> MeasuredR
     return run
 
 
-def _documents(source: CaptureSource, capture: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _documents(source: CaptureSource, capture: Mapping[str, Any]) -> list[Document]:
     """One of each folder: of several nodes each has its ranks."""
     if (url := url_of(capture, DOCUMENT_NAME)) is not None:
         bodies = [source.stored_file(url, MAX_FILE_BYTES)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
@@ -61,14 +61,22 @@ def summary_of(source: SummarySource, job: str) -> JobSummary | None:
     return None if stored is None else from_json({"schema": "perfd.summary/2", "jobs": [stored]})[0]
 
 
-def compare_routes(source: RunSource, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
-    """`/api/v1/compare` and `/reports/compare`, both with `?a=JOB&b=JOB`."""
+def compare_routes(
+    source: RunSource,
+    *,
+    documents: Callable[[Mapping[str, Any]], Sequence[dict[str, Any]]] | None = None,
+    file_timeout_s: float = 5.0,
+) -> dict[str, Handler]:
+    """`/api/v1/compare` and `/reports/compare`, both with `?a=JOB&b=JOB`.
+
+    `documents` reads the analyses of a capture; by default those that are here.
+    """
     patience = TimeoutCall(file_timeout_s)
 
     def measured(name: str) -> MeasuredRun:
         run = measures_of_summary(_known(source, name), name)
         try:
-            return patience.call(lambda: with_kernels(run, source, name))
+            return patience.call(lambda: with_kernels(run, source, name, documents))
         except TimeoutError:
             # The file system of its captures does not answer; the other numbers are known.
             return run
