@@ -265,12 +265,12 @@ class Tab:
 
 
 # What is not laid out before it is seen has no text. It is laid out here, for no frame may come: a tab
-# behind another one has none, a slow machine has few.
+# behind another one has none, a slow machine has few. What was just put into the page is not laid out
+# either, though it says that it is visible.
 _TEXT = """(selector) => {
   const element = document.querySelector(selector);
   if (!element) return "";
-  if (element.checkVisibility({contentVisibilityAuto: true})) return element.innerText;
-  element.scrollIntoView({block: "center"});
+  if (!element.checkVisibility({contentVisibilityAuto: true})) element.scrollIntoView({block: "center"});
   const skipped = [];
   for (let box = element; box; box = box.parentElement) {
     if (getComputedStyle(box).contentVisibility === "auto") skipped.push(box);
