@@ -271,14 +271,10 @@ _TEXT = """(selector) => {
   const element = document.querySelector(selector);
   if (!element) return "";
   if (!element.checkVisibility({contentVisibilityAuto: true})) element.scrollIntoView({block: "center"});
-  const skipped = [];
   for (let box = element; box; box = box.parentElement) {
-    if (getComputedStyle(box).contentVisibility === "auto") skipped.push(box);
+    if (getComputedStyle(box).contentVisibility === "auto") box.style.contentVisibility = "visible";
   }
-  for (const box of skipped) box.style.contentVisibility = "visible";
-  const text = element.innerText;
-  for (const box of skipped) box.style.contentVisibility = "";
-  return text;
+  return element.innerText;
 }"""
 _CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
 

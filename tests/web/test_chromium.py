@@ -102,8 +102,8 @@ def test_every_cell_of_the_ranks_is_the_interfaces(
     tab.open(f"{url}/jobs/{recording}", SHOWN)
     (job,) = api(url, f"jobs?job={recording}")["jobs"]
 
-    tab.text("#ranks")
-    rows = tab.run("[...document.querySelectorAll('#ranks tbody tr')].map((row) => row.innerText)")
+    tab.wait("document.getElementById('ranks')")
+    rows = tab.run("[...document.querySelectorAll('#ranks tbody tr')].map((row) => row.textContent)")
     assert len(rows) == len(job["gpus"])
     for row, gpu in zip(rows, job["gpus"], strict=True):
         text = row.replace("\N{NO-BREAK SPACE}", " ")
