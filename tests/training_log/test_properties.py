@@ -84,6 +84,17 @@ def test_no_cut_of_the_last_lines_invents_a_value(name: str) -> None:
         assert said(parse_log(log[:cut])) <= WHOLE[name], log[:cut][-80:]
 
 
+def test_a_step_of_an_epoch_is_unknown_until_an_epoch_begins() -> None:
+    log = LOGS["nemo-rl"]
+    parser = LogParser(job := new_job("default", TimeZoneGuess(0)))
+    parser.attach()
+    parser.feed(log[log.index(b"= Step 2/3") :])
+    parser.finish()
+
+    steps = [record.step for record in job.out.take(0) if isinstance(record, TrainingStep)]
+    assert steps == [4, 5, 6]
+
+
 @settings(max_examples=200, deadline=None)
 @given(name=names, data=st.data())
 def test_a_log_read_from_its_middle_never_invents_a_step(name: str, data: st.DataObject) -> None:

@@ -70,6 +70,9 @@ class FormatParser(ABC):
     def parse(self, line: LogLine) -> bool:
         """Parse a line; returns False when it is not of this format."""
 
+    def attach(self) -> None:  # noqa: B027
+        """Note that reading starts in the middle of the log: headings above it are unknown."""
+
     def flush(self) -> None:  # noqa: B027  (most formats have no blocks)
         """Emit an open block, which is complete because no line came for a while."""
 

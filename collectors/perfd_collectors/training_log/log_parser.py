@@ -130,6 +130,8 @@ class LogParser:
     def attach(self) -> None:
         """Note that reading starts in the middle of the log."""
         self._job.steps.attach()
+        for parser in self._formats:
+            parser.attach()
 
     def gap(self) -> None:
         """Note that bytes of the log were lost here."""

@@ -71,7 +71,7 @@ class StepBlockParser(FormatParser):
         self._lines = 0
         self._found = StepFields()
         self._phases: dict[str, PhaseTime] = {}
-        self._epoch = 1
+        self._epoch: int | None = 1
 
     @property
     def in_block(self) -> bool:
@@ -93,6 +93,10 @@ class StepBlockParser(FormatParser):
                     return True
         return self._style is not None and self._row(self._style, line.text)
 
+    def attach(self) -> None:
+        """Note that reading starts in the middle of the log: the epoch is unknown until its next heading."""
+        self._epoch = None
+
     def flush(self) -> None:
         """Emit a block that is complete; NeMo-RL's ends with its times, and takes minutes until then."""
         if self._style is not None and (self._style.framework != "nemo-rl" or self._found.timed):
@@ -113,10 +117,13 @@ class StepBlockParser(FormatParser):
         self.finish()
         self._style, self._lines = style, 0
         self._found, self._phases = StepFields(), {}
-        # NeMo-RL counts the steps of each epoch.
-        inside = "batch" in said
-        before = (self._epoch - 1) * int(said["batches"]) if inside else 0
-        self._step = before + int(said["batch"] if inside else said["step"])
+        if "step" in said:
+            self._step = int(said["step"])
+        elif self._epoch is not None:
+            # NeMo-RL counts the steps of each epoch.
+            self._step = (self._epoch - 1) * int(said["batches"]) + int(said["batch"])
+        else:
+            self._style = None
 
     def _row(self, style: _Style, text: str) -> bool:
         self._lines += 1
