@@ -16,7 +16,15 @@ from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 # An example, and what makes it, may take as long as a loaded machine makes them take.
-settings.register_profile("perfd", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Continuous integration draws the same examples for the same tests; new ones come from every other run.
+settings.register_profile(
+    "perfd",
+    settings(),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize="CI" in os.environ,
+    database=None if "CI" in os.environ else settings().database,
+)
 settings.load_profile("perfd")
 
 
