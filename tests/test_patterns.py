@@ -8,7 +8,7 @@ from pathlib import Path
 
 import perfd_collectors
 import pytest
-from perfd_collectors.training_log.formats.pattern_steps import growth
+from perfd_collectors.training_log.formats.pattern_cost import growth
 
 import perfd
 

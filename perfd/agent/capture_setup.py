@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfd.capture.expected_end import exit_options, exit_unix_s, limit_unix_s, positive
+from perfd.capture.expected_job_end import exit_options, exit_unix_s, limit_unix_s, positive
 from perfd.capture.jax import JaxOptions, JaxTool
 from perfd.capture.kineto import KinetoEndpoint, KinetoOptions, KinetoTool
 from perfd.capture.node import (

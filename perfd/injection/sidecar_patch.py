@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfd.config.strict import Strict
-from perfd.injection.job_label import job_of_labels
+from perfd.injection.pod_job_name import job_of_labels
 
 Document = Mapping[str, Any]
 Patch = list[dict[str, Any]]

@@ -2,7 +2,7 @@
 
 from perfd.agent.capture_setup import JobFacts
 from perfd.agent.uplink.outgoing import put_status
-from perfd.capture.expected_end import Pace
+from perfd.capture.expected_job_end import Pace
 from perfd.capture.node.job_guards import GuardSettings, refusal
 from perfd.model import (
     CaptureState,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from perfd.agent.spool.spool import Spool
-from perfd.agent.spool.spool_life import machine_fingerprint
+from perfd.agent.spool.spool_identity import machine_fingerprint
 from perfd.errors import SpoolError, WireError
 
 Open = Callable[..., Spool]

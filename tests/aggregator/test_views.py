@@ -13,7 +13,7 @@ from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.analysis.collectives.by_rank import NcclRank
 from perfd.analysis.collectives.nccl_summary import NcclSummary
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
-from perfd.capture.expected_end import Pace
+from perfd.capture.expected_job_end import Pace
 from perfd.capture.selection.rank_selection import JobView, select
 from perfd.model import CaptureTool, JobDescription, RankPlacement
 

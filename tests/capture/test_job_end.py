@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.expected_end import (
+from perfd.capture.expected_job_end import (
     FOR_HANGS,
     MARGIN_S,
     ExitOptions,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.expected_end import FOR_HANGS, Pace
+from perfd.capture.expected_job_end import FOR_HANGS, Pace
 from perfd.capture.policy.capture_policy import CapturePolicy, CaptureTimeouts
 from perfd.capture.policy.policy_events import (
     AgentConnected,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfd.capture.kineto.window import window
+from perfd.capture.kineto.trace_duration import window
 from perfd.capture.node.capture_tool import CapturePlan
 
 PLAN = CapturePlan(

@@ -15,7 +15,9 @@ from perfd.doctor.capture_checks import (
     check_py_spy,
     check_quota,
 )
-from perfd.doctor.checks import (
+from perfd.doctor.clock_sync import clock_facts
+from perfd.doctor.nccl_checks import check_nccl_plugin, check_nccl_settings, check_shared_memory
+from perfd.doctor.node_checks import (
     Level,
     check_aggregator,
     check_captures,
@@ -32,8 +34,6 @@ from perfd.doctor.checks import (
     to_json,
     worst,
 )
-from perfd.doctor.clock_sync import clock_facts
-from perfd.doctor.nccl_checks import check_nccl_plugin, check_nccl_settings, check_shared_memory
 from perfd.doctor.node_facts import (
     AggregatorFacts,
     ClockFacts,

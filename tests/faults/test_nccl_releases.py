@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, Operation, OperationTiming
+from perfd_collectors.nccl.segments.plugin_records import FUNCTIONS, Operation, OperationTiming
 
 from benchmarks.gpu.nccl_releases import LARGE_BYTES, Recorded, judge
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfd_collectors.nccl import SPEC
 from perfd_collectors.nccl.inspector.inspector_files import InspectorDirectory
 from perfd_collectors.nccl.inspector.inspector_lines import InspectorLines, parse_line, reduce_inspected
-from perfd_collectors.nccl.segments.operations import UNTIMED_KERNEL_NS
+from perfd_collectors.nccl.segments.plugin_records import UNTIMED_KERNEL_NS
 
 from perfd.analysis.findings import Kind
 from perfd.clock import VirtualClock

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from nccl.driver import DRIVER, FLAGS, NEEDS_GCC, SOURCES, VERSIONS, driving, go_on, only_segment, wait_for
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, OperationTiming, ProcessRanks
+from perfd_collectors.nccl.segments.plugin_records import FUNCTIONS, OperationTiming, ProcessRanks
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
 from perfd_collectors.nccl.segments.segment_discovery import find_segments, remove_left_over
 from perfd_collectors.nccl.segments.segment_reader import SegmentReader

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.nccl.segments.gpu_clock import GpuClock, GpuClockReadings
-from perfd_collectors.nccl.segments.operations import (
+from perfd_collectors.nccl.segments.plugin_records import (
     UNTIMED_KERNEL_NS,
     Communicator,
     Operation,

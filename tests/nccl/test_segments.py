@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.nccl.segments.operations import Operation
+from perfd_collectors.nccl.segments.plugin_records import Operation
 from perfd_collectors.nccl.segments.segment import MAGIC, Segment
 from perfd_collectors.nccl.segments.segment_discovery import find_segments, remove_left_over
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nccl.driver import NEEDS_GCC, driving, go_on, only_segment, wait_for
 from nccl.test_reduce import SEND, operation
 from nccl.test_segment_owner import Reader, events
-from perfd_collectors.nccl.segments.operations import Operation, OperationTiming
+from perfd_collectors.nccl.segments.plugin_records import Operation, OperationTiming
 from perfd_collectors.nccl.segments.timing_checks import check_times
 
 from perfd.aggregator.limits import AggregatorCounters, Limits

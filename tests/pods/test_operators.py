@@ -20,7 +20,7 @@ from perfd_collectors.ranks.cgroup import CgroupIdentity
 from perfd_collectors.ranks.environment import RankIdentity, resolve_rank
 from perfd_collectors.ranks.placement import RankProcess, placements
 
-from perfd.injection.job_label import job_of_labels
+from perfd.injection.pod_job_name import job_of_labels
 
 TORCHRUN = {"RANK": "9", "LOCAL_RANK": "1", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "MASTER_ADDR": "m"}
 """The environment that torchrun adds to the pod's for one of its processes."""

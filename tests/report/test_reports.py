@@ -15,13 +15,13 @@ from perfd.cli import main
 from perfd.errors import PerfdError
 from perfd.formatting import duration, percent
 from perfd.gpu_peaks import load_peaks
+from perfd.report.display_names import kernel_name
 from perfd.report.render import svg
 from perfd.report.render.html import to_html
 from perfd.report.render.markdown import to_markdown
 from perfd.report.render.page_script import SCRIPT
 from perfd.report.render.report_writer import write_report
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding
-from perfd.report.report_text import kernel_name
 from perfd.report.sources.from_trace import report_of_trace
 from perfd.trace.diagnosis.trace_analysis import TraceSettings, analyse
 from perfd.trace.diagnosis.trace_findings import diagnose

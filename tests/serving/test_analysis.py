@@ -17,7 +17,7 @@ from perfd.analysis.findings import Kind
 from perfd.analysis.flops.gpu_peak_lookup import find_gpu
 from perfd.analysis.serving.engine_snapshot import Counter, Engine, ReplicaLoad, Snapshot
 from perfd.analysis.serving.histograms import Distribution, Histogram, increase, merged, quantile
-from perfd.analysis.serving.model_of_server import served_model
+from perfd.analysis.serving.served_model import served_model
 from perfd.analysis.serving.server_config import from_arguments
 from perfd.analysis.serving.server_rates import ServerRates, measure
 from perfd.analysis.serving.serving_diagnosis import diagnose

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.training_log.collector import TrainingLogOptions, create
-from perfd_collectors.training_log.job_files import LOOK_EVERY_S, JobFiles
+from perfd_collectors.training_log.job_metric_files import LOOK_EVERY_S, JobFiles
 from perfd_collectors.training_log.log_parser import new_job
 from perfd_collectors.training_log.metric_files import MetricFileParser, metric_file_reader
 from perfd_collectors.training_log.metric_files import metric_files_pb2 as pb

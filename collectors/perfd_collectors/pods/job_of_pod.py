@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfd.injection.job_label import job_of_labels
+from perfd.injection.pod_job_name import job_of_labels
 from perfd_collectors.pods.pod_facts import PodFacts
 
 LABELS = (

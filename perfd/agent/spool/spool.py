@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from perfd.agent.spool import spool_file, spool_rows
-from perfd.agent.spool.spool_life import Life, begin_life, machine_fingerprint, write_life
+from perfd.agent.spool.spool_identity import Life, begin_life, machine_fingerprint, write_life
 from perfd.agent.spool.spool_rows import Row
 from perfd.errors import WireError
 

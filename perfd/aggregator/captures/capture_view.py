@@ -11,7 +11,7 @@ import numpy as np
 from perfd.aggregator.state import AggregatorState
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis import JobSummary
-from perfd.capture.expected_end import Pace, exit_options, exit_unix_s, limit_unix_s
+from perfd.capture.expected_job_end import Pace, exit_options, exit_unix_s, limit_unix_s
 from perfd.capture.object_keys import job_folder
 from perfd.capture.selection import JobView, RankView
 from perfd.model import CaptureTool, ParallelLayout, Scope

@@ -14,7 +14,7 @@ from perfd.analysis.findings.framework_options import (
     software_of,
     unset_options,
 )
-from perfd.analysis.findings.steady_verdict import Moment, Verdict, steady_verdict
+from perfd.analysis.findings.headline_hysteresis import Moment, Verdict, steady_verdict
 
 __all__ = [
     "FAULTS",

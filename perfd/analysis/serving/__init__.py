@@ -5,8 +5,8 @@ Pure, and free of numpy: the agent reduces histograms with it.
 
 from perfd.analysis.serving.engine_snapshot import Counter, Engine, Latency, Length, ReplicaLoad, Snapshot
 from perfd.analysis.serving.histograms import Distribution, Histogram, merged
-from perfd.analysis.serving.model_of_server import served_model
 from perfd.analysis.serving.observation_window import ObservationWindow
+from perfd.analysis.serving.served_model import served_model
 from perfd.analysis.serving.server_config import ServerSetup, completed, from_arguments, layout_of
 from perfd.analysis.serving.server_rates import ServerRates, measure
 from perfd.analysis.serving.serving_diagnosis import diagnose

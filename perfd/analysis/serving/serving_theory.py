@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
-from perfd.analysis.serving.model_of_server import ServedModel
+from perfd.analysis.serving.served_model import ServedModel
 from perfd.model import ModelShape
 
 

@@ -5,7 +5,7 @@ from perfd.analysis.steps.arrival_times import timed_by_arrival
 from perfd.analysis.steps.compute_change import ComputeChange, compute_change
 from perfd.analysis.steps.critical_batch import CriticalBatch, critical_batch
 from perfd.analysis.steps.flops_check import FlopsCheck
-from perfd.analysis.steps.long_steps import LongStepsCause, long_steps_cause
+from perfd.analysis.steps.long_steps_cause import LongStepsCause, long_steps_cause
 from perfd.analysis.steps.longer_steps import LongerSteps, leaves_pace, longer_steps, rows_of_pace
 from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, mean_over_gpus, world_size
 from perfd.analysis.steps.phase_timers import (

@@ -12,7 +12,7 @@ from perfd.capture.kineto.client_registry import POLL_PERIOD_S, ConfigDelivery, 
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.process_matching import match, match_unnamed
 from perfd.capture.kineto.trace_contents import Contents, TraceWork, contents_of
-from perfd.capture.kineto.window import Window, window
+from perfd.capture.kineto.trace_duration import Window, window
 from perfd.capture.node import (
     Begun,
     CaptureOutcome,

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perfd.capture.expected_end import is_planned
+from perfd.capture.expected_job_end import is_planned
 from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
 from perfd.capture.node.capture_timing import POLL_S, CaptureTiming, RunContext
 from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool

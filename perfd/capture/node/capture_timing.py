@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perfd.capture.expected_end import MARGIN_S, ExpectedEnd, ends_now, job_end, needed_s, too_late, window_s
+from perfd.capture.expected_job_end import (
+    MARGIN_S,
+    ExpectedEnd,
+    ends_now,
+    job_end,
+    needed_s,
+    too_late,
+    window_s,
+)
 from perfd.capture.node.artifact_sharing import Sharing
 from perfd.capture.node.capture_storage import CaptureStore
 from perfd.capture.node.capture_tool import Tool

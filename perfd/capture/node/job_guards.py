@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from perfd.capture.expected_end import ExitOptions, Pace
+from perfd.capture.expected_job_end import ExitOptions, Pace
 
 _BASELINE_STEPS = 20
 _SLOW_LINES = 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from perfd.capture.expected_end import FOR_HANGS
+from perfd.capture.expected_job_end import FOR_HANGS
 from perfd.capture.policy.policy_events import AlertFired, Capture
 from perfd.config import CaptureProfile
 

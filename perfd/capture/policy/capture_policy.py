@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from perfd.capture.expected_end import FOR_HANGS, Pace, job_end, needed_s, too_late, window_s
+from perfd.capture.expected_job_end import FOR_HANGS, Pace, job_end, needed_s, too_late, window_s
 from perfd.capture.policy.agent_presence import AgentPresence
 from perfd.capture.policy.capture_budget import CaptureBudget
 from perfd.capture.policy.policy_events import (

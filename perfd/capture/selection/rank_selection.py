@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from statistics import median
 
-from perfd.capture.expected_end import Pace
+from perfd.capture.expected_job_end import Pace
 from perfd.capture.selection.rank_conditions import PLACE, ROLE, coordinate, in_pod, parse_conditions
 from perfd.errors import CaptureError
 from perfd.model import CaptureTool, ParallelLayout

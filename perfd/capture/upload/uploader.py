@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from perfd.capture.node import Sharing
 from perfd.capture.redact import can_be_redacted, redacted_copy, whole_copy
-from perfd.capture.upload.upload_queue import Upload, UploadQueue
+from perfd.capture.upload.pending_uploads import Upload, UploadQueue
 from perfd.clock import Clock
 from perfd.errors import CaptureError, PerfdError, StorageError, reason_of
 from perfd.model import CaptureFile, CaptureFileUpload, CaptureRequest

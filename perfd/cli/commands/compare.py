@@ -42,8 +42,8 @@ from perfd.report.comparison.comparison_report import (
     report_of_comparison,
     value_text,
 )
+from perfd.report.display_names import kernel_name
 from perfd.report.render.report_writer import write_report
-from perfd.report.report_text import kernel_name
 from perfd.session.replay_session import ReplayOptions, replay
 from perfd.trace.diagnosis import TraceSettings, analyse, diagnose, trace_json
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened

@@ -22,8 +22,8 @@ from perfd.cli.traces.confined_reading import confinement
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent
 from perfd.gpu_peaks import load_peaks
+from perfd.report.display_names import kernel_name
 from perfd.report.render.report_writer import write_report
-from perfd.report.report_text import kernel_name
 from perfd.report.sources.roofline_report import report_of_kernels, report_of_placement
 from perfd.sandbox.named_files import refuse_pipe
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened

@@ -16,7 +16,7 @@ from perfd.cli.terminal import Terminal
 from perfd.cli.traces.confined_reading import confinement
 from perfd.errors import TraceError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, percent
-from perfd.report.report_text import kernel_name
+from perfd.report.display_names import kernel_name
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 from perfd.trace.tables import Cell, TraceTable, tables_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from perfd.formatting import UNKNOWN, duration, percent, signed_percent
 from perfd.report.comparison.measures import Unit
 from perfd.report.comparison.run_comparison import Change, ChangeVerdict, KernelChange, RunComparison
+from perfd.report.display_names import kernel_name
 from perfd.report.report_model import Report, ReportTable
-from perfd.report.report_text import kernel_name
 
 _WHOLE_ABOVE = 100
 _KERNELS = 40

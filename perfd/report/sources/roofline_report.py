@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent
+from perfd.report.display_names import kernel_name, title
 from perfd.report.report_model import Point, Report, ReportFinding, ReportMetric, ReportTable, Roofline
-from perfd.report.report_text import kernel_name, title
 from perfd.trace.diagnosis import MEASURED, MODELLED
 from perfd.trace.roofline import (
     AT_LIMIT_RATIO,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, percent, rank_names
+from perfd.report.display_names import kernel_name
 from perfd.report.report_model import ReportTable
-from perfd.report.report_text import kernel_name
 from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TraceAnalysis
 
 _KERNELS = 25

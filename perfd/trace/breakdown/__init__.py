@@ -2,12 +2,12 @@
 
 from perfd.trace.breakdown.collective_matching import CollectiveRow, Collectives, collectives
 from perfd.trace.breakdown.critical_path import CriticalPath, critical_path
+from perfd.trace.breakdown.gpu_time_by_range import PhaseRow, phase_rows, range_rows
 from perfd.trace.breakdown.graph_use import GraphUse, graph_use
 from perfd.trace.breakdown.idle_time import HOST_WAIT_NS, launching_call
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, busy_by_class, kernel_rows, launch_cost
 from perfd.trace.breakdown.loader_time import LoaderTime, loader_time
 from perfd.trace.breakdown.pipeline_stages import StageStall, spans_stages, stage_of, stage_stalls
-from perfd.trace.breakdown.range_table import PhaseRow, phase_rows, range_rows
 from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
 from perfd.trace.breakdown.sync_points import SyncPoint, sync_points
 

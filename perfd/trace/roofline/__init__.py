@@ -13,7 +13,7 @@ from perfd.trace.roofline.hlo_findings import (
 from perfd.trace.roofline.hlo_fragment import read_fragment
 from perfd.trace.roofline.hlo_line import read_line, shape_words
 from perfd.trace.roofline.hlo_module import HloModule, read_module
-from perfd.trace.roofline.kernel_judgment import UNIT_NAMES, KernelJudgment, judge
+from perfd.trace.roofline.kernel_bottleneck import UNIT_NAMES, KernelJudgment, judge
 from perfd.trace.roofline.kernel_metrics import KernelMetrics
 from perfd.trace.roofline.ncu_report import read_ncu
 from perfd.trace.roofline.roofline_model import (

@@ -1,6 +1,6 @@
 """The shared memory that perfd's NCCL plugin writes: one segment per process."""
 
-from perfd_collectors.nccl.segments.operations import (
+from perfd_collectors.nccl.segments.plugin_records import (
     FUNCTIONS,
     NO_RANKS,
     UNTIMED_KERNEL_NS,

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from perfd_collectors.nccl.segments.operations import Operation
+from perfd_collectors.nccl.segments.plugin_records import Operation
 
 _READINGS = 8
 """Newest readings that count: clocks of GPUs drift by microseconds a second."""

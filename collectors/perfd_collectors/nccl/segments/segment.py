@@ -13,7 +13,7 @@ from pathlib import Path
 from perfd.collector import PciAddress
 from perfd.errors import NothingHere, Unavailable
 from perfd.file_access import open_as
-from perfd_collectors.nccl.segments.operations import (
+from perfd_collectors.nccl.segments.plugin_records import (
     Communicator,
     Operation,
     ProcessCounters,

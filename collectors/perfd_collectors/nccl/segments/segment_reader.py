@@ -11,7 +11,7 @@ import msgspec
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.sampling import BusyTime
 from perfd_collectors.nccl.segments.gpu_clock import GpuClock, GpuClockReadings
-from perfd_collectors.nccl.segments.operations import (
+from perfd_collectors.nccl.segments.plugin_records import (
     FUNCTIONS,
     Communicator,
     Operation,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from perfd_collectors.nccl.segments.operations import Operation, OperationTiming
+from perfd_collectors.nccl.segments.plugin_records import Operation, OperationTiming
 
 _MIN_PAIRS = 20
 """Pairs of consecutive kernels before a communicator is judged. Chosen, not measured."""

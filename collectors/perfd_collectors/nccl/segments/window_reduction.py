@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from perfd.model import CollectiveTimes, TimingSource
 from perfd_collectors.nccl.segments.gpu_clock import GpuClock
-from perfd_collectors.nccl.segments.operations import (
+from perfd_collectors.nccl.segments.plugin_records import (
     ALGORITHMS,
     DATATYPE_BYTES,
     FUNCTIONS,

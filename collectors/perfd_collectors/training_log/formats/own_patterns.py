@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from perfd.errors import ConfigError
 from perfd_collectors.training_log.field_text import grouped, integer, number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.formats.pattern_steps import growth
+from perfd_collectors.training_log.formats.pattern_cost import growth
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.step_order import ProgressSource

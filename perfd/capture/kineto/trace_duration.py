@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfd.capture.expected_end import window_s
+from perfd.capture.expected_job_end import window_s
 from perfd.capture.node import CapturePlan
 
 _SHORTEST_STEPS = 1
