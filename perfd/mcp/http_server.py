@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from perfd.errors import ConfigError, PerfdError, reason_of
+from perfd.mcp.client_connection import MOST_CONNECTIONS, ClientConnection
 from perfd.mcp.http_access import HttpAccess, Role, allowed_hosts
 from perfd.net import split_address
 
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 PATH = "/mcp"
 _MOST_BODY_BYTES = 64 * 1024
 """Of a request: every argument at its longest fits."""
-_MOST_CONNECTIONS = 64
 _GRACE_S = 5
 """For requests that are answered when the server stops."""
 
@@ -54,10 +54,12 @@ def serve_http(
     )
     config = uvicorn.Config(
         _Guard(app, access),
+        http=ClientConnection,
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=_MOST_CONNECTIONS,
+        # uvicorn refuses at this number, and the newest one has its place.
+        limit_concurrency=MOST_CONNECTIONS + 1,
         timeout_graceful_shutdown=_GRACE_S,
     )
     with _listening(listen) as bound:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import anyio
 import httpx2
@@ -188,6 +190,23 @@ def test_over_http_a_page_under_another_name_is_refused(aggregator):
         jobs, refused = anyio.run(ask, address)
     assert not jobs.is_error
     assert [response.status_code for response in refused] == [421, 403]
+
+
+def test_over_http_silent_connections_keep_nobody_out(aggregator):
+    """More of them than there are places: silent from the start, within a head, within a body."""
+    head = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"
+    parts = (b"", head, head + b"\r\n{")
+
+    async def ask(address):
+        async with over_http(address) as client:
+            return await client.call_tool("list_jobs")
+
+    with served(aggregator) as address, ExitStack() as silent:
+        url = urlsplit(address)
+        for part in parts * 40:
+            connection = silent.enter_context(socket.create_connection((url.hostname, url.port)))
+            connection.sendall(part)
+        assert not anyio.run(ask, address).is_error
 
 
 def test_without_an_aggregator_the_sentence_says_so():
