@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import struct
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -246,6 +248,34 @@ def test_datagrams_of_another_user_are_dropped_and_counted(tmp_path):
     assert sorted(phases.phases["forward"].by_rank) == [0, 2]
     assert isinstance(counts, SampleTable)
     assert counts.columns == {"hook_unsound_messages": [1.0], "hook_foreign_messages": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("datagram", "read"),
+    [(b"garbage", 1000), (b"x" * 60_000, 140), (message(), 10_000), (message() + b" " * 50_000, 167)],
+)
+def test_a_collect_ends_while_a_user_floods_the_socket(datagram, read, tmp_path):
+    """Else one user would keep the agent busy, and the steps of all others from it."""
+    path = tmp_path / "hook.sock"
+    collector = SPEC.create(HookOptions(socket=str(path), listen_s=0.5), settings())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(str(path))
+        sent = []
+
+        def flood() -> None:
+            with suppress(OSError):
+                while True:
+                    sender.send(datagram)
+                    sent.append(1)
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        collector.collect()
+        # What the kernel holds of a closed socket's queue is gone: the sender fails and ends.
+        collector.close()
+        thread.join()
+    queued = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+    assert len(sent) <= read + queued + 1
 
 
 def test_amounts_of_a_step_are_rates_and_the_precision_describes_the_job():
