@@ -13,6 +13,7 @@ from perfd.nodes.suspicion import NodeStanding
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 _GPU = re.compile(r"[A-Za-z0-9 ._:/-]{1,64}")
 _LEAST_GPU_H = 0.05
+"""Less would be printed as 0.0."""
 _EVERY_NODE = frozenset({"all", "default"})
 """Names that mean other nodes, or all, to SLURM."""
 TAINT = "perfd.io/suspect"

@@ -11,7 +11,9 @@ from perfd.nodes.scheduler import Scheduler
 _MOST_INCIDENTS = 256
 """Of a node; those that weigh least go first."""
 _MOST_NODES = 20_000
+"""In memory, more than the largest clusters have. Chosen."""
 _MOST_GPUS = 256
+"""Of a node, MIG slices included: more than any has."""
 _MOST_CHARS = 500
 """Of a sentence of evidence."""
 

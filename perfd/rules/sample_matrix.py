@@ -16,6 +16,7 @@ Times: TypeAlias = NDArray[np.int64]
 
 _STALE_BITS = 0x7FF8_0000_0000_57A1
 _GAP_BITS = 0x7FF8_0000_0000_6A70
+"""NaNs with payloads of perfd's own: the end of a series, and an instant without a sample."""
 
 # Two NaNs that no arithmetic makes, so that NaN itself can be a value, as in Prometheus.
 STALE = np.array([_STALE_BITS], dtype=np.int64).view(np.float64)[0]

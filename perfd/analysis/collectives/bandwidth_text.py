@@ -9,6 +9,7 @@ from perfd.analysis.data.job_data import Method
 from perfd.analysis.layout import WORLD
 
 _MOST = 8
+"""Kinds of operations in one text, those that take the most time."""
 _LEAST = 0.01
 """Of all time, in kernels: what takes less is not worth a line."""
 

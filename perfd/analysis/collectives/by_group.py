@@ -19,6 +19,7 @@ from perfd.model import TimingSource
 _TINY_BYTES = 64 * 1024
 """A message so small is latency, not bandwidth."""
 _MOST_GROUPS = 256
+"""Communicators in a summary, those that take the most time."""
 _RARELY = 0.1
 """Communicators that take so little of the time of the busiest one of their kind do not stand for it."""
 

@@ -22,9 +22,11 @@ from perfd.thresholds import THRESHOLDS
 _FEWEST_OPERATIONS = 20
 """Fewer matched operations say nothing of a rank."""
 _MOST_RANKS = 1024
+"""Ranks in a summary: half of them cost others the most, half wait the most."""
 _NEWEST = 5
 """Steps that are now."""
 _MOST_REPLAYED = 16
+"""Ranks whose steps are replayed without their delay, which takes time: those that cost others the most."""
 _LEAST_REPLAYED = 0.01
 """Of a step: less is not worth a replay."""
 

@@ -23,7 +23,9 @@ from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.thresholds import THRESHOLDS
 
 _FEWEST_OPERATIONS = 8
+"""Of a group; the median of fewer is not trusted. Chosen."""
 _FEWEST_SISTERS = 3
+"""With more groups of one kind and size, their median is what is usual. Chosen."""
 
 
 class Reference(StrEnum):

@@ -17,6 +17,7 @@ from perfd.analysis.data.robust_stats import median
 _STEPS = 40
 """The newest, in which stalls are looked for."""
 _FEWEST = 3
+"""Stalls of one rank: between two there is only one distance, so nothing that could be regular."""
 _LEAST_RATIO = 0.25
 """Of the usual step, by which a step with a stall is longer."""
 _NEWER, _OLDER = 3, 1

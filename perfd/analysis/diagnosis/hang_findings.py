@@ -7,6 +7,7 @@ from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.formatting import percent, rank_names
 
 _SHOWN = 8
+"""Ranks that one finding names."""
 
 
 def judge_hang(facts: JobEvidence) -> Finding | None:

@@ -16,7 +16,10 @@ from perfd.model import RankColumn
 from perfd.thresholds import THRESHOLDS
 
 _SHOWN = 8
+"""Ranks that one finding names."""
 _BUSY_CPUS = 0.9
+"""CPUs that the threads of a rank want, per CPU that it may use; from here on they have none to spare.
+Chosen."""
 _REMEDIES: Mapping[RankColumn, str] = {
     RankColumn.CPU_THROTTLED: advice.HIGHER_CPU_LIMIT,
     RankColumn.CPU_WAIT: advice.MORE_CPUS,

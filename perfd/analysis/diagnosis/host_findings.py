@@ -19,6 +19,7 @@ from perfd.thresholds import THRESHOLDS
 _NCCL_SM = 0.15
 """Of the multiprocessors, those that NCCL's kernels occupy: 16 to 24 channels of 132."""
 _SLOT_BYTES_PER_S = 55e9
+"""About what copies reach of the 63 GB/s of PCIe 5.0 x16. Chosen, not measured."""
 
 
 def judge_host(facts: JobEvidence, *, slow_ranks: Collection[int | str] = ()) -> Finding | None:

@@ -9,6 +9,7 @@ from perfd.formatting import percent
 from perfd.thresholds import THRESHOLDS
 
 _SHOWN = 4
+"""Groups that are described; the others are counted."""
 _REFERENCES = {
     Reference.HISTORY: "what it reached earlier in this job",
     Reference.SISTERS: "the median of the other groups of its kind",

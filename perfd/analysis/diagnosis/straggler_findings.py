@@ -16,6 +16,7 @@ from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
 _SLOWER_CLOCK = 0.95
+"""Of the peers' median clock; above it the clock is not evidence. Chosen."""
 
 
 def one_rank_loads_slowly(data: DataLoading) -> bool:

@@ -13,6 +13,7 @@ _KINDS = frozenset({
     EventKind.DUMP_UNREADABLE,
 })  # fmt: skip
 _MOST = 16
+"""The newest, in a summary."""
 _NUMBER = re.compile(r"\d+")
 _ANY_RELEASE = "some overlap that cannot"
 """In messages of agents that advised something about NCCL 2.32 to jobs with any release."""

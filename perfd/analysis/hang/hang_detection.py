@@ -30,6 +30,7 @@ _OCCASIONS = frozenset({
     EventKind.CHECKPOINT, EventKind.CHECKPOINT_STARTED, EventKind.EVALUATION, EventKind.PROFILE,
 })  # fmt: skip
 _NO_TENSOR = 0.01
+"""Share of time: a GPU whose tensor cores are active for less computes nothing of the model. Chosen."""
 _NEWEST_S = 5.0
 """What a rank did longer ago is over; it is read once a second."""
 

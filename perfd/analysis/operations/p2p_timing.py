@@ -21,6 +21,7 @@ _SENDER, _RECEIVER = 0, 1
 _WAITED = 4.0
 """A receiver that takes so many times as long as its sender waited for it."""
 _FEWEST_MARKS = 3
+"""Operations in which a receiver waited that long; fewer may be chance. Chosen."""
 _NEIGHBOURS = 5
 """The clocks' distance is the median of so many marks: they drift, and one mark may be wrong."""
 

@@ -17,6 +17,7 @@ from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
 
 _FEWEST_REPEATS = 10
+"""Repeats within the held operations that a period must have. Chosen."""
 _FEWEST_BITS = 40.0
 """Repeats times the logarithm of n to base 2: what random pauses show so is hardly seen in a job's life."""
 _LEAST_REPEAT_US = 50_000.0
@@ -48,12 +49,15 @@ _JUDGED_INTERVALS = 64
 """The newest intervals, most of which must be similar."""
 _FEWEST_INTERVALS, _MOST_INTERVALS = 128, 256
 _LAG = 8
+"""Intervals over which the wandering of step times is measured."""
 _MOST_WANDERING = 1.5
 """Ratio of the change over `_LAG` intervals to the change from one to the next: 1 for steps that vary around
 one duration (at most 1.33 in 99 of 100 series of 128), for a random walk the root of the lag, 2.8 (at least
 1.7 in 99 of 100)."""
 _FEWEST_NUMBERED = 10
+"""Distances between operations that are compared; fewer show no usual one. Chosen."""
 _NUMBERED_RATIO = 0.9
+"""Of these distances, those that have the usual number of scalars: evaluations add some. Chosen."""
 _FEWEST_FOLDED = 5
 """Fewest operations of a repeat that only folding shows: a layer has up to four of one size."""
 _MOST_DISPERSION = 0.3

@@ -16,6 +16,7 @@ from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.data.robust_stats import median
 
 _MOST_MICRO_BATCHES = 64
+"""In a step; more are not tried. Chosen."""
 _FEWEST_STEPS = 8
 """By chance one of each two pauses is hardly the longer one eight times."""
 _MOSTLY = 0.9
@@ -26,6 +27,7 @@ _LEAD_LOST = 0.5
 """Where the host was so much less ahead than usual, it waited for the GPU, as for a loss to print: its pause
 is longer for that."""
 _LEAST_LEAD_US = 1_000.0
+"""A host that is usually ahead of its GPU by less has no lead to lose. Chosen."""
 _LEAST_OPTIMIZER_RATIO, _LEAST_OPTIMIZER_US = 3.0, 500.0
 """How many times as late, and how much later at least, the next gather comes if an optimizer runs before it:
 2.7 ms instead of 0.15 ms in recordings of FSDP2."""

@@ -12,15 +12,21 @@ from perfd.analysis.data.robust_stats import mean
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 
 MOST_BLOCKS = 10
+"""Steps required at most: with two ranks so many rule out chance (`_CHANCE`)."""
 _FEWEST_STEPS = 5
+"""Steps required at least, however many ranks there are. Chosen."""
 _CHANCE = 0.002
 """That one rank is the last in all blocks although each is as likely to be."""
 _START_UP_STEPS = 3
+"""A job's first steps, which compile and allocate: they are not counted. Chosen."""
 _NEAR = 0.25
 """As exactly are operations a step known by the pace of operations and of steps."""
 _FEW_OPERATIONS = 12
+"""In a step; of fewer, a spare one would be too large a part. Chosen."""
 _LONGEST_PERIOD = 300
+"""Operations in a step whose pattern is searched for: the work grows with the square. Chosen."""
 _ALIKE = 0.95
+"""Share of sizes that a period repeats: an evaluation interrupts the pattern. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ a late root shows which rank of a tensor group is slow: the first one reads data
 _ALIKE_RATIO = 0.5
 """Of the longest wait in a broadcast, the least of the others where all wait for the root."""
 _FEW_RANKS = 16
+"""Up to so many, a loop over ranks is faster than numpy over its last axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

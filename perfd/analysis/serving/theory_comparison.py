@@ -9,6 +9,7 @@ from perfd.analysis.serving.server_rates import ServerRates
 from perfd.analysis.serving.serving_theory import DecodeStep, Theory
 
 _TYPICAL_PROMPT_TOKENS = 1024
+"""Assumed where metrics do not say how long prompts are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

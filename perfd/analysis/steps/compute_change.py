@@ -18,6 +18,7 @@ from perfd.thresholds import THRESHOLDS
 _FEWEST = 5
 """Steps before and after: of fewer a median says little."""
 _SIGMAS = 4.0
+"""Of the spread around the levels. Chosen: one in 31,600 values of a normal distribution is above."""
 _NEARLY = 0.5
 """Of the growth that is asked of medians, what means of the same steps must show at least."""
 _NEWEST = 400

@@ -16,6 +16,7 @@ from perfd.analysis.flops.flops_conventions import (
 from perfd.model import JobDescription, ModelShape
 
 _AGREEMENT_RATIO = 0.005
+"""Relative difference that the rounding of a log can make. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from perfd.model import GpuColumn
 _FEWEST_SINCE, _MOST_SINCE = 6, 50
 """Lines of the log since the change; later those before are another time."""
 _BEFORE = 8
+"""Lines of the log before the change, whose median was the pace. Chosen."""
 _LEAST_RATIO = 0.08
 """By which steps must be longer: by less they scatter."""
 _SIGMAS = 3.0

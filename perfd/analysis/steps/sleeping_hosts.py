@@ -35,7 +35,9 @@ _STEPS = 3
 _SETTLED, _USUAL = 1, 2
 """Windows that are longer than a moment, and long enough to be what is usual."""
 _USUAL_S = 8.0
+"""How long the usual window is at least where nothing shows steps: several of most jobs. Chosen."""
 _BEFORE = 8
+"""Steps or windows before a change, whose median is what was usual. Chosen."""
 _LEAST_BEFORE_S = 1.0
 """How much of a window must be before a change to show how long hosts slept then."""
 _FEWEST_SAMPLES = 4

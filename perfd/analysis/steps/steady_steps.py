@@ -16,12 +16,15 @@ from perfd.model import Event, EventKind
 _NEIGHBOURS = 10
 """On each side: what is slow for longer than this is the job's new pace, not an outlier."""
 _NEIGHBOURS_OF_MEANS = 3
+"""The same for lines that are means of several steps."""
 _STEPS_OF_MEANS = 4
 """Lines that cover so many steps each are means, of which fewer say as much as lines of single steps."""
 _FEWEST = 5
 """With fewer lines than this there is no pace that an outlier could differ from."""
 _OUTLIER_RATIO = 0.10
+"""A step so near the usual time is not an outlier, however regular the others are. Chosen."""
 _OUTLIER_SIGMAS = 4.0
+"""Of the spread of steps. Chosen: one in 15,800 values of a normal distribution is farther off."""
 
 
 class ExclusionReason(StrEnum):

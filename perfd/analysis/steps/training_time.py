@@ -13,6 +13,7 @@ from perfd.model import GpuColumn
 
 _ACTIVITY = (GpuColumn.GRAPHICS_ACTIVE, GpuColumn.BUSY, GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE)
 _LEVEL_PERCENTILE = 90
+"""Of the activity: its level while the job trains, without pauses and without a single peak. Chosen."""
 _ACTIVE_PART = 0.25
 """Of that level: what a job does while it starts, or writes a checkpoint, is far less than when it trains."""
 _LEAST_LEVEL = 0.20

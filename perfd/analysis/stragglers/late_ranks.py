@@ -20,6 +20,7 @@ lengths, one comes last in nearly all blocks of a window by chance in 1 of 100 w
 them would be named in 1 of 500, with 5 in 1 of 11,000 (400,000 simulated windows of 30 steps, normal and
 uniform times)."""
 _LEAST_SLOWDOWN = 0.03
+"""By which the slowest rank leads the next one: less is the spread of healthy GPUs. Chosen."""
 _EXPLAINS = 0.6
 """Of what ranks are late together, what the slow one's own excess must be."""
 _APART = 2.0

@@ -11,6 +11,7 @@ from perfd.analysis.steps import Timers
 from perfd.thresholds import THRESHOLDS
 
 _FEWEST_STEPS = 5
+"""With timers; the median of fewer is not trusted. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

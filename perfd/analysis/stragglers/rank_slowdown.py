@@ -14,6 +14,7 @@ from perfd.analysis.stragglers.role_groups import peer_groups
 from perfd.model import ParallelLayout
 
 _MOST_RANKS = 1024
+"""Ranks that a summary lists, the slowest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,9 @@ from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
 _STEADY_RANK = 1.1
+"""Of the median of all ranks: one whose median is above is itself slow, whatever its data. Chosen."""
 _FEWEST = 20
+"""Times of ranks in micro-batches; a correlation of fewer is not trusted. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from perfd.config import CaptureProfile
 
 _HOUR_S = 3600.0
 _MOST_STARTS = 1000
+"""Times of starts that are remembered per job: more than any budget allows in an hour."""
 
 
 class CaptureBudget:

@@ -48,6 +48,7 @@ PROFILE_SEPARATOR = "+"
 MAX_DURATION_S = 300.0
 """Nsight Systems does not officially support longer captures."""
 _REMEMBERED_CAPTURES = 10_000
+"""In memory, the newest; history has the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

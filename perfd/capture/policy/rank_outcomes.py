@@ -9,7 +9,9 @@ from perfd.capture.policy.policy_events import Capture, Participant, Removal, St
 from perfd.model import CaptureFilesRemoved, CaptureFileUpload, CaptureState, CaptureStatus
 
 _MOST_REASONS = 3
+"""Sentences of ranks that one capture quotes; the others are counted."""
 _MOST_CHARACTERS = 1000
+"""Of a reason that a node gives: it is quoted, and may be anything."""
 _MOST_FILES = 256
 """Stored per rank, however many its node reports."""
 

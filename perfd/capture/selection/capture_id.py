@@ -9,6 +9,7 @@ from perfd.errors import CaptureError
 _CAPTURE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 _MAX_SLUG = 64
+"""Characters of a part of a name: file names have at most 255."""
 
 
 def check_capture_id(capture_id: str) -> str:

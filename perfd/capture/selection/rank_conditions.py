@@ -19,6 +19,7 @@ PLACE = re.compile(r"(node|gpu|pod)=([A-Za-z0-9*][A-Za-z0-9._/*-]{0,252})")
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 ROLE = re.compile(r"(stage|pp|tp|cp|dp|ep)=(first|last|\d{1,7})")
 _MAX_RANK = 1_000_000
+"""More than any job has: a range such as 0-999999999 would fill memory."""
 _POD_OF_A_JOB = "-[a-z0-9]{5}"
 """Kubernetes' suffix to the host name of an indexed Job's pod in the pod's name."""
 

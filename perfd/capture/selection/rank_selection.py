@@ -15,6 +15,7 @@ from perfd.model import CaptureTool, ParallelLayout
 
 _SLOWEST = re.compile(r"slowest:(\d{1,4})")
 _MOST_NAMED = 8
+"""Known names in an error; the others are counted."""
 _LABELED_ROLES = ("stage", "tp", "dp")
 
 

@@ -17,6 +17,7 @@ from perfd.rules.promql.subset import unsupported
 from perfd.rules.promql.tokens import CLOSING, Token, tokenize
 
 _MAX_DEPTH = 200
+"""The grammar and the compiler are recursive, and Python's stack is not endless."""
 _DEEPENING = frozenset({"(", "and", "or", "unless"})
 _SYNTAX_ERRORS = ("invalid promql query", "unclosed", "unexpected", "missing", "bad ")
 """How the parser's complaints about grammar, as opposed to types and names, begin."""

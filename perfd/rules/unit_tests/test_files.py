@@ -19,6 +19,7 @@ from perfd.rules.promql.compiler import compile_query
 from perfd.rules.unit_tests.series_notation import parse_series, parse_values
 
 DEFAULT_INTERVAL_MS = 60_000
+"""Between two evaluations, where a file does not say: promtool's own default."""
 
 _FILE_KEYS = ("rule_files", "evaluation_interval", "group_eval_order", "tests")
 _TEST_KEYS = (

@@ -11,6 +11,7 @@ from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.intervals import Ns
 
 MAX_ROWS = 200
+"""In a summary of a trace; `perfd trace table` has all."""
 _TURNS_RATIO = 0.1
 """Changes between two threads per launch of one: 10 of 2,511 for autograd's in a profile of five steps."""
 

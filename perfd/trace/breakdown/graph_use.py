@@ -23,6 +23,7 @@ NODE_GAP_NS = 1_500
 REPEATED_RATIO = 0.95
 """Share of operations that come again at the same distance, from which a sequence repeats."""
 _LEAST_REPEATS = 3
+"""Two occurrences can be chance, and give only one distance."""
 _ANCHORS, _OCCURRENCES, _DISTANCES = 8, 64, 16
 
 

@@ -19,6 +19,7 @@ from perfd.trace.breakdown.rank_breakdown import RankTimeline
 
 _HOST = frozenset({PathKind.HOST.value, DATA_LOADING})
 _PENDING = -1.0
+"""A time that is not computed yet; no real one is negative."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

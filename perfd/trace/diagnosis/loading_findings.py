@@ -10,6 +10,7 @@ from perfd.trace.diagnosis.confidence import MEASURED, seen
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 
 _NAMES = 2
+"""Of ranges in which the host fetches input, in one sentence."""
 
 
 def judge_loading(analysis: TraceAnalysis) -> Finding | None:

@@ -13,6 +13,7 @@ from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 _LEAST_RATIO = 0.01
 """Of the window: what differs by less is chance."""
 _MOST_ROWS = 12
+"""Differences between a rank and its peers that are listed, the costliest."""
 _OTHER_WORK = " They are of other stages, whose work differs: no rank of its own was captured."
 _MORE_WORK = 1.02
 """So many times as many kernels as its peers' are more work, and not slower work."""

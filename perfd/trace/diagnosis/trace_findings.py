@@ -32,7 +32,9 @@ from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 
 _IDLE = frozenset({Kind.HOST_BOUND, Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION})
 _MOSTLY = 0.5
+"""More than half of the time has one cause: then no other cause has more."""
 _SYNC_POINTS = 3
+"""Places in which the host waits that one sentence names, the costliest."""
 _HIP = re.compile(r"hip[A-Z]")
 _UNKNOWN_SOFTWARE = Software()
 

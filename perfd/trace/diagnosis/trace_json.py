@@ -16,7 +16,9 @@ SCHEMA = "perfd.trace/2"
 SCHEMAS = ("perfd.trace/1", SCHEMA)
 """Those whose numbers are alike: /1 has other kinds of findings."""
 _LATE_RATIO = 0.05
+"""Of the window, in which GPUs still work on an earlier step: with less there is no note about it. Chosen."""
 _PATH_PARTS = 100
+"""Of the critical path, in the document; the longest."""
 
 
 def to_json(analysis: TraceAnalysis, diagnosis: Diagnosis) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from perfd.trace.memory.profiled_memory import read_profiled_memory
 
 _GZIP = b"\x1f\x8b"
 _SNIFFED_BYTES = 64
+"""Enough for the first instructions of a pickle, or the first brace of JSON."""
 
 
 def memory_of(path: Path) -> list[AllocationHistory]:

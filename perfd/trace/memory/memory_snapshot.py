@@ -20,9 +20,11 @@ from perfd.safe_pickle import UnsafePickleError, loads
 _MAX_BYTES = 256 << 20
 """Of an uncompressed snapshot. Decoded, Python needs some ten times as much."""
 _MAX_INSTRUCTIONS = 32_000_000
+"""Of the pickle: bounds the time to check it. Chosen."""
 _MAX_SIZE = 1 << 50
 """Of a block, in bytes; more cannot be memory."""
 _MAX_ADDRESS = 1 << 64
+"""Addresses have 64 bits."""
 _MAX_FRAMES = 64
 """Kept of a stack."""
 _GZIP = b"\x1f\x8b"

@@ -30,6 +30,7 @@ _HOST_DEVICE_TYPE = 0
 _MAX_SIZE = 1 << 50
 """Of a block, in bytes; more cannot be memory."""
 _MAX_FRAMES = 64
+"""Of a call stack, the innermost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,9 +27,13 @@ _UPDATE = re.compile(
 _WORK = frozenset({"matmul", "attention", "convolution"})
 """Between two updates is a forward and a backward pass, which have at least one of these."""
 _APART_OF_STEP = 1 / 3
+"""Of a known step time. Chosen."""
 _APART_OF_LONGEST = 1 / 4
+"""Of the longest gap between launches, where no step time is known. Chosen."""
 _WHOLE_UPDATE_RATIO = 0.9
+"""Of the kernels of the largest update: a last one with fewer was cut off. Chosen."""
 _REPEATED_RATIO = 0.95
+"""Of kernels that have the same name one period later: evaluations and logging add some. Chosen."""
 _LIKE_A_STEP = (2 / 3, 3 / 2)
 _ANCHORS, _OCCURRENCES, _PERIODS = 8, 32, 8
 

@@ -15,6 +15,7 @@ PROFILER_STEP = re.compile(r"ProfilerStep#?(\d{1,18})")
 NAMED_STEP = re.compile(r"(?:ProfilerStep#|(?:iteration|iter|step)[ _#:=]*)(\d{1,18})", re.IGNORECASE)
 """What trainers push as NVTX ranges: Megatron's `iteration 5`, others' `step_5`."""
 _LATE_RATIO = 0.1
+"""Of a step's length, for which the GPU may idle at its start: it waits for input. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ _AXIS = re.compile(r"'([^']{1,60})'=(\d{1,9})")
 _GEMM_CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[((?:"\d{1,3}",?){0,8})\]')
 _TARGET = re.compile(r'custom_call_target="([^"]{1,200})"')
 _MOST_DEPTH = 64
+"""Of computations that call each other: Python's stack is not endless."""
 UNKNOWN_WORK = "what it computes is unknown: only its bytes count"
 """The note of a kernel that another library brings."""
 

@@ -16,6 +16,7 @@ _SAME_VALUE = frozenset(
 _REDUCING = frozenset({"all-reduce", "all-reduce-start", "reduce-scatter", "reduce-scatter-start"})
 _GATHERING = frozenset({"all-gather", "all-gather-start", "all-gather-done"})
 _MOST_HOPS = 8
+"""Through operations that only pass a value on, such as bitcasts, so that a cycle ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

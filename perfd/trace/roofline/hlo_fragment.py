@@ -27,6 +27,7 @@ _INLINE = re.compile(r"([a-z]\w{0,20}\[[\d,]{0,200}\](?:\{[^{}]{0,200}\})?) %?([
 _POWERS = {"us": -6, "µs": -6, "ms": -3, "s": 0}
 _ENTRY = "fragment"
 _MOST_LINES = 100_000
+"""More are not a pasted piece of HLO."""
 
 
 def read_fragment(text: str) -> tuple[HloModule, dict[str, float]]:

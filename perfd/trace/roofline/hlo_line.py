@@ -21,7 +21,9 @@ _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+(?:[a-z]\w*)?)?)\[([\d,]*)\](?:\{([
 _LINE = re.compile(r"^\s*(?:ROOT\s+)?%?(?P<name>[\w.\-]+)\s*=\s*(?P<rest>.+)$", re.DOTALL)
 _CALL = re.compile(r"(?:^|[\s)}\]])(?P<operation>[a-z][a-z0-9\-]*)\((?P<operands>.*)$", re.DOTALL)
 _MAX_ELEMENTS = 10**15
+"""Of a shape: no device holds more, and products of larger ones are not exact as doubles."""
 _MAX_DIGITS = 15
+"""Of a number in a shape: a longer one is not a size."""
 _MOST_INPUTS = 16
 """Most inputs of an operation that are searched for a product's two operands."""
 _SPACE = re.compile(r"S\((\d{1,3})\)")

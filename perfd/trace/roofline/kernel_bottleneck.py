@@ -16,23 +16,31 @@ UNIT_NAMES = {
     "memory": "memory system",
 }  # fmt: skip
 _LITTLE_OCCUPANCY_RATIO = 0.30
+"""Of the warps that an SM can hold, below which latency may show. Chosen."""
 _STALL_SHARE_RATIO = 0.30
 """Nsight Compute's rule CPIStall looks at reasons from this share of the time between two instructions."""
 _LITTLE_STALL, _MUCH_STALL = 0.1, 2.0
 """Warps stalled per issued instruction: less is nothing, and more than so many is worth a change."""
 _FEW_BLOCKS_RATIO = 0.80
+"""Blocks per SM below which a grid leaves SMs without work. Chosen."""
 _TAIL_RATIO = 0.10
 """Of the kernel's time in which its last wave leaves SMs idle."""
 _MOST_WAVES = 10
+"""After more of them the last one is a small part of the time."""
 _IDEAL_SECTORS = 4.0
 """32 threads that read 4 bytes each, side by side: a request of 4 sectors of 32 bytes."""
 _SCATTERED_SECTORS = 16.0
 """Threads that read 16 bytes each need as many; more is scattered."""
 _USED_BYTES = 24.0
+"""Of the 32 of a sector, on average: with fewer a quarter of the traffic or more is wasted."""
 _EXCESSIVE_RATIO = 0.20
+"""Of all sectors, those that a coalesced access would not need. Chosen."""
 _CONFLICT_RATIO = 0.10
+"""Of the wavefronts of shared memory, those that bank conflicts add. Chosen."""
 _LITTLE_HIT_RATIO = 0.10
+"""Of the L2 cache: with fewer hits a kernel does not reuse its data. Chosen."""
 _FULL_WARP_THREADS = 24.0
+"""Of 32 threads that are active in an instruction: with fewer a quarter of the work or more is lost."""
 _STALL_ADVICE = {
     "long scoreboard": "warps wait for global memory: load earlier (cp.async, TMA, more stages), raise"
     " occupancy, or improve reuse",

@@ -24,6 +24,7 @@ _TIMES = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "": 1.0}
 _TIME = re.compile(r"([num]|µ)?s(?:ec|econd)?s?$")
 _SCALED = re.compile(r"([kmgt])?(?:byte|b|hz|cycle|inst|sector|request|wavefront)s?\b")
 _MIN_KERNEL_CELLS = 5
+"""The first cells of a row are not measured: ID, process and names."""
 _FIELDS = tuple(field.name for field in fields(KernelMetrics) if field.name != "name")
 _COMMA_DECIMAL = re.compile(r"\d,\d{1,2}$|\d\.\d{3},\d")
 _POINT_DECIMAL = re.compile(r"\d\.\d{1,2}$|\d,\d{3}\.\d")

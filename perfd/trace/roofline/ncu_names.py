@@ -14,6 +14,7 @@ from typing import Any
 from perfd.trace.roofline.kernel_metrics import KernelMetrics
 
 SECTOR_BYTES = 32.0
+"""What caches of NVIDIA's GPUs transfer at a time."""
 _PEAKS = tuple(
     f".{of}.pct_of_peak_sustained_{over}"
     for over in ("elapsed", "active")

@@ -10,6 +10,7 @@ from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
 
 _ALL_IN_GRAPHS = 0.99
+"""Share of launches in graphs: nothing is left to gain."""
 
 
 def graphs(traces: Sequence[RankTrace]) -> TraceTable:

@@ -18,11 +18,13 @@ _LONGEST = 512
 _LEAST_KERNELS = 3
 """Fewer that repeat are a loop within a layer, such as an optimizer's."""
 _LEAST_LAYERS = 3
+"""Repeats of a sequence of kernels: two can be forward and backward of one."""
 _LEAST_COVERED_RATIO = 0.5
 """Share of all kernels in such layers; with less the trace has no clear layers."""
 _LEAST_FURTHER_RATIO = 0.1
 """The same of further kinds of layers."""
 _MOST_KINDS = 3
+"""Sequences that are looked for: forward and backward of a training step, and one more."""
 _ROTARY, _CACHE = re.compile(r"rotary|rope", re.IGNORECASE), re.compile(r"cache|append|kv", re.IGNORECASE)
 _SPLIT = re.compile(r"splitk", re.IGNORECASE)
 _FEED_FORWARD = {1: ("up",), 2: ("up", "down"), 3: ("gate", "up", "down")}
