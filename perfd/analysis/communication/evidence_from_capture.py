@@ -8,7 +8,7 @@ from perfd.analysis.data.job_data import Captured, JobData
 from perfd.model import TraceShares
 
 _LONGEST_AGE_S = 6 * 3600.0
-"""An older capture is no evidence of how the job runs now. Chosen."""
+"""An older capture does not show how the job runs now. Chosen."""
 _SAME = 0.1
 """A share of communication that differs by less from that of a capture is the same."""
 _STEP_TOLERANCE = 0.15
