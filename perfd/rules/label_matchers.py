@@ -121,6 +121,8 @@ class MatcherSet:
         )
         """The metric's name, when the selector fixes it."""
         self._predicates = [(m.label, m.predicate()) for m in matchers]
+        self.is_name_only = self.name is not None and len(self.matchers) == 1
+        """Whether all series of that name match."""
 
     def matches(self, key: SeriesKey) -> bool:
         """Whether every matcher accepts the series."""

@@ -63,10 +63,17 @@ class SeriesStore:
 
     def __init__(self, reads: Iterable[Read] | None = None) -> None:
         self._reads: dict[str | None, list[Read]] | None = None
+        """By metric, the reads that select by labels, too, with the longest horizon first."""
+        self._least_ms: dict[str | None, int] = {}
+        """By metric, the horizon of all its series."""
         if reads is not None:
             self._reads = {}
-            for read in reads:
-                self._reads.setdefault(read.selection.name, []).append(read)
+            for read in sorted(reads, key=lambda read: -read.horizon_ms):
+                name = read.selection.name
+                if read.selection.is_name_only:
+                    self._least_ms[name] = max(read.horizon_ms, self._least_ms.get(name, _UNREAD))
+                else:
+                    self._reads.setdefault(name, []).append(read)
         self._sources: dict[str, _Source] = {}
         self._names: dict[str, int] = {}
         self._revision = 0
@@ -167,8 +174,15 @@ class SeriesStore:
         """How long to keep a series, None for forever."""
         if self._reads is None:
             return None
-        reads = (*self._reads.get(key.name, ()), *self._reads.get(None, ()))
-        return max((read.horizon_ms for read in reads if read.selection.matches(key)), default=_UNREAD)
+        horizon_ms = self._least_ms.get(key.name, _UNREAD)
+        for name in (key.name, None):
+            for read in self._reads.get(name, ()):
+                if read.horizon_ms <= horizon_ms:
+                    break
+                if read.selection.matches(key):
+                    horizon_ms = read.horizon_ms
+                    break
+        return horizon_ms
 
     def _column(self, table: SampleMatrix, key: SeriesKey) -> int:
         column = table.index.get(key)

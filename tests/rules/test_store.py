@@ -1,6 +1,7 @@
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -84,6 +85,21 @@ def test_a_store_for_rules_keeps_what_they_read_and_no_longer_than_they_do() -> 
         store.append(frame(second, a=second, b=second, c=second))
     assert value(store, 99) == {"a": 99, "b": 99}
     assert value(store, 99, "count_over_time(x[1m])") == {"a": 1, "b": 6}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_each_series_is_kept_as_long_as_the_longest_range_over_it(order: int) -> None:
+    name, a, b = Matcher("__name__", "=", "x"), Matcher("i", "=", "a"), Matcher("i", "=~", "a|b")
+    reads = [
+        Read(MatcherSet([name]), 2000),
+        Read(MatcherSet([name, a]), 8000),
+        Read(MatcherSet([name, b]), 5000),
+        Read(MatcherSet([a]), 1000),
+    ]
+    store = SeriesStore(reads[::order])
+    for second in range(100):
+        store.append(frame(second, a=second, b=second, c=second))
+    assert value(store, 99, "count_over_time(x[1m])") == {"a": 9, "b": 6, "c": 3}
 
 
 def test_series_that_come_and_go_do_not_pile_up() -> None:

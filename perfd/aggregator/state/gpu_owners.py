@@ -28,8 +28,8 @@ def gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
         if placement.gpu is not None:
             owners.setdefault(str(placement.gpu), {})[job] = rank
     for gpu, ranks in owners.items():
-        live = {job: rank for job, rank in ranks.items() if job in jobs and not jobs[job].ended}
-        owners[gpu] = ranks if len(ranks) == 1 else live
+        if len(ranks) > 1:
+            owners[gpu] = {job: rank for job, rank in ranks.items() if job in jobs and not jobs[job].ended}
     owners |= _slice_owners(node)
     others = [gpu for gpu in node.readings.gpu_history.layout.entities.known if gpu not in owners]
     only = jobs.only_on(node.name) if others else None

@@ -38,8 +38,8 @@ def critical_batch(
 def _critical(
     job: JobData, peaks: PeakTable, precision: str | None, peak_flops_per_s: float | None
 ) -> float | None:
-    rows = {info.name: find_gpu(peaks, info.name) for info in gpu_infos(job) if not info.mig}
-    rates = [row.memory_bytes_per_s if row else None for row in rows.values()]
+    kinds = {info.name for info in gpu_infos(job) if not info.mig}
+    rates = [row.memory_bytes_per_s if (row := find_gpu(peaks, kind)) else None for kind in kinds]
     size = _WEIGHT_BYTES.get(products_of(precision)[0]) if precision else None
     slowest = min((rate for rate in rates if rate), default=None)
     if size is None or peak_flops_per_s is None or slowest is None or None in rates:
