@@ -15,7 +15,10 @@ set -u
 . "${PERFD_SLURM_CONF:=/etc/perfd/slurm.sh}" || exit 1
 node=${SLURMD_NODENAME:-$(hostname -s)}
 state=${PERFD_STATE:?is missing in $PERFD_SLURM_CONF}/$node/${SLURM_JOB_ID:?is what slurmd sets for an Epilog}
-[ -d "$state" ] || exit 0
+jobs=$PERFD_STATE/$node/jobs
+# What the Prolog wrote for the node's own agent, by how often the job was requeued before.
+entry=$(ls "$jobs" 2>/dev/null | grep -x "$SLURM_JOB_ID-[0-9]*" | sort -V | tail -n 1)
+[ -d "$state" ] || [ -n "$entry" ] || exit 0
 pid=$(cat "$state/agent.pid" 2>/dev/null)
 
 # A number may belong to another process by now.
@@ -26,7 +29,8 @@ gone() { local end=$((SECONDS + $1)); while ours; do [ $SECONDS -lt $end ] || re
 # How the job ended, as `perfd agent --job-end` reads it. slurmctld is asked once or twice a job: by its first two nodes,
 # of which one may be lost. The others know the batch script's exit code, which is 0 too for a job that was cancelled.
 how_it_ended() {
-  local said='' restarts code signal
+  local said='' restarts code signal before=${entry#*-}
+  before=${before:-$(cat "$state/restarts" 2>/dev/null || echo 0)}
   if scontrol show hostnames "${SLURM_NODELIST:-$node}" | head -n 2 | grep -qx "$node"; then
     said=$(timeout 5 scontrol show job -o "${SLURM_HET_JOB_ID:-$SLURM_JOB_ID}" | tr ' ' '\n')
   fi
@@ -39,7 +43,7 @@ how_it_ended() {
     OutOfMemory) echo "outcome=out_of_memory" ;;
     *)
       # Requeued: SLURM_JOB_RESTART_COUNT already counts it. Or canceled by preemption: the state is COMPLETING.
-      if [ "${restarts:-0}" -gt "$(cat "$state/restarts" 2>/dev/null || echo 0)" ] ||
+      if [ "${restarts:-0}" -gt "$before" ] ||
         [[ $(field PreemptTime) == [0-9]* ]]; then
         echo "outcome=preempted"
       elif [ -z "$code" ]; then
@@ -52,6 +56,12 @@ how_it_ended() {
   esac
 }
 
+if [ -n "$entry" ]; then
+  how_it_ended >"$jobs/.$entry" && mv "$jobs/.$entry" "$jobs/$entry.end"
+  # Those that no agent read in a day.
+  find "$jobs" -name '*.end' -mmin +1440 | while read -r old; do rm -f "$old" "${old%.end}"; done
+fi
+[ -d "$state" ] || exit 0
 # A job may be over before its agent is up, which then would not hear the signal, or could not start.
 end=$((SECONDS + 10))
 while [ $SECONDS -lt $end ] && [ ! -s "$state/perfd/$node/spool.sqlite" ] && ours; do sleep 0.1; done

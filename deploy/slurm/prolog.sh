@@ -20,6 +20,25 @@ case " ${PERFD_PARTITIONS:-${SLURM_JOB_PARTITION:-}} " in
 esac
 [ -x "${PERFD:?is missing in $PERFD_SLURM_CONF}" ] || { echo "$PERFD cannot be run here" >&2; exit 1; }
 node=${SLURMD_NODENAME:-$(hostname -s)}
+if [ "${PERFD_NODE_AGENT:-}" = yes ]; then
+  # The node's own agent reads this file (its collector `slurm_jobs`), and deletes it after the job's end.
+  jobs=${PERFD_STATE:?is missing in $PERFD_SLURM_CONF}/$node/jobs
+  mkdir -p "$jobs" && chmod 700 "$jobs" || exit 1
+  export SLURM_RESTART_COUNT=${SLURM_JOB_RESTART_COUNT:-0}
+  [ -n "${SLURM_HET_JOB_ID:-}" ] && PERFD_HET_GROUP=$((SLURM_JOB_ID - SLURM_HET_JOB_ID)) || SLURM_JOB_NODELIST=${SLURM_NODELIST:-}
+  # A log with a name is visible on all nodes: only the first one reads it.
+  case ${PERFD_LOG:=none} in
+    /*) [ "$(scontrol show hostnames "${SLURM_NODELIST:-$node}" | head -n 1)" = "$node" ] || PERFD_LOG=none ;;
+  esac
+  PERFD_LOG=${PERFD_LOG//%j/$SLURM_JOB_ID}
+  PERFD_LOG=${PERFD_LOG//%u/${SLURM_JOB_USER:-}}
+  entry=$SLURM_JOB_ID-$SLURM_RESTART_COUNT
+  for name in SLURM_{JOB_ID,JOB_UID,JOB_USER,JOB_ACCOUNT,JOB_PARTITION,JOB_NODELIST,HET_JOB_ID,ARRAY_JOB_ID,ARRAY_TASK_ID} \
+    SLURM_{CLUSTER_NAME,RESTART_COUNT} PERFD_{HET_GROUP,CLUSTER,LOG}; do
+    [ -z "${!name:-}" ] || echo "$name=${!name}"
+  done >"$jobs/.$entry" && mv "$jobs/.$entry" "$jobs/$entry" || exit 1
+  exit 0
+fi
 state=${PERFD_STATE:?is missing in $PERFD_SLURM_CONF}/$node/$SLURM_JOB_ID
 mkdir -p "$state" && chmod 700 "$state" || exit 1
 

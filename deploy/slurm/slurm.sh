@@ -28,3 +28,7 @@ PERFD_NCCL_PLUGIN=/opt/perfd/lib/libnccl-profiler-perfd.so
 
 # The partitions whose jobs perfd watches, separated by spaces; empty: all.
 PERFD_PARTITIONS=
+
+# Where jobs share nodes: `yes` if one agent of systemd on each node has the collector `slurm_jobs` enabled, with PERFD_STATE
+# as its `directory`. The Prolog then starts no agents.
+PERFD_NODE_AGENT=

@@ -18,7 +18,8 @@ settings() {
     *) [ "${PERFD_HOOK_NODE:-$(hostname)}" != "$(hostname)" ] || return 0 ;;
   esac
   # The agent may listen later than the task starts: perfd.hook looks for it again.
-  [ -z "${PERFD_RUN:-}" ] || {
+  # The node's own agent listens where perfd.hook looks anyway.
+  [ -z "${PERFD_RUN:-}" ] || [ "${PERFD_NODE_AGENT:-}" = yes ] || {
     echo "export PERFD_HOOK_SOCKET=$PERFD_RUN/${SLURMD_NODENAME:-$(hostname -s)}-$SLURM_JOB_ID.sock"
     echo "unset PERFD_HOOK_NODE"
   }

@@ -29,6 +29,7 @@ from perfd.model.job_description import (
     ParallelLayout,
     Recompute,
 )
+from perfd.model.job_end import job_end
 from perfd.model.job_labels import JOB_LABEL, JOB_LABELS, OWNER_LABELS, job_labels
 from perfd.model.job_origin import JobOrigin, job_origin
 from perfd.model.placement import (
@@ -123,6 +124,7 @@ __all__ = [
     "Welcome",
     "WellKnownColumn",
     "alert_json",
+    "job_end",
     "job_labels",
     "job_origin",
 ]

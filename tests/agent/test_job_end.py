@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from perfd.agent.job_end_message import job_end, read_job_end
-from perfd.model import EventKind, JobOutcome
+from perfd.agent.job_end_message import read_job_end
+from perfd.model import EventKind, JobOutcome, job_end
 
 
 @pytest.mark.parametrize(

@@ -470,6 +470,53 @@ def test_an_agent_that_breaks_is_reported_in_the_systems_log(
     assert "/nowhere.yaml" in log.read_text()
 
 
+def test_jobs_that_share_a_node_have_one_agent_that_stays(
+    cluster: Cluster, aggregator: Aggregator, directory: Path, settings: Path
+) -> None:
+    kept, config = settings.read_text(), directory / "node-agent.yaml"
+    reader = {"enabled": True, "options": {"directory": f"{directory}/jobs"}}
+    config.write_text(json.dumps({"listen": None, "collectors": {"slurm_jobs": reader}}))
+    settings.write_text(kept + "PERFD_NODE_AGENT=yes\n")
+    until(lambda: "n2" not in nodes_of(aggregator), "the end of other tests' agents")
+    command = [sys.executable, "-m", "perfd", "agent", "--node=n2", "--config", config]
+    agent = subprocess.Popen(
+        [*command, "--aggregator", aggregator.grpc_address],
+        env={**os.environ, "XDG_STATE_HOME": str(directory / "node-state")},
+        stderr=subprocess.DEVNULL,
+    )
+    options = "--array=1-2 --nodelist=n2 --ntasks=1 --gpus-per-node=4 --job-name=shared"
+    folder = cluster.folder("shared", USER)
+    try:
+        until(lambda: "n2" in nodes_of(aggregator), "the node's agent")
+        array = cluster.submit(
+            folder,
+            options,
+            f"srun {cluster.trainer} $((5 * SLURM_ARRAY_TASK_ID))",
+            "while [ ! -e go-$SLURM_ARRAY_TASK_ID ]; do sleep 0.1; done; exit $((SLURM_ARRAY_TASK_ID - 1))",
+            user=USER,
+        )
+        jobs = [f"{array}_1", f"{array}_2"]
+        until(lambda: [steps_of(aggregator, job) for job in jobs] == [5, 10], "the steps of both")
+        nodes = {node for node in nodes_of(aggregator) if node.startswith("n2")}
+        seen = [aggregator.overview(job)[0] for job in jobs]
+        (folder / "go-1").touch()
+        until(lambda: outcome_of(aggregator, jobs[0]) == "completed", "the end of the first")
+        assert outcome_of(aggregator, jobs[1]) is None
+        (folder / "go-2").touch()
+        until(lambda: outcome_of(aggregator, jobs[1]) == "failed", "the end of the second")
+        until(lambda: list((directory / "jobs" / "n2" / "jobs").iterdir()) == [], "nothing left of them")
+        assert agent.poll() is None
+    finally:
+        settings.write_text(kept)
+        agent.terminate()
+        agent.wait(timeout=60)
+    assert nodes == {"n2"}
+    assert [(job["title"], job["array"]) for job in seen] == [
+        ("shared", [array, "1"]),
+        ("shared", [array, "2"]),
+    ]
+
+
 def test_ranks_are_captured_over_srun_without_agents(cluster: Cluster) -> None:
     # Under Yama a user's py-spy may not look into processes that it did not start.
     user = USER if not YAMA.exists() or YAMA.read_text().strip() == "0" else "root"
