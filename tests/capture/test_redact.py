@@ -14,11 +14,11 @@ import pytest
 from capture.conftest import request
 
 from perfd.capture.nsys.report_contents import kernels_by_process
-from perfd.capture.redact import file_copies
 from perfd.capture.redact.file_copies import redacted_copy
 from perfd.cli import main
 from perfd.errors import CaptureError
 from perfd.model import CaptureState
+from perfd.sandbox import confined_call
 
 SECRET = "hunter2-4e1243bd22c66e76c2ba9eddc1f91394"
 SHARED = os.environ.get("PERFD_SHARED")
@@ -113,13 +113,14 @@ def test_what_is_no_export_is_refused_and_leaves_nothing(tmp_path, content):
 
 FAILS = """
 import os, sys
-import perfd.capture.redact.redaction_process as process
+import perfd.capture.redact.redaction as redaction
+from perfd.sandbox import confined_call
 
 def fail(*_):
     {failure}
 
-process.redact = fail
-sys.exit(process.main())
+redaction.redact = fail
+sys.exit(confined_call.main())
 """
 
 
@@ -133,7 +134,7 @@ sys.exit(process.main())
         ),
         (
             f"raise BaseException('{SECRET}')",
-            r"cannot be redacted: its process ended with 1; the log of the agent has the details\.",
+            r"cannot be redacted: its process ended with 1; the log has the details\.",
         ),
     ],
 )
@@ -141,7 +142,7 @@ def test_a_redaction_that_fails_gives_one_sentence_without_content(
     export, tmp_path, monkeypatch, failure, reason
 ):
     command = (sys.executable, "-c", FAILS.format(failure=failure))
-    monkeypatch.setattr(file_copies, "_PROCESS", command)
+    monkeypatch.setattr(confined_call, "_PROCESS", command)
     with pytest.raises(CaptureError) as error:
         redacted_copy(export, tmp_path / "copy")
     assert re.fullmatch(f"{export} {reason}", str(error.value))

@@ -93,17 +93,28 @@ sys.exit(main())
 """
 REDACTION = """
 import perfd.capture.redact.redaction as redaction
-import perfd.capture.redact.redaction_process as process
+from perfd.sandbox import confined_call
 trace, folder, secret = sys.argv[1:]
 
 def taken_over(source, copy):
     copy.write_text(json.dumps(attempts(source, folder, secret)))
 
-process.redact = taken_over
+redaction.redact = taken_over
 copy = Path(folder) / "copy"
 copy.touch()
-sys.argv[1:] = [trace, str(copy)]
-sys.exit(process.main())
+files = {"read": [trace], "write": [str(copy)], "options": []}
+sys.argv[1:] = ["perfd.capture.redact.redaction:redact", json.dumps(files)]
+sys.exit(confined_call.main())
+"""
+CHECKER = """
+import importlib, perfd.capture.kineto.kineto_tool, perfd.capture.jax.jax_tool, perfd.capture.nsys.nsys_tool
+from perfd.sandbox import confined_call
+kind, trace, folder, secret = sys.argv[1:]
+tool = importlib.import_module(f"perfd.capture.{kind}")
+module, _, name = tool.CHECK.partition(":")
+setattr(sys.modules[module], name, lambda trace, *_: attempts(trace, folder, secret))
+sys.argv[1:] = [tool.CHECK, json.dumps({"read": [trace], "write": [], "options": [True, None]})]
+sys.exit(confined_call.main())
 """
 EXPORTER = """#!{python}
 {attempts}
@@ -173,6 +184,16 @@ def test_a_redaction_that_was_taken_over_has_its_file_and_the_copy_only(places):
     assert found.pop("make a temporary file") == "ENOENT"
     check(found, allowed={"read the trace"})
     assert [file.name for file in places[1].iterdir()] == ["copy"]
+
+
+@pytest.mark.parametrize("kind", ["kineto.kineto_tool", "jax.jax_tool", "nsys.nsys_tool"])
+def test_a_check_of_a_trace_that_was_taken_over_has_that_file_only(places, kind):
+    command = [sys.executable, "-c", ATTEMPTS + CHECKER, kind, *map(str, places)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    found = json.loads(ended.stdout.lstrip("\0"))
+    assert found.pop("make a temporary file") == "ENOENT"
+    check(found, allowed={"read the trace"})
+    assert list(places[1].iterdir()) == []
 
 
 def _nsys(places, output):

@@ -11,7 +11,7 @@ import grpc
 
 from perfd.capture.jax.profiler_client import Profile, ProfilerClient
 from perfd.capture.jax.server_search import find_server
-from perfd.capture.jax.xplane_contents import contents_of
+from perfd.capture.jax.xplane_contents import CHECK, CHECKS
 from perfd.capture.node import (
     NSYS_SESSION_VARIABLE,
     Begun,
@@ -29,10 +29,10 @@ from perfd.capture.node import (
     started_pythons,
     trace_directory_of,
 )
+from perfd.capture.trace_check import check_trace
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
-from perfd.trace.model.step_coverage import whole_steps
 
 _SUFFIX = ".xplane.pb"
 _PLACE_VARIABLE = "TMPDIR"
@@ -185,20 +185,19 @@ class JaxTool(Tool):
         try:
             self._answered(one, deadline_s)
             one.box.fetch(path.name, path, max_bytes=plan.max_bytes)
-            contents = contents_of(path)
+            found = check_trace(CHECK, path, plan, CHECKS)
         except CaptureError as error:
             files = [path] if path.is_file() else []
             return CaptureOutcome(state=CaptureState.FAILED, ranks=one.ranks, reason=str(error), files=files)
-        if not (contents.device_work or self._options.cpu_only):
+        if not (found.device_work or self._options.cpu_only):
             reason = "The profile has no GPU or TPU work (capture.jax.cpu_only allows that)."
             return CaptureOutcome(state=CaptureState.EMPTY, ranks=one.ranks, reason=reason, files=[path])
-        counted = None if plan.steps is None or contents.recorded is None else contents.recorded
         return CaptureOutcome(
             state=CaptureState.DONE,
             ranks=one.ranks,
-            reason="" if contents.device_work else "The profile has host activity only.",
+            reason="" if found.device_work else "The profile has host activity only.",
             files=[path],
-            whole_steps=whole_steps(counted, plan.step_time_s) if counted else None,
+            whole_steps=found.whole_steps,
         )
 
     def _answered(self, one: _Profiled, deadline_s: float) -> None:

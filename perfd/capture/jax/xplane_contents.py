@@ -8,10 +8,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from perfd.errors import CaptureError
-from perfd.trace.model.step_coverage import Recorded
+from perfd.trace.model.step_coverage import Recorded, whole_steps
 from perfd.trace.model.trace_steps import TraceStep
 from perfd.trace.readers.chrome_json import ChromeEvent
 from perfd.trace.readers.xplane.plane_events import chrome_events
@@ -31,6 +32,27 @@ class XplaneContents:
     device_work: bool
     recorded: Recorded | None = None
     """The evidence of steps, of the first device; None for a file that is too large to be decoded here."""
+
+
+class XplaneCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent needs to know of a complete profile."""
+
+    device_work: bool
+    whole_steps: int | None = None
+    """None if unknown, or not asked for."""
+
+
+CHECK = f"{__name__}:check"
+"""For `check_trace`."""
+CHECKS = msgspec.json.Decoder(XplaneCheck)
+
+
+def check(path: Path, count_steps: bool, step_time_s: float | None) -> XplaneCheck:
+    """Check a profile; raises `CaptureError` if it is none, or is cut."""
+    found = contents_of(path)
+    counted = found.recorded if count_steps else None
+    whole = whole_steps(counted, step_time_s) if counted else None
+    return XplaneCheck(device_work=found.device_work, whole_steps=whole)
 
 
 def contents_of(path: Path) -> XplaneContents:

@@ -11,7 +11,7 @@ from perfd.capture.kineto.at_exit import waits_at_exit
 from perfd.capture.kineto.client_registry import POLL_PERIOD_S, ConfigDelivery, KinetoClient
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.process_matching import match, match_unnamed
-from perfd.capture.kineto.trace_contents import Contents, TraceWork, contents_of
+from perfd.capture.kineto.trace_contents import CHECK, CHECKS, TraceWork
 from perfd.capture.kineto.trace_duration import Window, window
 from perfd.capture.node import (
     Begun,
@@ -28,10 +28,10 @@ from perfd.capture.node import (
     started_pythons,
     trace_directory_of,
 )
+from perfd.capture.trace_check import check_trace
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
-from perfd.trace.model.step_coverage import whole_steps
 
 _TRACE_NAME = "trace.json"
 _PLACE_VARIABLE = "KINETO_ONDEMAND_TRACE_DIR"
@@ -323,7 +323,7 @@ class KinetoTool(Tool):
         path = plan.directory / one.name
         try:
             one.box.fetch(one.file, path, max_bytes=plan.max_bytes)
-            contents = contents_of(path)
+            found = check_trace(CHECK, path, plan, CHECKS)
         except CaptureError as error:
             return CaptureOutcome(
                 state=CaptureState.FAILED,
@@ -331,9 +331,8 @@ class KinetoTool(Tool):
                 reason=str(error),
                 files=[path] if path.is_file() else [],
             )
-        work = contents.work
+        work = found.work
         if work is TraceWork.GPU or (work is TraceWork.HOST and self._options.cpu_only):
-            whole = _whole_steps(contents, plan)
             host = (
                 ""
                 if work is TraceWork.GPU
@@ -341,7 +340,11 @@ class KinetoTool(Tool):
             )
             reason = " ".join(filter(None, (host, self._note)))
             return CaptureOutcome(
-                state=CaptureState.DONE, ranks=one.ranks, reason=reason, files=[path], whole_steps=whole
+                state=CaptureState.DONE,
+                ranks=one.ranks,
+                reason=reason,
+                files=[path],
+                whole_steps=found.whole_steps,
             )
         reason = (
             "The trace is empty: the process did no work yet, or waited all the time."
@@ -349,9 +352,3 @@ class KinetoTool(Tool):
             else "The trace has no GPU work of this rank (capture.kineto.cpu_only allows that)."
         )
         return CaptureOutcome(state=CaptureState.EMPTY, ranks=one.ranks, reason=reason, files=[path])
-
-
-def _whole_steps(contents: Contents, plan: CapturePlan) -> int | None:
-    if plan.steps is None or contents.recorded is None:
-        return None
-    return whole_steps(contents.recorded, plan.step_time_s)

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+import msgspec
+
 from perfd.errors import CaptureError, TraceError
-from perfd.trace.model.step_coverage import Recorded, Span
+from perfd.trace.model.step_coverage import Recorded, Span, whole_steps
 from perfd.trace.model.trace_steps import PROFILER_STEP, steps_among
 from perfd.trace.readers.chrome_json import ChromeEvent, ChromeFile, list_ends, members_behind
 
@@ -56,6 +58,26 @@ class _Range:
     name: str
     start_ns: int
     end_ns: int
+
+
+class TraceCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent needs to know of a complete trace."""
+
+    work: TraceWork
+    whole_steps: int | None = None
+    """None if unknown, or not asked for."""
+
+
+CHECK = f"{__name__}:check"
+"""For `check_trace`."""
+CHECKS = msgspec.json.Decoder(TraceCheck)
+
+
+def check(path: Path, count_steps: bool, step_time_s: float | None) -> TraceCheck:
+    """Check a trace; raises `CaptureError` if it is incomplete."""
+    found = contents_of(path)
+    counted = found.recorded if count_steps else None
+    return TraceCheck(work=found.work, whole_steps=whole_steps(counted, step_time_s) if counted else None)
 
 
 def contents_of(path: Path) -> Contents:

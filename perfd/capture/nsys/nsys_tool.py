@@ -31,12 +31,12 @@ from perfd.capture.nsys.nsys_cli import (
     session_prefix,
 )
 from perfd.capture.nsys.nsys_installation import Installation
-from perfd.capture.nsys.report_contents import kernels_by_process, recorded_by_process
+from perfd.capture.nsys.report_contents import CHECK, CHECKS
 from perfd.capture.selection import slug
+from perfd.capture.trace_check import check_trace
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
-from perfd.trace.model.step_coverage import Recorded, whole_steps
 
 _LATE_REPORT_S = 60.0
 _POLL_S = 0.2
@@ -192,17 +192,18 @@ class NsysTool(Tool):
             return [CaptureOutcome(state=CaptureState.DONE, ranks=target.ranks, files=[report])]
         try:
             sqlite = self._cli.export(report)
-            kernels = kernels_by_process(sqlite)
+            found = check_trace(CHECK, sqlite, plan, CHECKS)
         except CaptureError as error:
             reason = f"The report exists but was not checked. {error}"
             return [
                 CaptureOutcome(state=CaptureState.DONE, ranks=target.ranks, reason=reason, files=[report])
             ]
         files = [report, sqlite]
-        if not sum(kernels.values()):
+        if not sum(found.kernels.values()):
             reason = "The report has no GPU work."
             return [CaptureOutcome(state=CaptureState.EMPTY, ranks=target.ranks, reason=reason, files=files)]
-        steps = self._whole_steps(sqlite, plan)
+        self._learn(found.recorded_from_s)
+        kernels, steps = found.kernels, found.whole_steps
         # In a container the pids of the report may differ from ours; then ranks cannot be distinguished.
         if not target.ranks or not kernels.keys() & target.processes.keys():
             known = [whole for whole in steps.values() if whole is not None]
@@ -212,18 +213,8 @@ class NsysTool(Tool):
             ]
         return _by_rank(target, kernels, steps, files)
 
-    def _whole_steps(self, sqlite: Path, plan: CapturePlan) -> dict[int, int | None]:
-        """The whole steps of each process in the report, if steps were requested."""
-        try:
-            recorded = recorded_by_process(sqlite) if plan.steps is not None else {}
-        except CaptureError:
-            return {}  # Its kernels could be counted.
-        self._learn(list(recorded.values()))
-        return {pid: whole_steps(one, plan.step_time_s) for pid, one in recorded.items()}
-
-    def _learn(self, recorded: Sequence[Recorded]) -> None:
+    def _learn(self, late_s: float) -> None:
         """Count steps from later on the next time, if CUPTI was active later than expected."""
-        late_s = max(((one.recorded_from_ns or 0) / 1e9 for one in recorded), default=0.0)
         self._settle_s = max(self._settle_s, min(_MOST_SETTLE_S, late_s * _SETTLE_MARGIN))
 
 

@@ -9,8 +9,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from perfd.errors import CaptureError
-from perfd.trace.model.step_coverage import Recorded
+from perfd.trace.model.step_coverage import Recorded, whole_steps
 from perfd.trace.model.trace_steps import NAMED_STEP, TraceStep, steps_among
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -41,6 +43,36 @@ class _Columns:
     ends_ns: array[int] = field(default_factory=lambda: array("q"))
     streams: array[int] = field(default_factory=lambda: array("q"))
     names: list[str] = field(default_factory=list)
+
+
+class ReportCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent needs to know of a report."""
+
+    kernels: dict[int, int]
+    """The number of kernels of each pid."""
+    whole_steps: dict[int, int | None]
+    """By pid; empty if they were not asked for, or the report is too large to count them here."""
+    recorded_from_s: float = 0.0
+    """The latest start of a process' records, from the start of the collection."""
+
+
+CHECK = f"{__name__}:check"
+"""For `check_trace`."""
+CHECKS = msgspec.json.Decoder(ReportCheck)
+
+
+def check(sqlite: Path, count_steps: bool, step_time_s: float | None) -> ReportCheck:
+    """Check an exported report; raises `CaptureError` if it cannot be read."""
+    kernels = dict(kernels_by_process(sqlite))
+    try:
+        recorded = recorded_by_process(sqlite) if count_steps else {}
+    except CaptureError:
+        recorded = {}  # Its kernels could be counted.
+    return ReportCheck(
+        kernels=kernels,
+        whole_steps={pid: whole_steps(one, step_time_s) for pid, one in recorded.items()},
+        recorded_from_s=max(((one.recorded_from_ns or 0) / 1e9 for one in recorded.values()), default=0.0),
+    )
 
 
 def kernels_by_process(sqlite: Path) -> Mapping[int, int]:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from perfd.capture.redact.redaction_process import EXIT_REASON
-from perfd.errors import CaptureError
+from perfd.errors import CaptureError, SandboxError
+from perfd.sandbox.confined_call import ConfinedCallError, confined_call
 
-log = logging.getLogger(__name__)
-
-_PROCESS = (sys.executable, "-P", "-m", "perfd.capture.redact.redaction_process")
-_MOST_CHARS = 1000
-"""Longest error message that is passed on."""
+_REDACT = "perfd.capture.redact.redaction:redact"
 
 
 def redacted_copy(source: Path, target: Path) -> None:
@@ -35,36 +28,12 @@ def whole_copy(source: Path, target: Path) -> None:
 
 
 def _redact(source: Path, target: Path) -> None:
-    command = [*_PROCESS, str(source.absolute()), str(target.absolute())]
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            check=False,
-            # Signals to the agent's process group must not interrupt the copy.
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise CaptureError(f"{source} cannot be redacted: {error.strerror}.") from error
-    if done.returncode == EXIT_REASON:
-        raise CaptureError(done.stderr.decode(errors="replace")[-_MOST_CHARS:])
-    if done.returncode < 0:
-        signal = -done.returncode
-        raise CaptureError(
-            f"{source} cannot be redacted: signal {signal} ended the process; is there enough memory?"
-        )
-    if done.returncode != 0:
-        log.error("A redaction failed.", extra={"source": str(source), "stderr": _last_chars(done.stderr)})
-        raise CaptureError(
-            f"{source} cannot be redacted: its process ended with {done.returncode}; "
-            "the log of the agent has the details."
-        )
-
-
-def _last_chars(printed: bytes) -> str:
-    return printed.decode(errors="replace")[-_MOST_CHARS:]
+        confined_call(_REDACT, [source.absolute()], [target.absolute()])
+    except ConfinedCallError as error:
+        raise CaptureError(f"{source} cannot be redacted: {error}") from error
+    except SandboxError as error:
+        raise CaptureError(str(error)) from error
 
 
 def _write(target: Path, write: Callable[[], object]) -> None:
