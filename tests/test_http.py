@@ -25,7 +25,10 @@ def server() -> Iterator[HttpServer]:
     def echo(request: Request) -> Response:
         return Response(body=json.dumps([request.method, request.rest, dict(request.query)]).encode())
 
-    server = HttpServer("127.0.0.1:0", {"/fail": fail, "/tree/": echo})
+    def named(request: Request) -> Response:
+        return Response(body=b"{}", headers={"Content-Disposition": request.query["name"]})
+
+    server = HttpServer("127.0.0.1:0", {"/fail": fail, "/tree/": echo, "/wild": named})
     yield server
     server.close()
 
@@ -41,6 +44,15 @@ def get(server: HttpServer, path: str) -> tuple[int, object]:
 
 def test_a_route_with_a_slash_takes_what_is_below_it(server: HttpServer) -> None:
     assert get(server, "/tree/a/b?x=1&x=2") == (200, ["GET", "a/b", {"x": "2"}])
+
+
+def test_a_name_in_a_header_does_not_end_it(server: HttpServer) -> None:
+    """As that of a capture in a saved page of someone else."""
+    url = f"http://{server.address}/wild?name=a%0D%0AX-Own%3A%201%0D%0A%0D%0A%E2%82%AC%3Csvg%3E"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.headers["Content-Disposition"] == "a??X-Own: 1?????<svg>"
+        assert "X-Own" not in answer.headers
+        assert answer.read() == b"{}"
 
 
 def test_an_unknown_path_says_what_there_is(server: HttpServer) -> None:

@@ -307,7 +307,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.close_connection and response.stream is None:
             self.send_header("Connection", "close")
         for name, value in response.headers.items():
-            self.send_header(name, value)
+            self.send_header(name, _header_text(value))
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is http.server's)
@@ -323,6 +323,11 @@ def route_of(routes: Mapping[str, Handler], path: str) -> tuple[Handler | None, 
         return None, ""
     longest = max(prefixes, key=len)
     return routes[longest], path[len(longest) :]
+
+
+def _header_text(value: str) -> str:
+    """The value of a header: a name in it, from a job or a file, must not end the header."""
+    return "".join(char if " " <= char <= "~" else "?" for char in value)
 
 
 def _is_number(text: str) -> bool:

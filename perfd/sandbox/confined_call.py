@@ -1,4 +1,4 @@
-"""Calls a function of perfd in a process that can access only a few files: the caller's side, and the process.
+"""Calls a function of perfd in a process that can access only a few files: the caller, and that process.
 
 Files that a job wrote are parsed there, so that an exploit of the parser gets them, but none of our rights.
 """
@@ -38,7 +38,7 @@ _MOST_CHARS = 1000
 
 
 class ConfinedCallError(SandboxError):
-    """The call failed without a sentence of its own; the message completes one, after a colon."""
+    """The call failed, and not with a sentence of the function; the message completes one, after a colon."""
 
 
 def confined_call(

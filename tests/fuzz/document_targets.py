@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import sqlite3
@@ -17,6 +18,7 @@ from perfd.aggregator.history.sqlite.page_format import DatabasePages, page_layo
 from perfd.aggregator.history.sqlite.salvaged_rows import salvaged_pages
 from perfd.aggregator.history.sqlite.sqlite_tables import SCHEMA
 from perfd.aggregator.history.sqlite.wal_frames import committed_pages
+from perfd.aggregator.web_api import PAGE_FILE, SavedRun
 from perfd.cli.commands.bench_serving import document
 from perfd.config.agent_config import AgentConfig
 from perfd.config.aggregator_config import AggregatorConfig
@@ -60,6 +62,31 @@ def read_history(data: bytes) -> None:
             places = ", ".join("?" * len(page.rows[0]))
             connection.executemany(f"INSERT OR IGNORE INTO {page.table} VALUES ({places})", page.rows)
     committed_pages(lambda offset, count: data[offset : offset + count], size)
+
+
+def saved_pages() -> list[bytes]:
+    """Pages of a run, as `perfd run` saves them."""
+    lists = {name: [] for name in ("servers", "alerts", "agents", "nodes", "captures")}
+    job = {
+        "overview": {"name": "j"},
+        "summary": {"name": "j"},
+        "steps": [{"step": 1}],
+        "series": {"step": [1]},
+    }
+    fleet = {"jobs": [{"name": "j"}], "alerts": [], "agents": {"connected": 1}, "servers": {}}
+    page = {"schema": "perfd.page/1", "saved_unix_s": 1.5e9, "fleet": fleet, "jobs": {"j": job}, **lists}
+    return [json.dumps(page).encode()]
+
+
+def read_saved_pages(data: bytes) -> None:
+    """One page, and with a sound one beside it."""
+    with tempfile.TemporaryDirectory() as name:
+        folders = Path(name) / "a", Path(name) / "b"
+        for folder, content in zip(folders, (data, *saved_pages()), strict=True):
+            folder.mkdir()
+            (folder / PAGE_FILE).write_bytes(gzip.compress(content, 1))
+        SavedRun(folders[0])
+        SavedRun(*folders)
 
 
 def bench_results() -> list[bytes]:

@@ -77,6 +77,8 @@ from tests.fuzz.document_targets import (
     read_configuration,
     read_history,
     read_nvtx,
+    read_saved_pages,
+    saved_pages,
 )
 from tests.fuzz.evaluation_targets import (
     analyze_batch,
@@ -339,6 +341,7 @@ def targets() -> dict[str, Target]:
             _flight, [json.dumps(_DUMP).encode(), pickle.dumps(_DUMP, 2)], (FlightRecorderError,)
         ),
         "history": Target(read_history, history_files()),
+        "saved_page": Target(read_saved_pages, saved_pages()),
         "bench_serving": Target(read_bench, bench_results()),
         "configuration": Target(read_configuration, configurations(_ROOT / "deploy")),
         "nvtx": Target(read_nvtx, [nvtx_rows()]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -116,12 +117,20 @@ def test_the_page_says_when_it_was_saved_and_never_that_it_is_live(opened: str, 
         (gzip.compress(b"\xff\xfe", mtime=0), "not a saved page"),
         (gzip.compress(b'{"schema": "perfd.page/1"}', mtime=0), "not a saved page"),
         (gzip.compress(b"[1, 2]", mtime=0), "not a saved page"),
+        (gzip.compress(b'{"fleet": {"a":' + b"[" * 100_000, mtime=0), "not a saved page"),
     ],
 )
 def test_a_file_that_is_no_page_is_refused_in_a_sentence(tmp_path: Path, content: bytes, said: str) -> None:
     (tmp_path / PAGE_FILE).write_bytes(content)
 
     with pytest.raises(PerfdError, match=said):
+        SavedRun(tmp_path)
+
+
+def test_a_pipe_in_place_of_a_page_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / PAGE_FILE)
+
+    with pytest.raises(PerfdError, match="pipe"):
         SavedRun(tmp_path)
 
 

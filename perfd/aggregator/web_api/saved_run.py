@@ -19,6 +19,7 @@ from perfd.aggregator.web_api.charts import trend, without_ranks
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.capture_routes import StartBody
 from perfd.errors import CaptureError, PerfdError, StorageError
+from perfd.sandbox.named_files import require_bounded
 
 PAGE_FILE = "page.json.gz"
 _SCHEMA = "perfd.page/1"
@@ -91,7 +92,10 @@ class SavedRun:
     def __init__(self, *folders: Path) -> None:
         pages = [_read(folder) for folder in folders]
         names = [folder.resolve().name for folder in folders]
-        self._page = pages[0] if len(pages) == 1 else _together(pages, names)
+        try:
+            self._page = pages[0] if len(pages) == 1 else _together(pages, names)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise PerfdError(f"Pages of {', '.join(names)} are damaged: {error!r}.") from error
 
     @property
     def saved_unix_s(self) -> float:
@@ -296,6 +300,7 @@ def _unused(folder: str, shown: set[str]) -> str:
 def _read(folder: Path) -> _Page:
     path = folder / PAGE_FILE
     try:
+        require_bounded(path, _MAX_BYTES, "a saved page")
         with gzip.open(path, "rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
@@ -309,7 +314,7 @@ def _read(folder: Path) -> _Page:
         raise PerfdError(f"{path} is larger than {_MAX_BYTES >> 20} MiB when unpacked.")
     try:
         page = msgspec.json.decode(content, type=_Page)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PerfdError(f"{path} is not a saved page of perfd: {error}.") from error
     if page.schema != _SCHEMA:
         raise PerfdError(f"{path} has schema {page.schema!r}; this perfd reads {_SCHEMA}.")
