@@ -9,7 +9,15 @@ from perfd.trace.readers.xplane import xplane_pb2 as pb
 _PLANE, _NAME, _LINE, _EVENTS, _STATS, _PLANE_STATS = 1, 2, 3, 4, 5, 6
 _NOTHING: Mapping[int, str] = {}
 BASE_NS = 1_700_000_000_000_000_000
-STATS = {1: "hlo_op", 2: "correlation_id", 3: "hlo_category", 4: "step_num", 5: "dot.3", 6: "occupancy"}
+STATS = {
+    1: "hlo_op",
+    2: "correlation_id",
+    3: "hlo_category",
+    4: "step_num",
+    5: "dot.3",
+    6: "occupancy",
+    20: "hlo_module",
+}
 
 
 def field(number: int, content: bytes) -> bytes:

@@ -161,3 +161,48 @@ def test_a_capture_that_launches_limit_says_what_graphs_would_save(tmp_path):
         "CUDA graphs could save up to 76.3% of the window on rank 0: about 4 operations come again 6 times"
         " (100.0% the same)."
     ) in evidence
+
+
+def test_each_graph_that_ran_has_its_launches_nodes_and_times(tmp_path):
+    """Two graphs of which the trace shows the nodes: three launches of two nodes, one of one."""
+    launched = [(MATMUL, COMPUTE), (MATMUL, COMPUTE), (COMPUTE,), (MATMUL, COMPUTE)]
+    trace = kineto([Op(MATMUL, 900, 905, launched=899)])
+    call = next(one for one in trace["traceEvents"] if one["cat"] == "cuda_runtime")
+    kernel = next(one for one in trace["traceEvents"] if one["cat"] == "kernel")
+    for number, names in enumerate(launched, start=100):
+        at = number * 1000.0
+        trace["traceEvents"].append(
+            call | {"name": "cudaGraphLaunch", "ts": at, "dur": 5, "args": {"correlation": number}}
+        )
+        trace["traceEvents"] += [
+            kernel
+            | {"name": name, "ts": at + 20 + place * 12, "dur": 10}
+            | {"args": {**kernel["args"], "correlation": number}}
+            for place, name in enumerate(names)
+        ]
+    path = write_json(tmp_path / "trace.json", trace)
+    (table,) = tables_of(read_traces([path], detailed=True), ["graph-launches"])
+    names = [column.name for column in table.columns]
+    rows = [dict(zip(names, row, strict=True)) for row in table.rows]
+    assert [(row["graph"], row["nodes_count"], row["count"]) for row in rows] == [
+        (f"from {MATMUL}", 2, 3),
+        (f"from {COMPUTE}", 1, 1),
+    ]
+    assert rows[0]["total_s"] == pytest.approx(3 * 22e-6)
+    assert rows[0]["busy_ratio"] == pytest.approx(20 / 22)
+
+
+def test_graphs_recorded_as_a_whole_differ_by_their_number(tmp_path):
+    export = NsysExport(tmp_path / "capture.sqlite")
+    export.graph(0, 1000)
+    export.graph(2000, 3500)
+    export.graph(4000, 5000)
+    export.execute("ALTER TABLE CUPTI_ACTIVITY_KIND_GRAPH_TRACE ADD COLUMN graphExecId INTEGER")
+    export.execute("UPDATE CUPTI_ACTIVITY_KIND_GRAPH_TRACE SET graphExecId = 2 + (start = 2000)")
+    traces = read_traces([export.close()], detailed=True)
+    launches, kernels = tables_of(traces, ["graph-launches", "kernels"])
+    assert [row[1:3] for row in launches.rows] == [("CUDA graph 2", None), ("CUDA graph 3", None)]
+    assert {(row[1], row[2]) for row in kernels.rows} == {
+        ("CUDA graph 2", "graph"),
+        ("CUDA graph 3", "graph"),
+    }

@@ -207,6 +207,31 @@ def test_a_trace_gives_operations_their_measured_time(tmp_path, capsys):
     assert module["matrix_unit_ratio"] == pytest.approx(work / 989.4e12 / 125e-6, rel=0.01)
 
 
+def test_modules_of_one_step_are_measured_each(tmp_path, capsys):
+    """Each step: 12 products of the module for 100 µs, then two of another with the same name for 20 µs."""
+    path = tmp_path / "m.txt"
+    path.write_text(MODULE)
+    trace = json.loads(jax_trace(tmp_path).read_text())
+    trace["traceEvents"] = trace["traceEvents"][:2] + [
+        {"ph": "X", "pid": 1, "tid": 1, "ts": step * 200 + start, "dur": length, "name": "nvjet"}
+        | {"args": {"hlo_op": "blas", "hlo_module": module}}
+        for step in range(3)
+        for start, length, module in (
+            *((at * 8, 12 if at == 11 else 4, "jit_step") for at in range(12)),
+            *((130 + at * 10, 10, "jit_update") for at in range(2)),
+        )
+    ]
+    file = write_json(tmp_path / "two.json", trace)
+    assert main(["roofline", "--hlo", str(path), "--gpu", "H100", "--trace", str(file), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["module"]
+
+    assert {one["name"]: one["measured_s"] for one in found["operations"]}["blas"] == pytest.approx(56e-6)
+    assert found["time_s"] == pytest.approx(100e-6)
+    assert found["other_modules_s"] == {"jit_update": pytest.approx(20e-6)}
+    assert main(["roofline", "--hlo", str(path), "--gpu", "H100", "--trace", str(file)]) == 0
+    assert "Other modules of the step: jit_update 20.0 µs." in capsys.readouterr().out
+
+
 def test_a_trace_of_another_module_is_refused(tmp_path, capsys):
     path = tmp_path / "m.txt"
     path.write_text(LAYOUTS)

@@ -85,6 +85,8 @@ _NAMES = {
     },
     "Triton": {
         "triton_poi_fused_add_gelu_3": "elementwise",
+        "void at::native::distribution_elementwise_grid_stride_kernel<float, 4, "
+        "at::native::templates::cuda::normal_and_transform<float, float>>": "elementwise",
         "triton_red_fused_sum_7": "reduction",
         "triton_per_fused_native_layer_norm_2": "normalization",
         "triton_tem_fused_addmm_relu_5": "matmul",

@@ -160,7 +160,7 @@ def _module(
     if args.trace:
         files = with_folders_opened([args.trace])
         (trace, *_) = read_traces(files, "nsys", confine=confinement(args, files))
-        measured = measured_operations(trace, hlo_costs(module))
+        measured = measured_operations(trace, module.name, hlo_costs(module))
         if measured.known_ratio is None:
             raise PerfdError(f"{args.trace}: the trace has no operations of {module.name}.")
     found = ModuleRoofline(module, gpu, args.time, measured)

@@ -49,7 +49,6 @@ Reads a serving engine, its saved metrics or its log, and compares it with what 
 and GPU are known. With --interval it reads twice, for rates and latencies of that time. With --json it prints
 one object of schema perfd.serving/2; null is unknown. See docs/serving.md.
 """
-_NO_THEORY = ("theory", "none without GPU and model: add --gpu and --model-config")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     elif servers:
         console = Terminal()
         for server in servers:
-            _show(server, console)
+            _show(server, console, args)
     for error in failed:
         print(f"perfd serving: {error}", file=sys.stderr)
     return 2 if failed else 0
@@ -169,7 +168,7 @@ def _model_config(given: str | None, info: ServerSetup) -> Mapping[str, Any] | N
     return config
 
 
-def _show(server: ServerDocument, console: Console) -> None:
+def _show(server: ServerDocument, console: Console, args: argparse.Namespace) -> None:
     measured, now = server.measured, server.measured.now
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column()
@@ -191,7 +190,7 @@ def _show(server: ServerDocument, console: Console) -> None:
     table.add_row("TTFT", _latency(latencies.get(Latency.TTFT)))
     table.add_row("TPOT", _latency(measured.tpot))
     table.add_row("end to end", _latency(latencies.get(Latency.E2E)))
-    theory = [_NO_THEORY] if server.comparison is None else _theory_rows(server.comparison)
+    theory = [_no_theory(args)] if server.comparison is None else _theory_rows(server.comparison)
     for name, text in theory:
         table.add_row(name, text)
     console.print(table)
@@ -205,6 +204,13 @@ def _show(server: ServerDocument, console: Console) -> None:
         for sentence in (*finding.evidence, f"What to do: {finding.advice}"):
             console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
     console.print()
+
+
+def _no_theory(args: argparse.Namespace) -> tuple[str, str]:
+    """What is missing: whichever of the two was given is known."""
+    missing = {"GPU": ("--gpu", args.gpu), "model": ("--model-config", args.model_config)}
+    needed = {what: option for what, (option, given) in missing.items() if given is None}
+    return "theory", f"none without {' and '.join(needed)}: add {' and '.join(needed.values())}"
 
 
 def _theory_rows(comparison: TheoryComparison) -> list[tuple[str, str]]:

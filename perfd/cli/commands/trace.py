@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _TABLES = (
     "kernels", "shapes", "copies", "copy-sizes", "api", "os", "libraries", "launches", "streams", "queue",
-    "idle", "graphs", "operators", "lines", "modules", "functions", "ranges", "timeline", "layers", "overlap",
-    "decode-gaps", "critical-path", "path-gains",
+    "idle", "graphs", "graph-launches", "operators", "lines", "modules", "functions", "ranges", "timeline",
+    "layers", "overlap", "decode-gaps", "critical-path", "path-gains",
 )  # fmt: skip
 _EPILOG = """\
 Tables, each of the whole trace and by rank:
@@ -33,6 +33,7 @@ Tables, each of the whole trace and by rank:
   queue       operations that are launched and have not begun; how long there were 1,024 or more
   idle        gaps of each stream: not launched yet (host), under 30 µs (kernel), other
   graphs      what CUDA graphs could replace: repetitions, what prevents it, and the estimated gain
+  graph-launches  CUDA graphs that ran: launches, nodes, times
   operators   PyTorch's operators with inputs, module and line of code: GPU and host time
   lines       GPU time by line of code, module, operator and kernel
   modules     GPU time by module, and the input bytes of its operators

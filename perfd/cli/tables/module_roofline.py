@@ -82,6 +82,7 @@ class ModuleRoofline:
                 "flops": sum(cost.flops * cost.count for cost, _ in self._rows),
                 "traffic_bytes": sum(cost.traffic_bytes * cost.count for cost, _ in self._rows),
                 "time_s": self._time_s,
+                "other_modules_s": dict(self._measured.others_s),
                 "attainable_ratio": self._ratio(),
                 "matrix_unit_ratio": self._matrix_ratio(),
                 "layout_copies": [asdict(copy) for copy in self._copies],
@@ -111,6 +112,10 @@ class ModuleRoofline:
                 " communication hidden.",
                 style="not bold default",
             )
+        if others := self._measured.others_s:
+            longest = sorted(others, key=lambda name: -others[name])[:_MOST_SENTENCES]
+            said = ", ".join(f"{name} {duration(others[name])}" for name in longest)
+            text.append(f"\nOther modules of the step: {said}.", style="not bold default")
         for sentence in self._findings():
             text.append(f"\n{sentence}", style="not bold default")
         return (text, self._table())

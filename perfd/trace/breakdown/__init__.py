@@ -3,6 +3,7 @@
 from perfd.trace.breakdown.collective_matching import CollectiveRow, Collectives, collectives
 from perfd.trace.breakdown.critical_path import CriticalPath, critical_path
 from perfd.trace.breakdown.gpu_time_by_range import PhaseRow, phase_rows, range_rows
+from perfd.trace.breakdown.graph_launches import graph_launches
 from perfd.trace.breakdown.graph_use import GraphUse, graph_use
 from perfd.trace.breakdown.idle_time import HOST_WAIT_NS, launching_call
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, busy_by_class, kernel_rows, launch_cost
@@ -28,6 +29,7 @@ __all__ = [
     "busy_by_class",
     "collectives",
     "critical_path",
+    "graph_launches",
     "graph_use",
     "kernel_rows",
     "launch_cost",

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from perfd.trace.breakdown.activity_links import activity_links
+from perfd.trace.breakdown.graph_launches import launched_by_graphs
 from perfd.trace.breakdown.idle_time import HOST_WAIT_NS
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.intervals import Flags, Ns
@@ -63,9 +64,7 @@ def graph_use(timeline: RankTimeline) -> GraphUse | None:
     launched = (at >= 0) & (starts >= window.start_ns) & (starts < window.end_ns)
     if not launched.any():
         return None
-    by_graph = np.array(["GraphLaunch" in name for name in trace.call_names], dtype=np.bool_)
-    whole = np.array([name == "graph" for name in trace.classes], dtype=np.bool_)[trace.operations.name]
-    in_graph = launched & (whole | by_graph[trace.calls.name[at]] if len(by_graph) else whole)
+    in_graph = launched & launched_by_graphs(timeline)
     alone = np.flatnonzero(launched & ~in_graph)
     # As the host launched them: on several streams, the order of starts is not the same each time.
     alone = alone[np.argsort(at[alone], kind="stable")]

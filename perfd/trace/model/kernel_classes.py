@@ -23,6 +23,8 @@ _CLASSES = tuple(
     for label, words in (
         ("copy", r"^mem(?:cpy|set)\b|^memory (?:copy|set)|rocclr_(?:copy|fill)buffer"),
         ("graph", r"^cuda graph"),
+        # Kernels of random numbers are named after the distribution; "normal" is not a normalization.
+        ("elementwise", r"distribution_elementwise|distribution_nullary"),
         (
             "copy",
             (

@@ -102,6 +102,8 @@ class HloOperations:
     """Which operation of XLA's HLO each of n operations on a GPU belongs to."""
 
     names: Sequence[str]
+    modules: Sequence[str]
+    """Of the same length: the module that each is of, which numbers its operations by itself; or empty."""
     name: Indices
     """Index into `names`; -1 where the trace does not say."""
 

@@ -39,6 +39,7 @@ class Args(msgspec.Struct, gc=False):
     device: int | str | None = None
     name: str | None = None
     hlo_op: str | None = None
+    hlo_module: str | None = None
     hlo_category: str | None = None
     step_num: int | str | None = None
     collective: str | None = msgspec.field(default=None, name="Collective name")

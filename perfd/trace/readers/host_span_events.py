@@ -31,7 +31,7 @@ class HostSpanEvents:
 
     def __init__(self) -> None:
         self._labels: dict[SpanLabel, int] = {}
-        self._times = Times()
+        self.times = Times()
         self._columns = Columns("thread", "label", "sequence")
         self.has_functions = False
 
@@ -50,7 +50,7 @@ class HostSpanEvents:
             shapes, dtypes = _text(args.input_dims), _text(args.input_types)
         label = SpanLabel(kind, event.name, shapes, dtypes)
         sequence = whole(args.sequence_number)
-        self._times.append(event)
+        self.times.append(event)
         self._columns.append(
             thread,
             self._labels.setdefault(label, len(self._labels)),
@@ -59,7 +59,7 @@ class HostSpanEvents:
 
     def spans(self) -> HostSpans:
         """All spans with a valid time."""
-        start, end, valid = self._times.ns()
+        start, end, valid = self.times.ns()
         columns = self._columns.arrays() | {"start_ns": start, "end_ns": end}
         return spans_of({name: column[valid] for name, column in columns.items()}, list(self._labels))
 

@@ -47,7 +47,8 @@ class JaxEvents:
         self._devices: dict[int, str] = {}
         self._threads: dict[tuple[int, int], str] = {}
         self._names: dict[tuple[str, str], int] = {}
-        self._hlo: dict[str, int] = {}
+        self._hlo: dict[tuple[str, str], int] = {}
+        """By module and operation."""
         self._rows = array("q")
         self._times = array("d")
         self._steps: dict[int, tuple[float, float]] = {}
@@ -70,7 +71,8 @@ class JaxEvents:
                 self._steps[int(step)] = (event.ts, event.dur)
             key = (event.name, hlo_class(args.hlo_category, args.hlo_op, event.name))
             name = self._names.setdefault(key, len(self._names))
-            hlo = self._hlo.setdefault(args.hlo_op, len(self._hlo)) if args.hlo_op else -1
+            of = (args.hlo_module or "", args.hlo_op or "")
+            hlo = self._hlo.setdefault(of, len(self._hlo)) if args.hlo_op else -1
             self._rows.extend((event.pid, event.tid, name, _correlation(args), hlo))
             self._times.extend((event.ts, event.dur))
 
@@ -132,13 +134,17 @@ class JaxEvents:
             operations=operations,
             calls=no_calls(),
             collectives=self._collectives(operations, chosen[order, 4]),
-            hlo=HloOperations(names=list(self._hlo), name=chosen[order, 4].astype(np.int32)),
+            hlo=HloOperations(
+                names=[name for _, name in self._hlo],
+                modules=[module for module, _ in self._hlo],
+                name=chosen[order, 4].astype(np.int32),
+            ),
             steps=_as_steps(steps or self._steps),
         )
 
     def _collectives(self, operations: GpuOperations, hlo: Ns) -> list[Collective]:
         """What HLO calls the communication: the kernel of an all-to-all is one that sends and receives."""
-        meant = [collective_operation(name) for name in self._hlo]
+        meant = [collective_operation(name) for _, name in self._hlo]
         chosen = np.flatnonzero((operations.kind == OperationKind.COMMUNICATION) & (hlo >= 0))
         return [
             Collective(operation=at, name=meant[one], group="")

@@ -46,6 +46,12 @@ class DetailedKinetoEvents(KinetoEvents):
         else:
             self._spans.add(event, self.thread_of(event))
 
+    def keeps(self, event: ChromeEvent) -> bool:
+        return event.ph == "X" and event.cat is not None
+
+    def _all_times(self) -> tuple[Times, ...]:
+        return (*super()._all_times(), self._api_times, self._spans.times)
+
     def detail(self, rows: Ns) -> TraceDetail:
         """Of the operations in these rows."""
         start, end, valid = self._api_times.ns()

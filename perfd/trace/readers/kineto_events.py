@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
+
 from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
@@ -72,6 +75,28 @@ class KinetoEvents:
             self._overhead.append(event)
         elif event.name.startswith("PyTorch Profiler"):
             self._recorded.append(event)
+
+    @property
+    def records(self) -> int:
+        """How many events are kept."""
+        return sum(len(times.start_us) for times in self._all_times())
+
+    def starts_us(self) -> Iterator[float]:
+        """When the events that are kept begin."""
+        return chain.from_iterable(times.start_us for times in self._all_times())
+
+    def keeps(self, event: ChromeEvent) -> bool:
+        """Whether an event may be one that is kept."""
+        return event.cat in _CATEGORIES and _CATEGORIES[event.cat] != _HOST_OPERATION
+
+    def _all_times(self) -> tuple[Times, ...]:
+        return (
+            self._operation_times,
+            self._call_times,
+            self._overhead,
+            self._range_times,
+            self._message_times,
+        )
 
     def operations(self) -> tuple[dict[str, Ns], Flags]:
         """The columns of the operations, and which rows have a valid time."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,16 @@ from perfd.trace.readers.nccl_messages import collective, messages_by_operation
 
 _ABSOLUTE_TIME_NS = 10**18
 """The year 2001: a clock that shows more counts from 1970."""
+MAX_RECORDS = 4_000_000
+"""About 1.2 GB of kernels and their launches alone; analyzing them takes about 0.7 GB."""
+_KEPT_RATIO = 0.9
+"""Share of that which is kept of more events, the earliest ones; then the file is read anew."""
+_SAMPLED = 97
+"""Each so-many-th event shows when events begin."""
+_NOT_WHOLE = (
+    "The trace has more events than are read at once: read were those from its beginning on. A trace of fewer"
+    " steps is read whole."
+)
 _STRAY_RATIO = 0.05
 """A device with less than this share of a process' operations is not its device."""
 
@@ -74,14 +85,14 @@ def read(path: Path, piece_bytes: int = PIECE_BYTES, *, detailed: bool = False) 
 
     Raises `TraceError`, naming the file, when it is no such trace, is cut, or holds no GPU operation.
     """
-    file = ChromeFile(path, piece_bytes, DetailedEvent if detailed else ChromeEvent)
-    events, jax = DetailedKinetoEvents() if detailed else KinetoEvents(), JaxEvents()
-    for piece in file.pieces():
-        for event in piece:
-            if event.cat is None:
-                jax.add(event)
-            else:
-                events.add(event)
+    until_us: float | None = None
+    while True:
+        file = ChromeFile(path, piece_bytes, DetailedEvent if detailed else ChromeEvent)
+        events, jax = DetailedKinetoEvents() if detailed else KinetoEvents(), JaxEvents()
+        earlier_us = _collect(file, events, jax, until_us)
+        if earlier_us is None:
+            break
+        until_us = earlier_us
     columns, valid = events.operations()
     if not valid.any():
         found = jax.traces(path)
@@ -93,7 +104,37 @@ def read(path: Path, piece_bytes: int = PIECE_BYTES, *, detailed: bool = False) 
         notes.append(f"{file.malformed_events} events are not as any version writes them, and are left out.")
     if not valid.all():
         notes.append(f"{int((~valid).sum())} GPU operations have no valid time, and are left out.")
-    return _File(path, _head(path, file), events, notes).traces(columns, valid)
+    if until_us is not None:
+        notes.append(_NOT_WHOLE)
+    return _File(path, _head(path, file), events, notes, until_us).traces(columns, valid)
+
+
+def _collect(file: ChromeFile, events: KinetoEvents, jax: JaxEvents, until_us: float | None) -> float | None:
+    """Take all events that begin before `until_us`; if they are too many to keep, until when to take them.
+
+    Then the rest of the file is only looked through, for when its events begin: they may be in any order.
+    """
+    pieces = file.pieces()
+    for piece in pieces:
+        for event in piece:
+            if event.cat is None:
+                jax.add(event)
+            elif until_us is None or event.ts < until_us:
+                events.add(event)
+        if events.records > MAX_RECORDS:
+            break
+    else:
+        return None
+    starts_us = list(islice(events.starts_us(), 0, None, _SAMPLED))
+    late = (
+        event.ts
+        for piece in pieces
+        for event in piece
+        if events.keeps(event) and (until_us is None or event.ts < until_us)
+    )
+    starts_us += islice(late, 0, None, _SAMPLED)
+    kept_ratio = _KEPT_RATIO * MAX_RECORDS / (len(starts_us) * _SAMPLED)
+    return sorted(starts_us)[int(min(kept_ratio, _KEPT_RATIO) * len(starts_us))]
 
 
 def _without_gpu(events: KinetoEvents) -> str:
@@ -117,7 +158,15 @@ def _head(path: Path, file: ChromeFile) -> _Head:
 class _File:
     """What all GPUs of one file share."""
 
-    def __init__(self, path: Path, head: _Head, events: KinetoEvents, notes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        head: _Head,
+        events: KinetoEvents,
+        notes: Sequence[str],
+        until_us: float | None = None,
+    ) -> None:
+        self._until_ns = None if until_us is None else int(until_us * 1000)
         self._path = path
         self._head = head
         self._events = events
@@ -131,6 +180,9 @@ class _File:
         calls, phases = self._events.calls(), self._events.phases()
         steps, named = steps_among(phases, PROFILER_STEP), _named(phases)
         overhead, captured_ns = self._events.overhead(), self._events.captured_ns()
+        if self._until_ns is not None:
+            begin_ns = captured_ns[0] if captured_ns else int(min(self._events.starts_us()) * 1000)
+            captured_ns = begin_ns, self._until_ns
         classes = [kernel_class(name) for name in self._events.names]
         epoch_ns = self._epoch_ns(int(columns["start_ns"][valid][0]))
         groups = self._groups()

@@ -263,8 +263,11 @@ def _dimensions(name: str, attributes: str) -> tuple[int, ...] | None:
 
 def _padding_notes(found: tuple[ArrayShape, ...]) -> tuple[str, ...]:
     return tuple(
-        f"Tiling pads {shape.dtype}[{','.join(map(str, shape.sizes))}] to"
-        f" {shape.padded_elements / shape.elements:.2f} times its size."
-        for shape in found
-        if shape.elements and shape.padded_elements > shape.elements
+        # Arrays of one shape are padded alike.
+        dict.fromkeys(
+            f"Tiling pads {shape.dtype}[{','.join(map(str, shape.sizes))}] to"
+            f" {shape.padded_elements / shape.elements:.2f} times its size."
+            for shape in found
+            if shape.elements and shape.padded_elements > shape.elements
+        )
     )

@@ -35,6 +35,7 @@ TABLES: Mapping[str, Callable[[Sequence[RankTrace]], TraceTable]] = {
     "queue": stream_tables.queue,
     "idle": stream_tables.idle,
     "graphs": graph_table.graphs,
+    "graph-launches": graph_table.launches,
     "operators": operator_tables.operators,
     "lines": operator_tables.lines,
     "modules": module_table.modules,

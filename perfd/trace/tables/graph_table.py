@@ -1,16 +1,20 @@
-"""Where CUDA graphs could replace single launches, what prevents it, and the estimated gain."""
+"""Which CUDA graphs ran, where they could replace single launches, what prevents it, and the gain."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+
 from perfd.formatting import percent
-from perfd.trace.breakdown import GraphUse, RankTimeline, graph_use
+from perfd.trace.breakdown import GraphUse, RankTimeline, graph_launches, graph_use
 from perfd.trace.model.rank_trace import RankTrace
+from perfd.trace.tables.distribution import COLUMNS, distributions
 from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
 
 _ALL_IN_GRAPHS = 0.99
 """Share of launches in graphs: nothing is left to gain."""
+_BUSY = TableColumn("busy_ratio", "ratio")
 
 
 def graphs(traces: Sequence[RankTrace]) -> TraceTable:
@@ -34,6 +38,29 @@ def graphs(traces: Sequence[RankTrace]) -> TraceTable:
         rows=sorted(_rows(traces), key=lambda row: -float(row[8] or 0)),
         missing="No trace has the host's launches.",
     )
+
+
+def launches(traces: Sequence[RankTrace]) -> TraceTable:
+    """One row for each graph of each rank."""
+    return TraceTable(
+        name="graph-launches",
+        title="CUDA graphs that ran, each launch from its first to its last operation",
+        columns=(RANK, TableColumn("graph"), TableColumn("nodes_count", "count"), *COLUMNS, _BUSY),
+        rows=[row for trace in traces for row in _launched(trace)],
+        missing="No trace has a CUDA graph.",
+    )
+
+
+def _launched(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
+    timeline = RankTimeline(trace)
+    found = graph_launches(timeline)
+    graph = np.repeat(np.arange(len(found)), [len(one.span_ns) for one in found])
+    spans_ns = np.array([span_ns for one in found for span_ns in one.span_ns], dtype=np.int64)
+    for spread in distributions(graph, spans_ns):
+        one = found[spread.group]
+        window_ns = timeline.window.end_ns - timeline.window.start_ns
+        busy_ratio = one.busy_ns / spread.total_ns if spread.total_ns else None
+        yield (trace.rank, one.name, one.nodes_count, *spread.cells(window_ns), busy_ratio)
 
 
 def _rows(traces: Sequence[RankTrace]) -> Iterator[tuple[Cell, ...]]:

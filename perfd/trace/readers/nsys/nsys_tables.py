@@ -25,6 +25,7 @@ from perfd.trace.model.rank_trace import GpuOperations, HostCalls, Phase
 from perfd.trace.readers.nsys.copy_names import copy_name
 from perfd.trace.readers.nsys.nccl_calls import NcclCall, call_name
 from perfd.trace.readers.nsys.nccl_payloads import decoded, schema_fields
+from perfd.trace.readers.nsys.read_window import limited
 from perfd.trace.readers.nsys.target_info import TargetInfo
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -94,7 +95,10 @@ class Activity:
 
 
 class Tables:
-    """Reads one export; every method gives what the table says, and nothing where there is none."""
+    """Reads one export; every method gives what the table says, and nothing where there is none.
+
+    Of a large one, they know the records of `window` only.
+    """
 
     def __init__(self, name: str, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -102,7 +106,8 @@ class Tables:
         self._tables = {table for (table,) in rows}
         if "StringIds" not in self._tables:
             raise TraceError(f"{name}: not an export of Nsight Systems: it has no table StringIds.")
-        self.target = TargetInfo(connection, self._tables)
+        self.window = limited(connection, self._tables)
+        self.target = TargetInfo(connection, self._tables, self.window)
         self.call_names: list[str] = []
         """Of the calls, once they were read."""
         self._strings: dict[int, str] = dict(connection.execute("SELECT id, value FROM StringIds"))
@@ -151,10 +156,11 @@ class Tables:
             (_GRAPHS, "CUDA graph", OperationKind.COMPUTE),
         ):
             if table in self._tables:
-                rows = self._columns(f"SELECT {_OPERATION} FROM {table}", 6)  # noqa: S608
-                count = len(rows[0])
-                yield _named(rows, np.full(count, len(names)), np.full(count, kind))
-                names.append(label)
+                number = "COALESCE(graphExecId, -1)" if self._has(table, "graphExecId") else "-1"
+                rows = self._columns(f"SELECT {_OPERATION}, {number} FROM {table}", 7)  # noqa: S608
+                used, index = np.unique(rows.pop(), return_inverse=True)
+                yield _named(rows, index + len(names), np.full(len(index), kind))
+                names.extend(label if key < 0 else f"{label} {key}" for key in used.tolist())
 
     def calls(self) -> dict[int, HostCalls]:
         """By process, the host's calls that put work on a GPU or wait for one, and did not fail."""

@@ -6,6 +6,8 @@ import re
 import sqlite3
 from collections.abc import Container
 
+from perfd.trace.readers.nsys.read_window import ReadWindow
+
 _LATEST_NS = 1 << 63
 """Beyond the largest number of nanoseconds that SQLite has."""
 _VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
@@ -16,9 +18,12 @@ _STREAMS, _GPUS = "TARGET_INFO_CUDA_STREAM", "TARGET_INFO_GPU"
 class TargetInfo:
     """Every method gives what the tables say, and nothing where there is none."""
 
-    def __init__(self, connection: sqlite3.Connection, tables: Container[str]) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, tables: Container[str], window: ReadWindow | None = None
+    ) -> None:
         self._connection = connection
         self._tables = tables
+        self._window = window
 
     def stream_priorities(self) -> dict[tuple[int, int], int]:
         """By process id and stream; the lowest number is served first."""
@@ -40,7 +45,9 @@ class TargetInfo:
         return {int(gpu): int(count) for gpu, count in rows}
 
     def captured_ns(self) -> tuple[int, int] | None:
-        """From zero, where the collection began, to its end."""
+        """From zero, where the collection began, to its end; of a large export, the window that is read."""
+        if self._window:
+            return self._window.start_ns, self._window.end_ns
         if "ANALYSIS_DETAILS" not in self._tables:
             return None
         row = self._connection.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()
@@ -68,9 +75,10 @@ class TargetInfo:
         return (int(found[1]), int(found[2])) if found else None
 
     def notes(self) -> tuple[str, ...]:
-        """What the profiler itself said went missing."""
+        """What of the export was not read, and what the profiler itself said went missing."""
+        read = (self._window.note,) if self._window else ()
         if "DIAGNOSTIC_EVENT" not in self._tables:
-            return ()
+            return read
         texts = [
             str(text)
             for (text,) in self._connection.execute(
@@ -79,5 +87,8 @@ class TargetInfo:
         ]
         dropped = sum(int(found[1]) for text in texts if (found := _DROPPED.search(text)))
         if not dropped:
-            return ()
-        return (f"Nsight Systems dropped {dropped} incomplete GPU records when the session stopped.",)
+            return read
+        return (
+            *read,
+            f"Nsight Systems dropped {dropped} incomplete GPU records when the session stopped.",
+        )

@@ -20,7 +20,7 @@ _PS_PER_US = 1_000_000
 _NS_PER_US = 1_000
 _DEVICE_NAMES = ("gpu_device_name", "device_type_string")
 """Of a GPU and of a TPU, in the order in which they are looked for."""
-_USED = frozenset({"hlo_op", "hlo_category", "correlation_id", "step_num", *_DEVICE_NAMES})
+_USED = frozenset({"hlo_op", "hlo_module", "hlo_category", "correlation_id", "step_num", *_DEVICE_NAMES})
 
 _Value = str | int
 
@@ -102,6 +102,7 @@ def _events(plane: _Plane, line: pb.XLine, base_ns: int, process: int, thread: i
             tid=thread,
             args=Args(
                 hlo_op=_text(values.get("hlo_op")),
+                hlo_module=_text(values.get("hlo_module")),
                 hlo_category=_text(values.get("hlo_category")),
                 correlation_id=values.get("correlation_id"),
                 step_num=values.get("step_num"),
