@@ -164,6 +164,13 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return known, unknown
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:  # noqa: ANN401  (as declared there)
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += _alike(str(value), [str(one) for one in action.choices or ()])
+            raise
+
 
 def _alike(word: str, known: Collection[str]) -> str:
     found = get_close_matches(word, known, n=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -166,9 +167,11 @@ def find_recording(path_or_name: str) -> Path:
         return path
     if path_or_name in bundled_names():
         return bundled(path_or_name)
-    known = ", ".join(bundled_names()) or "none"
+    names = bundled_names()
+    alike = get_close_matches(path_or_name, names, 1)
+    hint = f"did you mean {alike[0]}?" if alike else f"bundled: {', '.join(names) or 'none'}."
     raise RecordingError(
-        f"{path_or_name!r} is neither a recording's folder nor the name of a bundled one ({known})."
+        f"{path_or_name!r} is neither a recording's folder nor the name of a bundled one; {hint}"
     )
 
 
