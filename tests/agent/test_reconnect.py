@@ -7,6 +7,7 @@ from perfd.agent.uplink.reconnect import (
     Connect,
     Lost,
     ReconnectPolicy,
+    ReportConnection,
     ReportOutage,
     ReportRecovery,
     Started,
@@ -44,10 +45,11 @@ def test_an_outage_is_reported_once_and_so_is_its_end() -> None:
     assert one.handle(Lost("reset"), 99.0) == (ReportOutage("reset"), Wait(0.5))
 
 
-def test_a_first_connection_is_no_recovery() -> None:
+def test_a_first_connection_is_reported_once_and_is_no_recovery() -> None:
     one = policy()
     one.handle(Started(), 0.0)
-    assert one.handle(Welcomed(), 1.0) == ()
+    assert one.handle(Welcomed(), 1.0) == (ReportConnection(),)
+    assert one.handle(Welcomed(), 2.0) == ()
 
 
 def test_an_aggregator_that_welcomes_and_drops_is_not_called_without_a_pause() -> None:

@@ -406,6 +406,15 @@ def test_a_rule_that_names_no_capture_profile_is_a_warning_at_the_start(tmp_path
     )
 
 
+def test_the_log_says_once_which_agent_connected(caplog):
+    with caplog.at_level(logging.INFO), aggregator() as running:
+        for _ in range(2):
+            with FakeAgent(running.grpc_address, node="n7") as agent:
+                agent.hello()
+    said = [record for record in caplog.records if record.message == "An agent connected."]
+    assert [(record.node, record.version) for record in said] == [("n7", "test")]
+
+
 def test_rounds_go_on_by_themselves_and_survive_one_that_fails(caplog):
     config = AggregatorConfig(
         listen="127.0.0.1:0", http_listen=None, rules=RulesConfig(builtin=False), round_interval_s=0.05

@@ -452,7 +452,7 @@ def captured_over_http(aggregator: subprocess.Popen[str], file: CaptureFile) -> 
     assert aggregator.stdout is not None
     serving = next(json.loads(line) for line in aggregator.stdout if "The aggregator serves" in line)
     request = urllib.request.Request(
-        f"http://{serving['http']}/api/v1/captures",
+        f"{serving['page']}api/v1/captures",
         data=json.dumps({"job": "llm", "id": "c1"}).encode(),
         headers={"Content-Type": "application/json"},
     )

@@ -55,6 +55,11 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportConnection:
+    """Log the first connection."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportOutage:
     """Log an outage, once."""
 
@@ -69,7 +74,7 @@ class ReportRecovery:
 
 
 Event: TypeAlias = Started | Welcomed | Lost | WaitOver | Stopped
-Action: TypeAlias = Connect | Wait | ReportOutage | ReportRecovery
+Action: TypeAlias = Connect | Wait | ReportConnection | ReportOutage | ReportRecovery
 
 
 class ReconnectPolicy:
@@ -82,6 +87,7 @@ class ReconnectPolicy:
         self._failures = 0
         self._welcomed_s: float | None = None
         self._outage_since_s: float | None = None
+        self._connected_before = False
         self._stopped = False
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
@@ -102,7 +108,10 @@ class ReconnectPolicy:
     def _welcomed(self, now_s: float) -> Sequence[Action]:
         self._welcomed_s = now_s
         since_s, self._outage_since_s = self._outage_since_s, None
-        return () if since_s is None else (ReportRecovery(now_s - since_s),)
+        first, self._connected_before = not self._connected_before, True
+        if since_s is not None:
+            return (ReportRecovery(now_s - since_s),)
+        return (ReportConnection(),) if first else ()
 
     def _lost(self, reason: str, now_s: float) -> Sequence[Action]:
         if self._welcomed_s is not None and now_s - self._welcomed_s >= _STABLE_AFTER_S:

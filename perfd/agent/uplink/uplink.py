@@ -179,6 +179,8 @@ class Uplink(ABC):
                     event = reconnect.Stopped() if self._stopping else reconnect.Lost(self._converse())
                 case reconnect.Wait(seconds):
                     event = self._wait(seconds)
+                case reconnect.ReportConnection():
+                    log.info("The aggregator is connected.", extra={"address": self._peer})
                 case reconnect.ReportOutage(reason):
                     if not self._stopping:
                         log.warning(

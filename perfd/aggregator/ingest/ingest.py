@@ -92,6 +92,7 @@ class Ingest:
                     "An agent's first sequence is too far ahead of the newest one that is stored.",
                     actor=hello.node,
                 )
+            new = known is None or known.left
             known_epoch = known.epoch if known is not None else ""
             greeting = state.agents.greet(
                 hello,
@@ -120,6 +121,8 @@ class Ingest:
                 self._history.submit([agent_row(agent, agent.stored_sequence, unix_ns / 1e9)])
         if greeting.warning:
             log.warning(greeting.warning, extra={"node": hello.node, "shown_as": greeting.agent.node})
+        if new:
+            log.info("An agent connected.", extra={"node": agent.node, "version": agent.perfd_version})
         return agent, Welcome(
             last_sequence=agent.stored_sequence,
             received_sequence=agent.kept_sequence,

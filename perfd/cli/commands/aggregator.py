@@ -65,7 +65,9 @@ def run(args: argparse.Namespace) -> int:
         aggregator = Aggregator(config)
         aggregator.start()
         agents = aggregator.grpc_address
-    log.info("The aggregator serves.", extra={"agents": agents, "http": aggregator.http_address or "nowhere"})
+    scheme, address = "http" if config.http_tls is None else "https", aggregator.http_address
+    page = "nowhere" if address is None else f"{scheme}://{address}/"
+    log.info("The aggregator serves.", extra={"agents": agents, "page": page})
     stop.wait()
     # Who does not want to wait for what is still sent and written presses Ctrl-C again.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
