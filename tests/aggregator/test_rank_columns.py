@@ -45,6 +45,17 @@ def test_a_grid_has_one_metric_of_every_rank_at_its_place() -> None:
     assert power["median"] == statistics.median(grid["values"])
 
 
+def test_without_a_choice_the_grid_has_the_metric_in_which_the_culprit_stands_out() -> None:
+    # Its tensor cores are at 1.9 times the median, its power at 1.14 times.
+    job = job_entry("llm", ranks=16, slow=7)
+    assert rank_columns(job, {})["grid"]["metric"] == "tensor_active_ratio"
+    assert rank_columns(job, {"metric": "power_w"})["grid"]["metric"] == "power_w"
+    # Others than the culprit do not count.
+    job["gpus"][3]["dram_active_ratio"] = 0.99
+    assert rank_columns(job, {})["grid"]["metric"] == "tensor_active_ratio"
+    assert rank_columns(job_entry("llm", ranks=16), {})["grid"]["metric"] == "sm_active_ratio"
+
+
 def test_of_many_ranks_only_the_unusual_ones_have_rows_the_culprit_first() -> None:
     job = job_entry("llm", ranks=1024, slow=700)
     job["gpus"][5]["dram_active_ratio"] = 0.1

@@ -31,6 +31,8 @@ const axisOf = (axes) => axes.find(([name]) => name === chosen.axis) ?? axes[0];
 export function gridOptions(ranks) {
   const axes = axesOf(ranks);
   if (!axes.length) return null;
+  // What shows the culprit at first stays, whatever other metrics do.
+  if (ranks.grid.culprits.length) chosen.metric ??= ranks.grid.metric;
   const named = (all) => all.map(([key, title]) => [key, title]);
   return { metrics: named(metricsOf(ranks)), metric: ranks.grid.metric, axes: named(axes), axis: axisOf(axes)[0] };
 }

@@ -194,7 +194,11 @@ def _grid(ranks: _Ranks, metric: str | None, known: Sequence[int]) -> dict[str, 
     count = sum(rank is not None for rank in ranks.rank)
     if not count or not known:
         return None
-    place = METRICS.index(metric) if metric is not None and METRICS.index(metric) in known else known[0]
+    place = (
+        METRICS.index(metric)
+        if metric is not None and METRICS.index(metric) in known
+        else _distinguishing(ranks, known)
+    )
     numbers = [rank for rank in ranks.rank if rank is not None]
     starts = [0, *(i for i in range(1, count) if numbers[i] != numbers[i - 1] + 1), count]
     return {
@@ -206,6 +210,14 @@ def _grid(ranks: _Ranks, metric: str | None, known: Sequence[int]) -> dict[str, 
         "culprits": np.flatnonzero(ranks.culprit[:count]).tolist(),
         "values": significant(ranks.values[:count, place], _DIGITS),
     }
+
+
+def _distinguishing(ranks: _Ranks, known: Sequence[int]) -> int:
+    """The metric in which culprits are farthest from the median; the first without any."""
+    if not ranks.culprit.any():
+        return known[0]
+    far = np.abs(ranks.deviation[ranks.culprit]).max(axis=0)
+    return max(known, key=lambda place: far[place])
 
 
 def _picture(ranks: _Ranks, columns: int, known: Sequence[int]) -> dict[str, Any]:
