@@ -16,6 +16,11 @@ class MfuTier(StrEnum):
     GOOD = "good"
     EXCELLENT = "excellent"
 
+    @property
+    def word(self) -> str:
+        """How it is shown: without a cause, since a job's headline may name another."""
+        return "fair" if self is MfuTier.COMMUNICATION_BOUND else self.value
+
     @classmethod
     def of(cls, mfu_ratio: float) -> MfuTier:
         """The tier of an MFU, as the shipped rules record it."""

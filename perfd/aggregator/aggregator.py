@@ -31,7 +31,7 @@ from perfd.aggregator.web_api import (
     silence_routes,
 )
 from perfd.clock import Clock, SystemClock
-from perfd.config import AggregatorConfig
+from perfd.config import AggregatorConfig, check_page_links
 from perfd.errors import ConfigError, PerfdError
 from perfd.exporters.alertmanager import create_silence, silence_body
 from perfd.exporters.exporter_registry import ExporterRegistry
@@ -75,6 +75,7 @@ class Aggregator(ApiAnswers):
         if not config.max_jobs >= 1:
             raise ConfigError("max_jobs: it must be at least 1.")
         _require_tls(config)
+        check_page_links(config.links)
         self._config = config
         self._manual = manual
         self._partition = partition
@@ -155,6 +156,7 @@ class Aggregator(ApiAnswers):
             rounds=rounds,
             registry=registry,
             queries=queries,
+            links=config.links,
         )
         self._server = TelemetryServer(IngestSessions(intake, service), config.agent_identity)
         service.send_through(self.send)

@@ -45,6 +45,7 @@ from perfd.capture.capture_routes import StartBody
 from perfd.capture.policy.capture_json import to_json
 from perfd.capture.policy.policy_events import ManualRequest
 from perfd.clock import Clock
+from perfd.config import PageLinksConfig
 from perfd.errors import CaptureError
 from perfd.metrics.exposition import MetricsPage, metrics_page
 from perfd.metrics.series import SeriesFrame
@@ -70,6 +71,7 @@ class ApiAnswers:
         rounds: AnalysisLoop,
         registry: CollectorRegistry,
         queries: ChartQueries | None = None,
+        links: PageLinksConfig,
     ) -> None:
         self._state = state
         self._clock = clock
@@ -79,8 +81,14 @@ class ApiAnswers:
         self._rounds = rounds
         self._registry = registry
         self._queries = queries
+        self._links = links
         self._renderers: dict[str, PageRenderer] = {}
         self._render_lock = threading.Lock()
+
+    def links(self) -> Mapping[str, Mapping[str, str]]:
+        """Configured links by place and name."""
+        found: Mapping[str, Mapping[str, str]] = msgspec.to_builtins(self._links)
+        return found
 
     def jobs(self) -> list[str]:
         """Names of the jobs in memory."""

@@ -53,6 +53,7 @@ from perfd.config.notification_config import (
     WebhookReceiver,
 )
 from perfd.config.object_storage_config import ObjectReadingConfig, ObjectStorageConfig
+from perfd.config.page_links import PageLinksConfig, check_page_links
 from perfd.config.strict import TlsConfig
 from perfd.config.unknown_keys import unknown_keys
 
@@ -89,6 +90,7 @@ __all__ = [
     "ObjectReadingConfig",
     "ObjectStorageConfig",
     "OtlpConfig",
+    "PageLinksConfig",
     "RemoteWriteConfig",
     "RulesConfig",
     "ServerConfig",
@@ -101,6 +103,7 @@ __all__ = [
     "WandbTeam",
     "WebhookConfig",
     "WebhookReceiver",
+    "check_page_links",
     "load",
     "parse",
     "read_mapping",

@@ -10,6 +10,7 @@ from perfd.config.exporter_config import ExportersConfig
 from perfd.config.http_client_config import HttpClientConfig
 from perfd.config.nats_config import NatsListenConfig
 from perfd.config.object_storage_config import ObjectReadingConfig
+from perfd.config.page_links import PageLinksConfig
 from perfd.config.strict import Strict, TlsConfig
 
 HISTORY_REPAIR_SUFFIX = ".damaged.txt"
@@ -173,6 +174,8 @@ class AggregatorConfig(Strict, frozen=True):
     webhook: WebhookConfig = WebhookConfig()
     exporters: ExportersConfig = ExportersConfig()
     nodes: NodesConfig = NodesConfig()
+    links: PageLinksConfig = PageLinksConfig()
+    """Links that the page shows besides its own."""
     max_jobs: int = 256
     """Jobs in memory, of a group per partition. Beyond it, new jobs are left out, or take the place of one
     of the owner who has most."""

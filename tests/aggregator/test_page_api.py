@@ -20,7 +20,8 @@ from perfd.analysis.steps import StepBreakdown
 from perfd.cli import aggregator_client
 from perfd.cli.aggregator_client import get_jobs
 from perfd.clock import VirtualClock
-from perfd.config import HistoryConfig, RulesConfig
+from perfd.config import HistoryConfig, PageLinksConfig, RulesConfig
+from perfd.errors import ConfigError
 from perfd.model import (
     Event,
     EventKind,
@@ -64,6 +65,20 @@ def servers(*entities, **columns):
 
 
 # Jobs
+
+
+def test_links_are_those_of_the_configuration():
+    links = PageLinksConfig(job={"Grafana": "https://g.org/{job}"})
+    with aggregator(http_listen="127.0.0.1:0", links=links) as running:
+        assert api(running, "links") == {
+            "schema": "perfd.links/1",
+            "links": {"job": {"Grafana": "https://g.org/{job}"}, "rank": {}, "node": {}, "log": {}},
+        }
+    with (
+        pytest.raises(ConfigError, match=r"links\.node\.X"),
+        aggregator(links=PageLinksConfig(node={"X": "https://g.org/{job}"})),
+    ):
+        pass
 
 
 def test_a_row_of_the_fleet_says_what_the_whole_entry_says():

@@ -34,8 +34,9 @@ def test_a_job_shows_what_the_api_returns(recording: str, tab: Tab, played: Call
     assert all(f"{who['kind']} {who['id']}" in tab.text("#headline") for who in finding["culprits"])
     assert finding["gain_ratio"] is None or percent(finding["gain_ratio"]) in tab.text("#headline")
     assert tab.text("#evidence").splitlines() == finding["evidence"]
-    label = "The cause is not known yet. To find it" if finding["kind"] == "straggler" else "What to do"
-    assert tab.text("#advice") == f"{label}: {finding['advice']}"
+    assert job["ended"]
+    label = "The cause is not known. To find it in" if finding["kind"] == "straggler" else "For"
+    assert tab.text("#advice") == f"{label} the next run: {finding['advice']}"
     assert tab.text("#mfu") == percent(job["efficiency"]["mfu_ratio"])
     assert tab.text("#step-time") == duration(job["step_time_s"]["median"])
     assert tab.text("#tokens") == count(job["efficiency"]["tokens_per_s"])

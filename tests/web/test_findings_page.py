@@ -12,7 +12,7 @@ import pytest
 from perfd.analysis.findings import Kind
 from perfd.formatting import duration, percent
 from tests.support.chromium import Tab
-from tests.support.page_server import StandIn, job_entry
+from tests.support.page_server import StandIn, alert_entry, job_entry
 
 pytestmark = pytest.mark.system
 SHOWN = "document.getElementById('mfu')"
@@ -225,6 +225,51 @@ def test_a_straggler_without_a_cause_says_so(stand_in: StandIn, tab: Tab, eviden
     shown(stand_in, tab, bottleneck={**SLOW, "evidence": [evidence]})
 
     assert tab.text("#advice") == label
+
+
+@pytest.mark.parametrize(
+    ("evidence", "label"),
+    [
+        (
+            "Rank 3 takes 1.3 times as long.",
+            "The cause is not known. To find it in the next run: Look at rank 3.",
+        ),
+        ("Its SM clock is 80.0% of theirs (NVML).", "For the next run: Look at rank 3."),
+    ],
+)
+def test_advice_for_an_ended_job_is_for_its_next_run(
+    stand_in: StandIn, tab: Tab, evidence: str, label: str
+) -> None:
+    shown(stand_in, tab, bottleneck={**SLOW, "evidence": [evidence]}, ended=True)
+
+    assert tab.text("#advice") == label
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [(0.05, "p95 600.0 ms"), (0.051, "p95 600.0 ms; 5.1% of steps are outliers, not counted")],
+)
+def test_many_outliers_are_said_beside_the_percentile_without_them(
+    stand_in: StandIn, tab: Tab, ratio: float, said: str
+) -> None:
+    shown(stand_in, tab, step_time_s={"median": 0.5, "p95": 0.6, "outlier_ratio": ratio})
+
+    assert tab.text("#step-time + dd") == said
+
+
+def test_a_tier_names_no_cause_that_the_headline_does_not(stand_in: StandIn, tab: Tab) -> None:
+    shown(stand_in, tab, efficiency={"mfu_ratio": 0.35, "mfu_tier": "communication_bound"})
+
+    assert tab.text("#mfu + dd") == "of the dense peak; tier fair"
+
+
+def test_the_parts_of_a_page_are_reached_from_its_top(stand_in: StandIn, tab: Tab) -> None:
+    stand_in.answers["alerts"] = {"alerts": [alert_entry("Slow")]}
+    shown(stand_in, tab, bottleneck=SLOW)
+    links = "[...document.querySelectorAll('[aria-label=\"On this page\"] a')]"
+
+    assert tab.run(f"{links}.map((one) => one.innerText)") == ["Charts", "Ranks", "Alerts"]
+    assert tab.run(f"{links}.every((one) => document.querySelector(one.hash).querySelector('h2'))")
 
 
 def test_what_has_no_value_is_one_line_with_the_reason(stand_in: StandIn, tab: Tab) -> None:

@@ -146,3 +146,18 @@ def test_a_page_of_another_version_is_refused(tmp_path: Path, run: tuple[Path, d
 def test_a_folder_without_a_page_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(PerfdError, match=r"has no saved page .* `perfd report"):
         SavedRun(tmp_path)
+
+
+def test_the_folder_of_all_runs_says_which_are_the_newest(
+    tmp_path: Path, run: tuple[Path, dict[str, Any]]
+) -> None:
+    for age_s, name in enumerate(("newest", "second", "third", "oldest")):
+        saved = tmp_path / name / PAGE_FILE
+        saved.parent.mkdir()
+        saved.write_bytes((run[0] / PAGE_FILE).read_bytes())
+        os.utime(saved, (1e9 - age_s, 1e9 - age_s))
+
+    with pytest.raises(PerfdError) as refused:
+        SavedRun(tmp_path)
+    names = ", ".join(str(tmp_path / name) for name in ("newest", "second", "third"))
+    assert str(refused.value).endswith(f"The newest runs below it: {names}.")

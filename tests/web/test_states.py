@@ -30,6 +30,11 @@ LIVE = "document.getElementById('updated').dataset.how === 'live'"
 
 # Two lengths are no answer to a browser: the request fails as if nobody were there.
 GONE = Response(body=b"{}", headers={"Content-Length": "9"})
+SHIFTS = (
+    "globalThis.shifts = 0; new PerformanceObserver((list) => list.getEntries().forEach((one) => {"
+    " if (!one.hadRecentInput) shifts += one.value; })).observe({type: 'layout-shift', buffered: true});"
+)
+"""Sums up layout shifts, as Lighthouse's CLS does."""
 
 
 def fleet_of(stand_in: StandIn, *jobs: dict[str, Any]) -> None:
@@ -453,13 +458,33 @@ def test_a_straggler_stands_out_among_1024_ranks(tab: Tab, stand_in: StandIn) ->
     assert all(abs(place - 517.5 / 1024) < 0.005 for place in coloured)
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_phone_needs_no_sideways_scrolling(view: str, tab: Tab, stand_in: StandIn) -> None:
+@pytest.mark.parametrize("view", [*VIEWS, "/compare", "/compare?a=llama&b=b", "/jobs/llama/ranks/3"])
+def test_no_screen_needs_sideways_scrolling(view: str, tab: Tab, stand_in: StandIn) -> None:
     everything(stand_in)
-    tab.look(390, 844)
-    tab.open(stand_in.url + view, "document.querySelector('main h1')")
+    for width in (320, 390, 1280, 2560):
+        tab.look(width, 844)
+        tab.open(stand_in.url + view, "document.querySelector('main h1')")
+        assert tab.run("document.documentElement.scrollWidth") <= width
 
-    assert tab.run("document.documentElement.scrollWidth") <= 390
+
+@pytest.mark.parametrize("view", [*VIEWS, "/jobs/llama/ranks/3"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_that_is_read_moves_while_a_page_loads_and_updates(
+    view: str, width: int, tab: Tab, stand_in: StandIn
+) -> None:
+    everything(stand_in)
+    tab.look(width)
+    tab.before_each_page(SHIFTS)
+    tab.open(stand_in.url + view, "document.querySelector('main h1')")
+    tab.wait("document.getElementById('updated').dataset.how === 'live'")
+    rounds = len(stand_in.asked)
+    stand_in.live.notify()
+    while len(stand_in.asked) == rounds:
+        stand_in.live.notify()
+    tab.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    # From 0.1 on, Lighthouse no longer calls it good.
+    assert tab.run("shifts") < 0.1
 
 
 # For everybody

@@ -22,7 +22,7 @@ from perfd.aggregator.http_endpoints import HttpEndpoints
 from perfd.aggregator.job_summaries import analysis_settings
 from perfd.aggregator.partition import Partition
 from perfd.clock import SystemClock
-from perfd.config import AggregatorConfig
+from perfd.config import AggregatorConfig, check_page_links
 from perfd.errors import ConfigError, PerfdError
 from perfd.net import Handler
 from perfd.web.live_updates import Live
@@ -50,6 +50,7 @@ class AggregatorGroup:
         # Loaded now, so that takeovers are fast and errors in the configuration are raised at startup.
         AlertEvaluation(config.rules)
         analysis_settings(config.analysis)
+        check_page_links(config.links)
         configured_database(config.history)
         self._live = Live()
         self._pages = GroupPages(

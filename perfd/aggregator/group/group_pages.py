@@ -49,7 +49,7 @@ _MERGED = {
     "/api/v1/nodes": "nodes",
 }
 _OF_CAPTURES = ("/api/v1/captures/", "/api/v1/traces/", "/reports/captures/")
-_SAME_EVERYWHERE = ("/api/v1", "/runbooks/")
+_SAME_EVERYWHERE = ("/api/v1", "/api/v1/links", "/runbooks/")
 _THREADS = 16
 _BAD_REQUEST, _NOT_FOUND = 400, 404
 

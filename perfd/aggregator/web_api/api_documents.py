@@ -58,6 +58,7 @@ def job_json(job: JobState, live: JobSummary | None, now_s: float, failure: str 
         "outcome": _outcome(job),
         "exit_code": job.lifetime.end.exit_code if job.lifetime.end else None,
         "nodes": sorted(job.nodes),
+        **_owned(job),
         "title": (origin.title or None) if origin else None,
         "array": [origin.array_job, origin.array_task] if origin and origin.array_job else None,
         "het_groups": {
@@ -129,7 +130,6 @@ def _fleet_row(
 ) -> dict[str, Any]:
     """What a table of hundreds of jobs shows of each."""
     live = found or pending_summary(job.name)
-    origin = job.ownership.origin
     row = {
         **row_of(live),
         "name": job.name,
@@ -141,13 +141,23 @@ def _fleet_row(
         "step": job.steps.last_step,
         "train_steps": job.description.train_steps if job.description else None,
         "firing_alerts": firing,
-        "owner": (origin.user or origin.owner or None) if origin else None,
-        "cluster": (origin.cluster or None) if origin else None,
+        **_owned(job),
         "wasted_gpu_h": _wasted_gpu_h(job, live, now_unix_s, share),
     }
     if found is None:
         row["bottleneck"] |= _PENDING
     return row
+
+
+def _owned(job: JobState) -> dict[str, str | None]:
+    origin = job.ownership.origin
+    if origin is None:
+        return dict.fromkeys(("owner", "cluster", "namespace"))
+    return {
+        "owner": origin.user or origin.owner or None,
+        "cluster": origin.cluster or None,
+        "namespace": origin.namespace or None,
+    }
 
 
 def row_of(live: JobSummary) -> dict[str, Any]:

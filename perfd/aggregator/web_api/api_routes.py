@@ -40,6 +40,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/jobs/JOB/gpu_series     its GPUs over the last 5 minutes; ?points=N&rank=R&seconds=S
 /api/v1/compare                 two jobs side by side (perfd.compare/1); ?a=JOB&b=JOB
 /api/v1/alerts                  alerts of perfd's own engine; ?job=JOB&state=firing&limit=N
+/api/v1/links                   links to other systems that are configured, by place
 /api/v1/silences                whether alerts can be silenced; POST does it
 /api/v1/servers                 serving engines
 /api/v1/agents                  agents and their nodes
@@ -59,6 +60,9 @@ class ApiSource(Protocol):
 
     def metrics(self, headers: Mapping[str, str]) -> MetricsPage:
         """The page for Prometheus, as the headers of a request ask for it."""
+
+    def links(self) -> Mapping[str, Mapping[str, str]]:
+        """Configured links by place (`PageLinksConfig`) and name, as URLs with placeholders."""
 
     def jobs(self) -> list[str]:
         """Names of the jobs in memory."""
@@ -180,6 +184,7 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         "/api/v1/events": live.connect,
         "/api/v1/agents": lambda _: json_response({"schema": "perfd.agents/1", "agents": source.agents()}),
         "/api/v1/nodes": lambda request: _nodes(source, request),
+        "/api/v1/links": lambda _: json_response({"schema": "perfd.links/1", "links": source.links()}),
         **capture_routes(
             captures=source.captures,
             start=source.start_capture,

@@ -28,6 +28,7 @@ _POINTS = 2_000
 _GPU_POINTS = 300
 _MAX_BYTES = 128 * 1024 * 1024
 """Unpacked: 10,000 steps of 16,384 ranks stay far below it, and a file that claims more is not ours."""
+_SHOWN_FOLDERS = 3
 _OVER = "This run has ended: {what}."
 
 
@@ -54,6 +55,7 @@ class _Page(msgspec.Struct, kw_only=True):
     nodes: list[dict[str, Any]]
     """All of which something is known."""
     captures: list[dict[str, Any]]
+    links: dict[str, dict[str, str]] = {}
 
 
 def save_run(source: ApiSource, path: Path, saved_unix_s: float) -> None:
@@ -79,6 +81,7 @@ def save_run(source: ApiSource, path: Path, saved_unix_s: float) -> None:
         agents=source.agents(),
         nodes=source.nodes(blamed_only=False),
         captures=source.captures(),
+        links={place: dict(found) for place, found in source.links().items()},
     )
     path.write_bytes(gzip.compress(msgspec.json.encode(page), mtime=0))
 
@@ -106,6 +109,10 @@ class SavedRun:
         """Nothing: `stale` answers first."""
         del headers
         raise PerfdError(_OVER.format(what="it has no metrics"))
+
+    def links(self) -> Mapping[str, Mapping[str, str]]:
+        """Links that were configured for the run."""
+        return self._page.links
 
     def jobs(self) -> list[str]:
         """Names of its jobs."""
@@ -264,6 +271,8 @@ def _together(pages: Sequence[_Page], folders: Sequence[str]) -> _Page:
         fleet={"jobs": [], "alerts": [], "agents": Counter(), "servers": Counter()},
         **{key: [] for key in _LISTS},
         jobs={},
+        # Elsewhere a job may have another name than here.
+        links={},
     )
     for page, folder in zip(pages, folders, strict=True):
         names = {name: name if taken[name] == 1 else _unused(folder, shown) for name in page.jobs}
@@ -297,6 +306,18 @@ def _unused(folder: str, shown: set[str]) -> str:
     return next(name for name in names if name not in shown)
 
 
+def _instead(folder: Path) -> str:
+    """What to open instead of a folder without a page."""
+    below = sorted(folder.glob(f"*/{PAGE_FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    if not below:
+        return (
+            "`perfd run` writes it at the end of a job; "
+            f"`perfd report {folder}` makes a report from a summary alone."
+        )
+    newest = ", ".join(str(path.parent) for path in below[:_SHOWN_FOLDERS])
+    return f"The newest runs below it: {newest}."
+
+
 def _read(folder: Path) -> _Page:
     path = folder / PAGE_FILE
     try:
@@ -304,10 +325,7 @@ def _read(folder: Path) -> _Page:
         with gzip.open(path, "rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
-        raise PerfdError(
-            f"{folder} has no saved page ({PAGE_FILE}). `perfd run` writes it at the end of a job; "
-            f"`perfd report {folder}` makes a report from a summary alone."
-        ) from None
+        raise PerfdError(f"{folder} has no saved page ({PAGE_FILE}). {_instead(folder)}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise PerfdError(f"{path} is damaged: {error}.") from error
     if len(content) > _MAX_BYTES:

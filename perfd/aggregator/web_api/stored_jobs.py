@@ -12,6 +12,8 @@ from perfd.aggregator.web_api.api_documents import entry_of, row_of
 from perfd.aggregator.web_api.charts import without_ranks
 from perfd.analysis.diagnosis import JobSummary, from_json
 
+_OWNED = dict.fromkeys(("owner", "cluster", "namespace"))
+
 
 def stored_row(one: EndedJob, now_unix_s: float) -> dict[str, Any]:
     """A row of schema perfd.fleet/2; raises `msgspec.ValidationError` if the summary is of another kind."""
@@ -23,8 +25,7 @@ def stored_row(one: EndedJob, now_unix_s: float) -> dict[str, Any]:
         "state": "ended",
         "step": live.steps.last,
         "firing_alerts": 0,
-        "owner": None,
-        "cluster": None,
+        **_OWNED,
         "wasted_gpu_h": None,
     }
 
@@ -42,6 +43,7 @@ def stored_entry(one: EndedJob, now_unix_s: float, *, ranks: bool) -> dict[str, 
         "ended_unix_s": end.time_unix_s if end else one.received_unix_s,
         "exit_code": end.exit_code if end else None,
         "nodes": _nodes(live),
+        **_OWNED,
         "title": None,
         "array": None,
         "het_groups": {},

@@ -104,7 +104,7 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
         ("Step time", duration(job.step_time_s.median), over),
         ("Step time p95", duration(job.step_time_s.p95), f"{source}; over {steady}"),
         ("MFU", percent(speed.mfu_ratio), of_peak),
-        ("MFU tier", speed.mfu_tier.value.replace("_", " ") if speed.mfu_tier else UNKNOWN, counted),
+        ("MFU tier", speed.mfu_tier.word if speed.mfu_tier else UNKNOWN, counted),
         ("Attainable MFU", percent(best), f"{source}; without the first finding's cost"),
         ("HFU", percent(speed.hfu_ratio), f"{source}; convention {convention}"),
         ("Tokens/s", count(speed.tokens_per_s), over),

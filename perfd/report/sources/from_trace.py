@@ -120,7 +120,7 @@ def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportM
                 f" ({use.precision}, dense{', unverified' if use.peak_unverified else ''})",
             )
         )
-        tier = MfuTier.of(use.mfu_ratio).value.replace("_", " ")
+        tier = MfuTier.of(use.mfu_ratio).word
         found.append(ReportMetric(name="MFU tier", value=tier, source="thresholds of docs/analysis.md"))
         best = _attainable_mfu(analysis, shares)
         if best is not None:

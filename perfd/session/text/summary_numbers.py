@@ -12,6 +12,8 @@ from perfd.formatting import count, duration, flops_per_s, percent
 from perfd.model import StepSource
 
 _LEAST_SHARE = 0.001
+_MANY_OUTLIERS = 0.05
+"""Share of steps from which on the 95th percentile of all of them would be that of an outlier."""
 """Share of a step below which a dimension is not shown."""
 _FLOPS_SOURCES = {
     "config": "; model by its config.json",
@@ -61,6 +63,8 @@ def _step_time(summary: JobSummary) -> str | None:
     if times.median is None:
         return None
     tail = f", p95 {duration(times.p95)}" if times.p95 is not None else ""
+    if (times.outlier_ratio or 0.0) > _MANY_OUTLIERS:
+        tail += f" ({percent(times.outlier_ratio)} of steps are outliers, not counted)"
     source = ", by when lines came" if summary.steps.source is StepSource.ARRIVAL else ""
     return f"{duration(times.median)} (median){tail}{source}"
 
@@ -96,7 +100,7 @@ def _mfu(speed: Efficiency) -> str | None:
         source += f"; peak by {speed.precision_by_hlo}"
     parts = [f"{percent(speed.mfu_ratio)} (convention {speed.flops_convention}{source})"]
     if speed.mfu_tier is not None:
-        parts.append(f"tier {speed.mfu_tier.value.replace('_', ' ')}")
+        parts.append(f"tier {speed.mfu_tier.word}")
     if speed.hfu_ratio is not None:
         parts.append(f"HFU {percent(speed.hfu_ratio)}")
     if speed.tensor_active_ratio is not None:

@@ -2,7 +2,8 @@
 
 import { copyButton } from "./actions.js";
 import { el, prose, section } from "./dom.js";
-import { count, duration, plural } from "./format.js";
+import { count, duration, elapsed, plural } from "./format.js";
+import { linksOf } from "./links.js";
 import { sortedTable } from "./table.js";
 
 const state = (agent) => (agent.connected ? "connected" : agent.left ? "left" : "disconnected");
@@ -15,9 +16,9 @@ const table = sortedTable({
   order: (a, b) => a.left - b.left || a.connected - b.connected || (b.missing ?? []).length - (a.missing ?? []).length || a.node.localeCompare(b.node, "en", { numeric: true }),
   text: (agent) => [agent.node, state(agent), agent.version, ...(agent.missing ?? []).flatMap((one) => [one.what, one.words])].join(" "),
   columns: [
-    { name: "Node", wide: true, value: (agent) => agent.node, cell: (agent) => el("strong", {}, agent.node) },
+    { name: "Node", wide: true, value: (agent) => agent.node, cell: (agent) => [el("strong", {}, agent.node), ...linksOf("node", { node: agent.node }).map((link) => el("small", {}, link))] },
     { name: "State", value: state, cell: (agent) => el("span", { class: `state ${state(agent)}` }, state(agent)) },
-    { name: "Last seen", number: true, value: (agent) => agent.silent_s, cell: (agent) => `${duration(agent.silent_s)} ago` },
+    { name: "Last seen", number: true, value: (agent) => agent.silent_s, cell: (agent) => `${elapsed(agent.silent_s)} ago` },
     { name: "Lag", number: true, value: (agent) => agent.lag_s, cell: (agent) => duration(agent.lag_s) },
     { name: "Batches", number: true, value: (agent) => agent.batches, cell: (agent) => count(agent.batches) },
     { name: "Lost records", number: true, value: (agent) => agent.dropped_records, cell: (agent) => count(agent.dropped_records) },

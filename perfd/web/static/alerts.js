@@ -4,7 +4,7 @@ import { askToken } from "./actions.js";
 import { get, missing, post } from "./api.js";
 import { figure } from "./captures.js";
 import { el, prose, section } from "./dom.js";
-import { duration, moment, plural } from "./format.js";
+import { elapsed, moment, plural } from "./format.js";
 import { captureAddress, jobAddress, to } from "./paths.js";
 import { sortedTable } from "./table.js";
 
@@ -45,7 +45,7 @@ const table = sortedTable({
     { name: "Job", value: about, cell: (alert) => [alert.job ? el("a", { href: jobAddress(alert.job) }, alert.job) : about(alert), el("small", {}, rest(alert))] },
     { name: "Value", number: true, value: (alert) => alert.value, cell: (alert) => (alert.value == null ? "-" : figure(alert.value)) },
     { name: "Since", number: true, value: (alert) => alert.fired_at_unix_s, cell: (alert) => moment(alert.fired_at_unix_s) },
-    { name: "Lasted", number: true, value: lasted, cell: (alert) => duration(lasted(alert)) },
+    { name: "Lasted", number: true, value: lasted, cell: (alert) => elapsed(lasted(alert)) },
     { name: "Captures", cell: (alert) => (alert.captures?.length ? alert.captures.map((id) => el("small", {}, el("a", { href: captureAddress(alert.job ?? about(alert), id) }, id))) : "-") },
     { name: "Silence", cell: (alert) => (silences?.available && alert.state === "firing" ? silenceButton(alert) : "-") },
   ],

@@ -3,6 +3,8 @@
 import { to } from "./paths.js";
 
 const TIMEOUT_MS = 10_000;
+// Of jobs whose names contain that of the one that is looked for.
+const MOST_ALIKE = 100;
 
 const texts = new WeakMap();
 
@@ -53,10 +55,13 @@ export function missing(error) {
   throw error;
 }
 
-// A job's newest numbers, without its ranks; of one that is only in history, its final summary.
+// A job's newest numbers, without its ranks; of one that is only in history, its last ones.
 export async function overviewOf(name) {
   const { jobs } = await get(`jobs?short=1&job=${encodeURIComponent(name)}`);
   if (jobs.length) return jobs[0];
+  const ended = await get(`jobs?short=1&state=ended&limit=${MOST_ALIKE}&q=${encodeURIComponent(name)}`).catch(missing);
+  const stored = ended?.jobs.find((one) => one.name === name);
+  if (stored) return stored;
   const summary = await get(`${jobPath(name)}?short=1`);
   return { ...summary.jobs[0], ended: true };
 }

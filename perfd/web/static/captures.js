@@ -2,7 +2,7 @@
 
 import { copyButton, perfettoButton, quoted } from "./actions.js";
 import { el, prose, section } from "./dom.js";
-import { count, dataSize, duration, moment, plural, rankNames, words } from "./format.js";
+import { count, dataSize, elapsed, moment, plural, rankNames, words } from "./format.js";
 import { grouped } from "./groups.js";
 import { captureAddress, to } from "./paths.js";
 
@@ -25,7 +25,7 @@ const state = (one) => el("span", { class: `state ${one.state}` }, one.state);
 
 const facts = (one) =>
   el("p", { class: "quiet" }, `${[one.tool ?? "no tool", `profile ${one.profile}`, one.steps && plural(one.steps, "step")].filter(Boolean).join(" · ")} · `, cause(one), ` · ${moment(one.requested_unix_s)}`,
-    one.ended_unix_s != null && ` · took ${duration(one.ended_unix_s - one.requested_unix_s)}`);
+    one.ended_unix_s != null && ` · took ${elapsed(one.ended_unix_s - one.requested_unix_s)}`);
 
 const said = (one) => [one.summary && el("p", {}, prose(one.summary)), one.report && el("p", { class: "headline" }, prose(one.report.words)), one.reason && el("p", {}, prose(one.reason)), correction(one)];
 
@@ -86,7 +86,7 @@ function timeline(one) {
     el("h2", {}, plural(one.ranks.length, "rank")),
     el("ul", { class: "legend" }, PHASES.map(([key, name]) => el("li", {}, el("span", { class: `swatch phase ${key}` }), name))),
     el("ul", { class: "ranks", id: "ranks" }, alike.slice(0, MAX_RANKS).map((ranks) => outcome(ranks, one, at))),
-    el("p", { class: "quiet" }, `${duration(end - start)} from the request, ${moment(start)}.`, alike.length > MAX_RANKS && ` ${count(alike.slice(MAX_RANKS).flat().length)} more ranks are in /api/v1/captures/${one.id}.`),
+    el("p", { class: "quiet" }, `${elapsed(end - start)} from the request, ${moment(start)}.`, alike.length > MAX_RANKS && ` ${count(alike.slice(MAX_RANKS).flat().length)} more ranks are in /api/v1/captures/${one.id}.`),
   ];
 }
 
@@ -121,4 +121,4 @@ function who(ranks) {
   return rankNames(ranks.map((one) => one.rank));
 }
 
-const span = (one) => (one.stopped_unix_s == null || one.started_unix_s == null ? "" : ` for ${duration(one.stopped_unix_s - one.started_unix_s)}`);
+const span = (one) => (one.stopped_unix_s == null || one.started_unix_s == null ? "" : ` for ${elapsed(one.stopped_unix_s - one.started_unix_s)}`);

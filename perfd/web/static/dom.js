@@ -20,12 +20,15 @@ const CODE = /`([^`\n]+)`/;
 // A sentence as children of an element: what stands between backticks is code.
 export const prose = (text) => String(text ?? "").split(CODE).map((part, i) => (i % 2 ? el("code", {}, part) : unbroken(part)));
 
+// What a cell of a table has: a number stays beside its unit.
+export const whole = (cell) => (typeof cell === "string" ? unbroken(cell) : cell);
+
 // Draws `build()` into the named section only when `data` has changed, so that focus and selection stay.
 export function section(parent, name, data, build) {
   const print = JSON.stringify([data, windowWidth(), document.documentElement.dataset.theme]) ?? "";
   let found = parent.querySelector(`:scope > [data-section="${name}"]`);
   if (found?.print === print) return;
-  const fresh = el("section", { "data-section": name }, ...build());
+  const fresh = el("section", { "data-section": name, id: `section-${name}` }, ...build());
   fresh.print = print;
   const focused = document.activeElement?.id;
   if (found) found.replaceWith(fresh);

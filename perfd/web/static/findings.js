@@ -31,8 +31,11 @@ const SAYS_WHY = /SM clock is|^Every \d+ steps/;
 
 const isOpen = (finding) => finding.kind === "straggler" && !(finding.evidence ?? []).some((line) => SAYS_WHY.test(line));
 
-const advice = (finding, id = null) =>
-  finding?.advice && el("p", { id }, el("strong", {}, isOpen(finding) ? "The cause is not known yet. To find it: " : "What to do: "), prose(finding.advice));
+// A job that has ended can no longer be looked into.
+const doNow = (finding, over) =>
+  isOpen(finding) ? (over ? "The cause is not known. To find it in the next run: " : "The cause is not known yet. To find it: ") : over ? "For the next run: " : "What to do: ";
+
+const advice = (finding, over, id = null) => finding?.advice && el("p", { id }, el("strong", {}, doNow(finding, over)), prose(finding.advice));
 
 const evidence = (finding, id) =>
   (finding?.evidence ?? []).length > 0 &&
@@ -45,7 +48,7 @@ export function headline(job, ranks) {
     { class: `verdict ${look(finding)}` },
     el("h1", { id: "headline" }, sentence(finding), says(finding)),
     evidence(finding, "evidence"),
-    advice(finding, "advice"),
+    advice(finding, job.ended, "advice"),
     actions(job, finding),
     numbersOf(job, finding, ranks),
   );
@@ -59,7 +62,7 @@ export function otherFindings(job, ranks) {
     el("li", { class: `finding ${look(finding)}` },
       el("h3", {}, shortSentence(finding), says(finding)),
       evidence(finding),
-      advice(finding),
+      advice(finding, job.ended),
       actions(job, finding), numbersOf(job, finding, ranks));
   return [el("h2", {}, plural(others.length, "other finding")), el("ol", { id: "findings", class: "findings" }, others.map(one))];
 }

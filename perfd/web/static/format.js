@@ -29,6 +29,9 @@ export function duration(seconds) {
   return `${fixed(seconds / unitS, 1)} ${unit}`;
 }
 
+// How long something lasted or has been waiting: people count seconds, not thousands of milliseconds.
+export const elapsed = (seconds) => (known(seconds) && seconds >= 1 && seconds < 10 ? `${fixed(seconds, 1)} s` : duration(seconds));
+
 function scaled(value, unit) {
   if (!known(value)) return UNKNOWN;
   const found = PREFIXES.find(([factor]) => Math.abs(value) >= factor * ROUNDS_UP);

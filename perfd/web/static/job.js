@@ -10,6 +10,7 @@ import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames, UNKNOWN } from "./format.js";
 import { grouped } from "./groups.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
+import { linksOf, separated, valuesAround, valuesOf } from "./links.js";
 import { drawPeers } from "./peers.js";
 import { captureAddress, compareAddress, jobAddress, to } from "./paths.js";
 import { gridChoice, gridOptions, gridTools, rankGrid } from "./rank_grid.js";
@@ -21,6 +22,8 @@ const MOST_ALERTS = 50;
 const MOST_CAPTURES = 5;
 // A dimension with a smaller share of the step is not drawn.
 const LEAST_SHARE = 0.001;
+// From here on, a 95th percentile of all steps would be that of an outlier.
+const MANY_OUTLIERS = 0.05;
 // Of the picture of ranks: no more than pixels, and few enough to send.
 const LEAST_COLUMNS = 64;
 const MOST_COLUMNS = 1600;
@@ -45,7 +48,8 @@ function draw(main, job, ranks, peers, series, alerts, captures, again) {
   const stale = isStale(job);
   // The sign of a live page is not for a job that is over.
   document.documentElement.dataset.over = String(Boolean(job.ended));
-  section(main, "title", [job.name, scheduled(job), layout(job), steps(job), job.ended, job.outcome, stale], () => [title(job)]);
+  const jumps = [["progress", "Charts"], ranks && metricsOf(ranks).length && ["rank-choice", "Ranks"], alerts.length && ["alerts", "Alerts"], captures.length && ["captures", "Captures"], job.troubles?.length && ["troubles", "Errors"]].filter(Boolean);
+  section(main, "title", [job.name, scheduled(job), layout(job), steps(job), job.ended, job.outcome, job.owner, stale, jumps], () => [el("div", { class: "title-line" }, title(job), contents(jumps))]);
   section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
   section(main, "verdict", [job.bottleneck, job.ended], () => [headline(job, ranks)]);
   section(main, "findings", [job.other_findings, job.ended], () => otherFindings(job, ranks));
@@ -62,7 +66,7 @@ function draw(main, job, ranks, peers, series, alerts, captures, again) {
   drawPeers(main, job, peers, again);
   section(main, "alerts", alerts, () => alertList(alerts));
   section(main, "captures", captures, () => captureList(job, captures));
-  section(main, "troubles", job.troubles, () => troubleList(job.troubles ?? []));
+  section(main, "troubles", job.troubles, () => troubleList(job));
 }
 
 const steps = (job) => progress(job.steps?.last, job.train_steps);
@@ -73,15 +77,19 @@ function title(job) {
     { class: "title" },
     el("strong", { id: "job" }, job.name), " ", el("span", { class: `state ${state(job)}` }, stateText(job)),
     el("span", { class: "quiet" }, ` ${[...scheduled(job), layout(job), `step ${steps(job)}`].join(" · ")} · `),
-    el("a", { href: to(`reports/jobs/${encodeURIComponent(job.name)}`), id: "report" }, "Report"), " · ", el("a", { href: compareAddress(job.name), id: "compare" }, "Compare"),
+    el("a", { href: to(`reports/jobs/${encodeURIComponent(job.name)}`), id: "report" }, "Report"), " · ", el("a", { href: compareAddress(job.name), id: "compare" }, "Compare"), separated(linksOf("job", valuesOf(job))),
   );
 }
+
+// The page is long, and what a user looks for may be at its end.
+const contents = (jumps) =>
+  el("nav", { "aria-label": "On this page", class: "quiet" }, jumps.map(([name, text]) => el("a", { href: `#section-${name}` }, text)));
 
 // The scheduler's name, array and groups.
 function scheduled(job) {
   const groups = grouped(Object.entries(job.het_groups ?? {}), ([, group]) => group);
   const parts = groups.sort().map(([group, nodes]) => `group ${group}: ${nodes.map(([node]) => node).join(", ")}`);
-  return [job.title, job.array && `array ${job.array.join("_")}`, ...parts].filter(Boolean);
+  return [job.title, job.owner, job.array && `array ${job.array.join("_")}`, ...parts].filter(Boolean);
 }
 
 const silence = (job) =>
@@ -93,7 +101,7 @@ const device = (job) => (job.gpu_count ? "GPU" : "rank");
 // Each with its denominator, and what is missing if it has no value; null: does not apply to this job.
 const numbers = (job) => [
   ["mfu", "MFU", percent(job.efficiency?.mfu_ratio), mfuNote(job), job.efficiency?.mfu_missing ?? "the model's sizes or the GPU's peak are unknown"],
-  ["step-time", "Step time", duration(job.step_time_s?.median), `p95 ${duration(job.step_time_s?.p95)}`, "no steady steps yet"],
+  ["step-time", "Step time", duration(job.step_time_s?.median), stepTimeNote(job), "no steady steps yet"],
   ["tokens", "Tokens/s", count(job.efficiency?.tokens_per_s), job.efficiency?.tokens_per_s_per_gpu == null ? "" : `${count(job.efficiency?.tokens_per_s_per_gpu)} per ${device(job)}`, "the tokens per step are unknown"],
   ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.efficiency?.model_flops_per_s_per_gpu), job.efficiency?.peak_flops_per_s ? `peak ${flopsPerS(job.efficiency?.peak_flops_per_s)} ${job.efficiency?.peak_precision ?? ""}${job.efficiency?.peak_unverified ? ", unverified" : ""}` : "", "the model's sizes are unknown"],
   ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job), "no timer for it, and no times of NCCL on the GPU"],
@@ -102,6 +110,12 @@ const numbers = (job) => [
   ["optimizer", "Optimizer", percent(job.optimizer?.share_ratio), "of a step, on the slowest rank", "no timer for it"],
   ["memory", "GPU memory", percent(job.memory?.max_used_ratio), "used on the fullest GPU", "no data from GPUs"],
 ];
+
+// Outliers are in neither number: where there are many, the 95th percentile hides them.
+function stepTimeNote({ step_time_s: of }) {
+  const outliers = of?.outlier_ratio > MANY_OUTLIERS ? `; ${percent(of.outlier_ratio)} of steps are outliers, not counted` : "";
+  return `p95 ${duration(of?.p95)}${outliers}`;
+}
 
 // Batches are fetched within the forward pass; the timer ends when the batch is on the GPU.
 function dataNote({ data }) {
@@ -122,9 +136,12 @@ function leftOut({ source, dimensions }) {
   return (dimensions ?? []).filter((one) => one.group !== "dp").map((one) => one.group ?? "others");
 }
 
+// Another headline may name another cause.
+const tierWord = (tier) => (tier === "communication_bound" ? "fair" : tier);
+
 function mfuNote(job) {
   const upper = job.efficiency?.mfu_upper_ratio == null ? "" : `at most ${percent(job.efficiency?.mfu_upper_ratio, 0)} by tensor core activity`;
-  const tier = job.efficiency?.mfu_tier ? `tier ${job.efficiency.mfu_tier.replaceAll("_", " ")}` : "";
+  const tier = job.efficiency?.mfu_tier ? `tier ${tierWord(job.efficiency.mfu_tier)}` : "";
   if (job.efficiency?.mfu_ratio != null) return [`of the dense peak${job.efficiency.peak_precision_source === "hlo" ? `, ${job.efficiency.peak_precision} according to the dumped HLO` : ""}`, tier, upper].filter(Boolean).join("; ");
   return upper || (job.efficiency?.model_flops_per_s_per_gpu != null && job.efficiency?.peak_flops_per_s == null ? "peak of this GPU unknown" : "");
 }
@@ -167,10 +184,12 @@ function alertList(alerts) {
   return [el("h2", {}, el("a", { href: to("alerts") }, "Alerts")), el("ul", { id: "alerts" }, alerts.map(line))];
 }
 
-function troubleList(troubles) {
+function troubleList(job) {
+  const troubles = job.troubles ?? [];
   if (!troubles.length) return [];
+  const elsewhere = (one) => separated(linksOf("log", { ...valuesAround(job, one.first_unix_s, one.last_unix_s), rank: one.ranks?.[0] }));
   const notes = (one) => [one.ranks?.length && rankNames(one.ranks), one.step != null && `after step ${one.step}`, one.count > 1 && `${one.count} times`, moment(one.first_unix_s)];
-  const line = (one) => el("li", {}, one.message, el("span", { class: "quiet" }, ` ${notes(one).filter(Boolean).join(" · ")}`));
+  const line = (one) => el("li", {}, one.message, el("span", { class: "quiet" }, ` ${notes(one).filter(Boolean).join(" · ")}`), elsewhere(one));
   return [el("h2", {}, "Errors and warnings"), el("ul", { id: "troubles" }, troubles.map(line))];
 }
 

@@ -10,6 +10,7 @@ import { fleetPath, showFleet } from "./fleet.js";
 import { clock } from "./format.js";
 import { showJob } from "./job.js";
 import { listenToKeys } from "./keys.js";
+import { loadLinks } from "./links.js";
 import { follow, wake } from "./live.js";
 import { showNodes } from "./nodes.js";
 import { jobAddress, to, within } from "./paths.js";
@@ -87,7 +88,7 @@ async function load() {
 
 async function refresh() {
   try {
-    const [draw, status] = await Promise.all([load(), get("status").catch(missing)]);
+    const [draw, status] = await Promise.all([load(), get("status").catch(missing), loadLinks()]);
     const first = !shownAt;
     if (first || main.dataset.state === "missing") main.replaceChildren();
     main.dataset.state = "live";

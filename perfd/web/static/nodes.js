@@ -2,6 +2,7 @@
 
 import { el, section } from "./dom.js";
 import { percent, plural } from "./format.js";
+import { linksOf } from "./links.js";
 import { sortedTable } from "./table.js";
 
 const SHOWN = 3;
@@ -21,7 +22,7 @@ const table = sortedTable({
   order: (a, b) => (b.suspect_ratio ?? 0) - (a.suspect_ratio ?? 0) || b.lost_gpu_h - a.lost_gpu_h || a.node.localeCompare(b.node, "en", { numeric: true }),
   text: (node) => [node.node, node.kind, node.suspect && "suspect", ...node.incident_list.map((one) => `${what(one)} ${one.job}`)].join(" "),
   columns: [
-    { name: "Node", wide: true, value: (node) => node.node, cell: (node) => [el("strong", {}, node.node), el("small", {}, node.kind ?? "")] },
+    { name: "Node", wide: true, value: (node) => node.node, cell: (node) => [el("strong", {}, node.node), el("small", {}, node.kind ?? ""), ...linksOf("node", { node: node.node }).map((link) => el("small", {}, link))] },
     { name: "Suspect", number: true, value: (node) => node.suspect_ratio, cell: (node) => el("span", { class: node.suspect ? "limit" : "quiet" }, percent(node.suspect_ratio, 0)) },
     { name: "Incidents", number: true, value: (node) => node.incidents, cell: (node) => fixed(node.incidents, 1) },
     { name: "Peers would have", number: true, value: (node) => node.expected_incidents, cell: (node) => fixed(node.expected_incidents, 1) },

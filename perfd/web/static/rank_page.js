@@ -5,6 +5,7 @@ import { captureButton } from "./actions.js";
 import { el, section } from "./dom.js";
 import { signedPercent, UNKNOWN } from "./format.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
+import { linksOf, valuesOf } from "./links.js";
 import { jobAddress } from "./paths.js";
 import { loadRanks, metricsOf, rankName } from "./rank_metrics.js";
 
@@ -22,7 +23,7 @@ export async function showRank(main, name, rank, again) {
 function heading(job, row) {
   const facts = [row.node && `node ${row.node}`, row.gpu != null && `GPU ${row.gpu}`, row.stage != null && `pipeline stage ${row.stage}`].filter(Boolean).join(" · ");
   return el("div", {}, el("h1", { id: "rank" }, rankName(row), row.culprit && el("span", { class: "limit" }, " culprit"), el("small", {}, facts)),
-    el("p", { class: "actions" }, el("a", { href: jobAddress(job.name) }, job.name), job.ended ? [] : captureButton(job.name, `${row.rank}+peer`, "this rank")));
+    el("p", { class: "actions" }, el("a", { href: jobAddress(job.name) }, job.name), linksOf("rank", { ...valuesOf(job), rank: row.rank, node: row.node, gpu: row.gpu }), row.node && linksOf("node", { node: row.node }), job.ended ? [] : captureButton(job.name, `${row.rank}+peer`, "this rank")));
 }
 
 function numbers({ values }, ranks) {
@@ -30,7 +31,7 @@ function numbers({ values }, ranks) {
     const usual = ranks.metrics[key].median;
     return el("tr", { "data-key": key }, el("th", { scope: "row" }, name), el("td", { class: "number" }, show(values[key])), el("td", { class: "number" }, usual == null ? UNKNOWN : show(usual)), el("td", { class: "number" }, difference(key, values[key], usual, show)));
   };
-  return el("table", { class: "plain", id: "rank-numbers" }, el("thead", {}, el("tr", {}, ["Number", "This rank", "Median of ranks", "Difference"].map((name, i) => el("th", { scope: "col", class: i > 0 && "number" }, name)))), el("tbody", {}, metricsOf(ranks).filter(([key]) => values[key] != null).map(line)));
+  return el("div", { class: "scroll" }, el("table", { class: "plain", id: "rank-numbers" }, el("thead", {}, el("tr", {}, ["Number", "This rank", "Median of ranks", "Difference"].map((name, i) => el("th", { scope: "col", class: i > 0 && "number" }, name)))), el("tbody", {}, metricsOf(ranks).filter(([key]) => values[key] != null).map(line))));
 }
 
 // If two numbers print the same, their difference is noise. Celsius has no true zero, so a percentage is meaningless.

@@ -132,7 +132,7 @@ def _mfu(facts: JobEvidence) -> Check:
     return _check(
         "mfu",
         f"Is MFU at least {percent(limit, 0)}?",
-        None if mfu is None or tier is None else f"{percent(mfu)} ({tier.value.replace('_', ' ')})",
+        None if mfu is None or tier is None else f"{percent(mfu)} ({tier.word})",
         f"at least {percent(limit, 0)}",
         "step times, the model's FLOPs, the GPUs' dense peak" if mfu is not None else "no FLOPs or no peak",
         passed=None if mfu is None else mfu >= limit,
