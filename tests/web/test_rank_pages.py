@@ -27,7 +27,7 @@ def test_a_grid_has_a_row_per_node_and_opens_the_rank(tab: Tab, stand_in: StandI
     stand_in.answers["jobs"] = {"jobs": [job_entry("llm", ranks=1024, slow=700)]}
     tab.open(f"{stand_in.url}/jobs/llm", "document.querySelector('#rank-grid')?.style.height")
     label = tab.run("document.getElementById('rank-grid').ariaLabel")
-    assert label.startswith("1,024 ranks by node: SM active from ")
+    assert label.startswith("1,024 ranks by node: Tensor active from 20.0% to 38.0%")
     tab.run(
         "(() => { const box = document.getElementById('grid-metric'); box.value = 'power_w';"
         " box.dispatchEvent(new Event('change')); })()"
