@@ -360,6 +360,34 @@ def test_rules_can_be_left_out_and_changed() -> None:
     assert "fleet:perfd_gpus_idle:count" in set(alerts({"fleet": True})) - set(shipped)
 
 
+def test_thresholds_of_rules_are_values() -> None:
+    def expressions(thresholds: dict[str, float]) -> dict[str, str]:
+        overrides = {name: {"threshold": threshold} for name, threshold in thresholds.items()}
+        documents = render({"prometheusRule": {"enabled": True, "overrides": overrides}})
+        specs = [document["spec"] for document in documents if document["kind"] == "PrometheusRule"]
+        rules = [rule for spec in specs for group in spec["groups"] for rule in group["rules"]]
+        assert not any("threshold" in rule for rule in rules)
+        return {rule["alert"]: " ".join(rule["expr"].split()) for rule in rules if "alert" in rule}
+
+    shipped = expressions({})
+    thresholds = {
+        "PerfdGpuIdle": 0.1,
+        "PerfdGpuTooHot": 2,
+        "PerfdNodeSuspect": 0.99,
+        "PerfdServerKvCacheFull": 0.5,
+    }
+    changed = expressions(thresholds)
+    assert {name for name in shipped if changed[name] != shipped[name]} == set(thresholds)
+    # A number that occurs twice is the same threshold, and no other number changes.
+    limited = "rate(perfd_gpu_clocks_limited_{}_thermal_seconds_total[1m]) > 2"
+    assert changed["PerfdGpuTooHot"] == " or ".join(map(limited.format, ("hw", "sw")))
+    assert changed["PerfdNodeSuspect"] == "perfd_node_suspect_ratio >= 0.99"
+    assert changed["PerfdServerKvCacheFull"].endswith("> 0.5 and perfd_server_queued_requests > 0")
+    assert changed["PerfdGpuIdle"].endswith(
+        "< 0.1 unless on (cluster, namespace, perfd_job) perfd_job_ended == 1"
+    )
+
+
 def test_the_names_of_the_ingress_are_names_of_the_aggregator() -> None:
     ingress = {"enabled": True, "hosts": ["perfd.example.org"]}
     documents = render({"aggregator.ingress": ingress, "aggregator.config": {"http_hosts": ["perfd"]}})
@@ -478,6 +506,14 @@ def test_a_new_configuration_makes_new_pods() -> None:
         ),
         ({"prometheusRule": {"enabled": True, "disabled": ["Perfd"]}}, "no rule is named Perfd."),
         ({"prometheusRule": {"enabled": True, "overrides": {"Gone": {}}}}, "no rule is named Gone."),
+        (
+            {"prometheusRule": {"enabled": True, "overrides": {"PerfdAgentDown": {"threshold": 1}}}},
+            "PerfdAgentDown has no threshold: override its expr.",
+        ),
+        (
+            {"prometheusRule": {"overrides": {"PerfdGpuIdle": {"threshold": "high"}}}},
+            "at '/prometheusRule/overrides/PerfdGpuIdle/threshold': got string, want number",
+        ),
     ],
 )
 def test_a_value_that_cannot_be_is_named(values: dict[str, Any], said: str) -> None:
