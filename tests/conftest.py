@@ -32,7 +32,13 @@ settings.load_profile("perfd")
 _OF_THE_CALLER = re.compile(
     r"(PERFD|SLURM|SLURMD|OMPI|PMI|TORCHELASTIC|NCCL|NSYS|KINETO)_.*|(LOCAL_)?RANK|WORLD_SIZE|MASTER_ADDR|COLUMNS|LINES|(NO|FORCE)_COLOR"
 )
-_OF_THE_TESTS = {"PERFD_SERVICES", "PERFD_SHARED", "PERFD_TORCH_PYTHON", "PERFD_COMPOSER_PYTHON"}
+_OF_THE_TESTS = {
+    "PERFD_SERVICES",
+    "PERFD_SHARED",
+    "PERFD_TORCH_PYTHON",
+    "PERFD_COMPOSER_PYTHON",
+    "PERFD_SLURM_JOBS",
+}
 for name in filter(_OF_THE_CALLER.fullmatch, os.environ.keys() - _OF_THE_TESTS):
     del os.environ[name]
 os.environ |= {"no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
