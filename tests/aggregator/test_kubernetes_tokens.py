@@ -1,6 +1,9 @@
 """Agents that show service-account tokens, with a stand-in for the Kubernetes API server."""
 
 import json
+import threading
+import time
+from contextlib import ExitStack
 
 import grpc
 import pytest
@@ -9,6 +12,7 @@ from aggregator.support import aggregator, step
 from perfd.agent.uplink.grpc_channel import ChannelFactory
 from perfd.aggregator.ingest.agent_credential import AgentCredential
 from perfd.aggregator.ingest.kubernetes_tokens import TokenReviews, credential_of_review
+from perfd.aggregator.limits import Limits
 from perfd.config import AgentIdentityConfig, KubernetesIdentityConfig, TlsConfig, UplinkConfig
 from perfd.errors import ConfigError, PerfdError, RefusedError
 from perfd.model import JobOrigin
@@ -38,6 +42,8 @@ class ApiServer:
         self.reviews = {}
         self.asked = []
         self.status = 201
+        self.slow = None
+        """Reviews of unknown tokens wait for this event."""
         tls = TlsConfig(certificate=pki.tls("server").certificate, key=pki.tls("server").key)
         path = "/apis/authentication.k8s.io/v1/tokenreviews"
         self.server = HttpServer("127.0.0.1:0", {path: self.answer}, tls=ServerTls(tls, key="tls"))
@@ -45,6 +51,8 @@ class ApiServer:
     def answer(self, request):
         spec = json.loads(request.body)["spec"]
         self.asked.append((request.headers["authorization"], spec["token"], spec["audiences"]))
+        if self.slow and spec["token"] not in self.reviews:
+            self.slow.wait()
         found = self.reviews.get(spec["token"], review(authenticated=False))
         return Response(body=json.dumps(found).encode(), status=self.status)
 
@@ -74,10 +82,10 @@ def config(pki, api, tmp_path):
     )
 
 
-def serving(pki, config):
+def serving(pki, config, limits=None):
     tls = TlsConfig(certificate=pki.tls("server").certificate, key=pki.tls("server").key)
     identity = AgentIdentityConfig(kubernetes=config)
-    return aggregator(tls=tls, listen="localhost:0", agent_identity=identity)
+    return aggregator(tls=tls, listen="localhost:0", agent_identity=identity, limits=limits)
 
 
 def test_an_agent_is_the_node_of_its_pod_and_represents_its_namespace(pki, api, config):
@@ -112,6 +120,33 @@ def test_an_agent_is_the_node_of_its_pod_and_represents_its_namespace(pki, api, 
         assert running.state.audit.counts()["agent_credential"] == 4
     assert {asked[0] for asked in api.asked} == {"Bearer aggregators-own"}
     assert all(asked[2] == ["perfd"] for asked in api.asked)
+
+
+def test_tokens_of_strangers_keep_no_agent_waiting_that_was_reviewed(pki, api, config):
+    """The API server is slow, and each made-up token asks it again."""
+    api.reviews = {"good": review()}
+    api.slow = threading.Event()
+    with serving(pki, config, Limits(token_reviews=4)) as running, ExitStack() as streams:
+
+        def agent(token):
+            stream = FakeAgent(
+                running.grpc_address, node="n0", agent_id=token, credentials=pki.client(None), token=token
+            )
+            return streams.enter_context(stream)
+
+        streams.callback(api.slow.set)
+        agent("good").hello()
+        for number in range(3):
+            agent(f"made-up-{number}")
+        while len(api.asked) < 4:
+            time.sleep(0.01)
+        beyond = agent("made-up-3")
+        with pytest.raises(grpc.RpcError):
+            beyond.hello()
+        assert beyond.end() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(api.asked) == 4
+        assert running.state.counters.rejected["token_reviews"] == 1
+        agent("good").hello()
 
 
 def test_a_good_token_is_reviewed_once_a_minute_and_a_bad_one_each_time(api, config):

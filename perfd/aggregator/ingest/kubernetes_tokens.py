@@ -68,15 +68,20 @@ class TokenReviews:
         self._lock = threading.Lock()
         self._known: dict[bytes, _Known] = {}
 
-    def credential(self, token: str) -> AgentCredential:
-        """What a token shows; raises `RefusedError` for a bad one, `PerfdError` without an answer."""
+    def remembered(self, token: str) -> AgentCredential | None:
+        """What a token shows, if it was reviewed lately; raises `RefusedError` for what cannot be one."""
         if not token.isascii() or len(token) > _MOST_BYTES or len(token.split()) != 1:
             raise RefusedError("The agent's token is not a service-account token.")
-        key, now_s = hashlib.sha256(token.encode()).digest(), self._monotonic_s()
+        now_s = self._monotonic_s()
         with self._lock:
-            known = self._known.get(key)
-        if known is not None and now_s < known.until_s:
-            return known.credential
+            known = self._known.get(_key(token))
+        return known.credential if known is not None and now_s < known.until_s else None
+
+    def credential(self, token: str) -> AgentCredential:
+        """What a token shows; raises `RefusedError` for a bad one, `PerfdError` without an answer."""
+        if (known := self.remembered(token)) is not None:
+            return known
+        key, now_s = _key(token), self._monotonic_s()
         credential = credential_of_review(self._ask(token), self._config.audience, self._config.any_namespace)
         with self._lock:
             self._known = {one: kept for one, kept in self._known.items() if now_s < kept.until_s}
@@ -108,6 +113,10 @@ class TokenReviews:
                 "the aggregator's service account needs the ClusterRole system:auth-delegator."
             )
         return content
+
+
+def _key(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
 
 
 def credential_of_review(content: bytes, audience: str, any_namespace: Collection[str]) -> AgentCredential:

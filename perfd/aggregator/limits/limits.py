@@ -21,6 +21,9 @@ class Limits:
     hello_within_s: float = 15.0
     """For how long a stream may stay without a Hello, and a connection without its handshake or a stream. An
     agent does all of it at once."""
+    token_reviews: int = 64
+    """Tokens of agents that the Kubernetes API server reviews, or that wait for it; of one address three
+    quarters of it."""
     nodes: int = 20_000
     jobs: int = 256
     """Set by `AggregatorConfig.max_jobs`."""
