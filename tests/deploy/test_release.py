@@ -1,10 +1,12 @@
 """A release: what must agree, what the workflow may do, and what is checked before anything is published."""
 
+import ast
 import hashlib
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,13 @@ def project(tmp_path: Path) -> Path:
 
 def test_package_image_and_chart_have_one_version() -> None:
     assert disagreements(ROOT, None) == []
+
+
+def test_the_script_imports_nothing_that_its_lock_file_lacks() -> None:
+    body = ast.parse((SCRIPTS / "make_release.py").read_text()).body
+    imported = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {str(node.module) for node in body if isinstance(node, ast.ImportFrom)}
+    assert {name.partition(".")[0] for name in imported} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("key", ["version", "appVersion"])
