@@ -128,6 +128,33 @@ s.close()
     assert "not permitted" in refused
 
 
+def test_other_processes_of_its_user_can_not_read_its_memory():
+    code = """
+import ctypes, encodings.ascii, os
+from perfd.sandbox.confinement import confine
+if os.geteuid() == 0:
+    os.setresuid(65533, 65533, 65533)
+    # Another user than before is not dumpable: as one that was always this user.
+    ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
+for finish in (lambda: None, confine):
+    finish()
+    os.write(1, b"x")
+    os.read(0, 1)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        owners = []
+        for _ in range(2):
+            assert process.stdout.read(1) == b"x"
+            owners.append(Path(f"/proc/{process.pid}/environ").stat().st_uid)
+            process.stdin.write(b"x")
+            process.stdin.flush()
+    # proc(5): what belongs to a process that is not dumpable is root's.
+    assert owners[0] != 0
+    assert owners[1] == 0
+
+
 def outcome(program, architecture, number, argument=0):
     """What the kernel does: the filter, interpreted."""
     at, accumulator = 0, 0
