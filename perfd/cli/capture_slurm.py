@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--step",
         type=whole_from_zero,
         metavar="N",
-        help="the training's step; default: the largest, else the batch script",
+        help="number of the SLURM step that trains; default: the largest, else the batch script",
     )
     group.add_argument(
         "--duration",

@@ -128,6 +128,20 @@ def test_the_source_of_steps_is_known_and_whether_they_may_be_micro_batches(step
     assert newest - 4 / 0.25 * pace.per_step <= pace.row_end_sequence <= newest
 
 
+@pytest.mark.parametrize(("micro_batches", "known"), [(64, True), (65, False)])
+def test_a_step_has_at_most_64_micro_batches(micro_batches, known):
+    one = [
+        ("world", "AllGather", 64 * MB),
+        ("world", "ReduceScatter", 32 * MB),
+        ("world", "ReduceScatter", 64 * MB),
+    ]
+    rank, steps = Rank([*one * micro_batches, *NORM], 1.0), OperationSteps()
+    for second in range(60):
+        for times in rank.second(second):
+            steps.put(times)
+    assert (steps.pace is not None) is known
+
+
 def test_what_the_job_did_before_it_trained_does_not_matter():
     found = rows(Rank(DDP, 0.25, before=[1800 * MB, 4, 4, 4]), 30)
     assert found[-1].step_time_s == pytest.approx(0.25, rel=0.05)

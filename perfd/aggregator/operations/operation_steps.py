@@ -36,6 +36,7 @@ _NUMBERS = 2048
 _WHOLE_RATIO = 0.05
 """How far from a whole number the micro-batches of a step may seem, besides one operation more or less."""
 _MOST_MICRO_BATCHES = 64
+"""Of one step; of a larger number it is not clear whether it is a step. Chosen."""
 _SLOWER = 1.5
 """Repeats per scalar above which these are not one per repeat."""
 _SILENT_NS = 30 * 10**9

@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--job-user",
         type=int,
         metavar="UID",
-        help="the job's user, who alone is believed about it (default: whose ranks are here)",
+        help="the only user whose processes may describe the job (default: the user of the ranks here)",
     )
     parser.add_argument(
         "--job-end",

@@ -41,7 +41,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--gpus", type=positive_whole, metavar="N", help="GPUs of the whole job (default: from the traces)"
     )
     parser.add_argument(
-        "--precision", help="whose dense peak MFU is of; default: the summary's where it says one, else bf16"
+        "--precision",
+        help="precision of the dense peak that MFU uses; default: that of the summary, else bf16",
     )
     parser.add_argument(
         "--slow-rank",

@@ -54,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--run",
         nargs=argparse.REMAINDER,
         metavar="CMD",
-        help="the benchmark, which writes RESULT; the last option, all after it is the command",
+        help="the benchmark, which writes RESULT; must be the last option: the rest is the command",
     )
     add_access_arguments(parser)
     add_theory_arguments(parser)

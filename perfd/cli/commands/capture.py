@@ -89,11 +89,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--nvtx", metavar="RANGE", help="NVTX range, RANGE or DOMAIN@RANGE; with --nsys RANGE@DOMAIN"
     )
+    plan.add_argument("--skip", type=whole_from_zero, default=0, help="skip this many first (%(default)s)")
     plan.add_argument(
-        "--skip", type=whole_from_zero, default=0, help="leave out the first so many (%(default)s)"
-    )
-    plan.add_argument(
-        "--count", type=positive_whole, help="profile so many (default: 1 with --kernel, otherwise the range)"
+        "--count",
+        type=positive_whole,
+        help="how many to profile (default: 1 with --kernel, otherwise the range)",
     )
     plan.add_argument(
         "--start-end", action="store_true", help="--nvtx is started and ended, not pushed and popped"

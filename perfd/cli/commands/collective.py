@@ -58,12 +58,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time", type=positive, metavar="SECONDS", help="measured time of the collective")
     parser.add_argument("--peaks", type=Path, metavar="FILE", help="file of GPU peaks to use first")
     parser.add_argument(
-        "--json", action="store_true", help="print one object of schema perfd.collective/1, only"
+        "--json", action="store_true", help="print only one object of schema perfd.collective/1"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what a collective takes at least, and what a measured one reaches of that."""
+    """Print the least time of a collective, and how close a measured one comes."""
     operation, size = next(
         (name, given)
         for option, name in _OPERATIONS.items()

@@ -107,9 +107,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also write a report: Markdown (.md), HTML (.html) or JSON (.json)",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one object of schema perfd.compare/1, only"
-    )
+    parser.add_argument("--json", action="store_true", help="print only one object of schema perfd.compare/1")
 
 
 def run(args: argparse.Namespace) -> int:

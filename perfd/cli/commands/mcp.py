@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _EPILOG = """\
 Without --http it serves the program that started it, over standard input and output. Tools read; the one
-that starts captures is there with --capture-token-file only, with --http for clients that show that token.
+that starts captures needs --capture-token-file, and with --http a client that shows that token.
 Needs the extra perfd[mcp]."""
 
 

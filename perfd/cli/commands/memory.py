@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="snapshots of PyTorch's memory (.pickle[.gz]) or traces of its profiler (.json[.gz])",
     )
-    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.memory/1, only")
+    parser.add_argument("--json", action="store_true", help="print only one object of schema perfd.memory/1")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -65,9 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="recorded time between two looks; a live session looks each second (default: 5)",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print one object of schema perfd.summary/2, only"
-    )
+    parser.add_argument("--json", action="store_true", help="print only one object of schema perfd.summary/2")
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration of the session (YAML)")
     parser.add_argument(
         "--rules",

@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_moment,
         help="of a job of the aggregator: start time; 90s, 30m, 2h or 1d ago, or 2026-11-21T07:40:00Z",
     )
-    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.report/1, only")
+    parser.add_argument("--json", action="store_true", help="print only one object of schema perfd.report/1")
     add_aggregator(parser)
     add_theory_arguments(parser)
 

@@ -102,7 +102,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write a picture (.svg), or a report (.html, .md, .json)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one object of schema perfd.roofline/1, only"
+        "--json", action="store_true", help="print only one object of schema perfd.roofline/1"
     )
 
 

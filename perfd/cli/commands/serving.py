@@ -75,7 +75,7 @@ def add_theory_arguments(parser: argparse.ArgumentParser) -> None:
         "--tp", type=positive_whole, help="tensor parallelism, if the server does not report it"
     )
     group.add_argument("--pp", type=positive_whole, help="pipeline parallelism, likewise")
-    group.add_argument("--dp", type=positive_whole, help="replicas, likewise")
+    group.add_argument("--dp", type=positive_whole, help="data-parallel replicas, likewise")
     group.add_argument("--quantization", metavar="METHOD", help="the server's setting: fp8, awq, ...")
     group.add_argument("--kv-cache-dtype", metavar="TYPE", help="the server's setting: fp8_e4m3, ...")
 

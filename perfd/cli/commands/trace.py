@@ -73,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     table.add_argument("--rank", type=whole_from_zero, metavar="N", help="only this rank")
     table.add_argument(
-        "--rows", type=positive_whole, metavar="N", default=20, help="at most so many rows (default: 20)"
+        "--rows", type=positive_whole, metavar="N", default=20, help="maximum number of rows (default: 20)"
     )
     table.add_argument(
         "--range", metavar="NAME", help="only work launched in ranges of this name; * matches any text"
