@@ -82,7 +82,7 @@ def test_the_content_decides_and_not_the_name(tmp_path):
     [
         ("t.json.gz", b"{}", "not compressed by gzip"),
         ("t.json.gz", b"\x1f\x8b\x08\x00", "cut or damaged; copy it again"),
-        ("t.json", b"[[-1, 1, 512, 7]]", "a list of something else than events, as a memory timeline is"),
+        ("t.json", b"[[-1, 1, 512, 7]]", "not one of trace events, as a memory timeline is"),
         ("t.json", b"", "empty; copy it again, or capture again"),
         ("t.json", b'{"traceEvents": [{"ph": "X"}', "does not end; copy it again, or capture again"),
         ("t.sqlite", b"{}", "not an SQLite file"),

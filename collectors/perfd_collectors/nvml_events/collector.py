@@ -111,7 +111,7 @@ class NvmlEventsCollector:
                 denied = denied or error_code(error) == pynvml.NVML_ERROR_NO_PERMISSION
         if not registered:
             raise Unavailable(
-                "Only root may read events of GPUs in MIG mode: run the agent as root, or go without XIDs."
+                "Only root may read events of GPUs in MIG mode: run the agent as root, or do without XIDs."
                 if denied
                 else "No GPU of this node reports events through NVML: XIDs are only in the kernel log."
             )

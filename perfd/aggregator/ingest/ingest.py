@@ -107,8 +107,7 @@ class Ingest:
             if greeting.agent is None:
                 state.audit.refused(
                     Refusal.AGENT_IDENTITY,
-                    "An agent has the identity of another one's spool, as on a copied disk: "
-                    "it has to take a new identity.",
+                    "Two agents have one spool identity, as on a copied disk: this one must renew it.",
                     actor=credential.principal or hello.node,
                 )
                 return None, Welcome(last_sequence=0, sent_unix_ns=unix_ns, renew_identity=True)

@@ -68,7 +68,7 @@ async def ensure_streams(js: JetStreamContext, config: NatsListenConfig) -> None
         await js.add_stream(
             api.StreamConfig(
                 name=refused,
-                description="What perfd's aggregator could not take, and why.",
+                description="Messages that perfd's aggregator refused, and why.",
                 subjects=[REFUSED_SUBJECTS],
                 discard=api.DiscardPolicy.OLD,
                 max_bytes=_REFUSED_BYTES,

@@ -117,7 +117,7 @@ class JobAttempts:
         if not self._went_back(step, printed_unix_s, source, steps, ended_unix_s):
             return None
         if not source.member:
-            raise RefusedError("A node that is none of the job's reported an earlier step than its newest.")
+            raise RefusedError("A node outside the job reported an earlier step.")
         seen = self._attempt_of.get(source.agent_id, self.number)
         self._attempt_of[source.agent_id] = min(seen, self.number) + 1
         if seen < self.number or newest is None or newest < step:

@@ -147,7 +147,7 @@ class JobState:
             return None
         same = self.description is None or is_same_start(self.description, description)
         if not same and not source.member:
-            raise RefusedError("A node that is none of the job's described it with another layout or model.")
+            raise RefusedError("A node outside the job described another layout or model.")
         self.version += 1
         self.ownership.reports(source.node)
         if self.description is None:
@@ -176,7 +176,7 @@ class JobState:
         Raises `RefusedError` if the node is none of the job's.
         """
         if self._sources.by_operations and not source.member:
-            raise RefusedError("A node that is none of the job's reported steps that its log does not show.")
+            raise RefusedError("A node outside the job reported steps that its log does not show.")
         self.version += 1
         if self._sources.by_operations:
             if not self._sources.takes_over(line):
@@ -194,7 +194,7 @@ class JobState:
             return None
         if HOOK_MARK in line.extras and not self._sources.by_hook:
             if not source.member and len(self.steps):
-                raise RefusedError("A node that is none of the job's reported steps of its process.")
+                raise RefusedError("A node outside the job reported steps of its process.")
             self._sources.by_hook = True
             self.steps = StepRows(self._limits.steps_per_job)
             self.attempts.forget_logs()

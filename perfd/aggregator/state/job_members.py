@@ -88,7 +88,7 @@ class JobMembers:
         """Take what happened to a job or to hardware; an event without a job is of the node's only one."""
         job = self._job_of_event(event, node, source)
         if job is not None and event.kind in _DECISIVE and not as_member(job, source).member:
-            raise RefusedError("A node that is none of the job's said that it started or ended.")
+            raise RefusedError("A node outside the job reported its start or end.")
         if event.kind is EventKind.HARDWARE_ERROR:
             node.hardware_error(event, job.name if job else "")
         if job is not None:

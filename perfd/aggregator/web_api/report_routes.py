@@ -134,7 +134,7 @@ def _document(capture: Mapping[str, Any], number: str, *, for_perfetto: bool) ->
         return error_response(404, " ".join(("No analyzed trace here yet.", *_how_to_make(capture))))
     if not number and len(there) > 1:
         return error_response(
-            400, f"This capture has traces in {len(there)} folders: `folder` is a number from 1."
+            400, f"This capture has traces in {len(there)} folders: `folder` must be a number from 1."
         )
     chosen = next((folder for n, folder in enumerate(there, 1) if number in {"", str(n)}), None)
     body = read_file(chosen / name) if chosen else None

@@ -63,7 +63,7 @@ class Webhook:
             log.error("The webhook's token cannot be read.", extra={"error": str(error)})  # noqa: TRY400  (the sentence says all)
             return self._error(503, "unavailable", "The aggregator cannot read its token; its log says why.")
         if not right:
-            return self._error(401, "unauthorized", "The bearer token is missing or not the right one.")
+            return self._error(401, "unauthorized", "The bearer token is missing or wrong.")
         try:
             alerts = read_webhook(request.body)
         except PerfdError as error:

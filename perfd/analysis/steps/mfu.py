@@ -210,7 +210,7 @@ def _missing(
     if not gpu_infos(job):
         return "No GPU is known."
     if precision is None:
-        return "Nothing says in which data type the job multiplies: --precision."
+        return "The data type of the matrix products is unknown: set --precision."
     names = ", ".join(sorted({info.name for info in gpu_infos(job)}))
     return f"No peak is known for {precision} on {names}."
 

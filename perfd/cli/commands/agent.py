@@ -155,7 +155,7 @@ def problems_of_logs(
     for pattern in patterns:
         paths = glob(pattern, recursive=True)  # noqa: PTH207  (it may be absolute)
         if not paths:
-            yield pattern, "The training's log is not there; it is read when it comes."
+            yield pattern, "The training log does not exist yet; it is read once it does."
         for path in paths:
             if not readable(path):
                 yield path, "This user may not read the training's log; it is read when that changes."

@@ -148,7 +148,7 @@ class ChromeFile:
         if buffer.lstrip()[:1] == b"[":
             if buffer.lstrip()[1:].lstrip()[:1] not in {b"", b"{", b"]"}:
                 raise TraceError(
-                    f"{self._path}: not a trace: this JSON is a list of something else than events, as a"
+                    f"{self._path}: not a trace: the list in this JSON is not one of trace events, as a"
                     " memory timeline is."
                 )
             return buffer.index(b"[") + 1, b"{"

@@ -131,7 +131,7 @@ def matmul(m: int, n: int, k: int, dtype: str, *, batch: int = 1) -> OperationWo
     Raises `PerfdError` for a size below 1 or a dtype that is not known.
     """
     if min(m, n, k, batch) < 1:
-        raise PerfdError("Sizes of a matrix product are whole numbers from 1.")
+        raise PerfdError("The sizes of a matrix product must be at least 1.")
     width = bytes_of(dtype)
     return OperationWork(
         name=f"matmul {f'{batch} x ' if batch > 1 else ''}{m} x {n} x {k} {dtype}",
