@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from nodes.support import DAY_S, HALF_LIFE_S, NOW_S, add_node, incident, ledger, standing
 
+from perfd.aggregator.nodes.node_documents import nodes_json
 from perfd.nodes import IncidentKind, NodeLedger, NodeRecord, decayed, standings, suspect_probability
 from perfd.thresholds import THRESHOLDS
 
@@ -188,3 +189,13 @@ def test_a_restored_ledger_says_the_same():
     ]
     again.restore(bare, incidents)
     assert standings(again, NOW_S) == standings(known, NOW_S)
+
+
+def test_a_nodes_document_lists_20_incidents_and_counts_all():
+    known = ledger(*FLEET)
+    blame(known, "n3", 20)
+    (entry,) = nodes_json(standings(known, NOW_S), ())
+    assert (entry["incident_count"], len(entry["incident_list"])) == (20, 20)
+    known.note(incident("n3", job="one more"))
+    (entry,) = nodes_json(standings(known, NOW_S), ())
+    assert (entry["incident_count"], len(entry["incident_list"])) == (21, 20)
