@@ -42,6 +42,7 @@ from perfd.web.live_updates import Live
 log = logging.getLogger(__name__)
 
 _SHORTEST_ROUND_S = 0.05
+"""Of the configuration: shorter rounds would do nothing but analyze. Chosen."""
 _STOP_WITHIN_S = 10.0
 """How long the end may take: systemd, Kubernetes and batch scripts kill what takes much longer."""
 _ROUND_GRACE_S = 2.0

@@ -33,6 +33,7 @@ from perfd.rules.files import unknown_profiles
 log = logging.getLogger(__name__)
 
 _MOST_ALERTS = 1000
+"""That a start reads back from history, the newest."""
 _FRESH_FOR_S = 30.0
 """As long as a reading of an agent stays on the page: what is older is not about now."""
 _FRESH_FOR_ROUNDS = 5

@@ -14,6 +14,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _MOST_LOGGED = 1024
+"""Failures that are remembered as logged, to log each once."""
 
 
 class Part(StrEnum):

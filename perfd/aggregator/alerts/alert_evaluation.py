@@ -18,6 +18,7 @@ from perfd.rules.rule_model import EngineState, Evaluation, RuleSet
 
 log = logging.getLogger(__name__)
 _MAX_REMEMBERED = 10_000
+"""In memory, the newest; history has the others."""
 _Key: TypeAlias = tuple[tuple[tuple[str, str], ...], float | None]
 
 

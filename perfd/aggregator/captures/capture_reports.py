@@ -40,11 +40,14 @@ REPORT_NAME = "perfd.report.html"
 DOCUMENT_NAME = "perfd.trace.json"
 PERFETTO_NAME = "perfd.perfetto-trace.gz"
 _MOST_LOGGED_CHARS = 4096
+"""Of what a failed process printed, the end."""
 _MAX_WAITING = 64
+"""Captures in the queue."""
 _MOST_SUBMITTED = 4096
 """Captures that are remembered, so that one with a thousand uploads is not tried a thousand times."""
 _TIMEOUT_S = 600.0
 _GONE_S = 1.0
+"""How long a stopped thread or process is waited for."""
 _MOST_BYTES = 64 << 20
 """Of what an analysis says: it is read into the aggregator's memory."""
 _PERFD = (sys.executable, "-P", "-m", "perfd")
@@ -53,6 +56,7 @@ _GUARD = (sys.executable, "-I", "-S", child_guard.__file__)
 _RETRY_EVERY_S = 60.0
 """When object storage did not answer; twice as long each time."""
 _LONGEST_RETRY_S = 900.0
+"""Between two attempts, however many failed."""
 RETRY_FOR_S = 7 * 86_400.0
 """After the end of a capture: as long as an outage of storage, a weekend included, may take."""
 

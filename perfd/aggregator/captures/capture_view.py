@@ -18,6 +18,7 @@ from perfd.model import CaptureTool, ParallelLayout, Scope
 
 _PROFILERS = {"sglang": CaptureTool.SGLANG, "vllm": CaptureTool.VLLM}
 _PACE_STEPS = 20
+"""The newest steady ones, whose median is the pace. Chosen."""
 _COMPUTE_TIMERS = ("forward-compute", "backward-compute")
 
 

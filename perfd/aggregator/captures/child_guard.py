@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _LEAST_URGENT = 19
+"""The highest nice value."""
 _FIRST_TO_GO = "1000"
 
 

@@ -13,7 +13,9 @@ _MATRIX = frozenset({"matmul", "attention", "convolution"})
 _NAMELESS = frozenset({"graph", "other"})
 _NOT_COMPUTE = frozenset({"communication", "copy"})
 _MOST = 0.5
+"""Of the time in collectives, matched across ranks: with less, waiting is unknown. Chosen."""
 _MOST_GROUPS = 64
+"""Of one trace, those with the most communication."""
 
 
 class _Finding(msgspec.Struct):

@@ -17,6 +17,7 @@ _ALERTS_EVERY_S = 15.0
 _ALERT_STORED_WITHIN_S = 1.0
 """Chosen: a commit takes milliseconds, and an alert must be announced even if the disk hangs."""
 _EXPIRE_EVERY_S = 3600.0
+"""Between two deletions of old rows, which read whole tables. Chosen."""
 
 
 class HistoryRecorder:

@@ -39,6 +39,7 @@ _COMMIT_EVERY_S = 0.02
 acknowledgment that comes later by so much delays no agent, which sends dozens of batches meanwhile."""
 _RETRY_S = 1.0
 _REPAIR_WITHIN_S = 120.0
+"""How long a caller waits for the file to be salvaged; it goes on afterwards. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)

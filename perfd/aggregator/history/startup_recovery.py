@@ -11,6 +11,7 @@ from perfd.aggregator.state import AggregatorState
 from perfd.model import GpuInfo, RankPlacement, ServerInfo
 
 _PHASE_BLOCKS = 1_000
+"""Of a job that a start reads back, the newest: far more than any window of the analysis."""
 
 
 def restore(

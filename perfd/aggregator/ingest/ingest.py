@@ -33,6 +33,7 @@ MAX_SEQUENCE = 1 << 62
 _SLICE_RECORDS = 1_000
 """Records that are applied at once. An agent's usual batch has about ten."""
 _BETWEEN_SLICES_S = 0.001
+"""For which the state is free between parts of a large batch: rounds and pages get their turn."""
 
 
 def check_hello(hello: Hello, credential: AgentCredential, limits: Limits, audit: AuditLog) -> None:

@@ -23,6 +23,7 @@ _TIMEOUT_S = 5.0
 _REMEMBERED_S = 60.0
 """For so long a token that was good is not reviewed again: agents that reconnect all at once."""
 _MOST_REMEMBERED = 20_000
+"""Reviewed tokens; more than the largest clusters have nodes."""
 _MOST_BYTES = 16_384
 """A token has one to two thousand."""
 _USER = "system:serviceaccount:"

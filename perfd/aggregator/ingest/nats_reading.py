@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PULL_MESSAGES = 256
+"""That one request asks for at most."""
 _PULL_BYTES = 16 << 20
+"""That one request asks for at most: they are in memory at a time."""
 _PULL_FOR_S = 3.0
+"""How long the server holds a request for which there is no message."""
 _ANSWER_WITHIN_S = 10.0
 """How much later than its end a pull is answered at the latest."""
 _LOOK_EVERY_S = 0.1
@@ -35,6 +38,7 @@ _ENDED = {"404", "408"}
 _TOO_LARGE = "MaxBytes"
 _COMPLETED = "Batch Completed"
 _REASON_CHARACTERS = 300
+"""Of the sentence that goes with a refused message: headers are short."""
 _HEADERS_BYTES = 1024
 """What the headers of a refused message take at most, with the reason."""
 _PENDING_TOKEN, _TIME_TOKEN, _TOKENS = -1, -2, 9

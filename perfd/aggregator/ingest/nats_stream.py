@@ -20,11 +20,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.5
+"""Between two attempts to become the reader."""
 TAKE_OVER_AFTER_S = 5.0
 """A consumer that is not read for this long is removed. With leases there is no such wait."""
 REFUSED_SUBJECTS = "perfd.refused.>"
 _REFUSED_BYTES = 256 << 20
+"""Of refused messages that are kept, the newest. Chosen."""
 _REFUSED_FOR_S = 7 * 86_400.0
+"""How long refused messages are kept. Chosen."""
 _DUPLICATES_S = 120.0
 """How long the stream recognizes repeats; the aggregator always does."""
 _MOST_UNACKNOWLEDGED = 200_000

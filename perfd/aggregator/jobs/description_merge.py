@@ -9,6 +9,7 @@ from perfd.model import JobDescription, ModelSource, ParallelLayout
 
 _MODEL_SIZES = ("layers", "hidden_size", "attention_heads")
 _MOST_VERSIONS = 4
+"""That one sentence lists; the others are counted."""
 _GROUPS = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp")
 
 

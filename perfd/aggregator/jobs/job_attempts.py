@@ -11,6 +11,7 @@ from perfd.errors import RefusedError
 from perfd.model import Event, EventKind
 
 _QUIET_S = 60.0
+"""Without a report of any step; before that, an earlier step is not one of a new attempt. Chosen."""
 _SAME_STEP_S = 120.0
 """Logs of two ranks have the same step at times that differ by less, however far their clocks are off."""
 _SAME_PROCESS_S = 2.0

@@ -14,6 +14,7 @@ from perfd.analysis.data.job_data import Floats, PhaseTable, StepTable
 from perfd.model import PhaseTime, StepPhases, TrainingStep
 
 _FIRST_ROWS = 64
+"""Of a new table, which doubles when it is full."""
 _FLOAT_COLUMNS = (
     "time_unix_s",
     "step_time_s",

@@ -13,8 +13,11 @@ from perfd.errors import ConfigError, reason_of
 from perfd.nodes import DONE, Drain, DrainLimits, NodeStanding, Scheduler, drains_due
 
 _WITHIN_S = 30.0
+"""How long the scheduler's command may take."""
 _MOST_PAST = 1000
+"""Drains in memory, the newest."""
 _MOST_CHARS = 300
+"""Of what a failed command printed."""
 
 Run = Callable[[Sequence[str]], str]
 """Runs a command; returns `done`, or why it failed."""

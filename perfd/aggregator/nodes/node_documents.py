@@ -9,6 +9,7 @@ from perfd.formatting import printable_text
 from perfd.nodes import Drain, Incident, NodeStanding, Scheduler, Standing, drain_command, reason_of, shown
 
 _MOST_INCIDENTS = 20
+"""Of a node, the newest; `incident_count` counts all."""
 
 
 def nodes_json(

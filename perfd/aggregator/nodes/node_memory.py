@@ -33,15 +33,20 @@ from perfd.nodes import (
 log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0
+"""Between two looks at a node. Chosen."""
 _SLICES = 16
 """Nodes are looked at in turns: no round looks at a whole fleet."""
 _KEEP_EVERY_S = 60.0
+"""Between two writes of the ledger to history: a kill loses at most so much."""
 _LONGEST_LOOK_S = 60.0
 """No more time than this is counted for one look, however long ago the last one was."""
 _SILENT_S = 30.0
+"""A job that sent nothing for longer is not observed. Chosen."""
 _FORGET_HALF_LIVES = 6.0
+"""After so many an incident weighs less than 2%."""
 _DAY_S = 86_400.0
 _MOST_DAYS = 3_660
+"""Ten years: times of longer ones would not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,13 @@ from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, M
 from perfd.model import CollectiveTimes, TimingSource
 
 _FIRST_ROOM = 32
+"""Operations of a new buffer, which doubles when it is full."""
 _FULL = 0.75
 """A ring that needs more of its room than this gets more; one that needs less moves to the front of it."""
 _HOLE_NS = 3 * 10**9
 """More than a step's pause between windows, and less than the pause between samples."""
 _HOLE_OPERATIONS = 16
+"""Sequence numbers that are missing at least, before those around them are of different windows."""
 _Value = TypeVar("_Value", np.float64, np.int64)
 _Item = TypeVar("_Item")
 

@@ -25,6 +25,7 @@ HOST_COLUMNS: Sequence[RankColumn] = (
 _READINGS = 6
 """Newest readings that a median is of: half a minute at one in five seconds."""
 _FEWEST = 2
+"""Readings: one alone may be of a moment."""
 _OLDEST_S = 60.0
 """A rank without a newer reading has no row."""
 

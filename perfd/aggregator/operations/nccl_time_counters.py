@@ -15,6 +15,7 @@ from perfd.analysis.data.robust_stats import median
 _WINDOWS = 64
 """Readings in memory per rank."""
 _STRETCHES = 8
+"""Between readings, the newest, of which a share is the median."""
 _LAST_TIME_S, _LAST_BUSY_S, _LAST_LOST, _LAST_OPERATIONS, _SINCE_S, _READ_S = range(6)
 
 

@@ -10,6 +10,7 @@ from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.model import CollectiveTimes
 
 _MOST_SEQUENCE = 1 << 62
+"""Larger sequence numbers are garbage, and sums of them would not fit."""
 
 
 @dataclass(frozen=True, slots=True)

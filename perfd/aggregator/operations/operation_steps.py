@@ -13,6 +13,7 @@ from perfd.analysis.data.job_data import Floats, OperationPace
 from perfd.model import CollectiveTimes, TrainingStep
 
 _MOST_STREAMS = 256
+"""Communicators and operations of a rank that are looked at; no known job has as many."""
 _LEAST_BYTES_RATIO = 0.001
 """Of the bytes that a rank moves: a stream that shows steps is part of its work, not a flag."""
 _ROW_S = LONE_S
@@ -31,6 +32,7 @@ _HANDED_ON = ("Broadcast", RECEIVE)
 _SCALAR_BYTES = 4096
 """The gradient norm is one number, or a few; overflow checks and similar reductions come with it."""
 _FEWEST_SCALARS = 8
+"""Reductions of a scalar: the rate of fewer is not trusted. Chosen."""
 _NUMBERS = 2048
 """Newest reductions of a scalar that are kept, over all communicators."""
 _WHOLE_RATIO = 0.05

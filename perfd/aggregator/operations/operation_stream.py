@@ -25,6 +25,7 @@ _MOST_LONE_PER_S = 20.0
 LONE_S = 3.0
 """How long a stream of one size must have been seen."""
 _MARKED_OPERATIONS = 64
+"""The newest, which show whether a mark ends steps. Chosen."""
 _MARKED_RATIO = 0.9
 """Share of that many single operations of one size that a scalar must follow, such as the gradient norm, if
 each is a step."""

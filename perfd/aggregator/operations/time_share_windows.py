@@ -15,6 +15,7 @@ _WINDOWS = 32
 """Newest windows of an operation that its share of time is the median of: the first collectives of a job
 wait for seconds while ranks start, and a mean would carry that for minutes."""
 _LONGEST_NS = 86_400 * 10**9
+"""Of a window; a longer one is garbage."""
 _MOST_OPERATIONS = 1 << 32
 """Windows of more than this, or of more than a day, are garbage, and their sums might be no numbers."""
 _COUNT, _COVERED_NS, _FIRST_NS, _LAST_NS, _OPERATIONS = range(5)

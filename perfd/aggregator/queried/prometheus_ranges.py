@@ -25,6 +25,7 @@ _MAX_ANSWER_BYTES = 16 << 20
 _STEPS_S = (15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21_600.0, 86_400.0, 604_800.0)
 """Few, so that a range which moves on has the same instants; servers rarely store more often than 15 s."""
 _KEPT_ANSWERS = 64
+"""In memory, the newest."""
 _WAIT_AFTER_ERROR_S = 30.0
 """Before a server that failed is asked again: each chart would wait for it."""
 

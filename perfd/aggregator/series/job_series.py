@@ -14,6 +14,7 @@ from perfd.formatting import kind_of_source
 from perfd.metrics.catalog import Value
 
 _MOST_SLOW_GROUPS = 16
+"""With series of their own, as the metric's description promises."""
 _MOST_TITLE_CHARS = 128
 
 

@@ -6,6 +6,7 @@ import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _KEPT_BYTES = 64 << 20
+"""Free memory that the process keeps, rather than asking the kernel again each round. Chosen."""
 _LARGEST_BYTES = 32 << 20
 """The most that glibc takes from its heaps on 64 bits; larger arrays always go back to the kernel."""
 _ARENAS = 2

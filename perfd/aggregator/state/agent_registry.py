@@ -13,6 +13,7 @@ from perfd.aggregator.state.batch_repeats import BatchSequence
 from perfd.model import CaptureTool, Hello
 
 _CLOCK_SAMPLES = 32
+"""Newest batches, by the quickest of which an agent's clock is judged. Chosen."""
 _DAY_S = 86_400.0
 
 

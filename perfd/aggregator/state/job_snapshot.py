@@ -19,10 +19,13 @@ from perfd.analysis.data.robust_stats import known, median
 from perfd.model import GpuColumn, RankPlacement
 
 _NO_STEPS_WINDOW_S = 60.0
+"""Of GPU samples, for a job without steps. Chosen."""
 _LONGEST_WINDOW_S = 120.0
 """Of GPU samples: steps may be long, and a live number is about now."""
 _SHORTEST_SLOT_S = 0.1
+"""Of GPU samples side by side: collectors sample no more often."""
 _FEWEST_SLOTS = 60
+"""Of a window, however many GPUs a job has: the memory of the others is bounded by `_MOST_CELLS`."""
 _MOST_CELLS = 32_000_000
 """Of the aligned samples of a large job: beyond this, slots become longer than the interval."""
 

@@ -18,11 +18,13 @@ from perfd.model import ColumnBlock, GpuColumn, SampleTable, Scope
 Floats32 = NDArray[np.float32]
 
 _CHUNK_ROWS = 16
+"""Rows that are stored together, so that old ones are dropped without a copy."""
 _INTERVAL_CHUNKS = 3
 """Chunks of newest rows from whose times an agent's interval is computed."""
 _HISTORY_COLUMNS = frozenset(column.value for column in GpuColumn)
 """The columns that analysis and charts read; of all others only the newest value is kept."""
 _SAME_INSTANT_NS = 50_000_000
+"""Apart: GPUs of a node that are read one after another, below the shortest interval of 0.1 s."""
 
 
 def values_of(table: SampleTable) -> Floats:

@@ -14,6 +14,7 @@ _METRIC = re.compile(r"[a-z][a-z0-9_]{0,99}")
 _ENTITY = re.compile(r".{0,256}", re.DOTALL)
 """What can become the value of a label."""
 _MOST_CELLS = 8_192
+"""Of one table: bounds what a node can make the aggregator hold."""
 
 
 class NameIndex:

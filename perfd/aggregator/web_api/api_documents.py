@@ -27,7 +27,9 @@ from perfd.errors import CaptureError
 from perfd.model import GpuColumn, ParallelLayout, Scope
 
 _SHOWN_CULPRITS = 4
+"""Of a job in a list; its own document has all."""
 _SHOWN_ALERTS = 20
+"""Of a job's node, the newest."""
 _USED, _TOTAL = GpuColumn.MEMORY_USED.value, GpuColumn.MEMORY_TOTAL.value
 _READ = (GpuColumn.TEMPERATURE.value, GpuColumn.SM_CLOCK.value)
 _LAST_S = 30.0

@@ -17,6 +17,7 @@ from perfd.errors import PerfdError
 from perfd.report.comparison import MeasuredRun, measures_of_trace
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
+"""Of a file that is served: it is read into memory."""
 _OBJECT = "s3://"
 
 Document = dict[str, Any]

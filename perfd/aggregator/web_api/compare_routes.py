@@ -26,6 +26,7 @@ from perfd.report.comparison.comparison_report import report_of_comparison
 from perfd.report.render.html import to_html
 
 _MAX_REGRESSION_RATIO = 0.03
+"""Where a request does not say: as `perfd compare`."""
 
 
 class SummarySource(Protocol):

@@ -24,6 +24,7 @@ from perfd.sandbox.named_files import require_bounded
 PAGE_FILE = "page.json.gz"
 _SCHEMA = "perfd.page/1"
 _STEPS = 10_000
+"""The newest, as many as the API gives at a time."""
 _POINTS = 2_000
 _GPU_POINTS = 300
 _MAX_BYTES = 128 * 1024 * 1024

@@ -45,10 +45,15 @@ log = logging.getLogger(__name__)
 _START_WAIT_S = 30.0
 """How long a start waits for a server that starts too, or for the lock of an aggregator that just ended."""
 _LOOK_EVERY_S = 0.5
+"""Between two attempts to connect."""
 _READERS = 4
+"""Queries of the API at a time, besides the connection that writes."""
 _READER_WITHIN_S = 5.0
+"""How long a query of the API waits for its turn."""
 _READ_WITHIN_S = 20.0
+"""How long a query of the API may take."""
 _TIDY_WITHIN_S = 120.0
+"""How long a deletion of old rows may take."""
 _LOCK_CLASS = 0x70657266
 """`perf`: the first half of the advisory lock's key; the second names the schema."""
 _LOCK_PAUSES_S = (0.0, 0.1, 0.4, 1.0)

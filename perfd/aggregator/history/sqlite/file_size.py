@@ -7,6 +7,7 @@ import sqlite3
 _KEEP_RATIO = 0.9
 """A file that is too large is brought down to this share of the bound, so that it is not cut each minute."""
 _MOST_CUTS = 10_000
+"""Rounds of deletion, so that a file that does not shrink ends the loop."""
 
 
 def used_bytes(connection: sqlite3.Connection) -> int:

@@ -31,6 +31,7 @@ from perfd.errors import PerfdError, reason_of
 log = logging.getLogger(__name__)
 
 _SIZE_EVERY_TRANSACTIONS = 64
+"""Between two looks at the file's size. Chosen."""
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite says about a damaged schema quotes it, in whatever bytes it has now."""
 _BUSY_TIMEOUT_S = 2.0

@@ -28,6 +28,7 @@ _UNUSUAL_ROWS = 12
 _QUIET_RATIO = 0.05
 """A rank that is closer to the median than this in all metrics is not unusual."""
 _CULPRITS_PER_FINDING = 4
+"""Which are among the shown rows, however usual their numbers are."""
 _MOST_COLUMNS = 4096
 _DIGITS = 4
 """A page shows three."""

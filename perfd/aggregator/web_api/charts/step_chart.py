@@ -18,6 +18,7 @@ from perfd.analysis.steps import BACKWARD, FORWARD, OPTIMIZER, Timers, steady_ro
 from perfd.model import Event
 
 _TREND_S = 3600.0
+"""The newest steps that the small chart shows."""
 _TREND_POINTS = 30
 """As many as a line of 90 pixels shows."""
 _TREND_DIGITS = 3
