@@ -17,6 +17,7 @@ CALL_OUTLIER_NS = 50_000
 """A launch call that takes longer is an outlier, and so is a delay of twice as long: HolisticTraceAnalysis'
 defaults."""
 DELAY_OUTLIER_NS = 100_000
+"""The same, from the end of a launch call to its kernel."""
 
 
 def api(traces: Sequence[RankTrace]) -> TraceTable:
