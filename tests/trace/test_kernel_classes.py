@@ -88,6 +88,7 @@ _NAMES = {
         "void at::native::distribution_elementwise_grid_stride_kernel<float, 4, "
         "at::native::templates::cuda::normal_and_transform<float, float>>": "elementwise",
         "triton_red_fused_sum_7": "reduction",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, NormTwoOps<float>>>": "reduction",
         "triton_per_fused_native_layer_norm_2": "normalization",
         "triton_tem_fused_addmm_relu_5": "matmul",
         "triton_mm": "matmul",

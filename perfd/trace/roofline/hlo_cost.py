@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfd.analysis.operations.least_time import least_time
@@ -19,16 +19,15 @@ from perfd.trace.roofline.hlo_line import ArrayShape, flops_of, product_of, prod
 from perfd.trace.roofline.hlo_module import HloModule, Instruction
 from perfd.trace.roofline.roofline_model import bytes_of, matmul_precision, vector_precision
 
-FREE = frozenset(
+_FREE = frozenset(
     {
         "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id",
         "replica-id",
-        "async-done", "async-update", "copy-done", "all-gather-done", "all-reduce-done",
-        "collective-permute-done",
-        "opt-barrier", "iota", "send-done", "recv-done", "domain", "add-dependency",
+        "async-update", "opt-barrier", "iota", "domain", "add-dependency",
     }
 )  # fmt: skip
-"""Operations that take no time."""
+"""Operations that take no time, beside the ends of asynchronous ones (`..._DONE`)."""
+_DONE, _START = "-done", "-start"
 _COLLECTIVES = {
     "all-reduce": "AllReduce", "all-gather": "AllGather", "reduce-scatter": "ReduceScatter",
     "all-to-all": "AlltoAll", "ragged-all-to-all": "AlltoAll", "collective-permute": "Broadcast",
@@ -84,12 +83,28 @@ def costs(module: HloModule) -> list[HloCost]:
     return list(_walk(module, module.entry, 1, 0))
 
 
+def is_free(operation: str) -> bool:
+    """Whether an operation takes no time by itself."""
+    return operation in _FREE or operation.endswith(_DONE)
+
+
+def _results(instruction: Instruction, inputs: Sequence[ArrayShape]) -> tuple[ArrayShape, ...]:
+    """What an operation writes. The beginning of an asynchronous one repeats its operands, with a context."""
+    outputs = instruction.outputs
+    if instruction.operation == "copy-start":
+        return outputs[:1]
+    if not instruction.operation.endswith(_START):
+        return outputs
+    own = outputs[len(inputs) :]
+    return tuple(shape for shape in own if shape.sizes or shape.dtype != "u32") or outputs
+
+
 def _walk(module: HloModule, computation: str, count: int, depth: int) -> Iterator[HloCost]:
     if depth > _MOST_DEPTH or computation not in module.computations:
         return
     for instruction in module.computations[computation].values():
         operation = instruction.operation
-        if operation in FREE:
+        if is_free(operation):
             continue
         if loop := instruction.loop:
             body, trips = loop
@@ -104,20 +119,21 @@ def instruction_cost(
     module: HloModule, computation: str, instruction: Instruction, count: int = 1
 ) -> HloCost:
     """What one operation computes, moves and sends; of a loop or a call nothing of what it calls."""
-    inputs, outputs = module.inputs(computation, instruction), instruction.outputs
-    operation = instruction.operation.removesuffix("-start")
+    inputs = module.inputs(computation, instruction)
+    outputs = _results(instruction, inputs)
+    operation = instruction.operation.removesuffix(_START)
     flops, note, precision, message = 0.0, "", "fp32", 0.0
     traffic = _bytes(outputs) + _bytes(inputs)
     group = None
     if operation in _COLLECTIVES:
         group = _group_size(instruction.attributes)
-        sizes = [shape.size_bytes for shape in (*inputs, *outputs)]
+        sizes = [shape.size_bytes for shape in (*inputs, *instruction.outputs)]
         message = max(sum(shape.size_bytes for shape in inputs), max(sizes, default=0.0))
         traffic = 0.0
     elif operation == "fusion" and instruction.called in module.computations:
         inner = module.computations[instruction.called or ""]
         flops, precision = _inner_flops(module, instruction.called or "", 0)
-        traffic = _fusion_bytes(inner, instruction, inputs)
+        traffic = _fusion_bytes(inner, outputs, inputs)
     elif operation == "fusion" and (collective := _fused_collective(instruction.called)):
         # Fused, as on TPUs: a reduction of which each device keeps its part.
         operation = collective
@@ -196,7 +212,7 @@ def _inner_flops(module: HloModule, computation: str, depth: int) -> tuple[float
         return module.fused_work[computation]
     total, matrix = 0.0, ""
     for instruction in module.computations.get(computation, {}).values() if depth < _MOST_DEPTH else ():
-        if instruction.operation in FREE:
+        if is_free(instruction.operation):
             continue
         if instruction.operation == "fusion" and instruction.called:
             flops, precision = _inner_flops(module, instruction.called, depth + 1)
@@ -209,7 +225,9 @@ def _inner_flops(module: HloModule, computation: str, depth: int) -> tuple[float
     return module.fused_work[computation]
 
 
-def _fusion_bytes(inner: Mapping[str, Instruction], fusion: Instruction, inputs: list[ArrayShape]) -> float:
+def _fusion_bytes(
+    inner: Mapping[str, Instruction], outputs: Sequence[ArrayShape], inputs: list[ArrayShape]
+) -> float:
     """Operands and results, less what it only slices or updates in place."""
     read = 0.0
     updated = _updates(inner)
@@ -224,7 +242,7 @@ def _fusion_bytes(inner: Mapping[str, Instruction], fusion: Instruction, inputs:
             read += _bytes(parameter.outputs)
     if not parameters:
         read = _bytes(inputs)
-    return read + (updated if updated is not None else _bytes(fusion.outputs))
+    return read + (updated if updated is not None else _bytes(outputs))
 
 
 def _updates(inner: Mapping[str, Instruction]) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from perfd.trace.roofline.hlo_cost import FREE, UNKNOWN_WORK, instruction_cost
+from perfd.trace.roofline.hlo_cost import UNKNOWN_WORK, instruction_cost, is_free
 from perfd.trace.roofline.hlo_module import HloModule
 
 _ALONE_RATIO = 2.0
@@ -65,7 +65,7 @@ def _computed(module: HloModule, computation: str, counted: dict[str, _Counted],
     all_known = True
     for instruction in module.computations.get(computation, {}).values():
         trips: int | None = 1
-        if instruction.operation in FREE:
+        if is_free(instruction.operation):
             continue
         if loop := instruction.loop:
             body, trips = loop
