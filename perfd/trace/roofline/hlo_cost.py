@@ -88,7 +88,7 @@ def is_free(operation: str) -> bool:
     return operation in _FREE or operation.endswith(_DONE)
 
 
-def _results(instruction: Instruction, inputs: Sequence[ArrayShape]) -> tuple[ArrayShape, ...]:
+def _results(instruction: Instruction, inputs: Sequence[ArrayShape]) -> Sequence[ArrayShape]:
     """What an operation writes. The beginning of an asynchronous one repeats its operands, with a context."""
     outputs = instruction.outputs
     if instruction.operation == "copy-start":
