@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,9 @@ from perfd.cli.commands.bench_serving import SCHEMA as BENCH_SCHEMA
 from perfd.cli.commands.bench_serving import document as document_of_benchmark
 from perfd.cli.commands.bench_serving import results_of
 from perfd.cli.terminal import Terminal
+from perfd.cli.traces.analysis_process import run_analysis
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, duration
-from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
 from perfd.report.comparison import (
     MeasuredRun,
@@ -45,8 +46,7 @@ from perfd.report.comparison.comparison_report import (
 from perfd.report.display_names import kernel_name
 from perfd.report.render.report_writer import write_report
 from perfd.session.replay_session import ReplayOptions, replay
-from perfd.trace.diagnosis import TraceSettings, analyse, diagnose, trace_json
-from perfd.trace.readers.trace_files import read_traces, with_folders_opened
+from perfd.trace.diagnosis import trace_json
 
 _EPILOG = """\
 With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "sentence", "a", "b",
@@ -166,9 +166,12 @@ def _measured(name: str, args: argparse.Namespace) -> MeasuredRun:
     if found is not None:
         job = one_job(jobs_of(found, name), args.job, name)
         return _with_kernels(measures_of_summary(job, name), path.parent, job.name)
-    settings = TraceSettings(model_flops_per_step=args.model_flops_per_step, peaks=load_peaks())
-    analysis = analyse(read_traces(with_folders_opened([path]), "nsys"), settings)
-    return measures_of_trace(trace_json.to_json(analysis, diagnose(analysis)), name)
+    flops = args.model_flops_per_step
+    given = [] if flops is None else ["--model-flops-per-step", repr(flops)]
+    with tempfile.TemporaryFile() as output:
+        run_analysis([*given, "--", str(path)], output)
+        output.seek(0)
+        return measures_of_trace(msgspec.json.decode(output.read(), type=dict[str, Any]), name)
 
 
 def _with_kernels(run: MeasuredRun, folder: Path, job: str) -> MeasuredRun:

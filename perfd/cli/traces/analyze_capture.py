@@ -1,23 +1,20 @@
-"""`perfd capture show --analyze`, apart because no other action needs traces and NumPy."""
+"""`perfd capture show --analyze`, with one `perfd analyze` per folder, which sandboxes itself."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.node import TRACE_SUFFIXES, reading
 from perfd.capture.selection import slow_rank_of
-from perfd.cli.traces.trace_settings import settings_for
+from perfd.cli.traces.analysis_process import run_analysis
 from perfd.errors import PerfdError
 from perfd.model import CaptureState
-from perfd.report.render.report_writer import write_report
-from perfd.report.sources.from_trace import report_of_trace
-from perfd.trace.diagnosis import analyse, diagnose, to_json
-from perfd.trace.readers.trace_files import read_traces
 
 
 def analyze(capture: Mapping[str, Any], job: JobSummary | None = None) -> list[Path]:
@@ -36,18 +33,33 @@ def analyze(capture: Mapping[str, Any], job: JobSummary | None = None) -> list[P
         )
     written: list[Path] = []
     for folder in dict.fromkeys(trace.parent for trace in traces):
-        with reading(folder):
-            analysis = analyse(
-                read_traces([trace for trace in traces if trace.parent == folder], "nsys"),
-                settings_for(job),
-            )
-        diagnosis = diagnose(analysis, slow_rank=slow_rank_of(capture.get("labels") or {}))
         document, report = folder / "perfd.trace.json", folder / "perfd.report.html"
         for path in (document, report):
             # A report names kernels and shapes of the model: as private as the trace.
             path.unlink(missing_ok=True)
             path.touch(mode=0o600)
-        document.write_bytes(msgspec.json.encode(to_json(analysis, diagnosis)))
-        write_report(report_of_trace(analysis, diagnosis), report)
+        try:
+            with tempfile.TemporaryDirectory(prefix="perfd-analyze-") as scratch, reading(folder):
+                asked = ["--report", str(report), *_known(job, Path(scratch)), *_question(capture)]
+                mine = [str(trace) for trace in traces if trace.parent == folder]
+                with document.open("wb") as output:
+                    run_analysis([*asked, *mine], output)
+        except BaseException:
+            document.unlink()
+            report.unlink()
+            raise
         written += [document, report]
     return written
+
+
+def _known(job: JobSummary | None, scratch: Path) -> list[str]:
+    if job is None:
+        return []
+    file = scratch / "summary.json"
+    file.write_bytes(msgspec.json.encode(to_json([job])))
+    return ["--summary", str(file)]
+
+
+def _question(capture: Mapping[str, Any]) -> list[str]:
+    rank = slow_rank_of(capture.get("labels") or {})
+    return [] if rank is None else ["--slow-rank", str(rank)]

@@ -21,24 +21,20 @@ def settings_of(
     precision: str | None,
 ) -> TraceSettings:
     """What MFU needs: a summary, named or next to the traces, and the table of GPU peaks."""
-    known = settings_for(_job(named, beside), peaks)
-    return replace(
-        known,
+    job = _job(named, beside)
+    given = TraceSettings(
         model_flops_per_step=model_flops_per_step,
         gpus=gpus,
-        precision=precision or known.precision,
+        precision=precision or DEFAULT_PRECISION,
+        peaks=load_peaks(peaks),
     )
-
-
-def settings_for(job: JobSummary | None, peaks: Path | None = None) -> TraceSettings:
-    """What MFU needs of a job's summary."""
     if job is None:
-        return TraceSettings(peaks=load_peaks(peaks))
-    return TraceSettings(
+        return given
+    return replace(
+        given,
         model_flops_per_s_per_gpu=job.efficiency.model_flops_per_s_per_gpu,
         step_time_s=job.step_time_s.median,
-        precision=job.efficiency.peak_precision or DEFAULT_PRECISION,
-        peaks=load_peaks(peaks),
+        precision=precision or job.efficiency.peak_precision or DEFAULT_PRECISION,
     )
 
 
