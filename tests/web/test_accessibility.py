@@ -39,11 +39,13 @@ def violations(tab: Tab, axe: str) -> list[str]:
     return [str(one) for one in tab.run(found % RULES)]
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "dark"), [(1280, False), (1280, True), (320, True)], ids=["light", "dark", "narrow"]
+)
 @pytest.mark.parametrize("view", [*VIEWS, "/compare", "/jobs/llama/ranks/3"])
-def test_axe_finds_nothing(view: str, dark: bool, tab: Tab, stand_in: StandIn, axe: str) -> None:
+def test_axe_finds_nothing(view: str, width: int, dark: bool, tab: Tab, stand_in: StandIn, axe: str) -> None:
     everything(stand_in)
-    tab.look(dark=dark, calm=True)
+    tab.look(width, dark=dark, calm=True)
     tab.open(stand_in.url + view, "document.querySelector('main h1')")
     assert violations(tab, axe) == []
 
