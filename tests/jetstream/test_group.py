@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jetstream.group_support import PARTITIONS, Member, seconds_until
 from jetstream.support import Node
 
+from tests.support.group_members import PARTITIONS, Member, seconds_until
 from tests.support.nats_server import NatsServer
 from tests.support.postgres_server import PostgresCluster
 
@@ -88,11 +88,11 @@ def started_alerts(member: Member) -> dict[str, list[float]]:
     return fired
 
 
-def rows(folder: Path, query: str) -> list[tuple[Any, ...]]:
+def rows(folder: Path, query: str, name: str = "history") -> list[tuple[Any, ...]]:
     """Rows from the SQLite files of all partitions."""
     found: list[tuple[Any, ...]] = []
     for number in range(PARTITIONS):
-        with contextlib.closing(sqlite3.connect(folder / f"history-{number}.sqlite", timeout=30)) as database:
+        with contextlib.closing(sqlite3.connect(folder / f"{name}-{number}.sqlite", timeout=30)) as database:
             found += database.execute(query).fetchall()
     return found
 
@@ -103,7 +103,7 @@ def test_jobs_of_a_killed_aggregator_are_answered_by_another_and_sent_is_stored(
     chance = random.Random(20)
     settings = config(tmp_path, path=str(tmp_path / "history.sqlite"))
     with contextlib.ExitStack() as stack:
-        members = [stack.enter_context(Member(tmp_path, server.address, name, **settings)) for name in "ab"]
+        members = [stack.enter_context(Member(tmp_path, [server.address], name, **settings)) for name in "ab"]
         seconds_until(lambda: shared(members))
         with producing(tmp_path, server) as nodes:
             for member in members:
@@ -128,6 +128,13 @@ def test_jobs_of_a_killed_aggregator_are_answered_by_another_and_sent_is_stored(
         members[0].stop()
         seconds_until(lambda: shared(members[1:]))
         assert len(members[1].get("/api/v1/http_sd")) == PARTITIONS
+        for number in range(PARTITIONS):
+            found = members[1].metrics(number)
+            assert found["perfd_partition_lease_held"] == found["perfd_nats_reading"] == 1.0
+            assert found["perfd_group_partitions"] == PARTITIONS
+            assert found["perfd_group_members"] == 1.0
+            assert found["perfd_partition_epoch"] > 0.0
+            assert found["perfd_nats_interruptions_total"] >= 0.0
         members[1].stop()
     stored: dict[str, list[int]] = {}
     for job, step in rows(tmp_path, "SELECT job, step FROM steps ORDER BY step"):
@@ -141,7 +148,7 @@ def test_a_holder_that_was_paused_neither_answers_nor_writes_when_it_comes_back(
     with contextlib.ExitStack() as stack:
         cluster = stack.enter_context(PostgresCluster(settings="fsync = off"))
         settings = config(tmp_path, url=cluster.url)
-        first = stack.enter_context(Member(tmp_path, server.address, "a", **settings))
+        first = stack.enter_context(Member(tmp_path, [server.address], "a", **settings))
         seconds_until(lambda: None not in first.holders())
         with producing(tmp_path, server) as nodes:
             moves_on(first, nodes)
@@ -152,7 +159,7 @@ def test_a_holder_that_was_paused_neither_answers_nor_writes_when_it_comes_back(
             of_all = " + ".join(f"(SELECT count(*) FROM perfd_{n}.alerts)" for n in range(PARTITIONS))
             seconds_until(lambda: cluster.sql(f"SELECT {of_all}") == [(NODES,)])
             first.signal(signal.SIGSTOP)
-            second = stack.enter_context(Member(tmp_path, server.address, "b", **settings))
+            second = stack.enter_context(Member(tmp_path, [server.address], "b", **settings))
             moves_on(second, nodes)
             assert not set(second.holders()) & set(before)
             first.signal(signal.SIGCONT)

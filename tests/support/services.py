@@ -91,6 +91,16 @@ class Service:
             self._process.wait()
             self._process = None
 
+    def pause(self) -> None:
+        """Stop the process with its connections open."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process continue."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
+
     def get(self, path: str, **query: str) -> Any:
         """The JSON at a path."""
         return json.loads(self.text(path, **query))

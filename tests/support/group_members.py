@@ -10,7 +10,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 from tests.support.services import free_port
@@ -25,17 +27,39 @@ class Member:
     """One aggregator of a group; a context manager that runs from entry to exit."""
 
     def __init__(
-        self, folder: Path, servers: str, name: str, *, lease_s: float = LEASE_S, **config: Any
+        self,
+        folder: Path,
+        servers: Sequence[str],
+        name: str,
+        *,
+        lease_s: float = LEASE_S,
+        partitions: int = PARTITIONS,
+        replicas: int = 1,
+        nkey_file: str | None = None,
+        cluster: str = "default",
+        checkout: Path = ROOT,
+        program: Sequence[str] = ("-m", "perfd"),
+        environment: Mapping[str, str] = MappingProxyType({}),
+        **config: Any,
     ) -> None:
+        """`checkout` is whose perfd runs, `program` what Python runs; `config` are further keys."""
         self.address = f"http://127.0.0.1:{free_port()}"
         self._log = folder / f"{name}.log"
         self._config = folder / f"{name}.yaml"
-        group = {"partitions": PARTITIONS, "lease_s": lease_s}
-        document = {
-            "http_listen": self.address.removeprefix("http://"),
-            "nats": {"servers": [servers], "max_bytes": 64 << 20, "group": group},
-            **config,
+        self._command = [sys.executable, *program, "aggregator", "--config", str(self._config)]
+        path = os.pathsep.join(map(str, (checkout, checkout / "collectors")))
+        self._environment = {**os.environ, **environment, "PYTHONPATH": path}
+        self._checkout = checkout
+        group = {"partitions": partitions, "lease_s": lease_s}
+        nats = {
+            "servers": list(servers),
+            "cluster": cluster,
+            "max_bytes": 64 << 20,
+            "replicas": replicas,
+            "nkey_file": nkey_file,
+            "group": group,
         }
+        document = {"http_listen": self.address.removeprefix("http://"), "nats": nats, **config}
         self._config.write_text(json.dumps(document))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -52,17 +76,22 @@ class Member:
         return self._log.read_text()
 
     def start(self) -> None:
-        path = os.pathsep.join(map(str, (ROOT, ROOT / "collectors")))
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "perfd", "aggregator", "--config", str(self._config)],
-                stderr=log,
-                env={**os.environ, "PYTHONPATH": path},
+                self._command, stderr=log, env=self._environment, cwd=self._checkout
             )
 
     def signal(self, number: int) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
+
+    def pause(self) -> None:
+        """Stop the process with its connections open."""
+        self.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process continue."""
+        self.signal(signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process is not None:
@@ -83,6 +112,14 @@ class Member:
         except (OSError, urllib.error.URLError):
             return None
 
+    def metrics(self, partition: int) -> dict[str, float]:
+        """Series without labels of a partition's page."""
+        url = f"{self.address}/metrics?partition={partition}"
+        with urllib.request.urlopen(url, timeout=10.0) as response:
+            lines = response.read().decode().splitlines()
+        rows = (line.split(" ") for line in lines if not line.startswith("#") and "{" not in line)
+        return {name: float(value) for name, value in rows}
+
     def holders(self) -> list[str | None]:
         """The member that holds each partition."""
         found = self.get("/api/v1/group")
@@ -95,7 +132,7 @@ class Member:
         return next((row["step"] or 0 for row in rows if row["name"] == job), 0)
 
 
-def seconds_until(true: Any, wait_s: float = 60.0) -> float:
+def seconds_until(true: Any, wait_s: float = 180.0) -> float:
     """Seconds until `true()` holds; raises `TimeoutError`."""
     started_s = time.monotonic()
     while not true():
