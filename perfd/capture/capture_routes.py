@@ -52,8 +52,8 @@ def capture_routes(
 ) -> dict[str, Handler]:
     """Routes over callbacks, which do their own locking and raise `CaptureError` for a bad request.
 
-    `link` returns a temporary address of a capture's file, and for how many seconds it is valid; it raises
-    `StorageError`.
+    `start` raises `StorageError` if it cannot record the capture. `link` returns a temporary address of a
+    capture's file, and for how many seconds it is valid; it raises `StorageError`.
     """
 
     def collection(request: Request) -> Response:
@@ -126,4 +126,6 @@ def _answer(status: int, make: Callable[[], Mapping[str, Any]]) -> Response:
         document = make()
     except CaptureError as error:
         return error_response(400, str(error))
+    except StorageError as error:
+        return error_response(503, str(error))
     return json_response({"schema": SCHEMA, **document}, status)

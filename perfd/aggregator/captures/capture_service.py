@@ -39,6 +39,7 @@ from perfd.model import (
 )
 from perfd.net import ObjectStorage
 
+_RECORDED_WITHIN_S = 5.0
 _MOST_AUDITED = 4096
 """Captures that are remembered so that the audit log has each beginning once."""
 
@@ -62,12 +63,14 @@ class CaptureService:
         live: LiveSummary = lambda _: None,
         peaks_file: str | None = None,
         storage: ReportStorage | None = None,
+        recorded: bool = False,
     ) -> None:
         """With `reports`, captures that end and whose traces can be read here are analyzed.
 
         Without `on_alert`, the alerts of perfd's own rules start no capture.
         `live` returns the newest summary of a job; a separate thread calls it.
-        Agents upload to `storage`.
+        Agents upload to `storage`. With `recorded`, a request is accepted once history has it, so that
+        whoever continues after a kill knows it.
         """
         self._storage = storage.files if storage else None
         self._reports = (
@@ -75,6 +78,7 @@ class CaptureService:
             if reports
             else None
         )
+        self._recorded = recorded
         self._on_alert = on_alert
         self._failures = failures or Failures()
         self._audit = audit or AuditLog()
@@ -191,10 +195,18 @@ class CaptureService:
             self._carry_out()
 
     def request(self, request: ManualRequest) -> Capture:
-        """A person asks for a capture; raises `CaptureError` as the coordinator does."""
+        """A person asks for a capture; raises `CaptureError` as the coordinator does.
+
+        Raises `StorageError` if it began, but a kill could make it unknown.
+        """
         with self._lock:
             capture = self._coordinator.on_request(request, self._now())
             self._carry_out()
+        if self._recorded and self._history and not self._history.wait_stored(_RECORDED_WITHIN_S):
+            raise StorageError(
+                f"The capture {capture.capture_id} began, but history cannot record it now: "
+                "repeat the request with the same `id`."
+            )
         return capture
 
     def cancel(self, capture_id: str, reason: str) -> Capture:
