@@ -109,6 +109,7 @@ class Aggregator(ApiAnswers):
                 live=self.live,
                 peaks_file=config.analysis.gpu_peaks_file,
                 storage=storage,
+                recorded=partition is not None,
             )
             self._exporters = ExporterRegistry(
                 config.exporters,
@@ -133,6 +134,7 @@ class Aggregator(ApiAnswers):
                 self._webhook,
                 nodes=nodes,
                 nats=self._nats.progress if self._nats else None,
+                partition=partition,
             )
             rounds = AnalysisLoop(
                 config,

@@ -19,6 +19,8 @@ class Partition:
     """Grows with each holder, so that writes of earlier holders are refused."""
     held: Callable[[], bool]
     """Whether the lease is still valid; callable from any thread."""
+    members: Callable[[], int] = lambda: 1
+    """How many aggregators the group has; callable from any thread."""
 
     def has(self, job: str) -> bool:
         """Whether a job belongs to this partition, by the name that its nodes report."""

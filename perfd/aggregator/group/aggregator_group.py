@@ -109,7 +109,7 @@ class AggregatorGroup:
 
     def _handlers(self, partition: int) -> Mapping[str, Handler] | None:
         epoch, running = self._running.get(partition, (0, None))
-        return running.handlers if running is not None and self._leases.held(partition, epoch) else None
+        return running.handlers if running is not None and self._leases.answers(partition, epoch) else None
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -160,6 +160,7 @@ class AggregatorGroup:
             count=self._group.partitions,
             epoch=epoch,
             held=partial(self._leases.held, number, epoch),
+            members=lambda: len(self._leases.view.members),
         )
         with self._starting:
             one = Aggregator(partition_config(self._config, number), partition=partition)

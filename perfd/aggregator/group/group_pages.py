@@ -293,6 +293,7 @@ class GroupPages:
     def _group(self) -> dict[str, Any]:
         view = self._view()
         return {
+            "connected": view.connected,
             "partitions": [
                 {
                     "partition": number,

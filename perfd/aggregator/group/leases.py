@@ -1,7 +1,7 @@
 """Partition leases in a NATS JetStream key-value bucket, renewed by a separate thread.
 
-The server removes a key that is not renewed for `lease_s`. A renewal must name the key's previous revision,
-so at most one aggregator holds a lease, regardless of clock differences.
+A lease that others saw no renewal of for `lease_s` is free. Renewals and claims must name the key's previous
+revision, so at most one aggregator holds a lease, regardless of clock differences.
 """
 
 from __future__ import annotations
@@ -33,8 +33,16 @@ _LOOK_EVERY_S = 0.2
 """Interval at which the group is checked for partitions to claim."""
 _RENEWALS_PER_LEASE = 4
 """A lease survives a late or failed renewal."""
+_KEPT_LEASES = 20
+"""How many times `lease_s` the server keeps a key that is not renewed, so that a holder can go on after an
+election of the servers, which takes up to 10 s."""
+_ANSWERS_FOR_S = 15.0
+"""How long a holder whose lease is over answers with its last numbers, while it knows no other one."""
+_WATCHER_KEPT_S = 30.0
+"""When the server removes the consumer of a connection that is gone."""
 _RETRY_S = 0.5
 _STOP_WITHIN_S = 3.0
+_MOST_COMPLAINTS = 8
 _MEMBER, _PARTITION = "member", "partition"
 
 
@@ -64,9 +72,11 @@ class Leases:
         self._releasing: set[int] = set()
         self._entries: dict[str, _Entry] = {}
         self._lock = threading.Lock()
-        self._complained = False
+        self._complaints: set[str] = set()
         self._released: set[int] = set()
         self._renewed_s = 0.0
+        self._wrote_s = self._writable_since_s = float("-inf")
+        """The newest write to the bucket, and the first one after the newest gap."""
         self._thread = LoopThread(self._run, name="perfd-leases")
 
     def start(self, address: str) -> None:
@@ -87,14 +97,20 @@ class Leases:
         """Whether the lease that began with `epoch` is still valid."""
         return is_valid(self._holdings.get(partition), epoch, time.monotonic())
 
+    def answers(self, partition: int, epoch: int) -> bool:
+        """Whether this aggregator answers for a partition, although its lease may just have ended."""
+        return is_valid(self._holdings.get(partition), epoch, time.monotonic() - _ANSWERS_FOR_S)
+
     def mine(self) -> dict[int, int]:
-        """Epochs of the partitions that this aggregator should serve."""
-        now_s = time.monotonic()
+        """Epochs of the partitions that this aggregator should serve, as far as it knows.
+
+        Its lease may be over, then `held` is false, until a renewal succeeds or finds another holder.
+        """
         with self._lock:
             return {
                 number: holding.epoch
                 for number, holding in self._holdings.items()
-                if number not in self._releasing and now_s < holding.valid_until_s
+                if number not in self._releasing
             }
 
     def releasing(self) -> set[int]:
@@ -115,14 +131,14 @@ class Leases:
 
     def _note_lost(self, reason: str) -> None:
         self._view = replace(self._view, connected=False)
-        if not self._complained:
-            self._complained = True
+        if reason not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.add(reason)
             log.warning("Leases of partitions cannot be renewed now.", extra={"reason": reason})
 
     async def _take_part(self, client: Client) -> None:
         bucket = await self._bucket(client)
         self._entries.clear()
-        watcher = await bucket.watchall()
+        watcher = await bucket.watch(">", inactive_threshold=_WATCHER_KEPT_S)
         known = asyncio.Event()
         watching = asyncio.create_task(self._watch(watcher, known))
         turns: asyncio.Task[None] | None = None
@@ -130,6 +146,7 @@ class Leases:
             # Learn the members and holders before claiming anything.
             async with asyncio.timeout(self._group.lease_s):
                 await known.wait()
+            await self._require_same_partitions()
             turns = asyncio.create_task(self._turns(bucket))
             await asyncio.wait({turns, watching}, return_when=asyncio.FIRST_COMPLETED)
             if turns.done():
@@ -146,6 +163,27 @@ class Leases:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _require_same_partitions(self) -> None:
+        """Raises `PerfdError` if the bucket's group divides its jobs into another number of partitions."""
+        began_s = time.monotonic()
+        other = {key: one for key, one in self._entries.items() if self._differs(one)}
+        if not other:
+            return
+        # Those of aggregators that are gone are not renewed.
+        await asyncio.sleep(self._group.lease_s)
+        for key in other:
+            one = self._entries.get(key)
+            if one is not None and self._differs(one) and one.seen_s > began_s:
+                raise PerfdError(
+                    f"The aggregator at {one.value.get('address')} divides this cluster's jobs into "
+                    f"{one.value['partitions']} partitions, and nats.group.partitions is "
+                    f"{self._group.partitions}: set the same on all aggregators and agents, "
+                    "or another `cluster`."
+                )
+
+    def _differs(self, entry: _Entry) -> bool:
+        return entry.value.get("partitions", str(self._group.partitions)) != str(self._group.partitions)
+
     async def _turns(self, bucket: KeyValue) -> None:
         while not self._thread.stopping:
             await self._turn(bucket)
@@ -155,7 +193,7 @@ class Leases:
         from nats.js import api  # noqa: PLC0415  (with the extra only)
         from nats.js.errors import BucketNotFoundError, NotFoundError  # noqa: PLC0415
 
-        js, name = client.jetstream(timeout=self._group.lease_s / 2), lease_bucket(self._cluster)
+        js, name = client.jetstream(timeout=self._group.lease_s), lease_bucket(self._cluster)
         try:
             bucket = await js.key_value(name)
         except (BucketNotFoundError, NotFoundError):
@@ -163,14 +201,16 @@ class Leases:
                 api.KeyValueConfig(
                     bucket=name,
                     description="The perfd aggregator that holds each partition.",
-                    ttl=self._group.lease_s,
+                    ttl=self._group.lease_s * _KEPT_LEASES,
                     replicas=self._replicas,
                 )
             )
         ttl_s = (await bucket.status()).ttl
-        if not has_lease_time(ttl_s, self._group.lease_s):
+        # An earlier perfd made buckets whose keys end with their lease.
+        if not any(has_lease_time(ttl_s, self._group.lease_s * kept) for kept in (_KEPT_LEASES, 1)):
+            leases_s = "no end" if ttl_s is None else f"{ttl_s / _KEPT_LEASES:g} s"
             raise PerfdError(
-                f"The bucket {name} has leases of {ttl_s} s, and nats.group.lease_s is "
+                f"The bucket {name} is for leases of {leases_s}, and nats.group.lease_s is "
                 f"{self._group.lease_s}: set the same on all aggregators; to change it, stop all of them "
                 "and delete the bucket."
             )
@@ -180,7 +220,7 @@ class Leases:
         async for entry in watcher:
             if entry is None:
                 known.set()
-                self._complained = False
+                self._complaints.clear()
                 self._view = replace(self._view, connected=True)
             elif entry.operation is None and entry.value is not None:
                 with contextlib.suppress(ValueError):
@@ -209,14 +249,17 @@ class Leases:
             self._changed()
 
     def _look(self) -> None:
-        """Update the view from keys seen within `lease_s`: the server does not announce expired keys."""
-        now_s = time.monotonic()
-        for key in [key for key, one in self._entries.items() if now_s - one.seen_s > self._group.lease_s]:
-            del self._entries[key]
+        """Update the view from keys seen within `lease_s`."""
+        # While nobody could write, nobody could renew either.
+        since_s = time.monotonic() - self._group.lease_s
         members = {self.member: self._address}
         holders: dict[int, Holder] = {}
-        for key, entry in self._entries.items():
+        for key, entry in tuple(self._entries.items()):
             kind, _, name = key.partition(".")
+            if max(entry.seen_s, self._writable_since_s) < since_s:
+                if kind == _MEMBER:
+                    del self._entries[key]
+                continue
             member, address = entry.value.get("member", ""), entry.value.get("address", "")
             if kind == _MEMBER:
                 members[name] = address
@@ -231,26 +274,47 @@ class Leases:
         from nats.js.errors import KeyWrongLastSequenceError  # noqa: PLC0415  (with the extra only)
 
         await bucket.put(f"{_MEMBER}.{self.member}", self._value())
+        self._note_written()
         for number, holding in tuple(self._holdings.items()):
             sent_s = time.monotonic()
+            key, value = f"{_PARTITION}.{number}", self._value(holding.epoch)
             try:
-                revision = await bucket.update(
-                    f"{_PARTITION}.{number}", self._value(holding.epoch), last=holding.revision
-                )
+                revision = await bucket.update(key, value, last=holding.revision)
             except KeyWrongLastSequenceError:
-                log.warning("The lease of a partition is lost.", extra={"partition": number})
-                self._drop(number)
-                continue
+                # A renewal whose answer was lost is stored all the same, and the next one must name it.
+                stored = await _revision_of(bucket, key, value)
+                if stored is None:
+                    log.warning("The lease of a partition is lost.", extra={"partition": number})
+                    self._drop(number)
+                    continue
+                revision, sent_s = stored, holding.valid_until_s - self._group.lease_s
             renewed = replace(holding, revision=revision, valid_until_s=sent_s + self._group.lease_s)
             self._holdings[number] = renewed
+
+    def _note_written(self) -> None:
+        """Note a write to the bucket; raises `PerfdError` if what is written is not seen."""
+        now_s = time.monotonic()
+        if now_s - self._wrote_s > self._group.lease_s / 2:
+            self._writable_since_s = now_s
+        self._wrote_s = now_s
+        own = self._entries.get(f"{_MEMBER}.{self.member}")
+        seen_s = max(self._writable_since_s, own.seen_s if own else float("-inf"))
+        if now_s - seen_s > self._group.lease_s:
+            raise PerfdError("NATS: changes of the leases do not arrive.")
 
     async def _claim(self, bucket: KeyValue, number: int) -> None:
         from nats.js.errors import KeyWrongLastSequenceError  # noqa: PLC0415  (with the extra only)
 
-        sent_s = time.monotonic()
+        key, sent_s = f"{_PARTITION}.{number}", time.monotonic()
+        ended = self._entries.get(key)
         try:
-            revision = await bucket.create(f"{_PARTITION}.{number}", self._value())
+            if ended is None:
+                revision = await bucket.create(key, self._value())
+            else:
+                revision = await bucket.update(key, self._value(), last=ended.revision)
         except KeyWrongLastSequenceError:
+            # Another one was faster, or the server removed the key.
+            self._entries.pop(key, None)
             return
         with self._lock:
             self._holdings[number] = Holding(
@@ -278,7 +342,22 @@ class Leases:
             self._entries.pop(f"{_PARTITION}.{number}", None)
 
     def _value(self, epoch: int | None = None) -> bytes:
-        value = {"member": self.member, "address": self._address}
+        value = {
+            "member": self.member,
+            "address": self._address,
+            "partitions": str(self._group.partitions),
+        }
         if epoch is not None:
             value["epoch"] = str(epoch)
         return json.dumps(value).encode()
+
+
+async def _revision_of(bucket: KeyValue, key: str, value: bytes) -> int | None:
+    """The revision of a key if it has this value; None otherwise."""
+    from nats.js.errors import KeyNotFoundError  # noqa: PLC0415  (with the extra only)
+
+    try:
+        entry = await bucket.get(key)
+    except KeyNotFoundError:
+        return None
+    return entry.revision if entry.value == value else None

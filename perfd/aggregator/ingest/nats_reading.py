@@ -28,7 +28,7 @@ _PULL_BYTES = 16 << 20
 """That one request asks for at most: they are in memory at a time."""
 _PULL_FOR_S = 3.0
 """How long the server holds a request for which there is no message."""
-_ANSWER_WITHIN_S = 10.0
+_ANSWER_WITHIN_S = 4.0
 """How much later than its end a pull is answered at the latest."""
 _LOOK_EVERY_S = 0.1
 _ACKNOWLEDGED = b"+ACK"
@@ -158,7 +158,7 @@ class NatsReading:
             # The next reading uses the same sessions.
             await asyncio.wait({taking})
             raise
-        self._note(messages[-1], len(messages))
+        self._note(messages)
         for message, receipt in zip(messages, receipts, strict=True):
             for answer in receipt.answers:
                 await self._client.publish(answer.subject, answer.data)
@@ -169,10 +169,10 @@ class NatsReading:
     def _take(self, messages: Sequence[Msg]) -> list[Receipt]:
         return [self._sessions.take(message.subject, message.data) for message in messages]
 
-    def _note(self, newest: Msg, count: int) -> None:
+    def _note(self, messages: Sequence[Msg]) -> None:
         progress = self._progress
-        progress.received_messages += count
-        tokens = newest.reply.split(".")
+        progress.received_messages += len(messages)
+        tokens = messages[-1].reply.split(".")
         if len(tokens) >= _TOKENS:
             progress.waiting_messages = int(tokens[_PENDING_TOKEN])
             progress.lag_s = max(0.0, time.time() - int(tokens[_TIME_TOKEN]) / 1e9)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STOP_WITHIN_S = 3.0
+_MOST_COMPLAINTS = 8
 
 
 class NatsReceiver:
@@ -52,10 +53,14 @@ class NatsReceiver:
         else:
             own = subjects.from_partition(config.cluster, partition.number, partition.count)
             # This lease proves that the previous reader's has ended.
-            self._readers = Readers(config, own, 0.0, partition.held)
+            self._readers = Readers(
+                config, own, 0.0, partition.held, name=f"{partition.number}of{partition.count}"
+            )
+        # The jobs of a partition have no other reader meanwhile.
+        self._last_retry_s = 15.0 if partition is None else 1.0
         self.progress = NatsProgress()
         self._client: Client | None = None
-        self._complained = False
+        self._complaints: set[str] = set()
         self._thread = LoopThread(self._run, name="perfd-nats")
 
     def start(self) -> None:
@@ -74,16 +79,21 @@ class NatsReceiver:
     async def _run(self) -> None:
         inbox = f"_INBOX_perfd_{secrets.token_hex(8)}"
         try:
-            await self._connector.keep_connected(inbox, self._use, self._note_lost)
+            await self._connector.keep_connected(
+                inbox, self._use, self._note_lost, last_retry_s=self._last_retry_s
+            )
         finally:
             self.progress.reading = False
             self._sessions.close_all()
 
     def _note_lost(self, reason: str) -> None:
         if self.progress.reading:
-            self.progress.reading = self._complained = False
-        if not self._complained:
-            self._complained = True
+            self.progress.reading = False
+            self.progress.interruptions += 1
+            self._complaints.clear()
+        # Each reason once: the first one is often only that the connection ended.
+        if reason not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.add(reason)
             log.warning(
                 "Batches are not read from NATS now; they wait there.",
                 extra={"servers": ", ".join(self._config.servers), "reason": reason},
@@ -97,7 +107,7 @@ class NatsReceiver:
             js = client.jetstream()
             await ensure_streams(js, self._config)
             while True:
-                consumer = await self._readers.open(js)
+                consumer = await self._readers.open(client)
                 reading = NatsReading(client, self._config, consumer, self._sessions, self.progress)
                 if reason := await reading.run():
                     raise PerfdError(reason)

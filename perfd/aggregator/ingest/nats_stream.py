@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import secrets
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from perfd.config import NatsListenConfig
 from perfd.errors import PerfdError
 from perfd.wire import subjects
 
 if TYPE_CHECKING:
+    from nats.aio.client import Client
     from nats.js import JetStreamContext
     from nats.js.api import ConsumerInfo
 
@@ -21,6 +23,12 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.5
 """Between two attempts to become the reader."""
+_ANSWER_WITHIN_S = 5.0
+"""For a request about the stream or its consumers."""
+_NOT_UNIQUE = 10100
+"""A work queue has one consumer for each message."""
+_REFUSED_BEFORE_STEP_DOWN = 3
+"""How often a consumer is refused before another server leads the stream: a removal takes a moment."""
 TAKE_OVER_AFTER_S = 5.0
 """A consumer that is not read for this long is removed. With leases there is no such wait."""
 REFUSED_SUBJECTS = "perfd.refused.>"
@@ -99,28 +107,70 @@ class Readers:
         subject: str,
         take_over_after_s: float,
         may_read: Callable[[], bool] = lambda: True,
+        *,
+        name: str = "",
     ) -> None:
-        """A consumer of the same `subject` that is not read for `take_over_after_s` is removed."""
+        """A consumer of the same `subject` that is not read for `take_over_after_s` is removed.
+
+        With the `name` of a part of a cluster, whose reader holds its lease, all others of it are removed.
+        """
         self._may_read = may_read
         self._config = config
         self._subject = subject
         self._take_over_after_s = take_over_after_s
-        self._prefix = f"perfd-{subjects.token(config.cluster)}-"
+        self._cluster_prefix = f"perfd-{subjects.token(config.cluster)}-"
+        self._prefix = f"{self._cluster_prefix}{name}-" if name else self._cluster_prefix
+        self._of_part = bool(name)
         self._own: str | None = None
         self._waits = False
+        self._refused = 0
+        """How often in a row the stream did not take a consumer because of another one."""
 
-    async def open(self, js: JetStreamContext) -> str:
+    async def open(self, client: Client) -> str:
         """Create a consumer once no other aggregator reads; its name. Raises `PerfdError` without a lease."""
         from nats.js import api  # noqa: PLC0415  (with the extra only)
+        from nats.js.errors import BadRequestError  # noqa: PLC0415
 
+        js = client.jetstream()
         if not self._may_read():
             raise PerfdError("The lease of this partition has ended.")
+        if self._of_part:
+            await self._remove_all(client, js)
+        else:
+            await self._wait_for_others(js)
+            if self._own is not None:
+                await self._remove(js, self._own)
+        self._own = name = f"{self._prefix}{secrets.token_hex(8)}"
+        try:
+            await js.add_consumer(
+                self._config.stream,
+                api.ConsumerConfig(
+                    durable_name=name,
+                    filter_subject=self._subject,
+                    ack_policy=api.AckPolicy.EXPLICIT,
+                    ack_wait=_DELIVER_AGAIN_AFTER_S,
+                    max_ack_pending=_MOST_UNACKNOWLEDGED,
+                ),
+            )
+        except BadRequestError as error:
+            if error.err_code == _NOT_UNIQUE:
+                await self._forget_removed(client)
+            raise
+        self._refused = 0
+        return name
+
+    async def close(self, js: JetStreamContext) -> None:
+        """Let the next aggregator read at once."""
+        if self._own is not None:
+            await self._remove(js, self._own)
+
+    async def _wait_for_others(self, js: JetStreamContext) -> None:
+        """Wait until no other consumer is read, and remove it."""
         known: dict[str, tuple[int, int]] = {}
         still_since_s = time.monotonic()
         while others := await self._others(js):
             positions = {one.name: _position(one) for one in others}
-            reads = positions != known or any(one.num_waiting for one in others)
-            if reads and self._take_over_after_s:
+            if positions != known or any(one.num_waiting for one in others):
                 known, still_since_s = positions, time.monotonic()
             elif time.monotonic() - still_since_s >= self._take_over_after_s:
                 for one in others:
@@ -134,35 +184,69 @@ class Readers:
                 )
             await asyncio.sleep(_LOOK_EVERY_S)
         self._waits = False
-        if self._own is not None:
-            await self._remove(js, self._own)
-        self._own = name = f"{self._prefix}{secrets.token_hex(8)}"
-        await js.add_consumer(
-            self._config.stream,
-            api.ConsumerConfig(
-                durable_name=name,
-                filter_subject=self._subject,
-                ack_policy=api.AckPolicy.EXPLICIT,
-                ack_wait=_DELIVER_AGAIN_AFTER_S,
-                max_ack_pending=_MOST_UNACKNOWLEDGED,
-            ),
-        )
-        return name
-
-    async def close(self, js: JetStreamContext) -> None:
-        """Let the next aggregator read at once."""
-        if self._own is not None:
-            await self._remove(js, self._own)
 
     async def _others(self, js: JetStreamContext) -> list[ConsumerInfo]:
         found = await js.consumers_info(self._config.stream)
-        strangers = [one.name for one in found if not one.name.startswith("perfd-")]
+        self._require_no_strangers(one.name for one in found)
+        return [one for one in found if one.config.filter_subject == self._subject and one.name != self._own]
+
+    async def _remove_all(self, client: Client, js: JetStreamContext) -> None:
+        """Remove the consumers of earlier readers by their names.
+
+        Their states would take seconds to collect while a server is away, and those that it led lack.
+        """
+        names = await self._names(client)
+        self._require_no_strangers(names)
+        for name in names:
+            rest = name.removeprefix(self._cluster_prefix)
+            if name.startswith(self._prefix) or (
+                # Of an earlier perfd, whose names have no part.
+                rest != name
+                and "-" not in rest
+                and (await js.consumer_info(self._config.stream, name)).config.filter_subject == self._subject
+            ):
+                await self._remove(js, name)
+
+    def _require_no_strangers(self, names: Iterable[str]) -> None:
+        strangers = [name for name in names if not name.startswith("perfd-")]
         if strangers:
             raise PerfdError(
                 f"The stream {self._config.stream} is read by {', '.join(strangers)} too: messages that it "
                 "takes are missing here. Remove that consumer, or name another stream."
             )
-        return [one for one in found if one.config.filter_subject == self._subject and one.name != self._own]
+
+    async def _names(self, client: Client) -> list[str]:
+        """The names of all consumers; raises `PerfdError` without an answer."""
+        found: list[str] = []
+        while True:
+            answer = await self._ask(client, "CONSUMER.NAMES", {"offset": len(found)})
+            names = answer.get("consumers") or []
+            found += names
+            if not names or len(found) >= answer.get("total", 0):
+                return found
+
+    async def _forget_removed(self, client: Client) -> None:
+        """Let another server lead the stream, if its leader goes on counting a consumer that was removed.
+
+        nats-server 2.9 does so for one that was removed while another server was away.
+        """
+        self._refused += 1
+        if self._refused % _REFUSED_BEFORE_STEP_DOWN == 0:
+            log.warning(
+                "The stream's leader refuses a consumer because of one that was removed: another server "
+                "takes the lead.",
+                extra={"stream": self._config.stream},
+            )
+            await self._ask(client, "STREAM.LEADER.STEPDOWN", {})
+
+    async def _ask(self, client: Client, what: str, request: dict[str, Any]) -> dict[str, Any]:
+        reply = await client.request(
+            f"$JS.API.{what}.{self._config.stream}", json.dumps(request).encode(), timeout=_ANSWER_WITHIN_S
+        )
+        answer: dict[str, Any] = json.loads(reply.data)
+        if "error" in answer:
+            raise PerfdError(f"NATS: {answer['error'].get('description')}.")
+        return answer
 
     async def _remove(self, js: JetStreamContext, name: str) -> None:
         from nats.js.errors import NotFoundError  # noqa: PLC0415  (with the extra only)

@@ -18,3 +18,5 @@ class NatsProgress:
     """For how long the newest message that was read had been in the stream."""
     received_messages: int = 0
     refused_messages: int = 0
+    interruptions: int = 0
+    """How often reading ended, and began again or waits to."""

@@ -16,6 +16,7 @@ from perfd.aggregator.history import HistoryStore
 from perfd.aggregator.jobs import JobRegistry
 from perfd.aggregator.limits import NatsProgress
 from perfd.aggregator.nodes import NodeMemory
+from perfd.aggregator.partition import Partition
 from perfd.aggregator.state import AgentState, AggregatorState, NodeState
 from perfd.aggregator.web_api import Webhook
 from perfd.exporters.exporter_registry import ExporterRegistry
@@ -36,6 +37,7 @@ def self_registry(
     *,
     nodes: NodeMemory,
     nats: NatsProgress | None = None,
+    partition: Partition | None = None,
 ) -> CollectorRegistry:
     """What the aggregator exports of itself, collected at each scrape and in each round; thread-safe."""
 
@@ -51,6 +53,7 @@ def self_registry(
             *_failure_values(state.failures),
             *_history_values(history, unstored),
             *_nats_values(nats),
+            *_partition_values(partition),
             *(value for status in exporters.status() for value in _exporter_values(status)),
             *_webhook_values(webhook),
             *_node_memory_values(nodes),
@@ -236,6 +239,18 @@ def _nats_values(nats: NatsProgress | None) -> list[Value]:
         ("perfd_nats_lag_seconds", {}, nats.lag_s),
         ("perfd_nats_received_messages_total", {}, nats.received_messages),
         ("perfd_nats_refused_messages_total", {}, nats.refused_messages),
+        ("perfd_nats_interruptions_total", {}, nats.interruptions),
+    ]
+
+
+def _partition_values(partition: Partition | None) -> list[Value]:
+    if partition is None:
+        return []
+    return [
+        ("perfd_partition_lease_held", {}, partition.held()),
+        ("perfd_partition_epoch", {}, partition.epoch),
+        ("perfd_group_partitions", {}, partition.count),
+        ("perfd_group_members", {}, partition.members()),
     ]
 
 

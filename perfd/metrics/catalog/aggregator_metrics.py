@@ -19,6 +19,10 @@ def _of_nats(name: str, help_text: str, *, kind: ColumnKind = ColumnKind.GAUGE) 
     return metric(name, help_text, source=_SELF, absent="Without `nats`.", kind=kind)
 
 
+def _of_group(name: str, help_text: str) -> MetricInfo:
+    return metric(name, help_text, source=_SELF, absent="Outside of a group.")
+
+
 AGGREGATOR_METRICS: Sequence[MetricInfo] = (
     metric("perfd_build_info", "Version of the aggregator; always 1.", labels=("version",), source=_SELF),
     metric("perfd_agents_connected", "Agents with an open stream.", source=_SELF),
@@ -92,6 +96,15 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         "Messages that could not be taken; the stream for refused ones keeps them, with the reason.",
         kind=ColumnKind.COUNTER,
     ),
+    _of_nats(
+        "perfd_nats_interruptions_total",
+        "How often reading ended: connection lost, consumer removed, server without an answer or too fast.",
+        kind=ColumnKind.COUNTER,
+    ),
+    _of_group("perfd_partition_lease_held", "1 while the lease of this partition is valid."),
+    _of_group("perfd_partition_epoch", "Epoch of the partition's lease; each new holder has a greater one."),
+    _of_group("perfd_group_partitions", "Partitions into which the group divides its jobs."),
+    _of_group("perfd_group_members", "Aggregators in the group, as this one sees it."),
     metric(
         "perfd_rejected_total",
         "Items refused because a limit of the aggregator's state was reached.",
