@@ -169,6 +169,9 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     exporter_queue_alert_count: float
     upload_wait_alert_s: float
     round_stale_alert_s: float
+    nats_lag_alert_s: float
+    nats_unsettled_alert_count: int
+    nats_interruptions_alert_count: int
 
 
 @cache

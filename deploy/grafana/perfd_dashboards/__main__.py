@@ -11,11 +11,12 @@ from typing import Any
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from perfd_dashboards import fleet, job, node, pods, serving
+from perfd_dashboards import aggregator, fleet, job, node, pods, serving
 from perfd_dashboards.marks import marks
 
 FOLDER = Path(__file__).parents[1] / "dashboards"
 DASHBOARDS: Mapping[str, Callable[[], Dashboard]] = {
+    "aggregator": aggregator.dashboard,
     "fleet": fleet.dashboard,
     "job": job.dashboard,
     "node": node.dashboard,
