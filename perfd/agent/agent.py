@@ -5,13 +5,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from prometheus_client import Metric
 
 from perfd.agent.capture_setup import JobFacts, captures_directory, create_executor, sharing_of
-from perfd.agent.collection import Batcher, CollectorTask, LatestSamples, Runner, Schedule, Tap, TaskState
+from perfd.agent.collection import (
+    Batcher,
+    BatchPace,
+    CollectorTask,
+    LatestSamples,
+    Runner,
+    Schedule,
+    Tap,
+    TaskState,
+)
 from perfd.agent.self_metrics import agent_values, collector_values
 from perfd.agent.spool import Spool
 from perfd.agent.uplink import GrpcUplink, NatsUplink, Uplink
@@ -77,6 +86,8 @@ class Agent:
         self._clock = clock or SystemClock()
         self._manual = manual
         self._latest = LatestSamples(node, [column for task in tasks for column in task.columns])
+        self._capturing: set[str] = set()
+        """Captures that run here."""
         facts = JobFacts()
         self._spool = Spool(spool_directory, max_bytes=config.spool.max_bytes)
         captures = captures_directory(config.capture, spool_directory / "captures")
@@ -127,7 +138,10 @@ class Agent:
             max_message_bytes=MAX_MESSAGE_BYTES if nats is None else nats.max_message_bytes,
         )
         self._registry = process_registry(self._collect, lambda: self._latest.families(self._clock.unix_ns()))
-        self._runner = Runner(self._tasks, self._batcher.add, self._clock)
+        self._pace = BatchPace(
+            interval_s=config.uplink.batch_interval_s, quiet_interval_s=config.uplink.quiet_batch_interval_s
+        )
+        self._runner = Runner(self._tasks, self._deliver, self._clock)
         self._stopping = threading.Event()
         self._batch_thread = threading.Thread(target=self._batch_loop, name="perfd-batch", daemon=True)
         self._http: HttpServer | None = None
@@ -215,6 +229,10 @@ class Agent:
 
     def send_status(self, status: CaptureStatus) -> None:
         """Send the state of a capture to the aggregator."""
+        if status.state.final:
+            self._capturing.discard(status.capture_id)
+        else:
+            self._capturing.add(status.capture_id)
         self._uplink.send_status(status)
 
     def _report_removed(self, capture_id: str, paths: Sequence[Path], reason: str) -> None:
@@ -248,22 +266,34 @@ class Agent:
         values += collector_values(self.collector_states, self._clock.monotonic_s())
         return families(values, _DESCRIBED.__getitem__)
 
+    def _deliver(self, records: Sequence[Record], bookmarks: Mapping[str, str]) -> None:
+        self._pace.take(records, time.monotonic())
+        self._batcher.add(records, bookmarks)
+
     def _batch_loop(self) -> None:
         # Real time paces this thread; only `step` follows a clock driven by the owner.
         interval_s = self._config.uplink.batch_interval_s
         # Between the collectors' ticks: at the same time, half of the batches would just miss a reading.
         schedule = Schedule(interval_s=interval_s, start_s=time.monotonic() + interval_s / 4)
         origin_due_s = time.monotonic() + _ORIGIN_INTERVAL_S
+        flush_s = schedule.next_s
         while not self._stopping.is_set():
             if time.monotonic() >= origin_due_s:
                 self._report_origin()
                 origin_due_s += _ORIGIN_INTERVAL_S
-            self._batcher.wait(schedule.next_s - time.monotonic())
+            now_s = time.monotonic()
+            capturing = bool(self._capturing)
+            batch_s = self._pace.interval_s(now_s, capturing=capturing)
+            crowded = self._batcher.wait(min(schedule.next_s - now_s, batch_s))
             now_s = time.monotonic()
             if schedule.due(now_s):
                 schedule.take(now_s)
             self._batcher.add(self._runner.hanging(self._clock.monotonic_s()))
-            self.flush()
+            # Whatever came meanwhile may have ended the quiet.
+            batch_s = self._pace.interval_s(now_s, capturing=capturing)
+            if crowded or now_s - flush_s > batch_s - interval_s / 2 or batch_s <= interval_s:
+                flush_s = now_s
+                self.flush()
 
     def _report_origin(self) -> None:
         if self._origin is not None:

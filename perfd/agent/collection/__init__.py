@@ -1,5 +1,6 @@
 """Runs the collectors of a node on schedule and packs their records into batches."""
 
+from perfd.agent.collection.batch_pace import BatchPace
 from perfd.agent.collection.batcher import Batcher, Tap
 from perfd.agent.collection.collector_runner import Runner
 from perfd.agent.collection.collector_task import CollectorTask, TaskState
@@ -8,6 +9,7 @@ from perfd.agent.collection.latest_samples import LatestSamples
 from perfd.agent.collection.schedule import Schedule
 
 __all__ = [
+    "BatchPace",
     "Batcher",
     "CollectorTask",
     "LatestSamples",

@@ -67,9 +67,9 @@ class Batcher:
         if crowded:
             self._crowded.set()
 
-    def wait(self, timeout_s: float) -> None:
-        """Return after `timeout_s`, or earlier if the queue is so full that a flush cannot wait."""
-        self._crowded.wait(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        """Return after `timeout_s`, or earlier and true if the queue is so full that a flush cannot wait."""
+        return self._crowded.wait(timeout_s)
 
     def wake(self) -> None:
         """Make `wait` return."""
