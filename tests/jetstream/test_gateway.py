@@ -21,7 +21,16 @@ from perfd.aggregator import Aggregator
 from perfd.clock import SystemClock
 from perfd.config import GatewayConfig, NatsGatewayConfig, UplinkConfig
 from perfd.gateway import Gateway
-from perfd.model import CaptureRequest, CaptureState, CaptureStatus, CaptureTool, Hello, TrainingStep, Welcome
+from perfd.model import (
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+    CaptureTool,
+    Hello,
+    Record,
+    TrainingStep,
+    Welcome,
+)
 from perfd.wire import convert
 from perfd.wire.service import CONNECT_METHOD
 from tests.support.nats_server import NatsServer
@@ -33,23 +42,23 @@ LARGE = "max_payload: 17000000"
 class GrpcNode:
     """A spool, what fills it and an uplink over gRPC."""
 
-    def __init__(self, folder: Path, address: str, node: str = "n0") -> None:
+    def __init__(self, folder: Path, address: str, node: str = "n0", **options: Any) -> None:
         self.spool = Spool(folder, max_bytes=1 << 30)
         self._batcher = Batcher(self.spool)
         self.requests: list[Any] = []
         self.job = f"job-{node}"
         self.uplink = GrpcUplink(
-            UplinkConfig(address=address, backoff_initial_s=0.1, backoff_max_s=0.5),
+            UplinkConfig(address=address, backoff_initial_s=0.1, backoff_max_s=0.5, **options),
             node=node,
             spool=self.spool,
             clock=SystemClock(),
             on_request=self.requests.append,
         )
 
-    def produce(self, count: int = 1) -> int:
+    def produce(self, count: int = 1, *more: Record) -> int:
         for _ in range(count):
             step = self.spool.last_sequence + 1
-            self._batcher.add([TrainingStep(job=self.job, step=step)])
+            self._batcher.add([*more, TrainingStep(job=self.job, step=step)])
             self._batcher.flush(time.time_ns())
         self.uplink.notify()
         return self.spool.last_sequence
