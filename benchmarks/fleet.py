@@ -1,6 +1,7 @@
 """What a fleet costs its one aggregator: rounds, the page of series on the wire, memory.
 
-    python -m benchmarks.fleet [--nodes 1000] [--jobs 50] [--seconds 30] [--uplink grpc nats]
+    python -m benchmarks.fleet [--nodes 1000] [--jobs 50] [--seconds 30] [--kept-s 120]
+                               [--uplink grpc nats]
                                [--beside CHECKOUT] [--json]
 
 Agents of nodes with 8 GPUs each first send two minutes that they have kept, as after a partition, so
@@ -38,8 +39,10 @@ _LIMIT_BYTES = 1 << 30
 """The chart's `aggregator.resources.limits.memory`."""
 
 
-def measure(nodes: int, jobs: int, seconds: int, checkout: Path, uplink: str = "grpc") -> dict[str, Any]:
-    """The figures of one aggregator that starts empty."""
+def measure(
+    nodes: int, jobs: int, seconds: int, checkout: Path, uplink: str = "grpc", *, kept_s: int = _KEPT_S
+) -> dict[str, Any]:
+    """The figures of one aggregator that starts empty; agents have kept the batches of `kept_s`."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         rounds = folder / "rounds"
@@ -51,7 +54,7 @@ def measure(nodes: int, jobs: int, seconds: int, checkout: Path, uplink: str = "
         )
         while server is not None and not aggregator.values().get("perfd_nats_reading"):
             time.sleep(0.1)
-        driven = asyncio.run(_drive(aggregator, rounds, nodes, jobs, seconds, server=server))
+        driven = asyncio.run(_drive(aggregator, rounds, nodes, jobs, seconds, server=server, kept_s=kept_s))
         peak_bytes = aggregator.peak_bytes()
     return {
         "schema": SCHEMA,
@@ -74,6 +77,7 @@ async def _drive(
     seconds: int,
     *,
     server: NatsServer | None,
+    kept_s: int,
 ) -> dict[str, Any]:
     kinds = sorted({kind_of(node, jobs) for node in range(nodes)})
     fleet = connected(aggregator, nodes, jobs) if server is None else published(server.address, nodes, jobs)
@@ -82,10 +86,10 @@ async def _drive(
 
         def batches_of(second: int) -> dict[int, bytes]:
             now_ns = start_ns + second * 1_000_000_000
-            return {kind: batch(_KEPT_S + second + 2, jobs, kind, now_ns) for kind in kinds}
+            return {kind: batch(kept_s + second + 2, jobs, kind, now_ns) for kind in kinds}
 
-        for first in range(-_KEPT_S, 0, 10):
-            several = [batches_of(second) for second in range(first, first + 10)]
+        for first in range(-kept_s, 0, 10):
+            several = [batches_of(second) for second in range(first, min(0, first + 10))]
             await asyncio.gather(
                 *(agent.send([one[kind_of(n, jobs)] for one in several]) for n, agent in enumerate(agents))
             )
@@ -99,7 +103,7 @@ async def _drive(
         started_s = time.perf_counter()
         for second in range(_SETTLED_S + seconds):
             if second == _SETTLED_S:
-                before, cpu_s = len(_rounds(rounds)), aggregator.cpu_s()
+                before, cpu_s = len(rounds_of(rounds)), aggregator.cpu_s()
             now = batches_of(second)
             await asyncio.gather(*(agent.send([now[kind_of(n, jobs)]]) for n, agent in enumerate(agents)))
             if second % _SCRAPE_EVERY_S == _SETTLED_S:
@@ -111,13 +115,17 @@ async def _drive(
             await asyncio.sleep(max(0.0, ahead_s))
         took_s = time.perf_counter() - started_s - _SETTLED_S
         cpu_s = aggregator.cpu_s() - cpu_s
-        times = _rounds(rounds)[before:]
+        times = rounds_of(rounds)[before:]
+        # A round comes each second, however late this machine makes the batches.
+        batch_s = (cpu_s - times[:, 1].sum()) / (nodes * seconds)
         values = aggregator.values()
     return {
         "rounds": len(times),
         **{f"round_{name}_s": value for name, value in _spread(times[:, 0]).items()},
         **{f"round_cpu_{name}_s": value for name, value in _spread(times[:, 1]).items()},
         "cpu_ratio": cpu_s / took_s,
+        "batch_cpu_us": batch_s * 1e6,
+        "batch_and_round_cpu_us": (batch_s + times[:, 1].mean() / nodes) * 1e6,
         "page_bytes": max(size for size, _ in pages),
         "page_s": max(took for _, took in pages),
         "late_s": late_s,
@@ -132,7 +140,8 @@ def _wait_until_read(aggregator: AggregatorProcess) -> None:
         time.sleep(_LOOK_EVERY_S)
 
 
-def _rounds(path: Path) -> np.ndarray:
+def rounds_of(path: Path) -> np.ndarray:
+    """Wall and CPU time of each round that `timed_rounds.py` wrote so far, in seconds."""
     lines = path.read_text(encoding="ascii").splitlines(keepends=True)
     return np.array([[float(part) for part in line.split()] for line in lines if line.endswith("\n")])
 
@@ -152,6 +161,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=50)
     parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--kept-s", type=int, default=_KEPT_S, help="what agents send at first")
     parser.add_argument("--uplink", nargs="+", choices=("grpc", "nats"), default=["grpc"])
     parser.add_argument("--beside", type=Path, help="another checkout, measured in turn")
     parser.add_argument("--pairs", type=int, default=1, help="how often each is measured")
@@ -160,7 +170,7 @@ def main() -> None:
     for _ in range(args.pairs):
         for checkout in (args.beside.resolve(), ROOT) if args.beside else (ROOT,):
             for uplink in args.uplink:
-                result = measure(args.nodes, args.jobs, args.seconds, checkout, uplink)
+                result = measure(args.nodes, args.jobs, args.seconds, checkout, uplink, kept_s=args.kept_s)
                 print(json.dumps(result) if args.json else _text(result), flush=True)
 
 
@@ -176,6 +186,8 @@ def _text(result: dict[str, Any]) -> str:
         f"{result['rounds']} rounds, load {result['load_average']:.1f}\n"
         f"round, ms: {wall}; CPU of its thread: {cpu}\n"
         f"page: {result['page_bytes'] / 1e6:.2f} MB with gzip, in {result['page_s']:.2f} s\n"
+        f"CPU per batch, us: {result['batch_cpu_us']:.0f}, with its share of a round "
+        f"{result['batch_and_round_cpu_us']:.0f}\n"
         f"{result['cpu_ratio']:.0%} of a core, {result['peak_memory_bytes'] / 1e6:.0f} MB at most "
         f"({result['memory_limit_ratio']:.0%} of the chart's limit), "
         f"{result['lost_batches']:.0f} batches lost, {result['unread_messages']:.0f} unread, "
