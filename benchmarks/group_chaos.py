@@ -441,7 +441,7 @@ def run(
     only: Sequence[str] = (),
     seconds: float = float("inf"),
     postgres_away_s: float = 0.0,
-    told: Callable[[str], None] = lambda _: None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> Outcome:
     """Faults at random, the same for the same seed, then a quiet end; raises `TimeoutError`.
 
@@ -463,7 +463,7 @@ def run(
             if number % _NEW_JOB_EVERY == _NEW_JOB_EVERY - 1:
                 for agent in site.agents:
                     agent.begin_job()
-            told(_fault(site, chance, outcome, only))
+            report(_fault(site, chance, outcome, only))
         return _quiet(site, outcome)
 
 
@@ -631,7 +631,7 @@ def main() -> int:
             only=args.only,
             seconds=args.seconds,
             postgres_away_s=args.postgres_away_s,
-            told=lambda said: print(f"{time.monotonic() - began_s:7.1f} s: {said}", flush=True),
+            report=lambda said: print(f"{time.monotonic() - began_s:7.1f} s: {said}", flush=True),
         )
     print(json.dumps({"schema": SCHEMA, **asdict(outcome)}) if args.json else _text(outcome))
     return 1 if outcome.failures else 0

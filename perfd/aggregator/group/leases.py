@@ -102,7 +102,7 @@ class Leases:
         return is_valid(self._holdings.get(partition), epoch, time.monotonic() - _ANSWERS_FOR_S)
 
     def mine(self) -> dict[int, int]:
-        """Epochs of the partitions that this aggregator should serve, as far as it knows.
+        """Epochs of the partitions that this aggregator should serve.
 
         Its lease may be over, then `held` is false, until a renewal succeeds or finds another holder.
         """
@@ -250,7 +250,7 @@ class Leases:
 
     def _look(self) -> None:
         """Update the view from keys seen within `lease_s`."""
-        # While nobody could write, nobody could renew either.
+        # While this one could not write, the others may not have been able to renew.
         since_s = time.monotonic() - self._group.lease_s
         members = {self.member: self._address}
         holders: dict[int, Holder] = {}
