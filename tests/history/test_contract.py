@@ -132,6 +132,25 @@ def test_a_clock_that_was_set_forty_days_back_for_a_moment_deletes_nothing(locat
     history.close()
 
 
+def _counts(location):
+    return [location.sql(f"SELECT count(*) FROM {name}")[0][0] for name in ("steps", "phases", "events")]
+
+
+def test_the_clock_of_an_agent_that_is_decades_off_deletes_nothing_before_its_time(location):
+    """As of a node without a battery: the times of what it reports are not when it was received."""
+    history = location.store()
+    odd = Event(kind=EventKind.CHECKPOINT, time_unix_ns=1, message="", job="llm")
+    phases = StepPhases(job="llm", step=1, phases={"f": PhaseTime(by_rank={1: 2.0})})
+    keep(history, fleet(), step(1, time_s=-START_S), phases, odd)
+    history.expire(30 * DAY_S, START_S, 0.0)
+    write(history)
+    assert _counts(location) == [1, 1, 1]
+    history.expire(30 * DAY_S, START_S + 31 * DAY_S, 31 * DAY_S)
+    write(history)
+    assert _counts(location) == [0, 0, 0]
+    history.close()
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_clock_that_is_set_forty_days_ahead_deletes_nothing(location, restart):
     history = location.store()
