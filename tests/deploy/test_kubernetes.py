@@ -275,6 +275,23 @@ def test_the_policy_is_one_that_kubernetes_knows_and_that_never_keeps_a_pod_from
     assert {"kube-system", "monitoring"} <= set(excluded["values"])
 
 
+def test_a_mutation_that_fails_leaves_no_pod_half_changed() -> None:
+    """The API server applies one mutation if the other fails, and a pod without its volumes cannot start."""
+    spec = one(render(INJECTION, "--kube-version=1.36.0"), "MutatingAdmissionPolicy")["spec"]
+    volumes, agent = (
+        spec["mutations"][0]["applyConfiguration"]["expression"],
+        spec["mutations"][1]["jsonPatch"]["expression"],
+    )
+    condition, _, _ = agent.partition("?")
+    assert (
+        condition == "!has(object.spec.volumes) || !object.spec.volumes.exists(v, v.name == 'perfd-state') "
+    )
+    assert agent.startswith(condition + "? [] :")
+    assert 'name: "perfd-state"' in volumes
+    # The node's agent leaves pods with this label to the agent in them.
+    assert ("perfd-agent" in volumes, "/metadata/labels/perfd-agent" in agent) == (False, True)
+
+
 def test_the_configuration_of_an_injected_agent_is_one_that_perfd_takes() -> None:
     changed = {"injection.config": {"collectors": {"nvml": {"interval_s": 0.5}}}}
     spec = one(render(INJECTION | changed, "--kube-version=1.36.0"), "MutatingAdmissionPolicy")["spec"]
