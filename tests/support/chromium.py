@@ -128,6 +128,11 @@ class Tab:
         """Whether pages may run scripts; `run` works without them too."""
         self._ask("Emulation.setScriptExecutionDisabled", {"value": not allowed})
 
+    def block(self, *patterns: str) -> None:
+        """Let requests for these addresses fail; `*` is any text."""
+        self._ask("Network.enable")
+        self._ask("Network.setBlockedURLs", {"urls": list(patterns)})
+
     def front(self) -> None:
         """Come before the other tabs, which are hidden then."""
         self._ask("Page.bringToFront")

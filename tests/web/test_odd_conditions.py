@@ -94,3 +94,14 @@ def test_without_scripts_the_page_says_what_to_do(tab: Tab, stand_in: StandIn) -
         assert said.startswith("This page needs JavaScript.")
         assert "perfd status" in said
         assert tab.run("document.querySelector('noscript').getBoundingClientRect().height") > 0
+
+
+def test_a_page_whose_scripts_were_not_all_loaded_says_so(browser: Browser, stand_in: StandIn) -> None:
+    tab = browser.tab()
+    tab.look()
+    tab.block("*/static/format.js")
+    tab.open(f"{stand_in.url}/", "document.querySelector('#notices .notice')")
+    assert tab.text("#notices").startswith("Parts of this page were not loaded. Reload it;")
+    tab.block()
+    tab.open(f"{stand_in.url}/agents", "document.querySelector('main h1')")
+    tab.close()
