@@ -19,6 +19,7 @@ from perfd.cli.arguments import positive
 from perfd.cli.commands.bench_serving import SCHEMA as BENCH_SCHEMA
 from perfd.cli.commands.bench_serving import document as document_of_benchmark
 from perfd.cli.commands.bench_serving import results_of
+from perfd.cli.recording_playback import play
 from perfd.cli.terminal import Terminal
 from perfd.cli.traces.analysis_process import run_analysis
 from perfd.errors import PerfdError
@@ -45,7 +46,6 @@ from perfd.report.comparison.comparison_report import (
 )
 from perfd.report.display_names import kernel_name
 from perfd.report.render.report_writer import write_report
-from perfd.session.replay_session import ReplayOptions, replay
 from perfd.trace.diagnosis import trace_json
 
 _EPILOG = """\
@@ -157,7 +157,7 @@ def _benchmark(name: str) -> Sequence[Mapping[str, Any]]:
 def _measured(name: str, args: argparse.Namespace) -> MeasuredRun:
     path = Path(name)
     if names_recording(name):
-        summaries = replay(ReplayOptions(recording=find_recording(name))).summaries
+        summaries = play(find_recording(name)).summaries
         return measures_of_summary(one_job(list(summaries), args.job, name), name)
     path = summary_of_run(path)
     found = _own_document(path)

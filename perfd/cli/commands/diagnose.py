@@ -16,10 +16,10 @@ from perfd import logs
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.analysis.findings import finding_json
 from perfd.cli.aggregator_client import add_aggregator, get, get_jobs, url_of
+from perfd.cli.recording_playback import play
 from perfd.errors import PerfdError, RecordingError
 from perfd.recording.recording_format import find_recording
 from perfd.report.comparison import read_summary, summary_of_run
-from perfd.session.replay_session import ReplayOptions, replay
 from perfd.session.text import checklist_in_words, findings_in_words
 
 SCHEMA = "perfd.diagnosis/2"
@@ -102,7 +102,7 @@ def _of_recording(name: str) -> Sequence[JobSummary]:
         recording = find_recording(name)
     except RecordingError as error:
         raise PerfdError(f"{error} Of a job that runs now: perfd diagnose --job {name}.") from error
-    result = replay(ReplayOptions(recording=recording))
+    result = play(recording)
     for warning in result.warnings:
         # Without a skipped stream, the diagnosis may differ.
         print(f"perfd: {warning}", file=sys.stderr)

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from perfd.aggregator.web_api import SavedRun
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
 from perfd.cli.commands.serving import add_theory_arguments
+from perfd.cli.recording_playback import play
 from perfd.cli.serving.serving_report import serving_report
 from perfd.cli.traces.confined_reading import confinement
 from perfd.errors import PerfdError
@@ -23,7 +24,6 @@ from perfd.report.render.report_writer import to_json, write_report
 from perfd.report.report_model import Report
 from perfd.report.sources.from_summary import CHART_POINTS, report_of_summary
 from perfd.report.sources.from_trace import report_of_trace
-from perfd.session.replay_session import ReplayOptions, replay
 from perfd.trace.diagnosis import TraceSettings, analyse, diagnose
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     elif (of_server := serving_report(source, args)) is not None:
         report = of_server
     elif names_recording(str(source)):
-        summaries = replay(ReplayOptions(recording=find_recording(str(source)))).summaries
+        summaries = play(find_recording(str(source))).summaries
         report = report_of_summary(one_job(list(summaries), args.job, str(source)), source.name)
     elif _holds_summary(source):
         job = one_job(read_summary(source), args.job, str(source))
