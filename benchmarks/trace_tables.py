@@ -1,9 +1,10 @@
-"""`perfd trace table` beside SQL on an export of Nsight Systems and HolisticTraceAnalysis on PyTorch traces.
+"""`perfd trace table` beside SQL on nsys exports, and beside HolisticTraceAnalysis and xprof on their traces.
 
-    python -m benchmarks.trace_tables --shared DIR [--hta PYTHON] [--json]
+    python -m benchmarks.trace_tables --shared DIR [--hta PYTHON] [--xprof PYTHON] [--json]
 
-DIR holds `traces/kineto-pp4_few/*.json.gz` and `traces/nsys-*.sqlite.gz`; PERFD_SHARED names it too. PYTHON
-is the interpreter of an environment with HolisticTraceAnalysis. For each table it prints how many numbers
+DIR holds `traces/kineto-pp4_few/*.json.gz`, `traces/nsys-*.sqlite.gz` and `traces/jax-*/*.xplane.pb.gz`;
+PERFD_SHARED names it too. Each PYTHON is the interpreter of an environment with HolisticTraceAnalysis or
+xprof, which is TensorBoard's plugin for JAX. For each table it prints how many numbers
 both have, how many differ by more than 0.1%, and the largest difference; what is compared
 stands beside each comparison below.
 """
@@ -58,9 +59,20 @@ found["idle"] = [row for frame in idle for row in frame.to_dict("records")]
 found["seconds"] = time.perf_counter() - begin
 print("\\n" + json.dumps(found, default=float))
 """
+_XPROF = """
+import json, sys
+from xprof.convert import raw_to_tool_data
+found = {}
+for tool in ("kernel_stats", "hlo_stats"):
+    table = json.loads(raw_to_tool_data.xspace_to_tool_data([sys.argv[1]], tool, {})[0])
+    names = [column["id"] for column in table["cols"]]
+    found[tool] = [dict(zip(names, [cell["v"] for cell in row["c"]])) for row in table["rows"]]
+print("\\n" + json.dumps(found))
+"""
+_FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
 
 
-def measure(shared: Path, hta: str | None = None) -> dict[str, Any]:
+def measure(shared: Path, hta: str | None = None, xprof: str | None = None) -> dict[str, Any]:
     """What both tools say of each table, and how long each took."""
     result: dict[str, Any] = {"schema": SCHEMA, "comparisons": []}
     for packed in sorted((shared / "traces").glob("nsys-*.sqlite.gz")):
@@ -80,7 +92,54 @@ def measure(shared: Path, hta: str | None = None) -> dict[str, Any]:
         result["hta_s"] = found["seconds"]
         for name, ours, theirs in _beside_hta(rows, found):
             result["comparisons"].append(_compared(f"kineto-pp4_few {name}", "HTA", ours, theirs))
+    if xprof:
+        for packed in (
+            *sorted((shared / "traces").glob("jax-*/*.xplane.pb.gz")),
+            *sorted(_FIXTURES.glob("*.xplane.pb.gz")),
+        ):
+            for name, ours, theirs in _beside_xprof(xprof, packed):
+                result["comparisons"].append(_compared(f"{packed.name} {name}", "xprof", ours, theirs))
     return result
+
+
+def _beside_xprof(python: str, packed: Path) -> Iterator[tuple[str, _Numbers, _Numbers]]:
+    """Microseconds and counts of kernels, and of operations of HLO, over all GPUs.
+
+    Copies and fills are no kernels of xprof.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "host.xplane.pb")
+        path.write_bytes(gzip.decompress(packed.read_bytes()))
+        done = subprocess.run(
+            [python, "-c", _XPROF, str(path)], capture_output=True, text=True, check=True, cwd=folder
+        )
+        found = json.loads(done.stdout.splitlines()[-1])
+        traces = read_traces([path])
+    theirs: dict[str, list[float]] = {}
+    for row in found["kernel_stats"]:
+        times = (row["total_duration_us"], row["min_duration_us"], row["max_duration_us"])
+        _add(theirs, row["kernel_name"], times, row["occurrences"])
+    kernels: dict[str, list[float]] = {}
+    operations: dict[str, list[float]] = {}
+    for trace in traces:
+        times_us = ((trace.operations.end_ns - trace.operations.start_ns) / 1e3).tolist()
+        hlo = trace.hlo.name.tolist() if trace.hlo else [-1] * len(times_us)
+        for name, of, time_us in zip(trace.operations.name.tolist(), hlo, times_us, strict=True):
+            if not trace.names[name].startswith("Mem"):
+                _add(kernels, trace.names[name], (time_us,) * 3, 1)
+            if trace.hlo and of >= 0:
+                _add(operations, trace.hlo.names[of], (time_us,) * 3, 1)
+    yield "kernels", _flat(kernels), _flat(theirs)
+    by_operation = {
+        f"{row['hlo_op_name']} {name}": row[column]
+        for row in found["hlo_stats"]
+        for name, column in (("count", "occurrences"), ("total", "total_time"))
+    }
+    yield (
+        "operations",
+        {key: value for key, value in _flat(operations).items() if key.endswith(("count", "total"))},
+        by_operation,
+    )
 
 
 def _for_both(packed: Path, folder: Path) -> Path:
@@ -263,15 +322,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     shared = os.environ.get("PERFD_SHARED")
     parser.add_argument("--shared", type=Path, default=shared and Path(shared), required=not shared)
     parser.add_argument("--hta", metavar="PYTHON", help="interpreter with HolisticTraceAnalysis")
+    parser.add_argument("--xprof", metavar="PYTHON", help="interpreter with xprof")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
-    result = measure(args.shared, args.hta)
+    result = measure(args.shared, args.hta, args.xprof)
     if args.json:
         print(json.dumps(result))
         return 0
     for one in result["comparisons"]:
         print(
-            f"{one['table']:38} {one['tool']:4} {one['common']:6,} numbers, {one['different']:4} differ,"
+            f"{one['table']:38} {one['tool']:5} {one['common']:6,} numbers, {one['different']:4} differ,"
             f" only perfd {one['only_perfd']}, only {one['tool']} {one['only_other']}"
             + (f"; most: {one['worst']}" if one["worst"] else "")
         )

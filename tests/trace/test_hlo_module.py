@@ -140,3 +140,17 @@ def test_a_file_that_is_too_large_for_a_module_is_refused(tmp_path, monkeypatch,
     assert main(["roofline", "--hlo", str(path), "--gpu", "H100"]) == 2
 
     assert "it is larger than" in capsys.readouterr().err
+
+
+def test_a_product_of_scaled_blocks_is_a_product(tmp_path, capsys):
+    path = tmp_path / "m.txt"
+    path.write_text(
+        "HloModule m\n\nENTRY %main (x: f8e4m3fn[64,128], w: f8e4m3fn[128,32]) -> f32[64,32] {\n"
+        "  %x = f8e4m3fn[64,128]{1,0} parameter(0)\n  %w = f8e4m3fn[128,32]{1,0} parameter(1)\n"
+        "  %s = f8e8m0fnu[64,4]{1,0} parameter(2)\n  %t = f8e8m0fnu[4,32]{1,0} parameter(3)\n"
+        "  ROOT %d = f32[64,32]{1,0} scaled-dot(%x, %w, %s, %t), lhs_contracting_dims={1},"
+        " rhs_contracting_dims={0}\n}\n"
+    )
+    assert main(["roofline", "--hlo", str(path), "--gpu", "B200", "--json"]) == 0
+    (product,) = json.loads(capsys.readouterr().out)["module"]["operations"]
+    assert (product["flops"], product["precision"]) == (2 * 64 * 128 * 32, "fp8")

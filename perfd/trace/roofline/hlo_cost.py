@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from perfd.analysis.operations.least_time import least_time
 from perfd.errors import PerfdError
 from perfd.trace.roofline.hlo_findings import LAYOUT_CHANGE
-from perfd.trace.roofline.hlo_line import ArrayShape, flops_of, product_of, product_precision
+from perfd.trace.roofline.hlo_line import (
+    MATRIX_OPERATIONS,
+    ArrayShape,
+    flops_of,
+    product_of,
+    product_precision,
+)
 from perfd.trace.roofline.hlo_module import HloModule, Instruction
 from perfd.trace.roofline.roofline_model import bytes_of, matmul_precision, vector_precision
 
@@ -196,7 +202,7 @@ def _size(shape: ArrayShape) -> float:
 
 
 def _plain_flops(instruction: Instruction, inputs: list[ArrayShape]) -> tuple[float, str, str]:
-    matrix = instruction.operation in {"dot", "convolution"}
+    matrix = instruction.operation in MATRIX_OPERATIONS
     try:
         flops = flops_of(instruction.operation, list(instruction.outputs), inputs, instruction.attributes)
         dtype = inputs[0].dtype if inputs else "f32"
@@ -219,7 +225,7 @@ def _inner_flops(module: HloModule, computation: str, depth: int) -> tuple[float
             matrix = matrix or (precision if precision != "fp32" else "")
         else:
             flops, precision, _ = _plain_flops(instruction, module.inputs(computation, instruction))
-            matrix = precision if instruction.operation in {"dot", "convolution"} else matrix
+            matrix = precision if instruction.operation in MATRIX_OPERATIONS else matrix
         total += flops
     module.fused_work[computation] = total, matrix or "fp32"
     return module.fused_work[computation]

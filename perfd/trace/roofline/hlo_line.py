@@ -86,7 +86,7 @@ def read_line(line: str) -> OperationWork:
         raise PerfdError(f"{operation} communicates: its limit is the link, not the roofline of a GPU.")
     presumed = product_of(outputs, inputs) if operation in PRESUMED else None
     flops = 2.0 * presumed.work if presumed else flops_of(operation, outputs, inputs, attributes)
-    matrix = operation in _MATRIX_OPERATIONS or presumed is not None
+    matrix = operation in MATRIX_OPERATIONS or presumed is not None
     return OperationWork(
         name=f"{found['name']} ({operation})",
         flops=flops,
@@ -197,7 +197,7 @@ def _tile(text: str) -> tuple[int, ...]:
     return tuple(max(1, int(number)) for number in text.split(",") if number)
 
 
-_MATRIX_OPERATIONS = frozenset({"dot", "convolution"})
+MATRIX_OPERATIONS = frozenset({"dot", "scaled-dot", "convolution"})
 _FULL_PRECISION = re.compile(r'(?:operand_precision=\{|"operand_precision":\[")highest', re.IGNORECASE)
 _ALGORITHM = re.compile(
     r'(?:\balgorithm=|"algorithm":"ALG_)dot_(bf16|f16|tf32|f32|f64)_(?:\w+_f32(_x[369])\b)?', re.IGNORECASE
@@ -231,7 +231,7 @@ def _split(text: str) -> tuple[str, str]:
 def flops_of(operation: str, outputs: list[ArrayShape], inputs: list[ArrayShape], attributes: str) -> float:
     """Arithmetic of one operation; raises `PerfdError` if its line does not determine that."""
     elements = outputs[0].elements
-    if operation == "dot":
+    if operation in {"dot", "scaled-dot"}:
         contracted = _dimensions("lhs_contracting_dims", attributes)
         if contracted is None or any(one >= len(inputs[0].sizes) for one in contracted):
             raise PerfdError(
