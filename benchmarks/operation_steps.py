@@ -4,8 +4,8 @@
 
 FOLDER holds recordings (default: benchmarks/gpu), of which only the NCCL records are read. The truth is the
 first available of: CUDA events of each step (`truth/truth-gpu-rank0.json`, `times.json`), the lines of the
-log, the steps and median of each phase in `truth.json`. Prints a line per recording: the last step found and
-the true one, the source of the truth, and the median relative error of step times. Then the CPU time of the
+log, the loop's own time of each step (`truth.json`). Prints a line per recording: the last step found and
+the true one, the source of the truth, and by how much the median step times differ. Then the CPU time of the
 search per second of a job.
 
 Without start times of operations, a row covers 3 s and ends anywhere in a step, so the last one ends up to
@@ -24,7 +24,6 @@ from pathlib import Path
 from statistics import median
 from time import process_time
 
-import numpy as np
 from perfd_collectors.training_log.log_document import LogDocument
 
 from perfd.aggregator.operations import OperationSteps
@@ -39,8 +38,6 @@ DEFAULT = Path(__file__).parent / "gpu"
 _TICK_S = 0.25
 _FEWEST_LINES = 10
 _WITHIN = 0.01
-_ALIGNED_STEPS = 5
-"""Fewest steps of a phase whose median is compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,7 @@ class Truth:
 
     source: str
     step_s: Mapping[int, float]
-    """By step; each step of a phase has the median of the phase."""
+    """By step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,27 +127,16 @@ def truth_of(recording: Recording) -> Truth | None:
     ):
         return Truth(source="log", step_s=dict(timed))
     if (beside / "truth.json").is_file():
-        of_phases: dict[int, float] = {}
-        for entry in json.loads((beside / "truth.json").read_text())["phases"]:
-            first, last = entry["phase"]["first_step"], entry["phase"]["last_step"]
-            of_phases |= dict.fromkeys(range(first, last + 1), entry["step_s"])
-        return Truth(source="phases", step_s=of_phases)
+        lasted = json.loads((beside / "truth.json").read_text())["steps_s"]
+        return Truth(source="loop", step_s=dict(enumerate(lasted, 1)))
     return None
 
 
 def error_ratio(found: Found, truth: Truth) -> float:
-    """Median of found over true step times, less 1; for phases, the median over phases of their medians."""
+    """Median of found over that of true step times, less 1, of the steps that are in both."""
     each_s = found.each_s()
     both = [step for step in each_s if step in truth.step_s]
-    if truth.source != "phases":
-        return float(np.median([each_s[one] / truth.step_s[one] for one in both])) - 1
-    ratios = []
-    for true_s in set(truth.step_s.values()):
-        # Steps at a phase's edges may belong to two phases.
-        inside = [one for one in both if {truth.step_s.get(one + by) for by in (-1, 0, 1)} == {true_s}]
-        if len(inside) >= _ALIGNED_STEPS:
-            ratios.append(float(np.median([each_s[one] for one in inside])) / true_s - 1)
-    return float(np.median(ratios)) if ratios else float("nan")
+    return median(each_s[one] for one in both) / median(truth.step_s[one] for one in both) - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
