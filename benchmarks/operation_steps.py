@@ -5,11 +5,12 @@
 FOLDER holds recordings (default: benchmarks/gpu), of which only the NCCL records are read. The truth is the
 first available of: CUDA events of each step (`truth/truth-gpu-rank0.json`, `times.json`), the lines of the
 log, the loop's own time of each step (`truth.json`). Prints a line per recording: the last step found and
-the true one, the source of the truth, and by how much the median step times differ. Then the CPU time of the
+the true one, the source of the truth, and by how much their step times differ. Then the CPU time of the
 search per second of a job.
 
 Without start times of operations, a row covers 3 s and ends anywhere in a step, so the last one ends up to
-3 s before the job, and differences within a row are hidden; such recordings are counted separately.
+3 s before the job, and differences within a row are hidden: their means are compared, and they are counted
+separately.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from time import process_time
 
 from perfd_collectors.training_log.log_document import LogDocument
@@ -132,11 +133,12 @@ def truth_of(recording: Recording) -> Truth | None:
     return None
 
 
-def error_ratio(found: Found, truth: Truth) -> float:
-    """Median of found over that of true step times, less 1, of the steps that are in both."""
+def error_ratio(found: Found, truth: Truth, *, exact: bool) -> float:
+    """Found over true step times of the steps in both, less 1: of medians, or of means unless `exact`."""
     each_s = found.each_s()
     both = [step for step in each_s if step in truth.step_s]
-    return median(each_s[one] for one in both) / median(truth.step_s[one] for one in both) - 1
+    usual = median if exact else fmean
+    return usual(each_s[one] for one in both) / usual(truth.step_s[one] for one in both) - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -165,15 +167,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if truth is None or not truth.step_s:
                 print(f"{name:60} {newest}{sure}")
                 continue
-            last, error = max(truth.step_s), error_ratio(found, truth)
+            last, error = max(truth.step_s), error_ratio(found, truth, exact=starts)
             # Short steps share a row, and the last ones may not fill one.
             counts[starts][2] += last - found.rows[-1].steps_covered < newest <= last
             counts[starts][3] += abs(error) <= _WITHIN
-            print(f"{name:60} {newest} of {last} ({truth.source}), median {error:+.2%}{sure}", flush=True)
+            usual = "median" if starts else "mean"
+            print(f"{name:60} {newest} of {last} ({truth.source}), {usual} {error:+.2%}{sure}", flush=True)
     for starts, (of_all, shown, exact, close) in counts.items():
         print(
             f"{'with' if starts else 'without'} start times: {of_all} recordings, steps in {shown},"
-            f" count exact in {exact}, median within {_WITHIN:.0%} in {close}"
+            f" count exact in {exact}, step time within {_WITHIN:.0%} in {close}"
         )
     if busy:
         print(f"CPU: median {median(busy):.2%} of a core per job, at most {max(busy):.2%}")

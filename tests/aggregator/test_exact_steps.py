@@ -561,6 +561,23 @@ def test_a_job_that_changes_its_period_goes_on_with_the_new_steps(first: Sequenc
     assert rows[-1].step == pytest.approx(300, abs=14)
 
 
+def evenly(*, numbered: bool) -> Timeline:
+    timeline = Timeline()
+    for _ in range(200):
+        number = [Op("AllReduce", 4, 1_000)] if numbered else []
+        timeline.step([[Op("AllReduce", 20 * MB, 80_000), *number]])
+    return timeline
+
+
+def test_single_reductions_that_are_only_evenly_apart_may_be_part_of_a_step() -> None:
+    (rows, lone), (_, numbered) = rows_of(evenly(numbered=False)), rows_of(evenly(numbered=True))
+
+    assert rows
+    assert lone.pace is not None
+    assert numbered.pace is not None
+    assert (lone.pace.certain, numbered.pace.certain) == (False, True)
+
+
 def test_steps_of_any_length_and_evaluations_with_reductions_of_a_number_keep_the_count() -> None:
     chance = random.Random(1)
 

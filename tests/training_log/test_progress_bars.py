@@ -85,6 +85,52 @@ def test_a_bar_without_a_word_counts_where_it_is_slow_and_long() -> None:
     assert steps_of(fast) == []
 
 
+def test_of_bars_in_bars_without_a_word_the_inner_one_counts() -> None:
+    log = bar(0, 3, rate="?it/s")
+    for epoch in range(3):
+        log += "".join(bar(step, 40, rate="10.00it/s") for step in range(0, 41, 4))
+        log += bar(epoch + 1, 3, rate="4.00s/it")
+
+    steps = [step.step for step in steps_of(log + "\n")]
+
+    assert steps[-1] == 120
+    assert all(step % 4 == 0 for step in steps)
+
+
+def test_a_bar_of_what_comes_before_training_leaves_the_steps_to_the_training_s() -> None:
+    log = "".join(bar(step, 900, rate="912.00it/s") for step in range(0, 901, 100))
+    log += "".join(bar(step, 60) for step in range(61))
+
+    assert [step.step for step in steps_of(log + "\n")][-1] == 60
+
+
+def test_a_bar_without_an_end_says_its_step() -> None:
+    log = "".join(f"\rtrain: {step}it [00:0{step}, 2.00it/s, loss=2.5]" for step in range(1, 9)) + "\n"
+
+    steps = steps_of(log)
+
+    assert [step.step for step in steps] == list(range(1, 9))
+    assert {(step.step_time_s, step.losses["loss"]) for step in steps} == {(0.5, 2.5)}
+
+
+def test_a_bar_of_a_download_without_an_end_is_none() -> None:
+    assert steps_of("".join(f"\r{n}it [00:0{n}, 2.00it/s]" for n in range(1, 5)) + "\n") == []
+
+
+def test_a_loss_in_front_of_a_bar_makes_it_the_training_s() -> None:
+    (step,) = steps_of(bar(7, about="loss 2.125:", rate="4.00it/s") + "\n")
+
+    assert (step.step, step.losses) == (7, {"loss": 2.125})
+
+
+def test_a_bar_of_rich_with_a_column_of_counts_says_its_step() -> None:
+    log = "".join(f"Training \u2501\u2501\u2501\u2578\u2501\u2501 {n:2}/40 0:00:0{n}\n" for n in range(1, 9))
+    other = log.replace("Training", "Downloading")
+
+    assert [step.step for step in steps_of(log)] == list(range(1, 9))
+    assert steps_of(other) == []
+
+
 def test_a_bar_of_another_unit_is_none_of_steps() -> None:
     assert steps_of("".join(bar(step, about="train", rate="1.20MB/s") for step in range(1, 9)) + "\n") == []
 

@@ -24,8 +24,8 @@ names = st.sampled_from(sorted(LOGS))
 
 _NOT_PRINTED = {"steps_covered", "warmup", "time_unix_ns"}
 """What follows from the order of lines, not from a line."""
-_COUNTED_FROM_WHERE_READING_BEGAN = ("allennlp", "bars-in-bars")
-"""Their bars begin anew with each epoch, and none says which one it is."""
+_COUNTED_FROM_WHERE_READING_BEGAN = ("allennlp", "bars-in-bars", "epoch-headings")
+"""Their bars or steps begin anew with each epoch, and none says how many came before."""
 
 
 def said(records: Sequence[Record]) -> set[tuple[object, ...]]:

@@ -25,6 +25,22 @@ from tests.training_log.logs import iteration, records_of
         ("[10:00:05] - [step:         10] loss:  3.2e+00, time/iteration:  4.21e+01 ms", 10, 0.0421),
         ("2024 INFO -- tflops=188.3 step=10 loss=3.2 batch_time=3.8", 10, 3.8),
         ("step 10 loss tensor(3.2, device='cuda:0', grad_fn=<MeanBackward0>) 450 ms/step", 10, 0.45),
+        ("Step 9,250/20,000 | loss 3.2 | 412.3 ms/step", 9250, 0.4123),
+        ("iteration 1,234,567: loss = 3.2, 0.5 s/iter", 1234567, 0.5),
+        ("loss=3.2 lr=0.1 step=10 step_time=0.5", 10, 0.5),
+        ("GlobalStep: 10  TrainLoss: 3.2  StepTime: 0.5", 10, 0.5),
+        ("it 10: train loss 3.2, 0.105 s/it", 10, 0.105),
+        ("update 10 | loss 3.2 | 105.0 ms/update", 10, 0.105),
+        ("Step... (10/1000 | Loss: 3.2, 2.5 it/s)", 10, 0.4),
+        ("[00:03:05] Iter 10 | Loss: 3.2 | Time per iter: 0:01:00.412", 10, 60.412),
+        ("Schritt 10/60 - Verlust: 3,25 - Schrittzeit: 0,105 s", 10, 0.105),
+        ("第 10 步，损失：3.2，单步耗时：0.105秒", 10, 0.105),  # noqa: RUF001
+        ("【训练】步数：10，损失：3.2，速度：2.5步/秒", 10, 0.4),  # noqa: RUF001
+        ("ステップ 10/60 損失=3.2 ステップ時間=105ミリ秒", 10, 0.105),
+        ('{"event": "train", "metrics": {"step": 10, "loss": 3.2, "step_time_s": 0.5}}', 10, 0.5),
+        ('{"message": "training", "step": 10, "loss": 3.2, "step_time_s": 0.5}', 10, 0.5),
+        ('{"text": "x", "record": {"message": "step 10: loss 3.2, 0.5 s/step", "time": {}}}', 10, 0.5),
+        ("{'step': 10, 'loss': '3.2', 'time': {'forward': 0.2}, 'step_time': '0.5'}", 10, 0.5),
         ("[Speed] step 10 | loss 3.2 | train_time: 9000ms | step time: 450 ms", 10, 0.45),
     ],
 )
@@ -57,6 +73,13 @@ def test_a_line_with_a_step_and_a_time_is_a_step(line: str, step: int, time_s: f
         "[0010]: iter 12 of 20 took 3.0 ms",
         "Step 20 | Time: 0.60s | Reward: 0.3 | Throughput: 4515.5 tokens/s | Async Level: 1",
         "step: 20\tloss 3.1\t0.5 s/step",
+        "Processing step 20 of the pipeline: loss of precision 3.1 possible",
+        "In step 20, loss weights: 3.1, 0.5",
+        "step 1.000.000 loss 3.1",
+        "step 20,5 loss 3.1",
+        "评估 步数: 20, 损失: 3.1",
+        "Validierung: Schritt 20, Verlust: 3,1",
+        '{"val": {"loss": 3.1}, "step": 20}',
     ],
 )
 def test_a_line_that_only_looks_like_a_step_is_none(line: str) -> None:
@@ -153,3 +176,64 @@ def test_a_dict_with_its_own_step_is_a_step(line: str) -> None:
 )
 def test_a_dict_without_a_whole_step_or_a_loss_is_none(line: str) -> None:
     assert records_of(f"{line}\n", TrainingStep) == []
+
+
+def test_a_number_with_a_decimal_comma_is_no_thousand() -> None:
+    (step,) = records_of("Schritt 10: Verlust 2,345\n", TrainingStep)
+
+    assert step.losses == {"loss": 2.345}
+
+
+@pytest.mark.parametrize(
+    "heading", ["Epoch {}", "===== Epoch {}/3 =====", "2026-01-01 INFO - Starting epoch {}..."]
+)
+@pytest.mark.parametrize("line", ["batch {} loss 3.2", "step {}/30 loss 3.2", "  iter {}: loss 3.2"])
+def test_steps_that_begin_anew_below_each_heading_of_an_epoch_count_on(heading: str, line: str) -> None:
+    log = "".join(
+        "\n".join([heading.format(epoch), *(line.format(step) for step in (10, 20, 30)), ""])
+        for epoch in (1, 2, 3)
+    )
+
+    assert [step.step for step in records_of(log, TrainingStep)] == list(range(10, 91, 10))
+
+
+def test_steps_that_count_on_below_headings_keep_their_numbers() -> None:
+    log = "".join(
+        f"Epoch {epoch}\n" + "".join(f"step {20 * epoch + step} loss 3.2\n" for step in (10, 20))
+        for epoch in range(3)
+    )
+
+    assert [step.step for step in records_of(log, TrainingStep)] == [10, 20, 30, 40, 50, 60]
+
+
+def test_the_last_line_of_another_rank_after_a_heading_is_none_of_the_next_epoch() -> None:
+    lines = [
+        "Epoch 1",
+        "step 10 loss 3.2",
+        "step 20 loss 3.2",
+        "Epoch 2",
+        "step 20 loss 3.2",
+        "step 10 loss 3.2",
+    ]
+
+    assert [step.step for step in records_of("\n".join([*lines, ""]), TrainingStep)] == [10, 20, 30]
+
+
+def test_headings_of_ranks_with_a_prefix_are_their_own() -> None:
+    ranks = [
+        [f"[default{rank}]:{line}" for line in ("Epoch 1", "step 10 loss 3.2", "Epoch 2", "step 10 loss 3.2")]
+        for rank in range(2)
+    ]
+    late = [ranks[0][0], ranks[0][1], ranks[0][2], ranks[1][0], ranks[1][1], *ranks[0][3:], *ranks[1][2:]]
+
+    assert [step.step for step in records_of("\n".join([*late, ""]), TrainingStep)] == [10]
+
+
+def test_lines_of_a_shorter_loop_between_the_steps_are_none() -> None:
+    log = (
+        "step 20 loss 3.2\n"
+        + "".join(f"  step {step}/5 loss 3.2\n" for step in range(1, 6))
+        + "step 40 loss 3\n"
+    )
+
+    assert [step.step for step in records_of(log, TrainingStep)] == [20, 40]

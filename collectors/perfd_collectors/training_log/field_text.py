@@ -12,7 +12,8 @@ _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?|[+-]?\d+(?:\.\d*)?", re.ASCII)
 _MAX_EXPONENT_CHARS = 9
 """Longer exponents overflow a double anyway."""
-_PAIR = re.compile(r"'([\w/.()@-]{1,80})': ([^',{}]{1,40})(?=, '|$)", re.ASCII)
+_PAIR = re.compile(r"'([\w/.()@-]{1,80})': ('?)([^',{}]{1,40})\2(?=, '|$)", re.ASCII)
+_NESTED = re.compile(r"'[\w/.()@-]{1,80}': \{[^{}]{0,1000}\}(?:, )?", re.ASCII)
 _WRAPPED = re.compile(
     r"\b(?:np\.(?:float|int|uint)[0-9]{1,3}|tensor|array)\(\[?([^()\[\],\s]{1,40})\]?"
     r"(?:, [^()]{1,80}(?:\([^()]{0,40}\))?)?\)"
@@ -43,9 +44,14 @@ def fields(text: str, *, complete: bool) -> list[tuple[str, str]]:
 
 
 def dict_numbers(text: str) -> dict[str, float]:
-    """The numbers of a Python dict without nesting, whose text is without braces."""
+    """The numbers of a Python dict whose text is without braces, also those written as strings."""
     pairs = _PAIR.findall(plain_numbers(text))
-    return {key: value for key, figure in pairs if (value := number(figure)) is not None}
+    return {key: value for key, _, figure in pairs if (value := number(figure)) is not None}
+
+
+def without_nested_dicts(text: str) -> str:
+    """The text of a Python dict without the dicts in it."""
+    return _NESTED.sub("", text)
 
 
 def plain_numbers(text: str) -> str:

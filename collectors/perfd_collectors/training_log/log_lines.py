@@ -145,14 +145,23 @@ def read_line(raw: bytes, *, complete: bool = True, after_clear: bool = False) -
     return LogLine(text=text, rank=rank, unix_ns=unix_ns, complete=complete, after_clear=after_clear)
 
 
+def _says_a_step(wrapper: dict[str, object]) -> bool:
+    """Whether it has the numbers of a step itself, beside its message, and does not wrap a text."""
+    whole = any(type(wrapper.get(key)) is int for key in ("step", "global_step", "iteration", "iter"))
+    return whole and any("loss" in key for key in wrapper)
+
+
 def _unwrap_json(text: str) -> tuple[str, int | None] | None:
     """Text (`log`, `message` or `msg`) and time of a container runtime's JSON line; None if it is not one."""
     try:
         wrapper = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(wrapper, dict):
+    if not isinstance(wrapper, dict) or _says_a_step(wrapper):
         return None
+    if isinstance(record := wrapper.get("record"), dict):
+        # Loguru's own JSON has the message there.
+        wrapper = record
     inner = next(
         (wrapper[key] for key in ("log", "message", "msg") if isinstance(wrapper.get(key), str)), None
     )

@@ -18,7 +18,8 @@ _NUMBER = re.compile(
 )
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_/()%.-]{0,60}", re.ASCII)
 _UNITS = re.compile(
-    r"(?:ms|s|sec|secs|seconds|us|%|(?:ms|s|sec)/(?:step|it|iter|batch)|(?:it|its|iter|steps?)/s(?:ec)?|"
+    r"(?:ms|s|sec|secs|seconds|us|%|(?:ms|s|sec)/(?:step|it|iter|batch|update)|"
+    r"(?:it|its|iter|steps?|updates?)/s(?:ec)?|"
     r"(?:tok|toks|tokens?|samples?|examples?|images|seq|sequences)/s(?:ec(?:ond)?)?)",
     re.ASCII | re.IGNORECASE,
 )
@@ -76,10 +77,14 @@ _TIME_UNITS = {"ms": -3, "s": 0, "sec": 0, "secs": 0, "seconds": 0, "us": -6}
 _PER_STEP = {
     f"{unit}/{step}": power
     for unit, power in (("ms", -3), ("s", 0), ("sec", 0))
-    for step in ("step", "it", "iter", "batch")
+    for step in ("step", "it", "iter", "batch", "update")
 }
 _STEPS_PER_S = frozenset(
-    {f"{step}/{s}" for step in ("it", "its", "iter", "step", "steps") for s in ("s", "sec")}
+    {
+        f"{step}/{s}"
+        for step in ("it", "its", "iter", "step", "steps", "update", "updates")
+        for s in ("s", "sec")
+    }
 )
 _TOKEN_RATES = frozenset(
     {
@@ -105,7 +110,7 @@ _STEP_RATES = frozenset(
         for step in ("step", "steps", "trainsteps", "it", "iter", "iters", "batches", "intervalsteps")
         for per in ("persec", "persecond", "pers")
     }
-)
+) | {"ups"}
 _FLOPS = frozenset({"tflops", "tflopspergpu", "tflopsperdevice", "modeltflops", "modeltflopspergpu"})
 _PLAIN = {
     "lr": "learning_rate",
@@ -124,6 +129,13 @@ _RATES = frozenset({"step_time_s", "tokens_per_s", "samples_per_s", "flops_per_s
 _NOT_TRAINING = re.compile(
     r"(?:^|[\s/_-])(?:val|valid|validation|eval|test|dev|cv|best)(?:[\s/_-]|$)", re.IGNORECASE
 )
+_NO_LOSS = re.compile(
+    r"loss(?:es)?[\s_-](?:of|weights?|coef\w{0,10}|fn|func\w{0,10}|type|terms?|limit|threshold|ratio|tolerance)\b",
+    re.IGNORECASE,
+)
+"""Settings of a loss, and other losses than a model's."""
+_CLOCK = re.compile(r"(?<![\d:.-])([0-9]{1,3}):([0-5][0-9]):([0-5][0-9](?:\.[0-9]{1,6})?)(?![\d:])")
+_MEANS_SINCE_START = frozenset({"stepavg"})
 _PERCENT_FROM = 2.0
 """An MFU above this is a percentage; between 1 and this, either may be meant."""
 
@@ -136,13 +148,15 @@ class StepFields:
     losses: dict[str, float] = field(default_factory=dict)
     evaluates: bool = False
     """Whether it has a loss of an evaluation."""
+    clocked: bool = False
+    """Whether it has the mean time of all steps so far, which is none of this one."""
 
     def add(self, key: str, value: float, unit: str = "") -> None:
         """Add a number by its printed name and unit (`ms`, `%`, `tok/s`), each of which may be empty."""
         unit = unit.lower()
         name = _name(key)
         if ("loss" in name and name not in _PLAIN) or name in _ENTROPIES:
-            if unit in _TIME_UNITS or "lossless" in name or ".py" in key:
+            if unit in _TIME_UNITS or "lossless" in name or ".py" in key or _NO_LOSS.search(key):
                 return
             if _NOT_TRAINING.search(key):
                 self.evaluates = True
@@ -166,6 +180,8 @@ class StepFields:
     def _by_name(self, name: str, value: float, unit: str) -> None:
         if unit in _PER_STEP or unit in _STEPS_PER_S or name == "ips":
             self._by_unit(unit, value)
+        elif name in _MEANS_SINCE_START:
+            self.clocked = True
         elif name in _STEP_TIMES:
             self._set("step_time_s", _scaled(value, _TIME_UNITS.get(unit, 0)))
         elif name not in _TOTAL_TIMES and _is_in_ms(name, unit):
@@ -219,8 +235,8 @@ def add_step(
 
 
 def numbers_in(text: str) -> Iterator[tuple[str, float, str]]:
-    """Each number with the words in front of it and its unit."""
-    for piece in _SEPARATOR.split(text):
+    """Each number with the words in front of it and its unit; `0:01:23.5` are 83.5 s."""
+    for piece in _SEPARATOR.split(_CLOCK.sub(_in_seconds, text)):
         key: list[str] = []
         words = [
             word for word in piece.replace("=", " ").replace(": ", " ").replace(":", " ").split(" ") if word
@@ -244,6 +260,11 @@ def numbers_in(text: str) -> Iterator[tuple[str, float, str]]:
                 index += 1
             yield " ".join(key), float(match[1].replace(",", "")), unit
             key = []
+
+
+def _in_seconds(clock: re.Match[str]) -> str:
+    whole_s = int(clock[1]) * 3600 + int(clock[2]) * 60
+    return f"{whole_s + float(clock[3]):.6f}s"
 
 
 def fields_of(pairs: Iterable[tuple[str, float]]) -> StepFields:

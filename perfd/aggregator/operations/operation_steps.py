@@ -279,7 +279,7 @@ class OperationSteps:
             # What moves the job's data has not repeated often enough yet.
             return None
         if stream.operation not in (*_SHARDED, *_HANDED_ON):
-            return _Pace(stream, cycle, 1, counted=not cycle.by_pauses)
+            return _Pace(stream, cycle, 1, counted=not (cycle.by_pauses or cycle.lone))
         return self._sharded_pace(stream, cycle)
 
     def _may_end_steps(self, gathers: OperationStream, cycle: Cycle) -> bool:

@@ -55,6 +55,8 @@ class Cycle:
     """Per repeat."""
     by_pauses: bool = False
     """Whether all are of one size, so that only the pauses between them show what repeats."""
+    lone: bool = False
+    """Whether all are of one size and evenly apart, and nothing else shows that each is a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class OperationStream:
     """When the report before the newest one ended, and how many had been seen by then."""
     alike: bool = False
     """Whether the operations that repeat were all of one size at the newest search."""
+    _numbered: bool = False
+    """Whether reductions of a scalar, too, showed at that search that each of these is a step."""
     _whole: int = 0
     """Of the newest ones, those since the newest hole."""
     _stride: int = 1
@@ -190,6 +194,7 @@ class OperationStream:
             known=found.length,
             moved_bytes=int(large[-found.period :].sum()) * self._stride,
             by_pauses=self.alike and found.period > 1,
+            lone=self.alike and found.period == 1 and not self._numbered,
         )
 
     def group(self) -> int:
@@ -223,6 +228,7 @@ class OperationStream:
         if exact:
             numbers_us = np.zeros(0) if self.numbers is None else self.numbers.held[0]
             marked = self._marked(places) or are_numbered(starts_us, numbers_us)
+            self._numbered = marked
             self._pattern = shown = None if marked else self._pauses(places, starts_us, ends_us)
             known = self._group or 0
             if shown is not None and (known < 2 or shown.period % known):

@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 
 PYTHON = os.environ.get("PERFD_TORCH_PYTHON", "")
+DEEPSPEED = os.environ.get("PERFD_DEEPSPEED_PYTHON", "")
+"""An interpreter with DeepSpeed, which is not built in CI: it needs `pip install --no-build-isolation`."""
 LOOP = str(Path(__file__).with_name("ddp_loop.py"))
 STEPS = 20
 RANKS = 2
@@ -34,6 +36,11 @@ def accelerate(port: int) -> Sequence[str]:
     options = ("--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no")
     options += ("--dynamo_backend", "no", "--main_process_port", str(port))
     return (PYTHON, "-m", "accelerate.commands.accelerate_cli", "launch", *options, LOOP)
+
+
+def deepspeed(port: int) -> Sequence[str]:
+    options = ("--num_accelerators", "2", "--master_port", str(port))
+    return (DEEPSPEED, "-m", "deepspeed.launcher.runner", *options, LOOP)
 
 
 def openmpi(_: int) -> Sequence[str]:
@@ -59,6 +66,11 @@ def spawn(_: int) -> Sequence[str]:
     [
         pytest.param(torchrun, id="torchrun"),
         pytest.param(accelerate, id="accelerate"),
+        pytest.param(
+            deepspeed,
+            id="deepspeed",
+            marks=pytest.mark.skipif(not DEEPSPEED, reason="PERFD_DEEPSPEED_PYTHON names no interpreter"),
+        ),
         pytest.param(openmpi, id="openmpi"),
         pytest.param(mpich, id="mpich"),
         pytest.param(spawn, id="spawn"),
@@ -106,6 +118,7 @@ def environment(port: int, seen: Path) -> dict[str, str]:
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "DS_ACCELERATOR": "cpu",
         "SEEN": str(seen),
     }
 

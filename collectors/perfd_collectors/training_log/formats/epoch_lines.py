@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from perfd.model import PhaseTime
 from perfd_collectors.training_log.field_text import number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
+from perfd_collectors.training_log.formats.loops.epoch_numbering import EpochsOfUnknownLength
+from perfd_collectors.training_log.formats.loops.line_words import in_english
 from perfd_collectors.training_log.formats.step_lines import LOOPS, OTHER_LINE
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _MOST_STEP = 1 << 53
-_REMEMBERED_EPOCHS = 1000
-"""Bounds memory; a restart goes back over fewer."""
 _EPOCH, _OF = r"(?P<epoch>[0-9]{1,6})", r"(?P<batch>[0-9]{1,9}) ?/ ?(?P<batches>[0-9]{1,9})"
 _ITERATION = r"(?P<step>[0-9]{1,15})"
 
@@ -136,32 +136,6 @@ _LOSS_AT_STEP = re.compile(
 _KERAS_BAR = re.compile(rf" {{0,8}}{_OF} [━=>.\[\]]{{2,60}} .{{0,40}}(?:[0-9]s|/step|/epoch) - ")
 
 
-class _EpochsOfUnknownLength:
-    """Steps over epochs whose lines do not say how many batches there are, or count on over the epochs."""
-
-    def __init__(self) -> None:
-        self._steps_before: dict[int, int] = {}
-        self._epoch = -1
-        """The newest."""
-        self._batch = 0
-        """Its last."""
-        self._interval = 1
-
-    def step(self, epoch: int, batch: int) -> int:
-        """The step of a batch; lines of an earlier epoch, of other ranks or after a restart, keep theirs."""
-        if epoch > self._epoch:
-            before = self._steps_before.get(self._epoch, 0)
-            if self._steps_before and batch <= self._batch:
-                before += self._batch + (0 if batch else self._interval)
-            self._steps_before[epoch] = before
-            self._epoch, self._batch = epoch, batch
-            if len(self._steps_before) > _REMEMBERED_EPOCHS:
-                del self._steps_before[min(self._steps_before)]
-        elif epoch == self._epoch and batch > self._batch:
-            self._batch, self._interval = batch, batch - self._batch
-        return self._steps_before.get(epoch, 0) + batch
-
-
 class EpochLineParser(FormatParser):
     """Lines of one log with an epoch and a batch, and a loss or a time; not those of evaluations."""
 
@@ -177,13 +151,14 @@ class EpochLineParser(FormatParser):
         b"Training  [",
         b"TRAIN | ",
         b"] loss: ",
+        b"] Loss",
         b"at step ",
     )
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)
         self._first_epoch = 1
-        self._unnumbered = _EpochsOfUnknownLength()
+        self._unnumbered = EpochsOfUnknownLength()
         self._newest = (-1, 0)
         self._batches_of = (-1, 0)
         self._of_all_epochs = False
@@ -197,7 +172,7 @@ class EpochLineParser(FormatParser):
         """Parse a complete, undamaged line."""
         if not line.complete or line.damaged or self._out.description.framework not in _OWN | LOOPS:
             return False
-        text = line.text
+        text = in_english(line.text)
         if header := _EPOCH_START.fullmatch(text):
             self._epoch = int(header["epoch"])
             self._keras_epoch = self._epoch if _KERAS_EPOCH.fullmatch(text) else None

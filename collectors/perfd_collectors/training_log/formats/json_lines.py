@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import dict_numbers, number
+from perfd_collectors.training_log.field_text import dict_numbers, number, without_nested_dicts
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step, fields_of
@@ -24,11 +24,13 @@ _STEP_KEYS = (
         "train/global_step",
         "train/step",
     ),
-    *("trainer/global_step", "train_step", "current_step"),
+    *("trainer/global_step", "train_step", "current_step", "num_updates"),
 )
 _DICT = re.compile(r"\b[Ss]tep ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
-_DICT_ALONE = re.compile(r"\{('[^{}]*)\}")
+_DICT_ALONE = re.compile(r"(?:[^{}']{0,120}[\]:|-] )?\{('[^{}]*)\}")
+"""After a logger's prefix, or after none."""
 _MAX_KEYS = 2000
+_MAX_DIGITS = 15
 
 
 class JsonLineParser(FormatParser):
@@ -47,7 +49,11 @@ class JsonLineParser(FormatParser):
         text = line.text.strip()
         if text.startswith('{"'):
             return self._object(text)
-        return self._dict_alone(text) if text.startswith("{'") else self._dict(text)
+        if "{'" not in text:
+            return False
+        opened = text.index("{'") + 1
+        text = text[:opened] + without_nested_dicts(text[opened:])
+        return self._dict(text) or self._dict_alone(text)
 
     def _object(self, text: str) -> bool:
         try:
@@ -56,7 +62,8 @@ class JsonLineParser(FormatParser):
             return False
         if not isinstance(said, dict) or len(said) > _MAX_KEYS:
             return False
-        step = next((said[key] for key in _STEP_KEYS if type(said.get(key)) is int), None)
+        said = _flat(said)
+        step = next((step for key in _STEP_KEYS if (step := _whole(said.get(key))) is not None), None)
         if step is None or not 0 <= step < 1 << 53:
             return False
         numbers = {key: value for key, text in said.items() if (value := _figure(text)) is not None}
@@ -117,6 +124,23 @@ def _clock_s(text: str) -> float | None:
     hours, minutes, seconds = map(int, parts)
     count = int(days) if days.isdecimal() and len(days) <= 9 else 0
     return float(((count * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _flat(said: Mapping[str, object]) -> dict[str, object]:
+    """The object with the members of the objects in it, as `metrics/loss`; their steps as such."""
+    flat = dict(said)
+    for outer, inside in said.items():
+        if isinstance(inside, dict) and len(flat) + len(inside) <= _MAX_KEYS:
+            for key, value in inside.items():
+                flat.setdefault(key if key in _STEP_KEYS else f"{outer}/{key}", value)
+    return flat
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, also one that was written as a string."""
+    if isinstance(value, str):
+        return int(value) if len(value) <= _MAX_DIGITS and value.isascii() and value.isdecimal() else None
+    return value if type(value) is int else None
 
 
 def _figure(value: object) -> float | None:

@@ -14,6 +14,19 @@ from perfd_collectors.training_log.progress_bar_log import DENSE_STEPS, DrawnSte
 from perfd_collectors.training_log.step_order import ProgressSource
 
 _TQDM = re.compile(r"%\|[^|]{0,1000}\| {1,40}(\d{1,15})/(\d{1,15}) \[", re.ASCII)
+_COUNT = re.compile(
+    r"(?:^|(?<=[:\s]))(\d{1,15}) ?(?:it|ba|batch|step|iter)(?:es|s)? \[(?=\d{1,4}:\d\d[:\d]{0,3}, )", re.ASCII
+)
+"""A bar whose end is unknown: `150it [00:05, 29.30it/s, loss=2.3]`."""
+_COUNT_SPEED = re.compile(
+    r"(\d{1,4}(?::\d\d){1,2}), {1,8}([\d.?]{1,20}) ?(s/)?(?:it|ba|batch|step|iter)(?:es|s)?(/s)?(?=,|\]|$)",
+    re.ASCII,
+)
+_RICH_COUNT = re.compile(
+    r"([^\u2501\u2578\u257a|]{1,120}?) [\u2501\u2578\u257a]{5,400} {1,8}(?:\d{1,3}% {1,8})?"
+    r"(\d{1,15}) ?/ ?(\d{1,15})(?= |$)(?:[^\n]{0,60}?(\d{1,3}:\d\d:\d\d))?"
+)
+"""A bar of rich with a column of counts, and mostly one of a time."""
 _SPEED = re.compile(
     r"(\d{1,4}(?::\d\d){1,2})<[^,]{1,24}, {1,8}([\d.?]{1,20}) ?(s/)?(?:it|ba|batch|step|iter)(?:es|s)?(/s)?"
     r"(?=,|$)",
@@ -41,6 +54,7 @@ _OTHER_WORK = re.compile(
     r"copy|creat|init|prepar|comput|pars|import|export|verif|check|add)",
     re.ASCII | re.IGNORECASE,
 )
+_LOSS_ABOUT = re.compile(r"\bloss ?[:= ] ?([0-9][0-9.e+-]{0,20})(?=[ ,:;|)\]]|$)", re.IGNORECASE)
 _EPOCHS = re.compile(r"\s*(?:train(?:ing)? )?epochs?\s?:?\s*", re.IGNORECASE)
 """A bar over epochs, mostly with one per epoch inside."""
 _TRAINING = re.compile(r"\b(?:train|epoch|step|iter|fine-?tun|optimi|fit|episode|pretrain)", re.IGNORECASE)
@@ -71,6 +85,35 @@ class _Bar:
     """Of the library that alone draws such a bar."""
 
 
+class _BareBars:
+    """Which bars without a word about what they show are around others: loops in loops have a bar each."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[int, tuple[int, int]] = {}
+        """By total: how often its step was another than before, and how often after another bar."""
+        self._newest: dict[int, int] = {}
+        self._last: int | None = None
+
+    def is_around_others(self, bar: _Bar) -> bool:
+        """Note how a bar was drawn."""
+        if bar.total not in self._newest and len(self._newest) >= _MOST_BARE_BARS:
+            return True
+        if self._newest.get(bar.total) != bar.step:
+            changes, after_another = self._drawn.get(bar.total, (0, 0))
+            # The first time, any bar may have been before it.
+            another = bool(changes) and self._last != bar.total
+            self._drawn[bar.total] = (changes + 1, after_another + another)
+            self._newest[bar.total] = bar.step
+        self._last = bar.total
+        return self.is_around(bar.total)
+
+    def is_around(self, total: int) -> bool:
+        """Whether other bars come between most steps of this one."""
+        changes, after_another = self._drawn.get(total, (0, 0))
+        return 2 * after_another > changes - 1 and after_another > 0
+
+
+_MOST_BARE_BARS = 64
 _NEMO = re.compile(r"\b(reduced_train_loss|consumed_samples)=")
 """Only in bars of NeMo, whose parser knows that they begin at step 0: what it refuses is damaged."""
 
@@ -81,13 +124,17 @@ class ProgressBarParser(FormatParser):
     A bar per epoch begins again at 0; its step is counted over the epochs.
     """
 
-    keywords: Sequence[bytes] = (b"%|", b"it/s", b"s/it")
+    keywords: Sequence[bytes] = (b"%|", b"it/s", b"s/it", _RICH_BAR.encode()[1:4])
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)
         self._bars = job.bars
         self._last: _Bar | None = None
-        self._epochs = 0
+        self._before = 0
+        """Steps of the bars that this one began after."""
+        self._bare = _BareBars()
+        self._counted = False
+        """Whether a bar showed steps."""
         self._first_epoch: int | None = None
 
     def parse(self, line: LogLine) -> bool:
@@ -103,14 +150,24 @@ class ProgressBarParser(FormatParser):
 
     def _is_the_bar(self, bar: _Bar) -> bool:
         """Whether it is the bar whose steps count: the first, or the next epoch's."""
-        if self._bars.total is None or _says_training(bar):
+        bare = not _says_training(bar)
+        if bare and self._bare.is_around_others(bar):
+            return False
+        known = self._bars.total
+        if not bare or (known is None and bar.step):
             self._bars.total = bar.total
+        elif known is not None and (
+            self._bare.is_around(known)
+            or (not (self._counted or known == bar.total) and _is_slow_and_long(bar))
+        ):
+            # What seemed to be the training's was a bar around it, or one of what comes first.
+            self._bars.total, self._last, self._before = bar.total, None, 0
         return bar.total == self._bars.total
 
     def _take(self, bar: _Bar, *, cleared: bool) -> None:
         last, self._last = self._last, bar
         if last is not None and bar.step < last.step and bar.elapsed_s <= last.elapsed_s:
-            self._epochs += 1
+            self._before += last.total or last.step
         if bar.step == 0:
             return
         step = self._step_of(bar)
@@ -121,26 +178,26 @@ class ProgressBarParser(FormatParser):
         if (self._bars.line_steps or 0) in range(1, DENSE_STEPS + 1):
             # The lines beside the bar say more.
             return
+        self._counted = True
         of_lightning = "v_num=" in bar.postfix
         if of_lightning or bar.framework:
             self._out.describe(framework=bar.framework or "lightning")
         elif not self._out.description.framework:
             self._out.describe(framework="training-loop")
         # Lightning's bars are of one epoch, also where something printed hides which.
-        if bar.epoch is None and self._epochs == 0 and not of_lightning:
+        if bar.total and bar.epoch is None and self._before == 0 and not of_lightning:
             self._out.describe(train_steps=self._out.description.train_steps or bar.total)
         values = {} if bar.step_time_s is None else {"step_time_s": bar.step_time_s}
+        losses = _losses(bar.postfix) or _losses_about(bar.about)
         self._steps.add(
-            training_step(self._out.job, step, values, _losses(bar.postfix), {}),
-            None,
-            family=ProgressSource.PROGRESS_BAR,
+            training_step(self._out.job, step, values, losses, {}), None, family=ProgressSource.PROGRESS_BAR
         )
 
     def _step_of(self, bar: _Bar) -> int:
         if bar.global_step is not None:
             return bar.global_step
         if bar.epoch is None:
-            return self._epochs * bar.total + bar.step
+            return self._before + bar.step
         if self._first_epoch is None:
             # Lightning counts epochs from 0; other loops begin with 0 or 1.
             self._first_epoch = 0 if "v_num=" in bar.postfix else min(bar.epoch, 1)
@@ -173,8 +230,15 @@ def _bars_in(text: str) -> Iterator[_Bar]:
         bar = _of_tqdm(about, match, speed, text[speed.end() : end])
         if 0 <= bar.step <= bar.total and bar.total:
             yield bar
+    if not end and (counted := _COUNT.search(text)):
+        stop = text.find("]", counted.end(), counted.end() + _MAX_POSTFIX_CHARS)
+        speed = _COUNT_SPEED.match(text, counted.end(), stop) if stop >= 0 else None
+        if speed is not None and (speed[3] is None) is not (speed[4] is None):
+            yield _of_tqdm(text[: counted.start()], counted, speed, text[speed.end() : stop])
     rich = _RICH.search(text)
     if rich is None:
+        if drawn := _RICH_COUNT.match(text):
+            yield _of_rich(drawn, text[drawn.end() :])
         return
     rest = text[rich.end() :].lstrip(_RICH_BAR)
     if speed := _RICH_SPEED.match(rest):
@@ -197,12 +261,27 @@ def _of_tqdm(about: str, match: re.Match[str], speed: re.Match[str], postfix: st
     return _Bar(
         about="train" if tune else about,
         step=int(match[1]),
-        total=int(match[2]),
+        total=int(match[2]) if match.re is _TQDM else 0,
         elapsed_s=_seconds(speed[1]),
         step_time_s=None if rate is None else rate if speed[3] else 1 / rate,
         postfix=f", loss={tune[3]}" if tune else postfix,
         epoch=int(epoch[1]) if epoch else None,
         global_step=int(tune[2]) if tune else None,
+    )
+
+
+def _of_rich(drawn: re.Match[str], rest: str) -> _Bar:
+    """Its times may be those that are left: only the order of bars shows the epoch."""
+    about = drawn[1].strip()
+    epoch = _EPOCH.search(about)
+    return _Bar(
+        about=about,
+        step=int(drawn[2]),
+        total=int(drawn[3]),
+        elapsed_s=0,
+        step_time_s=None,
+        postfix=rest,
+        epoch=int(epoch[1]) if epoch else None,
     )
 
 
@@ -217,7 +296,7 @@ def _says_training(bar: _Bar) -> bool:
 
 def _has_a_loss(bar: _Bar) -> bool:
     """Whether a loss is in front of it, as AllenNLP's, whose bars of validation look the same."""
-    return "loss: " in bar.about
+    return _LOSS_ABOUT.search(bar.about) is not None
 
 
 def _is_slow_and_long(bar: _Bar) -> bool:
@@ -232,6 +311,12 @@ def _losses(postfix: str) -> dict[str, float]:
         for key, _, text in pairs
         if "loss" in key and key.isascii() and key.isprintable() and (value := number(text)) is not None
     }
+
+
+def _losses_about(about: str) -> dict[str, float]:
+    found = _LOSS_ABOUT.search(about)
+    value = None if found is None else number(found[1])
+    return {} if value is None else {"loss": value}
 
 
 def _seconds(clock: str) -> int:

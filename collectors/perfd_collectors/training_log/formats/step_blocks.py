@@ -51,6 +51,12 @@ _STYLES = (
         whole=False,
     ),
     _Style(re.compile(r"step: (?P<step>[0-9]{1,15})$"), "training-loop"),
+    _Style(
+        re.compile(
+            r"^\W{0,40}(?:[Ss]tep|[Ii]teration) ?[:#]? ?(?P<step>[0-9]{1,15})(?: ?/ ?[0-9]{1,15})?\W{0,40}$"
+        ),
+        "training-loop",
+    ),
 )
 _EPOCH = re.compile(r"={3,80} Epoch ([0-9]{1,9})/[0-9]{1,9} ={3,80}\s*$")
 _ROW = re.compile(r" {0,8}(?:\u2022 |- )?([A-Za-z][\w /().-]{0,80}): (\S{1,60})(?: \([0-9.]{1,8}%\))?\s*$")
@@ -85,7 +91,8 @@ class StepBlockParser(FormatParser):
         if epoch := _EPOCH.match(line.text):
             self.finish()
             self._epoch = int(epoch[1])
-            return True
+            # Other loops print such headings, too.
+            return self._out.description.framework == "nemo-rl"
         if self._out.description.framework in LOOPS | {None, "nemo-rl", "areal"}:
             for style in _STYLES:
                 if head := style.head.search(line.text):

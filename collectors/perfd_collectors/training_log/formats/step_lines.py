@@ -7,17 +7,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import plain_numbers, positive
-from perfd_collectors.training_log.format_parser import FormatParser
+from perfd_collectors.training_log.field_text import number, plain_numbers, positive
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext
+from perfd_collectors.training_log.formats.loops.epoch_numbering import EpochHeadings
+from perfd_collectors.training_log.formats.loops.line_words import KEYWORDS, in_english
 from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
+_COUNT = r"[0-9]{1,3}(?:[,_][0-9]{3}){1,4}(?![0-9])|[0-9]{1,15}"
+"""Also with separators of thousands."""
 _STEP = re.compile(
-    r"(?<![\w/.-])(?:global[ _])?(step|iter|iteration)(?: ?[:=#] ?| )\[?(?: {0,8})([0-9]{1,15})"
-    r"(?: ?/ ?([0-9]{1,15}))?(?=[ :;,|)\]]|$)",
+    r"(?<![\w/.-])(?:(?:global|train)[ _]?|num[ _](?=updates))?(step|iter|iteration|updates?|it)"
+    rf"(?: ?[:=#] ?| |\.\.\. \()\[?(?: {{0,8}})({_COUNT})(?: ?/ ?({_COUNT}))?(?=[ :;|)\]]|,(?![0-9])|$)",
     re.IGNORECASE,
 )
+_BATCH = re.compile(
+    rf"(?<![\w/.-])(?:mini-?)?(batch)(?: ?[:=#] ?| )\[?(?: {{0,8}})({_COUNT})(?: ?/ ?({_COUNT}))?"
+    r"(?=[ :;|)\]]|,(?![0-9])|$)",
+    re.IGNORECASE,
+)
+"""Below the heading of an epoch."""
+_BEFORE = re.compile(r"(?<![\w./=-])([A-Za-z_][\w./]{0,60})=([^\s,;=]{1,40})(?=[\s,;])")
+"""Numbers in front of the step, as of loggers that sort their names."""
 _LOSS_BEFORE = re.compile(
     r"(?<![\w/.-])(loss ?[:=] ?[^\s,]{1,24}), (?:[\w ]{1,40}[:=] ?[^\s,]{1,24}, ){0,3}(?:global_)?step ?[:=]"
 )
@@ -89,39 +101,71 @@ class StepLineParser(FormatParser):
     Only numbers with a known name or unit count. A line of an evaluation is an event.
     """
 
-    keywords: Sequence[bytes] = (b"step", b"Step", b"iter ", b"Iter", b"iteration", b"STEP")
+    keywords: Sequence[bytes] = (
+        *(b"step", b"Step", b"iter ", b"iter=", b"iter:", b"Iter", b"iteration", b"STEP", b"ITER"),
+        *(b"poch", b"EPOCH", b"atch ", b"pdate", b"it ", b"it=", b"it:", *KEYWORDS),
+    )
+
+    def __init__(self, job: LogContext) -> None:
+        super().__init__(job)
+        self._epochs = EpochHeadings()
+        self._newest = 0
 
     def parse(self, line: LogLine) -> bool:
         """Parse a complete, undamaged line."""
         if not line.complete or line.damaged:
             return False
-        text = plain_numbers(line.text)
+        text = in_english(plain_numbers(line.text))
+        if self._epochs.is_heading(text, line.rank):
+            return True
         anchor = _anchor(text)
+        if anchor is None and self._epochs.known(line.rank):
+            anchor = _BATCH.search(text, 0, _ANCHOR_CHARS)
         framework = _framework(text)
         if self._out.description.framework not in LOOPS and framework not in {"paddlenlp", "llm.c"}:
             return False
         if anchor is None or OTHER_LINE.search(text, 0, anchor.start()) or _is_of_others(text, anchor):
             return False
-        found = StepFields(values=_own_values(framework, text))
-        for key, value, unit in numbers_in(text[anchor.end() :]):
-            found.add(key, value, unit)
-        if before := _LOSS_BEFORE.search(text, 0, anchor.end()):
-            for key, value, unit in numbers_in(before[1]):
-                found.add(key, value, unit)
-        step, total = int(anchor[2]), anchor[3]
+        return self._step(line.rank, framework, text, anchor)
+
+    def _step(self, rank: int | None, framework: str | None, text: str, anchor: re.Match[str]) -> bool:
+        step, total = _whole(anchor[2]), None if anchor[3] is None else _whole(anchor[3])
+        in_epoch = self._epochs.known(rank)
+        if total is not None and total < self._newest and not in_epoch:
+            # Of another loader, such as an evaluation's.
+            return False
+        found = _numbers(framework, text, anchor)
         if found.evaluates:
             self._out.event(EventKind.EVALUATION, "Evaluation.", step=step)
             return True
-        if not found.losses and not found.timed:
+        if not (found.losses or found.timed or found.clocked):
             return False
+        numbered = step if _is_global(anchor) else self._epochs.step(rank, step, total)
+        if numbered is None:
+            return True
+        self._newest = max(self._newest, numbered)
         if framework == "litgpt":
             _per_step(found, text, step)
         if not self._out.description.framework or framework:
             self._out.describe(framework=framework or "training-loop")
-        if total is not None:
-            self._out.describe(train_steps=int(total))
-        add_step(self._steps, self._out.job, step, found, last_timestamp_ns(text[: anchor.start()]))
+        if total is not None and not in_epoch:
+            self._out.describe(train_steps=total)
+        add_step(self._steps, self._out.job, numbered, found, last_timestamp_ns(text[: anchor.start()]))
         return True
+
+
+def _numbers(framework: str | None, text: str, anchor: re.Match[str]) -> StepFields:
+    """What a line says about its step."""
+    found = StepFields(values=_own_values(framework, text))
+    for key, value, unit in numbers_in(text[anchor.end() :]):
+        found.add(key, value, unit)
+    if before := _LOSS_BEFORE.search(text, 0, anchor.end()):
+        for key, value, unit in numbers_in(before[1]):
+            found.add(key, value, unit)
+    for key, figure in _BEFORE.findall(text[: anchor.start()]):
+        if (printed := number(figure)) is not None:
+            found.add(key, printed)
+    return found
 
 
 def _anchor(text: str) -> re.Match[str] | None:
@@ -129,6 +173,15 @@ def _anchor(text: str) -> re.Match[str] | None:
     found = list(_STEP.finditer(text, 0, _ANCHOR_CHARS))
     steps = [match for match in found if match[1].lower() == "step"]
     return next(iter(steps or found), None)
+
+
+def _whole(text: str) -> int:
+    return int(text.replace(",", "").replace("_", ""))
+
+
+def _is_global(anchor: re.Match[str]) -> bool:
+    """Whether it says that it counts over all epochs."""
+    return anchor[0].lower().startswith("global")
 
 
 def _is_of_others(text: str, anchor: re.Match[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Results printed as blocks of rows: Stable-Baselines3's boxes and RLlib's results of an iteration."""
+"""Results as blocks of rows: boxes of Stable-Baselines3 and OpenAI's logger, RLlib's iterations."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from perfd.model import TrainingStep
 from perfd_collectors.training_log.field_text import integer, is_plain_key, number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
+from perfd_collectors.training_log.formats.step_lines import LOOPS
 from perfd_collectors.training_log.log_lines import LogLine
 
-_BOX = re.compile(r"\| (?:rollout|time|train|eval)/ {0,60}\|[^|]{0,60}\|$")
+_BOX = re.compile(
+    r"\| (?:(?:rollout|time|train|eval)/ {0,60}\|[^|]{0,60}"
+    r"|(?:grad_norm|loss) {1,60}\| {0,20}[0-9.e+-]{1,20} {0,40})\|$"
+)
 _BOX_ROW = re.compile(r"\| {1,8}([\w/]{1,60}) {0,60}\|([^|]{0,60})\|$")
 _TRIAL = re.compile(r"(?:Result for ([^\s:]{1,200}):|\u2502 Trial (\S{1,200}) result {1,120}\u2502)\s{0,4}$")
 _TRIAL_ROW = re.compile(
@@ -32,7 +36,10 @@ class ResultBlockParser(FormatParser):
     A step is an iteration of the algorithm; of those that have none (DQN, SAC), an update.
     """
 
-    keywords: Sequence[bytes] = (b"| rollout/", b"| time/", b"| train/", b"Result for ", b" result ")
+    keywords: Sequence[bytes] = (
+        *(b"| rollout/", b"| time/", b"| train/", b"Result for ", b" result "),
+        *(b"| grad_norm ", b"| loss "),
+    )
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)
@@ -70,6 +77,9 @@ class ResultBlockParser(FormatParser):
         # Without its first rows, which say how far the run is, it was read from its middle.
         if box is not None and "total_timesteps" in box:
             self._add("stable-baselines3", box.get("iterations", box.get("n_updates")), None, box)
+        elif box is not None and "step" in box and self._out.description.framework in LOOPS | {None}:
+            # Of guided-diffusion and others that took over this logger.
+            self._add("training-loop", box["step"], None, box)
         if rows is not None and self._counts and any(word in name for name in rows for word in _OF_RLLIB):
             self._add("rllib", rows.get("training_iteration"), rows.get("time_this_iter_s"), rows)
 
@@ -112,6 +122,8 @@ class ResultBlockParser(FormatParser):
             for name, value in values.items()
             if name.rpartition("/")[2].endswith("loss") and is_plain_key(name)
         }
+        if framework == "training-loop" and not losses:
+            return
         self._steps.add(
             TrainingStep(
                 job=self._out.job,

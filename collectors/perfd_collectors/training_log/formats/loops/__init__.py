@@ -1,0 +1,1 @@
+"""What loops of many authors print alike: words of their languages, and headings of epochs."""
