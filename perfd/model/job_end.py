@@ -18,11 +18,11 @@ def job_end(text: str, job: str | None, now_unix_ns: int) -> Event:
         outcome = JobOutcome(name)
     else:
         outcome = JobOutcome.of_exit_code(int(code)) if values else JobOutcome.UNKNOWN
-    said = f" with exit code {code}" if values else ""
+    exit_text = f" with exit code {code}" if values else ""
     return Event(
         kind=EventKind.JOB_ENDED,
         time_unix_ns=now_unix_ns,
-        message=f"The job ended: {outcome.value.replace('_', ' ')}{said}.",
+        message=f"The job ended: {outcome.value.replace('_', ' ')}{exit_text}.",
         job=job,
         values=values,
         outcome=outcome,

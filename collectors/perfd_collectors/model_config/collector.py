@@ -104,13 +104,17 @@ class ModelConfigCollector:
 
     def _of_process(self, job: str, pid: int) -> JobDescription | None:
         folder = self._settings.proc / str(pid)
-        said = model_arguments(_words(folder / "cmdline"))
-        model = self._shape(said, folder, self._settings.local_jobs.uid(job)) if said.trains_all else None
-        if model is None and said.precision is None:
+        arguments = model_arguments(_words(folder / "cmdline"))
+        model = (
+            self._shape(arguments, folder, self._settings.local_jobs.uid(job))
+            if arguments.trains_all
+            else None
+        )
+        if model is None and arguments.precision is None:
             return None
         source = None if model is None else ModelSource.ARGUMENTS
         return JobDescription(
-            job=job, framework="", model=model, model_source=source, precision=said.precision
+            job=job, framework="", model=model, model_source=source, precision=arguments.precision
         )
 
     def _dump(self, job: str, pid: int) -> HloDump | None:
@@ -124,14 +128,14 @@ class ModelConfigCollector:
         since_ns = self._table.started_unix_ns(process.start_ticks)
         return HloDump(place, since_ns, partial(_opened, uid=uid), tf32=variables.get(_NO_TF32) != "0")
 
-    def _shape(self, said: ModelArguments, folder: Path, uid: int | None) -> ModelShape | None:
-        if said.model is None or said.sequence_length is None:
+    def _shape(self, arguments: ModelArguments, folder: Path, uid: int | None) -> ModelShape | None:
+        if arguments.model is None or arguments.sequence_length is None:
             return None
         environ = _variables(folder)
-        for pattern in config_files(said.model, cwd=_working_directory(folder), environ=environ):
+        for pattern in config_files(arguments.model, cwd=_working_directory(folder), environ=environ):
             for path in sorted(glob.glob(str(pattern)))[:1]:  # noqa: PTH207  (an absolute pattern)
                 try:
-                    return model_shape(_read(Path(path), uid), sequence_length=said.sequence_length)
+                    return model_shape(_read(Path(path), uid), sequence_length=arguments.sequence_length)
                 except (OSError, ModelConfigError):
                     continue
         return None

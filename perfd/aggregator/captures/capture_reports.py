@@ -240,7 +240,7 @@ class CaptureReports:
                 self._run(verb, scratch, (document, page), output)
             if document.stat().st_size > _MOST_BYTES:
                 raise CaptureError(f"The analysis of the traces has more than {_MOST_BYTES >> 20} MiB.")
-            said = msgspec.json.decode(document.read_bytes(), type=TraceDocument)
+            analysis = msgspec.json.decode(document.read_bytes(), type=TraceDocument)
             document.replace(folder / DOCUMENT_NAME)
             page.replace(folder / REPORT_NAME)
         finally:
@@ -249,10 +249,10 @@ class CaptureReports:
         keep(folder / DOCUMENT_NAME)
         return CaptureReport(
             path=keep(folder / REPORT_NAME),
-            words=said.words(),
+            words=analysis.words(),
             made_unix_s=self._now(),
-            overlap_ratio=said.overlap_ratio(),
-            shares=said.shares(),
+            overlap_ratio=analysis.overlap_ratio(),
+            shares=analysis.shares(),
         )
 
     def _for_perfetto(self, traces: Sequence[Path], keep: Callable[[Path], str]) -> str | None:

@@ -65,11 +65,11 @@ def served_model(config: Mapping[str, Any], arguments: Mapping[str, Any] | None 
     shape = _shape(inner)
     if shape is None:
         return None
-    said = arguments or {}
-    dtype = _word(said.get("dtype")) or _word(inner.get("torch_dtype") or inner.get("dtype")) or "bfloat16"
+    options = arguments or {}
+    dtype = _word(options.get("dtype")) or _word(inner.get("torch_dtype") or inner.get("dtype")) or "bfloat16"
     bits = float(_BITS_BY_DTYPE.get(dtype, 16))
-    method, weight_bits = _quantisation(inner, said, bits)
-    kv_dtype = _word(said.get("kv_cache_dtype"))
+    method, weight_bits = _quantisation(inner, options, bits)
+    kv_dtype = _word(options.get("kv_cache_dtype"))
     window_layers, window = _window(inner, shape.layers)
     return ServedModel(
         shape=shape,
@@ -148,12 +148,12 @@ def _window(config: Mapping[str, Any], layers: int) -> tuple[int, int | None]:
 
 
 def _quantisation(
-    config: Mapping[str, Any], said: Mapping[str, Any], bits: float
+    config: Mapping[str, Any], options: Mapping[str, Any], bits: float
 ) -> tuple[str | None, float]:
     quantised = config.get("quantization_config") or config.get("compression_config") or {}
     if not isinstance(quantised, Mapping):
         quantised = {}
-    method = _word(said.get("quantization")) or _word(quantised.get("quant_method"))
+    method = _word(options.get("quantization")) or _word(quantised.get("quant_method"))
     algorithm = _word(quantised.get("quant_algo"))
     if method == "modelopt" and algorithm:
         method = f"modelopt_{'fp4' if 'fp4' in algorithm else 'fp8'}"

@@ -60,21 +60,21 @@ def layout_of(
     """A server's layout with the sizes that are given; None if its number of GPUs is unknown."""
     if info.layout is None and tp is None:
         return None
-    said = info.layout or ServingLayout()
-    return replace(said, tp=tp or said.tp, pp=pp or said.pp, dp=dp or said.dp)
+    reported = info.layout or ServingLayout()
+    return replace(reported, tp=tp or reported.tp, pp=pp or reported.pp, dp=dp or reported.dp)
 
 
-def completed(said: ServerSetup | None, started: Mapping[str, Any]) -> ServerSetup:
+def completed(reported: ServerSetup | None, started: Mapping[str, Any]) -> ServerSetup:
     """What a server says about itself, and where it does not, what it was started with."""
     begun = from_arguments(started)
-    if said is None:
+    if reported is None:
         return begun
     return replace(
-        said,
-        model=said.model or begun.model,
-        layout=said.layout or begun.layout,
-        max_running_requests=said.max_running_requests or begun.max_running_requests,
-        arguments={**begun.arguments, **said.arguments},
+        reported,
+        model=reported.model or begun.model,
+        layout=reported.layout or begun.layout,
+        max_running_requests=reported.max_running_requests or begun.max_running_requests,
+        arguments={**begun.arguments, **reported.arguments},
     )
 
 

@@ -69,11 +69,11 @@ def _finding(
     description: JobDescription, shape: ModelShape, per_token: float, convention: FlopsConvention
 ) -> str:
     off = per_token / train_flops_per_token(shape, convention) - 1
-    said = f"The log's FLOP/s are {off:+.1%} off what perfd computes by the {convention.value} convention"
+    start = f"The log's FLOP/s are {off:+.1%} off what perfd computes by the {convention.value} convention"
     for other in FlopsConvention:
         model = train_flops_per_token(shape, other)
         if _agree(per_token, model):
-            return f"{said}; they agree with the convention {other.value}."
+            return f"{start}; they agree with the convention {other.value}."
         if _agree(per_token, model + job_recompute_flops_per_token(description, shape, other)):
-            return f"{said}; they agree with {other.value} plus recomputation, which is HFU and not MFU."
-    return f"{said}, and no convention that perfd knows explains it: check the model's sizes and the batch."
+            return f"{start}; they agree with {other.value} plus recomputation, which is HFU and not MFU."
+    return f"{start}, and no convention that perfd knows explains it: check the model's sizes and the batch."

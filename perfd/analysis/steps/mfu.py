@@ -120,8 +120,8 @@ def efficiency(
 
 def world_size(job: JobData) -> int | None:
     """How many GPUs share the job's work: what it said itself, else how many are seen."""
-    said = job.description.parallel.world_size if job.description else None
-    return said or len(job.gpu.gpus) or None
+    described = job.description.parallel.world_size if job.description else None
+    return described or len(job.gpu.gpus) or None
 
 
 def gpu_infos(job: JobData) -> list[GpuInfo]:
@@ -146,8 +146,8 @@ def mean_over_gpus(activity: GpuActivity, metric: GpuColumn) -> float:
 
 def _samples_per_s(job: JobData, rows: Ints) -> Floats:
     batch = job.steps.global_batch_size[rows]
-    said = job.description.parallel.global_batch_size if job.description else None
-    batch = np.where(np.isfinite(batch), batch, np.nan if said is None else said)
+    described = job.description.parallel.global_batch_size if job.description else None
+    batch = np.where(np.isfinite(batch), batch, np.nan if described is None else described)
     computed = batch / job.steps.step_time_s[rows]
     return np.where(np.isfinite(computed), computed, job.steps.samples_per_s[rows])
 

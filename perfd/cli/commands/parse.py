@@ -51,19 +51,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was understood."""
-    understanding = LogDocument(framework=args.framework, patterns=args.pattern)
+    document = LogDocument(framework=args.framework, patterns=args.pattern)
     for name in args.logs:
-        _read(name, understanding)
+        _read(name, document)
     if args.json:
-        print(json.dumps(understanding.document(), indent=2, allow_nan=False))
+        print(json.dumps(document.document(), indent=2, allow_nan=False))
     else:
-        _show(understanding, Terminal())
+        _show(document, Terminal())
     return 0
 
 
-def _read(name: str, understanding: LogDocument) -> None:
+def _read(name: str, document: LogDocument) -> None:
     if name == _STDIN:
-        understanding.read(sys.stdin.buffer)
+        document.read(sys.stdin.buffer)
         return
     path = Path(name)
     if path.is_dir():
@@ -73,7 +73,7 @@ def _read(name: str, understanding: LogDocument) -> None:
     try:
         with path.open("rb") as log:
             _refuse_binary(name, log)
-            understanding.read(log)
+            document.read(log)
     except FileNotFoundError as error:
         raise PerfdError(f"{name} does not exist: name a log file, or - for standard input.") from error
     except OSError as error:
@@ -92,41 +92,41 @@ def _refuse_binary(name: str, log: BinaryIO) -> None:
         raise PerfdError(f"{name} is not text: name what the job printed, not a checkpoint or a trace.")
 
 
-def _show(understanding: LogDocument, console: Console) -> None:
-    said = understanding.description
-    if not understanding.lines:
+def _show(document: LogDocument, console: Console) -> None:
+    description = document.description
+    if not document.lines:
         console.print("The log is empty, or has no complete line yet.")
         return
-    if said is None:
+    if description is None:
         console.print(
             "No known training log format. Name the step in the lines of your own training loop with "
             "`perfd parse --pattern` (docs/formats/training-logs.md), or report steps with perfd.hook "
             "(docs/hook.md); `perfd serving` reads logs of SGLang and vLLM."
         )
-        _show_rest(understanding, console)
+        _show_rest(document, console)
         return
-    console.print(_about(understanding))
-    if understanding.steps:
-        console.print(_steps_table(understanding.steps))
-    if understanding.phases:
-        newest = understanding.phases[max(understanding.phases)]
+    console.print(_about(document))
+    if document.steps:
+        console.print(_steps_table(document.steps))
+    if document.phases:
+        newest = document.phases[max(document.phases)]
         console.print(_phases_table(newest.step, newest.phases))
-    for event in understanding.events[:_SHOWN_EVENTS]:
+    for event in document.events[:_SHOWN_EVENTS]:
         at = "" if event.step is None else f" (step {event.step})"
         console.print(f"{event.kind}{at}: {event.message}", markup=False)
-    hidden = len(understanding.events) - _SHOWN_EVENTS
+    hidden = len(document.events) - _SHOWN_EVENTS
     if hidden > 0:
         console.print(f"... and {hidden} more events")
-    _show_rest(understanding, console)
+    _show_rest(document, console)
 
 
-def _about(understanding: LogDocument) -> Table:
+def _about(document: LogDocument) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
-    said = understanding.description
-    if said is None:
+    description = document.description
+    if description is None:
         return table
-    model, layout = said.model, said.parallel
-    table.add_row("framework", " ".join(filter(None, [said.framework, said.framework_version])))
+    model, layout = description.model, description.parallel
+    table.add_row("framework", " ".join(filter(None, [description.framework, description.framework_version])))
     if model is not None:
         experts = f", {model.moe.experts} experts (top {model.moe.top_k})" if model.moe else ""
         table.add_row(
@@ -135,8 +135,8 @@ def _about(understanding: LogDocument) -> Table:
             f"({model.kv_heads} for keys and values), sequence {model.sequence_length}, "
             f"vocabulary {_text(model.vocab_size)}{experts}",
         )
-    if said.parameters is not None:
-        table.add_row("parameters", f"{said.parameters / 1e9:.3g} billion")
+    if description.parameters is not None:
+        table.add_row("parameters", f"{description.parameters / 1e9:.3g} billion")
     sizes = {
         "TP": layout.tp,
         "PP": layout.pp,
@@ -152,8 +152,8 @@ def _about(understanding: LogDocument) -> Table:
         f"global {_text(layout.global_batch_size)}, micro {_text(layout.micro_batch_size)}, "
         f"{_text(layout.micro_batches)} micro-batches",
     )
-    table.add_row("precision", _text(said.precision))
-    table.add_row("FLOP/s in the log", _text(said.logged_flops_convention))
+    table.add_row("precision", _text(description.precision))
+    table.add_row("FLOP/s in the log", _text(description.logged_flops_convention))
     return table
 
 
@@ -191,13 +191,13 @@ def _phases_table(step: int, phases: Mapping[str, PhaseTime]) -> Table:
     return table
 
 
-def _show_rest(understanding: LogDocument, console: Console) -> None:
-    if understanding.nccl:
-        console.print(nccl_table(understanding.nccl))
-    console.print(f"{understanding.unrecognized_lines} of {understanding.lines} lines were not recognized.")
-    if understanding.examples:
+def _show_rest(document: LogDocument, console: Console) -> None:
+    if document.nccl:
+        console.print(nccl_table(document.nccl))
+    console.print(f"{document.unrecognized_lines} of {document.lines} lines were not recognized.")
+    if document.examples:
         console.print("Among these are lines that look like progress; please report them:")
-    for example in understanding.examples[:_SHOWN_EXAMPLES]:
+    for example in document.examples[:_SHOWN_EXAMPLES]:
         console.print(f"  {example}", markup=False, overflow="ellipsis", no_wrap=True)
 
 

@@ -120,25 +120,25 @@ def _look(args: argparse.Namespace) -> tuple[list[ServerSample], list[PerfdError
 
 def theory_for(args: argparse.Namespace, info: ServerSetup | None) -> Theory | None:
     """The limits of a server's model on its GPUs, or None when one of the two is unknown."""
-    said = info or ServerSetup()
-    config = _model_config(args.model_config, said)
-    gpu_name = args.gpu or said.gpu_name
+    setup = info or ServerSetup()
+    config = _model_config(args.model_config, setup)
+    gpu_name = args.gpu or setup.gpu_name
     if config is None or gpu_name is None:
         return None
     gpu = find_gpu(load_peaks(), gpu_name)
     if gpu is None:
         raise PerfdError(f"The table of peaks has no GPU called {gpu_name!r}: name it as NVML does.")
-    arguments: dict[str, Any] = dict(said.arguments)
+    arguments: dict[str, Any] = dict(setup.arguments)
     given = {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
     arguments |= {name: value for name, value in given.items() if value is not None}
     model = served_model(config, arguments)
     if model is None:
         raise PerfdError(
-            f"{args.model_config or said.model} lacks the model's sizes: name a config.json with "
+            f"{args.model_config or setup.model} lacks the model's sizes: name a config.json with "
             f"num_hidden_layers, "
             "hidden_size and num_attention_heads."
         )
-    layout = layout_of(said, tp=args.tp, pp=args.pp, dp=args.dp)
+    layout = layout_of(setup, tp=args.tp, pp=args.pp, dp=args.dp)
     if layout is None:
         raise PerfdError("Nothing says how many GPUs share the model: add --tp N, 1 for one.")
     return theory_of(model, layout, gpu)

@@ -105,11 +105,11 @@ def _sentences(job: Json, width: int) -> list[Text]:
     """The first piece of evidence and what to do: the page and `perfd diagnose` have all of it."""
     finding = job["bottleneck"]
     advice = finding.get("advice")
-    said = [(line, "") for line in (finding.get("evidence") or [])[:1]]
-    said += [(f"do: {advice}", "green")] if advice else []
+    sentences = [(line, "") for line in (finding.get("evidence") or [])[:1]]
+    sentences += [(f"do: {advice}", "green")] if advice else []
     return [
         _line(Text(line, style=style))
-        for text, style in said
+        for text, style in sentences
         for line in textwrap.wrap(text, width, max_lines=2, placeholder=" ...")
     ]
 

@@ -160,8 +160,8 @@ class SlurmCapture:
         }
         views = [
             RankView(rank=rank.rank, node=node, gpu=rank.gpu)
-            for node, said in present.items()
-            for rank in said.ranks
+            for node, answer in present.items()
+            for rank in answer.ranks
         ]
         chosen = RankSelection(by_node={})
         if views:
@@ -173,9 +173,9 @@ class SlurmCapture:
                 for rank, reason in chosen.refused.items()
             ),
             *(
-                Participant(node=node, rank=None, state=CaptureState.REFUSED, reason=said.reason)
-                for node, said in present.items()
-                if said.reason and (not views or "all" in self._wish.ranks)
+                Participant(node=node, rank=None, state=CaptureState.REFUSED, reason=answer.reason)
+                for node, answer in present.items()
+                if answer.reason and (not views or "all" in self._wish.ranks)
             ),
         )
         self._received.asked = True

@@ -147,20 +147,20 @@ def _alerts(alerts: Sequence[Alert]) -> list[str]:
 
 def _alert(alert: Alert) -> str:
     since = f" at step {alert['first_step']}" if alert["first_step"] is not None else ""
-    said = str(alert["annotations"].get("summary", "")).rstrip(".")
+    summary = str(alert["annotations"].get("summary", "")).rstrip(".")
     captures = f" Captures: {', '.join(alert['captures'])}." if alert["captures"] else ""
-    return f"- {alert['name']}{since}{f': {said}' if said else ''}.{captures}"
+    return f"- {alert['name']}{since}{f': {summary}' if summary else ''}.{captures}"
 
 
 def _capture(capture: Captured) -> str:
     """How it ended, the verdict of its traces, and where they are."""
     why = f"alert {capture['alert']}" if capture["alert"] else "by hand"
-    said = [f"- {capture['id']} ({capture['tool'] or 'no tool'}, {why}): {_ended(capture)}"]
+    sentences = [f"- {capture['id']} ({capture['tool'] or 'no tool'}, {why}): {_ended(capture)}"]
     if report := capture["report"]:
-        said += [report["words"], *([f"Report: {report['path']}."] if report["path"] else [])]
+        sentences += [report["words"], *([f"Report: {report['path']}."] if report["path"] else [])]
     elif folders := {str(PurePath(file["path"]).parent) for who in capture["ranks"] for file in who["files"]}:
-        said.append(f"Files in {', '.join(sorted(folders))}.")
-    return " ".join(said)
+        sentences.append(f"Files in {', '.join(sorted(folders))}.")
+    return " ".join(sentences)
 
 
 def _ended(capture: Captured) -> str:

@@ -154,7 +154,7 @@ def _answer(
 ) -> str:
     does = _DOES[worst.name]
     names = rank_names([one.rank for one in peers])
-    said = (
+    sentence = (
         f"Rank {own.rank} {does}: {duration(worst.own_s)} of {duration(own.whole.span_s)}, its peers"
         f" {duration(worst.peers_s)} ({names}; median)."
         if worst.name != "compute"
@@ -164,10 +164,10 @@ def _answer(
     of_it = "kernel" if worst.name in {"compute", "copies"} else "range"
     most = max((one for one in details if one.what == of_it), key=lambda one: one.cost_s, default=None)
     if most is None or most.cost_s < _LEAST_RATIO * own.whole.span_s:
-        return said
+        return sentence
     usual = round(most.peers_count or 0)
     counts = "" if most.own_count == usual else f", {most.own_count} times instead of {usual}"
-    return f"{said} Most of it: {of_it} {most.name[:64]}, {duration(most.cost_s)} longer{counts}."
+    return f"{sentence} Most of it: {of_it} {most.name[:64]}, {duration(most.cost_s)} longer{counts}."
 
 
 def _how(own: RankAnalysis, peers: Sequence[RankAnalysis]) -> str:

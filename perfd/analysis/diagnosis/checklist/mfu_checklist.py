@@ -95,10 +95,10 @@ def _conclusion(facts: JobEvidence, checks: Sequence[Check]) -> str:
     if tier is MfuTier.EXCELLENT:
         return f"{begin}: excellent, nothing to ask."
     if failed is not None:
-        said = f"{begin}: {failed.name.replace('_', ' ')} is {failed.value}, limit {failed.limit}."
+        sentence = f"{begin}: {failed.name.replace('_', ' ')} is {failed.value}, limit {failed.limit}."
         before = asked[: asked.index(failed)]
         unknown = [check.name.replace("_", " ") for check in before if check.state is CheckState.UNKNOWN]
-        return f"{said} Unknown before it: {', '.join(unknown)}." if unknown else said
+        return f"{sentence} Unknown before it: {', '.join(unknown)}." if unknown else sentence
     passed = f"{begin}: nothing that is asked at this MFU failed"
     open_ = f"; unknown: {', '.join(unknown)}" if unknown else ""
     beyond = [check for check in checks if not check.in_path and check.state is CheckState.FAILED]
@@ -294,9 +294,9 @@ def _jitter(facts: JobEvidence) -> Check:
 
 
 def _precision(facts: JobEvidence) -> Check:
-    said = facts.description
-    precision = (said.precision or said.hlo_precision) if said else None
-    source = "printed arguments" if said and said.precision else "dumped HLO"
+    description = facts.description
+    precision = (description.precision or description.hlo_precision) if description else None
+    source = "printed arguments" if description and description.precision else "dumped HLO"
     return _check(
         "precision",
         "Does it compute in 16 bits or fewer?",

@@ -131,13 +131,13 @@ def _of_schema(name: str, schema: tuple[int, int] | None) -> tuple[str, ...]:
     """What to know of an export by its schema; raises `TraceError` for one that may mean something else."""
     if schema is None or _OLDEST <= schema <= _NEWEST:
         return ()
-    said = f"schema {schema[0]}.{schema[1]} of Nsight Systems"
+    found = f"schema {schema[0]}.{schema[1]} of Nsight Systems"
     known = f"{_OLDEST[0]}.{_OLDEST[1]} to {_NEWEST[0]}.{_NEWEST[1]}"
     if schema[0] != _NEWEST[0]:
         raise TraceError(
-            f"{name}: the export has {said}, and perfd reads {known}; export it with such an nsys."
+            f"{name}: the export has {found}, and perfd reads {known}; export it with such an nsys."
         )
-    return (f"The export has {said}, with which perfd was not tried; it was with {known}.",)
+    return (f"The export has {found}, with which perfd was not tried; it was with {known}.",)
 
 
 def _by_gpu(activity: Activity) -> list[tuple[int, int, slice]]:
