@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import stat
 import threading
 from pathlib import Path
 
@@ -217,17 +218,20 @@ def test_the_copy_of_a_file_that_was_removed_is_removed_too(captures, uploader):
     assert names(captures) == ["session.nsys-rep"]
 
 
-def test_a_list_of_uploads_is_on_disk_before_it_takes_its_name(captures, uploader, monkeypatch):
+def test_a_list_of_uploads_is_on_disk_before_it_takes_its_name_and_then_the_name(
+    captures, uploader, monkeypatch
+):
     synced = []
 
     def fsync(descriptor):
-        synced.append(os.fstat(descriptor).st_size)
-        assert not list((captures / "c1").glob("*.uploads.json"))
+        found = os.fstat(descriptor)
+        named = list((captures / "c1").glob("*.uploads.json"))
+        synced.append((stat.S_ISDIR(found.st_mode), found.st_ino, len(named)))
 
     monkeypatch.setattr(os, "fsync", fsync)
     share(uploader(Storage(), Reports()), captures)
     (path,) = (captures / "c1").glob("*.uploads.json")
-    assert synced == [path.stat().st_size]
+    assert synced == [(False, path.stat().st_ino, 0), (True, path.parent.stat().st_ino, 1)]
 
 
 @pytest.mark.parametrize("error", [StorageError("The bucket is full."), MemoryError()])

@@ -87,6 +87,12 @@ class UploadQueue:
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(path)
+            # Nor that there is none.
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
