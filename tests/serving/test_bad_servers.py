@@ -173,7 +173,7 @@ def test_a_server_that_failed_is_left_alone_for_ten_seconds(
         (with_body(b"", status=b"404 Not Found"), "--enable-metrics"),
         (with_body(b"", status=b"503 Service Unavailable"), "status 503"),
         (with_body(gauge("smg_http_requests_total", ({}, 1)).encode()), "metrics of a router"),
-        (with_body(gauge("process_cpu_seconds", ({}, 1)).encode()), "not of SGLang or vLLM"),
+        (with_body(gauge("process_cpu_seconds", ({}, 1)).encode()), "started with --disable-log-stats"),
         (lambda it: it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\na 1\n"), "before the end"),
         (lambda it: it.sendall(b"SSH-2.0-OpenSSH_9\r\n"), "cannot be read"),
         (lambda it: it.close(), "cannot be read"),

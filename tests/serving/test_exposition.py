@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+import gzip
+import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.serving.exposition_reader import PageReader, PageState
 from serving.pages import busy_70b
+
+from perfd.cli import main
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "serving"
 
 
 def read(text: str | bytes):
@@ -89,3 +97,18 @@ def test_any_bytes_are_read_without_an_error(body: bytes) -> None:
 @given(st.text(alphabet='m{}"=,\\ \n#1.eNa:_T', max_size=80))
 def test_anything_that_looks_like_a_page_is_read_without_an_error(text: str) -> None:
     PageReader().read(text.encode())
+
+
+@pytest.mark.parametrize("page", sorted(FIXTURES.glob("vllm-*.prom.gz")), ids=lambda path: path.name)
+def test_names_that_ray_serve_changed_are_those_of_vllm(page, tmp_path, capsys) -> None:
+    text = gzip.decompress(page.read_bytes()).decode()
+    found = []
+    for name, body in (("plain", text), ("ray", re.sub(r"(?m)^(# \w+ )?vllm:", r"\1ray_vllm_", text))):
+        assert ("\nvllm:" in body) == (name == "plain")
+        path = tmp_path / f"{name}.prom"
+        path.write_text(body)
+        assert main(["serving", str(path), "--json"]) == 0
+        (server,) = json.loads(capsys.readouterr().out)["servers"]
+        found.append({key: value for key, value in server.items() if key != "source"})
+    assert found[0] == found[1]
+    assert found[0]["running_requests"] is not None

@@ -21,6 +21,8 @@ _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?
 _SERIES = re.compile(rf'({_NAME})\s*(?:\{{((?:[^"}}]|"(?:[^"\\]|\\.)*")*)\}})?')
 _ESCAPED = re.compile(r"\\(.)")
 _ESCAPES = {"n": "\n"}
+_OF_RAY = re.compile(r"^(# (?:TYPE|HELP) )?ray_vllm_", re.MULTILINE)
+"""What Ray Serve makes of `vllm:`: its names have no colon. (Source: vLLM's `ray_wrappers.py`.)"""
 _SUFFIXES = ("_bucket", "_sum", "_count", "_total", "_created")
 
 Labels = Mapping[str, str]
@@ -80,6 +82,8 @@ class PageReader:
         if len(body) > MAX_PAGE_BYTES:
             return Page(state=PageState.TOO_LARGE)
         text = body.decode("utf-8", "replace")
+        if "ray_vllm_" in text:
+            text = _OF_RAY.sub(r"\1vllm:", text)
         stripped = text.lstrip("\ufeff \t\r\n")
         if not stripped:
             return Page(state=PageState.EMPTY)

@@ -35,7 +35,10 @@ def read_page(reader: PageReader, body: bytes, source: str) -> Snapshot:
         raise PerfdError(f"{source} has the metrics of a router: use the addresses of its workers.")
     snapshot = _snapshot(page)
     if snapshot is None:
-        raise PerfdError(f"{source} has metrics, but not of SGLang or vLLM.")
+        raise PerfdError(
+            f"{source} has metrics, but not of SGLang or vLLM. A vLLM has none if it was started with"
+            " --disable-log-stats: start it without."
+        )
     return snapshot
 
 
