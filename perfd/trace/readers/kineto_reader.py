@@ -41,7 +41,7 @@ from perfd.trace.readers.nccl_messages import collective, messages_by_operation
 _ABSOLUTE_TIME_NS = 10**18
 """The year 2001: a clock that shows more counts from 1970."""
 MAX_RECORDS = 4_000_000
-"""About 1.2 GB of kernels and their launches alone; analyzing them takes about 0.7 GB."""
+"""About 1.2 GB of kernels and their launches alone. 3.3 million took 550 MB."""
 _KEPT_RATIO = 0.9
 """Share of that which is kept of more events, the earliest ones; then the file is read anew."""
 _SAMPLED = 97
