@@ -88,7 +88,7 @@ class AggregatorProcess:
             self._process = subprocess.Popen(
                 command, stderr=stderr, cwd=self._checkout, env={**os.environ, "PYTHONPATH": path}
             )
-        while not (found := [line for line in _entries(log) if "agents" in line]):
+        while not (found := [line for line in _entries(log) if "http" in line]):
             if self._process.poll() is not None:
                 raise RuntimeError(log.read_text(encoding="utf-8"))
             time.sleep(0.05)

@@ -592,7 +592,8 @@ def _is_there(site: _Site, url: str, content: str) -> bool:
 
 def _rows(site: _Site, query: str) -> Iterator[tuple[Any, ...]]:
     for number in range(PARTITIONS):
-        yield from site.postgres.sql(query.format(f"perfd_{number}"))
+        if site.postgres.sql(f"SELECT to_regclass('perfd_{number}.alerts')") != [(None,)]:
+            yield from site.postgres.sql(query.format(f"perfd_{number}"))
 
 
 def _count(site: _Site, table: str) -> int:
