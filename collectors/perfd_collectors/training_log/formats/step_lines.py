@@ -103,7 +103,7 @@ class StepLineParser(FormatParser):
 
     keywords: Sequence[bytes] = (
         *(b"step", b"Step", b"iter ", b"iter=", b"iter:", b"Iter", b"iteration", b"STEP", b"ITER"),
-        *(b"poch", b"EPOCH", b"atch ", b"pdate", b"it ", b"it=", b"it:", *KEYWORDS),
+        *(b"poch", b"EPOCH", b"atch ", b"pdate", b"it=", b"it:", *KEYWORDS),
     )
 
     def __init__(self, job: LogContext) -> None:
