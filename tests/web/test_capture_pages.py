@@ -55,7 +55,7 @@ def test_the_states_of_a_rank_are_drawn_over_time(tab: Tab, stand_in: StandIn) -
         ],
         [["requested", "0%", "10%"]],
     ]
-    assert "rank 0 on n done for 5000.0 ms, 5 whole steps" in tab.text("#ranks")
+    assert "rank 0 on n done for 5.0 s, 5 whole steps" in tab.text("#ranks")
 
 
 def test_a_refused_capture_has_its_reason_and_the_command_that_corrects_it(

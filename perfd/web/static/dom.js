@@ -20,9 +20,6 @@ const CODE = /`([^`\n]+)`/;
 // A sentence as children of an element: what stands between backticks is code.
 export const prose = (text) => String(text ?? "").split(CODE).map((part, i) => (i % 2 ? el("code", {}, part) : unbroken(part)));
 
-// What a cell of a table has: a number stays beside its unit.
-export const whole = (cell) => (typeof cell === "string" ? unbroken(cell) : cell);
-
 // Draws `build()` into the named section only when `data` has changed, so that focus and selection stay.
 export function section(parent, name, data, build) {
   const print = JSON.stringify([data, windowWidth(), document.documentElement.dataset.theme]) ?? "";

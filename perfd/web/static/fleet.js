@@ -1,6 +1,6 @@
 // All jobs, a line each. The aggregator filters, orders and counts them; what is chosen is in the address.
 
-import { el, prose, section, whole } from "./dom.js";
+import { el, prose, section } from "./dom.js";
 import { count, duration, layout, percent, plural, progress } from "./format.js";
 import { wake } from "./live.js";
 import { jobAddress, to } from "./paths.js";
@@ -101,7 +101,7 @@ function filter(name, title, values) {
 }
 
 function table(cells) {
-  const body = cells.map((line) => el("tr", {}, line.map((cell, i) => el("td", { "data-label": COLUMNS[i].name, class: classes(COLUMNS[i]) }, whole(cell)))));
+  const body = cells.map((line) => el("tr", {}, line.map((cell, i) => el("td", { "data-label": COLUMNS[i].name, class: classes(COLUMNS[i]) }, cell))));
   return el("div", { class: "scroll" }, el("table", { class: "list one-line", id: "jobs" }, el("thead", {}, el("tr", {}, COLUMNS.map(head))), el("tbody", {}, body)));
 }
 

@@ -1,6 +1,6 @@
 // A sortable, searchable table. Only the first rows are drawn, so that it stays fast.
 
-import { el, section, whole } from "./dom.js";
+import { el, section } from "./dom.js";
 
 const PAGE = 100;
 
@@ -31,7 +31,7 @@ export function sortedTable({ id, noun, columns, text, order }) {
   };
 
   const table = (cells) => {
-    const body = cells.map((line) => el("tr", {}, line.map((cell, i) => el("td", { "data-label": columns[i].name, class: classes(columns[i]) }, whole(cell)))));
+    const body = cells.map((line) => el("tr", {}, line.map((cell, i) => el("td", { "data-label": columns[i].name, class: classes(columns[i]) }, cell))));
     return el("div", { class: "scroll" }, el("table", { class: "list", id }, el("thead", {}, el("tr", {}, columns.map(head))), el("tbody", {}, body)));
   };
 
