@@ -8,6 +8,7 @@ between the marks of two steps and that of the added products on the GPU, by CUD
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import statistics
@@ -25,6 +26,8 @@ _SIZE = 6144
 _FIRST_TIMED_STEP = 5
 """Steps before it warm up and are left out of the healthy step."""
 _CALIBRATION_PRODUCTS = 20
+_BY_STEP = frozenset({"gpu", "host", "stall", "loader"})
+"""Kinds that need the time of a healthy step, or come after enough of them."""
 _NEXT = "_next_data"
 """What the iterator of a loader calls for its next batch, in PyTorch 2.11 and 2.13."""
 Mark = Any
@@ -32,11 +35,18 @@ Mark = Any
 
 
 class PhaseInjector:
-    """What goes wrong on this rank, by step. For one thread, the training loop's."""
+    """What goes wrong on this rank, by step. For one thread, the training loop's.
 
-    def __init__(self, plan: Path, out: Path, rank: int, *, micro_batches: int) -> None:
+    Without `cuda` PyTorch leaves the GPU to the job, which then has faults of the host only.
+    """
+
+    def __init__(self, plan: Path, out: Path, rank: int, *, micro_batches: int, cuda: bool = True) -> None:
         self._plan = load(plan)
-        sized = (one.first_step for one in self._plan if one.kind not in {"healthy", "storage", "decoding"})
+        sized = (
+            one.first_step
+            for one in self._plan
+            if one.kind not in {"healthy", "storage", "decoding", "garbage"}
+        )
         self._first_fault_step = next(sized, 0)
         self.rank, self._out, self._micro_batches = rank, out, micro_batches
         self._log = (out / f"truth-rank{rank}.jsonl").open("w")
@@ -47,9 +57,10 @@ class PhaseInjector:
         self._row: dict[str, Any] = {}
         self._step_marks: list[Any] = []
         self._product_marks: list[tuple[int, Any, Any]] = []
-        self._cuda = torch.cuda.is_available()
+        self._cuda = cuda and torch.cuda.is_available()
         self._product_s = 0.0
         self._factors: list[torch.Tensor] = []
+        self._objects: list[list[int]] = []
 
     @property
     def micro_batches(self) -> int:
@@ -62,6 +73,7 @@ class PhaseInjector:
         self._step += 1
         self._row = {"step": self._step, "begin_unix_s": time.time(), "host_s": 0.0, "products": 0}
         if self._step == 2:
+            self._make_garbage()
             self._calibrate()
         self._begun_s[self._step] = time.perf_counter()
         self._step_marks.append(self._mark())
@@ -71,7 +83,10 @@ class PhaseInjector:
         phase = phase_at(self._plan, self._step)
         self._phase = phase if phase is not None and phase.holds(self.rank) else None
         if self._phase is not None and self._phase.stalls_at(self._step):
-            self._sleep(self._phase.size)
+            if self._phase.kind == "garbage":
+                self._collect_garbage()
+            else:
+                self._sleep(self._phase.size)
 
     def begin_micro_batch(self) -> None:
         """Call it before the forward pass of each micro-batch."""
@@ -125,6 +140,18 @@ class PhaseInjector:
     def _sleep(self, seconds: float) -> None:
         time.sleep(seconds)
         self._row["host_s"] += seconds
+
+    def _collect_garbage(self) -> None:
+        begun_s = time.perf_counter()
+        gc.collect()
+        self._row["host_s"] += time.perf_counter() - begun_s
+
+    def _make_garbage(self) -> None:
+        """Objects that the collector has to look at, on a rank that will run it."""
+        millions = [one.size for one in self._plan if one.kind == "garbage" and one.holds(self.rank)]
+        gc.disable()
+        self._objects = [[number] for number in range(int(1e6 * max(millions, default=0.0)))]
+        gc.enable()
 
     def _multiply(self, products: int) -> None:
         left, right, result = self._factors

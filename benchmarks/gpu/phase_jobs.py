@@ -1,7 +1,7 @@
 """Which jobs `phase_runs.py` runs, and which faults are switched on in them.
 
 They are Megatron-LM, plain loops with FSDP2 and DDP, loops whose steps vary (`varied_job.py`), `Trainer` of
-transformers, and Lightning.
+transformers, Lightning, and kinds that perfd was not built on (`unusual_job.py`, `jax_job.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,13 @@ MEGATRON_MODEL = (
     "--bf16", "--mock-data", "--tokenizer-type", "NullTokenizer", "--vocab-size", "32000",
     "--transformer-impl", "local", "--no-gradient-accumulation-fusion", "--no-masked-softmax-fusion",
     "--no-persist-layer-norm", "--log-interval", "1", "--log-throughput",
+)  # fmt: skip
+_RECOMPUTED = (
+    "--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1",
+)  # fmt: skip
+_SAVING = (
+    "--save", "/tmp/perfd-benchmark-saving2", "--save-interval", "25",
+    "--eval-interval", "20", "--eval-iters", "8", "--split", "90,10,0",
 )  # fmt: skip
 _EXPERTS = (
     "--num-experts", "8", "--expert-model-parallel-size", "4", "--moe-router-topk", "2",
@@ -71,6 +78,23 @@ def _varied(
         launcher=launcher,
         healthy_steps=steps,
         faults=faults,
+    )
+
+
+def _unusual(
+    kind: str, *faults: Fault, more: tuple[str, ...] = (), spawn: int = 0, gpus: int = 2, steps: int = 30
+) -> Job:
+    return Job(
+        gpus=gpus,
+        script="unusual_job.py",
+        own_launcher=bool(spawn) or gpus == 1,
+        loop=(
+            *("--kind", kind, "--micro-batch", "8", "--accumulate", "1", *more),
+            *(("--spawn", str(spawn)) if spawn else ()),
+        ),
+        faults=faults,
+        healthy_steps=steps,
+        steps_between=20,
     )
 
 
@@ -256,6 +280,89 @@ JOBS: Mapping[str, Job] = {
     "rollouts2": _varied("rollouts", Fault(kind="host", size=0.4, ranks=(1,)), steps=60),
     "local2": _varied("local", Fault(kind="gpu", size=0.4, ranks=(1,))),
     "adversarial2": _varied("adversarial", Fault(kind="host", size=0.2, ranks=(0,)), steps=60),
+    # Kinds of jobs that perfd was not built on.
+    "sharded2": _unusual(
+        "sharded",
+        Fault(kind="gpu", size=0.3, ranks=(1,), steps=20),
+        Fault(kind="host", size=1.2, ranks=(0,), steps=15),
+        spawn=2,
+    ),
+    "zero2": _unusual(
+        "zero",
+        Fault(kind="stall", size=0.6, ranks=(1,), steps=30),
+        Fault(kind="gpu", size=0.3, ranks=(0,), steps=20),
+        more=("--micro-batch", "2", "--accumulate", "4"),
+    ),
+    "images2": _unusual(
+        "images",
+        Fault(kind="loader", size=1.0, steps=30),
+        Fault(kind="host", size=0.8, ranks=(1,), steps=30),
+        Fault(kind="gpu", size=0.4, ranks=(0,), steps=30),
+        more=("--micro-batch", "256", "--print-every", "10"),
+        steps=60,
+    ),
+    "recommend2": _unusual(
+        "recommend",
+        Fault(kind="gpu", size=0.4, ranks=(1,), steps=30),
+        Fault(kind="host", size=1.0, ranks=(0,), steps=30),
+        steps=50,
+    ),
+    "ring2": _unusual(
+        "ring",
+        Fault(kind="gpu", size=0.3, ranks=(0,), steps=24),
+        Fault(kind="host", size=1.0, ranks=(1,), steps=20),
+    ),
+    "bucketless2": _unusual(
+        "bucketless",
+        Fault(kind="host", size=0.3, ranks=(1,), steps=20),
+        Fault(kind="gpu", size=0.2, ranks=(0,), steps=20),
+        more=("--print-every", "1"),
+    ),
+    "compiled2": _unusual(
+        "compiled",
+        Fault(kind="gpu", size=0.3, ranks=(1,), steps=20),
+        more=("--layers", "6", "--micro-batch", "16"),
+    ),
+    "garbage2": _unusual(
+        "plain",
+        Fault(kind="garbage", size=8.0, ranks=(1,), steps=30),
+        Fault(kind="gpu", size=0.25, ranks=(1,), steps=20),
+    ),
+    "jax2": Job(
+        gpus=2,
+        script="jax_job.py",
+        own_launcher=True,
+        faults=(
+            Fault(kind="host", size=0.6, ranks=(1,), steps=20),
+            Fault(kind="stall", size=0.6, ranks=(0,), steps=30),
+        ),
+        loop=("--layers", "16", "--hidden", "4096", "--micro-batch", "4"),
+        healthy_steps=30,
+        steps_between=20,
+    ),
+    "generate1": _unusual("generate", Fault(kind="host", size=0.6, steps=30), gpus=1, steps=60),
+    "diffusion1": _unusual(
+        "diffusion",
+        Fault(kind="host", size=1.0, steps=30),
+        Fault(kind="stall", size=0.6, steps=30),
+        gpus=1,
+        steps=90,
+    ),
+    "recompute2": Job(
+        gpus=2,
+        megatron=_megatron(12, 16, *_RECOMPUTED, "--use-distributed-optimizer"),
+        faults=(
+            Fault(kind="gpu", size=0.25, ranks=(0,)),
+            Fault(kind="loader", size=0.4),
+            Fault(kind="host", size=0.4, ranks=(1,)),
+        ),
+    ),
+    "saving2": Job(
+        gpus=2,
+        megatron=_megatron(8, 16, *_SAVING),
+        faults=(Fault(kind="gpu", size=0.3, ranks=(1,)),),
+        healthy_steps=60,
+    ),
     # One GPU: no peers, and no collectives that show steps. Only activity and a log show a fault, and they
     # need more time.
     "one": _alone("loop_job.py", "--wrap", "none", *_SMALL_BATCHES, "--print-every", "5"),

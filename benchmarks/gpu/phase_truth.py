@@ -22,7 +22,7 @@ _WARMUP_STEPS = 4
 """The first steps compile and allocate."""
 _SETTLING_STEPS = 1
 """The first step after a fault still ends its work."""
-_UNEVEN = frozenset({"stall", "storage", "decoding", "loader", "host"})
+_UNEVEN = frozenset({"stall", "garbage", "storage", "decoding", "loader", "host"})
 """Two workers that begin together end together, so that every second step waits for both batches; and a host
 that sleeps is ahead of its GPU until it has to wait for that, so that single steps take all of its delay."""
 

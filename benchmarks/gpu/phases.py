@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-KINDS = ("healthy", "gpu", "host", "stall", "loader", "storage", "decoding")
+KINDS = ("healthy", "gpu", "host", "stall", "garbage", "loader", "storage", "decoding")
 STALL_PERIOD_STEPS = 5
 """A stalling rank stops at every fifth step."""
 
@@ -24,22 +24,24 @@ class Phase:
 
     kind: str
     """`gpu`: more matrix products in each micro-batch. `host`: a sleep in each micro-batch. `stall`: a sleep
-    of `size` seconds at every fifth step. `loader`: the next batch comes late. `storage` and `decoding`:
+    of `size` seconds at every fifth step. `garbage`: Python's collector runs at every fifth step, over `size`
+    million objects. `loader`: the next batch comes late. `storage` and `decoding`:
     the loader's workers wait, or compute, for `size` seconds for each sample, on all ranks."""
     first_step: int
     last_step: int
     ranks: tuple[int, ...] = ()
     """Empty for all ranks."""
     size: float = 0.0
-    """Added time as a fraction of the healthy step; seconds for `stall`, `storage` and `decoding`."""
+    """Added time as a fraction of the healthy step; seconds for `stall`, `storage`, `decoding`; millions
+    of objects for `garbage`."""
 
     def holds(self, rank: int) -> bool:
         """Whether this rank is one of those with the fault."""
         return self.kind != "healthy" and (not self.ranks or rank in self.ranks)
 
     def stalls_at(self, step: int) -> bool:
-        """Whether a rank with this fault sleeps in this step."""
-        return self.kind == "stall" and (step - self.first_step) % STALL_PERIOD_STEPS == 0
+        """Whether a rank with this fault stops in this step."""
+        return self.kind in {"stall", "garbage"} and (step - self.first_step) % STALL_PERIOD_STEPS == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ class Setup:
     def __init__(self, args: argparse.Namespace, device: torch.device, injector: PhaseInjector) -> None:
         self.args, self.device, self.injector = args, device, injector
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.chance = random.Random(dist.get_rank())
+        self.chance = random.Random(injector.rank)
 
     def part(self, *, first: bool = True, last: bool = True, layers: int | None = None) -> Part:
         torch.manual_seed(0)
