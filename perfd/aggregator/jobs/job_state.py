@@ -181,6 +181,9 @@ class JobState:
         if self._sources.by_operations:
             if not self._sources.takes_over(line):
                 # Operations show the time, too.
+                if not source.late:
+                    came_s = source.sent_unix_s if line.time_unix_ns is None else line.time_unix_ns / 1e9
+                    self.operation_steps.line(line.step, came_s)
                 return None
             # The log knows better.
             self.steps = StepRows(self._limits.steps_per_job)

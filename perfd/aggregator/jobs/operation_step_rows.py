@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,12 @@ from perfd.model import CollectiveTimes
 
 _PRINTED_S = 0.25
 """A line comes before the next step ends, and with some clocks before its own step does."""
+_LINES, _FEWEST_LINES = 64, 6
+"""Newest lines without times that are kept, and how many say how the log counts."""
+_MOST_TOGETHER = 64
+_UNSURE = 0.3
+"""How far from a whole number the steps by operations in one of the log's may seem."""
+_STANDARD_ERRORS = 3.0
 
 
 class OperationStepRows:
@@ -23,6 +30,7 @@ class OperationStepRows:
         self._limit = limit
         self._found = OperationSteps()
         self._rows = StepRows(limit)
+        self._lines: deque[tuple[int, float]] = deque(maxlen=_LINES)
 
     @property
     def pace(self) -> OperationPace | None:
@@ -34,9 +42,44 @@ class OperationStepRows:
         found = self._found.put(times)
         if found.anew:
             self._rows = StepRows(self._limit)
+            self._lines.clear()
         for row in found.rows:
             self._rows.put(row, sent_unix_s)
         return found
+
+    def line(self, step: int, unix_s: float) -> None:
+        """Add a line of the log that has a step and no time: it may count what operations show otherwise.
+
+        Layers that are all alike repeat within a step, and sharded parameters in each micro-batch; the log
+        says how often.
+        """
+        if self._lines and step <= self._lines[-1][0]:
+            if step < self._lines[-1][0]:
+                self._lines.clear()
+            return
+        self._lines.append((step, unix_s))
+        together = self._together() if len(self._lines) >= _FEWEST_LINES else 1
+        if together > 1:
+            self._lines.clear()
+            self._found.take_together(together)
+
+    def _together(self) -> int:
+        """How many steps by operations are one of the log's; 1 if that is not certain."""
+        found = self._rows.table()
+        if len(found) < 2:
+            return 1
+        step, unix_s = np.array(self._lines).T
+        known = (unix_s >= found.time_unix_s[0]) & (unix_s <= found.time_unix_s[-1])
+        if known.sum() < _FEWEST_LINES:
+            return 1
+        by_log = step[known] - step[known].mean()
+        shown = np.interp(unix_s[known], found.time_unix_s, found.step)
+        slope = float((by_log * shown).sum() / (by_log**2).sum())
+        missed = shown - shown.mean() - slope * by_log
+        error = float(np.sqrt((missed**2).sum() / (len(missed) - 2) / (by_log**2).sum()))
+        whole = round(slope)
+        sure = abs(slope - whole) <= _UNSURE and _STANDARD_ERRORS * error <= _UNSURE
+        return whole if sure and 1 < whole <= _MOST_TOGETHER else 1
 
     def within(self, lines: StepTable) -> StepsWithinLines | None:
         """Steps one by one, by the numbers of the log's lines; None unless the newest covers several."""

@@ -107,6 +107,8 @@ class OperationSteps:
         self._paced: _Pace | None = None
         """At the newest search."""
         self._exact: ExactSteps | None = None
+        self._recounted = False
+        """Whether what was shown so far were no steps."""
 
     @property
     def pace(self) -> OperationPace | None:
@@ -123,6 +125,15 @@ class OperationSteps:
             exact=mark.exact,
             pauses=self._exact.pauses if mark.exact and self._exact is not None else None,
         )
+
+    def take_together(self, steps: int) -> None:
+        """Take in that so many of the steps shown so far are one, as the job's log counts them.
+
+        Layers of one size repeat within a step, and micro-batches may show nothing that ends one.
+        """
+        if self._mark is not None and self._mark.exact and self._mark.stream.take_together(steps):
+            self._paced, self._looked_unix_ns = None, 0
+            self._mark, self._exact, self._recounted = None, None, True
 
     def put(self, times: CollectiveTimes) -> FoundSteps:
         """Add what a rank did; returns rows of steps, with nothing but times, when some are complete."""
@@ -198,9 +209,9 @@ class OperationSteps:
             gathers = self._streams.get((stream.communicator, _GATHERING, None))
         found = self._exact.look(times.job, cycle, paced.repeats, gathers)
         ended = self._exact.newest
-        if anew:
+        if anew or (self._recounted and found.rows):
             # What seemed to be steps was none, as while a job starts.
-            found = replace(found, anew=True)
+            found, self._recounted = replace(found, anew=True), False
         if ended is not None:
             self._mark = _Mark(
                 stream=stream,
@@ -278,8 +289,9 @@ class OperationSteps:
         if stream.total_bytes < _LEAST_BYTES_RATIO * sum(one.total_bytes for one in streams):
             # What moves the job's data has not repeated often enough yet.
             return None
-        if stream.operation not in (*_SHARDED, *_HANDED_ON):
-            return _Pace(stream, cycle, 1, counted=not (cycle.by_pauses or cycle.lone))
+        by_log = stream.repeats_of_step > 1
+        if by_log or stream.operation not in (*_SHARDED, *_HANDED_ON):
+            return _Pace(stream, cycle, 1, counted=by_log or not (cycle.by_pauses or cycle.lone))
         return self._sharded_pace(stream, cycle)
 
     def _may_end_steps(self, gathers: OperationStream, cycle: Cycle) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, are_steady, pause_pattern
-from perfd.analysis.operations.repeat_period import Repeat, repeat_period
+from perfd.analysis.operations.repeat_period import FEWEST_REPEATS, Repeat, repeat_period
 from perfd.analysis.operations.step_boundaries import receives_of_step
 from perfd.model import CollectiveTimes
 
@@ -107,6 +107,8 @@ class OperationStream:
     """When the report before the newest one ended, and how many had been seen by then."""
     alike: bool = False
     """Whether the operations that repeat were all of one size at the newest search."""
+    repeats_of_step: int = 1
+    """How many repeats of its sizes are a step, by the job's log."""
     _numbered: bool = False
     """Whether reductions of a scalar, too, showed at that search that each of these is a step."""
     _whole: int = 0
@@ -187,15 +189,26 @@ class OperationStream:
                 found = self._of_one_size(places, found)
                 if found is None:
                     return None
+        period = found.period * self.repeats_of_step
+        if found.length < FEWEST_REPEATS * period:
+            return None
         return Cycle(
             size_bytes=int(large[-found.period :].max()),
-            operations=found.period * len(self.sizes) / len(large) * self._stride,
-            large=found.period,
+            operations=period * len(self.sizes) / len(large) * self._stride,
+            large=period,
             known=found.length,
-            moved_bytes=int(large[-found.period :].sum()) * self._stride,
+            moved_bytes=int(large[-period:].sum()) * self._stride,
             by_pauses=self.alike and found.period > 1,
             lone=self.alike and found.period == 1 and not self._numbered,
         )
+
+    def take_together(self, repeats: int) -> bool:
+        """Take so many of what it has repeated for a step; False where too few of its operations are held."""
+        cycle = self.repeat()
+        if cycle is None or cycle.known < FEWEST_REPEATS * cycle.large * repeats:
+            return False
+        self.repeats_of_step *= repeats
+        return True
 
     def group(self) -> int:
         """How many operations come together, by the pauses between them; 1 if they show no groups."""

@@ -1,0 +1,104 @@
+"""How the log counts steps decides where operations repeat within a step: layers alike, or micro-batches."""
+
+from __future__ import annotations
+
+import pytest
+from aggregator.test_exact_steps import FSDP, MB, Op, Timeline
+
+from perfd.aggregator.jobs import JobState, RecordSource
+from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.model import TrainingStep
+
+LAYER = [Op("AllReduce", 32 * MB, 5_000), Op("AllReduce", 32 * MB, 1_700), Op("AllReduce", 31 * MB, 1_500)]
+LAYERS = 12
+FORWARD_US = 68_000
+
+
+def job_of(timeline: Timeline, *, every: int = 5, late_s: float = 0.05, steps_per_line: int = 1) -> JobState:
+    """A job whose log has a line every few steps, without times."""
+    job = JobState("job", Limits(), AggregatorCounters())
+    lines = [
+        (number // steps_per_line, end_us / 1e6 + late_s)
+        for number, end_us in enumerate(timeline.ends_us, start=1)
+        if number % (every * steps_per_line) == 0
+    ]
+    for times in timeline.records():
+        sent_s = times.end_unix_ns / 1e9
+        source = RecordSource(agent_id="a", node="n", sent_unix_s=sent_s, now_s=sent_s)
+        job.touch(source)
+        while lines and lines[0][1] < sent_s:
+            step, at_s = lines.pop(0)
+            job.step(TrainingStep(job="job", step=step, time_unix_ns=int(at_s * 1e9)), source)
+        job.collective_times(times, source)
+    return job
+
+
+def steps_of_layers(steps: int) -> Timeline:
+    timeline = Timeline()
+    for _ in range(steps):
+        timeline.step([LAYER] * LAYERS, pause_us=FORWARD_US)
+    return timeline
+
+
+def test_layers_of_one_size_are_no_steps_where_the_log_counts_otherwise():
+    timeline = steps_of_layers(120)
+    job = job_of(timeline)
+    table = job.step_table()
+    true_s = (timeline.ends_us[-1] - timeline.ends_us[20]) / 1e6 / (len(timeline.ends_us) - 21)
+    assert table.step_time_s[-10:] == pytest.approx(true_s, rel=0.02)
+    assert table.step[-1] == pytest.approx(len(timeline.ends_us), abs=8)
+    # Each row ends with the last reduction of a step, not within one.
+    ends = set(timeline.ends_us)
+    assert all(round(end_s * 1e6) in ends for end_s in table.time_unix_s.tolist())
+    assert job.operation_pace is not None
+    assert job.operation_pace.per_step == pytest.approx(3 * LAYERS)
+
+
+def test_steps_that_the_log_counts_as_operations_do_stay():
+    timeline = Timeline()
+    for _ in range(120):
+        timeline.step([LAYER], pause_us=150_000)
+    job = job_of(timeline)
+    assert job.operation_pace is not None
+    assert job.operation_pace.per_step == pytest.approx(3)
+    assert job.step_table().step[-1] == pytest.approx(120, abs=8)
+
+
+def test_micro_batches_of_sharded_parameters_are_steps_of_the_log():
+    timeline = Timeline()
+    for _ in range(60):
+        timeline.step([FSDP] * 4, pause_us=1_000)
+    without = job_of(timeline, every=1000)
+    job = job_of(timeline)
+    assert without.operation_pace is not None
+    assert job.operation_pace is not None
+    assert job.operation_pace.certain
+    assert job.operation_pace.per_step == pytest.approx(4 * 17)
+    assert job.step_table().step[-1] == pytest.approx(60, abs=5)
+
+
+@pytest.mark.parametrize("steps_per_line", [90, 2.5])
+def test_what_is_no_small_whole_number_changes_nothing(steps_per_line):
+    timeline = Timeline()
+    for _ in range(900):
+        timeline.step([LAYER], pause_us=20_000)
+    job = JobState("job", Limits(), AggregatorCounters())
+    sent = 0
+    for times in timeline.records():
+        sent_s = times.end_unix_ns / 1e9
+        source = RecordSource(agent_id="a", node="n", sent_unix_s=sent_s, now_s=sent_s)
+        job.touch(source)
+        done = sum(end_us / 1e6 < sent_s for end_us in timeline.ends_us)
+        while (sent + 1) * steps_per_line <= done:
+            sent += 1
+            at_us = timeline.ends_us[int(sent * steps_per_line) - 1]
+            job.step(TrainingStep(job="job", step=sent, time_unix_ns=at_us * 1000), source)
+        job.collective_times(times, source)
+    assert job.operation_pace is not None
+    assert job.operation_pace.per_step == pytest.approx(3)
+
+
+def test_a_few_lines_decide_nothing():
+    job = job_of(steps_of_layers(120), every=25)
+    assert job.operation_pace is not None
+    assert job.operation_pace.per_step == pytest.approx(3)
