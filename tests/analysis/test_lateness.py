@@ -49,9 +49,12 @@ def lags(steps: int, ranks: int, late: dict[int, float]) -> np.ndarray:
     return result
 
 
-def judged(*tables: CollectiveTable, step_s: float | None = STEP_S, **layout: int) -> JobSummary:
+def judged(
+    *tables: CollectiveTable, step_s: float | None = STEP_S, longer: int = 0, **layout: int
+) -> JobSummary:
+    """`longer` of the newest steps take 1.3 times as long."""
     ranks = max(max(table.ranks) for table in tables) + 1
-    steps = step_table([] if step_s is None else [step_s] * 100)
+    steps = step_table([] if step_s is None else [step_s] * (100 - longer) + [1.3 * step_s] * longer)
     job = description(world_size=ranks, **({"dp": ranks} | layout))
     times = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(ranks)]
     return summarise(
@@ -109,6 +112,18 @@ def test_a_lag_that_every_bucket_of_a_step_waits_for_is_lost_once(ranks):
     # The sum of the waits is 12.5% of a step, and the lag is half a percent.
     assert summary.nccl.ranks[1].gain_ratio == pytest.approx(0.005)
     assert blamed(summary) == []
+
+
+def test_a_rank_that_became_slow_is_found_at_every_look_while_its_fault_fills_the_window():
+    # It is always a little behind, so that it is late in every block of recent steps, also before its fault.
+    usual = lags(62, 2, {1: 0.02}) * np.random.default_rng(1).uniform(0.8, 1.2, (62, 1))
+    missed = []
+    for faulty in range(6, 63):
+        table = gradients(np.r_[usual[faulty:], lags(faulty, 2, {1: 0.3})])
+        summary = judged(table, longer=faulty)
+        if blamed(summary) != [1]:
+            missed.append(faulty)
+    assert missed == []
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])

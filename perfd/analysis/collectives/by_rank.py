@@ -27,6 +27,8 @@ _NEWEST = 5
 """Steps that are now."""
 _MOST_REPLAYED = 16
 """Ranks whose steps are replayed without their delay, which takes time: those that cost others the most."""
+_ON_TIME_RATIO = 0.25
+"""Of what a rank usually costs: a block in which it costs less is from before it became slow."""
 _LEAST_REPLAYED = 0.01
 """Of a step: less is not worth a replay."""
 
@@ -206,12 +208,16 @@ class RankTally:
 
     def _lateness(self, losses: LateRankLosses, step_s: float | None) -> tuple[AnalysisWindow, Lateness]:
         """Over as much time as it takes to see a late rank."""
-        if _stands_out(losses.caused(RECENT)):
+        recent = losses.caused(RECENT)
+        always = _stands_out(recent)
+        if always.any() and not _began_within(recent, always):
             return RECENT, losses.lateness(RECENT)
         if step_s is not None and possible(losses.caused(NEWEST)):
             found = onset(losses.lateness(EARLIER), self._peers(), step_s)
             if found is not None:
                 return replace(EARLIER, reported=found.at_least.shape[1]), found
+        if always.any():
+            return RECENT, losses.lateness(RECENT)
         return LONG, losses.lateness(LONG)
 
     def _peers(self) -> Ints:
@@ -294,8 +300,17 @@ def _longer(step_time_s: Floats, step_s: float | None) -> float:
     return max(1.0, float(np.nanmedian(newest)) / step_s)
 
 
-def _stands_out(late: CausedLosses) -> bool:
-    """Whether some rank is late in nearly all blocks, and costs enough."""
+def _stands_out(late: CausedLosses) -> Bools:
+    """(world,): whether a rank is late in nearly all blocks, and costs enough."""
     half = THRESHOLDS.straggler_certain_wait_ratio / 2
     persistent = late.persistence(half) >= THRESHOLDS.straggler_block_persistence_ratio
-    return bool((persistent & (late.caused() >= THRESHOLDS.straggler_certain_wait_ratio)).any())
+    return np.asarray(persistent & (late.caused() >= THRESHOLDS.straggler_certain_wait_ratio))
+
+
+def _began_within(late: CausedLosses, always: Bools) -> bool:
+    """Whether those ranks were next to on time in some block: then the steps since it ended show them better.
+
+    A window of which a fault fills a part is neither that of the fault nor that of the job before.
+    """
+    least = np.fmin.reduce(late.at_least[always], axis=1)
+    return bool((least < _ON_TIME_RATIO * late.caused()[always]).any())
