@@ -93,6 +93,26 @@ def test_hosts_that_began_to_sleep_when_steps_became_longer_wait_for_data_and_no
     assert "lock or a barrier" in found.evidence[-1]
 
 
+def test_where_no_rank_has_loader_workers_hosts_are_late_and_what_for_is_unknown() -> None:
+    no_workers = replace(
+        SINCE,
+        loader_workers=np.full(RANKS, np.nan),
+        loader_busy_ratio=np.full(SINCE.asleep_ratio.shape, np.nan),
+    )
+    found = summarise(job(no_workers), AnalysisSettings()).findings
+    late = [one for one in found if one.kind is Kind.LATE_HOSTS]
+
+    assert loading(job(no_workers)) is None
+    assert len(late) == 1
+    assert (late[0].confidence, late[0].culprits) == (0.6, ())
+    assert late[0].gain_ratio == pytest.approx(GAIN)
+    assert "No loader workers of any rank" in late[0].evidence[-1]
+    assert "py-spy" in late[0].advice
+    # One rank that has some may be the one that all wait for.
+    some = replace(no_workers, loader_workers=np.array([2.0, *[np.nan] * (RANKS - 1)]))
+    assert loading(job(some)) is not None
+
+
 def test_a_log_with_a_line_every_five_steps_is_no_obstacle_where_operations_show_each() -> None:
     lines = step_table([0.4, 0.4, 0.44, 0.6], steps_covered=[5] * 4)
     data = replace(job(), steps=replace(lines, step=np.array([5, 10, 15, 20])))

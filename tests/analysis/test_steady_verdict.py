@@ -128,6 +128,13 @@ def test_blame_that_one_look_found_is_over_with_the_next_one():
     assert heads([slow(3), slow(2), LAUNCH], first_step=100)[-1] is LAUNCH
 
 
+def test_that_hosts_are_late_is_held_after_one_look_since_it_accuses_nobody():
+    late = Finding(kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.2)
+    said = heads([LAUNCH] * 5 + [late] + [LAUNCH] * 20)
+    assert changes(said) == 2
+    assert sum(finding.kind is Kind.LATE_HOSTS for finding in said) == 1 + THRESHOLDS.blame_hold_s
+
+
 def test_blame_is_not_held_against_what_costs_far_more_or_after_a_restart():
     dear = [COSTLY, slow(3)]
     assert heads([slow(3), slow(3), dear])[-1] is COSTLY

@@ -65,7 +65,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         partial(judge_experts, straggler=straggler),
         partial(judge_contention, straggler=straggler),
         lambda _: starved,
-        partial(judge_late_hosts, straggler=straggler),
+        partial(judge_late_hosts, straggler=straggler, sleeping=starved),
         partial(judge_stalls, straggler=straggler),
         *(() if facts.too_few_steps else of_time),
         _judge_memory,

@@ -48,7 +48,11 @@ def judge_data(facts: JobEvidence, *, named: bool = False) -> Finding | None:
 
 
 def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
-    """Hosts of all ranks that sleep while their GPUs have nothing to do; None where timers show the input."""
+    """Hosts of all ranks that sleep while their GPUs have nothing to do; None where timers show the input.
+
+    They wait for data if somebody loads it for them. Without such processes they may do that themselves, and
+    as well wait for anything else.
+    """
     hosts = facts.sleeping
     if hosts is None or (facts.data.share_ratio or 0.0) >= THRESHOLDS.data_loading_ratio:
         return None
@@ -81,7 +85,14 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
     if hosts.at_begin:
         evidence.append("That time lies between a step's last reduction and the next one's first (NCCL).")
     busy, workers = hosts.loader_busy_ratio, hosts.loader_workers
-    if busy is not None and busy >= THRESHOLDS.loader_workers_busy_ratio:
+    loaded = workers != 0
+    if not loaded:
+        evidence.append(
+            "No loader workers of any rank are seen: hosts may wait for data that they read themselves, for a"
+            " lock, or for another process."
+        )
+        sure = 0.6
+    elif busy is not None and busy >= THRESHOLDS.loader_workers_busy_ratio:
         evidence.append(f"The {workers} loader workers of each rank are busy {percent(busy)} of the time.")
         sure = 0.8
     else:
@@ -93,10 +104,10 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
         evidence.append("A lock or a barrier between hosts would look the same.")
         sure = 0.6
     return Finding(
-        kind=Kind.DATA_LOADING,
+        kind=Kind.DATA_LOADING if loaded else Kind.LATE_HOSTS,
         confidence=sure,
         evidence=evidence,
-        advice=advice.SLOW_INPUT,
+        advice=advice.SLOW_INPUT if loaded else advice.SLEEPING_HOSTS,
         gain_ratio=hosts.gain_ratio,
         longer_for_s=hosts.longer_for_s,
         since_step=hosts.since_step,

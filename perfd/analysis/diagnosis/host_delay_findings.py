@@ -57,12 +57,16 @@ def judge_contention(facts: JobEvidence, *, straggler: Finding | None) -> Findin
     )
 
 
-def judge_late_hosts(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
+def judge_late_hosts(
+    facts: JobEvidence, *, straggler: Finding | None, sleeping: Finding | None = None
+) -> Finding | None:
     """Steps that became longer without more work for any GPU, where some idle for it; None with a straggler.
 
-    What GPUs do shows that hosts are late, and not what these do.
+    What GPUs do shows that hosts are late, and not what these do; None too where `sleeping` says more of it.
     """
     longer = facts.longer_steps
+    if sleeping is not None and sleeping.kind is Kind.LATE_HOSTS:
+        return None
     if straggler is not None or longer is None or not (longer.ranks >= 0).all():
         return None
     computing, running = longer.computing_ratio, longer.running_ratio

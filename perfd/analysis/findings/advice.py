@@ -221,6 +221,10 @@ LATE_HOSTS = (
     " tokenization, logging. A capture with CPU activity, or perfd.hook's phase around the next batch, shows"
     " whether it is data loading."
 )
+SLEEPING_HOSTS = (
+    "A py-spy dump shows the line at which the main thread of a rank waits. If it reads its batches there,"
+    " load them in worker processes, ahead of time [[loader]]."
+)
 PERIODIC_STALL = (
     "Look what happens then: Python's garbage collection (collect on all ranks in the same step [[garbage]],"
     " or gc.disable() and gc.collect() every N steps), logging, evaluation, a checkpoint, or a cron job; a"

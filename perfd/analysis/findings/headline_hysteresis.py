@@ -4,6 +4,7 @@ Shares near a threshold cross it in one round and are back in the next; the head
 far more. A finding that blames a rank, or that began with a change of the step time, already needs several
 steps of evidence: it is the headline at once. If rounds found it for a second, it is held for a few more
 steps, because the evidence has gaps in a window that a fault just fills; then the previous headline returns.
+One that accuses nobody, that hosts are late, is held after a single round, too.
 
 If steps became longer before the headline was found, that is the same change, of which a later round may show
 less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays.
@@ -89,7 +90,9 @@ def steady_verdict(
         return _blaming(prior, head, now), found
     verdict, findings = _settled(prior, found, now)
     over = _young(prior.blamed_since or now, now) or _cleared(since, now)
-    if prior.blamed is None or not prior.confirmed or over or _has_effect(head, prior.blamed):
+    if prior.blamed is None or over or _has_effect(head, prior.blamed):
+        return verdict, findings
+    if not prior.confirmed and prior.blamed.culprits:
         return verdict, findings
     still = next((one for one in found if _same(one, prior.blamed)), None)
     if still is not None and _far_costlier(head, still):
@@ -97,7 +100,11 @@ def steady_verdict(
     blamed = still or prior.blamed
     shown = still or _may_be_over(blamed)
     verdict = replace(
-        verdict, blamed=blamed, blamed_since=prior.blamed_since, confirmed=True, cleared_since=since
+        verdict,
+        blamed=blamed,
+        blamed_since=prior.blamed_since,
+        confirmed=prior.confirmed,
+        cleared_since=since,
     )
     return verdict, _at_front(shown, findings)
 

@@ -73,7 +73,7 @@ class SleepingHosts:
     idlest_ratio: float | None = None
     """The same, the most of all."""
     loader_workers: int | None = None
-    """Of each rank."""
+    """Of each rank; 0 where none is seen on any."""
     loader_busy_ratio: float | None = None
 
 
@@ -311,6 +311,9 @@ def _all_busy(table: LaunchTable) -> bool:
 
 
 def _loaders(table: LaunchTable, window: int) -> tuple[int | None, float | None]:
+    if np.isnan(table.loader_workers).all():
+        # Their number is absent where a process has none.
+        return 0, None
     workers, busy = float(np.min(table.loader_workers)), float(np.min(table.loader_busy_ratio[window]))
     if not np.isfinite([workers, busy]).all():
         return None, None
