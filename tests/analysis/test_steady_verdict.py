@@ -128,7 +128,7 @@ def test_blame_that_one_look_found_is_over_with_the_next_one():
     assert heads([slow(3), slow(2), LAUNCH], first_step=100)[-1] is LAUNCH
 
 
-def test_that_hosts_are_late_is_held_after_one_look_since_it_accuses_nobody():
+def test_that_hosts_are_late_is_held_after_one_look_since_it_names_no_rank():
     late = Finding(kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.2)
     said = heads([LAUNCH] * 5 + [late] + [LAUNCH] * 20)
     assert changes(said) == 2

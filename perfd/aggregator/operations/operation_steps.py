@@ -108,7 +108,7 @@ class OperationSteps:
         """At the newest search."""
         self._exact: ExactSteps | None = None
         self._recounted = False
-        """Whether what was shown so far were no steps."""
+        """Whether each of the steps shown so far is only a part of one."""
 
     @property
     def pace(self) -> OperationPace | None:
@@ -127,7 +127,7 @@ class OperationSteps:
         )
 
     def take_together(self, steps: int) -> None:
-        """Take in that so many of the steps shown so far are one, as the job's log counts them.
+        """Count this many of the steps shown so far as one, as the job's log does.
 
         Layers of one size repeat within a step, and micro-batches may show nothing that ends one.
         """

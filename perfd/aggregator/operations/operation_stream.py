@@ -203,7 +203,7 @@ class OperationStream:
         )
 
     def take_together(self, repeats: int) -> bool:
-        """Take so many of what it has repeated for a step; False where too few of its operations are held."""
+        """Count this many repeats as a step; False where too few of its operations are held."""
         cycle = self.repeat()
         if cycle is None or cycle.known < FEWEST_REPEATS * cycle.large * repeats:
             return False

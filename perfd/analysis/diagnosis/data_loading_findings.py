@@ -50,8 +50,8 @@ def judge_data(facts: JobEvidence, *, named: bool = False) -> Finding | None:
 def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
     """Hosts of all ranks that sleep while their GPUs have nothing to do; None where timers show the input.
 
-    They wait for data if somebody loads it for them. Without such processes they may do that themselves, and
-    as well wait for anything else.
+    They wait for data if other processes load it for them. Without those they may read it themselves, or
+    wait for anything else.
     """
     hosts = facts.sleeping
     if hosts is None or (facts.data.share_ratio or 0.0) >= THRESHOLDS.data_loading_ratio:

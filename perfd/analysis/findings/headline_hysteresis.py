@@ -4,7 +4,7 @@ Shares near a threshold cross it in one round and are back in the next; the head
 far more. A finding that blames a rank, or that began with a change of the step time, already needs several
 steps of evidence: it is the headline at once. If rounds found it for a second, it is held for a few more
 steps, because the evidence has gaps in a window that a fault just fills; then the previous headline returns.
-One that accuses nobody, that hosts are late, is held after a single round, too.
+One that names no rank, that hosts are late, is held after a single round, too.
 
 If steps became longer before the headline was found, that is the same change, of which a later round may show
 less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays.
