@@ -37,6 +37,7 @@ groups:
 """
 _OF_EVERY_RECORD = {
     "agent/collection/latest_samples.py": "the agent's own page",
+    "agent/collection/batch_pace.py": "when the next batch is due",
     "agent/capture_setup.py": "what captures know of the job",
 }
 _BESIDE_THE_SAMPLE = _OF_EVERY_RECORD | {
