@@ -18,9 +18,11 @@ _PRINTED_S = 0.25
 _LINES, _FEWEST_LINES = 64, 6
 """Newest lines without times that are kept, and how many say how the log counts."""
 _MOST_TOGETHER = 64
+"""Chosen: models have fewer layers that are alike per bucket of gradients, and steps fewer micro-batches."""
 _UNSURE = 0.3
 """How far from a whole number the steps by operations in one of the log's may seem."""
 _STANDARD_ERRORS = 3.0
+"""Of that ratio, which must be within the same distance. Chosen: chance exceeds it in fewer than 1 of 300."""
 
 
 class OperationStepRows:

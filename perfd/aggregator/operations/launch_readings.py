@@ -57,7 +57,10 @@ class LaunchReadings:
                 count = 0
         self._values[row, count % _READINGS] = time_unix_s, *counters
         self._counts[row] = count + 1
-        self._workers[row], self._read_s[row] = workers, read_s
+        self._read_s[row] = read_s
+        if not np.isnan(workers):
+            # They end before the job does; a rank that had some did not read its data itself.
+            self._workers[row] = workers
 
     def clear(self) -> None:
         """Forget everything: the job started again."""
@@ -92,4 +95,4 @@ class LaunchReadings:
             self._read_s = roomier(self._read_s, (2 * row,))
             self._workers = roomier(self._workers, (2 * row,))
             self._values = roomier(self._values, (2 * row,))
-        self._counts[row], self._read_s[row] = 0, 0.0
+        self._counts[row], self._read_s[row], self._workers[row] = 0, 0.0, np.nan
