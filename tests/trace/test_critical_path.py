@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfd.cli import main
 from perfd.trace.breakdown import RankTimeline, collectives, critical_path
-from perfd.trace.breakdown.activity_links import QUEUED_GAP_NS
+from perfd.trace.breakdown.activity_links import QUEUED_GAP_NS, activity_links
 from perfd.trace.breakdown.path_gains import path_gains
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import Collective, Group, RankTrace, calls_of, operations_of
@@ -199,6 +199,50 @@ def test_the_path_is_the_longest_one_and_a_saving_is_worth_what_the_graph_says(s
         # Of streams that wait for each other a trace shows only the wait that counted.
         if one_stream:
             assert gain.gain_s == pytest.approx(saved_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("stream", [7, 9])
+def test_operations_of_no_length_release_neither_themselves_nor_each_other(tmp_path, capsys, stream):
+    operations = [
+        Op(MATMUL, 10, 100, launched=5),
+        Op("Memset (Device)", 100, 100, stream, 6),
+        Op("Memset (Device)", 100, 100, 7, 7),
+        Op(MATMUL, 100, 200, 7, 8),
+        Op("Memset (Device)", 300, 300, stream, 250),
+    ]
+    calls = [Call("cudaDeviceSynchronize", 120, 300), Call("cudaDeviceSynchronize", 300, 300)]
+    trace = kineto(operations, calls=calls, steps={0: (0, 400)})
+    path = write_json(tmp_path / "rank-0.json", trace)
+
+    assert main(["analyze", str(path), "--json"]) == 0
+
+    document = json.loads(capsys.readouterr().out)["critical_path"]
+    assert document["length_s"] == pytest.approx(400e-6)
+    assert document["classes"]["matmul"] == pytest.approx(190e-6)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2), st.integers(0, 1)), min_size=1, max_size=12))
+def test_what_released_an_operation_is_listed_before_it(operations):
+    at = sorted(operations)
+    columns = {
+        "start_ns": [10_000 * start for start, _, _ in at],
+        "end_ns": [10_000 * (start + length) for start, length, _ in at],
+        "kind": [OperationKind.COMPUTE] * len(at),
+        "name": [0] * len(at),
+        "stream": [stream for _, _, stream in at],
+        "correlation": range(1, len(at) + 1),
+    }
+    listed, _ = operations_of({key: np.array(x, dtype=np.int64) for key, x in columns.items()})
+    call = {"start_ns": 0, "end_ns": 1, "kind": HostCallKind.LAUNCH, "correlation": 1, "thread": 0, "name": 0}
+    trace = RankTrace(
+        file="made", rank=0, gpu=None, device=0, names=CLASSES, classes=CLASSES, operations=listed,
+        calls=calls_of({key: np.array([x], dtype=np.int64) for key, x in call.items()}), call_names=["call"],
+        groups=[], steps=[TraceStep(number=1, start_ns=0, end_ns=100_000)],
+    )  # fmt: skip
+
+    links = activity_links(RankTimeline(trace))
+
+    assert (links.before < np.arange(len(at))).all()
 
 
 def two_ranks(folder, late):

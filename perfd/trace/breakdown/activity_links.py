@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -22,7 +23,8 @@ class ActivityLinks:
     """n operations and w waits of one rank, with nanoseconds on its clock."""
 
     before: Indices
-    """Of each operation: the one whose end released it; -1 where its launch did, or nothing is known."""
+    """Of each operation: the one whose end released it, which has a lower index; -1 where its launch did, or
+    nothing is known."""
     previous: Indices
     """The one before it on its stream; -1 for none."""
     launched_ns: Ns
@@ -31,7 +33,7 @@ class ActivityLinks:
     """In order of the waits' ends."""
     wait_end_ns: Ns
     awaited: Ns
-    """The operation that ended last before the wait did."""
+    """The operation that ended last before the wait did; it began earlier than the wait ended."""
     held: Flags
     """Whether it ended within the wait, which lasted until then."""
 
@@ -48,13 +50,15 @@ def activity_links(timeline: RankTimeline) -> ActivityLinks:
     previous = _previous(operations.stream)
     previous_end = np.where(previous >= 0, np.append(ends, _NEVER)[previous], _NEVER)
     by_end = np.argsort(ends, kind="stable")
-    place = np.searchsorted(ends[by_end], starts, side="right") - 1
-    latest = np.where(place >= 0, by_end[np.maximum(place, 0)], -1)
+    latest = _last_ended(ends, by_end, starts, side="right")
+    # Operations of no length end where they begin: none must have released itself or one before it.
+    circular = np.flatnonzero(latest >= np.arange(len(latest)))
+    latest[circular] = _last_ended(ends, by_end, starts[circular], side="left")
     latest_end = np.where(latest >= 0, np.append(ends, _NEVER)[latest], _NEVER)
     # Beside an end, a launch that is not known counts as long ago.
     launch = np.where(launched >= 0, launched, _NEVER)
     queued = (previous >= 0) & (launch <= previous_end) & (starts - previous_end <= QUEUED_GAP_NS)
-    del by_end, place, previous_end
+    del by_end, previous_end
     before = np.where(queued, previous, np.where((latest_end >= launch) & (latest_end != _NEVER), latest, -1))
     del latest, latest_end, launch, queued
     wait_starts, wait_ends, awaited = _waits(timeline)
@@ -67,6 +71,12 @@ def activity_links(timeline: RankTimeline) -> ActivityLinks:
         awaited=awaited,
         held=np.append(ends, _NEVER)[awaited] > wait_starts,
     )
+
+
+def _last_ended(ends: Ns, by_end: Ns, until: Ns, *, side: Literal["left", "right"]) -> Ns:
+    """Which operation ended last before each of some times, with "right" also at it; -1 for none."""
+    place = np.searchsorted(ends[by_end], until, side=side) - 1
+    return np.where(place >= 0, by_end[np.maximum(place, 0)], -1)
 
 
 def _launched_ns(timeline: RankTimeline) -> Ns:
@@ -94,13 +104,15 @@ def _waits(timeline: RankTimeline) -> tuple[Ns, Ns, Ns]:
     chosen = chosen[np.argsort(calls.end_ns[chosen], kind="stable")]
     starts, ends = calls.start_ns[chosen], calls.end_ns[chosen]
     by_end = np.argsort(operations.end_ns, kind="stable")
-    place = np.searchsorted(operations.end_ns[by_end], ends, side="right") - 1
-    awaited = np.where(place >= 0, by_end[np.maximum(place, 0)], -1)
+    awaited = _last_ended(operations.end_ns, by_end, ends, side="right")
+    # One of no length that begins as the wait ends is not what it waited for.
+    late = np.flatnonzero(np.append(operations.start_ns, _NEVER)[awaited] >= ends)
+    awaited[late] = _last_ended(operations.end_ns, by_end, ends[late], side="left")
     # A copy waits for itself.
     known = np.flatnonzero(launched_by >= 0)
     own = np.full(len(calls), -1, dtype=np.int64)
     own[launched_by[known]] = known
     copies = (calls.kind[chosen] == HostCallKind.COPY) & (own[chosen] >= 0)
     awaited = np.where(copies, own[chosen], awaited)
-    found = awaited >= 0
+    found = (awaited >= 0) & (np.append(operations.start_ns, _NEVER)[awaited] < ends)
     return starts[found], ends[found], awaited[found]
