@@ -17,7 +17,7 @@ node=${SLURMD_NODENAME:-$(hostname -s)}
 state=${PERFD_STATE:?is missing in $PERFD_SLURM_CONF}/$node/${SLURM_JOB_ID:?is what slurmd sets for an Epilog}
 jobs=$PERFD_STATE/$node/jobs
 # What the Prolog wrote for the node's own agent, by how often the job was requeued before.
-entry=$(ls "$jobs" 2>/dev/null | grep -x "$SLURM_JOB_ID-[0-9]*" | sort -V | tail -n 1)
+entry=$(cd "$jobs" 2>/dev/null && printf '%s\n' "$SLURM_JOB_ID"-* | grep -x '[0-9]*-[0-9]*' | sort -V | tail -n 1)
 [ -d "$state" ] || [ -n "$entry" ] || exit 0
 pid=$(cat "$state/agent.pid" 2>/dev/null)
 
