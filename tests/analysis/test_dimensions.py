@@ -13,7 +13,7 @@ from analysis.test_nccl import table
 
 from perfd.aggregator.job_summaries import LiveFacts
 from perfd.aggregator.series.job_series import job_values
-from perfd.analysis.communication.dimensions import Dimension, costliest, known_in_all
+from perfd.analysis.communication.exposed_by_dimension import Dimension, costliest, known_in_all
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, from_json, summarise, to_json
 from perfd.analysis.findings import Kind

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
-from perfd.analysis.communication.dimensions import Dimension
+from perfd.analysis.communication.exposed_by_dimension import Dimension
 from perfd.analysis.communication.exposed_communication import Communication
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.hang.error_events import ErrorSummary

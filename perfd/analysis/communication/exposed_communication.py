@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfd.analysis.collectives import NcclSummary
-from perfd.analysis.communication.dimensions import (
+from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
+from perfd.analysis.communication.exposed_by_dimension import (
     KERNELS,
     Dimension,
     captured_dimensions,
@@ -17,7 +18,6 @@ from perfd.analysis.communication.dimensions import (
     timed_dimensions,
     timers_cover_all,
 )
-from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median_of, ratio
 from perfd.analysis.flops.model_shape import parameter_counts
