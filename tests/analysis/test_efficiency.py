@@ -14,7 +14,7 @@ from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import Efficiency, MfuTier
 from perfd.gpu_peaks import load_peaks
 from perfd.mfu_tier import attainable_mfu
-from perfd.model import GpuInfo, ModelSource, ParallelLayout, Recompute
+from perfd.model import GpuInfo, JobDescription, ModelSource, ParallelLayout, Recompute
 from perfd.session.text.summary_numbers import numbers_in_words
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -263,6 +263,37 @@ def test_an_unknown_mfu_says_what_it_lacks(job, columns, fields, words):
     speed = efficiency_of(step_table([2.0] * 8, **columns), description=job, **fields)
     assert (speed.mfu_ratio is None) == (words is not None)
     assert speed.mfu_missing is None if words is None else words in speed.mfu_missing
+
+
+@pytest.mark.parametrize(
+    ("counted", "known"),
+    [
+        ({"hlo_flops_per_step": 2.7e9}, "A step has 2.7 GFLOP by the dumped HLO."),
+        ({"flops_per_step": 8e12}, "A step has 8.0 TFLOP as configured."),
+        ({"flops_per_step": 8e12, "hlo_flops_per_step": 2.7e9}, "A step has 8.0 TFLOP as configured."),
+        ({"model": LLAMA3_8B, "hlo_flops_per_step": 2.7e9}, "A step has 2.7 GFLOP by the dumped HLO."),
+    ],
+    ids=["HLO", "configured", "both", "HLO beside a shape without tokens"],
+)
+def test_flops_of_a_step_are_said_when_only_the_gpus_that_share_them_are_unknown(counted, known):
+    job = JobDescription(job="job", framework="", **counted)
+    summary = summary_of(step_table([2.0] * 8), description=job, gpu_infos={})
+    assert summary.efficiency.mfu_missing == f"No GPU is known. {known}"
+    assert f"unknown. No GPU is known. {known}" in "\n".join(numbers_in_words(summary))
+    speed = efficiency_of(step_table([2.0] * 8), description=replace(job, precision="bf16"))
+    assert speed.mfu_missing == (
+        f"How many GPUs share the job's work is unknown: no rank is seen on a GPU. {known}"
+    )
+    sharing = replace(job, parallel=ParallelLayout(world_size=8))
+    speed = efficiency_of(step_table([2.0] * 8), description=sharing, gpu_infos={})
+    assert speed.model_flops_per_s_per_gpu is not None
+    assert speed.mfu_missing == "No GPU is known."
+
+
+def test_a_shape_on_gpus_of_which_no_number_is_known_does_not_blame_the_peak():
+    job = replace(DESCRIBED, parallel=ParallelLayout(global_batch_size=64))
+    speed = efficiency_of(step_table([2.0] * 8), description=job)
+    assert "How many GPUs" in (speed.mfu_missing or "")
 
 
 def test_gpus_are_counted_when_the_job_does_not_say_its_world_size():

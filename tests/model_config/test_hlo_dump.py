@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -279,3 +285,46 @@ def test_it_agrees_with_the_cost_analysis_of_jax(
     said = json.loads(result.stdout)
     expected = said["flops"] * said["devices"] * runs_of_a_loop
     assert flops(settings) == pytest.approx(expected, rel=tolerance_ratio)
+
+
+@pytest.mark.system
+@pytest.mark.skipif(not PYTHON and not os.environ.get("CI"), reason="PERFD_TORCH_PYTHON names no interpreter")
+def test_the_summary_of_a_run_says_the_flops_and_why_there_is_no_mfu(tmp_path: Path) -> None:
+    configuration, enough = tmp_path / "session.yaml", tmp_path / "enough"
+    configuration.write_text(
+        "aggregator: {http_listen: '127.0.0.1:0'}\n"
+        "agent: {capture: {enabled: false}, collectors: {nvml: {enabled: false}}}\n"
+    )
+    perfd = [sys.executable, "-c", "import sys; from perfd.cli import main; sys.exit(main())", "run"]
+    options = ["--config", str(configuration), "--job", JOB, "--out", str(tmp_path / "out")]
+    environment = {
+        **os.environ,
+        "XLA_FLAGS": f"--xla_dump_to={tmp_path / 'dump'}",
+        "JAX_PLATFORMS": "cpu",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+    }
+    with subprocess.Popen(
+        [*perfd, *options, "--", PYTHON, str(LOOP), "layers", str(enough)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        address = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+/", line)))
+        while True:
+            # The run ends, and with it this, if the FLOPs never come.
+            with (
+                contextlib.suppress(urllib.error.HTTPError),  # before the first step
+                urllib.request.urlopen(f"{address}api/v1/jobs/{JOB}") as response,
+            ):
+                if "by the dumped HLO" in response.read().decode():
+                    break
+            time.sleep(0.2)
+        enough.touch()
+        said = process.stderr.read()
+    # Four products of 64 x 256 x 256 forward, and seven backward.
+    assert re.search(
+        r"MFU +unknown\. No GPU is known\. A step has 9[0-9]\.[0-9] MFLOP by the dumped HLO\.", said
+    )

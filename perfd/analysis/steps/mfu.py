@@ -17,6 +17,7 @@ from perfd.analysis.flops.flops_conventions import (
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, PeakTable, find_gpu, products_of
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
+from perfd.formatting import flops as flops_in_words
 from perfd.mfu_tier import MfuTier
 from perfd.model import GpuColumn, GpuInfo, JobDescription, Recompute
 
@@ -47,7 +48,8 @@ class Efficiency:
     a `config.json` (`ModelSource`), `flops_per_step` when the operator did, `log` for the log's figure, `hlo`
     when they are counted in the job's dumped HLO."""
     mfu_missing: str | None = None
-    """Why MFU is unknown, and what would give it: one sentence."""
+    """Why MFU is unknown, and what would give it; then the FLOPs of a step where these are known, but not of
+    how many GPUs."""
     clock_adjusted_mfu_ratio: float | None = None
     """A diagnostic: against the peak at the clock that the GPUs ran at. Never an MFU."""
     tensor_active_ratio: float | None = None
@@ -200,19 +202,33 @@ def _missing(
     if not len(rows) or median_of(job.steps.step_time_s[rows]) is None:
         return None
     shaped = described is not None and described.model is not None
-    if shaped and tokens is None and flops is None:
+    counted = None if flops is not None else _counted_in_words(described)
+    if shaped and tokens is None and flops is None and counted is None:
         return "Nothing says how many tokens there are per step: --tokens-per-step, or perfd.hook."
-    if flops is None and not (shaped and world_size(job) is None):
+    if flops is None and not shaped and counted is None:
         return (
             "Nothing says how many FLOPs there are per step: --model-config with tokens per step,"
             " --flops-per-step, or perfd.hook."
         )
-    if not gpu_infos(job):
-        return "No GPU is known."
+    if not gpu_infos(job) or flops is None:
+        unshared = "How many GPUs share the job's work is unknown: no rank is seen on a GPU."
+        reason = unshared if gpu_infos(job) else "No GPU is known."
+        return reason if counted is None else f"{reason} {counted}"
     if precision is None:
         return "The data type of the matrix products is unknown: set --precision."
     names = ", ".join(sorted({info.name for info in gpu_infos(job)}))
     return f"No peak is known for {precision} on {names}."
+
+
+def _counted_in_words(description: JobDescription | None) -> str | None:
+    """The FLOPs of a step on all GPUs together, the configured ones first; None if unknown."""
+    if description is None:
+        return None
+    if description.flops_per_step is not None:
+        return f"A step has {flops_in_words(description.flops_per_step)} as configured."
+    if description.hlo_flops_per_step is not None:
+        return f"A step has {flops_in_words(description.hlo_flops_per_step)} by the dumped HLO."
+    return None
 
 
 def _hfu(
