@@ -30,7 +30,7 @@ def test_a_log_that_is_not_there_is_named_for_a_wrong_name_would_stay_silent(tmp
     (tmp_path / "train-1.log").touch()
     wrong, right = str(tmp_path / "trian-*.log"), str(tmp_path / "train-*.log")
     [(path, sentence)] = agent.problems_of_logs([wrong, right])
-    assert (path, "not there" in sentence) == (wrong, True)
+    assert (path, "does not exist yet" in sentence) == (wrong, True)
 
 
 def test_a_log_that_this_user_may_not_read_is_named(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_who_knows_the_id_of_an_agent_but_not_its_spool_takes_nothing_over(caplo
             assert victim.send(step(2)) == 2
             assert steps(running) == [1, 2]
             assert refused(running, "agent_identity") == 3
-    assert sum("another one's spool" in record.message for record in caplog.records) == 1
+    assert sum("one spool identity" in record.message for record in caplog.records) == 1
 
 
 def test_the_next_life_of_a_spool_goes_on_and_a_copy_of_the_old_one_does_not():

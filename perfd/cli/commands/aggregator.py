@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
         aggregator.start()
         agents = aggregator.grpc_address
     scheme, address = "http" if config.http_tls is None else "https", aggregator.http_address
-    page = "nowhere" if address is None else f"{scheme}://{address}/"
-    log.info("The aggregator serves.", extra={"agents": agents, "page": page})
+    serves = {"agents": agents, "http": address or "nowhere"}
+    log.info("The aggregator serves.", extra=serves | ({"page": f"{scheme}://{address}/"} if address else {}))
     stop.wait()
     # Who does not want to wait for what is still sent and written presses Ctrl-C again.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -26,7 +26,7 @@ _CLASSES = tuple(
         # Kernels of random numbers are named after the distribution; "normal" is not a normalization.
         ("elementwise", r"distribution_elementwise|distribution_nullary"),
         # A vector's norm is a sum.
-        ("reduction", r"reduce_kernel<.{0,200}norm(?:zero|one|two)?ops"),
+        ("reduction", r"\bnorm(?:zero|one|two)?ops<"),
         (
             "copy",
             (
