@@ -9,7 +9,8 @@ proxy, and agents' real spools and uplinks, all on loopback. Each fault ends one
 agents send, begin new jobs, and answer captures. At the end, without faults:
 
 - each batch that an agent sent is in PostgreSQL, once;
-- each job's alert is there once, and was announced to a webhook;
+- each job's alert is there once, and was announced to a webhook; copies of a message, and alerts that fired
+  again, are counted apart;
 - each capture that was accepted has an outcome, and its file is in object storage if it is said to be.
 
 Needs nats-server, PostgreSQL, and moto in the folder PERFD_SERVICES.
@@ -105,7 +106,12 @@ class Outcome:
     alerts_twice: int = 0
     announced: int = 0
     """Jobs whose alert the webhook got."""
-    announced_twice: int = 0
+    copies: int = 0
+    """Announcements of a start that the webhook had: a receiver drops them by their `id`."""
+    fired_again: int = 0
+    """Further starts of an alert that were announced."""
+    postgres_away_moves: int = 0
+    """Partitions that had a new lease at the end of the time without PostgreSQL."""
     captures: int = 0
     """Accepted requests."""
     capture_states: dict[str, int] = field(default_factory=dict)
@@ -247,10 +253,10 @@ class _Agent:
 
 
 class _Receiver:
-    """Counts the announcements of each job's alert."""
+    """Counts the announcements of each job's alert, by the time at which it fired."""
 
     def __init__(self) -> None:
-        self.fired: Counter[str] = Counter()
+        self.fired: defaultdict[str, Counter[float]] = defaultdict(Counter)
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -258,7 +264,7 @@ class _Receiver:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 for alert in body["alerts"]:
                     if alert["new"] and alert.get("state") == "firing":
-                        receiver.fired[alert["job"]] += 1
+                        receiver.fired[alert["job"]][alert["fired_at_unix_s"]] += 1
                 self.send_response(204)
                 self.end_headers()
 
@@ -353,6 +359,11 @@ class _Site:
             all(steps.get(job, 0) >= step for job, step in wanted.items())
             for steps in map(_steps, self.running())
         )
+
+    def leases(self) -> set[tuple[int, int | None]]:
+        """Partition and epoch of each lease, as the first member that answers knows them."""
+        found = next(filter(None, (one.get("/api/v1/group") for one in self.running())), None)
+        return {(one["partition"], one["epoch"]) for one in found["partitions"]} if found else set()
 
     def recovered(self) -> bool:
         """Whether all members agree on who holds what, and know newer steps."""
@@ -452,8 +463,10 @@ def run(
     with _site(folder, agents, members, batches_per_s, lease_s) as site:
         seconds_until(lambda: site.answers(site.wanted()), _SETTLES_WITHIN_S)
         if postgres_away_s:
+            leases = site.leases()
             site.postgres.stop()
             time.sleep(postgres_away_s)
+            outcome.postgres_away_moves = len(leases - site.leases())
             site.postgres.start()
             site.faults["postgres away"] += 1
         until_s = time.monotonic() + seconds
@@ -540,7 +553,8 @@ def _quiet(site: _Site, outcome: Outcome) -> Outcome:
     outcome.alerts_lost = len(sent.keys() - alerts.keys())
     outcome.alerts_twice = sum(n - 1 for n in alerts.values())
     outcome.announced = len(site.receiver.fired)
-    outcome.announced_twice = sum(n - 1 for n in site.receiver.fired.values())
+    outcome.copies = sum(n - 1 for starts in site.receiver.fired.values() for n in starts.values())
+    outcome.fired_again = sum(len(starts) - 1 for starts in site.receiver.fired.values())
     outcome.captures = len(site.accepted)
     found = {one["id"]: one for one in _captures(site)}
     states = Counter(found[one]["state"] if one in found else "unknown" for one in site.accepted)
@@ -643,7 +657,8 @@ def _text(one: Outcome) -> str:
         f"{sum(one.faults.values())} faults, {one.pairs} times two at once: {one.faults}\n"
         f"{one.sent:,} batches sent, {one.stored:,} stored, {one.missing:,} missing, {one.twice:,} twice\n"
         f"{one.jobs} jobs: {one.alerts} alerts stored, {one.alerts_lost} lost, {one.alerts_twice} twice; "
-        f"{one.announced} announced, {one.announced_twice} again\n"
+        f"{one.announced} announced, {one.copies} copies, {one.fired_again} fired again; "
+        f"{one.postgres_away_moves} partitions moved without PostgreSQL\n"
         f"{one.captures} captures accepted: {one.capture_states}, {one.captures_undefined} undefined, "
         f"{one.files_missing} files missing\n"
         f"jobs answer again after the kill or pause of an aggregator, s: {_spread(one.member_kill_s)}\n"

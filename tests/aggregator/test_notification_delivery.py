@@ -1,9 +1,13 @@
 """Notifications of an aggregator: nothing twice over a restart, and the straggler of a recorded job."""
 
+import threading
+
 import pytest
-from aggregator.support import START_S, aggregator, step
+from aggregator.support import START_S, aggregator, step, values
 from exporters.support import Receiver, until
 
+from perfd.aggregator.history.database import HistoryUnavailableError
+from perfd.aggregator.history.sqlite import SqliteDatabase
 from perfd.clock import VirtualClock
 from perfd.config import (
     AggregatorConfig,
@@ -120,3 +124,67 @@ def test_the_straggler_of_a_recorded_job_arrives_with_its_finding():
     assert straggler["gain_ratio"] > 0
     assert straggler["advice"]
     assert straggler["evidence"][0] in first["text"]
+
+
+@pytest.fixture
+def outage(monkeypatch):
+    """While it is set no history can be written."""
+    began = threading.Event()
+    write = SqliteDatabase.write
+
+    def refuse(database, statements):
+        if began.is_set():
+            raise HistoryUnavailableError("away")
+        write(database, statements)
+
+    monkeypatch.setattr(SqliteDatabase, "write", refuse)
+    return began
+
+
+def fire(running, clock, outage, receiver):
+    """Let an alert fire while history cannot be written, and wait until people hear of it."""
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(step(1, time_s=clock.unix_ns() / 1e9, step_time_s=9.0), sent_unix_ns=clock.unix_ns())
+        outage.set()
+        for _ in range(20):
+            clock.advance(1.0)
+            running.tick()
+        until(lambda: starts(receiver))
+
+
+def starts(receiver):
+    """When the alerts fired that were announced."""
+    return [
+        alert["fired_at_unix_s"]
+        for one in receiver.bodies
+        for alert in one["alerts"]
+        if alert["new"] and alert["state"] == "firing"
+    ]
+
+
+def test_an_alert_that_fires_while_history_is_away_is_announced_at_once_and_only_once(clock, config, outage):
+    with Receiver() as receiver:
+        given = {**config, "exporters": exporters(receiver.url, repeat_interval_s=None)}
+        with aggregator(clock, **given) as running:
+            fire(running, clock, outage, receiver)
+            outage.clear()
+            until(lambda: values(running.page())["perfd_history_up"] == 1.0)
+        with aggregator(clock, **given) as running:
+            feed(running, clock, [2, 3], "agent1", 9.0)
+            [alert] = running.alerts()
+        assert starts(receiver) == [alert["fired_at_unix_s"]]
+
+
+def test_an_alert_that_no_history_took_fires_again_in_the_next_aggregator(clock, config, outage):
+    with Receiver() as receiver:
+        given = {**config, "exporters": exporters(receiver.url, repeat_interval_s=None)}
+        with aggregator(clock, **given) as running:
+            fire(running, clock, outage, receiver)
+        outage.clear()
+        with aggregator(clock, **given) as running:
+            feed(running, clock, [2, 3], "agent1", 9.0)
+            [alert] = running.alerts()
+            until(lambda: len(starts(receiver)) == 2)
+        first, second = starts(receiver)
+        assert first < second == alert["fired_at_unix_s"]
