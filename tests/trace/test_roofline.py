@@ -230,13 +230,39 @@ def test_the_details_page_gives_the_same_from_a_row_a_metric(tmp_path):
     assert gemm.verdict is RooflineVerdict.COMPUTE
 
 
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "==ERROR== no report\n", '"ID","Kernel Name","x"\n'])
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "==ERROR== no report\n", '"ID","Kernel Name","x__y"\n'])
 def test_another_file_is_one_clear_sentence(tmp_path, text):
     path = tmp_path / "x.csv"
     path.write_text(text, encoding="utf-8")
 
     with pytest.raises(TraceError, match=r"x\.csv: (not a CSV|the report has no kernels)"):
         read_ncu(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        ["ID", "Kernel Name", "Abschnitt", "Metrikname", "Metrikeinheit", "Metrikwert", "Regelname"],
+        ["ID", "Kernelname", "Abschnitt", "Metrikname", "Metrikeinheit", "Metrikwert", "Regelname"],
+        ["ID", "Kernel Name", "节名称", "指标名称", "指标单位", "指标值", "规则名称"],
+        ["ID", "Kernel Name", "nom de section", "nom de métrique", "unité de métrique", "valeur", "règle 1"],
+    ],
+)
+@pytest.mark.parametrize("cells", [6, 7])
+def test_columns_that_are_not_in_english_are_named_as_the_reason(tmp_path, header, cells):
+    row = ["0", "gemm", "GPU Speed Of Light Throughput", "Duration", "ns", "1250500", ""][:cells]
+
+    with pytest.raises(
+        TraceError, match=r"x\.csv: its header is not one that perfd knows.* in English.*ncu --import"
+    ):
+        read_ncu(_csv(tmp_path / "x.csv", [header, row]))
+
+
+def test_a_raw_page_with_short_rows_is_truncated(tmp_path):
+    rows = [["ID", "Kernel Name", "gpu__time_duration.sum"], ["", "", "ns"], ["0", "gemm"]]
+
+    with pytest.raises(TraceError, match="the CSV is truncated"):
+        read_ncu(_csv(tmp_path / "x.csv", rows))
 
 
 @pytest.mark.parametrize("cut", range(2, 40))

@@ -28,6 +28,13 @@ _MIN_KERNEL_CELLS = 5
 _FIELDS = tuple(field.name for field in fields(KernelMetrics) if field.name != "name")
 _COMMA_DECIMAL = re.compile(r"\d,\d{1,2}$|\d\.\d{3},\d")
 _POINT_DECIMAL = re.compile(r"\d\.\d{1,2}$|\d,\d{3}\.\d")
+_DESCRIPTIONS = frozenset({
+    "ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size",
+    "Grid Size", "Device", "CC",
+})  # fmt: skip
+"""Columns that say what ran."""
+_METRIC = re.compile(r"[a-z]\w*_[\w.]*", re.ASCII)
+"""A column of a raw metric, such as `dram__bytes.sum`, which is the same in every language."""
 _SPACES = str.maketrans("", "", " \u00a0\u202f'\u2019")
 
 
@@ -121,11 +128,16 @@ def _rows(file: Iterable[str]) -> Iterator[list[str]]:
 
 
 def _kernels(path: Path, rows: Iterator[list[str]]) -> tuple[list[KernelMetrics], Sequence[str]]:
-    header = next((row for row in rows if "ID" in row[:1] and "Kernel Name" in row), None)
+    header = next((row for row in rows if "ID" in row[:1]), None)
     if header is None:
         raise TraceError(
             f"{path}: not a CSV of Nsight Compute; make one with"
             " `ncu --import REPORT --csv --page raw --print-units base`."
+        )
+    if not _is_known(header):
+        raise TraceError(
+            f"{path}: its header is not one that perfd knows. Its columns must be in English, as"
+            " `LC_ALL=C ncu --import REPORT --csv --page raw --print-units base` writes them."
         )
     if "Metric Name" in header:
         return _by_metric(header, rows)
@@ -138,6 +150,13 @@ def _kernels(path: Path, rows: Iterator[list[str]]) -> tuple[list[KernelMetrics]
     numbers = _Numbers.of(cell for row in table for cell in row[_MIN_KERNEL_CELLS:])
     unit_of = dict(zip(header, units, strict=False))
     return [_raw(dict(zip(header, row, strict=False)), unit_of, numbers) for row in table], header[11:]
+
+
+def _is_known(header: Sequence[str]) -> bool:
+    if "Kernel Name" not in header:
+        return False
+    others = [name for name in header if name not in _DESCRIPTIONS]
+    return not others or "Metric Name" in others or any(_METRIC.fullmatch(name) for name in others)
 
 
 def _is_units(row: Sequence[str]) -> bool:
