@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from perfd.cli.status_line import StatusLine
 from perfd.formatting import percent
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, ReplayResult, replay
-
-_CLEAR_LINE = "\r\x1b[K"
 
 
 def play(recording: Path) -> ReplayResult:
@@ -16,16 +14,10 @@ def play(recording: Path) -> ReplayResult:
 
     Raises as `replay`.
     """
-    if sys.stderr is None or not sys.stderr.isatty():
-        return replay(ReplayOptions(recording=recording))
-    try:
-        return replay(ReplayOptions(recording=recording), on_progress=_show)
-    finally:
-        sys.stderr.write(_CLEAR_LINE)
-        sys.stderr.flush()
+    with StatusLine() as line:
 
+        def show(progress: ReplayProgress) -> None:
+            done = progress.played_s / progress.total_s if progress.total_s else 1.0
+            line.show(f"Reading the recording: {percent(done, 0)}")
 
-def _show(progress: ReplayProgress) -> None:
-    done = progress.played_s / progress.total_s if progress.total_s else 1.0
-    sys.stderr.write(f"\rReading the recording: {percent(done, 0)}")
-    sys.stderr.flush()
+        return replay(ReplayOptions(recording=recording), on_progress=show)

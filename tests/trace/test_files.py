@@ -10,7 +10,7 @@ import pytest
 from perfd.errors import TraceError
 from perfd.trace.readers import decompress
 from perfd.trace.readers.decompress import database_bytes, unpacked
-from perfd.trace.readers.trace_files import read_traces, with_folders_opened
+from perfd.trace.readers.trace_files import ReadProgress, read_traces, with_folders_opened
 from tests.support.traces import COMPUTE, NsysExport, Op, kineto, write_json
 
 _ONE = [Op(COMPUTE, 0, 10)]
@@ -154,6 +154,23 @@ def test_a_report_is_exported_by_nsys(tmp_path):
     (trace,) = read_traces([report], nsys_program=str(program))
 
     assert trace.file == str(report)
+
+
+def test_progress_is_reported_before_each_export_and_each_read(tmp_path):
+    report = _export(tmp_path / "made.sqlite").rename(tmp_path / "capture.nsys-rep")
+    size = report.stat().st_size
+    program = _program(tmp_path, 'cp "$7" "$5"')
+    reported = []
+
+    read_traces(
+        [report], nsys_program=str(program), confine=lambda: reported.append("-"), on_progress=reported.append
+    )
+
+    assert reported == [
+        ReadProgress(report, 1, 1, size, exporting=True),
+        "-",
+        ReadProgress(report, 1, 1, size),
+    ]
 
 
 def test_an_nsys_that_knows_no_blobs_exports_without_them(tmp_path):

@@ -169,7 +169,7 @@ def _measured(name: str, args: argparse.Namespace) -> MeasuredRun:
     flops = args.model_flops_per_step
     given = [] if flops is None else ["--model-flops-per-step", repr(flops)]
     with tempfile.TemporaryFile() as output:
-        run_analysis([*given, "--", str(path)], output)
+        run_analysis([*given, "--", str(path)], output, shown_as=name)
         output.seek(0)
         return measures_of_trace(msgspec.json.decode(output.read(), type=dict[str, Any]), name)
 

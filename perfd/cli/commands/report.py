@@ -14,7 +14,7 @@ from perfd.cli.aggregator_client import add_aggregator, get, url_of
 from perfd.cli.commands.serving import add_theory_arguments
 from perfd.cli.recording_playback import play
 from perfd.cli.serving.serving_report import serving_report
-from perfd.cli.traces.confined_reading import confinement
+from perfd.cli.traces import trace_reading
 from perfd.errors import PerfdError
 from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
@@ -25,7 +25,7 @@ from perfd.report.report_model import Report
 from perfd.report.sources.from_summary import CHART_POINTS, report_of_summary
 from perfd.report.sources.from_trace import report_of_trace
 from perfd.trace.diagnosis import TraceSettings, analyse, diagnose
-from perfd.trace.readers.trace_files import read_traces, with_folders_opened
+from perfd.trace.readers.trace_files import with_folders_opened
 
 _AGO = re.compile(r"(\d{1,6})([smhd])")
 _START_BYTES = 4096
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         report = report_of_summary(job, source.name, _saved_series(source.parent, job.name))
     else:
         files, settings = with_folders_opened([source]), TraceSettings(peaks=load_peaks())
-        traces = read_traces(files, "nsys", confine=confinement(args, files, args.output))
+        traces = trace_reading.read(args, files, "nsys", written=args.output)
         analysis = analyse(traces, settings)
         report = report_of_trace(analysis, diagnose(analysis))
     if args.output:

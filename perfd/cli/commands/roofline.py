@@ -18,6 +18,7 @@ from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, find_gpu
 from perfd.cli.arguments import positive
 from perfd.cli.tables.module_roofline import ModuleRoofline, module_file, module_graph
 from perfd.cli.terminal import Terminal
+from perfd.cli.traces import trace_reading
 from perfd.cli.traces.confined_reading import confinement
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent
@@ -26,7 +27,7 @@ from perfd.report.display_names import kernel_name
 from perfd.report.render.report_writer import write_report
 from perfd.report.sources.roofline_report import report_of_kernels, report_of_placement
 from perfd.sandbox.named_files import refuse_pipe
-from perfd.trace.readers.trace_files import read_traces, with_folders_opened
+from perfd.trace.readers.trace_files import with_folders_opened
 from perfd.trace.roofline import (
     UNIT_NAMES,
     HloModule,
@@ -159,7 +160,7 @@ def _module(
     gpu = _gpu(args.gpu, args.peaks)
     if args.trace:
         files = with_folders_opened([args.trace])
-        (trace, *_) = read_traces(files, "nsys", confine=confinement(args, files))
+        (trace, *_) = trace_reading.read(args, files, "nsys")
         measured = measured_operations(trace, module.name, hlo_costs(module))
         if measured.known_ratio is None:
             raise PerfdError(f"{args.trace}: the trace has no operations of {module.name}.")

@@ -43,7 +43,7 @@ def analyze(capture: Mapping[str, Any], job: JobSummary | None = None) -> list[P
                 asked = ["--report", str(report), *_known(job, Path(scratch)), *_question(capture)]
                 mine = [str(trace) for trace in traces if trace.parent == folder]
                 with document.open("wb") as output:
-                    run_analysis([*asked, *mine], output)
+                    run_analysis([*asked, *mine], output, shown_as=str(folder))
         except BaseException:
             document.unlink()
             report.unlink()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from perfd.cli.traces.confined_reading import confinement
+from perfd.cli.traces import trace_reading
 from perfd.errors import TraceError
 from perfd.trace.diagnosis import Diagnosis, TraceAnalysis, TraceSettings, analyse, diagnose, to_json
-from perfd.trace.readers.trace_files import SUMMARY_JSON, read_traces, with_folders_opened
+from perfd.trace.readers.trace_files import SUMMARY_JSON, with_folders_opened
 
 
 def analyze(args: argparse.Namespace) -> int:
@@ -16,7 +16,7 @@ def analyze(args: argparse.Namespace) -> int:
     _refuse_recordings([path for path in args.files if not path.is_file()])
     files = with_folders_opened(args.files)
     settings = _settings(args, files[0].parent)
-    analysis = analyse(read_traces(files, args.nsys, confine=confinement(args, files, args.report)), settings)
+    analysis = analyse(trace_reading.read(args, files, args.nsys, written=args.report), settings)
     diagnosis = diagnose(analysis, slow_rank=args.slow_rank)
     if args.report:
         _write(analysis, diagnosis, args.report)

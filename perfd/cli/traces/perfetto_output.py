@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from perfd.cli.traces.confined_reading import confinement
+from perfd.cli.traces import trace_reading
 from perfd.errors import TraceError
 from perfd.trace.diagnosis import TraceSettings, analyse, diagnose
 from perfd.trace.export import capture_tracks, write_perfetto
-from perfd.trace.readers.trace_files import read_traces, with_folders_opened
+from perfd.trace.readers.trace_files import with_folders_opened
 
 
 def export(args: argparse.Namespace) -> int:
     """Write one file of all ranks; raises `TraceError` if a trace cannot be read or the file not written."""
     files, target = with_folders_opened(args.files), args.perfetto
-    traces = read_traces(files, args.nsys, confine=confinement(args, files, target))
+    traces = trace_reading.read(args, files, args.nsys, written=target)
     analysis = analyse(traces, TraceSettings())
     if not analysis.ranks:
         raise TraceError("No trace says which rank it belongs to.")

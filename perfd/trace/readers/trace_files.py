@@ -6,7 +6,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfd.errors import TraceError
@@ -26,6 +26,19 @@ _NO_TRACES = ("perfd.trace.json", SUMMARY_JSON, "capture.json", ".stacks.json", 
 _SMALL_BYTES = 2**20
 """A JSON file up to this size is checked before it is taken for a trace."""
 _BELOW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProgress:
+    """Which file is read or exported next."""
+
+    path: Path
+    number: int
+    """From 1 to `total`."""
+    total: int
+    size_bytes: int
+    exporting: bool = False
+    """Whether Nsight Systems makes a database of it, which is read later."""
 
 
 def with_folders_opened(paths: Iterable[Path]) -> list[Path]:
@@ -86,20 +99,29 @@ def read_traces(
     *,
     detailed: bool = False,
     confine: Callable[[], object] = lambda: None,
+    on_progress: Callable[[ReadProgress], object] = lambda _: None,
 ) -> list[RankTrace]:
     """The ranks of all files, numbered and in order of their numbers.
 
     A rank's number is what its file says. Where no file says any, it is the device's, if each device is
     there once, else the place in the order of files and devices. `nsys_program` exports `.nsys-rep` files.
     With `detailed` traces of PyTorch and Nsight Systems have their `detail`. `confine` is called after that
-    program, and before anything is parsed here.
+    program, and before anything is parsed here. `on_progress` is called before each file.
 
     Raises `TraceError` with one sentence that names the file, or the rank that two files claim to be.
     """
+    files = list(paths)
+    traces: list[RankTrace] = []
     with ExitStack() as exports:
-        files = [(path, _exported(path, nsys_program, exports)) for path in paths]
+        databases: dict[int, Path] = {}
+        for number, path in enumerate(files, 1):
+            if _is_report(path):
+                on_progress(ReadProgress(path, number, len(files), _size_bytes(path), exporting=True))
+                databases[number] = _exported(path, nsys_program, exports)
         confine()
-        traces = [trace for path, database in files for trace in _read(path, database, detailed)]
+        for number, path in enumerate(files, 1):
+            on_progress(ReadProgress(path, number, len(files), _size_bytes(path)))
+            traces += _read(path, databases.get(number), detailed)
     if not traces:
         raise TraceError("There is no trace to read: name at least one file.")
     return with_groups(numbered(traces))
@@ -126,10 +148,20 @@ def numbered(traces: Sequence[RankTrace]) -> list[RankTrace]:
     return sorted(traces, key=lambda trace: trace.rank or 0)
 
 
-def _exported(path: Path, nsys_program: str | None, exports: ExitStack) -> Path | None:
-    """The database of a report of Nsight Systems, until `exports` ends; None for other files."""
-    if path.suffix != ".nsys-rep" or _start(path).startswith(_NSIGHT_COMPUTE):
-        return None
+def _is_report(path: Path) -> bool:
+    return path.suffix == ".nsys-rep" and not _start(path).startswith(_NSIGHT_COMPUTE)
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        # Whoever reads it says what is wrong.
+        return 0
+
+
+def _exported(path: Path, nsys_program: str | None, exports: ExitStack) -> Path:
+    """The database of a report of Nsight Systems, until `exports` ends."""
     # What most captures do not need would only make it start later, here and below.
     from perfd.trace.readers.decompress import exported  # noqa: PLC0415
 
