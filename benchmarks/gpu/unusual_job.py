@@ -331,7 +331,7 @@ KINDS: dict[str, Callable[[Setup], Step]] = {
 
 
 def run(rank: int, args: argparse.Namespace, address: str) -> None:
-    """One rank that this script started itself: nothing in its environment tells which."""
+    """One rank that this script started itself: its number is not in its environment."""
     device, backend = torch.device("cpu"), "gloo"
     if torch.cuda.is_available():
         device, backend = torch.device("cuda", rank), "nccl"

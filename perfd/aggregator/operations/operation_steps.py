@@ -13,7 +13,7 @@ from perfd.analysis.data.job_data import Floats, OperationPace
 from perfd.model import CollectiveTimes, TrainingStep
 
 _MOST_STREAMS = 256
-"""Communicators and operations of a rank that are looked at; no known job has as many."""
+"""Most communicators and operations that are searched per rank; no known job has as many."""
 _LEAST_BYTES_RATIO = 0.001
 """Of the bytes that a rank moves: a stream that shows steps is part of its work, not a flag."""
 _ROW_S = LONE_S

@@ -25,7 +25,7 @@ _FEWEST_STEPS = 5
 _FEWEST_SAMPLED_STEPS = 10
 """Of several nodes: their clocks differ by seconds, so the first samples may be of starting up."""
 _SIGMAS = 3.0
-"""Of the error of a rank's median. Chosen: one in 741 values of a normal distribution is above."""
+"""In standard errors of a rank's median. Chosen: one in 741 values of a normal distribution is above."""
 _MAD_FLOOR = 0.005
 """Timers and GPM are no more exact than this."""
 _MAJORITY = 3

@@ -11,7 +11,7 @@ import grpc
 
 from perfd.capture.jax.profiler_client import Profile, ProfilerClient
 from perfd.capture.jax.server_search import find_server
-from perfd.capture.jax.xplane_contents import CHECK, CHECKS
+from perfd.capture.jax.xplane_contents import CHECK_DECODER, CHECK_FUNCTION
 from perfd.capture.node import (
     NSYS_SESSION_VARIABLE,
     Begun,
@@ -185,7 +185,7 @@ class JaxTool(Tool):
         try:
             self._answered(one, deadline_s)
             one.box.fetch(path.name, path, max_bytes=plan.max_bytes)
-            found = check_trace(CHECK, path, plan, CHECKS)
+            found = check_trace(CHECK_FUNCTION, path, plan, CHECK_DECODER)
         except CaptureError as error:
             files = [path] if path.is_file() else []
             return CaptureOutcome(state=CaptureState.FAILED, ranks=one.ranks, reason=str(error), files=files)

@@ -42,9 +42,9 @@ class XplaneCheck(msgspec.Struct, frozen=True, kw_only=True):
     """None if unknown, or not asked for."""
 
 
-CHECK = f"{__name__}:check"
+CHECK_FUNCTION = f"{__name__}:check"
 """For `check_trace`."""
-CHECKS = msgspec.json.Decoder(XplaneCheck)
+CHECK_DECODER = msgspec.json.Decoder(XplaneCheck)
 
 
 def check(path: Path, count_steps: bool, step_time_s: float | None) -> XplaneCheck:

@@ -11,7 +11,7 @@ from perfd.capture.kineto.at_exit import waits_at_exit
 from perfd.capture.kineto.client_registry import POLL_PERIOD_S, ConfigDelivery, KinetoClient
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.process_matching import match, match_unnamed
-from perfd.capture.kineto.trace_contents import CHECK, CHECKS, TraceWork
+from perfd.capture.kineto.trace_contents import CHECK_DECODER, CHECK_FUNCTION, TraceWork
 from perfd.capture.kineto.trace_duration import Window, window
 from perfd.capture.node import (
     Begun,
@@ -323,7 +323,7 @@ class KinetoTool(Tool):
         path = plan.directory / one.name
         try:
             one.box.fetch(one.file, path, max_bytes=plan.max_bytes)
-            found = check_trace(CHECK, path, plan, CHECKS)
+            found = check_trace(CHECK_FUNCTION, path, plan, CHECK_DECODER)
         except CaptureError as error:
             return CaptureOutcome(
                 state=CaptureState.FAILED,

@@ -31,7 +31,7 @@ from perfd.capture.nsys.nsys_cli import (
     session_prefix,
 )
 from perfd.capture.nsys.nsys_installation import Installation
-from perfd.capture.nsys.report_contents import CHECK, CHECKS
+from perfd.capture.nsys.report_contents import CHECK_DECODER, CHECK_FUNCTION
 from perfd.capture.selection import slug
 from perfd.capture.trace_check import check_trace
 from perfd.clock import Clock
@@ -192,7 +192,7 @@ class NsysTool(Tool):
             return [CaptureOutcome(state=CaptureState.DONE, ranks=target.ranks, files=[report])]
         try:
             sqlite = self._cli.export(report)
-            found = check_trace(CHECK, sqlite, plan, CHECKS)
+            found = check_trace(CHECK_FUNCTION, sqlite, plan, CHECK_DECODER)
         except CaptureError as error:
             reason = f"The report exists but was not checked. {error}"
             return [

@@ -56,9 +56,9 @@ class ReportCheck(msgspec.Struct, frozen=True, kw_only=True):
     """The latest start of a process' records, from the start of the collection."""
 
 
-CHECK = f"{__name__}:check"
+CHECK_FUNCTION = f"{__name__}:check"
 """For `check_trace`."""
-CHECKS = msgspec.json.Decoder(ReportCheck)
+CHECK_DECODER = msgspec.json.Decoder(ReportCheck)
 
 
 def check(sqlite: Path, count_steps: bool, step_time_s: float | None) -> ReportCheck:
