@@ -111,9 +111,9 @@ import importlib, perfd.capture.kineto.kineto_tool, perfd.capture.jax.jax_tool, 
 from perfd.sandbox import confined_call
 kind, trace, folder, secret = sys.argv[1:]
 tool = importlib.import_module(f"perfd.capture.{kind}")
-module, _, name = tool.CHECK.partition(":")
+module, _, name = tool.CHECK_FUNCTION.partition(":")
 setattr(sys.modules[module], name, lambda trace, *_: attempts(trace, folder, secret))
-sys.argv[1:] = [tool.CHECK, json.dumps({"read": [trace], "write": [], "options": [True, None]})]
+sys.argv[1:] = [tool.CHECK_FUNCTION, json.dumps({"read": [trace], "write": [], "options": [True, None]})]
 sys.exit(confined_call.main())
 """
 EXPORTER = """#!{python}
