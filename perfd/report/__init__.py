@@ -1,1 +1,1 @@
-"""Reports of traces and jobs: one document, shown on a terminal, as Markdown and as HTML."""
+"""Reports of traces and jobs: one document, as Markdown and as HTML."""

@@ -10,7 +10,6 @@ import contextlib
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from perfd.errors import PerfdError, WireError
 from perfd.session.channel import Frame, FrameKind, LineMerger, read_frames
 from perfd.session.live_session import LiveSession
 from perfd.session.supervisor import MonitorSettings
-from perfd.session.text import wrapped
+from perfd.session.text import fitted
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +96,7 @@ def _expect(frames: Iterator[Frame], kind: FrameKind) -> Frame:
 def _say(text: str) -> None:
     # The reader of our output may be gone; monitoring continues.
     with contextlib.suppress(OSError), os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
-        out.write(wrapped(text, shutil.get_terminal_size().columns) if out.isatty() else f"{text}\n")
+        out.write(fitted(f"{text}\n", out))
 
 
 if __name__ == "__main__":

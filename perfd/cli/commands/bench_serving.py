@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfd_collectors.serving.bench_results import BenchResult, read_results
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from perfd.analysis.findings import finding_json
 from perfd.analysis.serving import (
@@ -31,6 +29,7 @@ from perfd.cli.commands.serving import add_theory_arguments, theory_for
 from perfd.cli.serving.serving_sources import ServerSample, ServerWatcher, access_for, add_access_arguments
 from perfd.cli.serving.serving_watch import watch
 from perfd.cli.terminal import Terminal
+from perfd.cli.terminal_table import TerminalTable
 from perfd.errors import PerfdError
 from perfd.formatting import duration
 
@@ -199,7 +198,7 @@ def _quantiles(found: Distribution | None) -> Mapping[str, float | None]:
 
 
 def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = TerminalTable()
     table.add_column("source", max_width=_SOURCE_WIDTH, no_wrap=True, overflow="ellipsis")
     for heading in (
         "requests", "at once", "tok/s", "output tok/s", "TTFT p50", "p99", "TPOT p50", "p99", "theory"

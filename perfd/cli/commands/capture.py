@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from perfd.capture.nsys import REPLAY_MODES, NcuPlan, NsysPlan, plan_nsys
@@ -28,6 +26,7 @@ from perfd.cli import capture_slurm
 from perfd.cli.aggregator_client import add_aggregator, add_token, ask, authorization_of, url_of
 from perfd.cli.arguments import positive, positive_whole, whole_from_zero
 from perfd.cli.terminal import Terminal
+from perfd.cli.terminal_table import TerminalTable
 from perfd.errors import PerfdError
 from perfd.formatting import data_size
 
@@ -157,7 +156,7 @@ def _list(args: argparse.Namespace) -> int:
     if not document["captures"]:
         print("No capture yet.")
         return 0
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = TerminalTable()
     for name in ("ID", "JOB", "ALERT", "ASKED (UTC)", "STATE", "RANKS"):
         # An id is there to be copied.
         table.add_column(name, overflow="fold", no_wrap=name == "ID")

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from perfd.aggregator.web_api import SavedRun, with_kernels
@@ -21,6 +19,7 @@ from perfd.cli.commands.bench_serving import document as document_of_benchmark
 from perfd.cli.commands.bench_serving import results_of
 from perfd.cli.recording_playback import play
 from perfd.cli.terminal import Terminal
+from perfd.cli.terminal_table import TerminalTable
 from perfd.cli.traces.analysis_process import run_analysis
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, duration
@@ -205,8 +204,8 @@ def _ratio(text: str) -> float:
     return value
 
 
-def _table(comparison: RunComparison) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _table(comparison: RunComparison) -> TerminalTable:
+    table = TerminalTable()
     for at, name in enumerate(("", "A", "B", "change", "")):
         table.add_column(name, justify="left" if at in {0, 4} else "right")
     for change in comparison.changes:
@@ -225,17 +224,14 @@ def _table(comparison: RunComparison) -> Table:
     return table
 
 
-def _kernels(comparison: RunComparison) -> list[Table]:
+def _kernels(comparison: RunComparison) -> list[TerminalTable]:
     if not comparison.kernels:
         return []
     title = "Kernels that changed most, per step"
     if comparison.kernel_source:
         title += f" ({comparison.kernel_source})"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
-    table.add_column("kernel")
-    table.add_column("")
-    for name in ("A", "B", "change"):
-        table.add_column(name, justify="right")
+    table = TerminalTable(title)
+    table.add_columns(("kernel", "", "A", "B", "change"), texts=2)
     for kernel in comparison.kernels[:_KERNELS]:
         table.add_row(
             Text(kernel_name(kernel.name, 64)),
@@ -251,10 +247,10 @@ def _verdict(comparison: RunComparison) -> Text:
     return Text(comparison.sentence, style="bold red" if comparison.regressed else "bold green")
 
 
-def _differences(comparison: RunComparison) -> list[Table]:
+def _differences(comparison: RunComparison) -> list[TerminalTable]:
     if not comparison.differences:
         return []
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title="Settings that differ", title_justify="left")
+    table = TerminalTable("Settings that differ", keys=2)
     for name in ("", "", "A", "B"):
         table.add_column(name, overflow="fold")
     for one in comparison.differences[:_SETTINGS]:

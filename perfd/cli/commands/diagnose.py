@@ -20,7 +20,7 @@ from perfd.cli.recording_playback import play
 from perfd.errors import PerfdError, RecordingError
 from perfd.recording.recording_format import find_recording
 from perfd.report.comparison import read_summary, summary_of_run
-from perfd.session.text import checklist_in_words, findings_in_words
+from perfd.session.text import checklist_in_words, findings_in_words, fitted
 
 SCHEMA = "perfd.diagnosis/2"
 _HELP = """\
@@ -65,10 +65,9 @@ def run(args: argparse.Namespace) -> int:
     summaries = _of_recording(args.recording) if args.recording else _live(url_of(args), args.job)
     if args.json:
         print(json.dumps(document(summaries, checklist=args.checklist)))
-    elif args.checklist:
-        print("\n".join(checklist_in_words(summaries)), end="")
     else:
-        print("\n".join(findings_in_words(summaries)), end="")
+        blocks = checklist_in_words(summaries) if args.checklist else findings_in_words(summaries)
+        print(fitted("\n".join(blocks), sys.stdout), end="")
     return 0
 
 

@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 
 import msgspec
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from perfd.cli.terminal import Terminal
+from perfd.cli.terminal_table import TerminalTable
 from perfd.cli.traces.confined_reading import confinement
 from perfd.formatting import data_size, duration, percent
 from perfd.trace.memory.allocation_history import AllocationHistory
@@ -101,8 +100,8 @@ def _line(history: AllocationHistory) -> str:
     return "".join(_BARS[min(len(_BARS) - 1, size * len(_BARS) // max(1, *most))] for size in most)
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False)
+def _table(title: str, *columns: str) -> TerminalTable:
+    table = TerminalTable(title)
     for number, column in enumerate(columns):
         words = column in {"use", "code"} or number == 0
         table.add_column(column, justify="left" if words else "right")

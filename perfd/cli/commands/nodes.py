@@ -9,12 +9,11 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
 from perfd.cli.terminal import Terminal
+from perfd.cli.terminal_table import TerminalTable
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, percent
 
@@ -82,9 +81,9 @@ def _show(nodes: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> None:
             console.print(f"{node['node']}: perfd drained it at {when}: {drain['outcome']}", markup=False)
 
 
-def node_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
+def node_table(nodes: Sequence[Mapping[str, Any]]) -> TerminalTable:
     """One row per node, with what it is blamed for against what its peers would be."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    table = TerminalTable()
     for name in ("NODE", "GPUS"):
         table.add_column(name, overflow="fold")
     for name in ("SUSPECT", "BLAMED", "EXPECTED", "GPU-HOURS", "LOST", "JOBS"):
@@ -107,9 +106,9 @@ def node_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def incident_table(incidents: Sequence[Mapping[str, Any]]) -> Table:
+def incident_table(incidents: Sequence[Mapping[str, Any]]) -> TerminalTable:
     """One row per incident, the newest first."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    table = TerminalTable()
     for name in ("LAST SEEN", "INCIDENT", "GPU", "JOB"):
         table.add_column(name, overflow="fold")
     table.add_column("LOST GPU-H", justify="right")

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from perfd.cli.tables.nccl_table import nccl_table
 from perfd.cli.terminal import Terminal
+from perfd.cli.terminal_table import TerminalTable
 from perfd.errors import PerfdError
 from perfd.model import PhaseTime, TrainingStep
 
@@ -157,9 +158,9 @@ def _about(document: LogDocument) -> Table:
     return table
 
 
-def _steps_table(steps: Sequence[TrainingStep]) -> Table:
+def _steps_table(steps: Sequence[TrainingStep]) -> TerminalTable:
     shown = [*steps[: _SHOWN_STEPS // 2], *steps[max(_SHOWN_STEPS // 2, len(steps) - _SHOWN_STEPS // 2) :]]
-    table = Table(title=f"{len(steps)} progress lines", title_justify="left")
+    table = TerminalTable(f"{len(steps)} progress lines")
     for heading in ("step", "seconds", "tokens/s", "samples/s", "TFLOP/s", "batch", "loss", ""):
         table.add_column(heading, justify="right", no_wrap=True)
     for index, step in enumerate(shown):
@@ -179,8 +180,8 @@ def _steps_table(steps: Sequence[TrainingStep]) -> Table:
     return table
 
 
-def _phases_table(step: int, phases: Mapping[str, PhaseTime]) -> Table:
-    table = Table(title=f"phases of step {step}, seconds", title_justify="left")
+def _phases_table(step: int, phases: Mapping[str, PhaseTime]) -> TerminalTable:
+    table = TerminalTable(f"phases of step {step}, seconds")
     for heading in ("phase", "min", "max", "ranks"):
         table.add_column(heading, justify="left" if heading == "phase" else "right")
     for name, phase in phases.items():

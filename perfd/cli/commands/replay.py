@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 import signal
 import sys
 import time
@@ -25,7 +24,7 @@ from perfd.formatting import duration
 from perfd.recording.recording_format import bundled_names, find_recording
 from perfd.session.replay_session import TICK_S, ReplayOptions, ReplayProgress, ReplayResult, replay
 from perfd.session.session_config import SessionConfig, load_session, with_rules
-from perfd.session.text import in_words, summary_json, wrapped
+from perfd.session.text import fitted, in_words, summary_json
 
 EXIT_CODES = """\
 Exit codes: 0 the recording was played to its end; 2 it, the configuration or a rules file cannot
@@ -126,7 +125,7 @@ def _print(result: ReplayResult, *, as_json: bool, fast: bool) -> None:
         sys.stdout.write(summary_json(result.summaries).decode())
         return
     text = in_words(result.summaries, result.alerts, [*result.warnings, *_captures(result)])
-    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, end="")
+    print(fitted(text, sys.stdout), end="")
     factor = f", {result.played_s / result.took_s:.0f} times real time" if fast else ""
     print(f"\nPlayed {duration(result.played_s)} in {duration(result.took_s)}{factor}.")
 

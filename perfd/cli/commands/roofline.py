@@ -18,6 +18,7 @@ from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, find_gpu
 from perfd.cli.arguments import positive
 from perfd.cli.tables.module_roofline import ModuleRoofline, module_file, module_graph
 from perfd.cli.terminal import Terminal
+from perfd.cli.terminal_table import TerminalTable
 from perfd.cli.traces import trace_reading
 from perfd.cli.traces.confined_reading import confinement
 from perfd.errors import PerfdError
@@ -241,11 +242,11 @@ def _placement(found: Placement) -> Table:
     return table
 
 
-def _arrays(work: OperationWork) -> Iterator[Table]:
+def _arrays(work: OperationWork) -> Iterator[TerminalTable]:
     """What the layouts of a line of HLO mean."""
     if not work.arrays:
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = TerminalTable()
     for name in ("array", "order in memory", "tiles, the innermost first", "place"):
         table.add_column(name)
     for number, row in enumerate(work.arrays):
@@ -253,8 +254,8 @@ def _arrays(work: OperationWork) -> Iterator[Table]:
     yield table
 
 
-def _kernels(kernels: list[KernelMetrics]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _kernels(kernels: list[KernelMetrics]) -> TerminalTable:
+    table = TerminalTable()
     for at, name in enumerate(_COLUMNS):
         table.add_column(name, justify="left" if at in {0, len(_COLUMNS) - 1} else "right")
     for kernel in kernels:

@@ -11,11 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
+from perfd.cli.terminal_table import TerminalTable
 from perfd.errors import PerfdError, reason_of
 from perfd.formatting import UNKNOWN, data_size, duration, flops, percent
 from perfd.report.render.graph_svg import GraphNode, graph_svg
@@ -94,7 +93,7 @@ class ModuleRoofline:
             }
         }
 
-    def shown(self) -> Sequence[Table | Text]:
+    def shown(self) -> Sequence[TerminalTable | Text]:
         """For the terminal: the sum, then what takes longest."""
         hidden, exposed = max(self._compute_s, self._communication_s), self._compute_s + self._communication_s
         text = Text(
@@ -168,8 +167,8 @@ class ModuleRoofline:
         peak = self._gpu.peak_flops_per_s(cost.precision) or math.inf
         return cost.minimum_s(peak, self._bandwidth, self._link)
 
-    def _table(self) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    def _table(self) -> TerminalTable:
+        table = TerminalTable()
         measured = self._measured.times_s
         columns = [
             "operation",

@@ -6,17 +6,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from perfd.cli.terminal_table import TerminalTable
 from perfd.formatting import UNKNOWN, count, duration, flops_per_s, percent, power
 
 Json = Mapping[str, Any]
 
 _STALE_S = 30.0
 _BAR_WIDTH = 12
+_WIDE = 10_000
 _MAX_GPUS = 16
 _BARS = " ▏▎▍▌▋▊▉█"
 
@@ -47,9 +50,9 @@ def ending(job: Json) -> str:
     return "ended" if outcome == "unknown" else f"ended: {outcome.replace('_', ' ')}"
 
 
-def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
+def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> TerminalTable:
     """One row per job with its bottleneck, for `perfd status`."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    table = TerminalTable()
     table.add_column("JOB", overflow="fold")
     for name in ("STEP", "STEP TIME", "TOKENS/S", "MFU", "COMM", "STALL"):
         table.add_column(name, justify="right")
@@ -82,9 +85,9 @@ def group_table(group: Json) -> Table:
     return table
 
 
-def server_table(servers: Sequence[Json]) -> Table:
+def server_table(servers: Sequence[Json]) -> TerminalTable:
     """One row per serving engine, for `perfd status`."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    table = TerminalTable()
     for name in ("SERVER", "ENGINE", "MODEL"):
         table.add_column(name, overflow="fold")
     for name in ("RUN", "WAIT", "TTFT p50", "TPOT p50", "ALERTS"):
@@ -104,27 +107,49 @@ def server_table(servers: Sequence[Json]) -> Table:
     return table
 
 
-def _numbers(job: Json) -> Table:
+def _numbers(job: Json) -> RenderableType:
     title = Text.assemble((job["name"], "bold"), f"  {job.get('framework') or 'unknown framework'}")
     title.append(f"  {layout(job)}", style="dim")
-    table = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False, show_header=False)
-    for _ in range(3):
-        table.add_column(justify="left", style="dim", no_wrap=True)
-        table.add_column(justify="right", min_width=9, no_wrap=True)
-    cells = [
-        ("step", _step(job)),
-        ("step time", duration(get(job, "step_time_s", "median"))),
-        ("tokens/s", count(get(job, "efficiency", "tokens_per_s"))),
-        ("MFU", percent(get(job, "efficiency", "mfu_ratio"))),
-        ("comm", percent(get(job, "communication", "share_ratio"))),
-        ("stall", percent(get(job, "pipeline", "stall_ratio"))),
-        ("per GPU", flops_per_s(get(job, "efficiency", "model_flops_per_s_per_gpu"))),
-        ("data loading", percent(get(job, "data", "share_ratio"))),
-        ("optimizer", percent(get(job, "optimizer", "share_ratio"))),
-    ]
-    for start in range(0, len(cells), 3):
-        table.add_row(*(text for cell in cells[start : start + 3] for text in cell))
-    return table
+    numbers = _Numbers(
+        [
+            ("step", _step(job)),
+            ("step time", duration(get(job, "step_time_s", "median"))),
+            ("tokens/s", count(get(job, "efficiency", "tokens_per_s"))),
+            ("MFU", percent(get(job, "efficiency", "mfu_ratio"))),
+            ("comm", percent(get(job, "communication", "share_ratio"))),
+            ("stall", percent(get(job, "pipeline", "stall_ratio"))),
+            ("per GPU", flops_per_s(get(job, "efficiency", "model_flops_per_s_per_gpu"))),
+            ("data loading", percent(get(job, "data", "share_ratio"))),
+            ("optimizer", percent(get(job, "optimizer", "share_ratio"))),
+        ]
+    )
+    return Group(title, numbers)
+
+
+class _Numbers:
+    """Numbers with their names, as many beside each other as the terminal is wide, at most three."""
+
+    def __init__(self, cells: Sequence[tuple[str, str]]) -> None:
+        self._cells = cells
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """The widest table that fits."""
+        for beside in (3, 2, 1):
+            table = self._table(beside)
+            if beside == 1 or Measurement.get(console, options.update(max_width=_WIDE), table).maximum <= (
+                options.max_width
+            ):
+                yield table
+                return
+
+    def _table(self, beside: int) -> Table:
+        table = Table(box=box.SIMPLE, pad_edge=False, show_header=False)
+        for _ in range(beside):
+            table.add_column(justify="left", style="dim", no_wrap=True)
+            table.add_column(justify="right", min_width=9, no_wrap=True)
+        for start in range(0, len(self._cells), beside):
+            table.add_row(*(text for cell in self._cells[start : start + beside] for text in cell))
+        return table
 
 
 def _stages(job: Json) -> list[RenderableType]:

@@ -75,6 +75,6 @@ def _print(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
 
 def _show(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
     from perfd.cli.terminal import Terminal  # noqa: PLC0415
-    from perfd.report.render.terminal_text import render  # noqa: PLC0415
+    from perfd.cli.traces.analysis_text import render  # noqa: PLC0415
 
     Terminal().print(render(analysis, diagnosis))

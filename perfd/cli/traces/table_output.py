@@ -8,11 +8,10 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 
 import msgspec
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from perfd.cli.terminal import Terminal
+from perfd.cli.terminal_table import TerminalTable
 from perfd.cli.traces import trace_reading
 from perfd.errors import TraceError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, percent
@@ -21,7 +20,6 @@ from perfd.trace.readers.trace_files import with_folders_opened
 from perfd.trace.tables import Cell, TraceTable, tables_of
 
 _NAME_WIDTH = 56
-_LEAST_WIDTH = 10
 _OPTIONAL = frozenset({"", "number"})
 """Units of columns that are left out where all cells are empty; CSV and JSON have all."""
 _FORMATS: Mapping[str, Callable[[float], str]] = {
@@ -65,22 +63,21 @@ def show(tables: Sequence[TraceTable], most_rows: int) -> None:
         if not found.rows:
             console.print(Text(f"{found.title}: {found.missing or 'nothing'}"))
             continue
-        table = Table(
-            title=found.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False
-        )
         kept = [
             at
             for at, column in enumerate(found.columns)
             if column.unit not in _OPTIONAL or any(row[at] not in {None, ""} for row in found.rows)
         ]
         headings = _headings([found.columns[at].name for at in kept])
+        texts = [number for number, at in enumerate(kept) if not found.columns[at].unit]
+        # A rank's rows differ by their first text.
+        table = TerminalTable(found.title, keys=texts[0] + 1 if texts else 1)
         for at, heading in zip(kept, headings, strict=True):
             column = found.columns[at]
             table.add_column(
                 heading,
                 justify="right" if column.unit else "left",
                 overflow="fold",
-                min_width=None if column.unit else _LEAST_WIDTH,
             )
         for row in found.rows[:most_rows]:
             table.add_row(*(Text(_words(row[at], found.columns[at].unit)) for at in kept))
@@ -96,6 +93,8 @@ def _unit(name: str) -> str:
 
 
 def _heading(name: str) -> str:
+    if name == "bytes_per_s":
+        return "bandwidth"
     unit = _unit(name)
     return name.removesuffix(unit).replace("_", " ") if name.removesuffix(unit) else name
 

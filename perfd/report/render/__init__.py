@@ -1,4 +1,4 @@
-"""Writes a report as text, Markdown, HTML or SVG.
+"""Writes a report as Markdown, HTML, SVG or PNG.
 
-Modules are imported one by one: text for a terminal needs no HTML.
+Modules are imported one by one: Markdown needs no HTML.
 """

@@ -2,11 +2,12 @@
 
 from perfd.session.text.checklist_text import checklist_in_words
 from perfd.session.text.result_files import save_results, summary_json
-from perfd.session.text.summary_text import findings_in_words, in_words, wrapped
+from perfd.session.text.summary_text import findings_in_words, fitted, in_words, wrapped
 
 __all__ = [
     "checklist_in_words",
     "findings_in_words",
+    "fitted",
     "in_words",
     "save_results",
     "summary_json",

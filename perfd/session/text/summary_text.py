@@ -6,10 +6,11 @@ nothing is computed here.
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TextIO
 
 from perfd.analysis.collectives import bandwidth_words, busiest
 from perfd.analysis.communication import not_used
@@ -74,6 +75,11 @@ def wrapped(text: str, width: int) -> str:
             line, width, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
         )
     return "\n".join(lines) + "\n"
+
+
+def fitted(text: str, out: TextIO) -> str:
+    """The text as a stream should have it: in lines of its terminal, unchanged for a file or pipe."""
+    return wrapped(text, shutil.get_terminal_size().columns) if out.isatty() else text
 
 
 def _job(summary: JobSummary) -> list[str]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from perfd.analysis.findings import Finding
+from perfd.cli.terminal_table import TerminalTable
 from perfd.formatting import UNKNOWN, duration, flops_per_s, percent
 from perfd.report.display_names import kernel_name
 from perfd.report.sources.trace_notes import largest_part, notes_of
@@ -25,7 +24,7 @@ _CULPRITS = 4
 
 
 def render(analysis: TraceAnalysis, diagnosis: Diagnosis) -> RenderableType:
-    """What limits the capture, then the numbers behind it, in 100 columns."""
+    """What limits the capture, then the numbers behind it."""
     parts: list[RenderableType] = [
         _headline(analysis, diagnosis),
         *_comparison(diagnosis.comparison),
@@ -65,13 +64,14 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
     return text
 
 
-def _comparison(found: PeerComparison | None) -> list[Table]:
+def _comparison(found: PeerComparison | None) -> list[TerminalTable]:
     if found is None or not found.differences:
         return []
     table = _table(
         f"Rank {found.rank} compared with its peers, in a window of {duration(found.span_s)}",
         ("what", "name", f"rank {found.rank}", "peers", "longer", "count", "peers"),
         left=2,
+        keys=2,
     )
     for one in found.differences:
         longer = f"{'-' if one.cost_s < 0 else ''}{duration(abs(one.cost_s))}"
@@ -87,14 +87,13 @@ def _cost(finding: Finding) -> str:
     return f"{finding.kind.short_name}{where} {percent(finding.gain_ratio)}"
 
 
-def _table(name: str, columns: Sequence[str], left: int = 1) -> Table:
-    table = Table(title=name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for at, column in enumerate(columns):
-        table.add_column(column, justify="left" if at < left else "right", overflow="fold")
+def _table(name: str, columns: Sequence[str], left: int = 1, keys: int = 1) -> TerminalTable:
+    table = TerminalTable(name, keys=keys)
+    table.add_columns(columns, left)
     return table
 
 
-def _ranks(analysis: TraceAnalysis) -> Table:
+def _ranks(analysis: TraceAnalysis) -> TerminalTable:
     table = _table(
         "Where the time went, of each rank's window",
         ("rank", "window", "compute", "comm", "exposed", "copies", "idle", "launch", "sync", "other", "lost"),
@@ -118,11 +117,12 @@ def _ranks(analysis: TraceAnalysis) -> Table:
     return table
 
 
-def _collectives(analysis: TraceAnalysis) -> Table:
+def _collectives(analysis: TraceAnalysis) -> TerminalTable:
     table = _table(
         "Communication, transfer and waiting (longest over ranks)",
         ("group", "operation", "rank", "count", "total", "exposed", "transfer", "waiting"),
         left=2,
+        keys=3,
     )
     rows = [(row.total_s, rank, row) for rank, found in analysis.collectives.by_rank.items() for row in found]
     for _, rank, row in sorted(rows, key=lambda item: -item[0])[:_COLLECTIVES]:
@@ -139,13 +139,14 @@ def _collectives(analysis: TraceAnalysis) -> Table:
     return table
 
 
-def _path(analysis: TraceAnalysis) -> list[Table]:
+def _path(analysis: TraceAnalysis) -> list[TerminalTable]:
     path = analysis.path
     if path is None or not path.length_s:
         return []
     table = _table(
         f"Critical path ({duration(path.length_s)})",
         ("rank", "on the path", "share", "class", "on the path", "share"),
+        keys=0,
     )
     ranks, classes = list(path.by_rank().items())[:_PATH_ROWS], list(path.by_class().items())[:_PATH_ROWS]
     for rank, part in zip_longest(ranks, classes):
@@ -159,10 +160,9 @@ def _path(analysis: TraceAnalysis) -> list[Table]:
     return [table]
 
 
-def _kernels(rank: RankAnalysis) -> Table:
-    table = _table(
-        f"Kernels of rank {rank.rank}", ("kernel", "class", "tensor cores", "count", "total", "share"), left=2
-    )
+def _kernels(rank: RankAnalysis) -> TerminalTable:
+    columns = ("kernel", "class", "tensor cores", "count", "total", "share")
+    table = _table(f"Kernels of rank {rank.rank}", columns, left=2, keys=1)
     span = rank.whole.span_s or 1.0
     for row in rank.kernels[:_KERNELS]:
         table.add_row(
