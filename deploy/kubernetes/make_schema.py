@@ -19,7 +19,7 @@ import msgspec
 from perfd.agent.collection.collector_task import SHORTEST_INTERVAL_S
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.collector import CollectorSpec
-from perfd.config import AgentConfig, AggregatorConfig
+from perfd.config import AgentConfig, AggregatorConfig, GatewayConfig
 from perfd.model import JOB_LABELS, OWNER_LABELS
 
 SCHEMA = Path(__file__).parent / "perfd" / "values.schema.json"
@@ -62,8 +62,9 @@ _LIMITS: dict[tuple[str, str], dict[str, Any]] = {
     ("AlertmanagerConfig", "urls"): {"items": {"type": "string", **_URL}},
     **{
         (owner, "servers"): {"minItems": 1, "items": {"type": "string", "pattern": "^(nats|tls)://[^ /@]+$"}}
-        for owner in ("NatsListenConfig", "NatsUplinkConfig")
+        for owner in ("NatsListenConfig", "NatsUplinkConfig", "NatsGatewayConfig")
     },
+    ("NatsGatewayConfig", "partitions"): {"minimum": 1},
     **{
         (owner, "url"): {"pattern": "^s3://[a-z0-9][a-z0-9.-]+"}
         for owner in ("ObjectStorageConfig", "ObjectReadingConfig")
@@ -80,12 +81,14 @@ tests/deploy/test_chart_values.py compares both.
 
 
 def definitions() -> dict[str, Any]:
-    """The configuration of both roles and the options of shipped collectors, each type under its own name."""
+    """The configuration of all roles and the options of shipped collectors, each type under its own name."""
     specs = _shipped_collectors()
-    types = [AgentConfig, AggregatorConfig, *(spec.options for spec in specs)]
+    types = [AgentConfig, AggregatorConfig, GatewayConfig, *(spec.options for spec in specs)]
     _, found = msgspec.json.schema_components(types, ref_template="#/$defs/{name}")
     for (name, key), limit in _LIMITS.items():
         found[name]["properties"][key] |= limit
+    # Only a gateway that is enabled needs its servers, which the schema of the values says.
+    found["GatewayConfig"]["required"] = []
     # Collectors of others take what they take.
     found["AgentConfig"]["properties"]["collectors"]["properties"] = {
         spec.name: {

@@ -14,7 +14,8 @@ from perfd.agent.agent import Agent
 from perfd.agent.collection import create_tasks
 from perfd.aggregator import Aggregator
 from perfd.collector import Settings
-from perfd.config import AgentConfig, AggregatorConfig, parse
+from perfd.config import AgentConfig, AggregatorConfig, GatewayConfig, parse
+from perfd.gateway import Gateway
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "deploy/kubernetes/perfd/values.schema.json").read_text())
 VALID = jsonschema.Draft202012Validator(SCHEMA)
@@ -60,11 +61,16 @@ def nested(place: Place, value: object) -> dict[str, Any]:
     return value
 
 
-def accepted(role: str, name: str, place: Place = ()) -> list[dict[str, Any]]:
-    """Odd configurations that the schema takes."""
+def accepted(
+    role: str, name: str, place: Place = (), *, required: dict[str, dict[str, Any]] | None = None
+) -> list[dict[str, Any]]:
+    """Odd configurations that the schema takes; `required` are keys without which it takes none."""
     documents = [
         nested((*place, *leaf), value) for leaf, kind in leaves(name, place=()) for value in ODD[kind]
     ]
+    for document in documents:
+        for key, values in (required or {}).items():
+            document[key] = values | document.get(key, {})
     return [document for document in documents if VALID.is_valid({role: {"config": document}})]
 
 
@@ -89,6 +95,22 @@ def test_an_agent_starts_with_whatever_the_schema_takes(tmp_path: Path) -> None:
         config = parse(json.dumps(document), AgentConfig)
         tasks = create_tasks(config, Settings(node="n", job="default"))
         Agent(config, node="n", spool_directory=tmp_path / str(number), tasks=tasks, manual=True).stop()
+
+
+def test_a_gateway_starts_with_whatever_the_schema_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    servers = {"nats": {"servers": ["tls://127.0.0.1:4222"]}}
+    documents = accepted("gateway", "GatewayConfig", required=servers)
+    assert len(documents) > 5
+    for document in documents:
+        Gateway(parse(json.dumps({"http_listen": None, **document}), GatewayConfig))
+
+
+@pytest.mark.parametrize("config", [{"nats": {"partitions": 0}}, {"agent_identity": {"any_job": ["a"]}}])
+def test_a_value_that_a_gateway_does_not_take_is_refused(config: dict[str, Any]) -> None:
+    assert not VALID.is_valid({"gateway": {"config": config}})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The Helm chart: what it renders, what it refuses, and a Pod of it that podman runs."""
 
+import argparse
 import json
 import os
 import shutil
@@ -23,7 +24,9 @@ from deploy.kubernetes.chart import (
 from perfd_collectors.pod_resources import PodResourcesOptions
 from perfd_collectors.pods.job_of_pod import LABELS
 
-from perfd.config import AgentConfig, AggregatorConfig, parse
+from perfd.aggregator.group.partition_config import check_group
+from perfd.cli.commands import aggregator
+from perfd.config import AgentConfig, AggregatorConfig, GatewayConfig, parse
 from perfd.injection import Injection
 
 pytestmark = [
@@ -44,6 +47,17 @@ MONITORING = {
     "podMonitor.enabled": True,
     "prometheusRule.enabled": True,
     "grafanaDashboards.enabled": True,
+}
+NATS = {"servers": ["tls://nats:4222"], "cluster": "a"}
+GROUP = {
+    "aggregator.replicas": 3,
+    "aggregator.config": {
+        "nats": NATS | {"replicas": 3, "group": {"partitions": 12}},
+        "history": {"url": "postgresql://perfd@db/perfd"},
+    },
+    "aggregator.persistence.enabled": False,
+    "gateway.enabled": True,
+    "gateway.config": {"nats": NATS | {"partitions": 12}},
 }
 VALUES: dict[str, dict[str, Any]] = {
     "as it comes": {},
@@ -81,6 +95,23 @@ VALUES: dict[str, dict[str, Any]] = {
         "aggregator.config": {"history": {"url": "postgresql://perfd@db/perfd?sslmode=require"}},
         "aggregator.historyPasswordSecret": "history",
         "aggregator.persistence.enabled": False,
+    },
+    "a group behind gateways": GROUP,
+    "a group over TLS, monitored": GROUP
+    | MONITORING
+    | {
+        "tls": {"aggregatorSecret": "perfd-server", "agentSecret": "perfd-client", "mutual": True},
+        "gateway.tlsSecret": "perfd-gateway",
+        "gateway.extraVolumes": [{"name": "nats", "secret": {"secretName": "nats"}}],
+        "gateway.extraVolumeMounts": [{"name": "nats", "mountPath": "/etc/nats", "readOnly": True}],
+        "serviceMonitor.scrapeTimeout": "10s",
+        "serviceMonitor.relabelings": [{"targetLabel": "cluster", "replacement": "a"}],
+    },
+    "agents that publish to NATS": GROUP
+    | {
+        "gateway.enabled": False,
+        "agent.config": {"uplink": {"nats": NATS | {"partitions": 12}}},
+        "tls.agentSecret": "perfd-client",
     },
     "no volume": {"aggregator.persistence.enabled": False, "networkPolicy.enabled": False},
     "a volume of one's own": {
@@ -174,9 +205,11 @@ def test_perfd_takes_the_configuration_that_the_chart_writes(values: dict[str, A
         for name, text in document.get("data", {}).items():
             if name == "agent.yaml":
                 config = parse(text, AgentConfig)
-                assert config.uplink.tls or config.uplink.allow_plaintext
+                assert config.uplink.tls or config.uplink.allow_plaintext or config.uplink.nats
             elif name == "aggregator.yaml":
                 parse(text, AggregatorConfig)
+            elif name == "gateway.yaml":
+                parse(text, GatewayConfig)
 
 
 @every_values
@@ -460,6 +493,47 @@ def test_agents_stream_to_the_service_of_the_aggregator() -> None:
     assert config.uplink.address == f"{service['metadata']['name']}.monitoring.svc:{port}"
 
 
+def test_agents_stream_to_the_gateway_where_there_is_one() -> None:
+    documents = render(GROUP, "--namespace=monitoring")
+    gateway = one(documents, "Service", "perfd-gateway")
+    config = parse(one(documents, "ConfigMap", "perfd-agent")["data"]["agent.yaml"], AgentConfig)
+    assert config.uplink.address == "perfd-gateway.monitoring.svc:9461"
+    pods = one(documents, "Deployment", "perfd-gateway")["spec"]["template"]["metadata"]["labels"]
+    assert gateway["spec"]["selector"].items() <= pods.items()
+    # A group has no gRPC of its own.
+    served = one(documents, "Service", "perfd-aggregator")["spec"]["ports"]
+    assert [port["name"] for port in served] == ["http"]
+
+
+def test_each_aggregator_of_a_group_has_an_address_at_which_the_others_may_reach_it(tmp_path: Path) -> None:
+    documents = render(GROUP, "--namespace=monitoring")
+    workload = one(documents, "StatefulSet")["spec"]
+    names = one(documents, "Service", workload["serviceName"])["spec"]
+    assert (names["clusterIP"], names["publishNotReadyAddresses"]) == ("None", True)
+    assert names["selector"].items() <= workload["template"]["metadata"]["labels"].items()
+
+    file = tmp_path / "aggregator.yaml"
+    file.write_text(one(documents, "ConfigMap", "perfd-aggregator")["data"]["aggregator.yaml"])
+    arguments = workload["template"]["spec"]["containers"][0]["args"][1:]
+    parser = argparse.ArgumentParser()
+    aggregator.configure(parser)
+    words = [word.replace("$(POD_NAME)", "perfd-aggregator-1") for word in arguments]
+    config = aggregator.effective_config(parser.parse_args([f"--config={file}", *words[1:]]))
+    address = "http://perfd-aggregator-1.perfd-aggregators.monitoring.svc:9460"
+    assert check_group(config).address == address
+
+    policy = one(documents, "NetworkPolicy", "perfd-aggregator")["spec"]
+    peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
+    assert {"podSelector": policy["podSelector"]} in peers
+
+
+def test_prometheus_asks_a_group_for_its_partitions() -> None:
+    documents = render(GROUP | MONITORING, "--namespace=monitoring")
+    assert "ServiceMonitor" not in [document["kind"] for document in documents]
+    found = one(documents, "ScrapeConfig")["spec"]["httpSDConfigs"]
+    assert found == [{"url": "http://perfd-aggregator.monitoring.svc:9460/api/v1/http_sd"}]
+
+
 def test_labels_that_prometheus_operator_and_grafana_select_by_are_set() -> None:
     labels = {"release": "kube-prometheus-stack"}
     documents = render(MONITORING | {"serviceMonitor.labels": labels, "prometheusRule.labels": labels})
@@ -508,6 +582,20 @@ def test_a_new_configuration_makes_new_pods() -> None:
         ),
         ({"agent.config": {"spol": {}}}, "additional properties 'spol' not allowed"),
         ({"aggregatr": {}}, "additional properties 'aggregatr' not allowed"),
+        ({"aggregator.replicas": 2}, "more than 1 need aggregator.config.nats.group"),
+        (
+            {"aggregator.config": {"nats": NATS | {"group": {"partitions": 8}}}},
+            "needs aggregator.config.history.url",
+        ),
+        (
+            {"aggregator.config": {"nats": NATS | {"group": {"address": "http://a:1"}}}},
+            "at '/aggregator/config/nats/group/address': false schema",
+        ),
+        ({"gateway.enabled": True}, "at '/gateway/config': missing property 'nats'"),
+        (
+            GROUP | {"tls.agentSecret": "perfd-client"},
+            "gateway.tlsSecret: with tls.agentSecret agents stream over TLS",
+        ),
         ({"agent.config": {"uplink": {"address": "a:1"}}}, "at '/agent/config/uplink/address': false schema"),
         ({"training.enabled": True}, "at '/training/image': got null, want string"),
         (TRAINING | {"training.kind": "MPIJob"}, "at '/training/kind': value must be one of 'Job'"),

@@ -42,6 +42,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--http", metavar="HOST:PORT", help="address of the page, /metrics and /api/v1; overrides http_listen"
     )
+    parser.add_argument(
+        "--group-address",
+        metavar="URL",
+        help="where other aggregators of the group reach this one; overrides nats.group.address",
+    )
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
     parser.add_argument("--log-json", action="store_true", help="log JSON lines")
 
@@ -94,4 +99,14 @@ def effective_config(args: argparse.Namespace) -> AggregatorConfig:
         config = msgspec.structs.replace(config, listen=args.listen)
     if args.http:
         config = msgspec.structs.replace(config, http_listen=args.http)
+    if args.group_address:
+        config = _with_group_address(config, args.group_address)
     return config
+
+
+def _with_group_address(config: AggregatorConfig, address: str) -> AggregatorConfig:
+    """Raises `ConfigError` where there is no group."""
+    if config.nats is None or config.nats.group is None:
+        raise ConfigError("--group-address: the configuration has no nats.group.")
+    group = msgspec.structs.replace(config.nats.group, address=address)
+    return msgspec.structs.replace(config, nats=msgspec.structs.replace(config.nats, group=group))

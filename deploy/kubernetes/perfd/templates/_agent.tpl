@@ -1,8 +1,12 @@
 {{/* The agent's configuration. Takes the root as `root`, and what differs between the two kinds of agent as `config`. */}}
 {{- define "perfd.agentConfig" -}}
-{{- $uplink := dict "address" (include "perfd.aggregatorAddress" .root) -}}
+{{- $uplink := dict -}}
+{{- if not (dig "uplink" "nats" false .config) -}}
+{{- $_ := set $uplink "address" (include "perfd.aggregatorAddress" .root) -}}
+{{- end -}}
 {{- with .root.Values.tls -}}
-{{- if .agentSecret -}}
+{{- if not $uplink.address -}}
+{{- else if .agentSecret -}}
 {{- $tls := dict "ca" "/etc/perfd-tls/ca.crt" -}}
 {{- if .mutual -}}
 {{- $tls = merge $tls (dict "certificate" "/etc/perfd-tls/tls.crt" "key" "/etc/perfd-tls/tls.key") -}}

@@ -33,8 +33,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- define "perfd.aggregatorAddress" -}}
 {{- if .Values.aggregatorAddress -}}
 {{- .Values.aggregatorAddress -}}
+{{- else if .Values.gateway.enabled -}}
+{{- printf "%s-gateway.%s.svc:9461" (include "perfd.fullname" .) .Release.Namespace -}}
 {{- else -}}
 {{- printf "%s-aggregator.%s.svc:9461" (include "perfd.fullname" .) .Release.Namespace -}}
+{{- end -}}
+{{- end -}}
+
+{{/* `true` where the aggregators are a group, empty elsewhere. */}}
+{{- define "perfd.group" -}}
+{{- with .Values.aggregator.config.nats -}}
+{{- if .group -}}
+true
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
