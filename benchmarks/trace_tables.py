@@ -1,9 +1,11 @@
-"""`perfd trace table` beside SQL on nsys exports, and beside HolisticTraceAnalysis and xprof on their traces.
+"""`perfd trace table` and `perfd roofline --ncu` beside what other tools say of the same files.
 
-    python -m benchmarks.trace_tables --shared DIR [--hta PYTHON] [--xprof PYTHON] [--json]
+    python -m benchmarks.trace_tables --shared DIR [--nsys NSYS] [--hta PYTHON] [--xprof PYTHON] [--json]
 
-DIR holds `traces/kineto-pp4_few/*.json.gz`, `traces/nsys-*.sqlite.gz` and `traces/jax-*/*.xplane.pb.gz`;
-PERFD_SHARED names it too. Each PYTHON is the interpreter of an environment with HolisticTraceAnalysis or
+DIR holds `traces/kineto-pp4_few/*.json.gz`, `traces/nsys-*.sqlite.gz`, `traces/jax-*/*.xplane.pb.gz` and
+`samples/ncu/*-details.csv`; PERFD_SHARED names it too. The captures of tests are compared as well. Reports of
+`nsys stats` were recorded (2025.3.1); with NSYS they are made now. The details page of Nsight Compute says
+itself what perfd shows. Each PYTHON is the interpreter of an environment with HolisticTraceAnalysis or
 xprof, which is TensorBoard's plugin for JAX. For each table it prints how many numbers
 both have, how many differ by more than 0.1%, and the largest difference; what is compared
 stands beside each comparison below.
@@ -15,15 +17,15 @@ import argparse
 import gzip
 import json
 import os
-import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from benchmarks.trace_peers.ncu_details import beside_details
+from benchmarks.trace_peers.nsys_stats import RECORDED, beside_nsys_stats, run_reports
 from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.tables import tables_of
 
@@ -72,15 +74,17 @@ print("\\n" + json.dumps(found))
 _FIXTURES = Path(__file__).parents[1] / "tests" / "fixtures" / "traces"
 
 
-def measure(shared: Path, hta: str | None = None, xprof: str | None = None) -> dict[str, Any]:
+def measure(
+    shared: Path, nsys: str | None = None, hta: str | None = None, xprof: str | None = None
+) -> dict[str, Any]:
     """What both tools say of each table, and how long each took."""
     result: dict[str, Any] = {"schema": SCHEMA, "comparisons": []}
-    for packed in sorted((shared / "traces").glob("nsys-*.sqlite.gz")):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "export.sqlite")
-            path.write_bytes(gzip.decompress(packed.read_bytes()))
-            for name, ours, theirs in _beside_sql(path):
-                result["comparisons"].append(_compared(f"{packed.name} {name}", "SQL", ours, theirs))
+    for captures in (shared / "traces", _FIXTURES):
+        for packed in sorted(captures.glob("nsys-*.sqlite.gz")):
+            for name, ours, theirs in reports_beside_tables(packed, nsys):
+                result["comparisons"].append(compared(f"{packed.name} {name}", "nsys stats", ours, theirs))
+    for page in sorted((shared / "samples" / "ncu").glob("*-details.csv")):
+        result["comparisons"].append(compared(f"{page.name} kernels", "ncu", *beside_details(page)))
     if hta:
         packed_traces = sorted((shared / "traces" / "kineto-pp4_few").glob("*.json.gz"))
         with tempfile.TemporaryDirectory() as folder:
@@ -91,15 +95,28 @@ def measure(shared: Path, hta: str | None = None, xprof: str | None = None) -> d
             found = _holistic(hta, paths)
         result["hta_s"] = found["seconds"]
         for name, ours, theirs in _beside_hta(rows, found):
-            result["comparisons"].append(_compared(f"kineto-pp4_few {name}", "HTA", ours, theirs))
+            result["comparisons"].append(compared(f"kineto-pp4_few {name}", "HTA", ours, theirs))
     if xprof:
         for packed in (
             *sorted((shared / "traces").glob("jax-*/*.xplane.pb.gz")),
             *sorted(_FIXTURES.glob("*.xplane.pb.gz")),
         ):
             for name, ours, theirs in _beside_xprof(xprof, packed):
-                result["comparisons"].append(_compared(f"{packed.name} {name}", "xprof", ours, theirs))
+                result["comparisons"].append(compared(f"{packed.name} {name}", "xprof", ours, theirs))
     return result
+
+
+def reports_beside_tables(
+    packed: Path, nsys: str | None = None
+) -> Iterator[tuple[str, dict[str, float], dict[str, float]]]:
+    """What `beside_nsys_stats` says of a packed export, with reports made by `nsys` or recorded."""
+    capture = packed.name.removesuffix(".sqlite.gz")
+    with tempfile.TemporaryDirectory() as folder:
+        export = Path(folder, "export.sqlite")
+        export.write_bytes(gzip.decompress(packed.read_bytes()))
+        if nsys:
+            run_reports(nsys, export, Path(folder), capture)
+        yield from beside_nsys_stats(export, Path(folder) if nsys else _FIXTURES / RECORDED, capture)
 
 
 def _beside_xprof(python: str, packed: Path) -> Iterator[tuple[str, _Numbers, _Numbers]]:
@@ -170,44 +187,6 @@ def _rows_of_tables(paths: Sequence[Path], names: Sequence[str]) -> dict[str, li
         keys = [column.name for column in table.columns]
         found[table.name] = [dict(zip(keys, row, strict=True)) for row in table.rows]
     return found
-
-
-def _beside_sql(path: Path) -> Iterator[tuple[str, _Numbers, _Numbers]]:
-    """Count, total, least and most by name over all ranks, in nanoseconds: what `nsys stats` sums."""
-    queries = {
-        "kernels": "SELECT s.value, e.start, e.end FROM CUPTI_ACTIVITY_KIND_KERNEL e"
-        " JOIN StringIds s ON s.id = e.demangledName",
-        "api": "SELECT s.value, e.start, e.end FROM CUPTI_ACTIVITY_KIND_RUNTIME e"
-        " JOIN StringIds s ON s.id = e.nameId",
-        "os": "SELECT s.value, e.start, e.end FROM OSRT_API e JOIN StringIds s ON s.id = e.nameId",
-        "copies": "SELECT 'copies', e.start, e.end FROM CUPTI_ACTIVITY_KIND_MEMCPY e",
-    }
-    keys = {"kernels": "kernel", "api": "call", "os": "call", "copies": "operation"}
-    tables = _rows_of_tables([path], list(queries))
-    with closing(sqlite3.connect(path)) as database:
-        for name, query in queries.items():
-            try:
-                events = database.execute(query).fetchall()
-            except sqlite3.OperationalError:
-                continue
-            theirs: dict[str, list[float]] = {}
-            for text, start, end in events:
-                plain, _, version = str(text).rpartition("_v")
-                key = plain if name == "api" and version.isdigit() else str(text)
-                _add(theirs, key, (end - start,) * 3, 1)
-            ours: dict[str, list[float]] = {}
-            for row in tables[name]:
-                key = str(row[keys[name]])
-                if name == "copies":
-                    if not key.startswith("Memcpy"):
-                        continue
-                    key = "copies"
-                if name == "kernels" and key.startswith("CUDA graph"):
-                    # Of another table of the export; `nsys stats` leaves it out here, too.
-                    continue
-                times = (row["total_s"] * 1e9, row["min_s"] * 1e9, row["max_s"] * 1e9)
-                _add(ours, key, times, row["count"])
-            yield name, _flat(ours), _flat(theirs)
 
 
 def _add(into: dict[str, list[float]], key: str, times: tuple[float, float, float], count: int) -> None:
@@ -283,7 +262,8 @@ def _beside_hta(
     )
 
 
-def _compared(table: str, tool: str, ours: _Numbers, theirs: _Numbers) -> dict[str, Any]:
+def compared(table: str, tool: str, ours: _Numbers, theirs: _Numbers) -> dict[str, Any]:
+    """How many numbers both have, which only one has, and how many differ."""
     common = sorted(ours.keys() & theirs.keys())
     off = {
         key: abs(ours[key] - theirs[key]) / max(abs(theirs[key]), 1e-9)
@@ -321,17 +301,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     shared = os.environ.get("PERFD_SHARED")
     parser.add_argument("--shared", type=Path, default=shared and Path(shared), required=not shared)
+    parser.add_argument("--nsys", help="nsys whose reports are compared, instead of recorded ones")
     parser.add_argument("--hta", metavar="PYTHON", help="interpreter with HolisticTraceAnalysis")
     parser.add_argument("--xprof", metavar="PYTHON", help="interpreter with xprof")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(arguments)
-    result = measure(args.shared, args.hta, args.xprof)
+    result = measure(args.shared, args.nsys, args.hta, args.xprof)
     if args.json:
         print(json.dumps(result))
         return 0
     for one in result["comparisons"]:
         print(
-            f"{one['table']:38} {one['tool']:5} {one['common']:6,} numbers, {one['different']:4} differ,"
+            f"{one['table']:62} {one['tool']:10} {one['common']:6,} numbers, {one['different']:4} differ,"
             f" only perfd {one['only_perfd']}, only {one['tool']} {one['only_other']}"
             + (f"; most: {one['worst']}" if one["worst"] else "")
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.trace_tables import compared, reports_beside_tables
 from perfd.cli import main
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.diagnosis.trace_findings import diagnose
@@ -119,3 +120,28 @@ def test_ends_of_asynchronous_operations_cost_nothing_and_their_beginnings_once(
     assert operations["fusion-start.9"]["traffic_bytes"] == pytest.approx(2 * 1024 * 4096 * 2, abs=8)
     # In place.
     assert operations["fusion-start.4"]["traffic_bytes"] == pytest.approx(2 * 1024 * 4096 * 2, abs=8)
+
+
+def beside_nsys_stats(capture):
+    return [
+        compared(name, "nsys stats", ours, theirs) for name, ours, theirs in reports_beside_tables(capture)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("capture", "reports", "numbers"),
+    [(NCCL_JOB, 3, 242), (GRAPH_JOB, 3, 28), (FIXTURES / "nsys-2025.3-h100-training.sqlite.gz", 9, 779)],
+)
+def test_tables_have_the_numbers_of_nsys_stats(capture, reports, numbers):
+    found = beside_nsys_stats(capture)
+    assert len(found) == reports
+    assert sum(one["common"] for one in found) == numbers
+    assert [one for one in found if one["different"] or one["only_perfd"]] == []
+    # Ranges of steps are no rows of `ranges`: perfd takes them as the steps of the job.
+    assert {one["table"] for one in found if one["only_other"]} <= {"nvtx_sum", "nvtx_gpu_proj_sum"}
+
+
+def test_tables_of_four_processes_have_them_too(shared):
+    found = beside_nsys_stats(shared.nsys)
+    assert sum(one["common"] for one in found) == 538
+    assert [one for one in found if one["different"] or one["only_perfd"] or one["only_other"]] == []

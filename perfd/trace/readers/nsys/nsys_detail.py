@@ -28,7 +28,9 @@ class NsysDetail:
         ]
         self._shapes = np.where(known[shapes.ravel()], shapes.ravel(), -1)
         self._api = tables.named_calls(_RUNTIME)
-        self._os_calls = tables.named_calls(_OS_RUNTIME)
+        calls, names = tables.named_calls(_OS_RUNTIME)
+        # The beginning of a chain of calls is a row too, without a name and a duration.
+        self._os_calls = calls[calls[:, 1] > calls[:, 0]], names
         self._libraries = [tables.named_calls(table) for table in _LIBRARIES]
         self._priorities = tables.target.stream_priorities()
         self._multiprocessors = tables.target.multiprocessors()
