@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from objects.object_server import NEEDS_SERVER
 
-from benchmarks.group_chaos import run
+from benchmarks.group_chaos.faults import run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600), NEEDS_SERVER]
 

@@ -1,0 +1,218 @@
+"""Faults at random, the same for a seed, and what became of everything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from benchmarks.group_chaos.site import FINAL, SETTLES_WITHIN_S, Site, running_site
+from tests.support.group_members import Member, seconds_until
+
+_NEW_JOB_EVERY = 5
+"""Faults from one job of an agent to its next."""
+_RECOVERS_WITHIN_S = 180.0
+_TWO_AT_ONCE = 1 / 3
+_AT_ONCE_AGAIN = 0.25
+"""The share of faults that begin before the one before is over."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What became of everything that agents sent and people asked for."""
+
+    faults: dict[str, int] = field(default_factory=dict)
+    pairs: int = 0
+    """Faults of two parts at once."""
+    sent: int = 0
+    stored: int = 0
+    missing: int = 0
+    """Acknowledged, and in no history."""
+    twice: int = 0
+    jobs: int = 0
+    alerts: int = 0
+    alerts_lost: int = 0
+    alerts_twice: int = 0
+    announced: int = 0
+    """Jobs whose alert the webhook got."""
+    copies: int = 0
+    """Announcements of a start that the webhook had: a receiver drops them by their `id`."""
+    fired_again: int = 0
+    """Further starts of an alert that were announced."""
+    postgres_away_moves: int = 0
+    """Partitions that had a new lease at the end of the time without PostgreSQL."""
+    captures: int = 0
+    """Accepted requests."""
+    capture_states: dict[str, int] = field(default_factory=dict)
+    captures_undefined: int = 0
+    """Accepted, and unknown or without an outcome."""
+    files_missing: int = 0
+    """Said to be in object storage, and not there."""
+    member_kill_s: list[float] = field(default_factory=list)
+    """From the kill of one aggregator alone until all jobs answer with newer steps."""
+    nats_loss_s: list[float] = field(default_factory=list)
+    """The same for one of the NATS servers."""
+    overdue: int = 0
+    """Faults after which not all jobs had newer steps within three minutes; the run goes on."""
+    nats_loss_moves: int = 0
+    """Partitions that changed their holder then."""
+    load_average: float = 0.0
+
+    @property
+    def failures(self) -> int:
+        """What must be zero."""
+        return (
+            self.missing
+            + self.twice
+            + self.alerts_lost
+            + self.alerts_twice
+            + self.captures_undefined
+            + self.files_missing
+            + (self.jobs - self.announced)
+        )
+
+
+def run(
+    folder: Path,
+    *,
+    faults: int,
+    agents: int = 6,
+    members: int = 3,
+    batches_per_s: float = 30.0,
+    lease_s: float = 3.0,
+    seed: int = 1,
+    only: Sequence[str] = (),
+    seconds: float = float("inf"),
+    postgres_away_s: float = 0.0,
+    report: Callable[[str], None] = lambda _: None,
+) -> Outcome:
+    """Faults at random, the same for the same seed, then a quiet end; raises `TimeoutError`.
+
+    Before them PostgreSQL is away for so long. After `seconds` there are no more faults.
+    """
+    chance = Random(seed)
+    outcome = Outcome()
+    with running_site(folder, agents, members, batches_per_s, lease_s) as site:
+        seconds_until(lambda: site.answers(site.wanted()), SETTLES_WITHIN_S)
+        if postgres_away_s:
+            leases = site.leases()
+            site.postgres.stop()
+            time.sleep(postgres_away_s)
+            outcome.postgres_away_moves = len(leases - site.leases())
+            site.postgres.start()
+            site.faults["postgres away"] += 1
+        until_s = time.monotonic() + seconds
+        for number in range(faults):
+            if time.monotonic() > until_s:
+                break
+            if number % _NEW_JOB_EVERY == _NEW_JOB_EVERY - 1:
+                for agent in site.agents:
+                    agent.begin_job()
+            report(_fault(site, chance, outcome, only))
+        return _quiet(site, outcome)
+
+
+def _fault(site: Site, chance: Random, outcome: Outcome, only: Sequence[str]) -> str:
+    """One fault from its beginning to its end; returns it in words."""
+    kinds = {kind: names for kind, names in site.part_names().items() if not only or kind in only}
+    several = chance.random() < _TWO_AT_ONCE
+    # First the kind, or an agent would be the most likely victim.
+    parts = {chance.choice(kinds[kind]) for kind in chance.choices(list(kinds), k=2 if several else 1)}
+    if chance.random() < 0.5:
+        site.ask_for_capture(chance)
+    before = next((one for one in map(Member.holders, site.running())), [])
+    began_s, wanted = time.monotonic(), site.wanted()
+    ends = []
+    said = []
+    for part in sorted(parts):
+        site.down.add(part)
+        how, end = site.begin(part, chance)
+        ends.append((part, end))
+        said.append(f"{part} {how}")
+        site.faults[f"{part.rstrip('0123456789')} {how}"] += 1
+    outcome.pairs += len(parts) > 1
+    alone = said[0] if len(said) == 1 else ""
+    if chance.random() < 0.3:
+        site.ask_for_capture(chance)
+    took = ""
+    if alone.startswith(("member", "nats")) and not alone.endswith("stop"):
+        in_time = _happens(lambda: site.answers(wanted))
+        outcome.overdue += not in_time
+        took_s = time.monotonic() - began_s
+        took = f", answered after {took_s:.1f} s"
+        if alone.startswith("nats"):
+            outcome.nats_loss_s.append(took_s)
+            after = next(one for one in map(Member.holders, site.running()))
+            moved = sum(a != b for a, b in zip(before, after, strict=False))
+            outcome.nats_loss_moves += moved
+            took += f", {moved} partitions moved"
+        else:
+            outcome.member_kill_s.append(took_s)
+    else:
+        time.sleep(chance.uniform(0.2, 6.0))
+    for part, end in ends:
+        end()
+        site.down.discard(part)
+    if chance.random() >= _AT_ONCE_AGAIN:
+        wanted = site.wanted()
+        outcome.overdue += not _happens(lambda: site.recovered() and site.answers(wanted))
+    return ", ".join(said) + took
+
+
+def _quiet(site: Site, outcome: Outcome) -> Outcome:
+    """Without faults: wait until all is stored, and compare."""
+    site.over.set()
+    time.sleep(1.0)
+    for agent in site.agents:
+        if not agent.uplink.wait_acknowledged(agent.spool.last_sequence, SETTLES_WITHIN_S):
+            raise TimeoutError(f"{agent.node} waits for acknowledgments")
+    seconds_until(site.recovered, SETTLES_WITHIN_S)
+    sent = {job: last for agent in site.agents for job, last in agent.sent.items()}
+    outcome.sent, outcome.jobs = sum(sent.values()), len(sent)
+    with contextlib.suppress(TimeoutError):
+        seconds_until(lambda: site.count("steps") >= outcome.sent, SETTLES_WITHIN_S)
+        seconds_until(lambda: site.count("alerts") >= len(sent), 60.0)
+        seconds_until(lambda: len(site.receiver.fired) >= len(sent), 60.0)
+        seconds_until(lambda: not site.has_open_captures(), SETTLES_WITHIN_S)
+    stored: dict[str, Counter[int]] = defaultdict(Counter)
+    for job, step in site.rows("SELECT job, step FROM {}.steps"):
+        stored[job][step] += 1
+    outcome.stored = sum(map(len, stored.values()))
+    outcome.missing = sum(len(set(range(1, last + 1)) - stored[job].keys()) for job, last in sent.items())
+    outcome.twice = sum(n - 1 for steps in stored.values() for n in steps.values())
+    alerts = Counter(job for (job,) in site.rows("SELECT job FROM {}.alerts"))
+    outcome.alerts = alerts.total()
+    outcome.alerts_lost = len(sent.keys() - alerts.keys())
+    outcome.alerts_twice = sum(n - 1 for n in alerts.values())
+    outcome.announced = len(site.receiver.fired)
+    outcome.copies = sum(n - 1 for starts in site.receiver.fired.values() for n in starts.values())
+    outcome.fired_again = sum(len(starts) - 1 for starts in site.receiver.fired.values())
+    outcome.captures = len(site.accepted)
+    found = {one["id"]: one for one in site.captures()}
+    states = Counter(found[one]["state"] if one in found else "unknown" for one in site.accepted)
+    outcome.capture_states = dict(states)
+    outcome.captures_undefined = sum(n for state, n in states.items() if state not in FINAL)
+    uploads = [
+        (one["id"], file["upload"])
+        for one in found.values()
+        for rank in one["ranks"]
+        for file in rank["files"]
+        if file.get("upload", {}).get("state") == "stored"
+    ]
+    outcome.files_missing = sum(not site.is_stored(upload["url"], name) for name, upload in uploads)
+    outcome.faults = dict(site.faults)
+    outcome.load_average = os.getloadavg()[0]
+    return outcome
+
+
+def _happens(true: Callable[[], bool]) -> bool:
+    try:
+        seconds_until(true, _RECOVERS_WITHIN_S)
+    except TimeoutError:
+        return False
+    return True
