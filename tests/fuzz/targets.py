@@ -54,6 +54,7 @@ from perfd.trace.memory.memory_files import memory_of
 from perfd.trace.memory.memory_findings import memory_findings, places
 from perfd.trace.memory.memory_snapshot import snapshot_of
 from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.readers.xplane.hlo_collectives import read_collectives
 from perfd.trace.readers.xplane.xplane_reader import read_space
 from perfd.trace.roofline.hlo_line import read_line
 from perfd.trace.roofline.hlo_module import read_module
@@ -93,6 +94,7 @@ from tests.fuzz.evaluation_targets import (
 )
 from tests.pod_resources import kubelet
 from tests.support.xplane import xplane_space
+from tests.support.xplane_hlo import collectives_in_each_form, profile_with_hlo
 
 _TESTS = Path(__file__).parents[1]
 _ROOT = _TESTS.parent
@@ -396,7 +398,14 @@ def targets() -> dict[str, Target]:
         ),
         "trace_tables": Target(read_tables, [kineto_trace()]),
         "profiled_memory": Target(_in_file("t.json", _memory_of_trace), [profiled_memory()]),
-        "xplane": Target(lambda data: read_space(data, Path("t.xplane.pb")), [xplane_space()]),
+        "xplane": Target(
+            lambda data: read_space(data, Path("t.xplane.pb")), [xplane_space(), profile_with_hlo()]
+        ),
+        "hlo_collectives": Target(
+            lambda data: read_collectives(memoryview(data)),
+            [collectives_in_each_form(), profile_with_hlo()],
+            (ValueError,),
+        ),
         "analysis": Target(analyze_batch, [batch(), _first_message(batches)]),
     }
 

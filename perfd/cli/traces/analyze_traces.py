@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from perfd.analysis.flops.gpu_peak_lookup import PeakTable
 from perfd.cli.traces import trace_reading
 from perfd.errors import TraceError
 from perfd.trace.diagnosis import Diagnosis, TraceAnalysis, TraceSettings, analyse, diagnose, to_json
+from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.readers.trace_files import SUMMARY_JSON, with_folders_opened
 
 
@@ -16,7 +20,8 @@ def analyze(args: argparse.Namespace) -> int:
     _refuse_recordings([path for path in args.files if not path.is_file()])
     files = with_folders_opened(args.files)
     settings = _settings(args, files[0].parent)
-    analysis = analyse(trace_reading.read(args, files, args.nsys, written=args.report), settings)
+    traces = trace_reading.read(args, files, args.nsys, written=args.report)
+    analysis = analyse(traces, _with_links(settings, traces))
     diagnosis = diagnose(analysis, slow_rank=args.slow_rank)
     if args.report:
         _write(analysis, diagnosis, args.report)
@@ -58,6 +63,16 @@ def _settings(args: argparse.Namespace, folder: Path) -> TraceSettings:
         gpus=args.gpus,
         precision=args.precision,
     )
+
+
+def _with_links(settings: TraceSettings, traces: Sequence[RankTrace]) -> TraceSettings:
+    """With the table of GPUs where it adds something: the least time of collectives of known size."""
+    sized = any(one.size_bytes for trace in traces for one in trace.collectives)
+    if settings.peaks != PeakTable() or not sized:
+        return settings
+    from perfd.gpu_peaks import load_peaks  # noqa: PLC0415
+
+    return replace(settings, peaks=load_peaks(None))
 
 
 def _write(analysis: TraceAnalysis, diagnosis: Diagnosis, path: Path) -> None:

@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from perfd.trace.model.hlo_names import hlo_class
 from perfd.trace.model.intervals import Ns
-from perfd.trace.model.kernel_classes import collective_operation
 from perfd.trace.model.operation_kinds import OperationKind
-from perfd.trace.model.rank_trace import (
-    Collective,
-    GpuOperations,
-    HloOperations,
-    RankTrace,
-    no_calls,
-    operations_of,
-)
+from perfd.trace.model.rank_trace import HloOperations, RankTrace, no_calls, operations_of
 from perfd.trace.model.trace_steps import TraceStep
 from perfd.trace.readers.chrome_json import DEVICE_NAME, Args, ChromeEvent
+from perfd.trace.readers.jax_collectives import HloCollective, described, numbered_by_instruction
 
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _STREAM = re.compile(r"Stream #(\d+)")
@@ -37,6 +31,7 @@ _MEMORY_CLASSES = {"copy", "infeed"}
 _MAX_ID = 1 << 62
 """A process or thread of a larger number is none."""
 _STEP_DIGITS = 16
+_NONE_KNOWN: Mapping[tuple[str, str], HloCollective] = {}
 
 
 class JaxEvents:
@@ -76,17 +71,31 @@ class JaxEvents:
             self._rows.extend((event.pid, event.tid, name, _correlation(args), hlo))
             self._times.extend((event.ts, event.dur))
 
-    def traces(self, path: Path) -> list[RankTrace]:
-        """One for each device that did something."""
+    def traces(
+        self,
+        path: Path,
+        collectives: Mapping[tuple[str, str], HloCollective] = _NONE_KNOWN,
+        epoch_ns: int | None = None,
+    ) -> list[RankTrace]:
+        """One for each device that did something.
+
+        `collectives` by module and instruction; `epoch_ns` is the wall time of the events' zero.
+        """
         rows = np.array(self._rows, dtype=np.int64).reshape(-1, 5)
         times = np.array(self._times).reshape(-1, 2)
-        traces = []
-        for process, name in sorted(self._processes.items()):
-            if device := _DEVICE.search(name):
-                trace = self._trace(path, process, device, rows, times)
-                if trace is not None:
-                    traces.append(trace)
-        return traces
+        devices = {
+            process: device
+            for process, name in sorted(self._processes.items())
+            if (device := _DEVICE.search(name)) is not None
+        }
+        # Devices of other hosts have other numbers in their own files.
+        here = {int(device[2]) for device in devices.values()}
+        known = {key: one for key, one in collectives.items() if one.devices <= here}
+        found = [
+            self._trace(path, process, device, rows, times, known=known, epoch_ns=epoch_ns)
+            for process, device in devices.items()
+        ]
+        return numbered_by_instruction([trace for trace in found if trace is not None])
 
     def _trace(
         self,
@@ -95,6 +104,9 @@ class JaxEvents:
         device: re.Match[str],
         rows: Ns,
         times: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+        *,
+        known: Mapping[tuple[str, str], HloCollective],
+        epoch_ns: int | None,
     ) -> RankTrace | None:
         threads = {tid: name for (pid, tid), name in self._threads.items() if pid == process}
         streams = [tid for tid, name in threads.items() if _STREAM.match(name)]
@@ -133,7 +145,8 @@ class JaxEvents:
             classes=classes,
             operations=operations,
             calls=no_calls(),
-            collectives=self._collectives(operations, chosen[order, 4]),
+            epoch_ns=epoch_ns,
+            collectives=described(operations, chosen[order, 4], list(self._hlo), int(device[2]), known),
             hlo=HloOperations(
                 names=[name for _, name in self._hlo],
                 modules=[module for module, _ in self._hlo],
@@ -141,16 +154,6 @@ class JaxEvents:
             ),
             steps=_as_steps(steps or self._steps),
         )
-
-    def _collectives(self, operations: GpuOperations, hlo: Ns) -> list[Collective]:
-        """What HLO calls the communication: the kernel of an all-to-all is one that sends and receives."""
-        meant = [collective_operation(name) for _, name in self._hlo]
-        chosen = np.flatnonzero((operations.kind == OperationKind.COMMUNICATION) & (hlo >= 0))
-        return [
-            Collective(operation=at, name=meant[one], group="")
-            for at, one in zip(chosen.tolist(), hlo[chosen].tolist(), strict=True)
-            if meant[one] != "other"
-        ]
 
 
 def _kind(label: str) -> OperationKind:

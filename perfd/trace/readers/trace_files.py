@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfd.errors import TraceError
 from perfd.trace.model.rank_trace import RankTrace
+from perfd.trace.readers.jax_collectives import renumbered
 from perfd.trace.readers.nsys import nsys_reader
 from perfd.trace.readers.nsys.nccl_calls import with_groups
 
@@ -141,11 +142,20 @@ def numbered(traces: Sequence[RankTrace]) -> list[RankTrace]:
         if None not in devices and len(set(devices)) == len(devices):
             traces = [replace(trace, rank=trace.device) for trace in traces]
         else:
-            traces = [replace(trace, rank=at) for at, trace in enumerate(traces)]
+            places = {(trace.file, trace.device): at for at, trace in enumerate(traces)}
+            traces = [_at_place(trace, at, places) for at, trace in enumerate(traces)]
     elif len(known) < len(traces):
         unknown = next(trace.file for trace in traces if trace.rank is None)
         raise TraceError(f"{unknown}: the trace has no rank number, while others do; analyze it separately.")
     return sorted(traces, key=lambda trace: trace.rank or 0)
+
+
+def _at_place(trace: RankTrace, rank: int, places: Mapping[tuple[str, int | None], int]) -> RankTrace:
+    """The trace as a rank. Groups of JAX's are devices of its file, which have ranks of their own now."""
+    if trace.hlo is None:
+        return replace(trace, rank=rank)
+    ranks = {device: place for (file, device), place in places.items() if file == trace.file}
+    return replace(trace, rank=rank, collectives=renumbered(trace.collectives, ranks))
 
 
 def _is_report(path: Path) -> bool:

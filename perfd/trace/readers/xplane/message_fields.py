@@ -14,6 +14,14 @@ def submessages(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 
     Raises `ValueError` when the message is cut or is none.
     """
+    return ((number, value) for number, value in fields(message) if not isinstance(value, int))
+
+
+def fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Number and value of each field: a number, or bytes as above; those of a fixed length are skipped.
+
+    Raises `ValueError` when the message is cut or is none.
+    """
     at, size = 0, len(message)
     while at < size:
         key, at = _varint(message, at)
@@ -25,13 +33,25 @@ def submessages(message: memoryview) -> Iterator[tuple[int, memoryview]]:
             yield key >> 3, message[at : at + length]
             at += length
         elif kind == _VARINT:
-            _, at = _varint(message, at)
+            value, at = _varint(message, at)
+            yield key >> 3, value
         elif kind in _FIXED_BYTES:
             at += _FIXED_BYTES[kind]
         else:
             raise ValueError(f"wire type {kind}")
     if at > size:
         raise ValueError("the message is cut")
+
+
+def numbers(value: int | memoryview) -> Iterator[int]:
+    """The numbers of a repeated field: one, or many in one piece of bytes."""
+    if isinstance(value, int):
+        yield value
+        return
+    at = 0
+    while at < len(value):
+        number, at = _varint(value, at)
+        yield number
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 
 from perfd.trace.readers.chrome_json import DEVICE_NAME, Args, ChromeEvent
 from perfd.trace.readers.xplane import xplane_pb2 as pb
-from perfd.trace.readers.xplane.message_fields import submessages
+from perfd.trace.readers.xplane.message_fields import fields, submessages
 
 _PLANE = 1
 """The field of an XSpace."""
 _NAME, _LINE, _EVENT_METADATA, _STAT_METADATA, _STAT = 2, 3, 4, 5, 6
 """Fields of an XPlane."""
+_TIMESTAMP = 3
+"""Of an XLine, in nanoseconds."""
+_TASK, _STARTED = b"Task Environment", "profile_start_time"
+_WALL_TIME_NS, _MAX_TIME_NS = 10**18, 1 << 62
+"""Nanoseconds since 1970 in 2001; fewer are since the start of a profile."""
 _PS_PER_US = 1_000_000
 _NS_PER_US = 1_000
 _DEVICE_NAMES = ("gpu_device_name", "device_type_string")
@@ -53,6 +58,44 @@ def chrome_events(space: memoryview) -> Iterator[ChromeEvent]:
             # Microseconds since the first line, since those since 1970 would lose their nanoseconds.
             base_ns = line.timestamp_ns if base_ns is None else base_ns
             yield from _events(plane, line, base_ns, number, thread)
+
+
+def clock_zero_unix_ns(space: memoryview) -> int | None:
+    """The wall time from which `chrome_events` counts; None if the file does not have it.
+
+    Times of lines are those since the start of the profile, whose wall time the plane of the task has, and in
+    older files wall times.
+    """
+    zero: int | None = None
+    started: int | None = None
+    for field, part in submessages(space):
+        if field != _PLANE:
+            continue
+        line = next((value for number, value in submessages(part) if number == _LINE), None)
+        if zero is None and line is not None:
+            at = next((value for number, value in fields(line) if number == _TIMESTAMP), 0)
+            zero = at if isinstance(at, int) else None
+        elif line is None and started is None:
+            started = _started_ns(part)
+    if zero is None or zero >= _WALL_TIME_NS:
+        return zero if zero is not None and zero < _MAX_TIME_NS else None
+    return None if started is None else zero + started
+
+
+def _started_ns(plane: memoryview) -> int | None:
+    names: dict[int, str] = {}
+    values: dict[int, int] = {}
+    for number, part in submessages(plane):
+        if number == _NAME and bytes(part) != _TASK:
+            return None
+        if number == _STAT_METADATA:
+            stat = pb.StatMetadataEntry.FromString(bytes(part))
+            names[stat.key] = stat.value.name
+        elif number == _STAT:
+            own = pb.XStat.FromString(bytes(part))
+            values[own.metadata_id] = own.uint64_value or own.int64_value
+    found = next((values[key] for key, name in names.items() if name == _STARTED and key in values), 0)
+    return found if _WALL_TIME_NS <= found < _MAX_TIME_NS else None
 
 
 def _plane(message: memoryview) -> _Plane:

@@ -11,7 +11,8 @@ from perfd.errors import TraceError
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.readers.decompress import unpacked
 from perfd.trace.readers.jax_events import JaxEvents
-from perfd.trace.readers.xplane.plane_events import chrome_events
+from perfd.trace.readers.xplane.hlo_collectives import read_collectives
+from perfd.trace.readers.xplane.plane_events import chrome_events, clock_zero_unix_ns
 
 _GZIP = b"\x1f\x8b"
 
@@ -48,7 +49,7 @@ def _traces(space: memoryview, shown: Path) -> list[RankTrace]:
     events = JaxEvents()
     for event in chrome_events(space):
         events.add(event)
-    found = events.traces(shown)
+    found = events.traces(shown, read_collectives(space), clock_zero_unix_ns(space))
     if not found:
         raise TraceError(f"{shown}: the trace has no device activity.")
     return found

@@ -1,0 +1,135 @@
+"""Which devices a collective of XLA's HLO joins, in each form in which its protobuf writes that.
+
+(Source: openxla/xla, `xla_data.proto` and `hlo.proto`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise, product
+from math import prod
+
+from perfd.trace.readers.xplane.message_fields import fields, numbers, submessages
+
+MAX_DEVICES = 1 << 16
+_MAX_DIMENSIONS = 64
+_Groups = list[tuple[int, ...]]
+_REPLICA_GROUPS, _IOTA = 1, 2
+"""Fields of a CollectiveDeviceListProto."""
+_MESH, _AXIS_REFERENCE = 1, 2
+"""Fields of a MeshAxesReplicaGroupListProto."""
+
+
+def listed(group: memoryview) -> tuple[int, ...]:
+    """A ReplicaGroup: its members by number."""
+    return tuple(one for number, value in fields(group) if number == 1 for one in numbers(value))
+
+
+def of_device_list(message: memoryview) -> _Groups:
+    """A CollectiveDeviceListProto: groups as lists, or as a permuted range of numbers.
+
+    Raises `ValueError` for one that is none.
+    """
+    groups = []
+    for number, part in submessages(message):
+        if number == _REPLICA_GROUPS:
+            groups.append(listed(part))
+        elif number == _IOTA:
+            return _iota(part)
+    return groups
+
+
+def of_mesh(message: memoryview) -> _Groups:
+    """A MeshAxesReplicaGroupListProto: the devices of a mesh that differ only in some of its axes.
+
+    Raises `ValueError` for one that is none.
+    """
+    sizes: list[int] = []
+    devices: list[int] = []
+    chosen: list[tuple[int, int, int]] = []
+    for number, part in submessages(message):
+        if number == _MESH:
+            for of, value in fields(part):
+                if of == 1 and not isinstance(value, int):
+                    sizes.append(_number(value, 2))
+                elif of == 2:
+                    devices += numbers(value)
+        elif number == _AXIS_REFERENCE:
+            sub = next((value for of, value in submessages(part) if of == 2), None)
+            chosen.append(
+                (_number(part, 1), _number(sub, 1), _number(sub, 2)) if sub else (_number(part, 1), 0, 0)
+            )
+    if len(sizes) > _MAX_DIMENSIONS or len(chosen) > _MAX_DIMENSIONS:
+        raise ValueError("a mesh of too many axes")
+    dimensions: list[int] = []
+    grouped: list[int] = []
+    place: dict[tuple[int, int], int] = {}
+    for axis, size in enumerate(sizes):
+        # A part of an axis stands for the axis as several, of which it is one.
+        cuts = sorted(
+            {
+                1,
+                size,
+                *(
+                    cut
+                    for at, pre, size_of in chosen
+                    if at == axis and size_of
+                    for cut in (pre, pre * size_of)
+                ),
+            }
+        )
+        if any(small <= 0 or big % small for small, big in pairwise(cuts)):
+            raise ValueError("parts of an axis do not divide it")
+        for small, big in pairwise(cuts):
+            place[axis, small] = len(dimensions)
+            dimensions.append(big // small)
+    for axis, pre, share in chosen:
+        if axis >= len(sizes):
+            raise ValueError("an axis that the mesh does not have")
+        small, most = (pre, pre * share) if share else (1, sizes[axis])
+        grouped += [place[key] for key in sorted(place) if key[0] == axis and small <= key[1] < most]
+    return _groups(dimensions, grouped, devices)
+
+
+def _iota(message: memoryview) -> _Groups:
+    """An IotaReplicaGroupListProto."""
+    found: dict[int, list[int]] = {}
+    for number, value in fields(message):
+        found.setdefault(number, []).extend(numbers(value))
+    count, size = (found.get(number, [0])[-1] for number in (1, 2))
+    dimensions = found.get(3, [])
+    if len(dimensions) > _MAX_DIMENSIONS:
+        raise ValueError("replica groups of too many dimensions")
+    order = found.get(4, []) or list(range(len(dimensions)))
+    if (
+        sorted(order) != list(range(len(dimensions)))
+        or not 0 < count * size == prod(dimensions) <= MAX_DEVICES
+    ):
+        raise ValueError("replica groups that do not fit their dimensions")
+    flat = _permuted(dimensions, order)
+    return [tuple(flat[at : at + size]) for at in range(0, len(flat), size)]
+
+
+def _groups(dimensions: Sequence[int], grouped: Sequence[int], devices: Sequence[int]) -> _Groups:
+    if not 0 < prod(dimensions) <= MAX_DEVICES or len(set(grouped)) < len(grouped):
+        raise ValueError("a mesh that is too large")
+    if devices and len(devices) != prod(dimensions):
+        raise ValueError("a mesh of other devices than it lists")
+    others = [at for at in range(len(dimensions)) if at not in grouped]
+    flat = _permuted(dimensions, [*others, *grouped])
+    size = prod(dimensions[at] for at in grouped)
+    named = [devices[at] for at in flat] if devices else flat
+    return [tuple(named[at : at + size]) for at in range(0, len(named), size)]
+
+
+def _permuted(dimensions: Sequence[int], order: Sequence[int]) -> list[int]:
+    """0, 1, 2, ... in this shape, read with its dimensions in another order."""
+    strides = [prod(dimensions[at + 1 :]) for at in range(len(dimensions))]
+    steps = [[strides[at] * index for index in range(dimensions[at])] for at in order]
+    return [sum(offsets) for offsets in product(*steps)]
+
+
+def _number(message: memoryview | None, wanted: int) -> int:
+    """A field that is a number; 0 if it is not written."""
+    found = [value for number, value in fields(message or memoryview(b"")) if number == wanted]
+    return next((value for value in reversed(found) if isinstance(value, int)), 0)
