@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.trace_peers.ncu_details import beside_details
 from benchmarks.trace_peers.nsys_stats import RECORDED, beside_nsys_stats, run_reports
 from perfd.trace.readers.trace_files import read_traces
-from perfd.trace.tables import tables_of
+from perfd.trace.tables import needs_spans, tables_of
 
 SCHEMA = "perfd.bench.trace_tables/1"
 _ALIKE_RATIO = 1e-3
@@ -183,7 +183,8 @@ def _for_both(packed: Path, folder: Path) -> Path:
 
 def _rows_of_tables(paths: Sequence[Path], names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
     found = {}
-    for table in tables_of(read_traces(paths, detailed=True), names):
+    traces = read_traces(paths, detailed=True, spans=needs_spans(names))
+    for table in tables_of(traces, names):
         keys = [column.name for column in table.columns]
         found[table.name] = [dict(zip(keys, row, strict=True)) for row in table.rows]
     return found

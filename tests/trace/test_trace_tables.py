@@ -13,7 +13,7 @@ from perfd.cli import main
 from perfd.cli.commands import trace as trace_verb
 from perfd.cli.traces.table_output import _headings
 from perfd.trace.readers.trace_files import read_traces
-from perfd.trace.tables import TABLES, tables_of
+from perfd.trace.tables import TABLES, needs_spans, tables_of
 from perfd.trace.tables.range_tables import pattern_of
 from tests.support import example_traces
 from tests.support.traces import COMPUTE, COPY, MATMUL, Call, NsysExport, Op, kineto, write_json
@@ -184,6 +184,26 @@ def test_a_queue_is_full_with_1024_operations(tmp_path, launches, full_s):
     (row,) = rows_of(path, "queue")
     assert row["max_length"] == launches
     assert row["full_s"] == pytest.approx(full_s)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_that_need_no_operators_are_the_same_without_them(name, tmp_path):
+    path = kineto_file(
+        tmp_path,
+        [
+            Op(MATMUL, 100, 140, launched=24),
+            Op(COPY, 150, 160, launched=38),
+            Op(COMPUTE, 200, 290, launched=64),
+        ],
+        span("python_function", "model.py(7): forward", 1, 75),
+        span("python_function", "nn.Module: Linear_3", 2, 70),
+        span("cpu_op", "aten::linear", 10, 70),
+        span("user_annotation", "train", 5, 69),
+    )
+    with_spans, without = (
+        tables_of(read_traces([path], detailed=True, spans=spans), [name])[0].rows for spans in (True, False)
+    )
+    assert (with_spans == without) is not needs_spans([name])
 
 
 def test_operators_know_inputs_module_line_and_the_gpu_time_below_them(tmp_path):

@@ -17,7 +17,7 @@ from perfd.errors import TraceError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, percent
 from perfd.report.display_names import kernel_name
 from perfd.trace.readers.trace_files import with_folders_opened
-from perfd.trace.tables import Cell, TraceTable, tables_of
+from perfd.trace.tables import Cell, TraceTable, needs_spans, tables_of
 
 _NAME_WIDTH = 56
 _OPTIONAL = frozenset({"", "number"})
@@ -38,7 +38,7 @@ _WHAT = {"_bytes": " size", "_bytes_per_s": " bandwidth", "_ratio": " share"}
 def wanted_tables(args: argparse.Namespace) -> list[TraceTable]:
     """The tables of the named files; raises `TraceError` for a rank or a range that none of them has."""
     files, rank, in_range = with_folders_opened(args.files), args.rank, args.range
-    traces = trace_reading.read(args, files, args.nsys, detailed=True)
+    traces = trace_reading.read(args, files, args.nsys, detailed=True, spans=needs_spans(args.names))
     chosen = [trace for trace in traces if rank in {None, trace.rank}]
     if not chosen:
         known = ", ".join(str(trace.rank) for trace in traces)

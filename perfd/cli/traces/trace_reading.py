@@ -27,6 +27,7 @@ def read(
     *,
     written: Path | None = None,
     detailed: bool = False,
+    spans: bool = True,
 ) -> list[RankTrace]:
     """The ranks of all files, read without other rights than to write the folder of `written`.
 
@@ -45,6 +46,7 @@ def read(
             files,
             nsys_program,
             detailed=detailed,
+            spans=spans,
             confine=confinement(args, files, written),
             on_progress=show,
         )

@@ -9,22 +9,33 @@ import msgspec
 from perfd.trace.readers.chrome_json import Args, ChromeEvent
 
 
-class DetailedArgs(Args, gc=False):
-    """Also inputs of operators, sizes of copies, shapes of launches, and changes of memory."""
+class SizedArgs(Args, gc=False):
+    """Also sizes of copies and shapes of launches."""
 
-    input_dims: Any = msgspec.field(default=None, name="Input Dims")
-    input_types: Any = msgspec.field(default=None, name="Input type")
-    sequence_number: Any = msgspec.field(default=None, name="Sequence number")
     copied_bytes: Any = msgspec.field(default=None, name="bytes")
     grid: Any = None
     block: Any = None
     registers: Any = msgspec.field(default=None, name="registers per thread")
+
+
+class DetailedArgs(SizedArgs, gc=False):
+    """Also inputs of operators, and changes of memory."""
+
+    input_dims: Any = msgspec.field(default=None, name="Input Dims")
+    input_types: Any = msgspec.field(default=None, name="Input type")
+    sequence_number: Any = msgspec.field(default=None, name="Sequence number")
     changed_bytes: Any = msgspec.field(default=None, name="Bytes")
     address: Any = msgspec.field(default=None, name="Addr")
     total_allocated: Any = msgspec.field(default=None, name="Total Allocated")
     total_reserved: Any = msgspec.field(default=None, name="Total Reserved")
     device_type: Any = msgspec.field(default=None, name="Device Type")
     device_id: Any = msgspec.field(default=None, name="Device Id")
+
+
+class SizedEvent(ChromeEvent, gc=False):
+    """One event."""
+
+    args: SizedArgs | None = None
 
 
 class DetailedEvent(ChromeEvent, gc=False):

@@ -32,7 +32,7 @@ from perfd.trace.model.serving_steps import step_name
 from perfd.trace.model.trace_detail import TraceDetail
 from perfd.trace.model.trace_steps import PROFILER_STEP, steps_among
 from perfd.trace.readers.chrome_json import PIECE_BYTES, ChromeEvent, ChromeFile
-from perfd.trace.readers.detailed_events import DetailedEvent
+from perfd.trace.readers.detailed_events import DetailedEvent, SizedEvent
 from perfd.trace.readers.jax_events import JaxEvents
 from perfd.trace.readers.kineto_detail import DetailedKinetoEvents
 from perfd.trace.readers.kineto_events import KinetoEvents
@@ -78,17 +78,20 @@ class _Head(msgspec.Struct, rename="camel"):
     base_time_nanoseconds: int | None = None
 
 
-def read(path: Path, piece_bytes: int = PIECE_BYTES, *, detailed: bool = False) -> list[RankTrace]:
+def read(
+    path: Path, piece_bytes: int = PIECE_BYTES, *, detailed: bool = False, spans: bool = True
+) -> list[RankTrace]:
     """The file's data about each GPU that its process used; `piece_bytes` of it are decoded at a time.
 
-    With `detailed` the traces have their `detail`.
+    With `detailed` the traces have their `detail`, without `spans` apart from those.
 
     Raises `TraceError`, naming the file, when it is no such trace, is cut, or holds no GPU operation.
     """
     until_us: float | None = None
     while True:
-        file = ChromeFile(path, piece_bytes, DetailedEvent if detailed else ChromeEvent)
-        events, jax = DetailedKinetoEvents() if detailed else KinetoEvents(), JaxEvents()
+        kind = (DetailedEvent if spans else SizedEvent) if detailed else ChromeEvent
+        file = ChromeFile(path, piece_bytes, kind)
+        events, jax = DetailedKinetoEvents(spans=spans) if detailed else KinetoEvents(), JaxEvents()
         earlier_us = _collect(file, events, jax, until_us)
         if earlier_us is None:
             break

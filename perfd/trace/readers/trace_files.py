@@ -99,6 +99,7 @@ def read_traces(
     nsys_program: str | None = None,
     *,
     detailed: bool = False,
+    spans: bool = True,
     confine: Callable[[], object] = lambda: None,
     on_progress: Callable[[ReadProgress], object] = lambda _: None,
 ) -> list[RankTrace]:
@@ -106,7 +107,8 @@ def read_traces(
 
     A rank's number is what its file says. Where no file says any, it is the device's, if each device is
     there once, else the place in the order of files and devices. `nsys_program` exports `.nsys-rep` files.
-    With `detailed` traces of PyTorch and Nsight Systems have their `detail`. `confine` is called after that
+    With `detailed` traces of PyTorch and Nsight Systems have their `detail`; without `spans` those of PyTorch
+    lack operators and functions, of which they have most. `confine` is called after that
     program, and before anything is parsed here. `on_progress` is called before each file.
 
     Raises `TraceError` with one sentence that names the file, or the rank that two files claim to be.
@@ -122,7 +124,7 @@ def read_traces(
         confine()
         for number, path in enumerate(files, 1):
             on_progress(ReadProgress(path, number, len(files), _size_bytes(path)))
-            traces += _read(path, databases.get(number), detailed)
+            traces += _read(path, databases.get(number), detailed=detailed, spans=spans)
     if not traces:
         raise TraceError("There is no trace to read: name at least one file.")
     return with_groups(numbered(traces))
@@ -178,7 +180,7 @@ def _exported(path: Path, nsys_program: str | None, exports: ExitStack) -> Path:
     return exports.enter_context(exported(path, nsys_program))
 
 
-def _read(path: Path, database: Path | None, detailed: bool) -> list[RankTrace]:
+def _read(path: Path, database: Path | None, *, detailed: bool, spans: bool) -> list[RankTrace]:
     if database is not None:
         return nsys_reader.read(database, shown_as=str(path), detailed=detailed)
     start = _start(path)
@@ -196,18 +198,18 @@ def _read(path: Path, database: Path | None, detailed: bool) -> list[RankTrace]:
         if unpacked_start(path, len(_SQLITE)).startswith(_SQLITE):
             with unpacked(path, database_bytes(path)) as copy:
                 return nsys_reader.read(copy, shown_as=str(path), detailed=detailed)
-        return _chrome(path, detailed)
+        return _chrome(path, detailed=detailed, spans=spans)
     if path.suffix == ".gz":
         raise TraceError(f"{path}: the name ends in .gz, but the file is not compressed by gzip.")
     if path.suffix in {".sqlite", ".db"}:
         raise TraceError(f"{path}: not an SQLite file.")
-    return _chrome(path, detailed)
+    return _chrome(path, detailed=detailed, spans=spans)
 
 
-def _chrome(path: Path, detailed: bool) -> list[RankTrace]:
+def _chrome(path: Path, *, detailed: bool, spans: bool) -> list[RankTrace]:
     from perfd.trace.readers import kineto_reader  # noqa: PLC0415
 
-    return kineto_reader.read(path, detailed=detailed)
+    return kineto_reader.read(path, detailed=detailed, spans=spans)
 
 
 def _start(path: Path) -> bytes:

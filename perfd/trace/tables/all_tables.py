@@ -50,10 +50,18 @@ TABLES: Mapping[str, Callable[[Sequence[RankTrace]], TraceTable]] = {
 }
 
 
+_WITH_SPANS = frozenset({"operators", "lines", "modules", "functions", "critical-path"})
+
+
+def needs_spans(names: Sequence[str]) -> bool:
+    """Whether one of the tables is of what PyTorch's profiler recorded of the host's own operators."""
+    return not _WITH_SPANS.isdisjoint(names)
+
+
 def tables_of(
     traces: Sequence[RankTrace], names: Sequence[str], in_range: str | None = None
 ) -> list[TraceTable]:
-    """The named tables, for traces that were read with `detailed`.
+    """The named tables, for traces that were read with `detailed`, and with `spans` if they need them.
 
     `in_range` restricts them to work launched in ranges that match a shell pattern, such as `my_decode_*`.
     """
