@@ -89,11 +89,12 @@ def started_alerts(member: Member) -> dict[str, list[float]]:
 
 
 def rows(folder: Path, query: str, name: str = "history") -> list[tuple[Any, ...]]:
-    """Rows from the SQLite files of all partitions."""
+    """Rows from the SQLite files of all partitions; a partition that was never opened has none."""
     found: list[tuple[Any, ...]] = []
     for number in range(PARTITIONS):
         with contextlib.closing(sqlite3.connect(folder / f"{name}-{number}.sqlite", timeout=30)) as database:
-            found += database.execute(query).fetchall()
+            if database.execute("SELECT 1 FROM sqlite_master WHERE name = 'steps'").fetchone():
+                found += database.execute(query).fetchall()
     return found
 
 
