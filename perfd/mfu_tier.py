@@ -18,8 +18,8 @@ class MfuTier(StrEnum):
 
     @property
     def word(self) -> str:
-        """How it is shown: without a cause, since a job's headline may name another."""
-        return "fair" if self is MfuTier.COMMUNICATION_BOUND else self.value
+        """How it is shown: without a cause, and without a judgment that a job's headline may not share."""
+        return _WORDS.get(self, self.value)
 
     @classmethod
     def of(cls, mfu_ratio: float) -> MfuTier:
@@ -29,6 +29,9 @@ class MfuTier(StrEnum):
         if mfu_ratio < THRESHOLDS.mfu_good_ratio:
             return cls.COMMUNICATION_BOUND
         return cls.GOOD if mfu_ratio <= THRESHOLDS.mfu_excellent_ratio else cls.EXCELLENT
+
+
+_WORDS = {MfuTier.TROUBLE: "low", MfuTier.COMMUNICATION_BOUND: "fair"}
 
 
 def attainable_mfu(mfu_ratio: float | None, lost_ratio: float | None) -> float | None:

@@ -130,6 +130,7 @@ def finding(found: Json) -> dict[str, Any]:
     return {
         "kind": plain(found.get("kind"), NAME_CHARS),
         "sentence": untrusted(found.get("sentence")),
+        "certainty": found.get("certainty"),
         "confidence": quantity(found.get("confidence"), "ratio", "perfd's analysis: 0 to 1"),
         "gain": gain,
         "culprits": [untrusted(_culprit(culprit), NAME_CHARS) for culprit in culprits[:MAX_LIST]],

@@ -102,7 +102,7 @@ def test_a_capture_that_ends_is_analysed_and_its_report_outlives_the_aggregator(
     finally:
         aggregator.stop()
     assert reported["report"]["path"] == str(tmp_path / "c1" / "perfd.report.html")
-    verdict = "The host limits this job"
+    verdict = "The host may limit this job"
     assert reported["report"]["words"].startswith(f"{verdict}. The GPU runs nothing for 40.0% of the window")
     assert reported["report"]["made_unix_s"] >= reported["ended_unix_s"]
     assert f"{verdict}." in capsys.readouterr().out
@@ -179,13 +179,13 @@ def test_a_capture_that_was_read_shows_why_gpus_idle_as_long_as_the_job_stays_as
 
             def changed() -> bool:
                 aggregator.tick()
-                return "The host limits this job" in reported("diagnose")
+                return "The host may limit this job" in reported("diagnose")
 
             # A headline is held for some seconds after another one is found.
             until(changed)
     finally:
         aggregator.stop()
-    assert live.splitlines()[2].startswith("Kernel launches limit this job (confidence 90%)")
+    assert live.splitlines()[2].startswith("Kernel launches limit this job (measured)")
     assert "the host has not launched (capture c1, " in live
     assert job["bottleneck"]["kind"] == "launch_bound"
     assert job["capture"]["used"] is True

@@ -39,6 +39,32 @@ def test_a_symptom_of_which_more_is_left_than_the_cause_costs_stays_a_finding_of
     assert shown(roots) == [(Kind.HOST_BOUND, []), (Kind.DATA_LOADING, [])]
 
 
+def test_what_the_evidence_of_a_cause_says_already_is_not_said_again():
+    idle, waits = "GPUs run no kernel at all in 22.7% of steady steps.", "They wait another 19.1%."
+    (root,) = ranked(
+        [
+            found(Kind.LAUNCH_BOUND, 0.418, evidence=[idle, waits]),
+            found(Kind.HOST_BOUND, 0.227, evidence=[idle]),
+            found(Kind.COMMUNICATION, 0.2, waiting_ratio=0.2, evidence=[waits, "Collectives take 20%."]),
+        ]
+    )
+
+    assert shown([root]) == [(Kind.LAUNCH_BOUND, [Kind.COMMUNICATION])]
+    assert root.effects[0].evidence == ["Collectives take 20%."]
+
+
+def test_an_effect_of_which_a_part_is_unexplained_stays_though_its_evidence_is_known():
+    idle = "GPUs run no kernel at all in 40.0% of steady steps."
+    (root,) = ranked(
+        [
+            found(Kind.DATA_LOADING, 0.335, evidence=[idle]),
+            found(Kind.HOST_BOUND, 0.40, 0.4, evidence=[idle]),
+        ]
+    )
+
+    assert [effect.summary for effect in root.effects] == ["host: 33.5% of 40.0%; 6.5% more is unexplained"]
+
+
 def test_a_chain_of_causes_ends_at_its_root():
     chain = [
         found(Kind.COMMUNICATION, 0.2, waiting_ratio=0.2),

@@ -15,7 +15,7 @@ from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.job_analysis import facts_of
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind
-from perfd.analysis.steps import DataLoading, LongerSteps, gpu_activity, steady_rows
+from perfd.analysis.steps import DataLoading, LongerSteps, StepTime, gpu_activity, steady_rows
 from perfd.analysis.stragglers import OwnWork, PeriodicStall, ReadingRank, only_reader, reading_rank
 from perfd.model import ParallelLayout
 
@@ -206,7 +206,9 @@ def test_timers_that_show_the_input_leave_nothing_to_add() -> None:
 
 def test_a_reader_that_stalls_at_intervals_is_named_by_its_role_too() -> None:
     stalls = StallingRank(rank=0, period_steps=5, stalls=4, usual_s=0.4, stalled_s=1.0, gain_ratio=0.2)
-    stall = PeriodicStall(period_s=2.6, period_steps=5, stall_s=0.6, cost_ratio=0.2, stalls=4, rank=0)
+    stall = PeriodicStall(
+        period_s=2.6, period_steps=5, usual_s=0.4, stall_s=0.6, cost_ratio=0.2, stalls=4, rank=0
+    )
     seen = replace(facts(None), nccl=NcclSummary(stalling=stalls, source="nccl plugin"), stall=stall)
 
     for known in (stall, None):
@@ -222,7 +224,9 @@ def test_a_reader_that_stalls_at_intervals_is_named_by_its_role_too() -> None:
 def test_the_stalls_of_a_rank_are_one_finding_with_their_period(rank: int | None, findings: int) -> None:
     """Stalls in the log are a separate finding only if NCCL does not show that the same rank stalls."""
     stalls = StallingRank(rank=1, period_steps=5, stalls=4, usual_s=0.4, stalled_s=1.0, gain_ratio=0.1)
-    stall = PeriodicStall(period_s=2.6, period_steps=5, stall_s=0.6, cost_ratio=0.3, stalls=4, rank=rank)
+    stall = PeriodicStall(
+        period_s=2.6, period_steps=5, usual_s=0.4, stall_s=0.6, cost_ratio=0.3, stalls=4, rank=rank
+    )
     seen = replace(facts(None), nccl=NcclSummary(stalling=stalls, source="nccl plugin"), stall=stall)
 
     found = [one for one in find_bottlenecks(seen) if one.kind in {Kind.STRAGGLER, Kind.PERIODIC_STALL}]
@@ -232,3 +236,21 @@ def test_the_stalls_of_a_rank_are_one_finding_with_their_period(rank: int | None
     assert named.culprits == (Culprit(kind="rank", id=1),)
     assert named.evidence[0] == "Every 5 steps, one takes 1000.0 ms instead of 400.0 ms."
     assert "garbage collection" in named.advice
+
+
+def test_without_stalls_a_step_takes_what_it_usually_does() -> None:
+    """Of the mean step: the median is one without a stall, and takes as long already."""
+    stall = PeriodicStall(
+        period_s=2.6, period_steps=5, usual_s=0.4, stall_s=0.6, cost_ratio=0.2, stalls=4, rank=None
+    )
+    known = replace(facts(None), step_time=StepTime(median=0.42), stall=stall)
+
+    (named,) = [one for one in find_bottlenecks(known) if one.kind is Kind.PERIODIC_STALL]
+    (said,) = named.evidence
+    assert said.startswith("Every 5 steps, which is every 2600.0 ms, a step takes 600.0 ms longer than the")
+    assert said.endswith("usual 400.0 ms: 4 times so far, 20.0% of the time (log).")
+    assert named.advice.endswith("At best 400.0 ms per step on average instead of 500.0 ms.")
+
+    by_time = replace(known, stall=replace(stall, period_steps=None))
+    (named,) = [one for one in find_bottlenecks(by_time) if one.kind is Kind.PERIODIC_STALL]
+    assert named.evidence[0].startswith("Every 2600.0 ms a step takes 600.0 ms longer")

@@ -213,7 +213,7 @@ def test_advice_says_how_long_a_step_takes_then_and_mfu_what_is_attainable(tmp_p
     compute = diagnosis.shares.compute
     best = analysis.model_use.mfu_ratio / compute
     assert metrics["Attainable MFU"] == f"{best:.1%}"
-    assert metrics["MFU tier"] == "trouble"
+    assert metrics["MFU tier"] == "low"
     assert any(f"of an attainable {best:.1%}" in sentence for sentence in report.summary)
     (first, *_) = report.recommendations()
     rest_s = report.step_time_s * (1 - first.gain_ratio)
@@ -298,14 +298,14 @@ def test_a_report_says_once_what_limits_the_job_and_who_is_to_blame(capsys):
 
 
 @pytest.mark.parametrize(("confidence", "advice"), [(0.0, "Log timers."), (0.6, "")])
-def test_a_report_has_no_confidence_in_the_unknown_and_no_heading_without_advice(confidence, advice):
+def test_a_report_has_no_certainty_in_the_unknown_and_no_heading_without_advice(confidence, advice):
     found = ReportFinding(
         title="Unknown", evidence=["No timer."], advice=advice, gain_ratio=None, confidence=confidence
     )
     report = Report(title="Job", subtitle="", headline="Unknown.", summary=(), metrics=(), findings=[found])
 
     for text in (to_markdown(report), to_html(report)):
-        assert ("Confidence" in text) is (confidence > 0)
+        assert ("Certainty: likely" in text) is (confidence > 0)
         assert ("Recommendations" in text) is bool(advice)
 
 

@@ -36,7 +36,7 @@ def test_in_words_every_finding_has_its_evidence(capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().out
     assert said.startswith("# pp4_few\n")
     assert "- Theory expects 42.9%" in said
-    assert "What to do: Use more micro-batches" in said
+    assert "For the next run: Use more micro-batches" in said
 
 
 def test_a_stream_that_cannot_be_read_is_reported_and_the_rest_is_diagnosed(

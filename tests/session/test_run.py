@@ -335,7 +335,7 @@ def test_replay_says_in_words_what_it_shows_in_json():
     done = perfd("replay", "pp4_few", "--speed", "max")
     assert done.returncode == 0
     assert "The pipeline bubble limits this job" in done.stdout
-    assert "What to do: Use more micro-batches" in done.stdout
+    assert "For the next run: Use more micro-batches" in done.stdout
     assert "PerfdPipelineStall at step" in done.stdout
     assert "34.9 of 35.0 s" in done.stdout or "35.0 of 35.0 s" in done.stdout
 
@@ -407,7 +407,7 @@ def test_a_rule_of_the_command_line_fires_beside_those_of_the_configuration(tmp_
     )
     rules = ["--rules", "First.yaml", "--rules", "Second.yaml"]
     done = subprocess.run(
-        command(tmp_path, configuration, *rules, "--", *TRAINER, "20", "0.02"),
+        command(tmp_path, configuration, *rules, "--", *TRAINER, "150", "0.02"),
         capture_output=True,
         check=True,
         cwd=tmp_path,

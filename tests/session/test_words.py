@@ -38,9 +38,9 @@ def alert(**changes):
 def test_it_begins_with_what_limits_the_job_and_who_is_to_blame(summary):
     lines = in_words([summary]).splitlines()
     assert lines[0] == "# dp4_slow2"
-    assert lines[2].startswith("A straggler limits this job: rank 2 (confidence ")
+    assert lines[2].startswith("A straggler limits this job: rank 2 (measured)")
     assert all(line.startswith("- ") for line in lines[3 : 3 + len(summary.bottleneck.evidence)])
-    assert any(line.startswith("What to do: ") for line in lines)
+    assert any(line.startswith("For the next run: ") for line in lines)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
@@ -50,7 +50,18 @@ def test_every_kind_of_bottleneck_has_a_sentence(summary, kind):
     )
     text = in_words([dataclasses.replace(summary, findings=[finding])])
     assert f"{kind.sentence}: gpu n/0" in text
-    assert ("confidence 50%" in text) == (kind is not Kind.UNKNOWN)
+    assert ("(likely)." in text) == (kind is not Kind.UNKNOWN)
+
+
+def test_weak_evidence_says_what_may_limit_the_job_and_old_evidence_that_it_may_be_over(summary):
+    finding = Finding(kind=Kind.COMMUNICATION, confidence=0.4, may_be_over=True)
+    text = in_words([dataclasses.replace(summary, findings=[finding])])
+    assert "Communication may limit this job (possible, may be over)." in text
+
+
+@pytest.mark.parametrize("kind", [Kind.NONE, Kind.UNKNOWN, Kind.MISSING_TELEMETRY, Kind.HANG, Kind.QUEUEING])
+def test_other_sentences_stay_as_they_are_with_weak_evidence(kind):
+    assert Finding(kind=kind, confidence=0.4).headline == kind.sentence
 
 
 def test_what_is_not_known_is_said_to_be_unknown_and_never_zero(summary):

@@ -191,7 +191,7 @@ def job_entry(name: str, *, ranks: int = 8, slow: int | None = None, **changes: 
     ]
     kind = "compute_bound" if slow is None else "straggler"
     culprits = [] if slow is None else [{"kind": "rank", "id": str(slow)}]
-    found = {"kind": kind, "confidence": 0.9, "culprits": culprits, "evidence": []}
+    found = {"kind": kind, "certainty": "measured", "culprits": culprits, "evidence": []}
     return {
         "name": name,
         "ended": False,
@@ -275,7 +275,8 @@ VIEWS = (
 def everything(stand_in: StandIn) -> None:
     """An aggregator with something on every view."""
     finding = {
-        "kind": "straggler", "confidence": 0.9, "gain_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}],
+        "kind": "straggler", "certainty": "measured", "gain_ratio": 0.2,
+        "culprits": [{"kind": "rank", "id": "3"}],
         "evidence": ["The tensor cores of rank 3 are active 1.9 times as much."], "advice": "Look.",
     }  # fmt: skip
     job = job_entry(

@@ -111,6 +111,7 @@ def _ranks(stand_in: StandIn) -> None:
     finding = {
         "kind": "straggler",
         "confidence": 0.9,
+        "certainty": "measured",
         "gain_ratio": 0.21,
         "culprits": [{"kind": "rank", "id": 517}],
         "evidence": ["The tensor cores of rank 517 are active 1.86 times as much as those of its peers."],

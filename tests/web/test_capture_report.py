@@ -139,10 +139,10 @@ def test_what_the_traces_say_is_on_the_page_by_itself(running: Aggregator, tab: 
             running.tick()
         url = f"http://{running.http_address}"
         tab.open(f"{url}/jobs/llm/captures", "document.querySelector('#capture-c1 .headline')")
-        assert "The host limits this job." in tab.text("#capture-c1 .headline")
+        assert "The host may limit this job." in tab.text("#capture-c1 .headline")
         tab.run("document.querySelector('#capture-c1 a').click()")
         tab.wait("location.pathname === '/jobs/llm/captures/c1' && document.querySelector('#open-perfetto')")
-        assert "The host limits this job." in tab.text("main .headline")
+        assert "The host may limit this job." in tab.text("main .headline")
         assert tab.count("iframe#report") == 1
         assert tab.text("#files a") == "Open the report"
         with urllib.request.urlopen(f"{url}/api/v1/traces/c1/perfetto", timeout=20) as answer:

@@ -88,8 +88,8 @@ def test_the_screen_does_not_contradict_itself(
     ):
         assert line.endswith(percent(gain))
     if first["limits_job"] and first["gain_ratio"]:
-        assert f"costs about {percent(first['gain_ratio'])} of each step" in headline
-        assert f"confidence {percent(first['confidence'], 0)}" in headline
+        assert f"{percent(first['gain_ratio'])} of each step" in headline
+        assert first["certainty"] in headline
     tab.open(url, f"document.getElementById('job-{recording}')")
     limited = tab.run(f"document.getElementById('job-{recording}').closest('tr').innerText")
     assert first["name"] in limited

@@ -20,7 +20,7 @@ SLOW = {
     "kind": "straggler",
     "name": "straggler",
     "sentence": "A straggler limits this job",
-    "confidence": 0.9,
+    "certainty": "measured",
     "culprits": [{"kind": "rank", "id": "3"}],
     "evidence": ["Rank 3 takes 1.3 times as long."],
     "advice": "Look at rank 3.",
@@ -31,7 +31,7 @@ DATA = {
     "kind": "data_loading",
     "name": "data loading",
     "sentence": "Data loading limits this job",
-    "confidence": 0.6,
+    "certainty": "likely",
     "culprits": [],
     "evidence": ["The loader takes 8%."],
     "advice": "Use more workers.",
@@ -60,7 +60,7 @@ def test_effects_are_below_their_cause_and_other_findings_follow(stand_in: Stand
     assert tab.count("#findings > li") == 1
     assert tab.text("#findings h3").split("\n") == [
         "data loading",
-        "likely costs about 8.0% of each step · confidence 60%",
+        "likely costs about 8.0% of each step",
     ]
     assert "What to do: Use more workers." in tab.text("#findings")
 
@@ -193,24 +193,28 @@ def test_only_what_limits_a_job_has_its_cost_drawn(tab: Tab, stand_in: StandIn) 
 
 
 @pytest.mark.parametrize(
-    ("confidence", "word", "border"),
+    ("word", "said", "border"),
     [
-        (0.9, "measured", "solid"),
-        (0.8, "measured", "solid"),
-        (0.6, "likely", "double"),
-        (0.4, "possible", "dotted"),
+        ("measured", "costs about", "solid"),
+        ("likely", "costs about", "double"),
+        ("possible", "may cost up to", "dotted"),
     ],
 )
 def test_what_is_less_certain_looks_less_certain(
-    stand_in: StandIn, tab: Tab, confidence: float, word: str, border: str
+    stand_in: StandIn, tab: Tab, word: str, said: str, border: str
 ) -> None:
-    shown(stand_in, tab, bottleneck={**SLOW, "limits_job": True, "confidence": confidence})
+    shown(stand_in, tab, bottleneck={**SLOW, "limits_job": True, "certainty": word})
 
     assert tab.text("#headline .certainty") == word
-    assert f"{word} costs about 19.9% of each step · confidence {100 * confidence:.0f}%" in tab.text(
-        "#headline"
-    )
+    assert f"{word} {said} 19.9% of each step" in tab.text("#headline")
     assert tab.run(f"{STYLE}.borderLeftStyle") == border
+
+
+def test_what_may_be_over_is_said_beside_the_headline_and_is_not_red(stand_in: StandIn, tab: Tab) -> None:
+    shown(stand_in, tab, bottleneck={**SLOW, "limits_job": True, "may_be_over": True})
+
+    assert "measured may be over cost about 19.9% of each step" in tab.text("#headline")
+    assert tab.run(f"{STYLE}.borderLeftColor") == tab.run(COLOR % "--warn")
 
 
 @pytest.mark.parametrize(

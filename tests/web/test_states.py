@@ -297,7 +297,7 @@ def test_what_a_finding_explains_is_indented_below_it(tab: Tab, stand_in: StandI
         "evidence": ["GPUs run no kernel at all in 40.0% of steady steps (NVML)."],
     }
     finding = {
-        "kind": "data_loading", "confidence": 0.8, "gain_ratio": 0.335, "culprits": [],
+        "kind": "data_loading", "certainty": "measured", "gain_ratio": 0.335, "culprits": [],
         "evidence": ["Loading data takes 33.5% of a step."], "effects": [effect], "advice": "",
     }  # fmt: skip
     stand_in.answers["jobs"] = {"jobs": [job_entry("llama", bottleneck=finding)]}
@@ -314,7 +314,13 @@ def test_what_a_finding_explains_is_indented_below_it(tab: Tab, stand_in: StandI
 
 def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
     name, culprit = HOSTILE, {"kind": HOSTILE, "id": HOSTILE}
-    finding = {"kind": "straggler", "confidence": 0.9, "evidence": [HOSTILE], "advice": HOSTILE}
+    finding = {
+        "kind": "straggler",
+        "confidence": 0.9,
+        "certainty": "measured",
+        "evidence": [HOSTILE],
+        "advice": HOSTILE,
+    }
     alert = alert_entry(
         HOSTILE, job=name, labels={"alertname": HOSTILE, HOSTILE: HOSTILE}, captures=[HOSTILE]
     )

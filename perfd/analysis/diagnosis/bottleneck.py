@@ -100,10 +100,23 @@ def _expected(finding: Finding, facts: JobEvidence) -> str:
     step_s, mfu, gain = facts.step_time.median, facts.efficiency.mfu_ratio, finding.gain_ratio
     if not (step_s and gain and gain < 1 and finding.advice) or finding.kind in {Kind.HANG, Kind.UNKNOWN}:
         return ""
+    usual_s = _usual_step_s(finding, facts)
+    if usual_s is not None:
+        # The median may be a step with a stall, or not: only the mean has its share of them.
+        mean_s = usual_s / (1 - gain)
+        return f" At best {duration(usual_s)} per step on average instead of {duration(mean_s)}."
     without = f"{duration(step_s * (1 - gain))} per step instead of {duration(step_s)}"
     reached = attainable_mfu(mfu, gain)
     gained = f", MFU {percent(reached)} instead of {percent(mfu)}" if reached else ""
     return f" At best {without}{gained}."
+
+
+def _usual_step_s(finding: Finding, facts: JobEvidence) -> float | None:
+    """A step without stalls, if the finding is about stalls that only some steps have."""
+    seen = facts.nccl.stalling
+    if seen is not None and finding.gain_ratio == seen.gain_ratio:
+        return seen.usual_s
+    return facts.stall.usual_s if facts.stall is not None and finding.kind is Kind.PERIODIC_STALL else None
 
 
 def _with_change(finding: Finding, facts: JobEvidence) -> Finding:

@@ -112,14 +112,15 @@ def judge_stalls(facts: JobEvidence, *, straggler: Finding | None) -> Finding | 
     stall, seen = facts.stall, facts.nccl.stalling
     if stall is None or (straggler and seen and {stall.rank, seen.rank} == set(straggler.concerned_ranks)):
         return None
+    seconds = duration(stall.period_s)
     often = (
-        f"every {duration(stall.period_s)}"
+        f"Every {seconds}"
         if stall.period_steps is None
-        else f"every {stall.period_steps} steps ({duration(stall.period_s)})"
+        else f"Every {stall.period_steps} steps, which is every {seconds},"
     )
-    longer, cost = duration(stall.stall_s), percent(stall.cost_ratio)
+    longer = f"a step takes {duration(stall.stall_s)} longer than the usual {duration(stall.usual_s)}"
     evidence = [
-        f"A step takes {longer} longer {often}: {stall.stalls} of the newest, {cost} of their time (log)."
+        f"{often} {longer}: {stall.stalls} times so far, {percent(stall.cost_ratio)} of the time (log)."
     ]
     if stall.rank is not None:
         evidence.append(f"Its peers wait for rank {stall.rank} meanwhile ({facts.nccl.source}).")

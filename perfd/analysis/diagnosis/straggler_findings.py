@@ -86,7 +86,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         f"Rank {slow.rank} is the last to arrive for {percent(arrivals.last_ratio)} of its peers' waiting in"
         f" collectives ({facts.nccl.source})."
     )
-    own = "" if slow.busy_ratio is None else f"; its own NCCL kernels take {percent(slow.busy_ratio)}"
+    own = _own_kernels(facts, slow)
     evidence = [
         arrival,
         f"As fast as its peers, it would save {percent(arrivals.gain_ratio)} of the step{own}.",
@@ -103,6 +103,16 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         advice=_look_at(agreeing[0]) if agreeing else advice.late_rank(slow.rank),
         gain_ratio=arrivals.gain_ratio,
     )
+
+
+def _own_kernels(facts: JobEvidence, slow: NcclRank) -> str:
+    """Communication of the rank beside that of its peers: the mean over ranks shows neither."""
+    if slow.busy_ratio is None:
+        return ""
+    peers = [one.busy_ratio for one in facts.nccl.ranks if one.rank != slow.rank]
+    known = [ratio for ratio in peers if ratio is not None]
+    others = f", those of the others {percent(float(np.mean(known)))}" if known else ""
+    return f"; its own NCCL kernels take {percent(slow.busy_ratio)}{others}"
 
 
 def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:

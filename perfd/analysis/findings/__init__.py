@@ -4,7 +4,7 @@ Pure, and free of numpy: traces and servers use it too.
 """
 
 from perfd.analysis.findings.causal_graph import computation_leads, ranked
-from perfd.analysis.findings.finding import Culprit, Effect, Finding, finding_json
+from perfd.analysis.findings.finding import Culprit, Effect, Finding, certainty_of, finding_json
 from perfd.analysis.findings.finding_kind import FAULTS, Kind, limits_job
 from perfd.analysis.findings.framework_options import (
     OptionsOf,
@@ -26,6 +26,7 @@ __all__ = [
     "OptionsOf",
     "Software",
     "Verdict",
+    "certainty_of",
     "computation_leads",
     "finding_json",
     "fitted",

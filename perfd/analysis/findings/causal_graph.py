@@ -164,12 +164,21 @@ def _effect(cause: Finding, symptom: Finding) -> Effect:
 
 
 def _with_effects(root: Finding, found: Sequence[Effect]) -> Finding:
-    """The root with them, the largest first; one whose cost is unknown costs what it explains."""
+    """The root with them, the largest first; one whose cost is unknown costs what it explains.
+
+    What the root's evidence says already is not said again.
+    """
     effects = sorted(found, key=lambda effect: -(effect.gain_ratio or 0.0))
     gain = root.gain_ratio
     if gain is None and effects:
         gain = effects[0].gain_ratio
-    return replace(root, effects=tuple(effects), gain_ratio=gain)
+    said = set(root.evidence)
+    news = [
+        replace(effect, evidence=[one for one in effect.evidence if one not in said])
+        for effect in effects
+        if not effect.evidence or effect.unexplained_ratio or not said.issuperset(effect.evidence)
+    ]
+    return replace(root, effects=tuple(news), gain_ratio=gain)
 
 
 def _order(finding: Finding) -> tuple[bool, bool, float]:

@@ -11,8 +11,17 @@ import msgspec
 from perfd.analysis.findings.finding_kind import Kind
 from perfd.formatting import percent
 
+_CERTAINTIES = ((0.8, "measured"), (0.5, "likely"), (0.0, "possible"))
+"""From which confidence on, and the word that is shown: the number is an order of kinds of evidence only."""
 _NOTHING_LEFT = 0.005
 """Of a step: what rounds to nothing beside samples and medians is not called unexplained."""
+
+
+def certainty_of(confidence: float) -> str:
+    """`measured`, `likely` or `possible`; empty for 0, the unknown."""
+    if confidence <= 0:
+        return ""
+    return next(word for least, word in _CERTAINTIES if confidence >= least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,15 +48,21 @@ class Effect:
     """As much of it the finding explains at most; None when unknown."""
 
     @property
+    def unexplained_ratio(self) -> float | None:
+        """What is left of it; None when unknown."""
+        if self.gain_ratio is None or self.explained_ratio is None:
+            return None
+        left = self.gain_ratio - self.explained_ratio
+        return left if left >= _NOTHING_LEFT else 0.0
+
+    @property
     def summary(self) -> str:
         """`host: 33.5% of 40.0%; 6.5% more is unexplained`, with what is known."""
         names = ", ".join(map(str, self.culprits))
         name = f"{self.kind.short_name} ({names})" if names else self.kind.short_name
-        if self.gain_ratio is None or self.explained_ratio is None:
+        left = self.unexplained_ratio
+        if not left:
             return name if self.gain_ratio is None else f"{name}: {percent(self.gain_ratio)}"
-        left = self.gain_ratio - self.explained_ratio
-        if left < _NOTHING_LEFT:
-            return f"{name}: {percent(self.gain_ratio)}"
         return (
             f"{name}: {percent(self.explained_ratio)} of {percent(self.gain_ratio)};"
             f" {percent(left)} more is unexplained"
@@ -80,6 +95,8 @@ class Finding:
     """How long steps have been longer, if longer steps are evidence for the finding or its effects."""
     since_step: int | None = None
     """The first of these steps, if known."""
+    may_be_over: bool = False
+    """Whether the newest rounds no longer find it."""
     effects: Sequence[Effect] = ()
     """Symptoms of the same job that this one explains, the largest first."""
 
@@ -95,9 +112,24 @@ class Finding:
         return ", ".join(map(str, self.culprits))
 
     @property
+    def certainty(self) -> str:
+        """`measured`, `likely` or `possible`; empty for what is unknown."""
+        return "" if self.kind is Kind.UNKNOWN else certainty_of(self.confidence)
+
+    @property
+    def certainty_words(self) -> str:
+        """The same, and whether it may be over."""
+        return ", ".join(filter(None, (self.certainty, "may be over" if self.may_be_over else "")))
+
+    @property
+    def sentence(self) -> str:
+        """What limits the job, or what may, without culprits and without a full stop."""
+        return self.kind.possible_sentence if self.certainty == "possible" else self.kind.sentence
+
+    @property
     def headline(self) -> str:
         """What limits the job and who causes it, without a full stop."""
-        return f"{self.kind.sentence}: {self.culprit_names}" if self.culprits else self.kind.sentence
+        return f"{self.sentence}: {self.culprit_names}" if self.culprits else self.sentence
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
@@ -106,4 +138,5 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     kind = finding.kind
     for effect, found in zip(plain["effects"], finding.effects, strict=True):
         effect |= {"name": found.kind.short_name, "summary": found.summary}
-    return {"kind": plain.pop("kind"), "name": kind.short_name, "sentence": kind.sentence, **plain}
+    words = {"name": kind.short_name, "sentence": finding.sentence, "certainty": finding.certainty}
+    return {"kind": plain.pop("kind"), **words, **plain}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -87,6 +88,13 @@ class Kind(StrEnum):
         """The headline: a sentence without its full stop, since culprits may follow."""
         return _WORDS[self][1]
 
+    @property
+    def possible_sentence(self) -> str:
+        """The headline where evidence is weak: `Communication may limit this job`."""
+        return _LIMITS.sub("may limit this", self.sentence)
+
+
+_LIMITS = re.compile(r"(?<!what )(?<!that )\blimits? this\b")
 
 FAULTS = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.THROTTLING, Kind.SLOW_LINK, Kind.LATE_HOSTS})
 """Something is broken, or has become slower, which comes before what the job's configuration costs."""

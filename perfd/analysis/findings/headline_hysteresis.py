@@ -163,7 +163,7 @@ def _with_figures(headline: Finding, head: Finding) -> Finding:
 
 
 def _may_be_over(blamed: Finding) -> Finding:
-    return replace(blamed, evidence=(*blamed.evidence, _MAY_BE_OVER))
+    return replace(blamed, may_be_over=True, evidence=(*blamed.evidence, _MAY_BE_OVER))
 
 
 def _at_front(held: Finding, found: Sequence[Finding]) -> Sequence[Finding]:

@@ -38,6 +38,8 @@ class PeriodicStall:
     period_steps: int | None
     """None where it is regular in time, and not in steps."""
     period_s: float
+    usual_s: float
+    """A step without it, the median."""
     stall_s: float
     """How much longer such a step takes, the median."""
     stalls: int
@@ -80,6 +82,7 @@ def periodic_stall(
     return PeriodicStall(
         period_steps=period if by_steps else None,
         period_s=period_s,
+        usual_s=usual_s,
         stall_s=stall_s,
         stalls=int(stalled.sum()),
         cost_ratio=cost,

@@ -241,7 +241,7 @@ def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     # What the server says of itself counts before what follows from the benchmark alone.
     found = [finding for row in rows for finding in (row["seen"] or row)["findings"]]
     for finding in {(one["kind"], tuple(one["evidence"])): one for one in found}.values():
-        console.print(f"\n{finding['sentence']} (confidence {finding['confidence']:.1f})", markup=False)
+        console.print(f"\n{finding['sentence']} ({finding['certainty']})", markup=False)
         for sentence in (*finding["evidence"], finding["advice"]):
             console.print(f"  {sentence}", markup=False)
 

@@ -66,7 +66,11 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document(summaries, checklist=args.checklist)))
     else:
-        blocks = checklist_in_words(summaries) if args.checklist else findings_in_words(summaries)
+        blocks = (
+            checklist_in_words(summaries)
+            if args.checklist
+            else findings_in_words(summaries, over=bool(args.recording))
+        )
         print(fitted("\n".join(blocks), sys.stdout), end="")
     return 0
 

@@ -198,7 +198,7 @@ def _show(server: ServerDocument, console: Console, args: argparse.Namespace) ->
         console.print(f"note: {note}", markup=False)
     for finding in server.findings:
         console.print(
-            f"\n{finding.headline} (confidence {percent(finding.confidence, 0)})",
+            f"\n{finding.headline} ({finding.certainty})",
             markup=False,
         )
         for sentence in (*finding.evidence, f"What to do: {finding.advice}"):

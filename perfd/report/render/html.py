@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 
+from perfd.analysis.findings import certainty_of
 from perfd.formatting import percent
 from perfd.report.render import svg
 from perfd.report.render.page_script import SCRIPT
@@ -96,8 +97,12 @@ def _finding(found: ReportFinding) -> str:
         f"<li>{_words(said)}<ul>{''.join(f'<li>{_words(sentence)}</li>' for sentence in why)}</ul></li>"
         for said, why in found.effects
     )
-    # An unknown finding has no confidence.
-    sure = f'<p class="source">Confidence {found.confidence:.1f}</p>' if found.confidence else ""
+    # An unknown finding has none.
+    sure = (
+        f'<p class="source">Certainty: {certainty}</p>'
+        if (certainty := certainty_of(found.confidence))
+        else ""
+    )
     return f"<article><h3>{escape(found.title)}{culprits}{share}</h3><ul>{evidence}</ul>{sure}</article>"
 
 

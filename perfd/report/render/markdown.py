@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfd.analysis.findings import certainty_of
 from perfd.formatting import percent
 from perfd.report.report_model import Report, ReportTable
 
@@ -24,8 +25,9 @@ def to_markdown(report: Report) -> str:
         lines += [f"- {_text(sentence)}" for sentence in found.evidence]
         for said, why in found.effects:
             lines += [f"- {_text(said)}", *(f"  - {_text(sentence)}" for sentence in why)]
-        # An unknown finding has no confidence.
-        lines += [f"- Confidence {found.confidence:.1f}."] if found.confidence else []
+        # An unknown finding has none.
+        certainty = certainty_of(found.confidence)
+        lines += [f"- Certainty: {certainty}."] if certainty else []
         lines.append("")
     advising = report.recommendations()
     lines += ["## Recommendations", ""] if advising else []

@@ -15,9 +15,9 @@ from typing import Any, TextIO
 from perfd.analysis.collectives import bandwidth_words, busiest
 from perfd.analysis.communication import not_used
 from perfd.analysis.diagnosis import JobSummary
-from perfd.analysis.findings import Finding, Kind
+from perfd.analysis.findings import Finding
 from perfd.analysis.hang import ErrorSummary
-from perfd.formatting import percent, rank_names
+from perfd.formatting import rank_names
 from perfd.session.text.summary_numbers import numbers_in_words
 
 _TROUBLES_SHOWN = 8
@@ -37,7 +37,7 @@ def in_words(
     notes: Sequence[str] = (),
     captures: Sequence[Captured] = (),
 ) -> str:
-    """The text for all jobs, their alerts and captures, with notes about perfd's own failures."""
+    """The text for all jobs, which are over, their alerts and captures, with notes about perfd's failures."""
     blocks = [
         "\n".join([*_job(summary), *_of_job(summary.name, alerts, captures)]) for summary in summaries
     ] or [NO_JOB]
@@ -83,7 +83,13 @@ def fitted(text: str, out: TextIO) -> str:
 
 
 def _job(summary: JobSummary) -> list[str]:
-    lines = [f"# {summary.name}", "", *_finding(summary.bottleneck), "", *numbers_in_words(summary)]
+    lines = [
+        f"# {summary.name}",
+        "",
+        *_finding(summary.bottleneck, over=True),
+        "",
+        *numbers_in_words(summary),
+    ]
     if summary.others:
         lines += ["", "Also found:"]
         lines += [f"- {finding.kind.short_name}: {' '.join(finding.evidence)}" for finding in summary.others]
@@ -97,14 +103,20 @@ def _of_job(job: str, alerts: Sequence[Alert], captures: Sequence[Captured]) -> 
     return lines
 
 
-def findings_in_words(summaries: Sequence[JobSummary]) -> list[str]:
-    """All findings of each job, the bottleneck first, one block per finding."""
+def findings_in_words(summaries: Sequence[JobSummary], *, over: bool = False) -> list[str]:
+    """All findings of each job, the bottleneck first, one block per finding.
+
+    Of a job that is `over`, advice is for its next run.
+    """
     if not summaries:
         return [f"{NO_JOB}\n"]
     blocks = []
     for summary in summaries:
         findings = [summary.bottleneck, *summary.others]
-        blocks += [f"# {summary.name}", *("\n".join([*_finding(finding), ""]) for finding in findings)]
+        blocks += [
+            f"# {summary.name}",
+            *("\n".join([*_finding(finding, over=over), ""]) for finding in findings),
+        ]
         blocks += [f"{sentence}\n" for sentence in not_used(summary.capture)]
         blocks += _bandwidths(summary)
         blocks += ["\n".join([*_troubles(summary)[1:], ""])] if summary.troubles else []
@@ -132,15 +144,16 @@ def _bandwidths(summary: JobSummary) -> list[str]:
     return ["\n".join(["Bandwidth of NCCL's transfers:", *lines, ""])] if lines else []
 
 
-def _finding(finding: Finding) -> list[str]:
-    confidence = f" (confidence {percent(finding.confidence, 0)})" if finding.kind is not Kind.UNKNOWN else ""
-    lines = [f"{finding.headline}{confidence}."]
+def _finding(finding: Finding, *, over: bool) -> list[str]:
+    sure = f" ({finding.certainty_words})" if finding.certainty_words else ""
+    lines = [f"{finding.headline}{sure}."]
     lines += [f"- {sentence}" for sentence in finding.evidence]
     for effect in finding.effects:
         lines += [f"- Explains {effect.summary}."]
         lines += [f"  - {sentence}" for sentence in effect.evidence]
     if finding.advice:
-        lines += [f"What to do: {finding.advice}"]
+        # A job that is over can no longer be captured or looked into.
+        lines += [f"{'For the next run' if over else 'What to do'}: {finding.advice}"]
     return lines
 
 

@@ -5,7 +5,7 @@ import { bandwidth, duration, percent, plural, UNKNOWN } from "./format.js";
 import { jobAddress } from "./paths.js";
 import { metricsOf, rankName } from "./rank_metrics.js";
 import { captureButton, copyButton } from "./actions.js";
-import { certainty, isHeldUp, isTrouble, sentence, shortSentence, tone } from "./verdict.js";
+import { certainty, certaintyMeaning, isHeldUp, isTrouble, sentence, shortSentence, tone } from "./verdict.js";
 
 const MOST_EFFECTS = 12;
 const MOST_CULPRITS = 4;
@@ -14,14 +14,16 @@ const items = (lines) => lines.map((line) => el("li", {}, prose(line)));
 
 const explained = (effect) => el("li", { class: "effect" }, prose(`Explains ${effect.summary}.`), el("ul", {}, items(effect.evidence ?? [])));
 
-const notes = (finding) =>
-  [finding?.gain_ratio == null ? null : `costs about ${percent(finding.gain_ratio)} of each step`, finding?.confidence ? `confidence ${percent(finding.confidence, 0)}` : null].filter(Boolean).join(" · ");
+const verb = (finding) => (certainty(finding) === "possible" ? "may cost up to" : finding.may_be_over ? "cost about" : "costs about");
+
+const notes = (finding) => (finding?.gain_ratio == null ? "" : `${verb(finding)} ${percent(finding.gain_ratio)} of each step`);
 
 // The word shows the certainty and the border repeats it, so that neither depends on color.
 const says = (finding) => {
   const sure = isTrouble(finding) && certainty(finding);
   const text = notes(finding);
-  return text && el("small", {}, sure && [el("span", { class: `certainty ${sure}` }, sure), " "], text);
+  const over = finding?.may_be_over && [el("span", { class: "certainty" }, "may be over"), " "];
+  return (sure || text) && el("small", {}, sure && [el("span", { class: `certainty ${sure}`, title: certaintyMeaning(sure) }, sure), " "], over, text);
 };
 
 const look = (finding) => [tone(finding), isHeldUp(finding) && certainty(finding)].filter(Boolean).join(" ");

@@ -15,13 +15,19 @@ export const isHeldUp = (finding) => Boolean(finding?.limits_job);
 export function tone(finding) {
   if (!finding || finding.kind === "unknown") return "unknown";
   if (!isHeldUp(finding)) return finding.kind === "none" ? "fine" : "neutral";
-  return (finding.gain_ratio ?? 1) >= SEVERE ? "severe" : "slight";
+  return (finding.gain_ratio ?? 1) >= SEVERE && !finding.may_be_over ? "severe" : "slight";
 }
 
-// Certainty in words beside the number: `Finding.confidence` ranks kinds of evidence.
-const CERTAINTIES = [[0.8, "measured"], [0.5, "likely"], [0, "possible"]];
+// What a finding rests on: the number `confidence` only ranks kinds of evidence, and is not a probability.
+const CERTAINTIES = {
+  measured: "measured directly, or by two independent sources",
+  likely: "measured in part, by bounds or from a model",
+  possible: "expected, or measured indirectly",
+};
 
-export const certainty = (finding) => (finding?.confidence > 0 ? CERTAINTIES.find(([least]) => finding.confidence >= least)[1] : null);
+export const certainty = (finding) => (finding?.certainty in CERTAINTIES ? finding.certainty : null);
+
+export const certaintyMeaning = (word) => CERTAINTIES[word];
 
 export const kind = (finding) => finding?.name ?? "unknown";
 
