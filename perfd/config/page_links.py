@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 from perfd.config.strict import Strict
 from perfd.errors import ConfigError
 
-_JOB = frozenset({"job", "cluster", "namespace", "owner", "title", "from", "to"})
+_WANDB = frozenset({"wandb_entity", "wandb_project", "wandb_run"})
+_JOB = _WANDB | {"job", "cluster", "namespace", "owner", "title", "from", "to"}
 _PLACEHOLDERS: Mapping[str, frozenset[str]] = {
     "job": _JOB,
     "rank": _JOB | {"rank", "node", "gpu"},
@@ -25,7 +26,8 @@ class PageLinksConfig(Strict, frozen=True):
 
     job: dict[str, str] = {}
     """On a job's page. Placeholders: `job`, `cluster`, `namespace`, `owner`, `title` (the scheduler's name),
-    `from` and `to`: its start and end, in ms since 1970; `to` is `now` while it runs."""
+    `from` and `to`: its start and end, in ms since 1970; `to` is `now` while it runs. `wandb_entity`,
+    `wandb_project` and `wandb_run`: the job's run of W&B, as its output or its run file names it."""
     rank: dict[str, str] = {}
     """On a rank's page: those, `rank`, `node` and `gpu` (the index)."""
     node: dict[str, str] = {}

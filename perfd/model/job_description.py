@@ -120,6 +120,9 @@ class JobDescription:
     """Of all GPUs together, with recomputation, counted in the job's largest module of dumped HLO."""
     hlo_precision: str | None = None
     """The data type with the most of these FLOPs, as in `precision`; `tf32` for f32 computed as TF32."""
+    wandb_run: str | None = None
+    """Of Weights & Biases: `https://HOST/ENTITY/PROJECT/runs/ID` as its client prints it, or what is known of
+    `ENTITY/PROJECT/runs/ID`."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """All options as printed by the job."""
     software: Mapping[str, str] = field(default_factory=dict)

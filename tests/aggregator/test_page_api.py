@@ -14,6 +14,7 @@ from exporters.rounds import job_round
 from exporters.support import until
 
 from perfd.aggregator.limits import Limits
+from perfd.aggregator.web_api.api_documents import wandb_run
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.analysis.diagnosis import summarise
 from perfd.analysis.steps import StepBreakdown
@@ -79,6 +80,44 @@ def test_links_are_those_of_the_configuration():
         aggregator(links=PageLinksConfig(node={"X": "https://g.org/{job}"})),
     ):
         pass
+
+
+RUN = {"entity": "team", "project": "proj", "run_id": "2v1"}
+
+
+@pytest.mark.parametrize(
+    ("named", "run"),
+    [
+        ("https://wandb.ai/team/proj/runs/2v1", {**RUN, "url": "https://wandb.ai/team/proj/runs/2v1"}),
+        ("https://a.wandb.io/team/proj/runs/2v1", {**RUN, "url": "https://a.wandb.io/team/proj/runs/2v1"}),
+        ("https://wandb.example.org/team/proj/runs/2v1", {**RUN, "url": None}),
+        ("https://notwandb.ai/team/proj/runs/2v1", {**RUN, "url": None}),
+        (
+            "https://wandb.ai:8080/team/proj/runs/2v1",
+            {**RUN, "url": "https://wandb.ai:8080/team/proj/runs/2v1"},
+        ),
+        ("team/proj/runs/2v1", {**RUN, "url": None}),
+        ("proj/runs/2v1", {**RUN, "entity": None, "url": None}),
+        ("https://user@wandb.ai/team/proj/runs/2v1", None),
+        ("https://wandb.ai/team/proj/runs/2v1?x", None),
+        ("javascript:alert(1)", None),
+        ("", None),
+    ],
+)
+def test_a_run_of_wandb_is_a_link_only_to_servers_of_wandb(named, run):
+    assert wandb_run(named) == run
+
+
+def test_a_job_s_entry_has_its_run_of_wandb():
+    with aggregator(http_listen="127.0.0.1:0") as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(JobDescription(job="llm", framework="", wandb_run="https://wandb.ai/team/proj/runs/2v1"))
+        agent.send(step(1))
+        agent.send(step(1, job="other"))
+        running.tick()
+        jobs = {entry["name"]: entry for entry in api(running, "jobs")["jobs"]}
+    assert jobs["llm"]["wandb"] == {**RUN, "url": "https://wandb.ai/team/proj/runs/2v1"}
+    assert jobs["other"]["wandb"] is None
 
 
 def test_a_row_of_the_fleet_says_what_the_whole_entry_says():

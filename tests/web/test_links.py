@@ -61,6 +61,24 @@ def test_links_are_filled_with_what_is_known_and_others_are_left_out(tab: Tab, s
         assert tab.count(f"#{view} a.outside") == 2
 
 
+def test_a_job_has_a_link_to_its_run_of_wandb_without_configuration(tab: Tab, stand_in: StandIn) -> None:
+    url = "https://wandb.ai/team/proj/runs/2v1"
+    run = {"entity": "team", "project": "proj", "run_id": "2v1", "url": url}
+
+    def shown(run: dict[str, str | None], links: dict[str, str]) -> dict[str, str]:
+        job = job_entry("llama", wandb=run)
+        stand_in.answers |= {"links": {"links": {"job": links}}, "jobs": {"jobs": [job]}}
+        tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#headline')")
+        return hrefs(tab, ".title")
+
+    assert shown(run, {}) == {"W&B run": url}
+    assert shown(run | {"url": None}, {}) == {}
+    assert shown(run | {"url": "javascript:alert(1)//wandb.ai"}, {}) == {}
+    own = {"W&B": "https://w.org/{wandb_entity}/{wandb_project}/runs/{wandb_run}"}
+    assert shown(run, own) == {"W&B": "https://w.org/team/proj/runs/2v1"}
+    assert shown(run | {"entity": None}, own) == {}
+
+
 def test_an_address_that_is_none_is_no_link(tab: Tab, stand_in: StandIn) -> None:
     # As of a saved page that somebody else wrote.
     links = {"job": {"Bad": "javascript:alert(1)", "Good": "https://g.org"}, "other": {"X": "https://x"}}

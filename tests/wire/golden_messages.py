@@ -283,8 +283,10 @@ CONFIGURED = JobDescription(
 )
 COUNTED = JobDescription(job="llm", framework="", hlo_flops_per_step=2.5e17)
 TYPED = JobDescription(job="llm", framework="", hlo_flops_per_step=2.5e17, hlo_precision="bf16")
+TRACKED = JobDescription(job="llm", framework="", wandb_run="https://wandb.ai/team/proj/runs/2v1jf4us")
 
 MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
+    "batch_wandb_run": Batch(sequence=49, sent_unix_ns=1_700_000_009_000_000_000, records=(TRACKED,)),
     "batch_hlo_precision": Batch(sequence=48, sent_unix_ns=1_700_000_009_000_000_000, records=(TYPED,)),
     "batch_hlo_flops": Batch(sequence=46, sent_unix_ns=1_700_000_009_000_000_000, records=(COUNTED,)),
     "hello": Hello(

@@ -35,6 +35,7 @@ from perfd_collectors.training_log.formats import (
 )
 from perfd_collectors.training_log.log_lines import MAX_LINE_BYTES, LineBuffer, read_line
 from perfd_collectors.training_log.megatron import MegatronParser
+from perfd_collectors.training_log.metric_files import WandbRunParser
 from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_order import StepLog
 from perfd_collectors.training_log.timestamps import TimeZoneGuess
@@ -101,7 +102,7 @@ class LogParser:
         self._job = job
         self._formats: list[FormatParser] = [OwnPatternParser(job, patterns)] if patterns else []
         self._formats += [FORMATS[name](job) for name in chosen]
-        self._formats += [FailureParser(job), NcclLineParser(job)]
+        self._formats += [FailureParser(job), NcclLineParser(job), WandbRunParser(job)]
         self._with_blocks = [one for one in self._formats if type(one).in_block is not FormatParser.in_block]
         self._keywords = _shortest_keywords(
             keyword for parser in self._formats for keyword in parser.keywords

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -34,6 +35,13 @@ _USED, _TOTAL = GpuColumn.MEMORY_USED.value, GpuColumn.MEMORY_TOTAL.value
 _READ = (GpuColumn.TEMPERATURE.value, GpuColumn.SM_CLOCK.value)
 _LAST_S = 30.0
 """Before a job's last step: some columns are read every 10 s."""
+_WANDB = "wandb.ai"
+_WANDB_HOSTS = (".wandb.ai", ".wandb.io")
+"""Of its customers' own servers that it runs."""
+_WANDB_RUN = re.compile(
+    r"(?:https?://(?P<host>[A-Za-z0-9.-]{1,253})(?::\d{1,5})?/)?"
+    r"(?:(?P<entity>[^\s/?#]{1,128})/)?(?P<project>[^\s/?#]{1,128})/runs/(?P<run_id>[\w.-]{1,128})"
+)
 _PENDING = {"name": "not analyzed yet", "sentence": "perfd has not analyzed this job yet"}
 _NOTHING_READ = dict.fromkeys(("memory_used_ratio", *_READ))
 
@@ -67,11 +75,30 @@ def job_json(job: JobState, live: JobSummary | None, now_s: float, failure: str 
             node: group for node, group in sorted(job.ownership.het_groups.items()) if node in job.nodes
         },
         "train_steps": job.description.train_steps if job.description else None,
+        "wandb": wandb_run(job.description.wandb_run if job.description else None),
         "log_silent_s": job.log_silent_s(now_s),
         "silent_s": max(0.0, now_s - job.received_s),
         "failure": failure,
     }
     return entry
+
+
+def wandb_run(named: str | None) -> dict[str, str | None] | None:
+    """A job's run of Weights & Biases, by what its agents say; None for none, or for something else.
+
+    `url` is null unless it leads to W&B itself: of another host only the configuration may make a link.
+    """
+    found = None if named is None else _WANDB_RUN.fullmatch(named)
+    if found is None:
+        return None
+    host = found["host"] or ""
+    of_wandb = host == _WANDB or host.endswith(_WANDB_HOSTS)
+    return {
+        "entity": found["entity"],
+        "project": found["project"],
+        "run_id": found["run_id"],
+        "url": named if of_wandb and found["entity"] else None,
+    }
 
 
 def entry_of(live: JobSummary) -> dict[str, Any]:
@@ -176,7 +203,9 @@ def row_of(live: JobSummary) -> dict[str, Any]:
         "bottleneck": {
             "kind": worst.kind.value,
             "name": worst.kind.short_name,
-            "sentence": worst.kind.sentence,
+            "sentence": worst.sentence,
+            "certainty": worst.certainty,
+            "may_be_over": worst.may_be_over,
             "gain_ratio": worst.gain_ratio,
             "culprits": msgspec.to_builtins(worst.culprits[:_SHOWN_CULPRITS]),
             "culprit_count": len(worst.culprits),

@@ -8,7 +8,7 @@ import msgspec
 
 from perfd.aggregator.history.ended_jobs import EndedJob
 from perfd.aggregator.jobs.job_lifetime import JobEnd
-from perfd.aggregator.web_api.api_documents import entry_of, row_of
+from perfd.aggregator.web_api.api_documents import entry_of, row_of, wandb_run
 from perfd.aggregator.web_api.charts import without_ranks
 from perfd.analysis.diagnosis import JobSummary, from_json
 
@@ -47,6 +47,7 @@ def stored_entry(one: EndedJob, now_unix_s: float, *, ranks: bool) -> dict[str, 
         "title": None,
         "array": None,
         "het_groups": {},
+        "wandb": wandb_run(live.configuration.wandb_run),
         "log_silent_s": None,
         "failure": None,
     }

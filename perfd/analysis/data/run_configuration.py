@@ -35,6 +35,8 @@ class RunConfiguration:
     """Names of the GPUs of its nodes, each once, sorted."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """All options that the job printed; values of secrets are `(hidden)`."""
+    wandb_run: str | None = None
+    """As `JobDescription` has it; two runs always differ in it."""
 
 
 def configuration_of(job: JobData) -> RunConfiguration:
@@ -52,6 +54,7 @@ def configuration_of(job: JobData) -> RunConfiguration:
         recompute_layers=description.recompute_layers,
         gpu_names=names,
         arguments=_without_secrets(tuple(description.arguments.items())),
+        wandb_run=description.wandb_run,
     )
 
 

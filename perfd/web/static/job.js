@@ -10,7 +10,7 @@ import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames, UNKNOWN } from "./format.js";
 import { grouped } from "./groups.js";
 import { drawCharts, loadSeries } from "./job_charts.js";
-import { linksOf, separated, valuesAround, valuesOf } from "./links.js";
+import { linksOf, separated, valuesAround, valuesOf, wandbLink } from "./links.js";
 import { drawPeers } from "./peers.js";
 import { captureAddress, compareAddress, jobAddress, to } from "./paths.js";
 import { gridChoice, gridOptions, gridTools, rankGrid } from "./rank_grid.js";
@@ -77,7 +77,7 @@ function title(job) {
     { class: "title" },
     el("strong", { id: "job" }, job.name), " ", el("span", { class: `state ${state(job)}` }, stateText(job)),
     el("span", { class: "quiet" }, ` ${[...scheduled(job), layout(job), `step ${steps(job)}`].join(" · ")} · `),
-    el("a", { href: to(`reports/jobs/${encodeURIComponent(job.name)}`), id: "report" }, "Report"), " · ", el("a", { href: compareAddress(job.name), id: "compare" }, "Compare"), separated(linksOf("job", valuesOf(job))),
+    el("a", { href: to(`reports/jobs/${encodeURIComponent(job.name)}`), id: "report" }, "Report"), " · ", el("a", { href: compareAddress(job.name), id: "compare" }, "Compare"), separated([...linksOf("job", valuesOf(job)), ...wandbLink(job)]),
   );
 }
 
@@ -127,7 +127,7 @@ function communicationNote(job) {
   const { share_ratio: share, transfer_ratio: moves, wait_ratio: waits } = job.communication ?? {};
   const split = moves == null ? "" : `; ${percent(moves)} transfer, ${percent(waits)} waiting for other ranks`;
   const without = share == null ? [] : leftOut(job.communication);
-  return `of a step${split}${without.length ? `, not counting ${without.join(", ")}` : ""}`;
+  return `of a step${moves == null ? "" : ", mean over ranks"}${split}${without.length ? `, not counting ${without.join(", ")}` : ""}`;
 }
 
 // As Communication.left_out: timers count the collectives of gradients and parameters only.
@@ -136,8 +136,8 @@ function leftOut({ source, dimensions }) {
   return (dimensions ?? []).filter((one) => one.group !== "dp").map((one) => one.group ?? "others");
 }
 
-// Another headline may name another cause.
-const tierWord = (tier) => (tier === "communication_bound" ? "fair" : tier);
+// As MfuTier.word: the headline may name another cause, or none.
+const tierWord = (tier) => ({ trouble: "low", communication_bound: "fair" })[tier] ?? tier;
 
 function mfuNote(job) {
   const upper = job.efficiency?.mfu_upper_ratio == null ? "" : `at most ${percent(job.efficiency?.mfu_upper_ratio, 0)} by tensor core activity`;

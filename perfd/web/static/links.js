@@ -24,8 +24,16 @@ export function linksOf(place, values) {
 
 const ms = (unixS) => (unixS == null ? null : Math.round(1000 * unixS));
 
+// The job's run of W&B, where it names one on W&B's own servers and the configuration has no link to it.
+export function wandbLink(job) {
+  const configured = Object.values(links?.job ?? {}).some((template) => template.includes("{wandb_"));
+  const url = !configured && /^https:\/\//.test(job.wandb?.url ?? "") && job.wandb.url;
+  return url ? [el("a", { href: url, class: "outside", rel: "noreferrer" }, "W&B run")] : [];
+}
+
 // What is known of a job.
 export const valuesOf = (job) => ({
+  wandb_run: job.wandb?.run_id, wandb_project: job.wandb?.project, wandb_entity: job.wandb?.entity,
   job: job.name, cluster: job.cluster, namespace: job.namespace, owner: job.owner, title: job.title,
   from: ms(job.started_unix_s), to: job.ended ? ms(job.ended_unix_s) : "now",
 });

@@ -387,7 +387,7 @@ class ModelShape(_message.Message):
     def __init__(self, layers: _Optional[int] = ..., hidden_size: _Optional[int] = ..., ffn_size: _Optional[int] = ..., attention_heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_size: _Optional[int] = ..., sequence_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., gated_mlp: bool = ..., attention_output_gate: bool = ..., moe: _Optional[_Union[MoeShape, _Mapping]] = ..., mla: _Optional[_Union[MlaShape, _Mapping]] = ..., mtp_layers: _Optional[int] = ...) -> None: ...
 
 class JobDescription(_message.Message):
-    __slots__ = ("job", "framework", "framework_version", "model", "parallel", "precision", "recompute", "recompute_layers", "train_steps", "log_interval_steps", "parameters", "logged_flops_convention", "arguments", "model_source", "tokens_per_step", "flops_per_step", "hlo_flops_per_step", "software", "hlo_precision")
+    __slots__ = ("job", "framework", "framework_version", "model", "parallel", "precision", "recompute", "recompute_layers", "train_steps", "log_interval_steps", "parameters", "logged_flops_convention", "arguments", "model_source", "tokens_per_step", "flops_per_step", "hlo_flops_per_step", "software", "hlo_precision", "wandb_run")
     class ArgumentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -421,6 +421,7 @@ class JobDescription(_message.Message):
     HLO_FLOPS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
     HLO_PRECISION_FIELD_NUMBER: _ClassVar[int]
+    WANDB_RUN_FIELD_NUMBER: _ClassVar[int]
     job: str
     framework: str
     framework_version: str
@@ -440,7 +441,8 @@ class JobDescription(_message.Message):
     hlo_flops_per_step: float
     software: _containers.ScalarMap[str, str]
     hlo_precision: str
-    def __init__(self, job: _Optional[str] = ..., framework: _Optional[str] = ..., framework_version: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., parallel: _Optional[_Union[ParallelLayout, _Mapping]] = ..., precision: _Optional[str] = ..., recompute: _Optional[str] = ..., recompute_layers: _Optional[int] = ..., train_steps: _Optional[int] = ..., log_interval_steps: _Optional[int] = ..., parameters: _Optional[float] = ..., logged_flops_convention: _Optional[str] = ..., arguments: _Optional[_Mapping[str, str]] = ..., model_source: _Optional[str] = ..., tokens_per_step: _Optional[float] = ..., flops_per_step: _Optional[float] = ..., hlo_flops_per_step: _Optional[float] = ..., software: _Optional[_Mapping[str, str]] = ..., hlo_precision: _Optional[str] = ...) -> None: ...
+    wandb_run: str
+    def __init__(self, job: _Optional[str] = ..., framework: _Optional[str] = ..., framework_version: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., parallel: _Optional[_Union[ParallelLayout, _Mapping]] = ..., precision: _Optional[str] = ..., recompute: _Optional[str] = ..., recompute_layers: _Optional[int] = ..., train_steps: _Optional[int] = ..., log_interval_steps: _Optional[int] = ..., parameters: _Optional[float] = ..., logged_flops_convention: _Optional[str] = ..., arguments: _Optional[_Mapping[str, str]] = ..., model_source: _Optional[str] = ..., tokens_per_step: _Optional[float] = ..., flops_per_step: _Optional[float] = ..., hlo_flops_per_step: _Optional[float] = ..., software: _Optional[_Mapping[str, str]] = ..., hlo_precision: _Optional[str] = ..., wandb_run: _Optional[str] = ...) -> None: ...
 
 class JobOrigin(_message.Message):
     __slots__ = ("job", "cluster", "namespace", "owner", "nodes", "scheduler_restarts", "launcher_restarts", "user", "account", "partition", "title", "array_job", "array_task", "het_group")

@@ -5,5 +5,6 @@ from perfd_collectors.training_log.metric_files.metric_file_parser import (
     is_metric_file,
     metric_file_reader,
 )
+from perfd_collectors.training_log.metric_files.wandb_run import WandbRunParser
 
-__all__ = ["MetricFileParser", "is_metric_file", "metric_file_reader"]
+__all__ = ["MetricFileParser", "WandbRunParser", "is_metric_file", "metric_file_reader"]

@@ -13,6 +13,7 @@ from perfd_collectors.training_log.metric_files.csv_file import CsvFileReader
 from perfd_collectors.training_log.metric_files.event_file import EventFileReader
 from perfd_collectors.training_log.metric_files.metric_rows import MetricFileReader, MetricRow
 from perfd_collectors.training_log.metric_files.wandb_file import WandbFileReader
+from perfd_collectors.training_log.metric_files.wandb_run import better_run, run_of_file
 from perfd_collectors.training_log.step_fields import StepFields, add_step, fields_of
 from perfd_collectors.training_log.step_order import ProgressSource
 
@@ -71,6 +72,13 @@ class MetricFileParser:
         """Parse the next bytes of the file, which were written by a time."""
         self.read_bytes += len(data)
         self._rows(self._reader.feed(data), written_unix_ns)
+        if isinstance(self._reader, WandbFileReader) and (run := self._reader.run) is not None:
+            self._name_run(run_of_file(self._stream, run.entity, run.project, run.run_id))
+
+    def _name_run(self, found: str | None) -> None:
+        out = self._job.out
+        if found is not None:
+            out.describe(wandb_run=better_run(out.description.wandb_run, found))
 
     def flush(self, now_unix_ns: int) -> None:
         """Note that nothing came for a while."""

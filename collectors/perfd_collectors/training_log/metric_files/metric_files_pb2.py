@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\nHcollectors/perfd_collectors/training_log/metric_files/metric_files.proto\x12\x12perfd.metric_files\"V\n\x05\x45vent\x12\x11\n\twall_time\x18\x01 \x01(\x01\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12,\n\x07summary\x18\x05 \x01(\x0b\x32\x1b.perfd.metric_files.Summary\":\n\x07Summary\x12/\n\x05value\x18\x01 \x03(\x0b\x32 .perfd.metric_files.SummaryValue\"j\n\x0cSummaryValue\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x16\n\x0csimple_value\x18\x02 \x01(\x02H\x00\x12,\n\x06tensor\x18\x08 \x01(\x0b\x32\x1a.perfd.metric_files.TensorH\x00\x42\x07\n\x05value\"z\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\x05\x12\x16\n\x0etensor_content\x18\x04 \x01(\x0c\x12\x11\n\tfloat_val\x18\x05 \x03(\x02\x12\x12\n\ndouble_val\x18\x06 \x03(\x01\x12\x0f\n\x07int_val\x18\x07 \x03(\x05\x12\x11\n\tint64_val\x18\n \x03(\x03\"9\n\tRunRecord\x12,\n\x07history\x18\x02 \x01(\x0b\x32\x1b.perfd.metric_files.History\"g\n\x07History\x12-\n\x04item\x18\x01 \x03(\x0b\x32\x1f.perfd.metric_files.HistoryItem\x12-\n\x04step\x18\x02 \x01(\x0b\x32\x1f.perfd.metric_files.HistoryStep\"\x1a\n\x0bHistoryStep\x12\x0b\n\x03num\x18\x01 \x01(\x03\"p\n\x0bHistoryItem\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\nnested_key\x18\x02 \x03(\t\x12\x11\n\x07integer\x18\x05 \x01(\x12H\x00\x12\x10\n\x06number\x18\x06 \x01(\x01H\x00\x12\x12\n\nvalue_json\x18\x10 \x01(\tB\x07\n\x05valueb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\nHcollectors/perfd_collectors/training_log/metric_files/metric_files.proto\x12\x12perfd.metric_files\"V\n\x05\x45vent\x12\x11\n\twall_time\x18\x01 \x01(\x01\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12,\n\x07summary\x18\x05 \x01(\x0b\x32\x1b.perfd.metric_files.Summary\":\n\x07Summary\x12/\n\x05value\x18\x01 \x03(\x0b\x32 .perfd.metric_files.SummaryValue\"j\n\x0cSummaryValue\x12\x0b\n\x03tag\x18\x01 \x01(\t\x12\x16\n\x0csimple_value\x18\x02 \x01(\x02H\x00\x12,\n\x06tensor\x18\x08 \x01(\x0b\x32\x1a.perfd.metric_files.TensorH\x00\x42\x07\n\x05value\"z\n\x06Tensor\x12\r\n\x05\x64type\x18\x01 \x01(\x05\x12\x16\n\x0etensor_content\x18\x04 \x01(\x0c\x12\x11\n\tfloat_val\x18\x05 \x03(\x02\x12\x12\n\ndouble_val\x18\x06 \x03(\x01\x12\x0f\n\x07int_val\x18\x07 \x03(\x05\x12\x11\n\tint64_val\x18\n \x03(\x03\"_\n\tRunRecord\x12,\n\x07history\x18\x02 \x01(\x0b\x32\x1b.perfd.metric_files.History\x12$\n\x03run\x18\x11 \x01(\x0b\x32\x17.perfd.metric_files.Run\"6\n\x03Run\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65ntity\x18\x02 \x01(\t\x12\x0f\n\x07project\x18\x03 \x01(\t\"g\n\x07History\x12-\n\x04item\x18\x01 \x03(\x0b\x32\x1f.perfd.metric_files.HistoryItem\x12-\n\x04step\x18\x02 \x01(\x0b\x32\x1f.perfd.metric_files.HistoryStep\"\x1a\n\x0bHistoryStep\x12\x0b\n\x03num\x18\x01 \x01(\x03\"p\n\x0bHistoryItem\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x12\n\nnested_key\x18\x02 \x03(\t\x12\x11\n\x07integer\x18\x05 \x01(\x12H\x00\x12\x10\n\x06number\x18\x06 \x01(\x01H\x00\x12\x12\n\nvalue_json\x18\x10 \x01(\tB\x07\n\x05valueb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,11 +40,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENSOR']._serialized_start=352
   _globals['_TENSOR']._serialized_end=474
   _globals['_RUNRECORD']._serialized_start=476
-  _globals['_RUNRECORD']._serialized_end=533
-  _globals['_HISTORY']._serialized_start=535
-  _globals['_HISTORY']._serialized_end=638
-  _globals['_HISTORYSTEP']._serialized_start=640
-  _globals['_HISTORYSTEP']._serialized_end=666
-  _globals['_HISTORYITEM']._serialized_start=668
-  _globals['_HISTORYITEM']._serialized_end=780
+  _globals['_RUNRECORD']._serialized_end=571
+  _globals['_RUN']._serialized_start=573
+  _globals['_RUN']._serialized_end=627
+  _globals['_HISTORY']._serialized_start=629
+  _globals['_HISTORY']._serialized_end=732
+  _globals['_HISTORYSTEP']._serialized_start=734
+  _globals['_HISTORYSTEP']._serialized_end=760
+  _globals['_HISTORYITEM']._serialized_start=762
+  _globals['_HISTORYITEM']._serialized_end=874
 # @@protoc_insertion_point(module_scope)

@@ -49,10 +49,22 @@ class Tensor(_message.Message):
     def __init__(self, dtype: _Optional[int] = ..., tensor_content: _Optional[bytes] = ..., float_val: _Optional[_Iterable[float]] = ..., double_val: _Optional[_Iterable[float]] = ..., int_val: _Optional[_Iterable[int]] = ..., int64_val: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RunRecord(_message.Message):
-    __slots__ = ("history",)
+    __slots__ = ("history", "run")
     HISTORY_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     history: History
-    def __init__(self, history: _Optional[_Union[History, _Mapping]] = ...) -> None: ...
+    run: Run
+    def __init__(self, history: _Optional[_Union[History, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("run_id", "entity", "project")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ENTITY_FIELD_NUMBER: _ClassVar[int]
+    PROJECT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    entity: str
+    project: str
+    def __init__(self, run_id: _Optional[str] = ..., entity: _Optional[str] = ..., project: _Optional[str] = ...) -> None: ...
 
 class History(_message.Message):
     __slots__ = ("item", "step")

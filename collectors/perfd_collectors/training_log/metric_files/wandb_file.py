@@ -38,6 +38,8 @@ class WandbFileReader:
         self._held = bytearray()
         self._offset = 0
         """In the file, of the first byte held."""
+        self.run: pb.Run | None = None
+        """The run that the file is of, once it names it."""
         self._record: bytearray | None = None
         """The pieces of a record so far; None outside of one, or in one that is too long."""
         self._foreign = False
@@ -54,13 +56,22 @@ class WandbFileReader:
             self._take(_FILE_HEADER.size)
         while not self._foreign and (piece := self._piece()) is not None:
             record = self._joined(*piece)
-            row = None if record is None else _row(record)
+            row = None if record is None else self._row(record)
             if row is not None:
                 yield row
 
     def flush(self) -> Iterator[MetricRow]:
         """Each row is complete at once."""
         return iter(())
+
+    def _row(self, record: bytes) -> MetricRow | None:
+        try:
+            found = pb.RunRecord.FromString(record)
+        except DecodeError:
+            return None
+        if found.HasField("run"):
+            self.run = found.run
+        return _row(found.history)
 
     def _take(self, count: int) -> bytes:
         taken = bytes(self._held[:count])
@@ -117,11 +128,7 @@ class WandbFileReader:
         return whole
 
 
-def _row(record: bytes) -> MetricRow | None:
-    try:
-        history = pb.RunRecord.FromString(record).history
-    except DecodeError:
-        return None
+def _row(history: pb.History) -> MetricRow | None:
     values: dict[str, float] = {}
     for item in history.item:
         key = item.key or ".".join(item.nested_key)

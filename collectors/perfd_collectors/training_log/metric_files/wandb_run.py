@@ -1,0 +1,48 @@
+"""Which run of W&B a job writes: as its client prints it, or as its run file says.
+
+The client prints the address once the server knows the run; the file has the entity if the job names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from perfd_collectors.training_log.format_parser import FormatParser
+from perfd_collectors.training_log.log_lines import LogLine
+
+_PRINTED = re.compile(
+    r"wandb: .*\bView run\b.* (https?://[\w.:-]{1,253}/[^\s/?#]{1,128}/[^\s/?#]{1,128}/runs/[\w.-]{1,128})\s*$"
+)
+_NAME = re.compile(r"[^\s/?#]{1,128}")
+_OFFLINE = "offline-run-"
+
+
+class WandbRunParser(FormatParser):
+    """`wandb: View run at https://wandb.ai/team/project/runs/1a2b3c4d`, in the job's output."""
+
+    keywords: Sequence[bytes] = (b"View run",)
+
+    def parse(self, line: LogLine) -> bool:
+        """Note the run; the line may have colors."""
+        found = _PRINTED.search(re.sub(r"\x1b\[[0-9;]*m", "", line.text)) if line.complete else None
+        if found is None:
+            return False
+        self._out.describe(wandb_run=found[1])
+        return True
+
+
+def run_of_file(stream: str, entity: str, project: str, run_id: str) -> str | None:
+    """`team/project/runs/1a2b3c4d`, or without an unknown team; None for a run that no server has."""
+    if any(part.startswith(_OFFLINE) for part in PurePath(stream).parts):
+        return None
+    parts = [*([entity] if entity else []), project]
+    if not all(_NAME.fullmatch(part) for part in (*parts, run_id)):
+        return None
+    return "/".join([*parts, "runs", run_id])
+
+
+def better_run(known: str | None, found: str) -> str:
+    """The newer of two, but the fuller name of the same run."""
+    return known if known is not None and known.endswith(f"/{found}") else found
