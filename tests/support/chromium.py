@@ -30,6 +30,13 @@ FLAGS = (
 )
 _PATIENCE_S = 120.0
 # The protocol is spoken on the file descriptors 3 and 4, whichever ones the pipes have here.
+_PAPER = 717
+"""CSS pixels: the width of A4 less margins."""
+_CUT_OFF = (
+    "[...document.querySelectorAll('body *')].filter((one) => one.checkVisibility()"
+    " && !one.closest('svg, canvas, .chart') && one.getBoundingClientRect().right > innerWidth + 1)"
+    ".map((one) => one.outerHTML.slice(0, 80))"
+)
 _LAUNCH = """
 import os, sys
 from fcntl import F_DUPFD, fcntl
@@ -144,6 +151,16 @@ class Tab:
     def print_look(self) -> None:
         """Emulate print media."""
         self._ask("Emulation.setEmulatedMedia", {"media": "print"})
+
+    def paper(self) -> None:
+        """Emulate print media on A4 with Chromium's margins."""
+        self.look(_PAPER)
+        self.print_look()
+
+    def cut_off(self) -> list[str]:
+        """The beginnings of elements that are wider than the page, other than parts of charts."""
+        found: list[str] = self.run(_CUT_OFF)
+        return found
 
     def open(self, url: str, ready: str = "document.body !== null") -> None:
         """Go to an address, and return when the expression `ready` is true there."""

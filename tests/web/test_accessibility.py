@@ -92,3 +92,11 @@ def test_on_paper_the_dark_theme_is_light_and_nothing_can_be_clicked(tab: Tab, s
     assert tab.run("getComputedStyle(document.querySelector('.verdict')).backgroundColor") != dark
     assert tab.run("[...document.querySelectorAll('.actions button')].every((one) => !one.offsetParent)")
     assert tab.text("#headline")
+
+
+@pytest.mark.parametrize("view", [*VIEWS, "/compare", "/jobs/llama/ranks/3"])
+def test_nothing_is_wider_than_the_paper(view: str, tab: Tab, stand_in: StandIn) -> None:
+    everything(stand_in)
+    tab.paper()
+    tab.open(stand_in.url + view, "document.querySelector('main h1')")
+    assert tab.cut_off() == []

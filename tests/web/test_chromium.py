@@ -115,6 +115,20 @@ def test_every_cell_of_the_ranks_is_the_interfaces(
             assert percent(gpu[name]) in text
 
 
+@pytest.mark.parametrize("path", ["jobs", "reports/jobs"])
+def test_a_printed_job_has_all_columns_of_its_tables(
+    path: str, tab: Tab, played: Callable[[str], str]
+) -> None:
+    tab.paper()
+    tab.open(f"{played('dp2_nccl')}/{path}/dp2_nccl", "document.querySelector('table')")
+    tab.wait("[...document.querySelectorAll('table')].some((one) => one.innerText.includes('vm'))")
+    assert tab.cut_off() == []
+    if path == "jobs":
+        assert "Computation limits this job" in tab.text("#headline")
+        left = "[...document.querySelectorAll('summary, nav')].some((one) => one.checkVisibility())"
+        assert not tab.run(left)
+
+
 def test_the_straggler_stands_out_among_the_ranks(tab: Tab, played: Callable[[str], str]) -> None:
     tab.open(f"{played('dp4_slow2')}/jobs/dp4_slow2", SHOWN)
 

@@ -72,5 +72,6 @@ td.number { white-space: nowrap; }
 td.bar { background: linear-gradient(to right, var(--bar) var(--share), transparent var(--share)); }
 .notes { color: var(--muted); font-size: 13px; }
 @media print { .zoom { display: none; }
+  .scroll { overflow: visible; } table { font-size: 11px; } th, td { padding: 3px 5px 3px 3px; }
   body { background: #fff; } section { break-inside: avoid; border-color: #ccc; } }
 """
