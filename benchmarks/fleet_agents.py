@@ -43,6 +43,8 @@ _GPU_COLUMNS = [column.name for column in load_collector("nvml").columns if colu
 _NODE_COLUMNS = [f"host_metric{number}_bytes" for number in range(40)]
 _WINDOW = 16
 _CHANNELS = 8
+_CONNECT_AT_ONCE = 1_000
+"""Below the streams without a Hello that an aggregator holds of one address: all agents here have one."""
 ROOT = Path(__file__).parents[1]
 
 
@@ -249,11 +251,12 @@ async def connected(
         else grpc.aio.secure_channel(aggregator.grpc, credentials, options=options)
         for _ in range(channels)
     ]
-    agents = [
-        FakeAgent(opened[number % channels].stream_stream(CONNECT_METHOD)(), number)
-        for number in range(nodes)
-    ]
-    await asyncio.gather(*(agent.hello() for agent in agents))
+    agents: list[FakeAgent] = []
+    for first in range(0, nodes, _CONNECT_AT_ONCE):
+        numbers = range(first, min(first + _CONNECT_AT_ONCE, nodes))
+        new = [FakeAgent(opened[n % channels].stream_stream(CONNECT_METHOD)(), n) for n in numbers]
+        await asyncio.gather(*(agent.hello() for agent in new))
+        agents += new
     firsts = [encode_message(first_batch(number, jobs, nodes)) for number in range(nodes)]
     await asyncio.gather(*(agent.send([data]) for agent, data in zip(agents, firsts, strict=True)))
     try:
