@@ -17,8 +17,9 @@ _LEAST_NAME = 24
 class TerminalTable(Table):
     """A table that breaks no number and no heading within a word.
 
-    What does not fit gets less space between columns, then narrower text columns (those aligned to the left).
-    What still does not fit is shown as further tables below, which repeat the first `keys` columns.
+    What does not fit gets less space between columns, then narrower text columns (those aligned to the left)
+    without columns that are empty. What still does not fit is shown as further tables below, which repeat the
+    first `keys` columns.
     """
 
     def __init__(self, title: str | None = None, *, keys: int = 1) -> None:
@@ -49,15 +50,20 @@ class TerminalTable(Table):
                 yield self._part(everything, natural, padding)
                 return
         least = [_least(console, options, column, natural[at]) for at, column in enumerate(self.columns)]
-        for part in self._split(console, options, least):
+        filled = [at for at in everything if any(str(cell) for cell in self.columns[at].cells)]
+        for part in self._split(console, options, least, filled):
             room = options.max_width - self._frame(console, options, 0, len(part))
             yield self._part(part, _shared([natural[at] for at in part], [least[at] for at in part], room), 0)
 
-    def _split(self, console: Console, options: ConsoleOptions, least: Sequence[int]) -> list[list[int]]:
+    def _split(
+        self, console: Console, options: ConsoleOptions, least: Sequence[int], filled: Sequence[int]
+    ) -> list[list[int]]:
         """Columns of each part; each has at least one besides the repeated ones."""
         keys = list(range(min(self._keys, len(least))))
         parts = [list(keys)]
-        for at in range(len(keys), len(least)):
+        for at in filled:
+            if at in keys:
+                continue
             width = sum(least[one] for one in [*parts[-1], at])
             full = width + self._frame(console, options, 0, len(parts[-1]) + 1) > options.max_width
             if full and len(parts[-1]) > len(keys):

@@ -130,7 +130,8 @@ def finding(found: Json) -> dict[str, Any]:
     return {
         "kind": plain(found.get("kind"), NAME_CHARS),
         "sentence": untrusted(found.get("sentence")),
-        "certainty": found.get("certainty"),
+        "certainty": plain(found.get("certainty") or "", NAME_CHARS),
+        "may_be_over": found.get("may_be_over") is True,
         "confidence": quantity(found.get("confidence"), "ratio", "perfd's analysis: 0 to 1"),
         "gain": gain,
         "culprits": [untrusted(_culprit(culprit), NAME_CHARS) for culprit in culprits[:MAX_LIST]],

@@ -54,6 +54,15 @@ def test_no_number_and_no_heading_is_broken_at_any_width(width: int) -> None:
         assert {part for cell in row[2:] for part in cell.split()} <= set(words)
 
 
+def test_an_empty_column_is_left_out_where_it_would_not_fit() -> None:
+    table = TerminalTable("Ranks", keys=1)
+    table.add_columns(("rank", "window", "compute", "lost"))
+    table.add_row("0", "655.6 ms", "39.4%", "")
+    assert shown(table, 60)[2].split() == ["rank", "window", "compute", "lost"]
+    (heading,) = [line for line in shown(table, 24) if "rank" in line]
+    assert heading.split() == ["rank", "window", "compute"]
+
+
 def test_what_does_not_fit_follows_below_with_the_name_of_each_row() -> None:
     at_60, at_200 = shown(full_table(), 60), shown(full_table(), 200)
     assert [sum(line.split()[:1] == ["kernel"] for line in lines) for lines in (at_60, at_200)] == [2, 1]

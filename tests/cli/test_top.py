@@ -493,6 +493,21 @@ def test_without_a_terminal_it_looks_once() -> None:
     assert "llama" in done.stdout
 
 
+def test_weak_and_old_findings_are_said_to_be_so_and_an_ended_job_gets_advice_for_its_next_run() -> None:
+    found = {
+        "kind": "communication", "name": "communication", "certainty": "possible", "may_be_over": True,
+        "gain_ratio": 0.6, "culprits": [], "evidence": ["Collectives take 60.1%."], "advice": "Capture it.",
+    }  # fmt: skip
+    lines = drawn(job_screen(job_entry("llm", bottleneck=found), [], 100, None))
+    assert any(
+        "may be limited by communication  may cost up to 60.0% of each step  may be over" in line
+        for line in lines
+    )
+    assert any("do: Capture it." in line for line in lines)
+    over = drawn(job_screen(job_entry("llm", bottleneck=found, ended=True, outcome="failed"), [], 100, None))
+    assert any("for the next run: Capture it." in line for line in over)
+
+
 @pytest.mark.parametrize(
     ("outcome", "words"), [("out_of_memory", "llm  ended: out of memory "), ("unknown", "llm  ended ")]
 )

@@ -305,3 +305,9 @@ def test_a_name_cannot_control_the_terminal(summary):
 @pytest.mark.parametrize("width", [0, 1, 19])
 def test_a_terminal_without_a_size_gets_readable_lines(width):
     assert wrapped("a sentence of several words", width) == "a sentence of\n  several words\n"
+
+
+def test_what_is_said_of_a_number_is_below_the_number():
+    line = "    step time   681.6 ms (median), p95 726.5 ms"
+    assert wrapped(line, 40) == "    step time   681.6 ms (median), p95\n                726.5 ms\n"
+    assert wrapped(line, 30) == "    step time   681.6 ms\n      (median), p95 726.5 ms\n"

@@ -251,7 +251,10 @@ def test_advice_for_an_ended_job_is_for_its_next_run(
 
 @pytest.mark.parametrize(
     ("ratio", "said"),
-    [(0.05, "p95 600.0 ms"), (0.051, "p95 600.0 ms; 5.1% of steps are outliers, not counted")],
+    [
+        (0.05, "median; p95 600.0 ms"),
+        (0.051, "median; p95 600.0 ms; 5.1% of steps are outliers, not counted"),
+    ],
 )
 def test_many_outliers_are_said_beside_the_percentile_without_them(
     stand_in: StandIn, tab: Tab, ratio: float, said: str

@@ -92,12 +92,16 @@ def _title(job: Json) -> Text:
 
 def _verdict(job: Json) -> Text:
     finding = job["bottleneck"]
-    text = Text(f"limited by {finding['name']}", style="bold yellow")
+    possible = finding.get("certainty") == "possible"
+    text = Text(f"{'may be ' if possible else ''}limited by {finding['name']}", style="bold yellow")
     culprits = [f"{who['kind']} {who['id']}" for who in finding.get("culprits") or []]
     if culprits:
         text.append(f": {', '.join(culprits[:4])}{' ...' if len(culprits) > 4 else ''}")
     if finding.get("gain_ratio") is not None:
-        text.append(f"  costs {percent(finding['gain_ratio'])} of each step", style="not bold")
+        costs = "may cost up to" if possible else "costs"
+        text.append(f"  {costs} {percent(finding['gain_ratio'])} of each step", style="not bold")
+    if finding.get("may_be_over"):
+        text.append("  may be over", style="not bold")
     return _line(text)
 
 
@@ -106,7 +110,10 @@ def _sentences(job: Json, width: int) -> list[Text]:
     finding = job["bottleneck"]
     advice = finding.get("advice")
     sentences = [(line, "") for line in (finding.get("evidence") or [])[:1]]
-    sentences += [(f"do: {advice}", "green")] if advice else []
+    # A job that is over can no longer be captured or looked into.
+    sentences += (
+        [(f"{'for the next run' if job.get('ended') else 'do'}: {advice}", "green")] if advice else []
+    )
     return [
         _line(Text(line, style=style))
         for text, style in sentences

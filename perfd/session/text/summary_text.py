@@ -6,6 +6,7 @@ nothing is computed here.
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -51,6 +52,8 @@ def in_words(
     return printable("\n\n".join(blocks)) + "\n"
 
 
+_NAME_OF_NUMBER = re.compile(r"    \S+(?: \S+)*  +")
+"""The rest of such a line is below its beginning, and not below the name."""
 _NARROWEST = 20
 """Terminals report 0 columns while they have no size, and narrower text is unreadable."""
 
@@ -70,9 +73,11 @@ def wrapped(text: str, width: int) -> str:
         if len(line) <= width:
             lines.append(line)
             continue
-        indent = line[: len(line) - len(line.lstrip())]
+        indent = line[: len(line) - len(line.lstrip())] + "  "
+        if (name := _NAME_OF_NUMBER.match(line)) and 2 * name.end() < width:
+            indent = " " * name.end()
         lines += textwrap.wrap(
-            line, width, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
+            line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
     return "\n".join(lines) + "\n"
 

@@ -114,7 +114,7 @@ const numbers = (job) => [
 // Outliers are in neither number: where there are many, the 95th percentile hides them.
 function stepTimeNote({ step_time_s: of }) {
   const outliers = of?.outlier_ratio > MANY_OUTLIERS ? `; ${percent(of.outlier_ratio)} of steps are outliers, not counted` : "";
-  return `p95 ${duration(of?.p95)}${outliers}`;
+  return `median; p95 ${duration(of?.p95)}${outliers}`;
 }
 
 // Batches are fetched within the forward pass; the timer ends when the batch is on the GPU.
