@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.analysis.counterfactual import (
-    change_ratio,
+    LateStretch,
     gains_by_step,
+    late_steps,
+    late_stretch,
     periodic_stalls,
     slow_since,
     stalled_steps,
-    steps_since,
+    step_change,
     trimmed_mean,
 )
 from perfd.analysis.data.job_data import Floats
@@ -127,49 +129,121 @@ def test_one_pause_is_left_out_of_the_mean_and_a_stall_in_every_block_is_not() -
     assert trimmed_mean(pause, 4) == pytest.approx(100 / 48)
 
 
+def flags(*runs: int) -> np.ndarray:
+    """So many steps without, with, without and with a late rank, and so on; the newest last."""
+    return np.repeat(np.arange(len(runs)) % 2 == 1, runs)
+
+
 @pytest.mark.parametrize(
-    ("late", "newest"),
+    ("late", "stretch"),
     [
-        ([False] * 5 + [True] * 3, 3),
-        ([False] * 4 + [True] * 3, None),
-        ([True] * 20, None),
-        ([False] * 20, None),
-        ([False, True] * 10, None),
-        ([False] * 9 + [True] + [False] * 10 + [True] * 10, 10),
+        (flags(5, 3), LateStretch(steps=3)),
+        (flags(4, 3), None),
+        (flags(0, 20), None),
+        (flags(20), None),
+        (flags(*[1] * 20), None),
+        (flags(9, 1, 10, 10), LateStretch(steps=10)),
+        # It has ended.
+        (flags(5, 4, 1), LateStretch(steps=4, over=1)),
+        (flags(5, 3, 1), None),
+        (flags(20, 8, 10), LateStretch(steps=8, over=10)),
+        (flags(20, 8, 11), None),
+        (flags(20, 8, 6, 1, 3), LateStretch(steps=8, over=10)),
+        # In a third of its steps something else was slow.
+        (flags(20, 2, 1, 2, 1, 2, 1, 2), LateStretch(steps=11)),
+        (flags(20, *[1, 1] * 6), None),
+        # Another fault of that rank lies further back.
+        (flags(5, 15, 20, 6), LateStretch(steps=6)),
     ],
 )
-def test_a_fault_is_as_old_as_the_steps_since_it_began(late: list[bool], newest: int | None) -> None:
-    assert steps_since(np.array(late)) == newest
+def test_a_fault_has_the_steps_in_a_row_in_which_the_rank_is_late(
+    late: np.ndarray, stretch: LateStretch | None
+) -> None:
+    assert late_stretch(late) == stretch
+
+
+@pytest.mark.parametrize(("late", "over"), [(3, 0), (20, 0), (5, 3), (10, 8)])
+def test_a_late_step_is_one_in_which_any_operation_shows_half_of_the_delay(late: int, over: int) -> None:
+    delay_s = np.repeat([0.0, 0.1, 0.0], [15, late, over]) + np.tile([0.01, -0.01], 30)[: 15 + late + over]
+    caught_up_s = np.where(np.arange(len(delay_s)) % 2, delay_s, 0.0)
+    beside_s = np.where(np.arange(len(delay_s)) % 2, -0.1, delay_s)[3:]
+    for excess_s in ([delay_s], [caught_up_s, beside_s], [beside_s, caught_up_s, np.zeros(0)]):
+        assert late_stretch(late_steps(excess_s)) == LateStretch(steps=late, over=over)
+
+
+def test_of_steps_that_nobody_knows_none_is_late() -> None:
+    assert late_steps([]).tolist() == []
+    assert late_steps([np.array([math.nan, math.nan, 0.1])]).tolist() == [False, False, True]
+    assert not late_steps([np.full(30, math.nan)]).any()
+    assert not late_steps([np.full(30, -0.1)]).any()
+
+
+@given(st.lists(st.booleans(), max_size=60))
+def test_a_stretch_is_within_the_steps_that_are_known(late: list[bool]) -> None:
+    stretch = late_stretch(np.array(late, dtype=np.bool_))
+    if stretch is not None:
+        assert 0 < stretch.steps <= len(late) - stretch.over
+        assert late[len(late) - stretch.over - 1]
+
+
+def change(times: list[float], steps: int, over: int = 0) -> float | None:
+    found = step_change(np.array(times), LateStretch(steps=steps, over=over))
+    return None if found is None else found.gain_ratio
 
 
 def test_a_fault_costs_at_most_what_steps_are_longer_since_it_began() -> None:
-    assert change_ratio(np.array([0.8] * 20 + [1.0] * 5), 5) == pytest.approx(0.2)
-    assert change_ratio(np.array([1.0] * 20 + [0.8] * 5), 5) == pytest.approx(-0.25)
-    assert change_ratio(np.array([0.8] * 4 + [1.0] * 5), 5) is None
-    assert change_ratio(np.array([0.8] * 5 + [1.0] * 5), 5) == pytest.approx(0.2)
+    assert change([0.8] * 20 + [1.0] * 5, 5) == pytest.approx(0.2)
+    assert change([1.0] * 20 + [0.8] * 5, 5) == pytest.approx(-0.25)
+    assert change([0.8] * 4 + [1.0] * 5, 5) is None
+    assert change([0.8] * 5 + [1.0] * 5, 5) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("over", [1, 4, 10])
+def test_a_fault_that_is_over_costs_what_its_own_steps_were_longer(over: int) -> None:
+    ended = [0.8] * 20 + [1.0] * 8 + [0.8] * over
+    assert change(ended, 8, over) == pytest.approx(0.2)
+    # The newest steps alone would be of something else.
+    assert over < 10 or (change(ended, 8) or 0.0) < 0.2
 
 
 @given(
     step_time_s=st.lists(st.floats(0.1, 10) | st.just(math.nan), min_size=1, max_size=40),
-    newest=st.integers(1, 40),
+    steps=st.integers(1, 40),
+    over=st.integers(0, 12),
 )
 def test_the_change_of_any_steps_is_a_share_of_a_step_or_unknown(
-    step_time_s: list[float], newest: int
+    step_time_s: list[float], steps: int, over: int
 ) -> None:
-    change = change_ratio(np.array(step_time_s), min(newest, len(step_time_s)))
-    assert change is None or change <= 1
+    found = change(step_time_s, min(steps, len(step_time_s)), over)
+    assert found is None or found <= 1
 
 
 def test_what_made_steps_long_further_back_is_another_fault() -> None:
-    assert change_ratio(np.array([1.0] * 30 + [0.8] * 8 + [1.0] * 5), 5) == pytest.approx(0.2)
+    assert change([1.0] * 30 + [0.8] * 8 + [1.0] * 5, 5) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(("seen_later", "change"), [(0, 0.2), (5, 0.2), (15, 0.0)])
+@pytest.mark.parametrize(("seen_later", "found"), [(0, 0.2), (5, 0.2), (15, 0.0)])
 def test_a_fault_that_peers_are_seen_to_wait_for_a_few_steps_later_is_as_old_as_the_longer_steps(
-    seen_later: int, change: float
+    seen_later: int, found: float
 ) -> None:
-    times = np.array([0.8] * 20 + [1.0] * (seen_later + 6))
-    assert change_ratio(times, 6) == pytest.approx(change)
+    assert change([0.8] * 20 + [1.0] * (seen_later + 6), 6) == pytest.approx(found)
+
+
+def test_with_short_steps_the_log_is_a_second_and_a_half_further_ahead() -> None:
+    # 0.1 s each: 15 steps.
+    assert change([0.08] * 20 + [0.1] * 26, 11) == pytest.approx(0.2)
+    assert change([0.08] * 20 + [0.1] * 33, 11) == pytest.approx(0.0)
+
+
+def test_a_change_has_the_error_of_the_steps_with_the_fault_and_not_of_those_after_it() -> None:
+    even = step_change(np.array([0.8] * 9 + [1.0] * 5), LateStretch(steps=5))
+    scattered = np.array([0.8] * 9 + [1.1, 1.2, 0.9, 1.0, 1.0] + [0.8] * 3)
+    uneven = step_change(scattered, LateStretch(steps=5, over=3))
+    assert even is not None
+    assert uneven is not None
+    assert (even.before_s, even.since_s, even.error_ratio) == (0.8, 1.0, 0.0)
+    assert (uneven.before_s, uneven.since_s) == (0.8, 1.0)
+    assert 0.03 < uneven.error_ratio < 0.1
 
 
 def test_peers_have_the_same_stage_tensor_position_and_experts() -> None:

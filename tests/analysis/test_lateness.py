@@ -126,6 +126,30 @@ def test_a_rank_that_became_slow_is_found_at_every_look_while_its_fault_fills_th
     assert missed == []
 
 
+@pytest.mark.parametrize("over", [0, 2, 3, 5])
+def test_a_fault_that_has_just_ended_costs_what_it_did_and_is_said_to_be_over(over: int):
+    # Four waits of a step, of which the replay counts one only: the steps with the fault say what it costs.
+    table = gradients(np.r_[lags(20, 2, {}), lags(60, 2, {1: 0.1}), lags(over, 2, {})], buckets=4)
+    steps = step_table([STEP_S] * 100 + [1.3 * STEP_S] * 60 + [STEP_S] * over)
+    times = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(2)]
+    job = job_data(
+        steps,
+        description=description(world_size=2, dp=2),
+        collectives=[table],
+        nccl=times,
+        now_unix_s=2000.0,
+    )
+    summary = summarise(job, AnalysisSettings())
+    found = summary.bottleneck
+
+    assert blamed(summary) == [1]
+    assert found.gain_ratio == pytest.approx(0.3 / 1.3, rel=0.01)
+    assert found.step_s == pytest.approx(1.3 * STEP_S)
+    assert "At best 80.0 ms per step instead of 104.0 ms" in found.advice
+    said = f"In the newest {over} steps it was not late, so that it may be over"
+    assert any(said in sentence for sentence in found.evidence) == (over >= 3)
+
+
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64])
 def test_a_rank_that_costs_a_tenth_of_a_step_is_named_with_what_it_costs(ranks):
     summary = judged(gradients(lags(40, ranks, {1: 0.1})))

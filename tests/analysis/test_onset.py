@@ -91,3 +91,20 @@ def test_a_rank_that_was_reported_stays_reported_until_hardly_a_step_before_is_k
         lost = quiet(ranks, 40)
         lost[1, 40 - since :] = 0.2
         assert onset(by_step(lost), peers(ranks), 0.1) is not None, since
+
+
+def after_another_fault(others_steps: int, own_steps: int) -> np.ndarray:
+    """Rank 0 is late at last, by less than rank 1 was a few steps ago."""
+    lost = quiet(2, 40)
+    lost[0, 40 - own_steps :] = 0.15
+    lost[1, 30 - others_steps : 30] = 0.17
+    return lost
+
+
+@pytest.mark.parametrize(("others_steps", "found"), [(8, True), (7, False)])
+def test_steps_of_another_ranks_fault_hide_no_rank_that_becomes_late_after_it(others_steps, found):
+    lost = after_another_fault(others_steps, 6)
+    assert (onset(by_step(lost), peers(2), STEP_S) is not None) == found
+    # What comes and goes is no fault of another rank.
+    lost[1, 22:30:2] = 0.0
+    assert onset(by_step(lost), peers(2), STEP_S) is None

@@ -52,6 +52,7 @@ def test_one_rank_that_stalls_every_fifth_step_is_named_with_period_and_cost() -
     assert stall.stall_s == pytest.approx(0.6, abs=0.02)
     assert stall.period_s == pytest.approx(5 * 0.5 + 0.6, abs=0.05)
     assert stall.cost_ratio == pytest.approx(0.6 / 3.1, abs=0.02)
+    assert stall.usual_s == pytest.approx(0.5, abs=0.01)
 
 
 def test_it_is_known_within_three_periods() -> None:

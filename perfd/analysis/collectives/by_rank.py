@@ -10,7 +10,7 @@ import numpy as np
 from perfd.analysis.collectives.by_dimension import DimensionTally
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST, onset, possible
 from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses, Lateness, LateRankLosses
-from perfd.analysis.counterfactual import change_ratio, steps_since
+from perfd.analysis.counterfactual import late_stretch, step_change
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import highest, mean, median, over_last
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
@@ -27,6 +27,8 @@ _NEWEST = 5
 """Steps that are now."""
 _MOST_REPLAYED = 16
 """Ranks whose steps are replayed without their delay, which takes time: those that cost others the most."""
+_OVER = 3
+"""Steps without a rank's delay that say that it is over: operations of the newest may be missing."""
 _ON_TIME_RATIO = 0.25
 """Of what a rank usually costs: a block in which it costs less is from before it became slow."""
 _LEAST_REPLAYED = 0.01
@@ -55,6 +57,10 @@ class NcclRank:
     """Its time without waits for others, over that of its peers: 1.2 is at least 20% slower."""
     excess_ratio: float | None = None
     """The share of a step that it waits less than its peers, in operations of any kind."""
+    step_s: float | None = None
+    """How long a step takes of which `gain_ratio` is a share; None without the times of steps."""
+    over_steps: float | None = None
+    """If it was late and is not any more, for how many steps; None while it is, and if that is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +70,7 @@ class RankShares:
     places: Ints
     """Which of the ranks of a `perfd.analysis.operations.rank_index` they are."""
     columns: tuple[Floats, ...]
-    """In the order of `NcclRank`."""
+    """In the order of `RankShares.records`."""
 
     @property
     def busy(self) -> Floats:
@@ -99,8 +105,10 @@ class RankShares:
                 persistence_ratio=persistence,
                 slowdown_ratio=slowdown,
                 excess_ratio=excess,
+                step_s=step_s,
+                over_steps=over,
             )
-            for rank, busy, wait, gain, error, last, persistence, slowdown, excess in zip(
+            for rank, busy, wait, gain, error, step_s, over, last, persistence, slowdown, excess in zip(
                 ranks[self.places[chosen]].tolist(), *columns, strict=True
             )
         )
@@ -193,7 +201,9 @@ class RankTally:
         window, lateness = self._lateness(losses, step_s)
         late = _Late.of(lateness)
         reported = (*_gains(losses, window, late.caused, step_time_s), late.last, late.persistence)
-        gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in reported)
+        gain, error, of_step_s, over, last, persistence = (
+            np.where(known_peers, column[ranks], np.nan) for column in reported
+        )
         if step_s is None and np.isfinite(busy).any():
             # Before steps are seen, only the usual share of time is known to be training.
             gain = np.minimum(gain, np.nanmax(busy))
@@ -204,7 +214,8 @@ class RankTally:
         known = np.isfinite(gain)
         slowdown = self._by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), ranks, known, np.divide)
         excess = self._by_peers(-waited / longer, ranks, known, np.subtract)
-        return RankShares(ranks, (busy, wait, gain, error, last, persistence, slowdown, excess))
+        columns = (busy, wait, gain, error, of_step_s, over, last, persistence, slowdown, excess)
+        return RankShares(ranks, columns)
 
     def _lateness(self, losses: LateRankLosses, step_s: float | None) -> tuple[AnalysisWindow, Lateness]:
         """Over as much time as it takes to see a late rank."""
@@ -269,27 +280,35 @@ class _Late:
 
 def _gains(
     losses: LateRankLosses, window: AnalysisWindow, caused: Floats, step_time_s: Floats
-) -> tuple[Floats, Floats]:
-    """By rank: its gain, and the standard error of that.
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """By rank: its gain, the error of that, the step of which it is a share, and for how long it is over.
 
     The costliest ranks are replayed; the gain of the others is how long they are waited for, with error 0. If
     a rank became slow, its gain is by how much steps became longer since, if its peers wait that long: of
-    waits that overlap computation, the replay counts only the longest, which is a lower bound.
+    waits that overlap computation, the replay counts only the longest, which is a lower bound. Steps after a
+    fault has ended are left out.
     """
     gains, errors = np.array(caused), np.zeros(len(caused))
+    of_step_s = np.full(len(caused), losses.step_time_s(window, step_time_s))
+    over = np.full(len(caused), np.nan)
     costly = highest(np.nan_to_num(caused), _MOST_REPLAYED)
     costly = costly[np.nan_to_num(caused)[costly] >= _LEAST_REPLAYED]
     if not len(costly):
-        return gains, errors
+        return gains, errors, of_step_s, over
     replayed, errors[costly] = losses.gains(window, costly, step_time_s)
     gains[costly] = np.clip(replayed, 0.0, 1.0)
     for place in costly[gains[costly] >= THRESHOLDS.straggler_certain_wait_ratio].tolist():
-        newest = steps_since(losses.late_steps(place))
-        change = None if newest is None else change_ratio(step_time_s, newest)
-        if change is not None:
-            most, _ = losses.gains(window, np.array([place]), step_time_s, at_most=True)
-            gains[place] = np.clip(change, 0.0, max(gains[place], float(most[0])))
-    return gains, errors
+        stretch = late_stretch(losses.late_steps(place))
+        change = None if stretch is None else step_change(step_time_s, stretch)
+        if stretch is None or change is None:
+            continue
+        of_it = AnalysisWindow(each=stretch.steps + stretch.over) if stretch.over else window
+        most, _ = losses.gains(of_it, np.array([place]), step_time_s, at_most=True, over=stretch.over)
+        gains[place] = np.clip(change.gain_ratio, 0.0, max(gains[place], float(most[0])))
+        errors[place] = min(errors[place], change.error_ratio)
+        of_step_s[place] = change.since_s
+        over[place] = stretch.over if stretch.over >= _OVER else np.nan
+    return gains, errors, of_step_s, over
 
 
 def _longer(step_time_s: Floats, step_s: float | None) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from perfd.analysis.collectives.late_rank_cost import CausedLosses, Lateness
-from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import newest_by_chance
 from perfd.analysis.operations.step_segmentation import AnalysisWindow
 
@@ -19,6 +20,8 @@ NEWEST = AnalysisWindow(each=40, reported=_FEWEST + 1)
 """The last one may be unreported yet."""
 _LEAST = 0.05
 """Of the time, lost in each of them: by less one is late by turns, as GPUs warm up and cool."""
+_OTHER_FAULT = 8
+"""Steps in a row in which another rank loses that much: they are of its fault, and no chance. Chosen."""
 _CHANCE_PER_S = 2e-6
 """Of each number of newest steps, if nothing has changed. Seven numbers are tried at each step, so that is
 one false alarm in 20 hours at most, however long a step is, before `_LEAST` is applied as well."""
@@ -54,8 +57,12 @@ def onset(by_step: Lateness, peers: Ints, step_s: float) -> Lateness | None:
         rank = int(np.argmax(least))
         if least[rank] < _LEAST:
             return None
-        as_late = int((of_step[:-newest] >= least[rank]).sum())
-        chance = newest_by_chance(newest, as_late, steps)
+        before = of_step[:-newest]
+        of_job = before[~_of_other_fault(lost[:, :-newest], rank)]
+        chance = min(
+            newest_by_chance(newest, int((known_before >= least[rank]).sum()), newest + len(known_before))
+            for known_before in (before, of_job)
+        )
         together = (lost[:, -newest:] >= least[rank]).sum(axis=0) / max(1, int(known_ranks.sum()))
         of_rank = np.maximum(together, 1 / max(1, int(peers[rank])))
         allowed_per_s = _CHANCE_PER_S if newest <= _FEW else _CHANCE_LATER_PER_S
@@ -63,3 +70,15 @@ def onset(by_step: Lateness, peers: Ints, step_s: float) -> Lateness | None:
             taken = np.flatnonzero(known)[-newest:]
             return Lateness(*(getattr(by_step, field.name)[:, taken] for field in fields(by_step)))
     return None
+
+
+def _of_other_fault(lost: Floats, rank: int) -> Bools:
+    """(steps,): whether another rank is late in it and in several beside it; `lost` is (ranks, steps)."""
+    others = np.delete(lost, rank, axis=0)
+    found: Bools = np.zeros(lost.shape[1], dtype=np.bool_)
+    if others.shape[1] < _OTHER_FAULT or not len(others):
+        return found
+    in_a_row = sliding_window_view(others >= _LEAST, _OTHER_FAULT, axis=1).all(axis=2).any(axis=0)
+    for first in np.flatnonzero(in_a_row).tolist():
+        found[first : first + _OTHER_FAULT] = True
+    return found

@@ -18,7 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.collectives.wait_attribution import losses_by_step, steps_per_s, waits_by_step
-from perfd.analysis.counterfactual import error_of_gains, gains_by_step, trimmed_mean
+from perfd.analysis.counterfactual import (
+    error_of_gains,
+    excess_by_step,
+    gains_by_step,
+    late_steps,
+    trimmed_mean,
+)
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import mean, median
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
@@ -28,8 +34,6 @@ RECENT, LONG = AnalysisWindow(newest_s=5.0), AnalysisWindow(newest_s=30.0)
 """How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then
 in the second."""
 _ALL_HELD = AnalysisWindow(each=1000)
-_NEWEST_STEPS = 10
-"""Of which a rank's cost is the usual one now."""
 _GATHERING = "AllGather"
 """Its result is needed within the step, so that no rank catches up in a later one."""
 _ALL = 4
@@ -106,25 +110,35 @@ class LateRankLosses:
         return Lateness(*self._columns(window, _ALL).transpose(0, 2, 1))
 
     def gains(
-        self, window: AnalysisWindow, places: Ints, step_time_s: Floats, *, at_most: bool = False
+        self,
+        window: AnalysisWindow,
+        places: Ints,
+        step_time_s: Floats,
+        *,
+        at_most: bool = False,
+        over: int = 0,
     ) -> tuple[Floats, Floats]:
         """(k,): the share of a step that the job would gain if each rank were like its peers, and its error.
 
         The share is a lower bound, or with `at_most` an upper one; the standard error is from the scatter of
         steps. `step_time_s` has one entry per step, the newest last; if empty, the usual step time is used.
+        The newest steps of a window without blocks that are `over` do not count.
         """
         at_once, beside, variance, error = (np.zeros(len(places)) for _ in range(4))
+        lasting_s = step_time_s[: max(0, len(step_time_s) - over)]
         for source, shape in self._of_peers(window):
             waits = source.waits_of(shape, places, at_most=at_most)
-            if not len(waits.places):
+            waited_s = waits.waited_s[:, : waits.waited_s.shape[1] - over]
+            if not waited_s.size:
                 continue
+            blocks = shape.blocks - over
             per_s = source.per_s(shape)[waits.communicators]
-            if self._step_s is not None and len(step_time_s):
-                lasted_s = trimmed_mean(step_time_s[-shape.steps :], min(shape.blocks, len(step_time_s)))
+            if self._step_s is not None and len(lasting_s):
+                lasted_s = trimmed_mean(lasting_s[over - shape.steps :], min(blocks, len(lasting_s)))
                 per_s = per_s * self._step_s / lasted_s
-            share = trimmed_mean(gains_by_step(waits.waited_s, waits.members), shape.blocks) * per_s
-            of_share = error_of_gains(waits.waited_s, waits.members) * per_s
-            if shape.needed_at_once:
+            share = trimmed_mean(gains_by_step(waited_s, waits.members), blocks) * per_s
+            of_share = error_of_gains(waited_s, waits.members) * per_s
+            if shape.needed_at_once or at_most:
                 np.add.at(at_once, waits.places, np.nan_to_num(share))
                 np.add.at(variance, waits.places, np.nan_to_num(of_share) ** 2)
                 continue
@@ -133,16 +147,19 @@ class LateRankLosses:
                     beside[place], error[place] = ratio, of_ratio
         return at_once + beside, np.sqrt(variance + error**2)
 
+    def step_time_s(self, window: AnalysisWindow, step_time_s: Floats) -> float:
+        """The mean of the steps that a window has of groups of peers; NaN where it is unknown."""
+        steps = max((shape.steps for _, shape in self._of_peers(window)), default=0)
+        return float(mean(step_time_s[max(0, len(step_time_s) - steps) :]))
+
     def late_steps(self, place: int) -> Bools:
-        """Of each step that is held, the newest last, whether the job would have gained without that rank."""
-        longest: Bools = np.zeros(0, dtype=np.bool_)
+        """Of each step that is held, the newest last, whether the rank was late for its peers."""
+        excess_s: list[Floats] = []
         for source, shape in self._of_peers(_ALL_HELD):
             waits = source.waits_of(shape, np.array([place]))
-            if len(waits.places) and waits.waited_s.shape[1] > len(longest) and not shape.needed_at_once:
-                gains_s = gains_by_step(waits.waited_s[:1], waits.members[:1])[0]
-                typical = float(median(gains_s[-_NEWEST_STEPS:]))
-                longest = np.asarray(gains_s > max(typical, 0.0) / 2)
-        return longest
+            if len(waits.places) and not shape.needed_at_once:
+                excess_s += [excess_by_step(waits.waited_s[:1], waits.members[:1])[0]]
+        return late_steps(excess_s)
 
     def _of_peers(self, window: AnalysisWindow) -> Iterator[tuple[_Source, StepShape]]:
         for source in self._sources:

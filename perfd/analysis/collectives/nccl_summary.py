@@ -77,6 +77,11 @@ class StallingRank:
     gain_ratio: float
 
     @property
+    def step_s(self) -> float:
+        """The mean step, stalls included."""
+        return self.usual_s / (1 - self.gain_ratio)
+
+    @property
     def longer_for_s(self) -> float:
         """The time of all steps since the first stall that was seen."""
         return self.stalls * ((self.period_steps - 1) * self.usual_s + self.stalled_s)

@@ -1,19 +1,34 @@
 """What a step would gain if a rank were as fast as its peers: its operations, replayed without its excess."""
 
-from perfd.analysis.counterfactual.fault_onset import change_ratio, steps_since
-from perfd.analysis.counterfactual.gain_by_step import error_of_gains, gains_by_step, trimmed_mean
+from perfd.analysis.counterfactual.fault_onset import (
+    LateStretch,
+    StepChange,
+    late_steps,
+    late_stretch,
+    step_change,
+)
+from perfd.analysis.counterfactual.gain_by_step import (
+    error_of_gains,
+    excess_by_step,
+    gains_by_step,
+    trimmed_mean,
+)
 from perfd.analysis.counterfactual.own_history import SlowSince, slow_since
 from perfd.analysis.counterfactual.stalling_rank import PeriodicStalls, periodic_stalls, stalled_steps
 
 __all__ = [
+    "LateStretch",
     "PeriodicStalls",
     "SlowSince",
-    "change_ratio",
+    "StepChange",
     "error_of_gains",
+    "excess_by_step",
     "gains_by_step",
+    "late_steps",
+    "late_stretch",
     "periodic_stalls",
     "slow_since",
     "stalled_steps",
-    "steps_since",
+    "step_change",
     "trimmed_mean",
 ]

@@ -1,59 +1,142 @@
-"""Since when a rank costs time, and how much longer steps are since then.
+"""In which of the newest steps a rank costs time, and how much longer these are than those before.
 
 A rank that was as fast as its peers some steps ago is its own closest peer: what its fault costs is at most
-what steps last longer since. So a rank that became slow behind hosts that are slower still gains nothing.
+what steps last longer with it. So a rank that became slow behind hosts that are slower still gains nothing.
+Steps after a fault has ended do not count: a mean over both would be of neither.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats
+from perfd.analysis.data.robust_stats import median, median_error
 
+_USUAL_STEPS = (10, 20)
+"""Newest steps by which it is late as usual, in some of them: a fault may have just begun, or ended."""
+_USUAL_QUANTILE = 0.8
 _FEWEST_BEFORE = 5
 """Steps without the fault."""
-_MOSTLY = 0.8
-"""Of the steps since, and not of those before."""
+_INSIDE, _OUTSIDE = 2 / 3, 0.2
+"""Of the steps of a fault, at least, and of those before and after, at most."""
+_FEWEST_ENDED = 4
+"""Steps of a fault that has ended: fewer may be a stall or a pause."""
+_QUIET_BEFORE = 20
+"""Steps before in which the rank is hardly late; other faults of it may lie further back."""
 _MOST_BEFORE = 10
 """Steps before the fault that its own are compared with: other faults may lie further back."""
+_MOST_AFTER = 10
+"""Steps after the fault: later, it is not what the job loses now."""
 _SEEN_LATER = 5
 """Steps after which peers may be seen to wait at last: hosts and stages run ahead of each other."""
+_REPORTED_S = 1.5
+"""Operations are reported each second, so that with short steps the log is further ahead."""
 
 
-def steps_since(late: Bools) -> int | None:
-    """Of how many of the newest steps it is true; None where it has been so all the time, or comes and goes.
+def late_steps(excess_s: Sequence[Floats]) -> Bools:
+    """Of each step, the newest last, whether a rank came late by half and more of what is usual for it now.
+
+    `excess_s` is by operation, (steps,) each: by how much later than its peers it came. For some operations
+    of a step it has caught up, so that those count for which it was latest.
+    """
+    steps = max(map(len, excess_s), default=0)
+    latest_s = np.full(steps, np.nan)
+    for of_operation_s in excess_s:
+        held = slice(steps - len(of_operation_s), steps)
+        latest_s[held] = np.fmax(latest_s[held], of_operation_s)
+    newest_s = [known for count in _USUAL_STEPS if len(known := _known(latest_s[-count:]))]
+    usual_s = max((float(np.quantile(known, _USUAL_QUANTILE)) for known in newest_s), default=0.0)
+    return np.asarray(latest_s > max(usual_s, 0.0) / 2)
+
+
+def _known(values: Floats) -> Floats:
+    return values[np.isfinite(values)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateStretch:
+    """Steps in a row in which a rank is late, after some in which it is not."""
+
+    steps: int
+    over: int = 0
+    """Newest steps since the last one of them; 0 while the rank is late."""
+
+
+def late_stretch(late: Bools) -> LateStretch | None:
+    """The newest such steps; None where the rank has been late all the time, or comes and goes.
 
     `late` is one flag a step, the newest last.
     """
-    signs = np.where(late, 1, -1)
-    # Of each number of newest steps, how many are as they should be, and how many before are not.
-    after = np.append(np.cumsum(signs[::-1])[::-1], 0)
-    fit = after - np.append(0, np.cumsum(signs))
-    first = int(np.argmax(fit))
-    before, since = late[:first], late[first:]
-    if len(before) < _FEWEST_BEFORE or not len(since):
+    # Flags inside less flags outside are the most where the stretch begins and ends.
+    fit = np.append(0, np.cumsum(np.where(late, 1, -1)))
+    lowest = np.minimum.accumulate(fit)
+    end = len(late) - int(np.argmax((fit - lowest)[: -_MOST_AFTER - 2 : -1]))
+    first = int(np.argmin(fit[: end + 1]))
+    before, since, after = late[:first][-_QUIET_BEFORE:], late[first:end], late[end:]
+    if len(before) < _FEWEST_BEFORE or not len(since) or not since[-1]:
         return None
-    apart = since.mean() >= _MOSTLY and before.mean() <= 1 - _MOSTLY
-    return len(since) if apart else None
+    apart = since.mean() >= _INSIDE and before.mean() <= _OUTSIDE
+    few_late = after.sum() <= max(1.0, _OUTSIDE * len(after))
+    ended = not len(after) or (len(since) >= _FEWEST_ENDED and few_late)
+    return LateStretch(steps=len(since), over=len(after)) if apart and ended else None
 
 
-def change_ratio(step_time_s: Floats, newest: int) -> float | None:
-    """The share of a step by which about so many last longer than those before; None where unknown.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepChange:
+    """How long steps take with a fault, and took before."""
 
-    `step_time_s` has one entry per step, the newest last. It is negative where steps became shorter.
+    before_s: float
+    since_s: float
+    error_s: float
+    """The standard error of `since_s`."""
+
+    @property
+    def gain_ratio(self) -> float:
+        """The share of a step that the job would gain without; negative where steps became shorter."""
+        return 1 - self.before_s / self.since_s
+
+    @property
+    def error_ratio(self) -> float:
+        """`error_s`, as a share of a step."""
+        return self.error_s / self.since_s
+
+
+def step_change(step_time_s: Floats, stretch: LateStretch) -> StepChange | None:
+    """About the steps of the stretch and those before, by the log; None where unknown.
+
+    `step_time_s` has one entry per step, the newest last.
     """
-    at_onset = _change_ratio(step_time_s, newest)
-    if at_onset is None or at_onset <= 0:
+    at_onset = _change(step_time_s, stretch.steps, stretch.over)
+    later = _seen_later(step_time_s)
+    if at_onset is None or (at_onset.gain_ratio <= 0 and later == _SEEN_LATER and not stretch.over):
         return at_onset
-    earlier = (_change_ratio(step_time_s, newest + more) for more in range(1, _SEEN_LATER + 1))
-    return max([at_onset, *(change for change in earlier if change is not None)])
+    shifts = range(1, later + 1)
+    others = [_change(step_time_s, stretch.steps + more, stretch.over) for more in shifts]
+    if stretch.over:
+        others += [_change(step_time_s, stretch.steps, stretch.over + more) for more in shifts]
+    return max([at_onset, *filter(None, others)], key=lambda change: change.gain_ratio)
 
 
-def _change_ratio(step_time_s: Floats, newest: int) -> float | None:
-    before, since = step_time_s[:-newest], step_time_s[max(0, len(step_time_s) - newest) :]
+def _seen_later(step_time_s: Floats) -> int:
+    """By how many steps operations may be behind the log at most."""
+    usual_s = float(median(step_time_s[-_MOST_BEFORE:]))
+    if not usual_s * len(step_time_s) > 0:
+        return _SEEN_LATER
+    return max(_SEEN_LATER, math.ceil(min(_REPORTED_S / usual_s, len(step_time_s))))
+
+
+def _change(step_time_s: Floats, newest: int, over: int) -> StepChange | None:
+    end = max(0, len(step_time_s) - over)
+    first = max(0, end - newest)
+    before, since = step_time_s[:first], step_time_s[first:end]
     before = before[-_MOST_BEFORE:]
-    before, since = before[np.isfinite(before)], since[np.isfinite(since)]
-    if len(before) < _FEWEST_BEFORE or not len(since):
+    before, since = _known(before), _known(since)
+    if len(before) < _FEWEST_BEFORE or not len(since) or not np.median(since) > 0:
         return None
-    after_s = float(np.median(since))
-    return 1 - float(np.median(before)) / after_s if after_s > 0 else None
+    return StepChange(
+        before_s=float(np.median(before)), since_s=float(np.median(since)), error_s=float(median_error(since))
+    )

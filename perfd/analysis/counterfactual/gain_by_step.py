@@ -57,12 +57,19 @@ def gains_by_step(waits_s: Floats, members: Ints) -> Floats:
     return np.asarray(-np.maximum(np.fmax.reduce(others, axis=2), replayed))
 
 
+def excess_by_step(waits_s: Floats, members: Ints) -> Floats:
+    """(k, steps): how much later than the median of its peers one member came, in seconds; same arguments."""
+    if waits_s.shape[2] < 2:
+        return np.zeros(waits_s.shape[:2])
+    own, others = _own_and_others(waits_s, members)
+    return np.asarray(own - np.asarray(median(others)))
+
+
 def error_of_gains(waits_s: Floats, members: Ints) -> Floats:
     """(k,): the standard error of the excess that `gains_by_step` removes, in seconds; same arguments."""
     if waits_s.shape[2] < 2:
         return np.zeros(len(waits_s))
-    own, others = _own_and_others(waits_s, members)
-    return median_error(own - np.asarray(median(others)))
+    return median_error(excess_by_step(waits_s, members))
 
 
 def _own_and_others(waits_s: Floats, members: Ints) -> tuple[Floats, Floats]:

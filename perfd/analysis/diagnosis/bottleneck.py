@@ -97,26 +97,27 @@ def _with_advice(finding: Finding, facts: JobEvidence) -> Finding:
 
 def _expected(finding: Finding, facts: JobEvidence) -> str:
     """Step time and MFU without all that the finding costs; empty where that is unknown, or the job hangs."""
-    step_s, mfu, gain = facts.step_time.median, facts.efficiency.mfu_ratio, finding.gain_ratio
-    if not (step_s and gain and gain < 1 and finding.advice) or finding.kind in {Kind.HANG, Kind.UNKNOWN}:
+    usual_s, mfu, gain = facts.step_time.median, facts.efficiency.mfu_ratio, finding.gain_ratio
+    step_s = finding.step_s or usual_s
+    if not (usual_s and step_s and gain and gain < 1 and finding.advice):
         return ""
-    usual_s = _usual_step_s(finding, facts)
-    if usual_s is not None:
-        # The median may be a step with a stall, or not: only the mean has its share of them.
-        mean_s = usual_s / (1 - gain)
-        return f" At best {duration(usual_s)} per step on average instead of {duration(mean_s)}."
-    without = f"{duration(step_s * (1 - gain))} per step instead of {duration(step_s)}"
+    # Where only GPUs show that steps became longer, the median may be of steps before.
+    unknown = finding.step_s is None and finding.longer_for_s is not None
+    if unknown or finding.kind in {Kind.HANG, Kind.UNKNOWN}:
+        return ""
+    # MFU is of the usual step, and a fault that began lately made steps longer than that.
+    mfu = None if mfu is None else mfu * usual_s / step_s
+    average = " on average" if _of_some_steps(finding, facts) else ""
+    without = f"{duration(step_s * (1 - gain))} per step{average} instead of {duration(step_s)}"
     reached = attainable_mfu(mfu, gain)
     gained = f", MFU {percent(reached)} instead of {percent(mfu)}" if reached else ""
     return f" At best {without}{gained}."
 
 
-def _usual_step_s(finding: Finding, facts: JobEvidence) -> float | None:
-    """A step without stalls, if the finding is about stalls that only some steps have."""
+def _of_some_steps(finding: Finding, facts: JobEvidence) -> bool:
+    """Whether it is about stalls that only some steps have: a step without one is a usual one."""
     seen = facts.nccl.stalling
-    if seen is not None and finding.gain_ratio == seen.gain_ratio:
-        return seen.usual_s
-    return facts.stall.usual_s if facts.stall is not None and finding.kind is Kind.PERIODIC_STALL else None
+    return finding.kind is Kind.PERIODIC_STALL or (seen is not None and finding.gain_ratio == seen.gain_ratio)
 
 
 def _with_change(finding: Finding, facts: JobEvidence) -> Finding:

@@ -44,7 +44,9 @@ def judge_contention(facts: JobEvidence, *, straggler: Finding | None) -> Findin
         return None
     first = facts.contention[0]
     ranks = () if first.of_all else tuple(first.ranks[:_SHOWN])
-    gain = _gain(facts, first, straggler)
+    if straggler is not None and not set(straggler.concerned_ranks) & set(first.ranks):
+        straggler = None
+    gain = straggler.gain_ratio if straggler else _gain(facts, first)
     if gain is not None and gain < THRESHOLDS.host_contention_cost_ratio:
         return None
     return Finding(
@@ -54,6 +56,7 @@ def judge_contention(facts: JobEvidence, *, straggler: Finding | None) -> Findin
         evidence=[_sentence(one) for one in facts.contention] + _beside(first),
         advice=_REMEDIES[first.column],
         gain_ratio=gain,
+        step_s=straggler.step_s if straggler else None,
     )
 
 
@@ -99,6 +102,7 @@ def judge_late_hosts(
         evidence=[took, who, *(_readers(facts, longer.ranks[idle]) if waiting.any() else ()), unknown],
         advice=advice.LATE_HOSTS,
         gain_ratio=longer.gain_ratio,
+        step_s=longer.since_s,
         longer_for_s=longer.longer_for_s,
         since_step=longer.since_step,
     )
@@ -132,6 +136,7 @@ def judge_stalls(facts: JobEvidence, *, straggler: Finding | None) -> Finding | 
         evidence=evidence,
         advice=advice.PERIODIC_STALL,
         gain_ratio=stall.cost_ratio,
+        step_s=stall.usual_s / (1 - stall.cost_ratio),
     )
 
 
@@ -181,9 +186,7 @@ def _stalling(facts: JobEvidence, rank: int | None) -> tuple[Culprit, ...]:
     return (Culprit(kind="tensor rank", id=0) if reads else Culprit(kind="rank", id=rank),)
 
 
-def _gain(facts: JobEvidence, first: HostContention, straggler: Finding | None) -> float | None:
-    if straggler is not None and set(straggler.concerned_ranks) & set(first.ranks):
-        return straggler.gain_ratio
+def _gain(facts: JobEvidence, first: HostContention) -> float | None:
     running = facts.activity.of_gpus(facts.activity.kernel_metric)
     idle = [
         1 - float(ratio)

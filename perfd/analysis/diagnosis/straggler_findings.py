@@ -90,6 +90,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
     evidence = [
         arrival,
         f"As fast as its peers, it would save {percent(arrivals.gain_ratio)} of the step{own}.",
+        *_over(slow),
         *_of_those(arrivals, slow),
         *_stalls(facts, slow.rank),
         *(_describe(straggler) for straggler in agreeing),
@@ -102,6 +103,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         evidence=evidence,
         advice=_look_at(agreeing[0]) if agreeing else advice.late_rank(slow.rank),
         gain_ratio=arrivals.gain_ratio,
+        step_s=arrivals.step_s,
     )
 
 
@@ -113,6 +115,14 @@ def _own_kernels(facts: JobEvidence, slow: NcclRank) -> str:
     known = [ratio for ratio in peers if ratio is not None]
     others = f", those of the others {percent(float(np.mean(known)))}" if known else ""
     return f"; its own NCCL kernels take {percent(slow.busy_ratio)}{others}"
+
+
+def _over(slow: NcclRank) -> list[str]:
+    """That the steps in which it was late are over."""
+    if slow.over_steps is None:
+        return []
+    over = f"In the newest {slow.over_steps:.0f} steps it was not late, so that it may be over"
+    return [f"{over}; the loss is of the steps before."]
 
 
 def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
@@ -139,6 +149,7 @@ def _by_own_history(facts: JobEvidence, slow: SlowRank) -> Finding:
             *_own_work(facts.reading),
         ],
         gain_ratio=slow.gain_ratio,
+        step_s=slow.since_s,
     )
 
 
@@ -197,6 +208,7 @@ def _reader_role(rank: int, evidence: list[str], *, since: SlowRank | StallingRa
         evidence=[*evidence, by_design + unknown],
         advice=advice.SLOW_INPUT if loading else advice.LATE_HOSTS,
         gain_ratio=since.gain_ratio,
+        step_s=since.since_s if isinstance(since, SlowRank) else since.step_s,
         longer_for_s=since.longer_for_s,
         since_step=since.since_step if isinstance(since, SlowRank) else None,
     )
@@ -210,7 +222,13 @@ def _by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:
     ]
     if stalling.rank == facts.only_reader:
         return _reader_role(stalling.rank, evidence, since=stalling, kind=Kind.LATE_HOSTS)
-    found = _one_rank(stalling.rank, confidence=0.8, evidence=evidence, gain_ratio=stalling.gain_ratio)
+    found = _one_rank(
+        stalling.rank,
+        confidence=0.8,
+        evidence=evidence,
+        gain_ratio=stalling.gain_ratio,
+        step_s=stalling.step_s,
+    )
     return replace(found, advice=advice.PERIODIC_STALL)
 
 
@@ -223,7 +241,9 @@ def _stalls(facts: JobEvidence, rank: int) -> list[str]:
     return [f"Every {seen.period_steps} steps, one takes {stalled} instead of {usual}."]
 
 
-def _one_rank(rank: int, *, confidence: float, evidence: list[str], gain_ratio: float | None) -> Finding:
+def _one_rank(
+    rank: int, *, confidence: float, evidence: list[str], gain_ratio: float | None, step_s: float
+) -> Finding:
     """That one rank is late, by what is known of it alone."""
     return Finding(
         kind=Kind.STRAGGLER,
@@ -232,6 +252,7 @@ def _one_rank(rank: int, *, confidence: float, evidence: list[str], gain_ratio: 
         evidence=evidence,
         advice=advice.late_rank(rank),
         gain_ratio=gain_ratio,
+        step_s=step_s,
     )
 
 
@@ -245,8 +266,10 @@ def _together(facts: JobEvidence, arrivals: Late) -> Finding:
             f"As fast as their peers, they would save {percent(arrivals.gain_ratio)} of the step.",
             "Which of them is slow is unknown.",
         ],
+        ranks=tuple(arrivals.together),
         advice=advice.late_ranks(arrivals.together),
         gain_ratio=arrivals.gain_ratio,
+        step_s=arrivals.step_s,
     )
 
 

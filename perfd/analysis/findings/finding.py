@@ -89,6 +89,8 @@ class Finding:
     waiting_ratio: float | None = None
     """How much of `gain_ratio` waits for other ranks beyond what the job's design requires, so that another
     finding may explain it; None when all of it may be that."""
+    step_s: float | None = None
+    """How long a step takes with it, of which `gain_ratio` is a share; None for the job's usual step."""
     ranks: Sequence[int] = ()
     """Ranks that it concerns if its culprits are not ranks; empty for all."""
     longer_for_s: float | None = None

@@ -38,6 +38,8 @@ class Late:
     gain_ratio: float
     """The share of a step that the job would gain without their excess over their peers."""
     last_ratio: float
+    step_s: float | None = None
+    """How long a step takes of which `gain_ratio` is a share."""
 
 
 def late(
@@ -67,6 +69,7 @@ def late(
         together=tuple(rank.rank for rank in together),
         gain_ratio=worst.gain_ratio or 0.0,
         last_ratio=worst.last_ratio or 0.0,
+        step_s=worst.step_s,
     )
 
 
@@ -76,11 +79,13 @@ def _alike(ranks: Sequence[NcclRank], least_ratio: float) -> Late | None:
     last_ratio = sum(rank.last_ratio or 0.0 for rank in alike)
     if len(alike) < 2 or last_ratio < THRESHOLDS.straggler_share_ratio:
         return None
+    worst = max(alike, key=lambda rank: rank.gain_ratio or 0.0)
     return Late(
         rank=None,
         together=tuple(rank.rank for rank in alike),
-        gain_ratio=max(rank.gain_ratio or 0.0 for rank in alike),
+        gain_ratio=worst.gain_ratio or 0.0,
         last_ratio=last_ratio,
+        step_s=worst.step_s,
     )
 
 
