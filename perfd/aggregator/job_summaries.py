@@ -14,7 +14,7 @@ from perfd.aggregator.jobs import JobEnd, JobState
 from perfd.aggregator.state import AggregatorState, job_data
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, LEAST_GPUS, SummaryTurn, WaitingJob, next_turn
 from perfd.analysis.data.job_data import GpuTable, JobData
-from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise, with_alerts
 from perfd.analysis.diagnosis.unknown_summaries import failed_summary
 from perfd.analysis.findings import Finding, Moment, Verdict, steady_verdict
 from perfd.analysis.flops.flops_conventions import FlopsConvention
@@ -175,7 +175,7 @@ class JobSummaries:
         """The summary of the whole job with its alerts; None when it is gone or its summary failed."""
         with self._failures.contained(Part.SUMMARY, job=job):
             derived = self._derive(self._whole, job, now_unix_s, self._clock.monotonic_s())
-            return replace(derived.summary, alerts=tuple(alerts)) if derived else None
+            return with_alerts(derived.summary, alerts) if derived else None
         return None
 
     def since(self, job: str, now_unix_s: float, since_unix_s: float) -> JobSummary | None:

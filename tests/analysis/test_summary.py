@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.analysis.data.job_data import JobData, PhaseTable
-from perfd.analysis.diagnosis import SCHEMA, AnalysisSettings, from_json, summarise, to_json
+from perfd.analysis.diagnosis import SCHEMA, AnalysisSettings, from_json, summarise, to_json, with_alerts
+from perfd.analysis.findings import Kind
 from perfd.gpu_peaks import load_peaks
 from perfd.model import Alert, AlertState, ParallelLayout
 
@@ -258,3 +259,27 @@ def test_a_window_looks_at_the_newest_steps():
     job = replace(full_job(), steps=steps, phases=phase_table(steps, TIMERS))
     assert summarise(job, replace(SETTINGS, window_steps=50)).step_time_s.median == 1.0
     assert summarise(job, SETTINGS).steps.steady_count == 119
+
+
+def stall_alert(step: int | None, *, fired: bool = True) -> Alert:
+    return Alert(
+        name="PerfdPeriodicStall",
+        labels={"perfd_job": "job"},
+        first_step=step,
+        state=AlertState.RESOLVED if fired else AlertState.PENDING,
+        active_at_unix_s=1.0,
+        fired_at_unix_s=2.0 if fired else None,
+    )
+
+
+def test_what_fired_while_the_job_ran_is_said_where_the_whole_job_shows_no_cause():
+    unknown = summarise(job_data(step_table([1.0] * 20)), SETTINGS)
+    assert unknown.bottleneck.kind is Kind.UNKNOWN
+    said = with_alerts(unknown, [stall_alert(45), stall_alert(110), stall_alert(None, fired=False)])
+    fired = "alerts fired while the job ran: PerfdPeriodicStall (step 45, 110)."
+    assert fired in said.bottleneck.evidence[-1]
+    assert len(said.alerts) == 3
+    assert "PerfdPeriodicStall." in with_alerts(unknown, [stall_alert(None)]).bottleneck.evidence[-1]
+    assert with_alerts(unknown, [stall_alert(45, fired=False)]).findings == unknown.findings
+    known = summarise(full_job(), SETTINGS)
+    assert with_alerts(known, [stall_alert(45)]).findings == known.findings

@@ -11,6 +11,7 @@ from perfd.analysis.diagnosis.job_summary import (
     from_json,
     job_json,
     to_json,
+    with_alerts,
 )
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "job_json",
     "summarise",
     "to_json",
+    "with_alerts",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
 from perfd.analysis.data.run_configuration import RunConfiguration
 from perfd.analysis.diagnosis.checklist import Checklist
-from perfd.analysis.findings import Finding, finding_json
+from perfd.analysis.findings import Finding, Kind, finding_json
 from perfd.analysis.hang import ErrorSummary
 from perfd.analysis.steps import (
     DataLoading,
@@ -34,6 +34,7 @@ __all__ = [
     "from_json",
     "job_json",
     "to_json",
+    "with_alerts",
 ]
 
 SCHEMA = "perfd.summary/2"
@@ -127,6 +128,22 @@ def job_json(summary: JobSummary) -> dict[str, Any]:
     findings = [finding_json(finding) for finding in summary.findings]
     alerts = [alert_json(alert) for alert in summary.alerts]
     return plain | {"bottleneck": findings[0], "findings": findings, "alerts": alerts}
+
+
+def with_alerts(summary: JobSummary, alerts: Sequence[Alert]) -> JobSummary:
+    """The summary with the job's alerts, which are evidence where the cause of its losses is unknown."""
+    fired: dict[str, list[str]] = {}
+    for alert in alerts:
+        if alert.fired_at_unix_s is not None:
+            steps = fired.setdefault(alert.name, [])
+            steps += [] if alert.first_step is None else [f"{alert.first_step:,}"]
+    head, *others = summary.findings
+    if head.kind is Kind.UNKNOWN and fired:
+        names = [f"{name} (step {', '.join(steps)})" if steps else name for name, steps in fired.items()]
+        what = "Over the steps of this summary that does not suffice for a cause."
+        said = f"These alerts fired while the job ran: {'; '.join(names)}. {what}"
+        head = replace(head, evidence=(*head.evidence, said))
+    return replace(summary, findings=(head, *others), alerts=tuple(alerts))
 
 
 def from_json(document: Mapping[str, Any]) -> list[JobSummary]:
