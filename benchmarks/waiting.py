@@ -4,8 +4,9 @@
 
 A made job: tensor parallel 8, 8 stages, the rest data parallel. Each rank has all-gathers and
 reduce-scatters of its tensor group, transfers to each neighbour stage and reductions of its data-parallel
-group: 16 of each in a step, thinned out by the agent to one. Two such jobs are looked at by turns: in one of
-them one rank is late, in the other one nobody is, which takes longer to say: longer stretches are searched.
+group: 16 of each in a step, thinned out by the agent to one. Three such jobs are looked at by turns: in one
+of them one rank is late; in one nobody is, which takes longer to say: longer stretches are searched; in one a
+rank becomes late with the first round, so that its fault fills the stretch that is judged, round by round.
 
 Round by round the records of one more step come in, as they do from the agents of all nodes, and then the
 aggregator looks at the job as it does live: it copies what it holds, the newest `--held` operations of each
@@ -14,9 +15,10 @@ kind (at most 64), and makes the summary. Nothing is kept from one look to the n
 of GPUs.
 
 `--json` prints one object: `schema`, and of each job `ranks`, `communicators`, `durations` and `records` held
-in all; `late` and `nobody_late`, each with `median` and `min` over rounds, in milliseconds, of `arrival_ms`,
-`copy_ms`, `diagnosis_ms`, of which `split_ms` is a part, and `look_ms`, copy and diagnosis together; and
-`right`, whether in all rounds the late rank was named and nobody else.
+in all; `late`, `nobody_late` and `newly_late`, each with `median` and `min` over rounds, in milliseconds, of
+`arrival_ms`, `copy_ms`, `diagnosis_ms`, of which `split_ms` is a part, and `look_ms`, copy and diagnosis
+together; `right`, whether in all rounds the rank that is always late was named, and nobody in the job without
+one; and `newly_named`, in how many rounds the one that becomes late was.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ from perfd.model import (
     TrainingStep,
 )
 
-SCHEMA = "perfd.bench.waiting/3"
+SCHEMA = "perfd.bench.waiting/4"
 TENSOR, STAGES, PER_NODE = 8, 8, 8
 LATE_RANK = 77
 _JOB = "made"
@@ -105,17 +107,22 @@ class MadeJob:
     """A job of that many ranks in the state of an aggregator, step by step; `late` is one of them, if any."""
 
     def __init__(self, ranks: int, held: int, late: int | None) -> None:
-        self._late = [] if late is None else [late]
+        self._late: list[int] = []
         span = _KEEP * held
         limits = Limits(operations_per_communicator=span, fewest_operations_per_communicator=span)
         self._fleet = Fleet(limits, AggregatorCounters())
         self._ranks = ranks
-        self._groups = _groups(ranks, self._late)
+        self.set_late(late)
         self._random = np.random.default_rng(1)
         self._step = _BEGUN
         data = ranks // (TENSOR * STAGES)
         self.layout = ParallelLayout(world_size=ranks, tp=TENSOR, cp=1, pp=STAGES, dp=data)
         self.apply([[JobDescription(job=_JOB, framework="megatron-lm", parallel=self.layout)]])
+
+    def set_late(self, late: int | None) -> None:
+        """Who is late from the next step on, if anybody."""
+        self._late = [] if late is None else [late]
+        self._groups = _groups(self._ranks, self._late)
 
     def records(self, steps: int = 1) -> list[list[Record]]:
         """Records of the next steps by node; each has all of a rank's operations of one kind."""
@@ -201,14 +208,17 @@ class MadeJob:
 def measure(ranks: int = 16_384, held: int = 12, rounds: int = 15) -> dict[str, Any]:
     """Milliseconds of a step's arrival, of the copy of what is held, and of the diagnosis with its split."""
     tune_malloc()
-    jobs = [MadeJob(ranks, held, late) for late in (LATE_RANK, None)]
+    jobs = [MadeJob(ranks, held, late) for late in (LATE_RANK, None, None)]
     for job in jobs:
         job.apply(job.records(held))
         job.round(_Times())
-    times, right = [_Times() for _ in jobs], True
+    times, right, newly_named = [_Times() for _ in jobs], True, 0
+    jobs[-1].set_late(LATE_RANK)
     for _ in range(rounds):
         for job, of_job in zip(jobs, times, strict=True):
-            right &= job.round(of_job)
+            named = job.round(of_job)
+            right &= named or job is jobs[-1]
+            newly_named += named and job is jobs[-1]
     stacks = jobs[0].stacks()
     return {
         "schema": SCHEMA,
@@ -218,7 +228,9 @@ def measure(ranks: int = 16_384, held: int = 12, rounds: int = 15) -> dict[str, 
         "records": sum(stack.ranks.size for stack in stacks),
         "late": times[0].milliseconds(),
         "nobody_late": times[1].milliseconds(),
+        "newly_late": times[2].milliseconds(),
         "right": right,
+        "newly_named": newly_named,
     }
 
 
@@ -270,7 +282,8 @@ def main() -> None:
     print(
         f"{result['ranks']} ranks, {result['communicators']} communicators, {result['durations']} durations"
     )
-    print(f"{f'median and least of {args.rounds} rounds, in ms':44}{'one is late':>16}{'nobody is':>16}")
+    cases = "".join(f"{case:>16}" for case in ("one is late", "nobody is", "one becomes"))
+    print(f"{f'median and least of {args.rounds} rounds, in ms':44}{cases}")
     for name, words in (
         ("arrival_ms", f"{result['records']} records of a step are taken in"),
         ("copy_ms", "the look: what is held is copied"),
@@ -278,9 +291,10 @@ def main() -> None:
         ("diagnosis_ms", "the look: split, and all that follows"),
         ("look_ms", "the look in all"),
     ):
-        columns = (result[case][name] for case in ("late", "nobody_late"))
+        columns = (result[case][name] for case in ("late", "nobody_late", "newly_late"))
         print(f"{words:44}" + "".join(f"{one['median']:8.1f}{one['min']:8.1f}" for one in columns))
     print(f"who is late is named, and nobody else: {result['right']}")
+    print(f"who becomes late is named in {result['newly_named']} of {args.rounds} rounds")
 
 
 if __name__ == "__main__":
