@@ -265,3 +265,69 @@ def test_more_frequent_looks_at_the_same_change_no_headline_that_seldom_ones_hav
     seldom = heads(looks, look_s=1.0)
     often = heads([look for look in looks for _ in range(4)], look_s=0.25)
     assert often[::4] == seldom
+
+
+NOTHING = Finding(kind=Kind.NONE, confidence=0.4)
+
+
+@pytest.mark.parametrize(("one", "other"), [(NOTHING, COMPUTE), (COMPUTE, UNKNOWN), (HOST, UNKNOWN)])
+def test_what_shows_no_cause_replaces_a_headline_only_after_twice_the_time(one: Finding, other: Finding):
+    said = heads([one] * 5 + [other] * 20)
+    assert said.index(other) == 5 + 2 * HOLD_S
+    # A cause does in the usual time, where another one was unknown.
+    assert heads([UNKNOWN] * 5 + [LAUNCH] * 20).index(LAUNCH) == 5 + HOLD_S
+
+
+def test_behind_a_blamed_rank_what_shows_no_cause_changes_in_the_usual_time():
+    # The fault ends after 8 s, and a rank is blamed for another 3.
+    said = heads([NOTHING] * 2 + [COMPUTE] * 3 + [slow(1)] * 3 + [COMPUTE] * 9)
+    assert [one.kind for one in said] == [
+        *[Kind.NONE] * 5,
+        *[Kind.STRAGGLER] * 6,
+        *[Kind.COMPUTE_BOUND] * 6,
+    ]
+
+
+def stalls(rank: int, gain_ratio: float) -> Finding:
+    return replace(slow(rank), kind=Kind.PERIODIC_STALL, gain_ratio=gain_ratio)
+
+
+@pytest.mark.parametrize("gain_ratio", [0.19, 0.21])
+def test_stalls_of_the_blamed_rank_in_all_newest_steps_are_the_same_fault_if_they_cost_less(
+    gain_ratio: float,
+):
+    said = heads([LAUNCH, slow(1), slow(1), stalls(1, gain_ratio), stalls(1, gain_ratio)])
+    kept = gain_ratio < (slow(1).gain_ratio or 0.0)
+    assert said[-1].kind is (Kind.STRAGGLER if kept else Kind.PERIODIC_STALL)
+    assert said[-1].gain_ratio == max(gain_ratio, 0.2)
+    assert said[-1].evidence == (("The newest rounds do not find it: it may be over.",) if kept else ())
+    assert heads([slow(1), slow(1), stalls(2, gain_ratio)])[-1].culprits == stalls(2, 0.0).culprits
+    assert heads([slow(1), slow(1), *[stalls(1, gain_ratio)] * 4])[-1].kind is Kind.PERIODIC_STALL
+
+
+def test_a_rank_that_is_late_with_others_for_a_moment_stays_the_one_to_blame():
+    def together(*ranks: int) -> Finding:
+        return replace(slow(0), culprits=(), ranks=ranks)
+
+    assert heads([LAUNCH, slow(3), together(2, 3)])[-1].culprits == slow(3).culprits
+    assert heads([LAUNCH, slow(3), together(1, 2)])[-1].culprits == ()
+    assert heads([LAUNCH, slow(3), *[together(2, 3)] * 4])[-1].culprits == ()
+
+
+def loading(gain_ratio: float, since_step: int | None) -> Finding:
+    return Finding(
+        kind=Kind.DATA_LOADING,
+        confidence=0.6,
+        gain_ratio=gain_ratio,
+        since_step=since_step,
+        longer_for_s=None if since_step is None else 3.0,
+    )
+
+
+def test_a_loss_known_since_it_began_is_not_replaced_by_a_mean_over_steps_before_or_after_it():
+    over = loading(0.4, None)
+    said = heads([LAUNCH, loading(0.5, 95), *[over] * 20])
+    assert [one.gain_ratio for one in said] == [0.15, *[0.5] * int(1 + HOLD_S), *[0.4] * int(20 - HOLD_S)]
+    # As long as it goes on the newest figures count.
+    assert heads([LAUNCH, loading(0.5, 95), loading(0.4, 95)])[-1].gain_ratio == 0.4
+    assert heads([LAUNCH, loading(0.5, 95), loading(0.6, None)])[-1].gain_ratio == 0.6

@@ -6,6 +6,10 @@ steps of evidence: it is the headline at once. If rounds found it for a second, 
 steps, because the evidence has gaps in a window that a fault just fills; then the previous headline returns.
 One that names no rank, that hosts are late, is held after a single round, too.
 
+That nothing limits the job, that computation does, and that the cause is unknown differ by a threshold or by
+what was seen, not by a change in the job: one of these replaces another only once it lasted twice as long, as
+does an unknown cause any other headline. By then a fault that lowers the activity of GPUs is found.
+
 If steps became longer before the headline was found, that is the same change, of which a later round may show
 less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays.
 """
@@ -24,9 +28,13 @@ from perfd.thresholds import THRESHOLDS
 
 _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}
 _AT_ONCE = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.ANALYSIS_FAILED})
+_OF_ONE_RANK = frozenset({Kind.STRAGGLER, Kind.PERIODIC_STALL})
+"""Of the same rank, these are one fault."""
 _OVER_AT_ONCE = frozenset({Kind.HANG, Kind.ANALYSIS_FAILED})
 _CONFIRMED_S = 1.0
 """A rank that is blamed again after so long, and a step later, is not blamed by one odd round. Chosen."""
+_LITTLE_EVIDENCE = 2.0
+"""Times as long as others a headline lasts if what replaces it has no more evidence of a cause. Chosen."""
 _MAY_BE_OVER = "The newest rounds do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
 """Steps by which the start of a change may move later once more of it is known."""
@@ -80,9 +88,10 @@ def steady_verdict(
     found for some steps and seconds in a row.
     """
     since = prior.cleared_since or now
-    held = prior.confirmed and not _cleared(since, now)
-    if held and _explained(prior.blamed, prior.blamed_since, found[0]):
-        return replace(prior, cleared_since=since), _at_front(_may_be_over(prior.blamed), found[1:])
+    held, blamed = not _cleared(since, now), prior.blamed
+    effect = prior.confirmed and _explained(blamed, prior.blamed_since, found[0])
+    if blamed is not None and held and (effect or _less_of_same_fault(blamed, found[0])):
+        return replace(prior, cleared_since=since), _at_front(_may_be_over(blamed), found[1:])
     if _explained(prior.settled, prior.settled_since, found[0]):
         found = (_with_figures(prior.settled, found[0]), *found[1:])
     head = found[0]
@@ -126,8 +135,14 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if _young(since, now):
         # There is nothing to hold before the first verdict.
         return Verdict() if head.kind is Kind.UNKNOWN else _found(prior, head, now), found
-    if settled is None or _same(settled, head) or _just_began(head, now) or _lasted(since, now):
+    # While a blamed rank is shown instead, it takes no patience.
+    times = _LITTLE_EVIDENCE if prior.blamed is None and _shows_little(settled, head) else 1.0
+    if settled is None or _just_began(head, now) or _lasted(since, now, times):
         return _found(prior, head, now), found
+    if _same(settled, head):
+        if not _mixes(settled, head):
+            return _found(prior, head, now), found
+        return replace(_found(prior, settled, now), missed_since=since), _at_front(settled, found)
     still = next((one for one in found if _same(one, settled)), None)
     blamed_before = still is None and bool(settled.culprits)
     if blamed_before or _far_costlier(head, still):
@@ -149,6 +164,25 @@ def _explained(headline: Finding | None, since: Moment | None, head: Finding) ->
     return head.kind in EXPLAINS.get(headline.kind, {}) and known is not None and head.since_step <= known
 
 
+def _less_of_same_fault(blamed: Finding, head: Finding) -> bool:
+    """Whether a round's first finding is the fault of the blamed rank, seen less well.
+
+    By steps with and without it, so that it costs less; or together with the ranks that are late with it.
+    """
+    if not blamed.culprits or not {blamed.kind, head.kind} <= _OF_ONE_RANK:
+        return False
+    if blamed.culprits == head.culprits:
+        less = (head.gain_ratio or 0.0) < (blamed.gain_ratio or 0.0)
+        return blamed.kind is not head.kind and less
+    return not head.culprits and bool(head.ranks) and set(blamed.concerned_ranks) <= set(head.ranks)
+
+
+def _mixes(settled: Finding, head: Finding) -> bool:
+    """Whether a loss was known since it began, and is now a mean over steps with and without it."""
+    less = (head.gain_ratio or 0.0) < (settled.gain_ratio or 0.0)
+    return settled.since_step is not None and head.since_step is None and less
+
+
 def _has_effect(head: Finding, blamed: Finding) -> bool:
     return any((one.kind, one.culprits) == (blamed.kind, blamed.culprits) for one in head.effects)
 
@@ -157,6 +191,7 @@ def _with_figures(headline: Finding, head: Finding) -> Finding:
     return replace(
         headline,
         gain_ratio=head.gain_ratio,
+        step_s=head.step_s,
         longer_for_s=head.longer_for_s,
         since_step=head.since_step,
     )
@@ -199,14 +234,21 @@ def _just_began(finding: Finding, now: Moment) -> bool:
     return (finding.longer_for_s or math.inf) <= max(THRESHOLDS.verdict_hold_s, least_s)
 
 
-def _lasted(since: Moment, now: Moment) -> bool:
-    return _apart(since, now, THRESHOLDS.verdict_hold_steps_count, THRESHOLDS.verdict_hold_s)
+def _shows_little(settled: Finding | None, head: Finding) -> bool:
+    """Whether a finding shows no cause where none was shown before."""
+    neither = settled is not None and settled.kind in _NO_CAUSE and head.kind in _NO_CAUSE
+    return neither or head.kind is Kind.UNKNOWN
+
+
+def _lasted(since: Moment, now: Moment, times: float = 1.0) -> bool:
+    steps, seconds = THRESHOLDS.verdict_hold_steps_count, THRESHOLDS.verdict_hold_s
+    return _apart(since, now, times * steps, times * seconds)
 
 
 def _cleared(since: Moment, now: Moment) -> bool:
     return _apart(since, now, THRESHOLDS.blame_hold_steps_count, THRESHOLDS.blame_hold_s)
 
 
-def _apart(since: Moment, now: Moment, least_steps: int, least_s: float) -> bool:
+def _apart(since: Moment, now: Moment, least_steps: float, least_s: float) -> bool:
     """By the duration of that many steps, which also passes after the last line of a log."""
     return now.unix_s - since.unix_s >= max(least_s, least_steps * (now.step_s or 0.0))
