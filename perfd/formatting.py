@@ -7,10 +7,14 @@ Decimal units, one decimal; unknown values (None or NaN) are `-`. The page's fun
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import TypeGuard
 
 UNKNOWN = "-"
+CONTROL_CHARACTERS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069"
+"""For the brackets of a regular expression: what a document does not need, and a terminal or reader obeys."""
+_CONTROL = re.compile(f"[{CONTROL_CHARACTERS}]")
 _RANKS_SHOWN = 8
 _DURATIONS = (
     (1e-7, 1e-9, "ns"),
@@ -101,6 +105,14 @@ def _scaled(value: float | None, unit: str) -> str:
 
 def _known(value: float | None) -> TypeGuard[float]:
     return value is not None and not math.isnan(value)
+
+
+def escaped_controls(text: str) -> str:
+    """A document whose characters that a terminal obeys, or that turn the direction of writing, are escapes.
+
+    Lines, tabs and the spaces of typesetting stay.
+    """
+    return _CONTROL.sub(lambda found: printable_text(found[0]), text)
 
 
 def printable_text(text: str) -> str:

@@ -100,3 +100,9 @@ def test_the_page_writes_numbers_as_the_terminal_does() -> None:
         if python != page
     ]
     assert differing == []
+
+
+def test_controls_of_a_document_are_escaped_and_its_layout_stays() -> None:
+    kept = "1\u202f000\u00a0ms\t\u00e9\n"
+    assert formatting.escaped_controls(kept) == kept
+    assert formatting.escaped_controls("\x1b[2J\x00\x7f\x85\u2066") == r"\x1b[2J\x00\x7f\x85\u2066"

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from perfd.formatting import printable_text
+from perfd.formatting import CONTROL_CHARACTERS, printable_text
 
-_CONTROL = re.compile(
-    "\x1b(?!\\[[0-9;]*m)|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
+_CONTROL = re.compile(f"\x1b(?!\\[[0-9;]*m)|(?!\x1b)[{CONTROL_CHARACTERS}]")
 """What of an untrusted text would do more to a terminal than color it; colors are rich's own."""
 
 

@@ -128,6 +128,22 @@ def test_names_of_kernels_do_not_become_markup(tmp_path):
     assert _EVIL in "".join(_Page(to_html(report)).words)
 
 
+def test_no_text_of_a_report_is_markup_or_acts_on_a_terminal_that_shows_it(tmp_path):
+    evil = f"{_EVIL}[a](javascript:b)\x1b]0;title\x07\x9b2J\u202e"
+    report = _report(tmp_path)
+    finding = replace(report.findings[0], title=evil, culprits=evil, evidence=(evil,), advice=evil)
+    table = replace(report.tables[0], title=evil, columns=(evil, *report.tables[0].columns[1:]))
+    texts = {"title": evil, "subtitle": evil, "headline": evil, "summary": (evil,), "notes": (evil,)}
+    report = replace(report, findings=(finding,), tables=(table,), **texts)
+
+    for document in (to_html(report), to_markdown(report)):
+        assert "<script>alert" not in document
+        assert not set(document) & set("\x1b\x07\x9b\u202e")
+        assert r"\x1b" in document
+        assert r"\u202e" in document
+    assert "[a](javascript:b)" not in to_markdown(report)
+
+
 def test_commands_in_sentences_are_set_as_code_and_nothing_in_them_is_markup(tmp_path):
     report = replace(_report(tmp_path), notes=["Run `nsys --a=<b>` or `ncu`, not 5 ` of it."])
     page = to_html(report)

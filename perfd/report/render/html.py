@@ -6,7 +6,7 @@ import re
 from html import escape
 
 from perfd.analysis.findings import certainty_of
-from perfd.formatting import percent
+from perfd.formatting import escaped_controls, percent
 from perfd.report.render import svg
 from perfd.report.render.page_script import SCRIPT
 from perfd.report.render.page_style import CSS
@@ -29,7 +29,7 @@ def to_html(report: Report) -> str:
         *(_table(table) for table in report.tables),
         _notes(report),
     ]
-    return (
+    return escaped_controls(
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(report.title)}</title>\n<style>{CSS}{PLOT_CSS}</style>\n</head>\n<body>\n<main>\n"

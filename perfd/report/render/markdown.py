@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from perfd.analysis.findings import certainty_of
-from perfd.formatting import percent
+from perfd.formatting import escaped_controls, percent
 from perfd.report.report_model import Report, ReportTable
+
+_SIGN = re.compile(r"[\\|<>*`\[\]]|(?<![^\W_])_|_(?![^\W_])")
+"""An underscore inside a word emphasizes nothing."""
 
 
 def to_markdown(report: Report) -> str:
     """The whole report; pictures are left out, as the tables say the same."""
-    lines = [f"# {report.title}", "", report.subtitle, "", "## Summary", "", f"**{report.headline}**", ""]
+    lines = [f"# {_text(report.title)}", "", _text(report.subtitle), ""]
+    lines += ["## Summary", "", f"**{_text(report.headline)}**", ""]
     lines += [f"- {_text(sentence)}" for sentence in report.summary]
     if report.metrics:
         lines += ["", "## Metrics", ""]
@@ -20,8 +25,8 @@ def to_markdown(report: Report) -> str:
     lines += ["", "## Findings", ""]
     for found in report.findings or ():
         share = f", {percent(found.gain_ratio)}" if found.gain_ratio is not None else ""
-        culprits = f" ({found.culprits})" if found.culprits else ""
-        lines += [f"### {found.title}{culprits}{share}", ""]
+        culprits = f" ({_text(found.culprits)})" if found.culprits else ""
+        lines += [f"### {_text(found.title)}{culprits}{share}", ""]
         lines += [f"- {_text(sentence)}" for sentence in found.evidence]
         for said, why in found.effects:
             lines += [f"- {_text(said)}", *(f"  - {_text(sentence)}" for sentence in why)]
@@ -35,10 +40,10 @@ def to_markdown(report: Report) -> str:
         gain = report.gain_words(found)
         lines.append(f"{number}. {_text(found.advice)}{f' ({gain})' if gain else ''}")
     for table in report.tables:
-        lines += ["", f"## {table.title}", "", *_table(table), "", f"Source: {_text(table.source)}."]
+        lines += ["", f"## {_text(table.title)}", "", *_table(table), "", f"Source: {_text(table.source)}."]
     if report.notes:
         lines += ["", "## Notes", "", *(f"- {_text(note)}" for note in report.notes)]
-    return "\n".join(lines) + "\n"
+    return escaped_controls("\n".join(lines) + "\n")
 
 
 def _table(table: ReportTable) -> list[str]:
@@ -48,7 +53,7 @@ def _table(table: ReportTable) -> list[str]:
 def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int) -> list[str]:
     marks = ["---" if at < text_columns else "---:" for at in range(len(columns))]
     return [
-        f"| {' | '.join(columns)} |",
+        f"| {' | '.join(map(_text, columns))} |",
         f"| {' | '.join(marks)} |",
         *(f"| {' | '.join(_text(cell) for cell in row)} |" for row in rows),
     ]
@@ -56,6 +61,4 @@ def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns
 
 def _text(text: str) -> str:
     """Text that Markdown leaves alone: names of kernels are full of its signs."""
-    for sign in "\\|<>*_`[]":
-        text = text.replace(sign, f"\\{sign}")
-    return text.replace("\n", " ")
+    return _SIGN.sub(r"\\\g<0>", text).replace("\n", " ")
