@@ -1,6 +1,6 @@
-"""A Lightning `Trainer` with DDP by Lightning's own launcher, with faults switched on and off by step.
+"""A Lightning `Trainer` with DDP or FSDP by its own launcher, with faults switched on and off by step.
 
-    python benchmarks/gpu/lightning_job.py --plan plan.json --truth FOLDER --devices 2
+    python benchmarks/gpu/lightning_job.py --plan plan.json --truth FOLDER --devices 2 [--strategy fsdp]
 
 The plan is that of `phases.py`; what was done is written as `phase_injector.py` says. The job knows nothing
 of perfd and prints Lightning's progress bar. Without a GPU it runs on CPUs with gloo, to try it.
@@ -8,15 +8,17 @@ of perfd and prints Lightning's progress bar. Without a GPU it runs on CPUs with
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import lightning
 import torch
+from lightning.pytorch.strategies import FSDPStrategy
 from loop_job import Tokens
 from phase_injector import PhaseInjector
 from phases import job_arguments, load
 from torch.utils.data import DataLoader
-from train import Part, loss_against
+from train import Block, Part, loss_against
 
 
 class Model(lightning.LightningModule):
@@ -65,9 +67,16 @@ class Injection(lightning.Callback):
             self._injector.close()
 
 
+def strategy_of(args: argparse.Namespace) -> str | FSDPStrategy:
+    if args.devices == 1:
+        return "auto"
+    return "ddp" if args.strategy == "ddp" else FSDPStrategy(auto_wrap_policy={Block})
+
+
 def main() -> None:
     parser = job_arguments(__doc__)
     parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp")
     args = parser.parse_args()
     cuda = torch.cuda.is_available()
     steps = load(args.plan)[-1].last_step
@@ -76,7 +85,7 @@ def main() -> None:
         max_steps=steps,
         accelerator="gpu" if cuda else "cpu",
         devices=args.devices,
-        strategy="ddp" if args.devices > 1 else "auto",
+        strategy=strategy_of(args),
         precision="bf16-mixed" if cuda else "32-true",
         accumulate_grad_batches=args.accumulate,
         logger=False,

@@ -27,7 +27,7 @@ _SAVING = (
     "--save", "/tmp/perfd-benchmark-saving2", "--save-interval", "25",
     "--eval-interval", "20", "--eval-iters", "8", "--split", "90,10,0",
 )  # fmt: skip
-_EXPERTS = (
+EXPERTS = (
     "--num-experts", "8", "--expert-model-parallel-size", "4", "--moe-router-topk", "2",
     "--moe-token-dispatcher-type", "alltoall", "--moe-aux-loss-coeff", "0.01", "--swiglu",
     "--disable-bias-linear",
@@ -53,6 +53,8 @@ class Job:
     """Healthy steps between two faults."""
     launcher: tuple[str, ...] = ()
     """More arguments for torchrun."""
+    perfd: tuple[str, ...] = ()
+    """More options of `perfd run`."""
     slow_data: tuple[str, float] | None = None
     """In place of faults: `storage` or `decoding`, and its seconds of each sample from the first step on."""
 
@@ -64,7 +66,7 @@ class Job:
         return slow_data(*self.slow_data, steps=_SLOW_STEPS, healthy_steps=_STEPS_AFTER)
 
 
-def _megatron(layers: int, batch: int, *layout: str) -> tuple[str, ...]:
+def megatron_of(layers: int, batch: int, *layout: str) -> tuple[str, ...]:
     return ("--num-layers", str(layers), "--global-batch-size", str(batch), *layout)
 
 
@@ -81,7 +83,7 @@ def _varied(
     )
 
 
-def _unusual(
+def unusual(
     kind: str, *faults: Fault, more: tuple[str, ...] = (), spawn: int = 0, gpus: int = 2, steps: int = 30
 ) -> Job:
     return Job(
@@ -116,12 +118,12 @@ def _alone(script: str, *arguments: str, size: float = 1.0, steps: int = _STEPS_
 
 
 TENSOR_PARALLEL = "--tensor-model-parallel-size"
-_TP2, _PP2 = (TENSOR_PARALLEL, "2"), ("--pipeline-model-parallel-size", "2")
+TP2, PP2 = (TENSOR_PARALLEL, "2"), ("--pipeline-model-parallel-size", "2")
 _STALL_STEPS = 20
 JOBS: Mapping[str, Job] = {
     # Tensor parallel jobs of this size are launch-bound: GPUs have time to spare, small work costs nothing.
     "tp2dp2": Job(
-        megatron=_megatron(12, 16, *_TP2),
+        megatron=megatron_of(12, 16, *TP2),
         faults=(
             Fault(kind="gpu", size=0.15, ranks=(3,)),
             Fault(kind="host", size=0.2, ranks=(1,)),
@@ -131,7 +133,7 @@ JOBS: Mapping[str, Job] = {
         ),
     ),
     "ep4": Job(
-        megatron=_megatron(8, 16, *_EXPERTS),
+        megatron=megatron_of(8, 16, *EXPERTS),
         faults=(
             Fault(kind="gpu", size=0.4, ranks=(2,)),
             Fault(kind="loader", size=0.3),
@@ -140,7 +142,7 @@ JOBS: Mapping[str, Job] = {
         ),
     ),
     "tp2pp2": Job(
-        megatron=_megatron(12, 16, *_TP2, *_PP2),
+        megatron=megatron_of(12, 16, *TP2, *PP2),
         faults=(
             Fault(kind="gpu", size=0.12, ranks=(3,)),
             Fault(kind="gpu", size=0.8, ranks=(1,)),
@@ -150,7 +152,7 @@ JOBS: Mapping[str, Job] = {
         ),
     ),
     "dp4": Job(
-        megatron=_megatron(12, 32),
+        megatron=megatron_of(12, 32),
         faults=(
             Fault(kind="gpu", size=0.2, ranks=(1,)),
             Fault(kind="loader", size=0.3),
@@ -180,7 +182,7 @@ JOBS: Mapping[str, Job] = {
         ),
     ),
     "pp2dp2": Job(
-        megatron=_megatron(12, 24, *_PP2),
+        megatron=megatron_of(12, 24, *PP2),
         faults=(
             Fault(kind="host", size=0.25, ranks=(0,)),
             Fault(kind="gpu", size=0.3, ranks=(3,)),
@@ -189,7 +191,7 @@ JOBS: Mapping[str, Job] = {
         ),
     ),
     "pp4": Job(
-        megatron=_megatron(12, 16, "--pipeline-model-parallel-size", "4"),
+        megatron=megatron_of(12, 16, "--pipeline-model-parallel-size", "4"),
         faults=(
             Fault(kind="gpu", size=0.3, ranks=(2,)),
             Fault(kind="stall", size=0.6, ranks=(3,), steps=_STALL_STEPS),
@@ -199,7 +201,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "dp2": Job(
         gpus=2,
-        megatron=_megatron(12, 32),
+        megatron=megatron_of(12, 32),
         faults=(
             Fault(kind="loader", size=0.4),
             Fault(kind="gpu", size=0.15, ranks=(1,)),
@@ -209,7 +211,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "tp2": Job(
         gpus=2,
-        megatron=_megatron(12, 8, *_TP2),
+        megatron=megatron_of(12, 8, *TP2),
         faults=(
             Fault(kind="gpu", size=0.5, ranks=(1,)),
             Fault(kind="loader", size=0.3),
@@ -218,7 +220,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "pp2": Job(
         gpus=2,
-        megatron=_megatron(12, 16, *_PP2),
+        megatron=megatron_of(12, 16, *PP2),
         faults=(
             Fault(kind="gpu", size=0.25, ranks=(0,)),
             Fault(kind="loader", size=0.3),
@@ -281,19 +283,19 @@ JOBS: Mapping[str, Job] = {
     "local2": _varied("local", Fault(kind="gpu", size=0.4, ranks=(1,))),
     "adversarial2": _varied("adversarial", Fault(kind="host", size=0.2, ranks=(0,)), steps=60),
     # Kinds of jobs that perfd was not built on.
-    "sharded2": _unusual(
+    "sharded2": unusual(
         "sharded",
         Fault(kind="gpu", size=0.3, ranks=(1,), steps=20),
         Fault(kind="host", size=1.2, ranks=(0,), steps=15),
         spawn=2,
     ),
-    "zero2": _unusual(
+    "zero2": unusual(
         "zero",
         Fault(kind="stall", size=0.6, ranks=(1,), steps=30),
         Fault(kind="gpu", size=0.3, ranks=(0,), steps=20),
         more=("--micro-batch", "2", "--accumulate", "4"),
     ),
-    "images2": _unusual(
+    "images2": unusual(
         "images",
         Fault(kind="loader", size=1.0, steps=30),
         Fault(kind="host", size=0.8, ranks=(1,), steps=30),
@@ -301,29 +303,29 @@ JOBS: Mapping[str, Job] = {
         more=("--micro-batch", "256", "--print-every", "10"),
         steps=60,
     ),
-    "recommend2": _unusual(
+    "recommend2": unusual(
         "recommend",
         Fault(kind="gpu", size=0.4, ranks=(1,), steps=30),
         Fault(kind="host", size=1.0, ranks=(0,), steps=30),
         steps=50,
     ),
-    "ring2": _unusual(
+    "ring2": unusual(
         "ring",
         Fault(kind="gpu", size=0.3, ranks=(0,), steps=24),
         Fault(kind="host", size=1.0, ranks=(1,), steps=20),
     ),
-    "bucketless2": _unusual(
+    "bucketless2": unusual(
         "bucketless",
         Fault(kind="host", size=0.3, ranks=(1,), steps=20),
         Fault(kind="gpu", size=0.2, ranks=(0,), steps=20),
         more=("--print-every", "1"),
     ),
-    "compiled2": _unusual(
+    "compiled2": unusual(
         "compiled",
         Fault(kind="gpu", size=0.3, ranks=(1,), steps=20),
         more=("--layers", "6", "--micro-batch", "16"),
     ),
-    "garbage2": _unusual(
+    "garbage2": unusual(
         "plain",
         Fault(kind="garbage", size=8.0, ranks=(1,), steps=30),
         Fault(kind="gpu", size=0.25, ranks=(1,), steps=20),
@@ -340,8 +342,8 @@ JOBS: Mapping[str, Job] = {
         healthy_steps=30,
         steps_between=20,
     ),
-    "generate1": _unusual("generate", Fault(kind="host", size=0.6, steps=30), gpus=1, steps=60),
-    "diffusion1": _unusual(
+    "generate1": unusual("generate", Fault(kind="host", size=0.6, steps=30), gpus=1, steps=60),
+    "diffusion1": unusual(
         "diffusion",
         Fault(kind="host", size=1.0, steps=30),
         Fault(kind="stall", size=0.6, steps=30),
@@ -350,7 +352,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "recompute2": Job(
         gpus=2,
-        megatron=_megatron(12, 16, *_RECOMPUTED, "--use-distributed-optimizer"),
+        megatron=megatron_of(12, 16, *_RECOMPUTED, "--use-distributed-optimizer"),
         faults=(
             Fault(kind="gpu", size=0.25, ranks=(0,)),
             Fault(kind="loader", size=0.4),
@@ -359,7 +361,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "saving2": Job(
         gpus=2,
-        megatron=_megatron(8, 16, *_SAVING),
+        megatron=megatron_of(8, 16, *_SAVING),
         faults=(Fault(kind="gpu", size=0.3, ranks=(1,)),),
         healthy_steps=60,
     ),
@@ -371,7 +373,7 @@ JOBS: Mapping[str, Job] = {
     "lightning1": _alone("lightning_job.py", "--devices", "1", "--micro-batch", "4", size=0.6, steps=30),
     "megatron1": Job(
         gpus=1,
-        megatron=_megatron(8, 16),
+        megatron=megatron_of(8, 16),
         faults=(
             Fault(kind="loader", size=0.4, steps=_STALL_STEPS),
             Fault(kind="host", size=0.4, steps=_STALL_STEPS),

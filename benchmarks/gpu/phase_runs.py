@@ -1,6 +1,6 @@
 """Faults of known cost in real jobs on 4 or 2 GPUs, switched on and off within a job.
 
-The jobs are those of `phase_jobs.py`:
+The jobs are those of `phase_jobs.py` and `quiet_jobs.py`:
 
     python -m benchmarks.gpu.phase_runs --out FOLDER --megatron FOLDER [--only tp2dp2 ...] [--limit-s 540]
     python -m benchmarks.gpu.phase_runs --out FOLDER --dry-run --torchrun PATH [--only ddp]
@@ -36,10 +36,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.gpu.fault_runs import compress
-from benchmarks.gpu.phase_jobs import JOBS, MEGATRON_MODEL, TENSOR_PARALLEL, Job
+from benchmarks.gpu.phase_jobs import JOBS as NOISY_JOBS
+from benchmarks.gpu.phase_jobs import MEGATRON_MODEL, TENSOR_PARALLEL, Job
 from benchmarks.gpu.phase_truth import write_truth
 from benchmarks.gpu.phases import save
+from benchmarks.gpu.quiet_jobs import QUIET_JOBS
 
+JOBS = {**NOISY_JOBS, **QUIET_JOBS}
 HERE = Path(__file__).resolve().parent
 _POLL_S = 1.0
 _ENDING_S = 30.0
@@ -85,7 +88,7 @@ def run_job(name: str, job: Job, options: Options, limit_s: float) -> int:
     folder.mkdir(parents=True)
     port = _free_port()
     command = [
-        *(sys.executable, "-P", "-m", "perfd", "run", "--no-nsys", "--job", name),
+        *(sys.executable, "-P", "-m", "perfd", "run", "--job", name, *(job.perfd or ("--no-nsys",))),
         *("--http", f"127.0.0.1:{port}", "--out", str(folder / "out")),
         *("--record", str(folder / "recording"), "--", *command_of(name, job, folder, options)),
     ]

@@ -19,6 +19,11 @@ from torch import nn
 from train import VOCABULARY
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
+_SHARDED = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "fsdp_version": 2},
+}
+
 
 class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Random token sequences with their labels."""
@@ -63,6 +68,7 @@ class FaultyTrainer(Trainer):
 
 def main() -> None:
     parser = job_arguments(__doc__)
+    parser.add_argument("--fsdp", action="store_true", help="parameters sharded over the ranks")
     args = parser.parse_args()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     steps = load(args.plan)[-1].last_step
@@ -87,6 +93,7 @@ def main() -> None:
         dataloader_num_workers=2,
         include_num_input_tokens_seen="all",
         ddp_find_unused_parameters=False,
+        **(_SHARDED if args.fsdp else {}),
     )
     injector = PhaseInjector(args.plan, args.truth, rank, micro_batches=args.accumulate)
     injector.slow_loaders()

@@ -242,6 +242,26 @@ def bucketless(setup: Setup) -> Step:
     return step
 
 
+def flat(setup: Setup) -> Step:
+    """All gradients are reduced at once, in one buffer, as loops before DDP do."""
+    part = setup.part()
+    parameters = list(part.parameters())
+
+    def passes(_number: int) -> torch.Tensor:
+        for _ in range(setup.args.accumulate):
+            loss = setup.backward(part, setup.tokens())
+        buffer = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])
+        dist.all_reduce(buffer)
+        buffer /= dist.get_world_size()
+        for parameter, mean in zip(
+            parameters, buffer.split([one.numel() for one in parameters]), strict=True
+        ):
+            parameter.grad = mean.view_as(parameter)
+        return loss
+
+    return updating(adam(part), passes)
+
+
 def compiled(setup: Setup) -> Step:
     """The model compiled, with DDP."""
     model = wrapped(setup.part(), "ddp", setup.device)
@@ -326,7 +346,10 @@ def diffusion(setup: Setup) -> Step:
 
 KINDS: dict[str, Callable[[Setup], Step]] = {
     one.__name__: one
-    for one in (*(sharded, zero, images, recommend, ring, bucketless, compiled, plain, generate, diffusion),)
+    for one in (
+        *(sharded, zero, images, recommend, ring, bucketless, flat, compiled, plain, generate),
+        diffusion,
+    )
 }
 
 

@@ -299,6 +299,18 @@ def test_two_runs_on_one_node_read_each_their_own_job(built: Path, tmp_path: Pat
         assert ranks_seen(tmp_path, run=None) == {"job/0", "job/1", "job/2"}
 
 
+def test_a_run_does_not_count_what_a_killed_job_before_it_left_behind(built: Path, tmp_path: Path) -> None:
+    with driving(built, tmp_path, 5, "one", 10, RANK="0", PERFD_RUN="before") as killed:
+        wait_for(killed, "ready")
+        killed.kill()
+        killed.wait()
+        left = find_segments(tmp_path)
+
+        assert ranks_seen(tmp_path, run="ours") == set()
+        assert left, "there was something to count"
+        assert not find_segments(tmp_path), "it is removed, nevertheless"
+
+
 class WatchedJob:
     """`perfd run` around a driver that goes on until perfd has seen what it does."""
 

@@ -37,7 +37,7 @@ class ProcessJobs:
 
     def _named(self, pid: int, environment: Mapping[str, str]) -> str | None:
         settings = self._settings
-        if settings.run is not None and environment and environment.get(RUN_VARIABLE) != settings.run:
+        if settings.run is not None and self._of_other_run(pid, environment):
             return None
         cgroup = self._cgroup(pid)
         pod = settings.pod_jobs.of(cgroup.pod_uid)
@@ -49,6 +49,15 @@ class ProcessJobs:
         number = environment.get("SLURM_JOB_ID")
         other = is_other_slurm_job(settings.job, cgroup.slurm_job or number, number, named)
         return None if other else settings.job
+
+    def _of_other_run(self, pid: int, environment: Mapping[str, str]) -> bool:
+        """Whether it is no process of this `perfd run`; one that had ended before it was seen is none.
+
+        A job that was killed leaves its segments behind, which the agent of the next one finds.
+        """
+        if environment:
+            return environment.get(RUN_VARIABLE) != self._settings.run
+        return not (self._settings.proc / str(pid)).exists()
 
     def _cgroup(self, pid: int) -> CgroupIdentity:
         try:
