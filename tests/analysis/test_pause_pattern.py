@@ -207,6 +207,17 @@ def test_single_operations_may_be_steps_if_they_come_as_evenly():
     assert not are_steady(interrupted)
 
 
+def test_few_single_operations_may_be_steps_if_they_hardly_differ():
+    chance = random.Random(1)
+
+    def starts_us(spread, count=65):
+        return np.cumsum([100_000 * chance.uniform(1 - spread, 1 + spread) for _ in range(count)])
+
+    assert are_steady(starts_us(0.02))
+    assert not are_steady(starts_us(0.02, count=64))
+    assert not are_steady(starts_us(0.2))
+
+
 @pytest.mark.parametrize("each_time", [0.0005, 0.002, 0.01, 0.03])
 def test_single_operations_with_slowly_wandering_intervals_are_not_steps(each_time):
     for seed in range(10):

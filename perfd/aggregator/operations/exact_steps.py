@@ -26,7 +26,7 @@ _PAUSES = 64
 _MISSED_RATIO = 0.25
 """Share of the first step's bytes that may be unreported."""
 _REPEATS_IN_DOUBT = 24
-"""Before a micro-batch counts as a step for want of anything better."""
+"""Before a micro-batch counts as a step for want of anything better; fewer if no more can be held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,8 @@ class ExactSteps:
             return FoundSteps()
         cuts = self._cuts(operations, cycle)
         found, last = self._of_step(cuts, repeats, gathers)
-        if found is None and len(cuts) < _REPEATS_IN_DOUBT and self.newest is None:
+        few = len(cuts) < _REPEATS_IN_DOUBT and not self.stream.full
+        if found is None and few and self.newest is None:
             return FoundSteps()
         anew = self.newest is not None and (found or 1) != (self.repeats or 1)
         if anew:

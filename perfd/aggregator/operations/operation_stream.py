@@ -32,6 +32,9 @@ each is a step."""
 _SEARCH_NS = 3 * 10**9
 """Time between searches for repeating pauses, once a pattern is found and the buffer is half full: searches
 of fewer operations are cheap, and the first steps depend on them."""
+_STRIDED_REPORTS, _FINER_REPORTS = 3, 10
+"""After so many reports in a row that leave out as many operations, up to so many that leave out fewer are
+thinned: an agent near its limit leaves out some in one second and none in the next. Chosen."""
 _FEWEST_SAMPLED = 16
 """Operations of a report, whose sequence numbers must be equally far apart."""
 RECEIVE = "Recv"
@@ -115,6 +118,10 @@ class OperationStream:
     """Of the newest ones, those since the newest hole."""
     _stride: int = 1
     """Only one operation in this many is reported, as agents do at high rates."""
+    _strided: int = 0
+    """Reports in a row that were read with this stride."""
+    _finer: int = 0
+    """Of them, the newest in a row that left out fewer."""
     _group: int | None = None
     """How many of one size are a repeat, once that is known."""
     _pattern: PausePattern | None = None
@@ -133,6 +140,11 @@ class OperationStream:
         return sizes
 
     @property
+    def full(self) -> bool:
+        """Whether it holds as many operations as it can."""
+        return len(self.sizes) == _HELD_OPERATIONS
+
+    @property
     def timed(self) -> bool:
         """Whether the newest operation has a start time."""
         return not np.isnan(self.newest.held[_START, -1])
@@ -141,31 +153,64 @@ class OperationStream:
         """Add what the rank reported."""
         if self.newest_unix_ns:
             self.before = self.newest_unix_ns, self.seen
-        stride = _stride(times)
-        hole = stride is None or times.sequences[0] != self.newest_sequence + stride
+        stride, columns = _stride(times), _columns(times)
+        sequences = np.array(times.sequences)
+        if stride is not None and stride < self._stride and self._reads_fewer(stride):
+            columns, sequences = _thinned(columns, sequences, self._stride)
+            stride = self._stride
+        else:
+            self._finer = 0
+        hole = stride is None or not len(sequences)
         if stride is not None and stride != self._stride:
-            group, odd = divmod((self._group or 0) * self._stride, stride)
-            self._group = None if odd or not group else group
-            self._stride, hole = stride, True
+            hole = self._change_stride(stride)
+        hole = hole or sequences[0] != self.newest_sequence + self._stride
         if hole:
             large = self.sizes[self._large()]
             if len(large) and (large != large[0]).any():
                 # The buffer no longer has the job's order.
                 self.newest.clear()
-        self._whole = min(_HELD_OPERATIONS, (0 if hole else self._whole) + len(times.sequences))
+        self._strided += 1
+        self._whole = min(_HELD_OPERATIONS, (0 if hole else self._whole) + len(sequences))
         if self.operation == RECEIVE:
             if hole:
                 self.durations.clear()
             self.durations.put(np.array([times.durations_ns], dtype=np.float64) / 1e3)
         self._pattern = None if hole else self._pattern
-        self._unsearched += len(times.sequences)
-        self.newest.put(_columns(times))
+        self._unsearched += len(sequences)
+        self.newest.put(columns)
         self._places = None
         self.total_bytes += times.total_bytes or 0.0
-        self.seen += times.sequences[-1] - self.newest_sequence
+        if len(sequences):
+            self.seen += int(sequences[-1]) - self.newest_sequence
+            self.newest_sequence = int(sequences[-1])
         self.seen_s += (times.end_unix_ns - times.start_unix_ns) / 1e9
-        self.newest_sequence = times.sequences[-1]
         self.newest_unix_ns = times.end_unix_ns
+
+    def _reads_fewer(self, stride: int) -> bool:
+        """Whether to leave out what a report with this smaller stride has more than those before it."""
+        if self._stride % stride or self._strided < _STRIDED_REPORTS or self._finer >= _FINER_REPORTS:
+            return False
+        self._finer += 1
+        return True
+
+    def _change_stride(self, stride: int) -> bool:
+        """From now on one in `stride` is reported; whether that leaves a hole."""
+        group, odd = divmod((self._group or 0) * self._stride, stride)
+        self._group = None if odd or not group else group
+        before, self._stride, self._strided, self._finer = self._stride, stride, 0, 0
+        if stride % before or not self._whole or self.operation == RECEIVE:
+            return True
+        held = self.newest.held[:, -self._whole :]
+        numbers = self.newest_sequence - before * np.arange(held.shape[1] - 1, -1, -1)
+        kept, numbers = _thinned(held.copy(), numbers, stride)
+        self.newest.clear()
+        self.newest.put(kept)
+        self._whole, self._pattern = len(numbers), None
+        if not len(numbers):
+            return True
+        self.seen -= self.newest_sequence - int(numbers[-1])
+        self.newest_sequence = int(numbers[-1])
+        return False
 
     @property
     def per_s(self) -> float:
@@ -331,6 +376,12 @@ def _stride(times: CollectiveTimes) -> int | None:
     stride = sequences[1] - sequences[0]
     evenly = stride > 1 and all(after - before == stride for before, after in pairwise(sequences))
     return stride if evenly else None
+
+
+def _thinned(columns: Floats, sequences: Ints, stride: int) -> tuple[Floats, Ints]:
+    """Of (rows, n) columns and (n,) sequence numbers those that an agent with this stride would report."""
+    kept = sequences % stride == 0
+    return columns[:, kept], sequences[kept]
 
 
 def _columns(times: CollectiveTimes) -> Floats:
