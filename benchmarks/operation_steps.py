@@ -48,6 +48,8 @@ class Truth:
     source: str
     step_s: Mapping[int, float]
     """By step."""
+    killed: bool = False
+    """Whether the job ended within one more step, whose operations may have run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,8 +130,9 @@ def truth_of(recording: Recording) -> Truth | None:
     ):
         return Truth(source="log", step_s=dict(timed))
     if (beside / "truth.json").is_file():
-        lasted = json.loads((beside / "truth.json").read_text())["steps_s"]
-        return Truth(source="loop", step_s=dict(enumerate(lasted, 1)))
+        document = json.loads((beside / "truth.json").read_text())
+        steps = dict(enumerate(document["steps_s"], 1))
+        return Truth(source="loop", step_s=steps, killed=document.get("killed", False))
     return None
 
 
@@ -169,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             last, error = max(truth.step_s), error_ratio(found, truth, exact=starts)
             # Short steps share a row, and the last ones may not fill one.
-            counts[starts][2] += last - found.rows[-1].steps_covered < newest <= last
+            counts[starts][2] += last - found.rows[-1].steps_covered < newest <= last + truth.killed
             counts[starts][3] += abs(error) <= _WITHIN
             usual = "median" if starts else "mean"
             print(f"{name:60} {newest} of {last} ({truth.source}), {usual} {error:+.2%}{sure}", flush=True)

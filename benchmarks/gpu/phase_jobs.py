@@ -1,8 +1,4 @@
-"""Which jobs `phase_runs.py` runs, and which faults are switched on in them.
-
-They are Megatron-LM, plain loops with FSDP2 and DDP, loops whose steps vary (`varied_job.py`), `Trainer` of
-transformers, Lightning, and kinds that perfd was not built on (`unusual_job.py`, `jax_job.py`).
-"""
+"""Which jobs `phase_runs.py` runs, and which faults are switched on in them; `quiet_jobs.py` has more."""
 
 from __future__ import annotations
 

@@ -54,12 +54,15 @@ class Steps:
     """One more than steps: the last is the end."""
     seconds: Sequence[float]
     """By CUDA events where the job lived to read them."""
+    killed: bool = False
+    """Whether it did not reach the end of its last step, which is left out."""
 
 
 def write_truth(folder: Path) -> Path:
     """Write `truth.json` of a job whose `plan.json` and `truth/` are in this folder; the path.
 
-    It has `name`, `steps_s` and `phases`, each a `PhaseTruth`. Raises `OSError` without what the job wrote.
+    It has `name`, `steps_s` and `phases`, each a `PhaseTruth`; `killed` if a step had begun that is not in
+    `steps_s`. Raises `OSError` without what the job wrote.
     """
     steps = read_steps(folder / "truth")
     phases = measure(load(folder / "plan.json"), steps, folder / "truth")
@@ -67,6 +70,7 @@ def write_truth(folder: Path) -> Path:
         "name": folder.name,
         "phases": [asdict(phase) for phase in phases],
         "steps_s": [round(seconds, 6) for seconds in steps.seconds],
+        **({"killed": True} if steps.killed else {}),
     }
     path = folder / "truth.json"
     path.write_text(json.dumps(document, indent=1) + "\n")
@@ -76,14 +80,15 @@ def write_truth(folder: Path) -> Path:
 def read_steps(truth: Path) -> Steps:
     """The steps as rank 0 saw them."""
     rows = _rows(truth, 0)
-    begin = [row["begin_unix_s"] for row in rows] + [rows[-1].get("end_unix_s", rows[-1]["begin_unix_s"])]
+    killed = "end_unix_s" not in rows[-1]
+    begin = [row["begin_unix_s"] for row in rows] + ([] if killed else [rows[-1]["end_unix_s"]])
     marks = truth / "truth-gpu-rank0.json"
     seconds = (
         json.loads(marks.read_text())["steps_s"]
         if marks.is_file()
         else [after - before for before, after in itertools.pairwise(begin)]
     )
-    return Steps(begin_unix_s=begin, seconds=seconds)
+    return Steps(begin_unix_s=begin, seconds=seconds, killed=killed)
 
 
 def measure(plan: Sequence[Phase], steps: Steps, truth: Path | None = None) -> list[PhaseTruth]:

@@ -248,8 +248,7 @@ def flat(setup: Setup) -> Step:
     parameters = list(part.parameters())
 
     def passes(_number: int) -> torch.Tensor:
-        for _ in range(setup.args.accumulate):
-            loss = setup.backward(part, setup.tokens())
+        loss = setup.backward(part, setup.tokens())
         buffer = torch.cat([parameter.grad.reshape(-1) for parameter in parameters])
         dist.all_reduce(buffer)
         buffer /= dist.get_world_size()
@@ -347,8 +346,7 @@ def diffusion(setup: Setup) -> Step:
 KINDS: dict[str, Callable[[Setup], Step]] = {
     one.__name__: one
     for one in (
-        *(sharded, zero, images, recommend, ring, bucketless, flat, compiled, plain, generate),
-        diffusion,
+        *(sharded, zero, images, recommend, ring, bucketless, flat, compiled, plain, generate, diffusion),
     )
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+import numpy as np
 import pytest
 
 from perfd.aggregator.operations import OperationSteps
@@ -606,3 +607,48 @@ def test_a_rank_whose_records_stop_does_not_stop_the_steps_of_another() -> None:
 
     assert_exact_between(rows, timeline.ends_us)
     assert rows[-1].step == pytest.approx(100, abs=1)
+
+
+def test_layers_alike_in_a_slow_first_step_are_not_counted_as_steps() -> None:
+    layer = [Op("AllReduce", size * MB, 6_000) for size in (33, 34, 35)]
+    step = [*layer * 16, Op("AllReduce", 125 * MB, 6_000)]
+
+    def train(line: Timeline, number: int) -> None:
+        slower = 4 if number == 0 else 1
+        line.step([[replace(one, after_us=slower * one.after_us) for one in step]])
+
+    timeline = trained(train, 60)
+    rows, _ = rows_of(timeline)
+
+    assert_exact(rows, timeline.ends_us)
+    assert rows[-1].step == 60
+
+
+def test_an_agent_near_its_limit_may_leave_out_operations_in_one_second_and_not_in_the_next() -> None:
+    # As XLA's gathered gradients: 48 of one size at the end of a step.
+    step = [Op("ReduceScatter", 128 * MB, 380_000 if at == 0 else 8_000) for at in range(48)]
+    timeline = trained(lambda line, _: line.step([step]), 60)
+    steps, rows = OperationSteps(), []
+    for second, times in enumerate(timeline.records()):
+        keep = 1 if second % 12 == 11 else 2
+        found = steps.put(sampled(times, keep))
+        rows = [*([] if found.anew else rows), *found.rows]
+
+    # The newest rows, which are of a time with several such seconds.
+    ends_us = np.array(timeline.ends_us)
+    apart_us = [abs(ends_us - (row.time_unix_ns or 0) / 1000).min() for row in rows[1:]]
+    assert rows[-1].step == pytest.approx(60, abs=1)
+    assert max(apart_us) <= 20_000
+    assert sum(row.steps_covered for row in rows[1:]) == rows[-1].step - rows[0].step
+
+
+def test_a_step_of_which_the_buffer_holds_few_is_found() -> None:
+    gathers = [Op("AllGather", size * MB, 1_500) for size in (128, 256, 128, 64, 128)] * 24
+    half = [*gathers[:60], Op("AllGather", 32 * MB, 1_500), *gathers[60:]]
+    timeline = trained(lambda line, _: line.step([half]), 60)
+    rows, steps = rows_of(timeline)
+
+    assert rows, "2,048 operations are 16 steps"
+    assert steps.pace is not None
+    assert not steps.pace.certain
+    assert rows[-1].step == pytest.approx(60, abs=1)

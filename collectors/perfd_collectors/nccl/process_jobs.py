@@ -51,7 +51,7 @@ class ProcessJobs:
         return None if other else settings.job
 
     def _of_other_run(self, pid: int, environment: Mapping[str, str]) -> bool:
-        """Whether it is no process of this `perfd run`; one that had ended before it was seen is none.
+        """Whether a process is not of this `perfd run`; one that had ended before it was seen does not count.
 
         A job that was killed leaves its segments behind, which the agent of the next one finds.
         """

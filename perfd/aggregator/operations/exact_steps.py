@@ -79,6 +79,8 @@ class ExactSteps:
         """Micro-batches of a step; None before that is known."""
         self.pauses: StepPauses | None = None
         self._steps_before = steps_before
+        self._large: int | None = None
+        """Operations of the repeats so far."""
 
     def look(
         self, job: str, cycle: Cycle, repeats: int | None, gathers: OperationStream | None = None
@@ -91,6 +93,10 @@ class ExactSteps:
         operations = self.stream.repeating(cycle)
         if operations is None or len(operations) < 2 * cycle.large:
             return FoundSteps()
+        began_alike = self._began_alike(cycle)
+        if began_alike:
+            self.newest = None
+        self._large = cycle.large
         cuts = self._cuts(operations, cycle)
         found, last = self._of_step(cuts, repeats, gathers)
         few = len(cuts) < _REPEATS_IN_DOUBT and not self.stream.full
@@ -99,11 +105,18 @@ class ExactSteps:
         anew = self.newest is not None and (found or 1) != (self.repeats or 1)
         if anew:
             self.newest = None
+        anew = anew or began_alike
         self.repeats = found
         ends = cuts.each(last, found or 1)
         rows = self._rows(job, ends, cycle, found or 1)
         self.pauses = self._pauses(ends)
         return FoundSteps(rows, anew=anew)
+
+    def _began_alike(self, cycle: Cycle) -> bool:
+        """Whether what repeated before was a part of this: this repeats since the first operation."""
+        if self._large is None or self._large >= cycle.large:
+            return False
+        return self.stream.seen - cycle.known * cycle.operations / cycle.large < cycle.operations
 
     def _of_step(
         self, cuts: _Cuts, repeats: int | None, gathers: OperationStream | None
