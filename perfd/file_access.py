@@ -17,11 +17,14 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _CLONE_FS = 0x200
+"""The flag of unshare(2): this thread's working folder becomes its own."""
 _SETGROUPS = {"x86_64": 116, "aarch64": 159}
 """Numbers of the system call that changes one thread only; that of libc changes all."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40
+"""Symbolic links on one path, as many as Linux follows."""
 _ROOT = 0
+"""The user id of root."""
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 _ID_BYTES = 32
+"""More than a process id has."""
 
 
 class HeldElsewhereError(Exception):

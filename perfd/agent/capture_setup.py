@@ -46,6 +46,7 @@ from perfd.model import (
 from perfd.net import ObjectStorage, client_context
 
 _KEPT_STEPS = 64
+"""Newest step times of a job: enough for a median that one slow step does not move."""
 
 
 class JobFacts:

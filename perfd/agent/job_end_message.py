@@ -7,6 +7,7 @@ from pathlib import Path
 from perfd.model import Event, job_end
 
 _MOST_BYTES = 4096
+"""The file has one short line; more is none that an Epilog wrote."""
 
 
 def read_job_end(path: Path, job: str | None, now_unix_ns: int) -> Event | None:

@@ -22,7 +22,9 @@ _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _RANKS = re.compile(r"node|rank-\d{1,9}|ranks-\d{1,9}-\d{1,9}")
 _REPORT = "report"
 _DIGEST_DIGITS = 8
+"""32 bits: distinguishes texts that have one slug, of the few captures of one job."""
 _SLUG_CHARACTERS = 64
+"""Of a name in a key, whose parts together have at most 1,024 bytes in S3."""
 
 
 def job_folder(cluster: str, namespace: str, job: str, attempt: int) -> str:

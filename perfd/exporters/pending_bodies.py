@@ -13,7 +13,9 @@ from perfd.exporters.http_post import Poster
 
 log = logging.getLogger(__name__)
 _NEWEST_S = 2.0
+"""A body of a round that is at most so old is new, any other is a delayed one."""
 _SEND_FOR_S = 5.0
+"""In one turn: a backlog must not keep the newest round waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

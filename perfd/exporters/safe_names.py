@@ -6,6 +6,7 @@ import hashlib
 import re
 
 _MAX_LENGTH = 100
+"""Of a name without its hash: other systems and file systems take few more."""
 
 
 def plain_name(name: str) -> str:

@@ -12,6 +12,7 @@ from perfd.metrics.catalog import MetricInfo
 from perfd.report.comparison import MeasuredRun, compare, jobs_of, measures_of_summary
 
 _ALIKE = 8
+"""Names that are suggested for an unknown one."""
 _SAMPLE_ENDINGS = ("_bucket", "_count", "_sum")
 _NO_SOURCE = "perfd.summary/2: medians over steady steps"
 

@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 PUBLISHED_HEADER_BYTES = 4096
 """What sender and headers add to a batch at most: names have 256 characters."""
 _CONNECT_WITHIN_S = 10.0
+"""For TCP, TLS and authentication together."""
 _PING_INTERVAL_S = 10
+"""A connection whose other side is gone without a word is noticed after two of them."""
 _RELEASE_WITHIN_S = 1.0
+"""For tasks that were canceled to end before the connection is closed."""
 _FIRST_RETRY_S = 0.5
+"""After a lost connection; it doubles with each failure."""
 _LAST_RETRY_S = 15.0
+"""Between attempts at most: servers that are back are used within it."""
 _SCHEMES = {"nats", "tls"}
 
 

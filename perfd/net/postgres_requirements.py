@@ -8,6 +8,7 @@ from perfd.errors import PerfdError
 from perfd.net.postgres_server import PostgresConnection, PostgresError, postgres_error
 
 _OLDEST_SERVER = 130_000
+"""13.0, as libpq numbers versions."""
 _TABLES = (
     "SELECT to_regclass('alembic_version') IS NOT NULL, "
     "to_regclass('writer') IS NOT NULL AND to_regclass('step_rows') IS NOT NULL"

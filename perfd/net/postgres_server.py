@@ -25,6 +25,7 @@ _SCHEMES = ("postgresql://", "postgres://")
 _SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
 _ENCRYPTED = {"require", "verify-ca", "verify-full"}
 _CONNECT_WITHIN_S = 5
+"""To each host of the URL."""
 _KEEPALIVE = {
     "keepalives_idle": "10",
     "keepalives_interval": "5",

@@ -25,6 +25,7 @@ _FACTORS = np.geomspace(2.0, 200.0, 48)
 _MOST_PER_JOB = 2.0
 """What one job says of a node counts at most so much: its own program may be what repeats."""
 _HOUR_S = 3600.0
+"""Seconds in an hour."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,10 @@ import msgspec
 from perfd.errors import RecordingError
 
 FORMAT = 1
+"""Of `recording.json`; other numbers are refused."""
 MANIFEST_NAME = "recording.json"
 _SHOWN = 3
+"""Recordings below a folder that the message names."""
 RECORDS_KIND = "records"
 TRAINING_LOG_KIND = "training-log"
 TIMES_SUFFIX = ".times"

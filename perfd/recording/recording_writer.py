@@ -29,6 +29,7 @@ from perfd.recording.records_stream import encode_item
 T = TypeVar("T")
 
 _TIMES_RESOLUTION_NS = 10_000_000
+"""Lines that come within 10 ms share one note of their time."""
 _LOG_NAME = "stdout.log"
 _RECORDS_NAME = "records.bin"
 

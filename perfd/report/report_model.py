@@ -9,6 +9,7 @@ from perfd.analysis.findings import Finding
 from perfd.formatting import duration, percent
 
 _RECOMMENDATIONS = 5
+"""What people can act on at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _PROCESS = (sys.executable, "-P", "-m", "perfd.sandbox.confined_call")
 _PR_SET_PDEATHSIG = 1
+"""prctl(2): the process ends with its parent."""
 _FIRST_VICTIM = "1000"
 _REFUSED, _UNEXPECTED = 3, 4
 """Exit codes if standard output has the function's reason, or the name of another exception."""

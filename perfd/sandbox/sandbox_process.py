@@ -21,7 +21,9 @@ ANSWER, REFUSAL = b"+", b"-"
 """The first byte of an answer."""
 _ENDS_ALL = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _STARTS_WITHIN_S = 60.0
+"""Imports on a busy node with a cold disk; the agent's start waits for it."""
 _ENDS_WITHIN_S = 5.0
+"""After its pipe was closed; then it is killed."""
 
 
 class Sandbox:

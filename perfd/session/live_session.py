@@ -39,6 +39,7 @@ RANK_COLLECTOR = "ranks"
 _INTERVAL_S = 0.1
 """For the log and the session's own events: the summary waits for one more round with them."""
 _READ_LIMIT_S = 5.0
+"""For the last lines of output at the end, and for their records."""
 
 
 class LiveSession:

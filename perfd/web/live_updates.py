@@ -11,7 +11,9 @@ from perfd.net import Request, Response
 
 SCHEMA = "perfd.events/1"
 _HEARTBEAT_S = 10.0
+"""Between signs of life, so that proxies keep a connection that has nothing to send."""
 _RECONNECT_MS = 2000
+"""After which a browser connects again."""
 _FULL = b'{"error": "Too many viewers are connected: poll every few seconds instead."}\n'
 _CLOSING = b'{"error": "The aggregator is stopping."}\n'
 

@@ -39,6 +39,7 @@ _MAX_LISTEN_S = 0.9
 _NOBODY_UID = 65_534
 """The kernel's overflow user id (/proc/sys/kernel/overflowuid), for unknown senders."""
 _ROOT_UID = 0
+"""The user id of root."""
 _SENDER = struct.Struct("@iII")
 """The kernel's `struct ucred`: pid, uid, gid."""
 COLUMNS = (

@@ -21,6 +21,7 @@ _MOST_FILES = 4
 _MOST_BYTES = 16 << 20
 """Of one module: 3.3 s of CPU at 4.9 MB/s, measured with a module of 0.3 MB. Larger ones are not read."""
 _MOST_LISTED = 100_000
+"""Entries of the folder that are read: XLA writes some files per module."""
 
 Opener = Callable[[Path], int]
 """Opens a file as whoever may read it; raises `OSError`."""

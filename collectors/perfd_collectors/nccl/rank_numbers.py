@@ -38,6 +38,7 @@ class _Gpu(NamedTuple):
 
 
 _UNKNOWN_MEMBER = -1
+"""In place of a rank that no communicator of all GPUs shows."""
 
 
 def number_ranks(processes: Mapping[_Key, CommunicatingProcess]) -> dict[_Key, ProcessRanks]:

@@ -27,6 +27,7 @@ _RETRY_MAX_S = 60.0
 _MOST_BYTES = 64 << 20
 """Of an answer; 1,000 pods of 10 kB are 10 MB."""
 _GONE = 410
+"""HTTP 410: the watch is too old, and the list must be read again."""
 
 
 class _ListMeta(msgspec.Struct, rename="camel"):

@@ -25,6 +25,7 @@ _UNITS = re.compile(
 )
 _NO_NUMBERS = frozenset({"nan", "inf", "infinity", "none", "null", "n/a"})
 _MAX_NUMBER_CHARS = 48
+"""More than a printed number has; it bounds the conversion of a hostile line."""
 _DECORATION = re.compile(r"[\s_./-]+")
 _PER = {
     "/second": "persecond",

@@ -16,8 +16,11 @@ CHANGED_STEP_RATIO = 0.1
 OVERDUE_STEPS = 2.0
 """After how many times its usual duration a step that has not ended is a change."""
 CAPTURE_INTERVAL_S = 0.1
+"""So that whoever asked for a capture sees its states as they change."""
 _STEPS = 20
+"""Newest step times that say what is usual: few, since a job's pace may change for good."""
 _FEW_STEPS = 5
+"""With fewer step times nothing is usual yet, and no step is overdue."""
 
 
 class BatchPace:

@@ -22,8 +22,10 @@ Tap: TypeAlias = Callable[[Sequence[Record]], None]
 """Another consumer of the collectors' records; called in the thread that flushes."""
 
 MAX_PENDING_RECORDS = 100_000
+"""While the disk refuses batches, records beyond it are dropped and counted, so that memory stays bounded."""
 _FLUSH_EARLY_AT = MAX_PENDING_RECORDS // 4
 _SPLIT_ABOVE_BYTES = 1024 * 1024
+"""A batch of several records is divided above it, far below what gRPC and NATS take as one message."""
 
 
 class Batcher:

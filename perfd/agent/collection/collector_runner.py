@@ -14,8 +14,11 @@ from perfd.errors import Unavailable
 from perfd.model import CollectorHealth
 
 _OPEN_TIMEOUT_S = 30.0
+"""To open one collector; a driver that hangs never answers."""
 _HANG_AFTER_S = 10.0
+"""A collector hangs after this or after `_HANG_AFTER_INTERVALS`, whichever is longer."""
 _HANG_AFTER_INTERVALS = 3
+"""One late reading is usual on a busy node, three in a row are not."""
 
 
 class Runner:

@@ -25,7 +25,9 @@ SHORTEST_INTERVAL_S = 0.1
 HEALTH_INTERVAL_S = 10.0
 """Health is recorded when it changes, and at least this often."""
 _RETRY_INITIAL_S = 1.0
+"""To the first retry of a source that cannot be opened; it doubles with each failure."""
 _RETRY_MAX_S = 60.0
+"""A source that appears later, such as a driver that is installed, is found within it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

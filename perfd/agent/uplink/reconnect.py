@@ -13,6 +13,7 @@ _STABLE_AFTER_S = 10.0
 """After a connection this long, the next failure counts as the first. A shorter one does not reset the
 backoff: otherwise an aggregator that welcomes and then drops its agents would be called without a pause."""
 _MAX_DOUBLINGS = 16
+"""Bounds the power, which grows past any float during a long outage."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ OnRequest: TypeAlias = Callable[[CaptureRequest | CaptureCancel], None]
 """Called in the thread of the uplink: returns at once and raises nothing."""
 
 _KEPT_STATUSES = 64
+"""Newest states of captures that wait for a connection; older ones are superseded by then."""
 _CLOSE_TIMEOUT_S = 1.0
+"""For the end of the thread once its connection is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 """Wait before retrying a partition that failed to start, for example because its history is still locked."""
 _STOP_WITHIN_S = 12.0
+"""For all partitions together to finish their writes; below the 15 s after which many supervisors kill."""
 
 
 class AggregatorGroup:

@@ -51,6 +51,7 @@ _MERGED = {
 _OF_CAPTURES = ("/api/v1/captures/", "/api/v1/traces/", "/reports/captures/")
 _SAME_EVERYWHERE = ("/api/v1", "/api/v1/links", "/runbooks/")
 _THREADS = 16
+"""Requests to other members at one time; each may wait for `answer_within_s`."""
 _BAD_REQUEST, _NOT_FOUND = 400, 404
 
 

@@ -41,8 +41,11 @@ _ANSWERS_FOR_S = 15.0
 _WATCHER_KEPT_S = 30.0
 """When the server removes the consumer of a connection that is gone."""
 _RETRY_S = 0.5
+"""Between attempts to reach NATS: a small part of a lease, so that one lost connection loses no lease."""
 _STOP_WITHIN_S = 3.0
+"""For the release of leases at the end; what is not released expires by itself."""
 _MOST_COMPLAINTS = 8
+"""Different reasons that are logged during one outage, so that it does not fill the log."""
 _MEMBER, _PARTITION = "member", "partition"
 
 

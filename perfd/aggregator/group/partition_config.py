@@ -13,6 +13,7 @@ from perfd.net import split_address
 
 LABEL = "perfd_partition"
 _SHORTEST_LEASE_S = 1.0
+"""Shorter leases would be lost by a pause of the process or of the network that is usual."""
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  (it is refused)
 
 

@@ -31,6 +31,7 @@ _PULL_FOR_S = 3.0
 _ANSWER_WITHIN_S = 4.0
 """How much later than its end a pull is answered at the latest."""
 _LOOK_EVERY_S = 0.1
+"""How soon what was stored meanwhile is acknowledged while no message comes."""
 _ACKNOWLEDGED = b"+ACK"
 _STATUS, _DESCRIPTION = "Status", "Description"
 _ENDED = {"404", "408"}

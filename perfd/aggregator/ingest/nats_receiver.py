@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STOP_WITHIN_S = 3.0
+"""For the thread's end, and half of it to acknowledge what is stored."""
 _MOST_COMPLAINTS = 8
+"""Different reasons that are logged during one outage, so that it does not fill the log."""
 
 
 class NatsReceiver:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from perfd.errors import PerfdError
 
 _MOST_DIGITS = 9
+"""More than any number that a request may ask for, and far below where Python's conversion is slow."""
 
 
 def whole_number(query: Mapping[str, str], name: str) -> int | None:

@@ -30,6 +30,7 @@ _GPU_POINTS = 300
 _MAX_BYTES = 128 * 1024 * 1024
 """Unpacked: 10,000 steps of 16,384 ranks stay far below it, and a file that claims more is not ours."""
 _SHOWN_FOLDERS = 3
+"""Newest runs that are named when the folder itself holds none."""
 _OVER = "This run has ended: {what}."
 
 

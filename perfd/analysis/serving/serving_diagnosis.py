@@ -15,6 +15,7 @@ from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
 
 _BYTE_BITS = 8
+"""Bits of a weight in fp8 or int8, the quantization that is advised."""
 
 Judge = Callable[[ServerRates, TheoryComparison | None], Finding | None]
 

@@ -23,6 +23,7 @@ _DEVICE = re.compile(r"/device:(?:GPU|TPU):\d+")
 _DEVICE_MARKS = (b"/device:GPU:", b"/device:TPU:")
 _WORK = re.compile(r"Stream #|.*XLA Ops")
 _STEP_DIGITS = 16
+"""More than any step number has; it bounds the conversion of a hostile profile's text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

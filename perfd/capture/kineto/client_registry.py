@@ -15,8 +15,11 @@ POLL_PERIOD_S = 5.0
 _MAX_PERIOD_S = 15.0
 """A longer pause was a stall, as without a daemon, and does not predict the next poll."""
 _FORGOTTEN_AFTER_S = 60.0
+"""A process that polls does so every few seconds; one that was silent for so long has ended."""
 _MAX_CLIENTS = 4096
+"""Processes of one node that poll; beyond it the one that was silent longest is forgotten."""
 _KEPT_INTERVALS = 4
+"""Newest times between polls, from which the next one is expected."""
 
 Key: TypeAlias = tuple[int, int]
 """A client: the host's pid, 0 if the kernel does not know it, and its pid in its own namespace."""

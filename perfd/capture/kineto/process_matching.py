@@ -18,6 +18,7 @@ from perfd.capture.node import (
 from perfd.model import RankPlacement
 
 _SILENT_PERIODS = 3
+"""A process that missed three of its own polls cannot take a request in time."""
 _SOCKETS_VARIABLE = "KINETO_IPC_SOCKET_DIR"
 
 

@@ -20,6 +20,7 @@ from perfd.model import CaptureFile, CaptureRequest
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.1
+"""Between looks at whether a copy has ended, so that a cancellation is noticed soon."""
 
 
 class Sharing(ABC):

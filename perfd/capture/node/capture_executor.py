@@ -33,6 +33,7 @@ from perfd.model import (
 log = logging.getLogger(__name__)
 
 _REMEMBERED_CAPTURES = 256
+"""Newest captures whose states are sent again after a reconnection."""
 
 
 _Lane: TypeAlias = CaptureTool | None

@@ -28,6 +28,7 @@ LATE_AFTER_S = 1.0
 MAX_LEAD_S = 120.0
 """A start further ahead means that the clocks of the nodes differ."""
 POLL_S = 0.2
+"""How late a change, such as the job's end, is noticed while a capture waits for its start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ if ctypes.CDLL(sys.argv[1]).cuptiGetVersion(ctypes.byref(version)) == 0:
     print(version.value)
 """
 _PATIENCE_S = 10.0
+"""For `nsys --version`, which reads its libraries from a slow disk at first."""
 
 
 def version_of(library: Path) -> int | None:

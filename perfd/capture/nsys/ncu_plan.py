@@ -31,6 +31,7 @@ _PARALLEL_FLAGS = frozenset(
 """Flags with which inference servers start several ranks themselves."""
 REPLAY_MODES = ("kernel", "application", "range", "app-range")
 _MOST_DIGITS = 7
+"""More digits than a number of GPUs has; it bounds the conversion of an argument."""
 _SECTION = re.compile(r"\w{1,80}")
 _RANGE = re.compile(r"[^,/\[\]@]+(?:@[^,/\[\]@]+)?")
 

@@ -39,6 +39,7 @@ from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 
 _LATE_REPORT_S = 60.0
+"""For a report that nsys still writes after its command has ended."""
 _POLL_S = 0.2
 _SETTLE_MARGIN = 1.5
 _MOST_SETTLE_S = 10.0

@@ -22,6 +22,7 @@ _START_S = 60.0
 _STOP_S = 120.0
 """The request lasts until the traces are written."""
 _FILES_S = 60.0
+"""For the last trace file after the profile was stopped; the server writes it beside its requests."""
 _HANDLE = "server:"
 _NO_ENDPOINT = (
     "has no /start_profile; vLLM has it only when launched with --profiler-config (before 0.15: "

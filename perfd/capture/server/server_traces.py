@@ -18,8 +18,11 @@ _PATTERNS = ("*.trace.json.gz", "*.trace.json")
 _FRONTEND = ".async_llm."
 """vLLM's API process traces itself too: it has no GPU."""
 _POLL_S = 0.2
+"""Between looks at the folder."""
 _SETTLED_S = 1.0
+"""Files that have not grown for so long are complete, if their ends are."""
 _READ_BYTES = 1 << 20
+"""A block of a file that is checked, so that a large one needs little memory."""
 
 
 def own_folder(directory: Path, name: str) -> Path:

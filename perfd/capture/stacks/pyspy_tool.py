@@ -24,6 +24,7 @@ from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 
 _TIMEOUT_S = 30.0
+"""For one process, which py-spy pauses for each dump and may have to wait for."""
 
 
 def find_py_spy(configured: str | None, search_path: str | None) -> Path | None:

@@ -21,10 +21,15 @@ from perfd.model import CaptureFile, CaptureFileUpload, CaptureRequest
 log = logging.getLogger(__name__)
 
 _FIRST_WAIT_S = 1.0
+"""Before the first retry; it doubles with each failure."""
 _LONGEST_WAIT_S = 300.0
+"""Between retries: storage that is back is used within it."""
 _MOST_DOUBLINGS = 16
+"""Bounds the power, which grows past any float during a long outage."""
 _STOP_WITHIN_S = 2.0
+"""For a block that is being sent at the agent's end; the upload is continued after the next start."""
 _BLOCK_BYTES = 1 << 20
+"""A block of a file whose checksum is made, so that a large one needs little memory."""
 
 
 class _Copy(NamedTuple):

@@ -64,9 +64,12 @@ different models (--unrelated compares these too).
 _KERNELS = 12
 """Shown; JSON has all."""
 _SETTINGS = 24
+"""Rows of differing settings that are printed; the report has all."""
 _START_BYTES = 200
+"""Enough of the start of a file to find the name of perfd's own schemas."""
 _OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"perfd\.')
 _SNIFFED_BYTES = 1024 * 1024
+"""Enough of a file's beginning to distinguish a trace from other JSON."""
 _BENCHMARK_WORDS = (b"Serving Benchmark Result ==", b'"request_throughput"', b'"completed"')
 
 

@@ -17,7 +17,9 @@ from perfd.trace.memory.memory_files import memory_of
 from perfd.trace.memory.memory_findings import as_document, memory_findings, places, sizes_by_use
 
 _PLACES = 12
+"""Rows of the table: more places hold too little to matter."""
 _COLUMNS = 60
+"""Of the drawn timeline, so that it fits on 80 columns beside its scale."""
 _BARS = "▁▂▃▄▅▆▇█"
 _EPILOG = """\
 A snapshot, in the job: torch.cuda.memory._record_memory_history() before the model is made, and

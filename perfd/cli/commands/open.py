@@ -16,6 +16,7 @@ from perfd.web.live_updates import Live
 
 _HTTP = AggregatorConfig().http_listen or "127.0.0.1:0"
 _COMPARED = 2
+"""The page of a comparison takes two runs."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,7 @@ from perfd.trace.readers.trace_files import with_folders_opened
 
 _AGO = re.compile(r"(\d{1,6})([smhd])")
 _START_BYTES = 4096
+"""Enough of the start of a file to find the key of a schema, which is its first."""
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 

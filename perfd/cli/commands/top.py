@@ -37,7 +37,9 @@ from perfd.errors import PerfdError
 _HINT = "up/down choose  enter open  h jobs  s serving  ? keys  q leave"
 _HINT_JOBS = "up/down choose  enter open  < > sort  / find  s serving  ? keys  q leave"
 _MOST_JOBS = 1000
+"""That one request asks for, the most that a page of the API has."""
 _POINTS = 120
+"""Of a sparkline, as many as its widest drawing has."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ from perfd.errors import PerfdError
 from perfd.session.job import exit_code
 
 _LOOK_EVERY_S = 1.0
+"""Between reads of the server's metrics, whose window must have several."""
 
 
 def watch(server: ServerWatcher, command: Sequence[str], *, quiet: bool) -> tuple[int, ServerSample]:

@@ -35,7 +35,9 @@ from perfd.trace.roofline import (
 from perfd.trace.roofline.hlo_measured import MeasuredOperations
 
 _ROWS = 20
+"""The longest operations; the JSON has all."""
 _MOST_SENTENCES = 5
+"""Of one kind, the longest first: more hide what matters."""
 _VECTOR = "fp32"
 """The precision of work outside the matrix units."""
 _TEXT_COLUMNS = frozenset({"operation", "kind", "limit", "note"})

@@ -18,9 +18,13 @@ from perfd.formatting import UNKNOWN, count, duration, flops_per_s, percent, pow
 Json = Mapping[str, Any]
 
 _STALE_S = 30.0
+"""A job of which no agent spoke for so long is shown as silent."""
 _BAR_WIDTH = 12
+"""Columns of a bar, each of which shows eighths."""
 _WIDE = 10_000
+"""Wider than any table, to find out how wide it wants to be."""
 _MAX_GPUS = 16
+"""Rows of one server; the others are counted."""
 _BARS = " ▏▎▍▌▋▊▉█"
 
 

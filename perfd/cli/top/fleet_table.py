@@ -18,6 +18,7 @@ from perfd.formatting import UNKNOWN, count, duration, percent
 _TREND = 24
 """Characters; the aggregator sends 30 points."""
 _LEAST_NAME = 14
+"""Columns of a job's name on a narrow terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from perfd.cli.top.screen_state import KEYS, ScreenPosition, press, sorted_by, w
 from perfd.formatting import UNKNOWN, count, duration, percent
 
 _NARROW = 70
+"""Columns from which each figure has its own column."""
 _ROOMY = 96
 _WIDE = 110
 _NAMES = 140

@@ -34,12 +34,15 @@ _METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 )
 """The first are shown in any terminal, the last where it is wide."""
 _WIDE = 110
+"""Columns from which sparklines and stages are shown next to the figures."""
 _LEAST_POINTS = 2
 _MOST_POINTS = 120
 _TREND_WORDS = 60
 """Characters beside a trend."""
 _FAR = 0.05
+"""Of a rank from the typical one, as a ratio, from which its number is yellow."""
 _VERY_FAR = 0.2
+"""From which it is bold, too."""
 _ALERTS = 3
 _SENTENCES_FROM = 18
 _RANKS_FROM = 3

@@ -17,10 +17,15 @@ from perfd.report.sources.trace_notes import largest_part, notes_of
 from perfd.trace.diagnosis import Diagnosis, PeerComparison, RankAnalysis, TraceAnalysis
 
 _KERNELS = 10
+"""Rows of the table; `perfd trace table kernels` has all."""
 _COLLECTIVES = 12
+"""Rows of the table, the costliest first; the JSON has all."""
 _RANKS = 32
+"""Rows of the table, the first ranks; the JSON has all."""
 _PATH_ROWS = 8
+"""Ranks, and classes of work, with the largest parts of the critical path."""
 _CULPRITS = 4
+"""Ranks that a heading names; the sentence below has more."""
 
 
 def render(analysis: TraceAnalysis, diagnosis: Diagnosis) -> RenderableType:

@@ -20,6 +20,7 @@ from perfd.trace.readers.trace_files import with_folders_opened
 from perfd.trace.tables import Cell, TraceTable, needs_spans, tables_of
 
 _NAME_WIDTH = 56
+"""Columns of a kernel's name on a terminal; JSON and CSV have it whole."""
 _OPTIONAL = frozenset({"", "number"})
 """Units of columns that are left out where all cells are empty; CSV and JSON have all."""
 _FORMATS: Mapping[str, Callable[[float], str]] = {

@@ -20,6 +20,7 @@ from perfd.model import Alert
 
 log = logging.getLogger(__name__)
 _PER_REQUEST = 256
+"""Alerts of one request, so that a backlog is sent in requests of bounded size."""
 
 
 class AlertmanagerExporter:

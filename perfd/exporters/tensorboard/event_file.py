@@ -13,7 +13,9 @@ from functools import cache
 from perfd.protobuf_encoding import field, varint
 
 _CASTAGNOLI = 0x82F63B78
+"""The reversed polynomial of CRC-32C (RFC 3720)."""
 _MASK_DELTA = 0xA282EAD8
+"""TFRecord masks its checksums with it, so that a checksum of data with checksums stays good."""
 
 
 def version_event(time_unix_s: float) -> bytes:

@@ -9,8 +9,11 @@ from perfd.report.display_names import kernel_name
 from perfd.report.report_model import Report, ReportTable
 
 _WHOLE_ABOVE = 100
+"""From which a value has no decimals."""
 _KERNELS = 40
+"""Rows of the table, the largest differences first; the JSON has all."""
 _KERNEL_CHARS = 96
+"""Of a kernel's name in the table."""
 
 
 def report_of_comparison(comparison: RunComparison, source: str) -> Report:

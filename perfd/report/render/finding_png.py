@@ -26,7 +26,9 @@ _Color = tuple[int, int, int]
 _WIDTH, _BAR, _COST, _RANKS, _GAP = 600, 40, 12, 60, 8
 """Pixels."""
 _MOST_COSTS = 4
+"""Bars of findings that fit into the picture."""
 _MOST_RANKS = 64
+"""Bars of ranks that can still be distinguished in the picture."""
 # Colors of the page's light theme (perfd/web/static/style.css).
 _COLORS: dict[str, _Color] = {
     "forward": (0x2F, 0x6F, 0xDE),

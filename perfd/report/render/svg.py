@@ -26,9 +26,13 @@ _CHARACTER = 7
 _ROOM = _WIDTH - _LABEL - 10
 """For what is drawn over an axis."""
 _BAR = 22
+"""Height of a bar."""
 _ROW = 30
+"""Height of a row: a bar and the space below it."""
 _LANE = 11
+"""Height of a lane of a timeline."""
 _GROUP_GAP = 12
+"""Between the lanes of two ranks."""
 _AXIS = 24
 _TICKS = 5
 _LABELLED = 0.055

@@ -13,6 +13,7 @@ from perfd.report.sources.trace_tables import source_of, tables_of
 from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TimeShares, TraceAnalysis
 
 _ROWS = 40
+"""Ranks of the pictures and of the table; the JSON has all."""
 
 
 def report_of_trace(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Report:

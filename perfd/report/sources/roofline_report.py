@@ -25,6 +25,7 @@ from perfd.trace.roofline import (
 )
 
 _NAME_WIDTH = 60
+"""Characters of a kernel's name beside its point."""
 _ADVICE = {
     RooflineVerdict.COMPUTE: "Use a lower precision or the tensor cores, or do less arithmetic; more"
     " bandwidth changes nothing.",

@@ -11,8 +11,11 @@ from perfd.trace.diagnosis import RankAnalysis, TraceAnalysis
 from perfd.trace.model.intervals import Coverage
 
 _BINS = 900
+"""Of one step: about one per pixel of the picture."""
 _LEVELS = 5
+"""Shades of a bin, by how much of it is covered."""
 _RANKS = 16
+"""Lanes that fit on a page."""
 
 
 def timeline_of(analysis: TraceAnalysis) -> Timeline:

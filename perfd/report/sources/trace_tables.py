@@ -10,9 +10,13 @@ from perfd.report.report_model import ReportTable
 from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TraceAnalysis
 
 _KERNELS = 25
+"""Rows of the table, the costliest first; `perfd trace table kernels` has all."""
 _PATH_RANKS = 8
+"""Ranks with the largest parts of the critical path."""
 _ROWS = 40
+"""Ranks or steps of a table, the first ones; `perfd trace table` has all."""
 _NAME_WIDTH = 64
+"""Characters of a kernel's name in a table."""
 
 
 def tables_of(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[ReportTable]:

@@ -13,6 +13,7 @@ MAX_QUEUED_BYTES = 16 * 1024 * 1024
 MAX_BYTES_PER_S = 16 * 1024 * 1024
 """More than any readable log prints; beyond this rate lines are dropped, which limits the monitor's CPU."""
 _BURST_S = 0.25
+"""How far output may be ahead of the monitor's pace before it is slowed down."""
 
 
 class MonitorChannel:

@@ -16,6 +16,7 @@ from perfd.recording.recording_writer import RecordingWriter
 from perfd.session.recording.collector_tee import tapped
 
 _STOP_TIMEOUT_S = 5.0
+"""For a collector that hangs in a driver: the recording's end does not wait for it longer."""
 
 
 def record(

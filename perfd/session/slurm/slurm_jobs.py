@@ -12,6 +12,7 @@ from perfd.errors import CaptureError
 _FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z:/]*)=")
 _JOB = re.compile(r"\d{1,10}(_\d{1,10})?")
 _TIMEOUT_S = 60.0
+"""For one command: a controller that is busy answers late."""
 _OURS = "perfd"
 """Prefix of the names of perfd's own steps: the sidecar's, and a capture's."""
 

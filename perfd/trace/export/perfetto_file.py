@@ -17,6 +17,7 @@ from perfd.sandbox.named_files import refuse_pipe
 from perfd.trace.export.tracks import Slice, Track, rows_of
 
 _PACKET = 1
+"""Field of `Trace` that holds its packets (perfetto's trace.proto)."""
 _TIMESTAMP, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 8, 10, 11, 12, 13, 60
 _UUID, _NAME, _PROCESS, _PARENT = 1, 2, 3, 5
 _PID, _PROCESS_NAME = 1, 6

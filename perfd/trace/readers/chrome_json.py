@@ -22,6 +22,7 @@ PIECE_BYTES = 8 * 1024 * 1024
 _HEAD_BYTES = 8 * 1024 * 1024
 """What stands before the events of a job of thousands of groups."""
 MAX_EVENT_BYTES = 64 * 1024 * 1024
+"""What a hostile file may keep in memory; real events with deep call stacks have kilobytes."""
 # Within a string a quote is escaped, and after a string that ends in `},{` no key can follow: so this is
 # between two events. No version of any profiler puts a list of objects into an event.
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\"\w+\"\s*:)")

@@ -17,9 +17,11 @@ from perfd.sandbox.confined_program import confined_command
 MAX_UNPACKED_BYTES = 16 * 1024**3
 """A compressed export that unpacks to more than this is refused."""
 EXPORT_TIMEOUT_S = 600.0
+"""For nsys to export one report; then it is ended."""
 _HEADER_BYTES, _SMALLEST_PAGE_BYTES, _LARGEST_PAGE_BYTES = 100, 512, 65_536
 """Of SQLite's file format."""
 _COPY_BYTES = 4 * 1024 * 1024
+"""Of one step of unpacking, between looks at what the disk has left."""
 
 
 def unpacked_start(path: Path, size_bytes: int) -> bytes:

@@ -31,6 +31,7 @@ _MEMORY_CLASSES = {"copy", "infeed"}
 _MAX_ID = 1 << 62
 """A process or thread of a larger number is none."""
 _STEP_DIGITS = 16
+"""More than any step number has; it bounds the conversion of a hostile trace's text."""
 _NONE_KNOWN: Mapping[tuple[str, str], HloCollective] = {}
 
 

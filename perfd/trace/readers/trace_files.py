@@ -27,6 +27,7 @@ _NO_TRACES = ("perfd.trace.json", SUMMARY_JSON, "capture.json", ".stacks.json", 
 _SMALL_BYTES = 2**20
 """A JSON file up to this size is checked before it is taken for a trace."""
 _BELOW = 3
+"""Folders with traces that the message names."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from perfd.capture.node import namespace_pids, owner_of
 
 _ROOT = 0
+"""The user id of root, who may read all segments."""
 
 
 class FileLocks:

@@ -112,6 +112,7 @@ def _header(text: str) -> tuple[re.Pattern[str], Sequence[str]] | None:
 
 
 _FEWEST_COLUMNS = 2
+"""A table has two columns at least."""
 _NAME = re.compile(r"[A-Za-z_][\w/().% -]{0,60}", re.ASCII)
 
 

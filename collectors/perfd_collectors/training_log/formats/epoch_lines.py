@@ -23,6 +23,7 @@ from perfd_collectors.training_log.step_fields import StepFields, add_step, numb
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _MOST_STEP = 1 << 53
+"""Up to which JSON and doubles hold whole numbers exactly."""
 _EPOCH, _OF = r"(?P<epoch>[0-9]{1,6})", r"(?P<batch>[0-9]{1,9}) ?/ ?(?P<batches>[0-9]{1,9})"
 _ITERATION = r"(?P<step>[0-9]{1,15})"
 

@@ -63,7 +63,9 @@ _SHORTEST_S = 5
 """A bar without a word about what it shows counts as training's when its steps are slow, and only after this
 time: bars over texts and files are faster, or shorter. Both chosen, not measured."""
 _MAX_DESCRIPTION_CHARS = 120
+"""Before a bar, so that a line without one is searched no further."""
 _MAX_POSTFIX_CHARS = 2000
+"""After a bar, likewise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,7 @@ class _BareBars:
 
 
 _MOST_BARE_BARS = 64
+"""Bars without a description, which are distinguished by their totals."""
 _NEMO = re.compile(r"\b(reduced_train_loss|consumed_samples)=")
 """Only in bars of NeMo, whose parser knows that they begin at step 0: what it refuses is damaged."""
 

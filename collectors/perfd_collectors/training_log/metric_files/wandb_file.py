@@ -14,6 +14,7 @@ from perfd_collectors.training_log.metric_files import metric_files_pb2 as pb
 from perfd_collectors.training_log.metric_files.metric_rows import MAX_KEYS, MetricRow
 
 _BLOCK_BYTES = 32768
+"""Of LevelDB's log format."""
 _FILE_HEADER = struct.Struct("<4sHB")
 """`:W&B`, a magic number, and the version of the format."""
 _IDENT = b":W&B"
@@ -25,6 +26,7 @@ _STEP_KEYS = ("train/global_step", "trainer/global_step", "global_step", "train/
 """A job's own step; W&B's `_step` counts calls of `log`, which some jobs make twice a step."""
 _TIME_KEY = "_timestamp"
 _MOST_STEP = 1 << 53
+"""Up to which doubles hold whole numbers exactly."""
 
 
 class WandbFileReader:

@@ -16,6 +16,7 @@ _QUIET_INTERVALS = 5
 """Without a new step for so long, and for so many times what steps take, the first run is over: ranks of one
 job wait for each other in each step. Chosen."""
 _MOST_LINES = 4096
+"""That wait for the decision; more are dropped."""
 _INTERVALS = 8
 _TURNS = 20
 _FEWEST_LINES_BEHIND = 10

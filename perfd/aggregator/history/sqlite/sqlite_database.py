@@ -35,6 +35,8 @@ _SIZE_EVERY_TRANSACTIONS = 64
 _UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite says about a damaged schema quotes it, in whatever bytes it has now."""
 _BUSY_TIMEOUT_S = 2.0
+"""How long SQLite waits for a lock of another reader, such as a backup, before a write fails and is retried.
+"""
 
 
 class SqliteDatabase:

@@ -22,6 +22,7 @@ _TREND_S = 3600.0
 _TREND_POINTS = 30
 """As many as a line of 90 pixels shows."""
 _TREND_DIGITS = 3
+"""Significant digits of a sparkline's points, which are some 20 pixels high."""
 _PHASES = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 
 

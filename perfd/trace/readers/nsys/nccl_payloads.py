@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _HEAD_BYTES = 32
+"""Before the payload of an exported event."""
 _SCHEMA_AT = 8
+"""Where the header has the number of the payload's schema."""
 _COMMUNICATOR, _SIZE, _PEER, _RANKS = (
     "NCCL communicator ID",
     "Message size [bytes]",

@@ -48,6 +48,7 @@ _ACTIVITY = {
     "kind": np.uint8,
 }
 _ROWS_AT_ONCE = 1 << 16
+"""Rows that are Python's objects at one time."""
 _PAYLOADS = {
     **{
         name: f"e.{name}" for name in ("int64Value", "doubleValue", "uint32Value", "int32Value", "floatValue")

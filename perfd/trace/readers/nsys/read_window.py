@@ -25,8 +25,10 @@ _WEIGHTS: Mapping[str, int] = {
 _OF_TABLES_ONLY = ("OSRT_API", "CUDNN_EVENTS", "CUBLAS_EVENTS", "PROFILER_OVERHEAD")
 """Smaller, or read for tables alone."""
 _SAMPLES = 20_000
+"""Rows from which the density of records over time is estimated."""
 _RANGES = (59, 60)
 _MAX_TIME_NS = 10**17
+"""Three years: larger times are damage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

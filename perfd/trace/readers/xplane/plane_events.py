@@ -22,7 +22,9 @@ _TASK, _STARTED = b"Task Environment", "profile_start_time"
 _WALL_TIME_NS, _MAX_TIME_NS = 10**18, 1 << 62
 """Nanoseconds since 1970 in 2001; fewer are since the start of a profile."""
 _PS_PER_US = 1_000_000
+"""XPlanes have picoseconds, events of a trace microseconds."""
 _NS_PER_US = 1_000
+"""Lines begin at a time in nanoseconds."""
 _DEVICE_NAMES = ("gpu_device_name", "device_type_string")
 """Of a GPU and of a TPU, in the order in which they are looked for."""
 _USED = frozenset({"hlo_op", "hlo_module", "hlo_category", "correlation_id", "step_num", *_DEVICE_NAMES})
