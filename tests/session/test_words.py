@@ -93,7 +93,7 @@ def test_how_much_of_communication_is_waiting_stands_beside_it_where_that_is_kno
     )
 
     line = "communication         40.0% (nccl plugin)"
-    assert f"{line}: 16.0% moves data, 24.0% waits for other ranks\n" in reported
+    assert f"{line} in the mean over ranks: 16.0% moves data, 24.0% waits for other ranks\n" in reported
     assert f"{line}\n" in unreported
 
 

@@ -126,7 +126,7 @@ def _communication(communication: Communication) -> str | None:
         return None
     if communication.transfer_ratio is not None:
         moves, waits = percent(communication.transfer_ratio), percent(communication.wait_ratio)
-        share += f": {moves} moves data, {waits} waits for other ranks"
+        share += f" in the mean over ranks: {moves} moves data, {waits} waits for other ranks"
     if communication.exposed_source not in {None, communication.source}:
         share += f"; exposed {_share(communication.exposed_ratio, communication.exposed_source)}"
     return f"{share}, not counting {', '.join(communication.left_out)}" if communication.left_out else share
