@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from perfd.protobuf_encoding import field
 from perfd.trace.readers.xplane import xplane_pb2 as pb
 
 _PLANE, _NAME, _LINE, _EVENTS, _STATS, _PLANE_STATS = 1, 2, 3, 4, 5, 6
@@ -18,12 +19,6 @@ STATS = {
     6: "occupancy",
     20: "hlo_module",
 }
-
-
-def field(number: int, content: bytes) -> bytes:
-    """A field of bytes; lengths under 2**14."""
-    length = len(content)
-    return bytes([number << 3 | 2, length & 0x7F | 0x80, length >> 7]) + content
 
 
 def plane(

@@ -7,7 +7,7 @@ import io
 import math
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ _ROWS = 20
 """The longest operations; the JSON has all."""
 _MOST_SENTENCES = 5
 """Of one kind, the longest first: more hide what matters."""
+_OF_COST = tuple(one.name for one in fields(HloCost))
 _VECTOR = "fp32"
 """The precision of work outside the matrix units."""
 _TEXT_COLUMNS = frozenset({"operation", "kind", "limit", "note"})
@@ -89,7 +90,8 @@ class ModuleRoofline:
                 "layout_copies": [asdict(copy) for copy in self._copies],
                 "sharded_products": [asdict(product) for product in self._sharded],
                 "operations": [
-                    asdict(cost) | {"minimum_s": least, "measured_s": self._measured.times_s.get(cost.name)}
+                    {name: getattr(cost, name) for name in _OF_COST}
+                    | {"minimum_s": least, "measured_s": self._measured.times_s.get(cost.name)}
                     for cost, least in self._rows
                 ],
             }

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from perfd.errors import PerfdError
 from perfd.trace.model.hlo_names import hlo_class
@@ -51,6 +52,8 @@ class ArrayShape:
     @property
     def padded_elements(self) -> int:
         """How many its tiles have room for."""
+        if not self.tiles:
+            return self.elements
         layout = self.layout or tuple(reversed(range(len(self.sizes))))
         # In memory order, the minor dimension last.
         sizes = [self.sizes[dimension] for dimension in reversed(layout)]
@@ -165,8 +168,9 @@ def shape_words(shape: ArrayShape) -> str:
     return f"{shape.dtype}[{','.join(map(str, shape.sizes))}]"
 
 
-def shapes(text: str) -> list[ArrayShape]:
-    """All shapes in a piece of a line."""
+@lru_cache(maxsize=4096)
+def shapes(text: str) -> Sequence[ArrayShape]:
+    """All shapes in a piece of a line; a module has few different ones."""
     found = []
     for match in _SHAPE.finditer(text):
         if any(len(number) > _MAX_DIGITS for number in re.split(r"\D", match[0])):
@@ -190,7 +194,7 @@ def shapes(text: str) -> list[ArrayShape]:
                 memory_space=int(space[1]) if space else 0,
             )
         )
-    return found
+    return tuple(found)
 
 
 def _tile(text: str) -> tuple[int, ...]:
@@ -228,7 +232,9 @@ def _split(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def flops_of(operation: str, outputs: list[ArrayShape], inputs: list[ArrayShape], attributes: str) -> float:
+def flops_of(
+    operation: str, outputs: Sequence[ArrayShape], inputs: Sequence[ArrayShape], attributes: str
+) -> float:
     """Arithmetic of one operation; raises `PerfdError` if its line does not determine that."""
     elements = outputs[0].elements
     if operation in {"dot", "scaled-dot"}:
@@ -248,7 +254,7 @@ def flops_of(operation: str, outputs: list[ArrayShape], inputs: list[ArrayShape]
     return float(max(shape.elements for shape in (*outputs, *inputs)))
 
 
-def _convolution_depth(inputs: list[ArrayShape], attributes: str) -> int:
+def _convolution_depth(inputs: Sequence[ArrayShape], attributes: str) -> int:
     """Products for each output: the kernel's window and its input features."""
     labels = re.search(r"dim_labels=\w+_(\w+)->", attributes)
     if not labels or len(inputs) < 2 or len(labels[1]) != len(inputs[1].sizes):

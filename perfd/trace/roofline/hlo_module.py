@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfd.errors import PerfdError
@@ -22,6 +22,7 @@ _COMPUTATION_BARE = re.compile(r"^(ENTRY )?%?([\w.\-]{1,200}) \{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]{1,200}) = ")
 _OPERATION = re.compile(r"([a-z][a-z0-9\-]{0,60})\(")
 _OPERAND = re.compile(r"%?([\w.\-]{1,200})(?:#(\d{1,6}))?$")
+_BRACKET = re.compile(r"[](){}[]")
 _COMMENT = re.compile(r"/\*index=\d{1,9}\*/")
 _CALLED = re.compile(r"\b(?:calls|body|to_apply|condition)=%?([\w.\-]{1,200})")
 _BODY = re.compile(r"\bbody=%?([\w.\-]{1,200})")
@@ -139,15 +140,20 @@ def _closing(text: str, opening: int) -> int:
 
 
 def _operands(text: str) -> Iterable[tuple[str, int | None]]:
-    depth, begin = 0, 0
     plain = _COMMENT.sub("", text)
-    for at, sign in enumerate(f"{plain},"):
+    for word in _parts(plain) if _BRACKET.search(plain) else plain.split(","):
+        if found := _OPERAND.fullmatch(word.strip().rpartition(" ")[2]):
+            yield found[1], int(found[2]) if found[2] else None
+
+
+def _parts(text: str) -> Iterator[str]:
+    """Between commas that are in no bracket."""
+    depth, begin = 0, 0
+    for at, sign in enumerate(f"{text},"):
         if sign in "({[":
             depth += 1
         elif sign in ")}]":
             depth -= 1
         elif sign == "," and depth == 0:
-            word = plain[begin:at].strip().rpartition(" ")[2]
+            yield text[begin:at]
             begin = at + 1
-            if found := _OPERAND.fullmatch(word):
-                yield found[1], int(found[2]) if found[2] else None
