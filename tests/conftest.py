@@ -38,6 +38,7 @@ _OF_THE_TESTS = {
     "PERFD_TORCH_PYTHON",
     "PERFD_COMPOSER_PYTHON",
     "PERFD_DEEPSPEED_PYTHON",
+    "PERFD_VLLM_PYTHON",
     "PERFD_SLURM_JOBS",
 }
 for name in filter(_OF_THE_CALLER.fullmatch, os.environ.keys() - _OF_THE_TESTS):

@@ -206,6 +206,19 @@ def test_prompts_that_take_most_of_the_time_to_the_first_token_are_long() -> Non
     }
 
 
+def test_prefill_is_not_blamed_for_uneven_decode_while_no_prompt_is_computed() -> None:
+    uneven = {"latencies": latencies(itl=(0.02, 0.09)), "span_s": 5.0, "computed_prompt_tokens_per_s": 0.0}
+    sglang = ServerRates(now=look(1, engine=Engine.SGLANG), **uneven)
+    live = look(1, engine=Engine.SGLANG, counters={Counter.LIVE_PROMPT_TOKENS: 7.0})
+    assert found_kinds(ServerRates(now=look(1, engine=Engine.VLLM), **uneven), None) == set()
+    assert found_kinds(replace(sglang, now=live), None) == set()
+    # It counts prompts when their requests end.
+    assert found_kinds(sglang, None) == {Kind.PREFILL_INTERFERENCE}
+    assert found_kinds(replace(sglang, now=live, computed_prompt_tokens_per_s=9.0), None) == {
+        Kind.PREFILL_INTERFERENCE
+    }
+
+
 def test_prefill_without_cache_hits_is_reported_where_it_outweighs_decode() -> None:
     measured = ServerRates(
         now=look(1), prefix_hit_ratio=0.02, computed_prompt_tokens_per_s=9000.0, generation_tokens_per_s=800.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from perfd.analysis.serving.engine_snapshot import Counter, Latency, Length, Snapshot
+from perfd.analysis.serving.engine_snapshot import Counter, Engine, Latency, Length, Snapshot
 from perfd.analysis.serving.histograms import Distribution, Histogram, distribution, increase
 
 
@@ -40,6 +40,12 @@ class ServerRates:
     mean_prompt_tokens: float | None = None
     mean_generation_tokens: float | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def computes_no_prompt(self) -> bool:
+        """Whether the engine counts prompt tokens as it computes them, and counted none in that time."""
+        live = self.now.engine is Engine.VLLM or Counter.LIVE_PROMPT_TOKENS in self.now.counters
+        return live and self.computed_prompt_tokens_per_s == 0
 
     @property
     def tpot(self) -> Distribution:

@@ -63,6 +63,7 @@ def _prefill_interference(measured: ServerRates, comparison: TheoryComparison | 
     between = measured.latencies.get(Latency.ITL) or measured.latencies.get(Latency.TPOT)
     if (
         between is None
+        or measured.computes_no_prompt
         or not between.p50
         or not between.p99
         or between.p99 < THRESHOLDS.serving_tail_ratio * between.p50
