@@ -193,7 +193,8 @@ def _quiet(site: Site, outcome: Outcome) -> Outcome:
     outcome.copies = sum(n - 1 for starts in site.receiver.fired.values() for n in starts.values())
     outcome.fired_again = sum(len(starts) - 1 for starts in site.receiver.fired.values())
     outcome.captures = len(site.accepted)
-    found = {one["id"]: one for one in site.captures()}
+    seconds_until(lambda: site.captures() is not None, SETTLES_WITHIN_S)
+    found = {one["id"]: one for one in site.captures() or ()}
     states = Counter(found[one]["state"] if one in found else "unknown" for one in site.accepted)
     outcome.capture_states = dict(states)
     outcome.captures_undefined = sum(n for state, n in states.items() if state not in FINAL)

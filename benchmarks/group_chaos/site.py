@@ -142,15 +142,15 @@ class Site:
             if answer.status == 202:
                 self.accepted.add(capture_id)
 
-    def captures(self) -> list[dict[str, Any]]:
-        """All captures, as the first member knows them."""
+    def captures(self) -> list[dict[str, Any]] | None:
+        """All captures, as the first member knows them; None if not all partitions answered."""
         found = self.members[0].get("/api/v1/captures")
-        return found["captures"] if found else []
+        return found["captures"] if found and not found.get("missing_partitions") else None
 
     def has_open_captures(self) -> bool:
         """Whether one that was accepted has no outcome yet."""
         found = self.captures()
-        return (not found and bool(self.accepted)) or any(one["state"] not in FINAL for one in found)
+        return found is None or any(one["state"] not in FINAL for one in found)
 
     def is_stored(self, url: str, content: str) -> bool:
         """Whether object storage has this content."""
