@@ -145,6 +145,38 @@ def test_a_zoom_is_one_for_all_charts_and_can_be_reset(tab: Tab, played: Callabl
     tab.wait(f"{buttons} === 0")
 
 
+FEWER_POINTS = """(async () => {
+    const { lineChart } = await import("${URL}/static/chart.js");
+    const { chartGroup } = await import("${URL}/static/zoom.js");
+    const group = chartGroup("test");
+    const chart = lineChart({ id: "test", name: "Test", show: String, group });
+    const draw = (count) => {
+        const x = [...Array(count).keys()];
+        chart.update({ x, showX: String, lines: [{ name: "a", values: x, color: "--ink" }], width: 600 });
+    };
+    document.querySelector("main").prepend(chart.element);
+    draw(20);
+    const plot = chart.element.querySelector(".plot");
+    const press = (key) => plot.dispatchEvent(new KeyboardEvent("keydown", { key }));
+    press("End");
+    await new Promise((done) => setTimeout(done));
+    draw(6);
+    press("+");
+    return group.range;
+})()"""
+
+
+@pytest.mark.system
+def test_a_chart_that_just_got_fewer_points_zooms_around_its_last(
+    tab: Tab, played: Callable[[str], str]
+) -> None:
+    """As when a zoom is reset, and chosen again before its steps have come."""
+    url = played("dp4")
+    tab.open(f"{url}/jobs/dp4", SHOWN)
+    low, high = tab.run(FEWER_POINTS.replace("${URL}", url))
+    assert (low, high) == (2.5, 5)
+
+
 @pytest.mark.system
 def test_a_chart_is_saved_as_the_numbers_of_the_interface(tab: Tab, played: Callable[[str], str]) -> None:
     url = played("dp4")

@@ -36,7 +36,8 @@ export function lineChart({ id, name, show, group, most = Infinity, stacked = fa
     drawNow(place);
     if (!held.plot) return;
     const last = held.now.x.length - 1;
-    const at = held.plot.cursor.idx ?? last;
+    // The cursor is still that of the points before, if fewer were drawn just now.
+    const at = Math.min(held.plot.cursor.idx ?? last, last);
     const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (next === undefined) {
