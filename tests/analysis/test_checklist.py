@@ -10,9 +10,13 @@ from analysis.jobs import description, gpu_table, infos, job_data, phase_table, 
 
 from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, Check, CheckState, JobSummary, summarise
+from perfd.analysis.diagnosis.checklist import checklist
+from perfd.analysis.diagnosis.job_analysis import facts_of
 from perfd.analysis.findings import Kind
+from perfd.analysis.steps import gpu_activity, steady_rows
+from perfd.analysis.steps.sleeping_hosts import SleepingHosts
 from perfd.gpu_peaks import load_peaks
-from perfd.model import ModelShape, MoeShape
+from perfd.model import ModelShape, MoeShape, ParallelLayout
 
 PEAK = 989.4e12
 STEPS = 20
@@ -192,6 +196,48 @@ def test_options_for_overlap_that_are_not_set_are_named():
         check(job(0.45, arguments=arguments | {"overlap_param_gather": "True"}), "overlap").state == "passed"
     )
     assert check(job(0.45), "overlap").state is CheckState.UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("layout", "state", "value"),
+    [
+        ({"pp": 16, "dp": 1}, "passed", "one replica, and no tensor parallelism"),
+        ({"pp": 8, "cp": 2, "dp": 1}, "failed", "--overlap-param-gather"),
+        ({"pp": 8, "tp": 2, "dp": 1}, "failed", "--tp-comm-overlap"),
+        ({"pp": 8, "dp": 2}, "failed", "--overlap-param-gather"),
+    ],
+)
+def test_options_of_overlap_are_those_of_the_dimensions_that_the_job_has(
+    layout: dict[str, int], state: str, value: str
+):
+    found = check(job(0.45, arguments={"lr": "1e-4"}, **layout), "overlap")
+    assert (found.state, found.value is not None and value in found.value) == (state, True)
+    assert ("--overlap-grad-reduce" in (found.value or "")) == (layout.get("cp", 1) * layout["dp"] > 1)
+
+
+def test_a_single_rank_has_no_groups_and_no_pipeline():
+    alone = job(0.2, world_size=1, dp=1)
+    unknown = replace(alone, description=replace(alone.description, parallel=ParallelLayout(world_size=1)))
+    for name in ("tensor_in_node", "pipeline_bubble", "communication", "overlap"):
+        found = check(unknown, name)
+        assert (found.state, found.value is None, not found.source) == ("passed", False, False)
+
+
+@pytest.mark.parametrize(
+    ("workers", "state", "value"), [(4, "failed", "35.0%"), (None, "failed", "35.0%"), (0, "unknown", None)]
+)
+def test_hosts_that_wait_for_loader_workers_are_data_loading_here_too(
+    workers: int | None, state: str, value: str | None
+):
+    data = job(0.2)
+    settings = AnalysisSettings(peaks=load_peaks())
+    steady = steady_rows(data.steps, ())
+    facts = facts_of(data, settings, steady, gpu_activity(data.gpu, data.steps, steady.rows))
+    asleep = SleepingHosts(asleep_ratio=0.4, gain_ratio=0.35, loader_workers=workers)
+    (found,) = [
+        one for one in checklist(replace(facts, sleeping=asleep)).checks if one.name == "data_loading"
+    ]
+    assert (found.state, found.value) == (state, value)
 
 
 def test_fp32_fails_and_an_unknown_precision_is_unknown():

@@ -10,10 +10,12 @@ from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import unset_options
 from perfd.analysis.steps import MfuTier
 from perfd.formatting import percent
+from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
 _LOW_PRECISION = frozenset({"bf16", "fp16", "fp8", "fp4"})
-_OVERLAP = ("overlap_gradients", "overlap_parameters", "overlap_tensor")
+_OF_REPLICAS, _OF_TENSOR = ("overlap_gradients", "overlap_parameters"), ("overlap_tensor",)
+"""What an advice names of overlap: gradients and parameters of several replicas, and tensor parallelism."""
 
 
 class CheckState(StrEnum):
@@ -64,13 +66,7 @@ def checklist(facts: JobEvidence) -> Checklist:
     asked = [
         _mfu(facts),
         _tensor(facts),
-        _at_most(
-            "data_loading",
-            "Is data loading under",
-            facts.data.share_ratio,
-            THRESHOLDS.data_loading_ratio,
-            facts.data.source,
-        ),
+        _data_loading(facts),
         _bubble(facts),
         _communication(facts),
         _overlap(facts),
@@ -141,6 +137,8 @@ def _mfu(facts: JobEvidence) -> Check:
 
 def _tensor(facts: JobEvidence) -> Check:
     groups = facts.tensor_groups
+    if facts.parallel.world_size == 1:
+        return _check("tensor_in_node", _IN_NODE, "a single rank", "1 node", "layout", passed=True)
     value = None
     if groups is not None:
         nodes = "1 node" if groups.nodes == 1 else f"{groups.nodes} nodes"
@@ -148,7 +146,7 @@ def _tensor(facts: JobEvidence) -> Check:
         value = f"{ranks} on {nodes}"
     return _check(
         "tensor_in_node",
-        "Is each tensor-parallel group in one node?",
+        _IN_NODE,
         value,
         "1 node",
         "layout and placement of ranks" if groups else "no layout, or no node of its ranks",
@@ -156,11 +154,23 @@ def _tensor(facts: JobEvidence) -> Check:
     )
 
 
+_IN_NODE = "Is each tensor-parallel group in one node?"
+
+
+def _data_loading(facts: JobEvidence) -> Check:
+    """By timers, else by hosts that sleep while loader workers have nothing ready for their GPUs."""
+    share, source = facts.data.share_ratio, facts.data.source
+    if share is None and facts.sleeping is not None and facts.sleeping.loader_workers != 0:
+        share, source = facts.sleeping.gain_ratio, "hosts of all ranks sleep while GPUs wait (kernel, NVML)"
+    limit = THRESHOLDS.data_loading_ratio
+    return _at_most("data_loading", "Is data loading under", share, limit, source)
+
+
 def _bubble(facts: JobEvidence) -> Check:
     pipeline, limit = facts.pipeline, THRESHOLDS.pipeline_stall_ratio
     stall = pipeline.stall_ratio if pipeline.stall_ratio is not None else pipeline.bubble_theory_ratio
     source = pipeline.source if pipeline.stall_ratio is not None else "theory of the schedule"
-    if facts.parallel.pp == 1:
+    if facts.parallel.pp == 1 or facts.parallel.world_size == 1:
         stall, source = 0.0, "no pipeline"
     return _at_most("pipeline_bubble", "Is the pipeline bubble under", stall, limit, source)
 
@@ -198,13 +208,25 @@ def _overlap(facts: JobEvidence) -> Check:
     software, layout = facts.software, facts.parallel
     if layout.world_size == 1:
         return _check("overlap", _OVERLAPS, "a single rank", "all on", "layout", passed=True)
-    names = _OVERLAP if (layout.tp or 1) > 1 else _OVERLAP[:2]
+    names = [*(_OF_REPLICAS if _replicas(layout) != 1 else ()), *(_OF_TENSOR if (layout.tp or 1) > 1 else ())]
+    if not names:
+        nothing = "one replica, and no tensor parallelism"
+        return _check("overlap", _OVERLAPS, nothing, "all on", "layout", passed=True)
     if software.framework is None or not software.arguments:
         why = "the job printed no arguments" if software.framework else "no framework known"
         return _check("overlap", _OVERLAPS, None, "all on", why, passed=None)
     unset = list(dict.fromkeys(option for name in names for option in unset_options(name, software)))
     value = f"not set: {', '.join(unset)}" if unset else "all set"
     return _check("overlap", _OVERLAPS, value, "all on", "printed arguments", passed=not unset)
+
+
+def _replicas(layout: ParallelLayout) -> int | None:
+    """Ranks that share gradients; None where the layout does not say."""
+    if layout.dp is not None:
+        return layout.dp * (layout.cp or 1)
+    if layout.world_size is None or layout.tp is None or layout.pp is None:
+        return None
+    return layout.world_size // (layout.tp * layout.pp)
 
 
 _OVERLAPS = "Is communication overlapped with computation?"
@@ -271,7 +293,7 @@ def _batch(facts: JobEvidence) -> Check:
         "critical_batch",
         "Is a micro-batch so large that computing takes longer than reading the weights?",
         None if tokens is None else f"{tokens:,.0f} tokens",
-        "" if least is None else f"at least {least:,.0f} tokens",
+        "where computing takes longer" if least is None else f"at least {least:,.0f} tokens",
         "printed arguments; peak and bandwidth of the GPUs" if None not in {tokens, least} else missing,
         passed=None if tokens is None or least is None else tokens >= least,
     )
