@@ -284,6 +284,16 @@ def test_slow_from_the_first_step_they_sleep_for_as_long_as_gpus_idle() -> None:
     assert loading(job(launches([[0.5]] * 4), [0.4] * 20)) is None
 
 
+def test_what_is_lost_of_the_time_in_which_hosts_sleep_is_a_share_of_its_mean_step() -> None:
+    # The window that counts is 10 s long: 13 of these steps, of which three take twice as long.
+    found = loading(job(launches([[0.5]] * 4), [0.6, 0.6, 0.6, 0.6, 1.2] * 4))
+
+    assert found is not None
+    assert found.step_s == pytest.approx(9.6 / 13)
+    assert loading(job()) is not None
+    assert (loading(job()) or found).step_s == pytest.approx(0.6)
+
+
 def test_without_steps_the_time_in_which_the_job_trains_shows_it() -> None:
     always = on_one_gpu([0.5] * 20, launches([[0.5]] * 4, ranks=1))
     running = {**always.gpu.metrics, GpuColumn.BUSY: np.full((20, 1), 0.6, dtype=np.float32)}

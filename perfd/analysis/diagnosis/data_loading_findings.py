@@ -109,7 +109,7 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
         evidence=evidence,
         advice=advice.SLOW_INPUT if loaded else advice.SLEEPING_HOSTS,
         gain_ratio=hosts.gain_ratio,
-        step_s=hosts.since_s,
+        step_s=hosts.since_s or hosts.step_s,
         longer_for_s=hosts.longer_for_s,
         since_step=hosts.since_step,
     )

@@ -75,6 +75,8 @@ class SleepingHosts:
     loader_workers: int | None = None
     """Of each rank; 0 where none is seen on any."""
     loader_busy_ratio: float | None = None
+    step_s: float | None = None
+    """The mean of the steps in which they slept, long ones included; None where a change shows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,17 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
         idlest_ratio=float(idle.max()),
         loader_workers=workers,
         loader_busy_ratio=busy,
+        step_s=_mean_step_s(each, float(median(table.span_s[window]))),
     )
+
+
+def _mean_step_s(each: EachStep, span_s: float) -> float | None:
+    """Of the newest steps that lasted so long together, and of the newest line at least."""
+    rows = each.unmarked[::-1]
+    covered = each.steps.steps_covered[rows]
+    lasted_s = each.steps.step_time_s[rows] * covered
+    newest = slice(0, max(1, int((np.cumsum(lasted_s) <= span_s).sum())))
+    return known(float(lasted_s[newest].sum() / covered[newest].sum())) if len(rows) else None
 
 
 def _pauses(pace: OperationPace | None, since_step: int, longer_s: float) -> tuple[bool | None, bool]:
