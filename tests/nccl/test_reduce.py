@@ -110,6 +110,14 @@ def test_sends_show_when_they_began_by_the_gpus_clock_and_collectives_need_not()
     assert (late.gpu_starts_ns, reduced.gpu_starts_ns) == ([], [])
 
 
+def test_a_kind_of_which_sampling_keeps_no_operation_is_counted() -> None:
+    window = replace(WINDOW, clock=GpuClock(to_monotonic_ns=0, monotonic_to_unix_ns=0))
+
+    (record,) = reduce_operations([operation(1)], {0: TENSOR}, window, keep_one_in=2)
+
+    assert (record.count, list(record.sequences), list(record.start_increments_us)) == (1, [], [])
+
+
 def test_with_the_gpus_clock_known_each_operation_shows_when_it_began_and_how_long_it_was_queued() -> None:
     # The host enqueues at 5 ns of its clock; the GPU's clock is 3 s behind it.
     clock = GpuClock(to_monotonic_ns=3 * 10**9, monotonic_to_unix_ns=10**18 - 3 * 10**9)

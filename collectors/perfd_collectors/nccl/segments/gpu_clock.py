@@ -34,7 +34,7 @@ class GpuClockReadings:
     def add(self, operations: Iterable[Operation]) -> int | None:
         """Take in newer operations; what to add to a time on the GPU, None before any had one."""
         shortest_ns = min(
-            (one.complete_monotonic_ns - one.gpu_stop_ns for one in operations if one.timed), default=None
+            [one.complete_monotonic_ns - one.gpu_stop_ns for one in operations if one.timed], default=None
         )
         if shortest_ns is not None:
             self._shortest_ns.append(shortest_ns)

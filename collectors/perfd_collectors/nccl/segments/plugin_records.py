@@ -92,13 +92,15 @@ class Operation(NamedTuple):
         NCCL has reported stops before starts, and times of other kernels: then a kernel seems to run for
         longer than the time between its announcement and its end.
         """
+        # As `timed`, written out: this runs for every operation, several times.
+        if self.timing not in _TIMED or self.flags & 1:
+            return None
+        seen = self.channels_seen
+        if seen < self.channels or self.channels_mistimed >= seen:
+            return None
         duration_ns = self.gpu_stop_ns - self.gpu_start_ns
         possible_ns = self.complete_monotonic_ns - self.start_monotonic_ns + _MAX_EARLY_START_NS
-        if not self.timed or self.channels_seen < self.channels or not 0 <= duration_ns <= possible_ns:
-            return None
-        if self.channels_mistimed >= self.channels_seen:
-            return None
-        return duration_ns
+        return duration_ns if 0 <= duration_ns <= possible_ns else None
 
     @property
     def gpu_duration_ns(self) -> int | None:

@@ -95,7 +95,7 @@ class SegmentReader:
         newly_mistimed, operations = self._check_times(operations)
         self._partly_timed = bool(self._mistimed)
         self._mistimed &= {one.index for one in communicators.values() if one.live}
-        self._untimed += sum(one.timed and one.duration_ns is None for one in operations)
+        self._untimed += sum([one.timed for one in operations if one.duration_ns is None])
         keep = keep_one_in(len(operations), now_unix_ns - start_unix_ns, max_operations_per_s)
         by_rank: dict[int, list[Operation]] = {rank: [] for rank in ranks.devices}
         for one in operations:
@@ -156,10 +156,14 @@ class SegmentReader:
         """Functions of newly mistimed communicators, and the operations without wrong times."""
         check = check_times(operations)
         newly: dict[int, set[int]] = {}
-        for one in operations:
-            if one.communicator in check.communicators - self._mistimed:
+        found = check.communicators - self._mistimed
+        for one in operations if found else ():
+            if one.communicator in found:
                 newly.setdefault(one.communicator, set()).add(one.function)
         self._mistimed |= check.communicators
+        if not self._mistimed:
+            self._untimed += check.wrong
+            return newly, list(check.operations)
         wrong = [one.timed and one.communicator in self._mistimed for one in check.operations]
         self._untimed += check.wrong + sum(wrong)
         return newly, [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from perfd_collectors.nccl.segments.plugin_records import Operation, OperationTiming
 
@@ -42,16 +41,20 @@ def check_times(operations: Iterable[Operation]) -> TimingCheck:
     communicators = set()
     for index, kernels in _kernels(given).items():
         overlapping = 0
-        for before, after in pairwise(kernels):
-            stop_ns = max(given[place].gpu_stop_ns for place in before) - _MIN_OVERLAP_NS
-            early = [place for place in after if given[place].gpu_start_ns < stop_ns]
+        stops_ns = [max([given[place].gpu_stop_ns for place in members]) for members in kernels]
+        for stop_ns, after in zip(stops_ns, kernels[1:], strict=False):
+            early = [place for place in after if given[place].gpu_start_ns < stop_ns - _MIN_OVERLAP_NS]
+            if not early:
+                continue
             overlapping += len(early) == len(after)
             wrong.update(early)
         if len(kernels) > _MIN_PAIRS and overlapping > _MAX_OVERLAPPING_RATIO * (len(kernels) - 1):
             communicators.add(index)
             wrong.update(place for members in kernels for place in members)
     return TimingCheck(
-        operations=[without_time(one) if place in wrong else one for place, one in enumerate(given)],
+        operations=given
+        if not wrong
+        else [without_time(one) if place in wrong else one for place, one in enumerate(given)],
         wrong=len(wrong),
         communicators=frozenset(communicators),
     )
@@ -65,7 +68,8 @@ def without_time(operation: Operation) -> Operation:
 def _kernels(operations: Sequence[Operation]) -> dict[int, list[list[int]]]:
     """Places of the timed operations by communicator and kernel, in the order of their announcement."""
     found: dict[int, dict[tuple[int, int], list[int]]] = {}
-    for place in sorted(range(len(operations)), key=lambda place: operations[place].start_monotonic_ns):
+    announced_ns = [one.start_monotonic_ns for one in operations]
+    for place in sorted(range(len(operations)), key=announced_ns.__getitem__):
         one = operations[place]
         if one.timing == OperationTiming.GPU and one.duration_ns is not None:
             key = (one.group, 0 if one.group else place)

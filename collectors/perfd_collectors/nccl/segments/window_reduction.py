@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from perfd.model import CollectiveTimes, TimingSource
 from perfd_collectors.nccl.segments.gpu_clock import GpuClock
@@ -20,6 +21,7 @@ from perfd_collectors.nccl.segments.plugin_records import (
 
 _SOURCES = {OperationTiming.GPU: TimingSource.GPU, OperationTiming.PROXY: TimingSource.PROXY}
 # For these, NCCL reports the element count of one rank's part: the whole is that times the ranks.
+_ELEMENTS = attrgetter("elements")
 _PART_COUNTED = frozenset({"AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter"})
 
 
@@ -62,7 +64,9 @@ def reduce_operations(
 
 def _kernels(operations: Sequence[Operation]) -> list[list[Operation]]:
     """The operations grouped by the kernel they ran in, which NCCL calls a group."""
-    if operations[0].point_to_point:
+    if operations[0].point_to_point or len({operation.group for operation in operations} - {0}) == len(
+        operations
+    ):
         return [[operation] for operation in operations]
     kernels: dict[tuple[int, int], list[Operation]] = {}
     for index, operation in enumerate(operations):
@@ -98,16 +102,18 @@ def keep_one_in(operations: int, window_ns: int, max_per_s: int) -> int:
     return keep
 
 
-def size_bytes(operation: Operation, communicator: Communicator | None) -> int | None:
-    """Bytes of the whole message, as bus bandwidth counts them; None when data type or ranks are unknown."""
-    if operation.datatype >= len(DATATYPE_BYTES):
-        return None
-    part = operation.elements * DATATYPE_BYTES[operation.datatype]
-    if _name(FUNCTIONS, operation.function) not in _PART_COUNTED:
-        return part
-    if communicator is None or communicator.ranks is None:
-        return None
-    return part * communicator.ranks
+class _BytesPerElement(dict[int, int]):
+    """Of the whole message, by data type, as bus bandwidth counts it; 0 if type or ranks are unknown."""
+
+    def __init__(self, function: int, communicator: Communicator | None) -> None:
+        super().__init__()
+        parts = _name(FUNCTIONS, function) in _PART_COUNTED
+        self._ranks = (communicator.ranks if communicator else None) or 0 if parts else 1
+
+    def __missing__(self, datatype: int) -> int:
+        known = datatype < len(DATATYPE_BYTES)
+        self[datatype] = DATATYPE_BYTES[datatype] * self._ranks if known else 0
+        return self[datatype]
 
 
 def _record(
@@ -117,18 +123,40 @@ def _record(
     window: OperationWindow,
     keep_one_in: int,
 ) -> CollectiveTimes:
-    starts = [min([operation.gpu_start_ns for operation in operations]) for operations in kernels]
+    first = kernels[0][0]
+    starts = [
+        operations[0].gpu_start_ns
+        if len(operations) == 1
+        else min([operation.gpu_start_ns for operation in operations])
+        for operations in kernels
+    ]
     durations = [
-        max([operation.gpu_stop_ns for operation in operations]) + UNTIMED_KERNEL_NS - start
+        (
+            operations[0].gpu_stop_ns
+            if len(operations) == 1
+            else max([operation.gpu_stop_ns for operation in operations])
+        )
+        + UNTIMED_KERNEL_NS
+        - start
         for operations, start in zip(kernels, starts, strict=True)
     ]
-    sizes = [_kernel_bytes(operations, communicator) for operations in kernels]
-    known = [size for size in sizes if size is not None]
-    all_known = len(known) == len(sizes)
-    sequences = [[operation.operation_sequence for operation in operations] for operations in kernels]
-    kept = [i for i, numbers in enumerate(sequences) if any(number % keep_one_in == 0 for number in numbers)]
-    first = kernels[0][0]
-    largest = max((operations[0] for operations in kernels), key=lambda operation: operation.elements)
+    per_element = _BytesPerElement(first.function, communicator)
+    sizes = [
+        per_element[operations[0].datatype] * operations[0].elements
+        if len(operations) == 1
+        else sum([per_element[operation.datatype] * operation.elements for operation in operations])
+        for operations in kernels
+    ]
+    all_known = 0 not in per_element.values()
+    if keep_one_in == 1:
+        kept = list(range(len(kernels)))
+    else:
+        kept = [
+            i
+            for i, operations in enumerate(kernels)
+            if not all(operation.operation_sequence % keep_one_in for operation in operations)
+        ]
+    largest = max([operations[0] for operations in kernels], key=_ELEMENTS)
     increments_us, queued_us = (
         _on_node([starts[i] for i in kept], [kernels[i][0] for i in kept], window.start_unix_ns, window.clock)
         if window.clock is not None
@@ -147,16 +175,16 @@ def _record(
         start_unix_ns=window.start_unix_ns,
         end_unix_ns=window.end_unix_ns,
         count=sum(map(len, kernels)),
-        total_bytes=float(sum(known)) if all_known else None,
+        total_bytes=float(sum(sizes)) if all_known else None,
         total_s=sum(durations) / 1e9,
         min_s=min(durations) / 1e9,
         max_s=max(durations) / 1e9,
         algorithm=_name(ALGORITHMS, largest.algorithm),
         protocol=_name(PROTOCOLS, largest.protocol),
         channels=largest.channels or None,
-        sequences=[min(sequences[i]) for i in kept],
+        sequences=[min([operation.operation_sequence for operation in kernels[i]]) for i in kept],
         durations_ns=[durations[i] for i in kept],
-        sizes_bytes=[known[i] for i in kept] if all_known else [],
+        sizes_bytes=[sizes[i] for i in kept] if all_known else [],
         gpu_starts_ns=[kernels[i][0].gpu_start_ns for i in kept]
         if peer is not None and _on_gpu(first)
         else [],
@@ -171,7 +199,7 @@ def _on_node(
     """When kernels began by the node's clock, each after the one before, and how long they were queued."""
     to_us = clock.to_monotonic_ns + clock.monotonic_to_unix_ns - since_unix_ns
     starts_us = [(start + to_us) // 1000 for start in starts_ns]
-    before_us = [0, *starts_us[:-1]]
+    before_us = [0, *starts_us][: len(starts_us)]
     queued_us = [
         (start + clock.to_monotonic_ns - operation.start_monotonic_ns) // 1000
         for start, operation in zip(starts_ns, first, strict=True)
@@ -181,16 +209,6 @@ def _on_node(
 
 def _on_gpu(operation: Operation) -> bool:
     return operation.timing == OperationTiming.GPU
-
-
-def _kernel_bytes(operations: Sequence[Operation], communicator: Communicator | None) -> int | None:
-    total = 0
-    for operation in operations:
-        size = size_bytes(operation, communicator)
-        if size is None:
-            return None
-        total += size
-    return total
 
 
 def _identity(communicator: Communicator | None) -> str:
