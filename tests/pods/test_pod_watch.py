@@ -134,7 +134,10 @@ def test_changes_follow_and_a_pod_that_is_gone_is_kept_as_it_ended(api: ApiServe
 
 def test_a_watch_goes_on_where_the_last_one_ended(api: ApiServer, watch: PodWatch) -> None:
     watch.start()
-    api.changes.put({"type": "BOOKMARK", "object": a_pod("", 41)})
+    # As an API server of 1.36 writes it.
+    nothing = {"spec": {"containers": None}, "status": {}}
+    bookmark = {"kind": "Pod", "metadata": {"resourceVersion": "41", "creationTimestamp": None}, **nothing}
+    api.changes.put({"type": "BOOKMARK", "object": bookmark})
     api.changes.put(None)
     until(lambda: sum("watch" in query for query in api.asked) > 1)
     assert [query["resourceVersion"] for query in api.asked if "watch" in query][:2] == ["10", "41"]

@@ -68,7 +68,8 @@ class _Container(msgspec.Struct):
 
 class _Spec(msgspec.Struct, rename="camel"):
     service_account_name: str = ""
-    containers: list[_Container] = []
+    containers: list[_Container] | None = None
+    """Null in a bookmark, which is an empty pod."""
 
 
 class ApiPod(msgspec.Struct, rename="camel"):
@@ -120,7 +121,7 @@ def facts_of(pod: ApiPod) -> PodFacts:
         owner_name=owner.name,
         service_account=pod.spec.service_account_name,
         has_gpu=any(
-            name.startswith(_GPU) for container in pod.spec.containers for name in container.resources.limits
+            name.startswith(_GPU) for container in pod.spec.containers or () for name in container.resources.limits
         ),
         end=_end(pod),
     )
