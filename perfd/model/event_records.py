@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from signal import SIGINT, SIGTERM
 
+_LAST_SIGNAL = 64
+"""SIGRTMAX on Linux. A higher code is the program's own, such as 255 for `exit(-1)`."""
+
 
 class JobOutcome(StrEnum):
     """How a job ended, from least to most specific: a later one overrides an earlier one."""
@@ -35,7 +38,7 @@ class JobOutcome(StrEnum):
             return cls.COMPLETED
         if code in {128 + SIGINT, 128 + SIGTERM}:
             return cls.CANCELLED
-        return cls.SIGNAL if code > 128 else cls.FAILED
+        return cls.SIGNAL if 128 < code <= 128 + _LAST_SIGNAL else cls.FAILED
 
     @property
     def bad(self) -> bool:

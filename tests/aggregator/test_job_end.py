@@ -412,3 +412,22 @@ def test_after_a_restart_of_the_aggregator_nobody_is_missed_who_said_goodbye(clo
         assert fleet.status()["outcome"] == "unknown"
         assert fleet.of_job() == []
     assert fleet.fired == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        (0, JobOutcome.COMPLETED),
+        (1, JobOutcome.FAILED),
+        (128, JobOutcome.FAILED),
+        (129, JobOutcome.SIGNAL),
+        (130, JobOutcome.CANCELLED),
+        (137, JobOutcome.SIGNAL),
+        (143, JobOutcome.CANCELLED),
+        (192, JobOutcome.SIGNAL),
+        (193, JobOutcome.FAILED),
+        (255, JobOutcome.FAILED),
+    ],
+)
+def test_exit_codes_above_those_of_signals_are_the_programs_own(code: int, outcome: JobOutcome) -> None:
+    assert JobOutcome.of_exit_code(code) is outcome

@@ -121,7 +121,9 @@ def facts_of(pod: ApiPod) -> PodFacts:
         owner_name=owner.name,
         service_account=pod.spec.service_account_name,
         has_gpu=any(
-            name.startswith(_GPU) for container in pod.spec.containers or () for name in container.resources.limits
+            name.startswith(_GPU)
+            for container in pod.spec.containers or ()
+            for name in container.resources.limits
         ),
         end=_end(pod),
     )
