@@ -106,6 +106,25 @@ def test_a_line_that_is_read_again_is_no_restart(job):
     assert job.attempts.number == 1
 
 
+def test_a_job_that_repeats_its_lines_exactly_after_its_end_was_started_again(job):
+    report(job, 1, 2, 3, time_s=100.0, loss=0.5)
+    started, ended = (
+        Event(kind=kind, time_unix_ns=round(time_s * 1e9), message="", job="llm")
+        for kind, time_s in ((EventKind.JOB_STARTED, 105.0), (EventKind.JOB_ENDED, 100.0))
+    )
+    job.event(ended)
+    # Kubernetes rounds the time of the end down; an agent that starts anew reads all lines once more.
+    assert report(job, 1, 2, 3, time_s=102.0, loss=0.5) == [None] * 3
+    job.event(started)
+    first, *others = report(job, 1, 2, 3, time_s=102.1, loss=0.5)
+    assert (first.kind, first.values["lost_steps"]) == (EventKind.RESTARTED, 3.0)
+    assert others == [None] * 2
+    # A line that is read again is no restart then, either.
+    assert report(job, 1, time_s=102.1, loss=0.5) == [None]
+    assert job.attempts.number == 2
+    assert job.steps.table().step.tolist() == [1, 2, 3]
+
+
 def test_lines_of_a_late_batch_are_no_restart(job):
     report(job, 1, 4)
     assert job.step(step(2), source(late=True)) is None

@@ -11,6 +11,8 @@ RANKS_RETURN_WITHIN_S = 60.0
 """torchelastic has new workers seconds after the old ones' end; an agent that is upgraded is back sooner."""
 LATE_LINES_S = 10.0
 """Lines printed so long after an end may still be those of its last seconds: clocks of nodes differ."""
+_END_ROUNDED_S = 2.0
+"""Kubernetes rounds the end of a container down to seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class Lifetime:
         self.end: JobEnd | None = None
         self.ended_s: float | None = None
         """When `settle` first saw the end."""
+        self._newest_end_unix_s: float | None = None
         self._most_agents = agents
         self._witnesses: dict[str, _Witness] = {}
         self._deserted: tuple[float, float] | None = None
@@ -123,6 +126,12 @@ class Lifetime:
     def take(self, end: JobEnd) -> None:
         """The job's end was reported, and maybe how it ended."""
         self.end = end if self.end is None else self.end.and_also(end)
+        self._newest_end_unix_s = self.end.time_unix_s
+
+    def ended_between(self, before_unix_s: float, after_unix_s: float) -> bool:
+        """Whether the newest end is between two lines; one that was void later counts, too."""
+        end_unix_s = self._newest_end_unix_s
+        return end_unix_s is not None and before_unix_s <= end_unix_s + _END_ROUNDED_S < after_unix_s
 
     def starts(self, time_unix_s: float) -> None:
         """The job's start was reported: an end before that is void."""

@@ -203,12 +203,19 @@ class JobState:
             self.attempts.forget_logs()
         event = None
         if not source.late:
-            if not self.steps.same_line(line):
+            if self._begins_again(line) or not self.steps.same_line(line):
                 event = self._new_line(line, source)
             self.attempts.line(line.step, source)
             self.ownership.reports(source.node)
         self._put(line, source)
         return event
+
+    def _begins_again(self, line: TrainingStep) -> bool:
+        """Whether the job ended since the step was printed: without times it may repeat its lines exactly."""
+        before_unix_s = self.steps.unix_s(line.step)
+        if before_unix_s is None or line.time_unix_ns is None:
+            return False
+        return self.lifetime.ended_between(before_unix_s, line.time_unix_ns / 1e9)
 
     def _put(self, line: TrainingStep, source: RecordSource) -> None:
         self.steps.put(line, source.sent_unix_s)
