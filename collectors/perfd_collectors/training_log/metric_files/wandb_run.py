@@ -12,9 +12,9 @@ from pathlib import PurePath
 from perfd_collectors.training_log.format_parser import FormatParser
 from perfd_collectors.training_log.log_lines import LogLine
 
-_PRINTED = re.compile(
-    r"wandb: .*\bView run\b.* (https?://[\w.:-]{1,253}/[^\s/?#]{1,128}/[^\s/?#]{1,128}/runs/[\w.-]{1,128})\s*$"
-)
+_CLIENT = "wandb: "
+_VIEW = re.compile(r"\bView run\b")
+_ADDRESS = re.compile(r"https?://[\w.:-]{1,253}/[^\s/?#]{1,128}/[^\s/?#]{1,128}/runs/[\w.-]{1,128}")
 _NAME = re.compile(r"[^\s/?#]{1,128}")
 _OFFLINE = "offline-run-"
 
@@ -26,11 +26,20 @@ class WandbRunParser(FormatParser):
 
     def parse(self, line: LogLine) -> bool:
         """Note the run; the line may have colors."""
-        found = _PRINTED.search(re.sub(r"\x1b\[[0-9;]*m", "", line.text)) if line.complete else None
+        found = _address_in(re.sub(r"\x1b\[[0-9;]*m", "", line.text)) if line.complete else None
         if found is None:
             return False
-        self._out.describe(wandb_run=found[1])
+        self._out.describe(wandb_run=found)
         return True
+
+
+def _address_in(text: str) -> str | None:
+    """The run's address, with which the client's line about it ends."""
+    words, _, last = text.rstrip().rpartition(" ")
+    client = words.find(_CLIENT)
+    if client < 0 or _VIEW.search(words, client) is None or _ADDRESS.fullmatch(last) is None:
+        return None
+    return last
 
 
 def run_of_file(stream: str, entity: str, project: str, run_id: str) -> str | None:
