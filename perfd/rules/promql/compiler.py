@@ -61,6 +61,8 @@ def compile_query(text: str) -> Query:
         node = compiler.as_vector(tree)
     except (NotImplementedError, ValueError) as error:
         raise TextError([Problem(str(error), 0)]) from error
+    except OverflowError as error:
+        raise TextError([Problem("a duration is too long", 0)]) from error
     return Query(text, tuple(selector.read() for selector in compiler.selectors), node)
 
 
