@@ -5,7 +5,7 @@
 The module is one of products, sums, all-reduces and copies in a row, as text for `perfd roofline --hlo`. The
 profile has four GPUs that run operations of such a module, and the module itself beside them, as XLA's
 profiler writes it, for `perfd analyze`. Each is read and reported by a process of its own, whose peak of
-resident memory the kernel tells.
+resident memory the kernel reports.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 One of PyTorch is mostly Python stacks, the other kernels alone. The export is that of DIR (PERFD_SHARED),
 `traces/nsys-pp2dp2.sqlite.gz`, as often in a row as needed. Each is written to a temporary file, then read
-and reported by a process of its own, whose peak of resident memory the kernel tells.
+and reported by a process of its own, whose peak of resident memory the kernel reports.
 """
 
 from __future__ import annotations

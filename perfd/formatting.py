@@ -16,7 +16,7 @@ CONTROL_CHARACTERS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u20
 """For the brackets of a regular expression: what a document does not need, and a terminal or reader obeys."""
 _CONTROL = re.compile(f"[{CONTROL_CHARACTERS}]")
 _RANKS_SHOWN = 8
-"""Of a list in a sentence; the others are counted."""
+"""Ranks listed in a sentence; the others are counted."""
 _DURATIONS = (
     (1e-7, 1e-9, "ns"),
     (1e-3, 1e-6, "µs"),

@@ -24,7 +24,7 @@ _REPORT = "report"
 _DIGEST_DIGITS = 8
 """32 bits: distinguishes texts that have one slug, of the few captures of one job."""
 _SLUG_CHARACTERS = 64
-"""Of a name in a key, whose parts together have at most 1,024 bytes in S3."""
+"""How much of a name is kept in a key; S3 limits keys to 1,024 bytes."""
 
 
 def job_folder(cluster: str, namespace: str, job: str, attempt: int) -> str:

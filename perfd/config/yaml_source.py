@@ -29,7 +29,7 @@ else:
 
 
 _MAX_BYTES = 64 * 1024 * 1024
-"""Of a file, which is read as a whole: configurations are far smaller."""
+"""Largest file, which is read as a whole; configurations are far smaller."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

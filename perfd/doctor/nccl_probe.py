@@ -8,7 +8,7 @@ from pathlib import Path
 from perfd.doctor.node_facts import NcclSetting
 
 _MOST_BYTES = 1 << 20
-"""Of nccl.conf, which has a few lines."""
+"""How much of nccl.conf is read, which has a few lines."""
 _ACTIVE = "4:"
 """A port's state `4: ACTIVE` in /sys/class/infiniband/DEVICE/ports/N/state."""
 

@@ -48,7 +48,7 @@ from perfd.net.postgres_extra import require_postgres
 _CONNECT_TIMEOUT_S = 2.0
 """For the connection to the aggregator. Chosen, not measured."""
 _MAX_NOTE_CHARACTERS = 1_000
-"""Of the first line of a note that a capture's wrapper left."""
+"""How much is read of the first line of a note that a capture's wrapper left."""
 _NCCL_PLUGIN = "libnccl-profiler-perfd.so"
 _KINETO_VARIABLES = (
     "KINETO_USE_DAEMON",

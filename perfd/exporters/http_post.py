@@ -19,7 +19,7 @@ from perfd.errors import ConfigError, reason_of
 from perfd.net import BoundedConnection, BoundedTlsConnection
 
 _MAX_ANSWER_BYTES = 4096
-"""Of an answer: enough for the reason of a refusal."""
+"""How much of an answer is read: enough for the reason of a refusal."""
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 

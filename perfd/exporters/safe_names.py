@@ -6,7 +6,7 @@ import hashlib
 import re
 
 _MAX_LENGTH = 100
-"""Of a name without its hash: other systems and file systems take few more."""
+"""Longest name without its hash; file systems and other systems limit names."""
 
 
 def plain_name(name: str) -> str:

@@ -13,7 +13,7 @@ from perfd.mcp.quantities import plain
 _MOST_TEXT_CHARS = 1024
 """Of a text argument: four times the longest name that an aggregator takes."""
 _SHOWN_CHARS = 60
-"""Of a wrong argument that the answer repeats."""
+"""How much of an invalid argument the answer repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

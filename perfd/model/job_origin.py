@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _MOST_NODES = 16_384
-"""Of one list of nodes, so that a hostile range is not expanded."""
+"""Most nodes in one list, so that a hostile range is not expanded."""
 _GROUP = re.compile(r"([^,\[\]]*)(?:\[([0-9,-]{1,4096})\])?([^,\[\]]*)")
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _CHUNK_BYTES = 256 * 1024
-"""Of one read from a socket."""
+"""Size of one read from a socket."""
 _Address: TypeAlias = tuple[int, int, int, str, Any]
 """As `socket.getaddrinfo` has it."""
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 _CLOSE_WITHIN_S = 0.1
 """How soon the server notices that it has to end."""
 MAX_BODY_BYTES = 1024 * 1024
-"""Of a request, which is held in memory as a whole."""
+"""Largest request body, which is held in memory as a whole."""
 _MOST_DIGITS = 20
 """More than any length has; it bounds the conversion of a hostile header."""
 _DISCARDED_BYTES = 16 * MAX_BODY_BYTES

@@ -10,7 +10,7 @@ from perfd.nodes.scheduler import Scheduler
 from perfd.nodes.suspicion import NodeStanding
 
 _DAY_S = 86_400.0
-"""Seconds in a day, for which drained nodes are counted."""
+"""Drained nodes are counted per day."""
 DONE = "done"
 
 

@@ -11,7 +11,7 @@ import msgspec
 from perfd.errors import RecordingError
 
 FORMAT = 1
-"""Of `recording.json`; other numbers are refused."""
+"""Format version of `recording.json`; others are refused."""
 MANIFEST_NAME = "recording.json"
 _SHOWN = 3
 """Recordings below a folder that the message names."""

@@ -14,7 +14,7 @@ MAX_UNPACKED_BYTES = 8 * 1024**3
 """A bound against archives made to fill the disk; a day of 8 GPUs at 10 Hz is about 4 GiB."""
 
 _CHUNK_BYTES = 1024 * 1024
-"""Of one read, so that a large stream needs little memory."""
+"""Size of one read, so that a large stream needs little memory."""
 _GZIP_MAGIC = b"\x1f\x8b"
 
 

@@ -20,7 +20,7 @@ from perfd.wire.v1 import telemetry_pb2 as pb
 _MAX_COLUMNS = 4_096
 """Per table; collectors have about a hundred."""
 _NUMBER_BYTES = 8
-"""Of a value and of a time, 64 bits each."""
+"""Size of a value and of a time: 64 bits each."""
 _TIMES, _COLUMNS, _VALUES = 2, 5, 2
 _MAX_FORMS = 16
 """Per stream; an agent's collectors send about six kinds of tables."""

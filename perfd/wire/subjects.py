@@ -23,7 +23,7 @@ _SESSION = re.compile(r"[0-9a-f]{32}")
 _BUCKET = re.compile(r"[A-Za-wyz0-9][A-Za-z0-9_-]*")
 """Cluster names usable in a bucket's name; others are written as x and hexadecimal digits."""
 _TOKENS = 5
-"""Of the subject to which an agent publishes: `perfd.from.CLUSTER.PARTITION.NODE`."""
+"""Tokens of an agent's subject: `perfd.from.CLUSTER.PARTITION.NODE`."""
 
 
 def token(name: str) -> str:

@@ -16,9 +16,9 @@ _WORKER = b"pt_data_worker"
 _SCAN_EVERY = 32
 """Readings from one look at all threads to the next; in a process's first ones there are more."""
 _MOST_THREADS = 512
-"""Of a process: those that launch are among the first."""
+"""Most threads read per process; those that launch kernels are among the first."""
 _MOST_CHILDREN = 128
-"""Of a process: more loader workers than cores are of no use."""
+"""Most children read per process: more loader workers than cores are useless."""
 
 _SOURCE = "/proc/PID/task/TID/schedstat"
 COLUMNS: Sequence[Column] = (

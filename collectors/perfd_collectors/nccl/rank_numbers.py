@@ -38,7 +38,7 @@ class _Gpu(NamedTuple):
 
 
 _UNKNOWN_MEMBER = -1
-"""In place of a rank that no communicator of all GPUs shows."""
+"""Stands for the rank of a GPU that is in no communicator of all GPUs."""
 
 
 def number_ranks(processes: Mapping[_Key, CommunicatingProcess]) -> dict[_Key, ProcessRanks]:

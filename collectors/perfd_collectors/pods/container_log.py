@@ -14,7 +14,7 @@ from perfd.file_access import open_as_owner
 from perfd_collectors.pods.log_files import LogFile, log_files
 
 _READ_BYTES = 1 << 20
-"""Of one read, so that one container's backlog leaves time for the others."""
+"""Size of one read, so that one container's backlog leaves time for the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

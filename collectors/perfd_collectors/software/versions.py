@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 _VERSION = r"[0-9][A-Za-z0-9.+!_]{0,63}"
 _PACKAGES = ("/site-packages/", "/dist-packages/")
 _MOST_FOLDERS = 4
-"""Of installed packages; a process has one or two."""
+"""Most site-packages folders per process, which has one or two."""
 _INSTALLED = re.compile(rf"([A-Za-z0-9._-]{{1,100}}?)-({_VERSION})\.(?:dist|egg)-info")
 _PYTHON = re.compile(r"/(?:lib/|lib)python(3\.\d{1,3})(?:[./t]|$)", re.MULTILINE)
 _DRIVER = re.compile(r"Kernel Module\D{0,40}?\s(?:x86_64\s+|aarch64\s+)?(\d{3,4}\.\d+(?:\.\d+)?)\s")

@@ -37,7 +37,7 @@ _NAMED = frozenset({"trainer_log.jsonl"})
 _WRITER = re.compile(r"events\.out\.tfevents\.\d+\..+\.(\d+)\.\d+(?:\.v2)?")
 """An event file's name has the process that writes it, except that of tensorboardX."""
 _MOST_ARGUMENT_BYTES = 1 << 16
-"""Of a process's command line that is searched for folders."""
+"""How much of a command line is searched for folders."""
 
 
 class JobFiles:

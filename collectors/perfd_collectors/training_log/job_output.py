@@ -22,9 +22,9 @@ _STANDARD = ("1", "2")
 _WRITERS = frozenset({"srun", "tee"})
 """Programs that write what others print, to files of their own beside their standard output."""
 _MOST_DESCRIPTORS = 256
-"""Of a process: its output is among the first."""
+"""Most file descriptors checked per process; its output is among the first."""
 _TEXT_BYTES = 4096
-"""Of a file's start, to distinguish text from binary data."""
+"""How much of a file's start is read to distinguish text from binary data."""
 _WRITES = os.O_WRONLY | os.O_RDWR
 
 

@@ -17,7 +17,7 @@ from perfd.process_lock import HeldElsewhereError, ProcessLock
 log = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
-"""Of the spool's tables. A spool of a newer perfd is set aside, not read."""
+"""Version of the spool's tables. A spool of a newer perfd is set aside, not read."""
 FILE_NAME = "spool.sqlite"
 DAMAGED_NAME = "spool.damaged.sqlite"
 _LOCK_NAME = "agent.lock"

@@ -14,7 +14,7 @@ from perfd.net import BoundedConnection, BoundedTlsConnection, Request, Response
 FORWARDED = "perfd-forwarded"
 """Header of a request forwarded by another member, which is not forwarded again."""
 _MAX_BYTES = 64 << 20
-"""Of one member's answer, which is held in memory as a whole."""
+"""Largest answer of one member, which is held in memory as a whole."""
 _SENT_ON = ("authorization", "content-type", "accept")
 _KEPT = (
     "location",

@@ -11,7 +11,7 @@ from perfd.aggregator.operations import HOST_COLUMNS, LAUNCH_COLUMNS
 from perfd.model import RankColumn, SampleTable
 
 _MOST_RANK_DIGITS = 9
-"""Digits of a rank number; a longer one is garbage."""
+"""Most digits of a rank; longer numbers are garbage."""
 
 
 def put_rank_samples(table: SampleTable, jobs: Mapping[str, JobState], source: RecordSource) -> None:

@@ -16,7 +16,7 @@ from perfd.metrics.catalog import Value
 _MOST_SLOW_GROUPS = 16
 """With series of their own, as the metric's description promises."""
 _MOST_TITLE_CHARS = 128
-"""Of the value of a label; longer titles are cut."""
+"""Longest label value; longer titles are cut."""
 
 
 def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Value]:

@@ -15,7 +15,7 @@ from perfd.model import CaptureTool, Hello
 _CLOCK_SAMPLES = 32
 """Newest batches, by the quickest of which an agent's clock is judged. Chosen."""
 _DAY_S = 86_400.0
-"""Seconds in a day, for which an agent's rows in history are counted."""
+"""An agent's rows in history are counted per day."""
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ _LAST_S = 30.0
 """Before a job's last step: some columns are read every 10 s."""
 _WANDB = "wandb.ai"
 _WANDB_HOSTS = (".wandb.ai", ".wandb.io")
-"""Of its customers' own servers that it runs."""
+"""Domains of dedicated servers that W&B runs for its customers."""
 _WANDB_RUN = re.compile(
     r"(?:https?://(?P<host>[A-Za-z0-9.-]{1,253})(?::\d{1,5})?/)?"
     r"(?:(?P<entity>[^\s/?#]{1,128})/)?(?P<project>[^\s/?#]{1,128})/runs/(?P<run_id>[\w.-]{1,128})"

@@ -16,7 +16,7 @@ from perfd.errors import CaptureError, ConfigError, PerfdError
 from perfd.net import BoundedConnection, BoundedTlsConnection, connect, split_address
 
 _MAX_ANSWER_BYTES = 8 << 20
-"""Of one answer, which is held in memory as a whole."""
+"""Largest answer, which is held in memory as a whole."""
 _ALIVE_S = 2.0
 """To connect on this node, where nothing but a server that is gone takes longer."""
 _LOOPBACK = {"localhost": "127.0.0.1", "::1": "127.0.0.1"}

@@ -35,9 +35,9 @@ from perfd.formatting import duration
 
 SCHEMA = "perfd.bench_serving/1"
 _MAX_BYTES = 256 * 1024 * 1024
-"""Of a result file, which is read as a whole."""
+"""Largest result file, which is read as a whole."""
 _SOURCE_WIDTH = 28
-"""Of the table's last column, so that the numbers fit on 80 columns."""
+"""Width of the table's last column, so that the numbers fit on 80 columns."""
 _HELP = f"""\
 Compares results of SGLang's or vLLM's bench_serving (text, JSON or JSONL) with what the hardware allows at
 the run's concurrency and lengths. With --watch and --run it runs the benchmark and also shows the server's

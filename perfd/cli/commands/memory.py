@@ -19,7 +19,7 @@ from perfd.trace.memory.memory_findings import as_document, memory_findings, pla
 _PLACES = 12
 """Rows of the table: more places hold too little to matter."""
 _COLUMNS = 60
-"""Of the drawn timeline, so that it fits on 80 columns beside its scale."""
+"""Width of the timeline, which fits on 80 columns with its scale."""
 _BARS = "▁▂▃▄▅▆▇█"
 _EPILOG = """\
 A snapshot, in the job: torch.cuda.memory._record_memory_history() before the model is made, and

@@ -22,13 +22,13 @@ from perfd.model import PhaseTime, TrainingStep
 _PROBE_BYTES = 65536
 """Enough of a file to distinguish text from binary data."""
 _MAX_TEXTLESS_RATIO = 0.1
-"""Of zero bytes, which no log has, but for a few of a crash or of a file that was cut."""
+"""Largest share of zero bytes: logs have none, except after a crash or a truncation."""
 _SHOWN_STEPS = 10
 """Half of them from the beginning and half from the end."""
 _SHOWN_EVENTS = 10
 """Printed; the number of the others is."""
 _SHOWN_EXAMPLES = 5
-"""Of lines that no format knows, enough to see what they are."""
+"""Unrecognized lines shown, enough to see what they are."""
 _STDIN = "-"
 _HELP = """\
 Shows what perfd reads from a training log: framework, model, layout, progress lines, phases, and lines that

@@ -31,7 +31,7 @@ Exit codes: 0 the recording was played to its end; 2 it, the configuration or a 
 be used; 130 interrupted before its end. Alerts that fire do not change the exit code."""
 _HTTP = AggregatorConfig().http_listen
 _PROGRESS_EVERY_RATIO = 0.1
-"""Of the recording, between two lines of progress where no terminal redraws one."""
+"""Share of the recording between two progress lines, where there is no terminal to redraw one."""
 _DRAW_EVERY_S = 0.2
 """Between drawings of the line on a terminal: people read no faster."""
 

@@ -39,7 +39,7 @@ _HINT_JOBS = "up/down choose  enter open  < > sort  / find  s serving  ? keys  q
 _MOST_JOBS = 1000
 """That one request asks for, the most that a page of the API has."""
 _POINTS = 120
-"""Of a sparkline, as many as its widest drawing has."""
+"""Points requested per sparkline, the most that are drawn."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ from perfd.report.sources.from_serving import report_of_servers
 _START_BYTES = 65536
 """Enough of the start of a file to distinguish a benchmark's results from a page of metrics."""
 _MAX_BYTES = 256 * 1024 * 1024
-"""Of a benchmark's results, which are read as a whole."""
+"""Largest file of benchmark results, which is read as a whole."""
 _BENCHMARK = (b"Serving Benchmark Result", b'"mean_ttft_ms"', b'"median_ttft_ms"')
 
 

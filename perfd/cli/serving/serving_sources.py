@@ -25,7 +25,7 @@ _ADDRESS = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}(/.*)?")
 _LOG_START_BYTES = 4 * 1024 * 1024
 """A server says at its start how it is set up."""
 _LOG_END_BYTES = 16 * 1024 * 1024
-"""Of a server's log: its end describes what runs now."""
+"""How much of the end of a server's log is read; it describes what runs now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ from perfd.trace.roofline.hlo_measured import MeasuredOperations
 _ROWS = 20
 """The longest operations; the JSON has all."""
 _MOST_SENTENCES = 5
-"""Of one kind, the longest first: more hide what matters."""
+"""Most sentences of one kind, the longest operations first."""
 _OF_COST = tuple(one.name for one in fields(HloCost))
 _VECTOR = "fp32"
 """The precision of work outside the matrix units."""

@@ -48,7 +48,7 @@ _STEPS = {
     "down": 1, "j": 1, "wheel down": 3, "page down": 10,
 }  # fmt: skip
 _MOST_WORDS = 200
-"""Of a filter that is typed: a key that is held down must not grow it without end."""
+"""Longest filter text, in case a key is held down."""
 _SCREENS = {"h": Screen.JOBS, "escape": Screen.JOBS, "s": Screen.SERVERS, "?": Screen.HELP}
 KEYS = (
     ("up, k / down, j", "choose a line"),

@@ -40,9 +40,9 @@ _MOST_POINTS = 120
 _TREND_WORDS = 60
 """Characters beside a trend."""
 _FAR = 0.05
-"""Of a rank from the typical one, as a ratio, from which its number is yellow."""
+"""Deviation of a rank from the typical one, as a ratio, from which its number is yellow."""
 _VERY_FAR = 0.2
-"""From which it is bold, too."""
+"""Deviation from which it is bold, too."""
 _ALERTS = 3
 _SENTENCES_FROM = 18
 _RANKS_FROM = 3

@@ -23,11 +23,11 @@ SCHEMA = "perfd.notification/1"
 MOST_ALERTS = 20
 """Alerts in one message; it says how many more there are."""
 _MOST_FINDINGS = 5
-"""Of a message: people read no more of it on a phone."""
+"""Most findings in a message, which people often read on a phone."""
 _MOST_EVIDENCE = 5
-"""Sentences below the first finding, likewise."""
+"""Most sentences below the first finding, for the same reason."""
 _NAME_CHARS = 120
-"""Of a job or server in a message; longer names are cut."""
+"""Longest name of a job or server in a message; longer ones are cut."""
 _SENTENCE_CHARS = 1_000
 _TITLE_CHARS = 200
 _SLACK_CHARS = 3_500

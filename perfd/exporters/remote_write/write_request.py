@@ -21,7 +21,7 @@ from perfd.protobuf_encoding import field, varint
 _STALE_MARKER = struct.pack("<Q", 0x7FF0000000000002)
 """The NaN that ends a series: `StaleNaN` of Prometheus' model/value."""
 _VALUE_BYTES = 8
-"""Of a double."""
+"""Size of a double."""
 
 
 @dataclass(frozen=True, slots=True)

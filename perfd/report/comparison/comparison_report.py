@@ -13,7 +13,7 @@ _WHOLE_ABOVE = 100
 _KERNELS = 40
 """Rows of the table, the largest differences first; the JSON has all."""
 _KERNEL_CHARS = 96
-"""Of a kernel's name in the table."""
+"""Longest kernel name in the table."""
 
 
 def report_of_comparison(comparison: RunComparison, source: str) -> Report:

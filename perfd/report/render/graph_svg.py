@@ -9,7 +9,7 @@ from html import escape
 _WIDTH, _HEIGHT = 230, 46
 _SPACE_X, _SPACE_Y = 26, 44
 _MOST_CHARACTERS = 32
-"""Of a label, as many as fit into its box."""
+"""Longest label that fits into its box."""
 _STYLE = (
     "<style>svg{font:12px system-ui,sans-serif}rect{fill:#eef2f7;stroke:#8a97a8}"
     ".chosen{fill:#ffe9b8;stroke:#b07a00}"

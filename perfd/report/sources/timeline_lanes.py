@@ -11,7 +11,7 @@ from perfd.trace.diagnosis import RankAnalysis, TraceAnalysis
 from perfd.trace.model.intervals import Coverage
 
 _BINS = 900
-"""Of one step: about one per pixel of the picture."""
+"""Bins per step, about one per pixel."""
 _LEVELS = 5
 """Shades of a bin, by how much of it is covered."""
 _RANKS = 16

@@ -16,7 +16,7 @@ _MARK = "perfd/1"
 _PIECE = 600
 """slurmstepd cuts lines at 1,024 bytes, and other tasks' lines may come between the parts."""
 _MAX_CHARACTERS = 1 << 20
-"""Of a message: a list of a job's files is far below it."""
+"""Longest message; a list of a job's files is far shorter."""
 
 
 class HelperSetup(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -24,7 +24,7 @@ from perfd.session.text.summary_numbers import numbers_in_words
 _TROUBLES_SHOWN = 8
 """Lines of troubles at the end of a run; the summary has all."""
 _TROUBLE_CHARACTERS = 240
-"""Of a trouble's message, three lines of a terminal."""
+"""Longest message of a trouble: three lines of a terminal."""
 NO_JOB = "No training job found: no line in the log looks like the progress of a known framework."
 
 

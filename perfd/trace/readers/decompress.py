@@ -21,7 +21,7 @@ EXPORT_TIMEOUT_S = 600.0
 _HEADER_BYTES, _SMALLEST_PAGE_BYTES, _LARGEST_PAGE_BYTES = 100, 512, 65_536
 """Of SQLite's file format."""
 _COPY_BYTES = 4 * 1024 * 1024
-"""Of one step of unpacking, between looks at what the disk has left."""
+"""Bytes unpacked between checks of the free disk space."""
 
 
 def unpacked_start(path: Path, size_bytes: int) -> bytes:

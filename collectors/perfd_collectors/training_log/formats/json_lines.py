@@ -30,7 +30,7 @@ _DICT = re.compile(r"\b[Ss]tep ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
 _DICT_ALONE = re.compile(r"(?:[^{}']{0,120}[\]:|-] )?\{('[^{}]*)\}")
 """After a logger's prefix, or after none."""
 _MAX_KEYS = 2000
-"""Of one line: metrics are fewer."""
+"""Most keys in one line; lines of metrics have far fewer."""
 _MAX_DIGITS = 15
 """Up to which doubles hold whole numbers exactly."""
 

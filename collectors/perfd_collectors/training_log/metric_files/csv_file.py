@@ -9,7 +9,7 @@ from perfd_collectors.training_log.field_text import number
 from perfd_collectors.training_log.metric_files.metric_rows import MAX_KEYS, MetricRow
 
 _MOST_LINE_BYTES = 1 << 16
-"""Of a row of metrics, which is far shorter."""
+"""Longest row; rows of metrics are far shorter."""
 _STEP = "step"
 
 

@@ -15,7 +15,7 @@ _MOST_BYTES = 1 << 20
 """Of a record that is read; larger ones are images or graphs, and skipped without being kept."""
 _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
-"""Of a TFRecord: the checksum of its data."""
+"""Footer of a TFRecord: the checksum of its data."""
 _MASK_DELTA = 0xA282EAD8
 _FORMATS = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
 """Of a scalar in a tensor, by TensorFlow's number of its type."""

@@ -14,7 +14,7 @@ from perfd_collectors.training_log.metric_files import metric_files_pb2 as pb
 from perfd_collectors.training_log.metric_files.metric_rows import MAX_KEYS, MetricRow
 
 _BLOCK_BYTES = 32768
-"""Of LevelDB's log format."""
+"""Block size of LevelDB's log format."""
 _FILE_HEADER = struct.Struct("<4sHB")
 """`:W&B`, a magic number, and the version of the format."""
 _IDENT = b":W&B"

@@ -20,7 +20,7 @@ _MAX_HEADER_BYTES = 256
 _INNER_INDEX, _INNER_TABLE, _LEAF_INDEX, _LEAF_TABLE = 2, 5, 10, 13
 _KINDS = (_LEAF_INDEX, _LEAF_TABLE, _INNER_INDEX)
 _FILE_HEADER_BYTES = 100
-"""Of the header of an SQLite file (SQLite's file format, section 1.3)."""
+"""Size of the header of an SQLite file (SQLite's file format, section 1.3)."""
 _DEFAULT_PAGE_BYTES = 4096
 _LEAST_USABLE_BYTES = 480
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)

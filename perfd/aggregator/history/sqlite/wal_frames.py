@@ -12,7 +12,7 @@ from collections.abc import Callable
 _HEADER = struct.Struct(">8I")
 _FRAME = struct.Struct(">6I")
 _MAGIC = 0x377F0682
-"""Of a write-ahead log, whose last bit says in which byte order its checksums are."""
+"""Magic number of a write-ahead log; its last bit is the byte order of the checksums."""
 _WORD = 0xFFFFFFFF
 """Checksums are sums modulo 2^32."""
 

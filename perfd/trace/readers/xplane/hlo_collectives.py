@@ -35,7 +35,7 @@ _BITS = {
     **dict.fromkeys((4, 8, 11), 32), **dict.fromkeys((5, 9, 12, 15), 64), 18: 128,
     **dict.fromkeys((21, 22), 4),
 }  # fmt: skip
-"""Of an element, by the number of XLA's primitive type."""
+"""Size of an element, by the number of XLA's primitive type."""
 _MAX_SHAPES, _MAX_DIMENSIONS = 10_000, 64
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
-"""Of 64 bits, seven in each byte (protobuf's encoding)."""
+"""Longest varint: 64 bits, seven per byte (protobuf's encoding)."""
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
 
 

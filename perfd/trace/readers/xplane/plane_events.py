@@ -17,7 +17,7 @@ _PLANE = 1
 _NAME, _LINE, _EVENT_METADATA, _STAT_METADATA, _STAT = 2, 3, 4, 5, 6
 """Fields of an XPlane."""
 _TIMESTAMP = 3
-"""Of an XLine, in nanoseconds."""
+"""Field of an XLine, in nanoseconds."""
 _TASK, _STARTED = b"Task Environment", "profile_start_time"
 _WALL_TIME_NS, _MAX_TIME_NS = 10**18, 1 << 62
 """Nanoseconds since 1970 in 2001; fewer are since the start of a profile."""

@@ -12,9 +12,9 @@ from math import prod
 from perfd.trace.readers.xplane.message_fields import fields, numbers, submessages
 
 MAX_DEVICES = 1 << 16
-"""Of one collective: more than any system has, so that a hostile list is not expanded."""
+"""Most devices in one collective, so that a hostile list is not expanded."""
 _MAX_DIMENSIONS = 64
-"""Of a mesh of devices; real ones have fewer than ten."""
+"""Most dimensions of a device mesh; real ones have fewer than ten."""
 _Groups = list[tuple[int, ...]]
 _REPLICA_GROUPS, _IOTA = 1, 2
 """Fields of a CollectiveDeviceListProto."""

@@ -9,7 +9,7 @@ _REMEMBERED_EPOCHS = 1000
 _MOST_RANKS = 1024
 """Whose prefixes on lines are remembered."""
 _HEADING_CHARS = 200
-"""Of a line that may be a heading; a longer one is prose."""
+"""Longest line that can be a heading; longer ones are prose."""
 _HEADING = re.compile(
     r"(?:^|[\s\]>:-])(?:(?:starting|start of|beginning|begin|training|train|finished|end of) )?"
     r"epoch ?[:#=]? ?\[?([0-9]{1,6})\]?(?:(?: ?/ ?| of )[0-9]{1,6})?\]?"
