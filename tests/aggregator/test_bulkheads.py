@@ -42,6 +42,7 @@ from perfd.model import (
     JobDescription,
     MemoryReport,
     ModelShape,
+    MoeShape,
     ParallelLayout,
     PhaseTime,
     Recompute,
@@ -364,6 +365,10 @@ def ranks_of(name, *ranks):
     return [StepPhases(job="evil", step=step, phases={name: one}) for step, one in enumerate(blocks, 1)]
 
 
+def experts(count, *, top_k):
+    return MoeShape(experts=count, top_k=top_k, expert_ffn_size=64, layer_pattern=())
+
+
 def described(layout=None, **sizes):
     model = {"layers": 8, "hidden_size": 64, "attention_heads": 4, "sequence_length": 128, **sizes}
     return JobDescription(
@@ -393,9 +398,21 @@ def ended(exit_code):
         [described(layers=0)],
         [described(hidden_size=0)],
         [described(attention_heads=0)],
+        [described(ParallelLayout(micro_batch_size=1), moe=experts(0, top_k=2))],
+        [described(ParallelLayout(micro_batch_size=1), moe=experts(8, top_k=0))],
         [described(ParallelLayout(pp=0, tp=0, dp=0, cp=0, ep=0, vp=0, global_batch_size=0))],
     ],
-    ids=["one timer", "exit code", "no weights", "no layers", "no width", "no heads", "no groups"],
+    ids=[
+        "one timer",
+        "exit code",
+        "no weights",
+        "no layers",
+        "no width",
+        "no heads",
+        "no experts",
+        "no choice",
+        "no groups",
+    ],
 )
 @pytest.mark.parametrize("convention", ["megatron", "megatron-full"])
 def test_what_once_stopped_the_rounds_does_so_no_more(rig, odd, convention):

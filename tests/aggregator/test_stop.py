@@ -5,6 +5,7 @@ import socket
 import threading
 
 import grpc
+import pytest
 from aggregator.support import START_S, aggregator, step
 from exporters.support import until
 
@@ -35,8 +36,16 @@ def up_to(client, words):
         said += client.recv(65_536)
 
 
+@pytest.fixture
 def threads():
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith("perfd-")}
+    """Names of perfd's threads that began in the test; others may be of a fixture of the session."""
+    before = {thread.ident for thread in threading.enumerate()}
+
+    def of_this_test():
+        now = [thread for thread in threading.enumerate() if thread.ident not in before]
+        return {thread.name for thread in now if thread.name.startswith("perfd-")}
+
+    return of_this_test
 
 
 @contextlib.contextmanager
@@ -51,7 +60,7 @@ def silent_stream(running):
             over.set()
 
 
-def test_viewers_idle_connections_and_agents_do_not_hold_up_the_end():
+def test_viewers_idle_connections_and_agents_do_not_hold_up_the_end(threads):
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(aggregator(http_listen="127.0.0.1:0"))
         agent = stack.enter_context(FakeAgent(running.grpc_address))
@@ -87,7 +96,7 @@ def test_a_disk_that_hangs_does_not_keep_the_aggregator(tmp_path, monkeypatch, c
     assert running._history.close()
 
 
-def test_a_stream_handler_that_hangs_does_not_keep_the_aggregator(monkeypatch, caplog):
+def test_a_stream_handler_that_hangs_does_not_keep_the_aggregator(monkeypatch, caplog, threads):
     monkeypatch.setattr("perfd.aggregator.ingest.ingest_thread._END_WITHIN_S", 0.1)
     loop = threading.Event()
     with aggregator() as running:
@@ -98,7 +107,7 @@ def test_a_stream_handler_that_hangs_does_not_keep_the_aggregator(monkeypatch, c
     until(lambda: "perfd-ingest" not in threads())
 
 
-def test_a_round_that_hangs_does_not_keep_the_aggregator(monkeypatch, caplog):
+def test_a_round_that_hangs_does_not_keep_the_aggregator(monkeypatch, caplog, threads):
     monkeypatch.setattr("perfd.aggregator.aggregator._ROUND_GRACE_S", 0.1)
     began, over = threading.Event(), threading.Event()
 

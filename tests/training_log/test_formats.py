@@ -248,6 +248,16 @@ def test_lines_that_show_no_batch_of_training_are_not_steps(line: str) -> None:
     assert records_of(line + "\n", TrainingStep) == []
 
 
+def test_a_line_that_names_a_step_itself_is_no_row_of_the_block_around_it() -> None:
+    log = Path(__file__).parents[1] / "fixtures" / "training_log" / "areal.log"
+    lines = log.read_text(encoding="utf-8").splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("\u2502"))
+    lines.insert(at, "Training loss (for one batch) at step 200: 1.0000")
+    (first, *_) = records_of("\n".join(lines) + "\n", TrainingStep)
+
+    assert first.losses == {"grpo_actor/update/actor_loss/avg": -0.0011}
+
+
 _METRIC = "I1120 10:00:00.000000 140000000000000 logging_writer.py:48] [7] collection=train "
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from perfd.model import GpuInfo, JobDescription, ParallelLayout, RankPlacement
+from perfd.model import GpuInfo, JobDescription, ModelShape, ParallelLayout, RankPlacement
 
 _SIZES = ("layers", "hidden_size", "attention_heads", "sequence_length")
 
@@ -30,7 +30,7 @@ def plausible_description(description: JobDescription) -> JobDescription:
     return dataclasses.replace(
         description,
         parallel=plausible_layout(description.parallel),
-        model=model if model is not None and all(getattr(model, name) for name in _SIZES) else None,
+        model=model if model is not None and _has_sizes(model) else None,
         log_interval_steps=description.log_interval_steps or None,
         parameters=_positive(description.parameters),
         tokens_per_step=_positive(description.tokens_per_step),
@@ -43,6 +43,11 @@ def plausible_layout(layout: ParallelLayout) -> ParallelLayout:
     """The layout, without sizes of zero."""
     sizes = {field.name: getattr(layout, field.name) or None for field in dataclasses.fields(layout)}
     return ParallelLayout(**sizes)
+
+
+def _has_sizes(model: ModelShape) -> bool:
+    experts = model.moe is None or (model.moe.experts > 0 and model.moe.top_k > 0)
+    return experts and all(getattr(model, name) for name in _SIZES)
 
 
 def _positive(value: float | None) -> float | None:

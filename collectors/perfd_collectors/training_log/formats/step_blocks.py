@@ -47,7 +47,7 @@ _STYLES = (
             r"\bEpoch [0-9/]{3,20} Step [0-9/]{3,20} Train step (?P<step>[0-9]{1,15})/[0-9]{1,15} done\.$"
         ),
         "areal",
-        phases=re.compile(r"timeperf/([\w/]{1,60})"),
+        phases=re.compile(r"timeperf/([\w/]{1,60})", re.ASCII),
         whole=False,
     ),
     _Style(re.compile(r"step: (?P<step>[0-9]{1,15})$"), "training-loop"),
@@ -60,6 +60,8 @@ _STYLES = (
 )
 _EPOCH = re.compile(r"={3,80} Epoch ([0-9]{1,9})/[0-9]{1,9} ={3,80}\s*$")
 _ROW = re.compile(r" {0,8}(?:\u2022 |- )?([A-Za-z][\w /().-]{0,80}): (\S{1,60})(?: \([0-9.]{1,8}%\))?\s*$")
+_OWN_STEP = re.compile(r"\b(?:step|iter|iteration|batch) #?[0-9]", re.IGNORECASE)
+"""In a name: the line is about a step that it names itself, as Keras' guide prints it."""
 _SHARE = re.compile(r" {0,8}\u2022 ([A-Za-z]\w{0,80}): ([0-9.]{1,20})s \([0-9.]{1,8}%\)\s*$")
 """The time of a phase, and its share of the step."""
 _BAR = "\u2502"
@@ -156,5 +158,5 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
     if _BAR in text:
         cells = [cell.strip() for cell in text.split(_BAR)[1:-1]]
         yield from ((name, value) for name, value in zip(cells[::2], cells[1::2], strict=False) if name)
-    elif row := _ROW.match(text):
+    elif (row := _ROW.match(text)) and not _OWN_STEP.search(row[1]):
         yield row[1], row[2]
