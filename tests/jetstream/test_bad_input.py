@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,11 @@ def stored(folder: Path, job: str, name: str = "history") -> list[int]:
     return [step for (step,) in found]
 
 
+def until_stored(folder: Path, job: str, last: int, name: str = "history") -> None:
+    """Wait for a step that is known to be stored too: at the end of a test aggregators are killed."""
+    seconds_until(lambda: last in stored(folder, job, name))
+
+
 def test_two_groups_on_one_stream_have_their_own_clusters_jobs(tmp_path: Path, server: NatsServer) -> None:
     with contextlib.ExitStack() as stack:
         members = {
@@ -54,6 +58,7 @@ def test_two_groups_on_one_stream_have_their_own_clusters_jobs(tmp_path: Path, s
         for name, member in members.items():
             seconds_until(lambda one=member, name=name: one.newest_step("job-n0") == lasts[name])
             assert len(set(member.holders())) == 1
+            until_stored(tmp_path, "job-n0", lasts[name], name)
     for name, last in lasts.items():
         assert stored(tmp_path, "job-n0", name) == list(range(1, last + 1))
 
@@ -104,6 +109,8 @@ def test_leases_that_are_deleted_are_claimed_anew(tmp_path: Path, server: NatsSe
                 moves_on(member, nodes)
         last = {one.job: one.spool.last_sequence for one in nodes}
         seconds_until(lambda: all(members[0].newest_step(job) == step for job, step in last.items()))
+        for job, step in last.items():
+            until_stored(tmp_path, job, step)
     for job, step in last.items():
         assert stored(tmp_path, job) == list(range(1, step + 1))
 
@@ -128,6 +135,8 @@ def test_a_job_that_moves_to_another_cluster_goes_on_there(tmp_path: Path, serve
             assert agent.uplink.wait_acknowledged(last, WAIT_S)
             seconds_until(lambda: west.newest_step("job-n0") == last)
             assert east.newest_step("job-n0") == moved
+            until_stored(tmp_path, "job-n0", moved, "east")
+            until_stored(tmp_path, "job-n0", last, "west")
     assert stored(tmp_path, "job-n0", "east") == list(range(1, moved + 1))
     assert stored(tmp_path, "job-n0", "west") == list(range(moved + 1, last + 1))
 
@@ -169,6 +178,8 @@ def test_clocks_that_are_minutes_apart_neither_lose_nor_repeat_anything(
                 moves_on(victim, nodes)
         last = {one.job: one.spool.last_sequence for one in nodes}
         seconds_until(lambda: all(members[0].newest_step(job) == step for job, step in last.items()))
+        for job, step in last.items():
+            until_stored(tmp_path, job, step)
     for job, step in last.items():
         assert stored(tmp_path, job) == list(range(1, step + 1))
 
@@ -209,5 +220,5 @@ def test_credentials_that_are_revoked_while_connected_end_it_and_lose_nothing(
         seconds_until(lambda: not member.get("/api/v1/group")["connected"])
         server.configure(users("n0", "all"))
         seconds_until(lambda: member.newest_step(agent.job) == last)
-        member.signal(signal.SIGTERM)
+        until_stored(tmp_path, agent.job, last)
     assert stored(tmp_path, agent.job) == list(range(1, last + 1))
