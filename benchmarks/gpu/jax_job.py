@@ -132,7 +132,8 @@ def train(args: argparse.Namespace, rank: int, address: str | None) -> None:
                 one.begin_step()
             for one in injectors:
                 one.begin_micro_batch()
-            weights, loss = step(weights, batch)
+            with jax.profiler.StepTraceAnnotation("train", step_num=number):
+                weights, loss = step(weights, batch)
             # The host may be one step ahead of its GPUs.
             (loss if ahead is None or not args.ahead else ahead).block_until_ready()
             ahead = loss

@@ -1,6 +1,6 @@
 """Faults of known cost in real jobs on 4 or 2 GPUs, switched on and off within a job.
 
-The jobs are those of `phase_jobs.py` and `quiet_jobs.py`:
+The jobs are those of `phase_jobs.py`, `quiet_jobs.py` and `fresh_jobs.py`:
 
     python -m benchmarks.gpu.phase_runs --out FOLDER --megatron FOLDER [--only tp2dp2 ...] [--limit-s 540]
     python -m benchmarks.gpu.phase_runs --out FOLDER --dry-run --torchrun PATH [--only ddp]
@@ -35,17 +35,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from benchmarks.gpu.fault_runs import compress
+from benchmarks.gpu.fresh_jobs import FRESH_JOBS
 from benchmarks.gpu.phase_jobs import JOBS as NOISY_JOBS
 from benchmarks.gpu.phase_jobs import MEGATRON_MODEL, TENSOR_PARALLEL, Job
 from benchmarks.gpu.phase_truth import write_truth
 from benchmarks.gpu.phases import save
 from benchmarks.gpu.quiet_jobs import QUIET_JOBS
 
-JOBS = {**NOISY_JOBS, **QUIET_JOBS}
+JOBS = {**NOISY_JOBS, **QUIET_JOBS, **FRESH_JOBS}
 HERE = Path(__file__).resolve().parent
 _POLL_S = 1.0
 _ENDING_S = 30.0
+_MARK = "PERFD_BENCHMARK_JOB"
+"""In the environment of every process of a job: its folder."""
 _SMALL_LOOP = ("--layers", "2", "--hidden", "64", "--sequence", "16", "--micro-batch", "2")
 
 
@@ -93,6 +98,7 @@ def run_job(name: str, job: Job, options: Options, limit_s: float) -> int:
         *("--record", str(folder / "recording"), "--", *command_of(name, job, folder, options)),
     ]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment[_MARK] = str(folder)
     if TENSOR_PARALLEL in job.megatron:
         # Megatron-LM refuses tensor parallelism without it.
         environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
@@ -113,6 +119,7 @@ def run_job(name: str, job: Job, options: Options, limit_s: float) -> int:
             code = 124
         ended.set()
         watch.join()
+    _end_rest(folder)
     try:
         write_truth(folder)
         compress(folder / "recording")
@@ -134,6 +141,21 @@ def _watch(url: str, name: str, looks: object, ended: threading.Event) -> None:
                     document = json.load(answer)
                 row[key] = document[key][0]["findings"] if key == "jobs" else document[key]
         looks.write(json.dumps(row) + "\n")  # type: ignore[attr-defined]
+
+
+def _end_rest(folder: Path) -> None:
+    """End what a job left behind, which would fill the memory of GPUs or shared memory of the next one."""
+    rest = [one for one in psutil.process_iter(["environ"]) if _is_of(one, folder)]
+    for one in rest:
+        with contextlib.suppress(psutil.Error):
+            one.kill()
+    _, alive = psutil.wait_procs(rest, timeout=_ENDING_S)
+    if rest:
+        print(f"{folder.name}: {len(rest)} processes left, {len(alive)} live on", file=sys.stderr, flush=True)
+
+
+def _is_of(process: psutil.Process, folder: Path) -> bool:
+    return (process.info["environ"] or {}).get(_MARK) == str(folder)
 
 
 def _free_port() -> int:
