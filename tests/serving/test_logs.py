@@ -32,6 +32,9 @@ DECODE = {
     "Decode batch, #running-req: {run}, #token: {token}, token usage: {use:.2f}, cuda graph: True, "
     "gen throughput (token/s): {gen:.2f}, #queue-req: {queue}, est. decode TFLOPS/s (per GPU): 9.10, "
     "est. read BW (GB/s per GPU): 2000.50, est. write BW (GB/s per GPU): 7.20, fwd occupancy: nan%",
+    "0.5.6 by another logger": "2026-01-01T00:00:00.250907Z  INFO scheduler.log_decode_stats: "
+    "Decode batch, #running-req: {run}, #token: {token}, token usage: {use:.2f}, cuda graph: True, "
+    "gen throughput (token/s): {gen:.2f}, #queue-req: {queue}, ",
     "0.5.23 with Mamba": "[2026-01-01 00:00:00] Decode batch [9], #running-req: {run}, #full token: {token}, "
     "full token usage: {use:.2f}, mamba num: 3, mamba usage: 0.00, accept len: 2.50, accept rate: 0.50, "
     "cap len: 3.00, block accept len: 1.00, npu graph: True, gen throughput (token/s): {gen:.2f}, "

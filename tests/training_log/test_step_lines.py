@@ -38,6 +38,8 @@ from tests.training_log.logs import iteration, records_of
         ("【训练】步数：10，损失：3.2，速度：2.5步/秒", 10, 0.4),  # noqa: RUF001
         ("ステップ 10/60 損失=3.2 ステップ時間=105ミリ秒", 10, 0.105),
         ('{"event": "train", "metrics": {"step": 10, "loss": 3.2, "step_time_s": 0.5}}', 10, 0.5),
+        ('2026 | INFO | train_inner | {"loss": "3.2", "ups": "2", "num_updates": "10"}', 10, 0.5),
+        ("2026 - mmengine - INFO - Epoch(train)    [1][  10/7330]  lr: 1e-3  time: 0.5  loss: 3.2", 10, 0.5),
         ('{"message": "training", "step": 10, "loss": 3.2, "step_time_s": 0.5}', 10, 0.5),
         ('{"text": "x", "record": {"message": "step 10: loss 3.2, 0.5 s/step", "time": {}}}', 10, 0.5),
         ("{'step': 10, 'loss': '3.2', 'time': {'forward': 0.2}, 'step_time': '0.5'}", 10, 0.5),
@@ -48,6 +50,26 @@ def test_a_line_with_a_step_and_a_time_is_a_step(line: str, step: int, time_s: f
     (found,) = records_of(f"{line}\n", TrainingStep)
 
     assert (found.step, found.step_time_s) == (step, pytest.approx(time_s))
+
+
+@pytest.mark.parametrize(
+    ("line", "tokens_per_s"),
+    [
+        ("[rank 0] Step: 10 | Loss: 3.2 | Tokens/s: 212.34K | Tokens/s/GPU: 26.5K | MFU: 38.1%", 212_340.0),
+        ("step 10 | loss 3.2 | tok/sec: 1.5M", 1_500_000.0),
+        ("step 10 | loss 3.2 | tok/sec: 950", 950.0),
+    ],
+)
+def test_a_rate_that_is_printed_short_has_its_thousands(line: str, tokens_per_s: float) -> None:
+    (found,) = records_of(f"{line}\n", TrainingStep)
+
+    assert found.tokens_per_s == tokens_per_s
+
+
+def test_a_batch_size_that_is_printed_short_may_be_tokens_and_is_left_out() -> None:
+    (found,) = records_of("Step: 10 | Loss: 3.2 | Global batch size: 131.07K\n", TrainingStep)
+
+    assert found.global_batch_size is None
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,8 @@ _PER_STEP = {
     for unit, power in (("ms", -3), ("s", 0), ("sec", 0))
     for step in ("step", "it", "iter", "batch", "update")
 }
+_THOUSANDS = {"k": 3, "m": 6, "b": 9, "g": 9, "t": 12}
+"""Powers of ten of numbers that are printed short, such as `212.3K` tokens/s."""
 _STEPS_PER_S = frozenset(
     {
         f"{step}/{s}"
@@ -179,7 +181,10 @@ class StepFields:
             self._set("samples_per_s", value)
 
     def _by_name(self, name: str, value: float, unit: str) -> None:
-        if unit in _PER_STEP or unit in _STEPS_PER_S or name == "ips":
+        if unit in _THOUSANDS:
+            if name in _TOKEN_RATES or name in _SAMPLE_RATES:
+                self._by_name(name, _scaled(value, _THOUSANDS[unit]), "")
+        elif unit in _PER_STEP or unit in _STEPS_PER_S or name == "ips":
             self._by_unit(unit, value)
         elif name in _MEANS_SINCE_START:
             self.clocked = True

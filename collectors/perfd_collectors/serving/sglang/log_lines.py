@@ -16,6 +16,8 @@ from perfd_collectors.serving.log_text import ANSI, arguments, number, parts
 _LINE = re.compile(
     r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:\.\d{1,9})?(?P<ranks>[^\[\]]{0,80})\] (?P<rest>.*)"
 )
+_OTHER_LOGGER = re.compile(r"(?:^|\s)(?P<ranks>)(?P<rest>(?:(?:Prefill|Decode) batch[ .,]|server_args=).*)")
+"""Without SGLang's own time, as where its lines go through the logger of NVIDIA Dynamo."""
 _BATCH = re.compile(
     r"(?P<kind>Prefill|Decode) batch(?: ?\[\d+\])?(?:\(mixed #running-req: \d+\))?[.,] ?(?P<parts>.*)"
 )
@@ -57,7 +59,8 @@ class SglangLog:
         """Parse one line; returns whether it is SGLang's."""
         if " batch" not in text and _ARGUMENTS not in text:
             return False
-        match = _LINE.search(ANSI.sub("", text))
+        plain = ANSI.sub("", text)
+        match = _LINE.search(plain) or _OTHER_LOGGER.search(plain)
         if match is None:
             return False
         start = match["rest"].find(_ARGUMENTS)

@@ -55,7 +55,7 @@ _STYLES = (
         names=_TIMES,
     ),
     _Style(
-        re.compile(rf"\bEpoch(?:\(train\))? {{1,2}}\[{_EPOCH}\]\[ {{0,8}}{_OF}\](?=\t| {{2}})"),
+        re.compile(rf"\bEpoch(?:\(train\))? {{1,6}}\[{_EPOCH}\]\[ {{0,8}}{_OF}\](?=\t| {{2}})"),
         framework="mmengine",
         first_epoch=1,
         names=_TIMES,

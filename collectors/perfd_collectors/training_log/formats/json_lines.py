@@ -27,8 +27,9 @@ _STEP_KEYS = (
     *("trainer/global_step", "train_step", "current_step", "num_updates"),
 )
 _DICT = re.compile(r"\b[Ss]tep ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
+_OBJECT = re.compile(r"""(?:[^{}"]{0,120}[\]:|-] )?(?=\{")""")
 _DICT_ALONE = re.compile(r"(?:[^{}']{0,120}[\]:|-] )?\{('[^{}]*)\}")
-"""After a logger's prefix, or after none."""
+"""Both after a logger's prefix, or after none."""
 _MAX_KEYS = 2000
 """Most keys in one line; lines of metrics have far fewer."""
 _MAX_DIGITS = 15
@@ -49,8 +50,8 @@ class JsonLineParser(FormatParser):
         if not line.complete or line.damaged:
             return False
         text = line.text.strip()
-        if text.startswith('{"'):
-            return self._object(text)
+        if (opened := _OBJECT.match(text)) is not None:
+            return self._object(text[opened.end() :])
         if "{'" not in text:
             return False
         opened = text.index("{'") + 1
@@ -69,6 +70,9 @@ class JsonLineParser(FormatParser):
         if step is None or not 0 <= step < 1 << 53:
             return False
         numbers = {key: value for key, text in said.items() if (value := _figure(text)) is not None}
+        if "num_updates" in numbers and "wps" in numbers:
+            # fairseq's words of all GPUs; others print those of one as `wps`.
+            numbers["tokens/s"] = numbers.pop("wps")
         found = fields_of(numbers.items())
         if "current_steps" in said:
             self._of_llama_factory(step, said, found)
