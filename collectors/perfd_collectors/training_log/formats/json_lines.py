@@ -54,8 +54,8 @@ class JsonLineParser(FormatParser):
             return self._object(text[opened.end() :])
         if "{'" not in text:
             return False
-        opened = text.index("{'") + 1
-        text = text[:opened] + without_nested_dicts(text[opened:])
+        inside = text.index("{'") + 1
+        text = text[:inside] + without_nested_dicts(text[inside:])
         return self._dict(text) or self._dict_alone(text)
 
     def _object(self, text: str) -> bool:
