@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -41,7 +42,10 @@ class FakePeers:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def ask(self, address: str, request: Request, query: Mapping[str, str]) -> Response:
+    def ask(
+        self, address: str, request: Request, query: Mapping[str, str], holds: Callable[[], bool]
+    ) -> Response:
+        assert holds()
         if address == AWAY:
             raise PerfdError("It does not answer.")
         self.asked.append(f"{request.path} {query['partition']}")
@@ -247,11 +251,41 @@ def test_a_report_of_another_aggregator_can_run_nothing_either() -> None:
     server = HttpServer("127.0.0.1:0", {"/reports/jobs/": lambda _: sent})
     try:
         request = Request(method="GET", path="/reports/jobs/a", rest="a", query={})
-        found = Peers(30.0, None).ask(f"http://{server.address}", request, {})
+        found = Peers(30.0, None).ask(f"http://{server.address}", request, {}, lambda: True)
     finally:
         server.close()
     assert found.body == sent.body
     assert found.headers == {name.lower(): value for name, value in sent.headers.items()}
+
+
+def test_a_paused_holder_is_not_waited_for_once_another_one_has_its_partition() -> None:
+    asked, moved = threading.Event(), threading.Event()
+
+    def paused(_: Request) -> Response:
+        asked.set()
+        moved.wait(60.0)
+        return Response(body=b"old")
+
+    old = HttpServer("127.0.0.1:0", {"/api/v1/alerts": paused})
+    new = HttpServer("127.0.0.1:0", {"/api/v1/alerts": lambda _: Response(body=b"new")})
+    holders = [
+        Holder(member=name, address=f"http://{one.address}", epoch=n)
+        for n, (name, one) in enumerate([("old", old), ("new", new)])
+    ]
+    found = GroupPages(
+        lambda: GroupView(holders={0: holders[asked.is_set()]}),
+        lambda _: None,
+        Peers(60.0, None),
+        PARTITIONS,
+        Live(),
+    )
+    try:
+        assert get(found, "/api/v1/alerts", partition="0").body == b"new"
+    finally:
+        moved.set()
+        old.close()
+        new.close()
+        found.close()
 
 
 def test_prometheus_finds_each_partition() -> None:

@@ -24,7 +24,7 @@ from perfd.aggregator.group.merging import (
 )
 from perfd.aggregator.group.partition_config import LABEL
 from perfd.aggregator.group.peers import FORWARDED, Peers
-from perfd.aggregator.group.sharing import GroupView
+from perfd.aggregator.group.sharing import GroupView, Holder
 from perfd.aggregator.web_api import compare_routes, with_stored
 from perfd.aggregator.web_api.capture_files import folders_of, url_of
 from perfd.analysis.diagnosis import JobSummary
@@ -51,7 +51,7 @@ _MERGED = {
 _OF_CAPTURES = ("/api/v1/captures/", "/api/v1/traces/", "/reports/captures/")
 _SAME_EVERYWHERE = ("/api/v1", "/api/v1/links", "/runbooks/")
 _THREADS = 16
-"""Requests to other members at one time; each may wait for `answer_within_s`."""
+"""Requests to partitions at one time."""
 _BAD_REQUEST, _NOT_FOUND = 400, 404
 
 
@@ -126,6 +126,7 @@ class GroupPages:
     def close(self) -> None:
         """Cancel pending requests to partitions."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._peers.close()
 
     def ask(self, partition: int, request: Request) -> Response:
         """The answer of a partition's holder; raises `PerfdError` if there is none."""
@@ -139,7 +140,17 @@ class GroupPages:
         holder = self._view().holders.get(partition)
         if holder is None or FORWARDED in request.headers:
             raise PerfdError(f"No aggregator holds partition {partition} now. Try again in a few seconds.")
-        return self._peers.ask(holder.address, request, {**request.query, "partition": str(partition)})
+        query = {**request.query, "partition": str(partition)}
+        try:
+            return self._peers.ask(holder.address, request, query, partial(self._holds, partition, holder))
+        except PerfdError:
+            # A capture or silence may have been taken by a holder that did not answer any more.
+            if request.method != "GET" or self._holds(partition, holder):
+                raise
+        return self.ask(partition, request)
+
+    def _holds(self, partition: int, holder: Holder) -> bool:
+        return self._view().holders.get(partition) == holder
 
     def _answer(self, handler: Handler, request: Request) -> Response:
         named = request.query.get("partition")

@@ -14,9 +14,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from perfd.aggregator.group.lease_entries import LeaseEntries, member_key, partition_key
 from perfd.aggregator.group.sharing import GroupView, Holder, Holding, has_lease_time, is_valid, wanted
 from perfd.config import NatsGroupConfig, NatsListenConfig
 from perfd.errors import PerfdError
@@ -46,14 +47,6 @@ _STOP_WITHIN_S = 3.0
 """For the release of leases at the end; what is not released expires by itself."""
 _MOST_COMPLAINTS = 8
 """Different reasons that are logged during one outage, so that it does not fill the log."""
-_MEMBER, _PARTITION = "member", "partition"
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    value: dict[str, str]
-    revision: int
-    seen_s: float
 
 
 class Leases:
@@ -73,7 +66,7 @@ class Leases:
         self._view = GroupView()
         self._holdings: dict[int, Holding] = {}
         self._releasing: set[int] = set()
-        self._entries: dict[str, _Entry] = {}
+        self._entries = LeaseEntries(self.member, group.lease_s)
         self._lock = threading.Lock()
         self._complaints: set[str] = set()
         self._released: set[int] = set()
@@ -169,23 +162,18 @@ class Leases:
     async def _require_same_partitions(self) -> None:
         """Raises `PerfdError` if the bucket's group divides its jobs into another number of partitions."""
         began_s = time.monotonic()
-        other = {key: one for key, one in self._entries.items() if self._differs(one)}
-        if not other:
+        if not any(self._entries.divided_otherwise(self._group.partitions)):
             return
         # Those of aggregators that are gone are not renewed.
         await asyncio.sleep(self._group.lease_s)
-        for key in other:
-            one = self._entries.get(key)
-            if one is not None and self._differs(one) and one.seen_s > began_s:
+        for one in self._entries.divided_otherwise(self._group.partitions):
+            if one.seen_s > began_s:
                 raise PerfdError(
                     f"The aggregator at {one.value.get('address')} divides this cluster's jobs into "
                     f"{one.value['partitions']} partitions, and nats.group.partitions is "
                     f"{self._group.partitions}: set the same on all aggregators and agents, "
                     "or another `cluster`."
                 )
-
-    def _differs(self, entry: _Entry) -> bool:
-        return entry.value.get("partitions", str(self._group.partitions)) != str(self._group.partitions)
 
     async def _turns(self, bucket: KeyValue) -> None:
         while not self._thread.stopping:
@@ -196,7 +184,9 @@ class Leases:
         from nats.js import api  # noqa: PLC0415  (with the extra only)
         from nats.js.errors import BucketNotFoundError, NotFoundError  # noqa: PLC0415
 
-        js, name = client.jetstream(timeout=self._group.lease_s), lease_bucket(self._cluster)
+        # Without a leader there is no answer: once there is one, it is asked again soon.
+        js = client.jetstream(timeout=self._group.lease_s / 2)
+        name = lease_bucket(self._cluster)
         try:
             bucket = await js.key_value(name)
         except (BucketNotFoundError, NotFoundError):
@@ -226,11 +216,13 @@ class Leases:
                 self._complaints.clear()
                 self._view = replace(self._view, connected=True)
             elif entry.operation is None and entry.value is not None:
-                with contextlib.suppress(ValueError):
-                    seen = _Entry(json.loads(entry.value), entry.revision or 0, time.monotonic())
-                    self._entries[entry.key] = seen
+                self._see(entry.key, entry.value, entry.revision or 0)
             else:
-                self._entries.pop(entry.key, None)
+                self._entries.forget(entry.key)
+
+    def _see(self, key: str, value: bytes, revision: int) -> None:
+        with contextlib.suppress(ValueError):
+            self._entries.see(key, json.loads(value), revision, time.monotonic())
 
     async def _turn(self, bucket: KeyValue) -> None:
         before = self.mine()
@@ -253,22 +245,8 @@ class Leases:
 
     def _look(self) -> None:
         """Update the view from keys seen within `lease_s`."""
-        # While this one could not write, the others may not have been able to renew.
-        since_s = time.monotonic() - self._group.lease_s
-        members = {self.member: self._address}
-        holders: dict[int, Holder] = {}
-        for key, entry in tuple(self._entries.items()):
-            kind, _, name = key.partition(".")
-            if max(entry.seen_s, self._writable_since_s) < since_s:
-                if kind == _MEMBER:
-                    del self._entries[key]
-                continue
-            member, address = entry.value.get("member", ""), entry.value.get("address", "")
-            if kind == _MEMBER:
-                members[name] = address
-            elif kind == _PARTITION and name.isdecimal() and member != self.member:
-                epoch = int(entry.value.get("epoch") or entry.revision)
-                holders[int(name)] = Holder(member=member, address=address, epoch=epoch)
+        members, holders = self._entries.valid(time.monotonic(), self._writable_since_s)
+        members[self.member] = self._address
         for number, holding in self._holdings.items():
             holders[number] = Holder(member=self.member, address=self._address, epoch=holding.epoch)
         self._view = replace(self._view, members=members, holders=holders)
@@ -276,11 +254,11 @@ class Leases:
     async def _renew(self, bucket: KeyValue) -> None:
         from nats.js.errors import KeyWrongLastSequenceError  # noqa: PLC0415  (with the extra only)
 
-        await bucket.put(f"{_MEMBER}.{self.member}", self._value())
+        await bucket.put(member_key(self.member), self._value())
         self._note_written()
         for number, holding in tuple(self._holdings.items()):
             sent_s = time.monotonic()
-            key, value = f"{_PARTITION}.{number}", self._value(holding.epoch)
+            key, value = partition_key(number), self._value(holding.epoch)
             try:
                 revision = await bucket.update(key, value, last=holding.revision)
             except KeyWrongLastSequenceError:
@@ -300,24 +278,27 @@ class Leases:
         if now_s - self._wrote_s > self._group.lease_s / 2:
             self._writable_since_s = now_s
         self._wrote_s = now_s
-        own = self._entries.get(f"{_MEMBER}.{self.member}")
-        seen_s = max(self._writable_since_s, own.seen_s if own else float("-inf"))
+        seen_s = max(self._writable_since_s, self._entries.seen_s(member_key(self.member)))
         if now_s - seen_s > self._group.lease_s:
             raise PerfdError("NATS: changes of the leases do not arrive.")
 
     async def _claim(self, bucket: KeyValue, number: int) -> None:
         from nats.js.errors import KeyWrongLastSequenceError  # noqa: PLC0415  (with the extra only)
 
-        key, sent_s = f"{_PARTITION}.{number}", time.monotonic()
-        ended = self._entries.get(key)
+        key, sent_s = partition_key(number), time.monotonic()
+        ended = self._entries.revision(key)
         try:
             if ended is None:
                 revision = await bucket.create(key, self._value())
             else:
-                revision = await bucket.update(key, self._value(), last=ended.revision)
+                revision = await bucket.update(key, self._value(), last=ended)
         except KeyWrongLastSequenceError:
-            # Another one was faster, or the server removed the key.
-            self._entries.pop(key, None)
+            # Another one was faster, or the server removed the key. The stored lease counts from now on: a
+            # holder that is gone sends no renewal, and a claim has to name the revision.
+            self._entries.forget(key)
+            entry = await _stored(bucket, key)
+            if entry is not None and entry.value is not None and self._entries.revision(key) is None:
+                self._see(key, entry.value, entry.revision or 0)
             return
         with self._lock:
             self._holdings[number] = Holding(
@@ -329,20 +310,20 @@ class Leases:
 
         if (holding := self._holdings.get(number)) is not None:
             with contextlib.suppress(APIError):
-                await bucket.delete(f"{_PARTITION}.{number}", last=holding.revision)
+                await bucket.delete(partition_key(number), last=holding.revision)
         self._drop(number)
 
     async def _leave(self, bucket: KeyValue) -> None:
         for number in tuple(self._holdings):
             await self._give_up(bucket, number)
-        await bucket.delete(f"{_MEMBER}.{self.member}")
+        await bucket.delete(member_key(self.member))
 
     def _drop(self, number: int) -> None:
         with self._lock:
             self._holdings.pop(number, None)
             self._releasing.discard(number)
             self._released.discard(number)
-            self._entries.pop(f"{_PARTITION}.{number}", None)
+            self._entries.forget_own(number)
 
     def _value(self, epoch: int | None = None) -> bytes:
         value = {
@@ -355,12 +336,17 @@ class Leases:
         return json.dumps(value).encode()
 
 
-async def _revision_of(bucket: KeyValue, key: str, value: bytes) -> int | None:
-    """The revision of a key if it has this value; None otherwise."""
+async def _stored(bucket: KeyValue, key: str) -> KeyValue.Entry | None:
+    """What the bucket has of a key; None if it has nothing."""
     from nats.js.errors import KeyNotFoundError  # noqa: PLC0415  (with the extra only)
 
     try:
-        entry = await bucket.get(key)
+        return await bucket.get(key)
     except KeyNotFoundError:
         return None
-    return entry.revision if entry.value == value else None
+
+
+async def _revision_of(bucket: KeyValue, key: str, value: bytes) -> int | None:
+    """The revision of a key if it has this value; None otherwise."""
+    entry = await _stored(bucket, key)
+    return entry.revision if entry is not None and entry.value == value else None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import http.client
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from urllib.parse import urlencode, urlsplit
 
 from perfd.errors import PerfdError
@@ -15,6 +16,10 @@ FORWARDED = "perfd-forwarded"
 """Header of a request forwarded by another member, which is not forwarded again."""
 _MAX_BYTES = 64 << 20
 """Largest answer of one member, which is held in memory as a whole."""
+_THREADS = 16
+"""Requests to other members at one time; each may wait for `answer_within_s`."""
+_LOOK_EVERY_S = 0.1
+"""How soon a request ends whose partition has another holder."""
 _SENT_ON = ("authorization", "content-type", "accept")
 _KEPT = (
     "location",
@@ -32,10 +37,28 @@ class Peers:
 
     def __init__(self, within_s: float, ca: str | None) -> None:
         self._within_s = within_s
+        self._threads = ThreadPoolExecutor(_THREADS, "perfd-peers")
         self._context = client_context(ca=ca) or ssl.create_default_context()
 
-    def ask(self, address: str, request: Request, query: Mapping[str, str]) -> Response:
-        """The answer from `address` to `request` with this query; raises `PerfdError` without one in time."""
+    def ask(
+        self, address: str, request: Request, query: Mapping[str, str], holds: Callable[[], bool]
+    ) -> Response:
+        """The answer from `address` to `request` with this query; raises `PerfdError` without one in time.
+
+        It is not waited for once `holds` returns False: a member that is paused or cut off never answers.
+        """
+        asked = self._threads.submit(self._ask, address, request, query)
+        while not wait([asked], _LOOK_EVERY_S).done:
+            if not holds():
+                asked.cancel()
+                raise PerfdError(f"{address} does not hold the partition any more.")
+        return asked.result()
+
+    def close(self) -> None:
+        """Cancel what is not asked yet."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, address: str, request: Request, query: Mapping[str, str]) -> Response:
         url = urlsplit(address)
         host, path = url.hostname or "", f"{url.path.rstrip('/')}{request.path}?{urlencode(query)}"
         connection = (

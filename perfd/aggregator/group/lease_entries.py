@@ -1,0 +1,96 @@
+"""What one member has seen of the keys of leases and members: pure, the time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from perfd.aggregator.group.sharing import Holder
+
+_MEMBER, _PARTITION = "member", "partition"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEntry:
+    """The newest known value of a key."""
+
+    value: Mapping[str, str]
+    revision: int
+    seen_s: float
+    """When it was seen, monotonic: later than it was written."""
+
+
+def member_key(member: str) -> str:
+    """The key that says that a member is there."""
+    return f"{_MEMBER}.{member}"
+
+
+def partition_key(number: int) -> str:
+    """The key of a partition's lease."""
+    return f"{_PARTITION}.{number}"
+
+
+class LeaseEntries:
+    """The keys as `member` knows them. Not thread-safe."""
+
+    def __init__(self, member: str, lease_s: float) -> None:
+        self._member = member
+        self._lease_s = lease_s
+        self._entries: dict[str, LeaseEntry] = {}
+
+    def clear(self) -> None:
+        """Forget all, before they are read again."""
+        self._entries.clear()
+
+    def see(self, key: str, value: Mapping[str, str], revision: int, now_s: float) -> None:
+        """Note a key's value."""
+        self._entries[key] = LeaseEntry(value, revision, now_s)
+
+    def forget(self, key: str) -> None:
+        """Note that a key is gone."""
+        self._entries.pop(key, None)
+
+    def forget_own(self, number: int) -> None:
+        """Forget a partition's lease that this member has given up or lost; the next holder's stays."""
+        entry = self._entries.get(partition_key(number))
+        if entry is not None and entry.value.get("member") == self._member:
+            self.forget(partition_key(number))
+
+    def seen_s(self, key: str) -> float:
+        """When the newest value of a key was seen; infinitely long ago without one."""
+        entry = self._entries.get(key)
+        return float("-inf") if entry is None else entry.seen_s
+
+    def revision(self, key: str) -> int | None:
+        """The newest known revision of a key; None without one."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry.revision
+
+    def divided_otherwise(self, partitions: int) -> Iterator[LeaseEntry]:
+        """The entries of members whose group has another number of partitions."""
+        for entry in self._entries.values():
+            if entry.value.get("partitions", str(partitions)) != str(partitions):
+                yield entry
+
+    def valid(self, now_s: float, writable_since_s: float) -> tuple[dict[str, str], dict[int, Holder]]:
+        """Addresses of the other members, and the partitions that they hold.
+
+        What nobody renewed for a lease counts no longer, but only time in which this member could write:
+        before, the others may not have been able to renew either. Members that are gone are forgotten.
+        """
+        since_s = now_s - self._lease_s
+        members: dict[str, str] = {}
+        holders: dict[int, Holder] = {}
+        for key, entry in tuple(self._entries.items()):
+            kind, _, name = key.partition(".")
+            if max(entry.seen_s, writable_since_s) < since_s:
+                if kind == _MEMBER:
+                    self.forget(key)
+                continue
+            member, address = entry.value.get("member", ""), entry.value.get("address", "")
+            if kind == _MEMBER and name != self._member:
+                members[name] = address
+            elif kind == _PARTITION and name.isdecimal() and member != self._member:
+                epoch = int(entry.value.get("epoch") or entry.revision)
+                holders[int(name)] = Holder(member=member, address=address, epoch=epoch)
+        return members, holders

@@ -1,0 +1,66 @@
+"""What a member of a group knows of the others' leases."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfd.aggregator.group.lease_entries import LeaseEntries, member_key, partition_key
+from perfd.aggregator.group.sharing import Holder
+
+LEASE_S = 3.0
+
+
+def entries() -> LeaseEntries:
+    """Those of member `a`, which sees `b` hold partition 4 at 10 s."""
+    found = LeaseEntries("a", LEASE_S)
+    found.see(member_key("b"), {"address": "http://b"}, 1, 10.0)
+    found.see(partition_key(4), {"member": "b", "address": "http://b", "epoch": "2"}, 5, 10.0)
+    return found
+
+
+def test_a_lease_counts_from_when_its_renewal_was_seen() -> None:
+    found = entries()
+    members, holders = found.valid(12.9, 0.0)
+    assert (members, holders[4].member, holders[4].epoch) == ({"b": "http://b"}, "b", 2)
+    assert found.valid(13.1, 0.0) == ({}, {})
+    # The claim has to name it.
+    assert found.revision(partition_key(4)) == 5
+
+
+def test_leases_do_not_end_while_nobody_can_renew_them() -> None:
+    found = entries()
+    assert found.valid(20.0, 19.0)[1].keys() == {4}
+    assert found.valid(22.1, 19.0) == ({}, {})
+
+
+def test_who_lost_a_lease_still_knows_its_next_holder() -> None:
+    found = entries()
+    found.see(partition_key(5), {"member": "a", "epoch": "7"}, 9, 10.0)
+    for number in (4, 5):
+        found.forget_own(number)
+    # Otherwise it could claim 4, if `b` dies now, only once the server has dropped the key.
+    assert found.revision(partition_key(4)) == 5
+    assert found.revision(partition_key(5)) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        # Of the first version, in which the revision of the claim was the epoch.
+        {"member": "b", "address": "http://b"},
+        {"member": "b", "address": "http://b", "partitions": "8", "epoch": "5"},
+        {"member": "b", "address": "http://b", "partitions": "8", "epoch": "5", "zone": "of a later version"},
+    ],
+)
+def test_leases_of_other_versions_are_read(value: dict[str, str]) -> None:
+    found = LeaseEntries("a", LEASE_S)
+    found.see("partition.4", value, 5, 10.0)
+    assert found.valid(11.0, 0.0)[1] == {4: Holder(member="b", address="http://b", epoch=5)}
+    assert not list(found.divided_otherwise(8))
+
+
+def test_another_division_of_the_jobs_is_noticed() -> None:
+    found = entries()
+    found.see(member_key("c"), {"address": "http://c", "partitions": "8"}, 2, 11.0)
+    assert [one.value["address"] for one in found.divided_otherwise(6)] == ["http://c"]
+    assert not list(found.divided_otherwise(8))
