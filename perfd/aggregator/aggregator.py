@@ -80,6 +80,8 @@ class Aggregator(ApiAnswers):
         self._config = config
         self._manual = manual
         self._partition = partition
+        self._round_due = threading.Event()
+        """What waited in NATS has been taken, so that the next round need not wait; or the end."""
         clock = clock or SystemClock()
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None, clock)
         self._audit = audit
@@ -125,7 +127,11 @@ class Aggregator(ApiAnswers):
             )
             intake = Ingest(state, clock, history, partition)
             queries = ChartQueries(config.history, clock) if config.history.query_url else None
-            self._nats = NatsReceiver(config.nats, intake, service, partition) if config.nats else None
+            self._nats = (
+                NatsReceiver(config.nats, intake, service, partition, caught_up=self._round_due.set)
+                if config.nats
+                else None
+            )
             registry = self_registry(
                 state,
                 history,
@@ -240,6 +246,7 @@ class Aggregator(ApiAnswers):
         if self._stopping.is_set():
             return
         self._stopping.set()
+        self._round_due.set()
         deadline_s = monotonic() + _STOP_WITHIN_S
         self._live.close()
         if self._tick_thread.is_alive():
@@ -294,7 +301,11 @@ class Aggregator(ApiAnswers):
             self._nats.send(node, message)
 
     def _tick_forever(self) -> None:
-        while not self._stopping.wait(self._config.round_interval_s):
+        while True:
+            self._round_due.wait(self._config.round_interval_s)
+            self._round_due.clear()
+            if self._stopping.is_set():
+                return
             self._try_tick()
 
     def _holds(self) -> bool:

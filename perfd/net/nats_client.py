@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import logging
 import random
 import ssl
 from collections.abc import Awaitable, Callable
@@ -20,12 +21,16 @@ from perfd.net.tls import client_context
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+log = logging.getLogger(__name__)
+
 PUBLISHED_HEADER_BYTES = 4096
 """What sender and headers add to a batch at most: names have 256 characters."""
 _CONNECT_WITHIN_S = 10.0
-"""For TCP, TLS and authentication together."""
-_PING_INTERVAL_S = 10
-"""A connection whose other side is gone without a word is noticed after two of them."""
+"""For TCP, TLS and authentication together, with all servers."""
+_AVOIDED_FOR_S = 30.0
+"""How long a server that did not answer is tried after the others: one that hangs takes connections."""
+_PING_INTERVAL_S = 2
+"""A connection whose other side is gone without a word is noticed after three of them."""
 _RELEASE_WITHIN_S = 1.0
 """For tasks that were canceled to end before the connection is closed."""
 _FIRST_RETRY_S = 0.5
@@ -55,6 +60,8 @@ class NatsConnector:
         for server in config.servers:
             self._check(server)
         self._options()
+        self._failed_s: dict[str, float] = {}
+        """When a server could not be used."""
 
     async def connect(self, *, inbox: str, ended: Callable[[str], None]) -> Client:
         """A connection whose requests are answered below `inbox`; raises `PerfdError` with the reason.
@@ -62,6 +69,27 @@ class NatsConnector:
         `ended` is called, from this event loop and perhaps more than once, when the connection is over or
         the server refuses what is done with it.
         """
+        loop = asyncio.get_running_loop()
+        servers = random.sample(self._config.servers, len(self._config.servers))
+        servers.sort(key=lambda one: loop.time() - self._failed_s.get(one, -_AVOIDED_FOR_S) < _AVOIDED_FOR_S)
+        for place, server in enumerate(servers):
+            try:
+                client = await self._connect(
+                    server, _CONNECT_WITHIN_S / len(servers), inbox=inbox, ended=ended
+                )
+            except PerfdError as error:
+                self._failed_s[server] = loop.time()
+                if place == len(servers) - 1:
+                    raise
+                log.debug("A NATS server cannot be used.", extra={"server": server, "reason": str(error)})
+            else:
+                self._failed_s.pop(server, None)
+                return client
+        raise PerfdError("No NATS server is configured.")
+
+    async def _connect(
+        self, server: str, within_s: float, *, inbox: str, ended: Callable[[str], None]
+    ) -> Client:
         # With the extra only, and not for agents that use gRPC.
         from nats import errors  # noqa: PLC0415
         from nats.aio.client import Client  # noqa: PLC0415
@@ -77,9 +105,9 @@ class NatsConnector:
 
         client = Client()
         try:
-            async with asyncio.timeout(_CONNECT_WITHIN_S):
+            async with asyncio.timeout(within_s):
                 await client.connect(
-                    servers=self._config.servers,
+                    servers=[server],
                     name=self._name,
                     # The caller has its own policy, which also renews what it reads from files.
                     allow_reconnect=False,

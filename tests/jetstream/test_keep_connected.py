@@ -70,6 +70,28 @@ def test_waits_grow_also_where_each_connection_is_of_no_use(
     assert all(client.closed for client in connector.clients)
 
 
+def test_a_server_that_did_not_answer_is_tried_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = [f"nats://127.0.0.1:{port}" for port in (1, 2, 3)]
+    connector = NatsConnector(NatsConfig(servers=servers), key="nats", name="test")
+    tried: list[str] = []
+
+    async def connect(_: object, server: str, _within_s: float, **_options: object) -> Client:
+        tried.append(server)
+        if server == servers[0]:
+            raise PerfdError("It does not answer.")
+        return Client()
+
+    monkeypatch.setattr(NatsConnector, "_connect", connect)
+    monkeypatch.setattr("random.sample", lambda found, _count: list(found))
+
+    async def connecting() -> None:
+        for _ in range(2):
+            await connector.connect(inbox="inbox", ended=lambda _reason: None)
+
+    asyncio.run(connecting())
+    assert tried == [servers[0], servers[1], servers[1]]
+
+
 def test_what_a_cancellation_ends_has_its_connection_until_it_is_done() -> None:
     connector = Connector()
     open_at_end: list[bool] = []

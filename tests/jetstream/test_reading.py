@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perfd.aggregator.ingest import nats_reading
 from perfd.aggregator.ingest.nats_reading import NatsReading
 from perfd.aggregator.limits import NatsProgress
 from perfd.config import NatsListenConfig
@@ -57,7 +58,9 @@ async def read(*arriving: Any) -> tuple[str, Client]:
     """Why reading ended once the consumer was deleted, after these arrived."""
     client = Client()
     config = NatsListenConfig(servers=["nats://127.0.0.1:4222"])
-    reading = NatsReading(client, config, "c", Published(None).sessions, NatsProgress())  # type: ignore[arg-type]
+    reading = NatsReading(
+        client, config, "c", Published(None).sessions, NatsProgress(), caught_up=lambda: None
+    )  # type: ignore[arg-type]
     run = asyncio.create_task(reading.run())
     arrive = await client.subscribed
     for one in arriving:
@@ -68,11 +71,46 @@ async def read(*arriving: Any) -> tuple[str, Client]:
     return await run, client
 
 
-@pytest.mark.parametrize("description", ["Batch Completed", "Message Size Exceeds MaxBytes"])
-def test_the_end_of_a_pull_is_not_the_end_of_reading(description: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "description"),
+    [("409", "Batch Completed"), ("409", "Message Size Exceeds MaxBytes"), ("100", "Idle Heartbeat")],
+)
+def test_the_end_of_a_pull_is_not_the_end_of_reading(code: str, description: str) -> None:
     """Servers since 2.10 say that a pull with a limit of bytes is completed."""
-    reason, _ = asyncio.run(read(status("409", description)))
+    reason, _ = asyncio.run(read(status(code, description)))
     assert reason == "the stream is no longer read through this consumer: 409 Consumer Deleted"
+
+
+def test_a_server_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_reading, "_SILENT_FOR_S", 0.0)
+
+    async def reading() -> str:
+        config = NatsListenConfig(servers=["nats://127.0.0.1:4222"])
+        sessions = Published(None).sessions
+        progress = NatsProgress()
+        return await NatsReading(Client(), config, "c", sessions, progress, caught_up=lambda: None).run()  # type: ignore[arg-type]
+
+    assert asyncio.run(reading()) == "NATS does not answer."
+
+
+def test_a_round_is_due_once_what_waited_has_been_taken() -> None:
+    async def reading() -> int:
+        client, calls = Client(), list[None]()
+        config = NatsListenConfig(servers=["nats://127.0.0.1:4222"])
+        sessions = Published(None).sessions
+        progress = NatsProgress()
+        one = NatsReading(client, config, "c", sessions, progress, caught_up=lambda: calls.append(None))  # type: ignore[arg-type]
+        run = asyncio.create_task(one.run())
+        arrive = await client.subscribed
+        for _ in range(3):
+            await arrive(message("perfd.from.default.j.n0", b"\xff"))
+            await client.keeps.wait()
+            client.keeps.clear()
+        await arrive(status("409", "Consumer Deleted"))
+        await run
+        return len(calls)
+
+    assert asyncio.run(reading()) == 1
 
 
 def test_a_message_that_is_as_large_as_may_be_is_set_aside_cut_with_its_reason() -> None:

@@ -164,6 +164,8 @@ def test_without_a_stream_batches_stay_in_the_spool_and_the_log_says_so_once(
             last = agent.produce(10)
             assert not agent.uplink.wait_acknowledged(last, 3.0)
             assert agent.spool.stats().batches == 10
+            # Until servers would have elected a leader of the stream.
+            assert until(lambda: reasons(caplog, OUTAGE))
             (reason,) = reasons(caplog, OUTAGE)
             assert reason.startswith("NATS: no stream takes perfd.from.>")
             with aggregator(history, server.address):

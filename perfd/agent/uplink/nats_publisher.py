@@ -53,8 +53,17 @@ class NatsPublisher:
         acknowledged: Callable[[int], None],
         first_sequence: int,
         namespace: str = "",
+        leaderless_for_s: float = 0.0,
     ) -> None:
-        """`first_sequence` is the first batch's; the agent is limited to jobs of `namespace`, if any."""
+        """`first_sequence` is the first batch's; the agent is limited to jobs of `namespace`, if any.
+
+        No server may take its messages for `leaderless_for_s`, as while a stream has no leader: then
+        `refused` says that it has to `begin_again` after a while.
+        """
+        self._leaderless_for_s = leaderless_for_s
+        self._leaderless_since_s: float | None = None
+        self.refused = False
+        """Whether no server took a message."""
         self._client = client
         self._config = config
         self._name, self._answers = session
@@ -66,20 +75,32 @@ class NatsPublisher:
         self._acknowledged = acknowledged
         self._namespace = namespace
         self._published = 0
-        self._waiting: OrderedDict[int, tuple[str, int | None]] = OrderedDict()
-        """Published and not acknowledged: the subject and the batch's sequence, by the message's number."""
+        self._waiting: OrderedDict[int, tuple[str, int | None, float]] = OrderedDict()
+        """Published and not acknowledged: the subject, the batch's sequence and the time, by number."""
         self.sent_sequence = self.acknowledged_sequence = first_sequence - 1
         self.changed = asyncio.Event()
         """Something was acknowledged or received."""
         self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Why the session cannot continue, once that is so."""
-        self.answered_s = 0.0
-        """When the newest acknowledgment came, or the oldest message that waits for one was published."""
+
+    @property
+    def waits_since_s(self) -> float:
+        """When the oldest message without acknowledgment was published; only if there is one.
+
+        A message can be lost alone, with the server that led the stream.
+        """
+        return next(iter(self._waiting.values()))[2]
 
     @property
     def waiting_messages(self) -> int:
         """Published and not acknowledged."""
         return len(self._waiting)
+
+    def begin_again(self) -> None:
+        """Forget what waits for an acknowledgment: all after the acknowledged sequence is to be published."""
+        self._waiting.clear()
+        self.sent_sequence = self.acknowledged_sequence
+        self.refused = False
 
     def end(self, reason: str) -> None:
         """End the session, once."""
@@ -152,9 +173,7 @@ class NatsPublisher:
                 f"{self._client.max_payload}: increase max_payload of the servers."
             )
         self._published += 1
-        if not self._waiting:
-            self.answered_s = asyncio.get_running_loop().time()
-        self._waiting[self._published] = subject, sequence
+        self._waiting[self._published] = subject, sequence, asyncio.get_running_loop().time()
         await self._client.publish(
             subject,
             payload,
@@ -167,7 +186,7 @@ class NatsPublisher:
         return min(
             (
                 sequence
-                for where, sequence in self._waiting.values()
+                for where, sequence, _ in self._waiting.values()
                 if sequence is not None and subject in {None, where}
             ),
             default=None,
@@ -187,10 +206,19 @@ class NatsPublisher:
     def _take_acknowledgment(self, number: int, message: Msg) -> None:
         if number not in self._waiting:
             return
-        if (refused := _refusal(message)) is not None:
-            self.end(refused)
+        now_s = asyncio.get_running_loop().time()
+        if (message.headers or {}).get("Status") == _NO_RESPONDERS:
+            self.refused = True
+            since_s = self._leaderless_since_s = self._leaderless_since_s or now_s
+            if now_s - since_s >= self._leaderless_for_s:
+                self.end(
+                    f"NATS: no stream takes {subjects.ALL_OF_AGENTS}; an aggregator with `nats` creates it."
+                )
             return
-        self.answered_s = asyncio.get_running_loop().time()
+        if (refusal := _refusal(message)) is not None:
+            self.end(refusal)
+            return
+        self._leaderless_since_s = None
         del self._waiting[number]
         # Acknowledgments overtake each other when a server is replaced; the spool goes in order.
         first = self._first_waiting() or self.sent_sequence + 1
@@ -213,8 +241,6 @@ def _message_id(sender: Hello, sequence: int, subject: str) -> str:
 
 def _refusal(message: Msg) -> str | None:
     """Why the stream did not store a message; None if it did."""
-    if (message.headers or {}).get("Status") == _NO_RESPONDERS:
-        return f"NATS: no stream takes {subjects.ALL_OF_AGENTS}; an aggregator with `nats` creates it."
     try:
         answer = json.loads(message.data)
         error = answer.get("error")

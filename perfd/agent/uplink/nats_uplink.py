@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import dataclass, replace
 
 from perfd.agent.uplink.nats_publisher import NatsPublisher, jobs_in, new_session
@@ -17,6 +18,11 @@ from perfd.net import NatsConnector
 _WELCOME_WITHIN_S = 5.0
 """How long the first batch of a spool's life waits for an aggregator to say what it has; without one that is
 running the batches are published all the same."""
+_ACKNOWLEDGED_WITHIN_S = 6.0
+"""Milliseconds are usual. What was lost with a server is published again on another connection."""
+_LEADERLESS_FOR_S = 12.0
+"""Servers need up to 10 s to elect a leader of the stream; connections of all agents would delay them."""
+_LEADERLESS_RETRY_S = 0.5
 _REPORT_AFTER_S = 10.0
 """An agent that has nothing to send says after so long that it is there."""
 _LOOK_AHEAD_BATCHES = 40
@@ -107,6 +113,7 @@ class NatsUplink(Uplink):
             received=self._take,
             acknowledged=self._take_acknowledged,
             first_sequence=self._spool.first_sequence,
+            leaderless_for_s=_LEADERLESS_FOR_S,
         )
         session = _Session(publisher, loop, {}, asyncio.Event())
         work = None
@@ -151,7 +158,7 @@ class NatsUplink(Uplink):
             if not self._published_batches:
                 await _event_within(session.welcome, _WELCOME_WITHIN_S)
             while not session.over or publisher.waiting_messages:
-                if not await self._publish_next(session):
+                if publisher.refused or not await self._publish_next(session):
                     await self._wait_for_work(session)
         except PerfdError as error:
             return str(error)
@@ -185,15 +192,30 @@ class NatsUplink(Uplink):
     async def _wait_for_work(self, session: _Session) -> None:
         """Wait for something to do; raises `PerfdError` when an acknowledgment is overdue."""
         publisher = session.publisher
+        if publisher.refused:
+            await self._begin_again(session)
+            return
         if not publisher.waiting_messages:
             if not await _event_within(publisher.changed, _REPORT_AFTER_S):
                 await publisher.report()
             publisher.changed.clear()
             return
-        left_s = publisher.answered_s + self._timeouts.acknowledgement_s - session.loop.time()
+        patience_s = min(_ACKNOWLEDGED_WITHIN_S, self._timeouts.acknowledgement_s)
+        left_s = publisher.waits_since_s + patience_s - session.loop.time()
         if left_s <= 0 or not await _event_within(publisher.changed, left_s):
             raise PerfdError("NATS: the stream does not acknowledge what is published.")
         publisher.changed.clear()
+
+    async def _begin_again(self, session: _Session) -> None:
+        """Publish again what is not acknowledged, after a while, on the same connection."""
+        publisher = session.publisher
+        await asyncio.sleep(_LEADERLESS_RETRY_S * (1 + random.random()))  # noqa: S311  (spreads retries)
+        publisher.begin_again()
+        session.over = False
+        with self._changed:
+            for status in self._statuses.values():
+                put_status(session.statuses, status)
+        await publisher.report()
 
     def _take_acknowledged(self, sequence: int) -> None:
         with self._changed:

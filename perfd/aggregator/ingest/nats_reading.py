@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from perfd.aggregator.ingest.nats_sessions import NatsSessions, Receipt
@@ -28,12 +28,16 @@ _PULL_BYTES = 16 << 20
 """That one request asks for at most: they are in memory at a time."""
 _PULL_FOR_S = 3.0
 """How long the server holds a request for which there is no message."""
-_ANSWER_WITHIN_S = 4.0
-"""How much later than its end a pull is answered at the latest."""
+_HEARTBEAT_S = 1.0
+"""How often the server says that it still holds a request, where there is no message."""
+_SILENT_FOR_S = 3.0
+"""A server that says nothing for so long is gone, or no longer leads the consumer."""
 _LOOK_EVERY_S = 0.1
 """How soon what was stored meanwhile is acknowledged while no message comes."""
 _ACKNOWLEDGED = b"+ACK"
 _STATUS, _DESCRIPTION = "Status", "Description"
+_HELD = "100"
+"""Status of a heartbeat."""
 _ENDED = {"404", "408"}
 """Statuses of a pull that has no more messages."""
 _TOO_LARGE = "MaxBytes"
@@ -56,7 +60,11 @@ class NatsReading:
         consumer: str,
         sessions: NatsSessions,
         progress: NatsProgress,
+        *,
+        caught_up: Callable[[], None],
     ) -> None:
+        """`caught_up` is called once, when all messages that waited have been taken."""
+        self._caught_up: Callable[[], None] | None = caught_up
         self._client = client
         self._config = config
         self._sessions = sessions
@@ -71,7 +79,8 @@ class NatsReading:
         """Messages that the present pull may still deliver."""
         self._pull_bytes = _PULL_BYTES
         self._pulled = 0
-        self._answered_by_s = 0.0
+        self._received_s = 0.0
+        """When the server answered last, or was asked."""
         self._over: str | None = None
         self._complained = False
 
@@ -107,7 +116,7 @@ class NatsReading:
         return self._over
 
     def _look(self) -> None:
-        if self._asked > 0 and time.monotonic() > self._answered_by_s:
+        if self._asked > 0 and time.monotonic() - self._received_s > _SILENT_FOR_S:
             self._over = "NATS does not answer."
         elif self._progress.waiting_messages:
             self._sessions.begin_listening()
@@ -116,15 +125,22 @@ class NatsReading:
 
     async def _pull(self) -> None:
         batch = _PULL_MESSAGES if self._pull_bytes else 1
-        request = {"batch": batch, "expires": int(_PULL_FOR_S * 1e9)}
+        request = {
+            "batch": batch,
+            "expires": int(_PULL_FOR_S * 1e9),
+            "idle_heartbeat": int(_HEARTBEAT_S * 1e9),
+        }
         if self._pull_bytes:
             request["max_bytes"] = self._pull_bytes
         self._asked, self._pulled = batch, 0
-        self._answered_by_s = time.monotonic() + _PULL_FOR_S + _ANSWER_WITHIN_S
+        self._received_s = time.monotonic()
         await self._client.publish(self._pull_subject, json.dumps(request).encode(), reply=self._inbox)
 
     async def _arrive(self, message: Msg) -> None:
+        self._received_s = time.monotonic()
         status = (message.headers or {}).get(_STATUS) if not message.data else None
+        if status == _HELD:
+            return
         if status is None:
             self._asked -= 1
             self._pulled += 1
@@ -166,6 +182,9 @@ class NatsReading:
             if receipt.refused:
                 await self._set_aside(message, receipt)
             self._unsettled.append((message.reply, receipt))
+        if self._caught_up is not None and not self._progress.waiting_messages:
+            self._caught_up()
+            self._caught_up = None
 
     def _take(self, messages: Sequence[Msg]) -> list[Receipt]:
         return [self._sessions.take(message.subject, message.data) for message in messages]

@@ -6,13 +6,19 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perfd.aggregator.ingest.agent_messages import AgentEvents
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.ingest.nats_reading import NatsReading
 from perfd.aggregator.ingest.nats_sessions import NatsSessions
-from perfd.aggregator.ingest.nats_stream import TAKE_OVER_AFTER_S, Readers, ensure_streams
+from perfd.aggregator.ingest.nats_stream import (
+    TAKE_OVER_AFTER_S,
+    Readers,
+    StreamMissingError,
+    ensure_streams,
+)
 from perfd.aggregator.limits import NatsProgress
 from perfd.aggregator.partition import Partition
 from perfd.config import NatsListenConfig
@@ -46,7 +52,11 @@ class NatsReceiver:
         intake: Ingest,
         events: AgentEvents,
         partition: Partition | None = None,
+        *,
+        caught_up: Callable[[], None] = lambda: None,
     ) -> None:
+        """`caught_up` is called when it has taken what waited before it began to read."""
+        self._caught_up = caught_up
         self._config = config
         self._connector = NatsConnector(config, key="nats", name="perfd aggregator")
         self._sessions = NatsSessions(intake, events, config.cluster, time.monotonic)
@@ -62,6 +72,8 @@ class NatsReceiver:
         self._last_retry_s = 15.0 if partition is None else 1.0
         self.progress = NatsProgress()
         self._client: Client | None = None
+        self._streams_exist = False
+        """Not asked at each connection: the stream of refused messages may have no leader at that moment."""
         self._complaints: set[str] = set()
         self._thread = LoopThread(self._run, name="perfd-nats")
 
@@ -106,11 +118,19 @@ class NatsReceiver:
         """Read until canceled; raises `PerfdError` if a new connection may do better."""
         self._client = client
         try:
-            js = client.jetstream()
-            await ensure_streams(js, self._config)
+            if not self._streams_exist:
+                await ensure_streams(client.jetstream(), self._config)
+                self._streams_exist = True
             while True:
-                consumer = await self._readers.open(client)
-                reading = NatsReading(client, self._config, consumer, self._sessions, self.progress)
+                consumer = await self._open(client)
+                reading = NatsReading(
+                    client,
+                    self._config,
+                    consumer,
+                    self._sessions,
+                    self.progress,
+                    caught_up=self._caught_up,
+                )
                 if reason := await reading.run():
                     raise PerfdError(reason)
         finally:
@@ -118,7 +138,16 @@ class NatsReceiver:
             if self._thread.stopping:
                 # The connection is still open, and the next aggregator need not wait.
                 async with asyncio.timeout(_STOP_WITHIN_S / 2):
-                    await self._readers.close(client.jetstream())
+                    await self._readers.close(client)
+
+    async def _open(self, client: Client) -> str:
+        from nats.js.errors import NotFoundError  # noqa: PLC0415  (with the extra only)
+
+        try:
+            return await self._readers.open(client)
+        except (StreamMissingError, NotFoundError):
+            self._streams_exist = False
+            raise
 
     async def _publish(self, subject: str, data: bytes) -> None:
         if self._client is not None and self._client.is_connected:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import secrets
@@ -23,8 +24,11 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 0.5
 """Between two attempts to become the reader."""
-_ANSWER_WITHIN_S = 5.0
-"""For a request about the stream or its consumers."""
+_ANSWER_WITHIN_S = 2.0
+"""For a request about the stream or its consumers; without a leader there is no answer."""
+_REMOVED_WITHIN_S = 0.5
+"""For the answer to a removal: the servers carry it out also where the consumer has no leader to answer."""
+_NO_STREAM = 10059
 _NOT_UNIQUE = 10100
 """A work queue has one consumer for each message."""
 _REFUSED_BEFORE_STEP_DOWN = 3
@@ -94,6 +98,10 @@ def refused_stream(config: NatsListenConfig) -> str:
     return f"{config.stream}-refused"
 
 
+class StreamMissingError(PerfdError):
+    """The stream was deleted."""
+
+
 class Readers:
     """Lets one aggregator at a time read a cluster's messages.
 
@@ -131,15 +139,15 @@ class Readers:
         from nats.js import api  # noqa: PLC0415  (with the extra only)
         from nats.js.errors import BadRequestError  # noqa: PLC0415
 
-        js = client.jetstream()
+        js = client.jetstream(timeout=_ANSWER_WITHIN_S)
         if not self._may_read():
             raise PerfdError("The lease of this partition has ended.")
         if self._of_part:
             await self._remove_all(client, js)
         else:
-            await self._wait_for_others(js)
+            await self._wait_for_others(client, js)
             if self._own is not None:
-                await self._remove(js, self._own)
+                await self._remove(client, self._own)
         self._own = name = f"{self._prefix}{secrets.token_hex(8)}"
         try:
             await js.add_consumer(
@@ -159,12 +167,12 @@ class Readers:
         self._refused = 0
         return name
 
-    async def close(self, js: JetStreamContext) -> None:
+    async def close(self, client: Client) -> None:
         """Let the next aggregator read at once."""
         if self._own is not None:
-            await self._remove(js, self._own)
+            await self._remove(client, self._own)
 
-    async def _wait_for_others(self, js: JetStreamContext) -> None:
+    async def _wait_for_others(self, client: Client, js: JetStreamContext) -> None:
         """Wait until no other consumer is read, and remove it."""
         known: dict[str, tuple[int, int]] = {}
         still_since_s = time.monotonic()
@@ -174,7 +182,7 @@ class Readers:
                 known, still_since_s = positions, time.monotonic()
             elif time.monotonic() - still_since_s >= self._take_over_after_s:
                 for one in others:
-                    await self._remove(js, one.name)
+                    await self._remove(client, one.name)
                 break
             if not self._waits:
                 self._waits = True
@@ -205,7 +213,7 @@ class Readers:
                 and "-" not in rest
                 and (await js.consumer_info(self._config.stream, name)).config.filter_subject == self._subject
             ):
-                await self._remove(js, name)
+                await self._remove(client, name)
 
     def _require_no_strangers(self, names: Iterable[str]) -> None:
         strangers = [name for name in names if not name.startswith("perfd-")]
@@ -245,16 +253,18 @@ class Readers:
         )
         answer: dict[str, Any] = json.loads(reply.data)
         if "error" in answer:
+            if answer["error"].get("err_code") == _NO_STREAM:
+                raise StreamMissingError(f"There is no stream {self._config.stream}.")
             raise PerfdError(f"NATS: {answer['error'].get('description')}.")
         return answer
 
-    async def _remove(self, js: JetStreamContext, name: str) -> None:
-        from nats.js.errors import NotFoundError  # noqa: PLC0415  (with the extra only)
+    async def _remove(self, client: Client, name: str) -> None:
+        from nats.errors import TimeoutError as NoAnswerError  # noqa: PLC0415  (with the extra only)
+        from nats.js.errors import NotFoundError  # noqa: PLC0415
 
-        try:
+        with contextlib.suppress(NotFoundError, NoAnswerError):
+            js = client.jetstream(timeout=_REMOVED_WITHIN_S)
             await js.delete_consumer(self._config.stream, name)
-        except NotFoundError:
-            return
 
 
 def _position(consumer: ConsumerInfo) -> tuple[int, int]:
