@@ -4,9 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from perfd.model import Record
 from perfd.wire.subjects import partition_of
+
+
+class SpareRows(Protocol):
+    """Keeps encoded rows of the history outside of its database. Thread-safe."""
+
+    def keep(self, body: bytes) -> None:
+        """Replace what is kept, soon; returns at once."""
+
+    def take(self) -> bytes | None:
+        """What an earlier holder kept; None if there is nothing, or it cannot be read."""
+
+    def clear(self) -> None:
+        """Keep nothing any more, soon; returns at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +35,8 @@ class Partition:
     """Whether the lease is still valid; callable from any thread."""
     members: Callable[[], int] = lambda: 1
     """How many aggregators the group has; callable from any thread."""
+    spare: SpareRows | None = None
+    """Keeps rows for the next holder while history takes none."""
 
     def has(self, job: str) -> bool:
         """Whether a job belongs to this partition, by the name that its nodes report."""

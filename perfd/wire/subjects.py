@@ -70,6 +70,11 @@ def lease_bucket(cluster: str) -> str:
     return f"perfd-{cluster}" if simple else f"perfd-x{cluster.encode().hex()}"
 
 
+def spare_bucket(cluster: str) -> str:
+    """The name of the bucket with what a group's history does not take now."""
+    return f"{lease_bucket(cluster)}-unstored"
+
+
 def node_of(subject: str) -> str:
     """The node that published to a subject; raises `WireError` if no agent does so there."""
     tokens = subject.split(".")

@@ -17,6 +17,7 @@ from perfd.aggregator.group.group_pages import GroupPages
 from perfd.aggregator.group.leases import Leases
 from perfd.aggregator.group.partition_config import check_group, group_hosts, partition_config
 from perfd.aggregator.group.peers import Peers
+from perfd.aggregator.group.spare_bucket import SpareBucket
 from perfd.aggregator.history import configured_database
 from perfd.aggregator.http_endpoints import HttpEndpoints
 from perfd.aggregator.job_summaries import analysis_settings
@@ -48,6 +49,7 @@ class AggregatorGroup:
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._leases = Leases(config.nats, group, self._changed.set)
+        self._spare = SpareBucket(config.nats)
         # Loaded now, so that takeovers are fast and errors in the configuration are raised at startup.
         AlertEvaluation(config.rules)
         analysis_settings(config.analysis)
@@ -84,6 +86,7 @@ class AggregatorGroup:
         except PerfdError:
             self.stop()
             raise
+        self._spare.start()
         self._leases.start(self._group.address or self._http.url)
         self._thread.start()
 
@@ -104,6 +107,7 @@ class AggregatorGroup:
             thread.start()
         for thread in stopping:
             thread.join(max(0.0, deadline_s - monotonic()))
+        self._spare.stop()
         self._leases.stop()
         self._http.close()
         self._pages.close()
@@ -156,11 +160,13 @@ class AggregatorGroup:
 
     def _begin(self, number: int, epoch: int) -> None:
         started_s = monotonic()
+        held = partial(self._leases.held, number, epoch)
         partition = Partition(
             number=number,
             count=self._group.partitions,
             epoch=epoch,
-            held=partial(self._leases.held, number, epoch),
+            held=held,
+            spare=self._spare.of(number, held),
             members=lambda: len(self._leases.view.members),
         )
         with self._starting:

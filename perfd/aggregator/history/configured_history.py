@@ -23,7 +23,11 @@ def configured_history(config: HistoryConfig, partition: Partition | None = None
     database = configured_database(config, partition)
     if database is None:
         return None
-    return HistoryStore(database, max_retry_s=None if config.url is None else _MAX_RETRY_S)
+    return HistoryStore(
+        database,
+        max_retry_s=None if config.url is None else _MAX_RETRY_S,
+        spare=None if partition is None else partition.spare,
+    )
 
 
 def configured_database(config: HistoryConfig, partition: Partition | None = None) -> HistoryDatabase | None:

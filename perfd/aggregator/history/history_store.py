@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -24,6 +24,8 @@ from perfd.aggregator.history.history_rows import (
     without_replaced,
 )
 from perfd.aggregator.history.retention_clock import RetentionClock
+from perfd.aggregator.history.spare_rows import UnstoredRows, unstored
+from perfd.aggregator.partition import SpareRows
 from perfd.errors import PerfdError
 
 log = logging.getLogger(__name__)
@@ -64,7 +66,9 @@ class HistoryStore(HistoryReader):
         max_queued_bytes: int = MAX_QUEUED_BYTES,
         retry_s: float = _RETRY_S,
         max_retry_s: float | None = None,
+        spare: SpareRows | None = None,
     ) -> None:
+        """`spare` keeps rows without `done` while the database takes none, for whoever opens it next."""
         super().__init__(database)
         self._max_queued_bytes = max_queued_bytes
         self._retry_s = self._next_retry_s = retry_s
@@ -77,11 +81,14 @@ class HistoryStore(HistoryReader):
         self._committed_s = 0.0
         self._problem: str | None = None
         self._retention = RetentionClock(None)
+        self._spare = spare
+        self._unstored = UnstoredRows()
         self.failed_rows = 0
         """Rows that could not be written."""
         self.written_rows = 0
         try:
             self._open()
+            self._take_spare()
         except (HistoryUnavailableError, HistoryDamagedError) as error:
             self._report(error)
         self._thread = threading.Thread(target=self._run, name="perfd-history", daemon=True)
@@ -122,6 +129,8 @@ class HistoryStore(HistoryReader):
                     self._changed.notify_all()
                 self._queue.append(group)
                 self._queued_bytes += group.size_bytes
+                if not self.healthy:
+                    self._keep([group])
                 return True
             self.failed_rows += len(statements)
         return False
@@ -165,6 +174,29 @@ class HistoryStore(HistoryReader):
     def _open(self) -> None:
         if not self._database.is_open:
             self._retention = RetentionClock(self._database.open())
+
+    def _take_spare(self) -> None:
+        """Write what an earlier aggregator could not, before anything is read."""
+        if self._spare is None or (body := self._spare.take()) is None:
+            return
+        try:
+            self._database.write(unstored(body, self.engine_state()))
+        except UnstorableError:
+            log.exception("Rows that an earlier aggregator kept cannot be written and are left out.")
+        except PerfdError as error:
+            # Going on without them, it would announce alerts again.
+            self._database.close()
+            raise PerfdError(str(error)) from error
+        self._spare.clear()
+
+    def _keep(self, groups: Iterable[_Group]) -> None:
+        """Keep a copy of rows that are not sent again."""
+        if self._spare is None:
+            return
+        with self._changed:
+            added = [self._unstored.add(group.statements) for group in groups if group.done is None]
+            if any(added):
+                self._spare.keep(self._unstored.encoded())
 
     def _run(self) -> None:
         while True:
@@ -234,6 +266,9 @@ class HistoryStore(HistoryReader):
             for group in groups:
                 self._queue.popleft()
                 self._queued_bytes -= group.size_bytes
+            if self._spare is not None and self._unstored and not self._queue:
+                self._unstored.clear()
+                self._spare.clear()
         for group in groups:
             if group.done is not None:
                 group.done()
@@ -266,7 +301,10 @@ class HistoryStore(HistoryReader):
                     "remedy": self._database.remedy,
                 },
             )
-        self._problem = str(error)
+        was_healthy, self._problem = self.healthy, str(error)
+        if was_healthy:
+            with self._changed:
+                self._keep(self._queue)
 
     def _recovered(self) -> None:
         if not self.healthy:

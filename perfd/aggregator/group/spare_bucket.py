@@ -1,0 +1,192 @@
+"""Rows of partitions' histories in a NATS JetStream key-value bucket while the database takes none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future
+from typing import TYPE_CHECKING
+
+from perfd.aggregator.partition import SpareRows
+from perfd.config import NatsListenConfig
+from perfd.errors import PerfdError
+from perfd.net import LoopThread, NatsConnector
+from perfd.wire.subjects import spare_bucket
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.js import JetStreamContext
+    from nats.js.kv import KeyValue
+
+log = logging.getLogger(__name__)
+
+_ANSWER_WITHIN_S = 2.0
+"""For a request about the bucket, and for what an earlier holder kept: a takeover waits for it."""
+_RETRY_S = 1.0
+_LOOK_EVERY_S = 0.02
+"""For the first connection, while a partition starts."""
+_STOP_WITHIN_S = 3.0
+"""To write what is not written yet at the end."""
+_HEADER_BYTES = 1024
+
+
+class SpareBucket:
+    """Keeps one value per partition, from `start` to `stop`. Thread-safe.
+
+    Where the bucket cannot be used, as without the permission, the group works without it.
+    """
+
+    def __init__(self, config: NatsListenConfig) -> None:
+        self._connector = NatsConnector(config, key="nats", name="perfd aggregator spare")
+        self._name = spare_bucket(config.cluster)
+        self._replicas = config.replicas
+        self._lock = threading.Lock()
+        self._pending: dict[int, bytes | None] = {}
+        """What is to be kept of each partition; None: nothing."""
+        self._changed: asyncio.Event | None = None
+        self._written = threading.Condition(self._lock)
+        self._js: JetStreamContext | None = None
+        self._problem: str | None = None
+        """Why the bucket cannot be used now; None also before it was tried."""
+        self._complained = set[str]()
+        self._thread = LoopThread(self._run, name="perfd-spare")
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what is not written yet, and end. Legal before the start."""
+        with self._lock:
+            if self._js is not None:
+                self._written.wait_for(lambda: not self._pending, _STOP_WITHIN_S)
+        self._thread.stop(_STOP_WITHIN_S)
+
+    def of(self, partition: int, held: Callable[[], bool]) -> SpareRows:
+        """That of one partition, which is written only while `held` returns True."""
+        return _SpareRows(self, partition, held)
+
+    def put(self, partition: int, body: bytes | None) -> None:
+        """Keep this, soon; None removes what is kept."""
+        with self._lock:
+            self._pending[partition] = body
+        self._thread.submit(self._wake())
+
+    def get(self, partition: int) -> bytes | None:
+        """What is kept of a partition; None, after a while and with a warning, if it cannot be read."""
+        found: Future[bytes | None] = Future()
+        self._thread.submit(self._read(partition, found))
+        try:
+            return found.result(_ANSWER_WITHIN_S)
+        except (TimeoutError, CancelledError):
+            found.cancel()
+            self._complain("it does not answer")
+        except Exception as error:  # noqa: BLE001  (whatever a library raises, the partition starts without)
+            self._complain(str(error))
+        return None
+
+    def _complain(self, reason: str) -> None:
+        if reason not in self._complained:
+            self._complained.add(reason)
+            log.warning(
+                "What history does not take cannot be kept in NATS: an alert may be announced again if its "
+                "partition moves while history is away.",
+                extra={"bucket": self._name, "reason": reason},
+            )
+
+    async def _run(self) -> None:
+        inbox = f"_INBOX_perfd_{secrets.token_hex(8)}"
+        await self._connector.keep_connected(inbox, self._use, self._note_lost, last_retry_s=_RETRY_S)
+
+    def _note_lost(self, reason: str) -> None:
+        self._problem = reason
+
+    async def _use(self, client: Client) -> None:
+        self._changed = changed = asyncio.Event()
+        js = client.jetstream(timeout=_ANSWER_WITHIN_S)
+        bucket = await self._bucket(js)
+        self._js, self._problem = js, None
+        try:
+            while True:
+                await self._write(client, bucket)
+                await changed.wait()
+                changed.clear()
+        finally:
+            self._js = None
+
+    async def _bucket(self, js: JetStreamContext) -> KeyValue:
+        from nats.js import api  # noqa: PLC0415  (with the extra only)
+        from nats.js.errors import BucketNotFoundError, NotFoundError  # noqa: PLC0415
+
+        try:
+            return await js.key_value(self._name)
+        except (BucketNotFoundError, NotFoundError):
+            return await js.create_key_value(
+                api.KeyValueConfig(
+                    bucket=self._name,
+                    description="What perfd's history does not take now, by partition.",
+                    replicas=self._replicas,
+                )
+            )
+
+    async def _write(self, client: Client, bucket: KeyValue) -> None:
+        while True:
+            with self._lock:
+                if not self._pending:
+                    self._written.notify_all()
+                    return
+                partition, body = next(iter(self._pending.items()))
+            if body is None:
+                await bucket.purge(str(partition))
+            elif len(body) + _HEADER_BYTES > client.max_payload:
+                self._complain(f"{len(body)} bytes are more than max_payload of the servers")
+            else:
+                await bucket.put(str(partition), body)
+            with self._lock:
+                if self._pending.get(partition) is body:
+                    del self._pending[partition]
+
+    async def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+
+    async def _read(self, partition: int, found: Future[bytes | None]) -> None:
+        from nats.js.errors import NotFoundError  # noqa: PLC0415  (with the extra only)
+
+        # Only while a process starts.
+        while self._js is None and self._problem is None and not found.cancelled():  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_EVERY_S)
+        try:
+            if self._js is None:
+                raise PerfdError(self._problem or "it is not connected")  # noqa: TRY301  (for whoever waits)
+            # Of the leader: other servers may not have the newest value yet.
+            message = await self._js.get_last_msg(f"KV_{self._name}", f"$KV.{self._name}.{partition}")
+            # What was removed has no data.
+            found.set_result(message.data or None)
+        except NotFoundError:
+            found.set_result(None)
+        except Exception as error:  # noqa: BLE001  (for whoever waits)
+            with contextlib.suppress(Exception):
+                found.set_exception(error)
+
+
+class _SpareRows:
+    def __init__(self, bucket: SpareBucket, partition: int, held: Callable[[], bool]) -> None:
+        self._bucket = bucket
+        self._partition = partition
+        self._held = held
+
+    def keep(self, body: bytes) -> None:
+        if self._held():
+            self._bucket.put(self._partition, body)
+
+    def take(self) -> bytes | None:
+        return self._bucket.get(self._partition)
+
+    def clear(self) -> None:
+        if self._held():
+            self._bucket.put(self._partition, None)
