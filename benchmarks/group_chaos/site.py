@@ -32,12 +32,14 @@ FINAL = {state.value for state in CaptureState if state.final} | {"partial"}
 SETTLES_WITHIN_S = 240.0
 """Time for all parts to be ready, and for all that was sent to be stored."""
 _ALERT = "Started"
+ALERT_STEP = 2
+"""From which on a job has an alert."""
 _RULES = f"""
 groups:
   - name: chaos
     rules:
       - alert: {_ALERT}
-        expr: perfd_step >= 2
+        expr: perfd_step >= {ALERT_STEP}
 """
 
 
@@ -107,8 +109,10 @@ class Site:
     def running(self) -> list[Member]:
         return [one for n, one in enumerate(self.members) if f"member{n}" not in self.down]
 
-    def wanted(self) -> dict[str, int]:
-        return {agent.job: agent.sent[agent.job] + 1 for agent in self.agents}
+    def wanted(self, ahead_s: float = 0.0) -> dict[str, int]:
+        """By job, the first step that is sent so much later than now."""
+        ahead = round(ahead_s * self.batches_per_s / len(self.agents))
+        return {agent.job: agent.sent[agent.job] + 1 + ahead for agent in self.agents}
 
     def answers(self, wanted: dict[str, int]) -> bool:
         """Whether one running member knows of these steps or newer ones."""
