@@ -1,5 +1,7 @@
 """Sequences, gaps, repeats, clocks and names of agents."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,3 +92,25 @@ def test_a_clock_that_steps_is_measured_anew():
     agent.saw_clock(0, 0)
     agent.saw_clock(-3600 * 10**9, 0)
     assert agent.clock_offset_s == -3600.0
+
+
+def test_where_not_every_life_is_known_the_node_says_whose_spool_it_is() -> None:
+    agents = AgentRegistry(Limits())
+
+    def greeted(life: str, before: str, node: str = "n0", *, every_life: bool) -> bool:
+        found = agents.greet(
+            replace(hello(), node=node, spool_epoch=life, previous_epoch=before),
+            1,
+            0.0,
+            0,
+            principal=f"NATS {node}",
+            every_life=every_life,
+        )
+        assert found is not None
+        return found.agent is not None
+
+    assert greeted("one", "", every_life=True)
+    # Two restarts later.
+    assert not greeted("three", "two", every_life=True)
+    assert greeted("three", "two", every_life=False)
+    assert not greeted("five", "four", node="n1", every_life=False)

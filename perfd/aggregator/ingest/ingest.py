@@ -102,6 +102,8 @@ class Ingest:
                 unix_ns,
                 principal=credential.principal,
                 namespace=credential.namespace,
+                # A partition knows only the lives in which the agent's node ran its jobs.
+                every_life=self._partition is None,
             )
             if greeting is None:
                 raise PerfdError("This aggregator is at its limit of agents; start another one.")

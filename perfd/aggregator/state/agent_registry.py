@@ -140,13 +140,15 @@ class AgentRegistry:
         *,
         principal: str = "",
         namespace: str | None = None,
+        every_life: bool = True,
     ) -> Greeting | None:
         """Open a stream for an agent; None when there are too many agents.
 
-        `principal` and `namespace` are what its credential says.
+        `principal` and `namespace` are what its credential says. Without `every_life` the agent may have been
+        restarted several times since it last sent something here.
         """
         agent = self._agents.get(hello.agent_id)
-        if agent is not None and not _is_same(agent, hello, principal):
+        if agent is not None and not _is_same(agent, hello, principal, every_life=every_life):
             return Greeting(agent=None)
         lost, warning = 0, ""
         if agent is None:
@@ -196,16 +198,19 @@ class AgentRegistry:
         return True
 
 
-def _is_same(agent: AgentState, hello: Hello, principal: str) -> bool:
+def _is_same(agent: AgentState, hello: Hello, principal: str, *, every_life: bool) -> bool:
     """Whether a Hello with the identity of a known agent comes from that agent's spool.
 
     It shows the epoch that the aggregator knows, as that of this life or as the one before. Within one life
     the node stays the same: otherwise two agents opened copies of a spool that no aggregator knew yet. An
     agent that history knows without an epoch is taken at its word, unless its credential is for another node.
+    Where not every life is known, the node alone has to be the same.
     """
     if agent.principal and agent.principal != principal:
         return False
     if agent.epoch and agent.epoch == _hashed(hello.spool_epoch):
+        return hello.node in {agent.node, agent.node.rpartition("~")[0]}
+    if agent.epoch and not every_life:
         return hello.node in {agent.node, agent.node.rpartition("~")[0]}
     if agent.epoch:
         # An agent that was downgraded has no epoch; its credential is enough while no other stream is open.
