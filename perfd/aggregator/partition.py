@@ -17,7 +17,7 @@ class SpareRows(Protocol):
         """Replace what is kept, soon; returns at once."""
 
     def take(self) -> bytes | None:
-        """What an earlier holder kept; None if there is nothing, or it cannot be read."""
+        """What an earlier holder kept; None for nothing. Raises `PerfdError` if that is not known now."""
 
     def clear(self) -> None:
         """Keep nothing any more, soon; returns at once."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.history import HistoryRecorder, HistoryStore, StoredExporterMemory
+from perfd.aggregator.history import HistoryRecorder, HistoryStore, StoredExporterMemory, history_recorder
 from perfd.aggregator.history.database import HistoryUnavailableError
 from perfd.aggregator.history.history_rows import Statement, engine_row, exporter_row, job_rows
 from perfd.aggregator.history.spare_rows import UnstoredRows, unstored
@@ -81,6 +81,31 @@ def test_the_next_holder_knows_what_was_announced_while_the_database_was_away(tm
     assert found.exporter_state("e") == b"announced 7"
     assert spare.body is None
     found.close()
+
+
+def test_an_alert_is_kept_before_it_is_known_that_the_database_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_recorder, "_ALERT_STORED_WITHIN_S", 0.01)
+    hangs, over = threading.Event(), threading.Event()
+
+    class Hanging(SqliteDatabase):
+        def write(self, statements: Sequence[Statement]) -> None:
+            hangs.set()
+            over.wait()
+            super().write(statements)
+
+    spare = Spare()
+    store = HistoryStore(Hanging(tmp_path / "history.sqlite"), spare=spare)
+    announce(store, 7.0)
+    hangs.wait()
+    assert store.healthy
+    assert spare.body is not None
+    # What is submitted later, such as that it was announced, is kept too.
+    assert len(unstored(spare.body, None)) == 3
+    over.set()
+    spare.cleared.wait()
+    store.close()
 
 
 def test_nothing_is_kept_once_the_database_has_it(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class LeaseEntries:
     def valid(self, now_s: float, writable_since_s: float) -> tuple[dict[str, str], dict[int, Holder]]:
         """Addresses of the other members, and the partitions that they hold.
 
-        What nobody renewed for a lease counts no longer, but only time in which this member could write:
+        What was not renewed for a lease counts no longer, but only time in which this member could write:
         before, the others may not have been able to renew either. Members that are gone are forgotten.
         """
         since_s = now_s - self._lease_s

@@ -52,6 +52,8 @@ class SpareBucket:
         self._js: JetStreamContext | None = None
         self._problem: str | None = None
         """Why the bucket cannot be used now; None also before it was tried."""
+        self._worked = False
+        """Whether it could be used before: then it can be soon again."""
         self._complained = set[str]()
         self._thread = LoopThread(self._run, name="perfd-spare")
 
@@ -77,16 +79,22 @@ class SpareBucket:
         self._thread.submit(self._wake())
 
     def get(self, partition: int) -> bytes | None:
-        """What is kept of a partition; None, after a while and with a warning, if it cannot be read."""
+        """What is kept of a partition; raises `PerfdError` if it cannot be read now.
+
+        None, after a while and with a warning, if it never could be.
+        """
         found: Future[bytes | None] = Future()
         self._thread.submit(self._read(partition, found))
         try:
             return found.result(_ANSWER_WITHIN_S)
         except (TimeoutError, CancelledError):
             found.cancel()
-            self._complain("it does not answer")
-        except Exception as error:  # noqa: BLE001  (whatever a library raises, the partition starts without)
-            self._complain(str(error))
+            reason = "it does not answer"
+        except Exception as error:  # noqa: BLE001  (whatever a library raises)
+            reason = str(error)
+        if self._worked:
+            raise PerfdError(f"What the holder before could not store cannot be read from NATS: {reason}")
+        self._complain(reason)
         return None
 
     def _complain(self, reason: str) -> None:
@@ -109,7 +117,7 @@ class SpareBucket:
         self._changed = changed = asyncio.Event()
         js = client.jetstream(timeout=_ANSWER_WITHIN_S)
         bucket = await self._bucket(js)
-        self._js, self._problem = js, None
+        self._js, self._problem, self._worked = js, None, True
         try:
             while True:
                 await self._write(client, bucket)

@@ -129,7 +129,7 @@ class HistoryStore(HistoryReader):
                     self._changed.notify_all()
                 self._queue.append(group)
                 self._queued_bytes += group.size_bytes
-                if not self.healthy:
+                if not self.healthy or self._unstored:
                     self._keep([group])
                 return True
             self.failed_rows += len(statements)
@@ -138,7 +138,14 @@ class HistoryStore(HistoryReader):
     def wait_stored(self, timeout_s: float) -> bool:
         """Wait until what was submitted is stored; False without waiting when it cannot be, or if late."""
         stored = threading.Event()
-        return self.healthy and self.submit((), stored.set) and stored.wait(timeout_s)
+        if not self.healthy or not self.submit((), stored.set):
+            return False
+        if stored.wait(timeout_s):
+            return True
+        # A database that hangs is known to be away only later.
+        with self._changed:
+            self._keep(self._queue)
+        return False
 
     def expire(self, retention_s: float, now_unix_s: float, now_s: float) -> None:
         """Delete soon what is older than this, counting only time in which an aggregator ran."""
@@ -177,9 +184,11 @@ class HistoryStore(HistoryReader):
 
     def _take_spare(self) -> None:
         """Write what an earlier aggregator could not, before anything is read."""
-        if self._spare is None or (body := self._spare.take()) is None:
+        if self._spare is None:
             return
         try:
+            if (body := self._spare.take()) is None:
+                return
             self._database.write(unstored(body, self.engine_state()))
         except UnstorableError:
             log.exception("Rows that an earlier aggregator kept cannot be written and are left out.")
