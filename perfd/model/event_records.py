@@ -60,10 +60,12 @@ class EventKind(StrEnum):
     PROFILE = "profile"
     JOB_STARTED = "job_started"
     JOB_ENDED = "job_ended"
-    """`outcome` is set; `values` has `exit_code` and `signal` if known."""
+    """`outcome` is set; `values` has `exit_code` and `signal` if known, and `deleted` where a pod was deleted
+    and nothing says why."""
     RANKS_GONE = "ranks_gone"
     """The reporting node has no ranks of the job anymore; they may return, as with torchelastic."""
     RESTARTED = "restarted"
+    """`values` has `new_process` where steps that follow are those of another process, surely."""
     HARDWARE_ERROR = "hardware_error"
     """An XID, an ECC error or a lost GPU; `code` is the XID."""
     STRAGGLER_REPORT = "straggler_report"

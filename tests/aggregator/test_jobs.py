@@ -11,6 +11,7 @@ from perfd.model import (
     Event,
     EventKind,
     JobDescription,
+    JobOutcome,
     LogProgress,
     MemoryReport,
     ModelShape,
@@ -123,6 +124,81 @@ def test_a_job_that_repeats_its_lines_exactly_after_its_end_was_started_again(jo
     assert report(job, 1, time_s=102.1, loss=0.5) == [None]
     assert job.attempts.number == 2
     assert job.steps.table().step.tolist() == [1, 2, 3]
+
+
+def restart(job, time_s, **values):
+    job.event(
+        Event(
+            kind=EventKind.RESTARTED, time_unix_ns=round(time_s * 1e9), message="", job="llm", values=values
+        )
+    )
+
+
+def test_a_new_process_that_repeats_the_lines_exactly_is_another_attempt(job):
+    report(job, 1, 2, 3, time_s=100.0, loss=0.5)
+    restart(job, 102.5, new_process=1.0)
+    # Lines that other agents read late are those of the process before.
+    assert report(job, 3, agent="b", time_s=100.5, loss=0.5) == [None]
+    # It prints its time in whole seconds.
+    first, *others = report(job, 1, 2, 3, time_s=102.0, loss=0.5)
+    assert (first.kind, first.values["lost_steps"]) == (EventKind.RESTARTED, 3.0)
+    assert others == [None] * 2
+    assert job.attempts.number == 2
+    # Another node's agent is late with its own; its process began before the newest step.
+    restart(job, 101.9, new_process=1.0)
+    assert report(job, 1, 2, 3, agent="b", time_s=102.5, loss=0.5) == [None] * 3
+    assert job.attempts.number == 2
+
+
+@pytest.mark.parametrize(
+    ("outcome", "pause_s", "begins"),
+    [
+        (JobOutcome.FAILED, 10.0, 50.0),
+        (JobOutcome.PREEMPTED, 10.0, 50.0),
+        (JobOutcome.COMPLETED, 10.0, 110.0),
+        (JobOutcome.FAILED, 7200.0, 7300.0),
+    ],
+)
+def test_the_time_between_attempts_is_the_jobs_and_that_between_jobs_of_one_name_is_not(
+    job, outcome, pause_s, begins
+):
+    def event(kind, time_s, **more):
+        job.event(Event(kind=kind, time_unix_ns=round(time_s * 1e9), message="", job="llm", **more))
+
+    event(EventKind.JOB_STARTED, 50.0)
+    report(job, 1, 2, 3, time_s=99.0, loss=0.5)
+    event(EventKind.JOB_ENDED, 100.0, outcome=outcome)
+    event(EventKind.JOB_STARTED, 100.0 + pause_s)
+    assert job.attempts.started_unix_s == begins
+
+
+def test_a_restart_that_shows_no_new_process_repeats_nothing(job):
+    report(job, 1, 2, 3, time_s=100.0, loss=0.5)
+    restart(job, 102.5)
+    assert report(job, 1, 2, 3, time_s=103.0, loss=0.5) == [None] * 3
+    assert job.attempts.number == 1
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "ended"),
+    [
+        ((JobOutcome.FAILED, JobOutcome.CANCELLED), JobOutcome.FAILED),
+        ((JobOutcome.CANCELLED, JobOutcome.SIGNAL), JobOutcome.SIGNAL),
+        ((JobOutcome.COMPLETED, JobOutcome.CANCELLED), JobOutcome.CANCELLED),
+        ((JobOutcome.CANCELLED, JobOutcome.CANCELLED), JobOutcome.CANCELLED),
+    ],
+)
+def test_pods_deleted_after_another_one_failed_do_not_cancel_the_job(job, outcomes, ended):
+    report(job, 1)
+    for time_s, outcome in enumerate(outcomes, 100):
+        deleted = {"deleted": 1.0} if outcome is JobOutcome.CANCELLED else {}
+        kind = EventKind.JOB_ENDED
+        job.event(
+            Event(
+                kind=kind, time_unix_ns=time_s * 10**9, message="", job="llm", values=deleted, outcome=outcome
+            )
+        )
+    assert job.lifetime.end.outcome is ended
 
 
 def test_lines_of_a_late_batch_are_no_restart(job):

@@ -237,12 +237,13 @@ def test_containers_have_no_privilege_that_nobody_asked_for(values: dict[str, An
             assert (user == 0) is (container["name"] in added or root_training)
 
 
-def test_only_agents_that_read_pods_may_ask_the_api_and_only_for_pods_and_namespaces() -> None:
+def test_only_agents_that_read_pods_may_ask_the_api_and_only_for_what_they_need() -> None:
     documents = render({"agent.features.podLogs": True}, "--namespace=monitoring")
     role = one(documents, "ClusterRole")
     assert role["rules"] == [
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
         {"apiGroups": [""], "resources": ["namespaces"], "verbs": ["get"]},
+        {"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get"]},
     ]
     binding = one(documents, "ClusterRoleBinding")
     assert binding["roleRef"]["name"] == role["metadata"]["name"] == "perfd-agent-monitoring"

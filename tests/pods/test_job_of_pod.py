@@ -12,9 +12,13 @@ from perfd_collectors.pods.pod_facts import ApiPod, PodEnd, PodFacts, facts_of, 
 from perfd.model import JobOutcome
 
 
-def facts(status: dict[str, Any] | None = None, **metadata: Any) -> PodFacts:
+def a_pod(status: dict[str, Any] | None = None, **metadata: Any) -> ApiPod:
     document = {"metadata": {"name": "p-0", "uid": "u", **metadata}, "status": status or {}}
-    return facts_of(msgspec.json.decode(msgspec.json.encode(document), type=ApiPod))
+    return msgspec.json.decode(msgspec.json.encode(document), type=ApiPod)
+
+
+def facts(status: dict[str, Any] | None = None, **metadata: Any) -> PodFacts:
+    return facts_of(a_pod(status, **metadata))
 
 
 @pytest.mark.parametrize(
@@ -140,8 +144,30 @@ def test_a_pod_that_was_deleted_before_it_ended_was_cancelled(
     status = {"phase": phase, "containerStatuses": [terminated(code)]}
     end = facts(status, deletionTimestamp=f"2026-05-01T{killed}Z", deletionGracePeriodSeconds=30).end
     assert end is not None
-    assert (end.exit_code, end.time_unix_s) == (code, 1777629600.0)
+    assert (end.exit_code, end.time_unix_s, end.deleted) == (code, 1777629600.0, cancelled)
     assert end.outcome is (JobOutcome.CANCELLED if cancelled or code else JobOutcome.COMPLETED)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_the_kubelets_last_deletion_does_not_hide_when_the_first_was_asked_for(*, seen: bool) -> None:
+    # Asked for at 09:59:55, ended at 10:00:00; a second and a half later the kubelet deletes it for good.
+    first = a_pod(
+        {"phase": "Running"}, deletionTimestamp="2026-05-01T10:00:00Z", deletionGracePeriodSeconds=5
+    )
+    status = {"phase": "Failed", "containerStatuses": [terminated(137)]}
+    last = a_pod(status, deletionTimestamp="2026-05-01T10:00:02Z", deletionGracePeriodSeconds=0)
+    end = facts_of(last, facts_of(first) if seen else None).end
+    assert end is not None
+    assert (end.outcome, end.deleted) == (JobOutcome.CANCELLED if seen else JobOutcome.SIGNAL, seen)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind", "job"),
+    [("batch/v1", "Job", "n"), ("batch.volcano.sh/v1alpha1", "Job", ""), ("apps/v1", "ReplicaSet", "")],
+)
+def test_only_jobs_of_kubernetes_can_be_asked(version: str, kind: str, job: str) -> None:
+    owner = {"apiVersion": version, "kind": kind, "name": "n", "controller": True}
+    assert facts(ownerReferences=[owner]).batch_job == job
 
 
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Unknown", ""])

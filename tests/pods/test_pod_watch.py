@@ -13,8 +13,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from perfd_collectors.pods.api_access import ApiAccess, access_of_pod
-from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceReader
+from perfd_collectors.pods.job_reader import DeletedPod, JobCause, JobReader
+from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceKey, NamespaceReader
 from perfd_collectors.pods.pod_watch import PodWatch
+
+from perfd.model import JobOutcome
 
 TOKEN = "a-token"
 
@@ -34,6 +37,7 @@ class ApiServer:
         self.pods: list[dict[str, Any]] = []
         self.changes: Queue[dict[str, Any] | bytes | None] = Queue()
         self.namespaces: dict[str, dict[str, Any]] = {}
+        self.jobs: dict[str, dict[str, Any]] = {}
         self.forbidden = False
         self.asked: list[dict[str, str]] = []
         outer = self
@@ -49,6 +53,11 @@ class ApiServer:
                     found = outer.namespaces.get(self.path.rpartition("/")[2])
                     absent = {"kind": "Status", "code": 404, "message": "namespaces not found"}
                     self._send(404 if found is None else 200, {"metadata": found} if found else absent)
+                elif self.path.startswith("/apis/batch/v1/namespaces/"):
+                    outer.asked.append({"job": self.path})
+                    said = outer.jobs.get(self.path.removeprefix("/apis/batch/v1/namespaces/"))
+                    gone = {"kind": "Status", "code": 404, "message": "jobs not found"}
+                    self._send(404 if said is None else 200, {"status": said} if said is not None else gone)
                 elif "watch" in query:
                     self._watch()
                 else:
@@ -183,14 +192,15 @@ def test_namespaces_are_asked_for_when_they_are_wanted(api: ApiServer, namespace
         "b": {"name": "b", "annotations": {"owner": "x" * 10_000}},
     }
     namespaces.start()
-    namespaces.want(frozenset("a"))
-    until(lambda: namespaces.facts("a") is not None)
-    assert namespaces.facts("a") == NamespaceFacts(labels={"perfd/inject": "true"})
-    assert namespaces.facts("b") is None
-    namespaces.want(frozenset("b"))
-    until(lambda: namespaces.facts("b") is not None)
-    assert namespaces.facts("b") == NamespaceFacts(annotations={"owner": "x" * 10_000})
-    until(lambda: namespaces.facts("a") is None)
+    a, b = NamespaceKey("a"), NamespaceKey("b")
+    namespaces.want(frozenset({a}))
+    until(lambda: namespaces.found(a) is not None)
+    assert namespaces.found(a) == NamespaceFacts(labels={"perfd/inject": "true"})
+    assert namespaces.found(b) is None
+    namespaces.want(frozenset({b}))
+    until(lambda: namespaces.found(b) is not None)
+    assert namespaces.found(b) == NamespaceFacts(annotations={"owner": "x" * 10_000})
+    until(lambda: namespaces.found(a) is None)
 
 
 @pytest.mark.parametrize("why", ["forbidden", "gone", "odd"])
@@ -200,10 +210,63 @@ def test_a_namespace_that_cannot_be_read_has_no_labels_and_is_said_once(
     api.forbidden = why == "forbidden"
     api.namespaces = {"odd": {"labels": 7}}
     namespaces.start()
-    namespaces.want(frozenset({why}))
-    until(lambda: namespaces.facts(why) == NamespaceFacts())
+    namespaces.want(frozenset({NamespaceKey(why)}))
+    until(lambda: namespaces.found(NamespaceKey(why)) == NamespaceFacts())
     until(lambda: len(caplog.records) == 1)
     assert caplog.records[0].levelname == "WARNING"
+
+
+@pytest.fixture
+def jobs(watch: PodWatch) -> Iterator[JobReader]:
+    reader = JobReader(watch._access)
+    yield reader
+    reader.stop()
+
+
+def condition(kind: str, reason: str = "", status: str = "True") -> dict[str, Any]:
+    return {"conditions": [{"type": kind, "reason": reason, "status": status}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        (condition("Failed", "DeadlineExceeded"), JobOutcome.TIME_LIMIT),
+        (condition("FailureTarget", "DeadlineExceeded"), JobOutcome.TIME_LIMIT),
+        (condition("Failed", "BackoffLimitExceeded"), JobOutcome.FAILED),
+        (condition("FailureTarget", "PodFailurePolicy"), JobOutcome.FAILED),
+        (condition("SuccessCriteriaMet", "SuccessPolicy"), JobOutcome.COMPLETED),
+        (condition("Suspended", "JobSuspended"), JobOutcome.PREEMPTED),
+        (condition("Suspended", "JobResumed", "False"), None),
+        ({"conditions": None}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_a_job_says_why_its_controller_deleted_a_pod(
+    api: ApiServer, jobs: JobReader, caplog: pytest.LogCaptureFixture,
+    status: dict[str, Any] | None, outcome: JobOutcome | None,
+) -> None:  # fmt: skip
+    if status is not None:
+        api.jobs["research/jobs/pretrain"] = status
+    pod = DeletedPod("research", "pretrain", "u", ended=False)
+    jobs.start()
+    jobs.want(frozenset({pod}))
+    until(lambda: jobs.found(pod) is not None)
+    assert jobs.found(pod) == JobCause(outcome)
+    # A Job that is not there any more was deleted with its pods.
+    assert caplog.records == []
+
+
+def test_jobs_that_may_not_be_read_are_said_once_and_asked_for_once(
+    api: ApiServer, jobs: JobReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.forbidden = True
+    pods = [DeletedPod("research", "pretrain", uid, ended=ended) for uid in "ab" for ended in (False, True)]
+    jobs.start()
+    jobs.want(frozenset(pods))
+    until(lambda: all(jobs.found(pod) == JobCause() for pod in pods))
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert len(api.asked) == len(pods)
 
 
 def test_a_pod_has_access_by_its_service_account(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from perfd_collectors.pods import SPEC, PodsCollector, PodsOptions
 from perfd_collectors.pods.api_access import ApiAccess
-from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceReader
+from perfd_collectors.pods.job_reader import DeletedPod, JobCause, JobReader
+from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceKey, NamespaceReader
 from perfd_collectors.pods.pod_facts import PodEnd, PodFacts
 from perfd_collectors.pods.pod_watch import PodWatch
 from pods.node_logs import UIDS, ContainerFolder, pod
@@ -53,8 +54,9 @@ class KnownApi(PodWatch):
     ) -> None:
         named = labels or {"batch.kubernetes.io/job-name": "pretrain"}
         self.known[UIDS[number]] = PodFacts(
-            namespace="research", name=name, uid=UIDS[number], labels=named, end=end, **self.more
-        )
+            namespace="research", name=name, uid=UIDS[number], labels=named, end=end,
+            created_unix_s=NOW_NS / 1e9 + 100.0 * number, **self.more,
+        )  # fmt: skip
 
     @property
     def problem(self) -> str | None:
@@ -77,8 +79,22 @@ class KnownNamespaces(NamespaceReader):
     def start(self) -> None:
         """Nothing to ask."""
 
-    def facts(self, namespace: str) -> NamespaceFacts | None:
-        return self.known.get(namespace)
+    def found(self, key: NamespaceKey) -> NamespaceFacts | None:
+        return self.known.get(key.namespace)
+
+
+class KnownJobs(JobReader):
+    """What an API server has said of Jobs."""
+
+    def __init__(self) -> None:
+        super().__init__(ApiAccess(host="127.0.0.1", port=1))
+        self.said: dict[DeletedPod, JobCause] = {}
+
+    def start(self) -> None:
+        """Nothing to ask."""
+
+    def found(self, key: DeletedPod) -> JobCause | None:
+        return self.said.get(key) if key in self._wanted else None
 
 
 class Node:
@@ -93,7 +109,10 @@ class Node:
         self.options = PodsOptions(directory=str(self.logs), **options)  # type: ignore[arg-type]
         self.namespaces = KnownNamespaces()
         self.without_agent: list[float] = []
-        self.collector = PodsCollector(self.options, self.settings, api, self.namespaces, cluster)
+        self.jobs = KnownJobs()
+        self.collector = PodsCollector(
+            self.options, self.settings, api, namespaces=self.namespaces, jobs=self.jobs, cluster=cluster
+        )
 
     def container(self, number: int = 0, name: str = "pretrain-x7k2p", **more: str) -> ContainerFolder:
         return ContainerFolder(
@@ -268,7 +287,81 @@ def test_a_pod_that_was_deleted_was_cancelled(node: Node) -> None:
     node.api.says(0)
     node.collect(2)
     node.api.deleted.add(UIDS[0])
-    assert ends(node.collect(3)) == [("research/pretrain", JobOutcome.CANCELLED, None)]
+    records = node.collect(3)
+    assert ends(records) == [("research/pretrain", JobOutcome.CANCELLED, None)]
+    assert [one.values for one in records if isinstance(one, Event)] == [{"deleted": 1.0}]
+
+
+def deletion(code: int | None = 137) -> PodEnd:
+    return PodEnd(outcome=JobOutcome.CANCELLED, exit_code=code, time_unix_s=NOW_NS / 1e9 + 30.0, deleted=True)
+
+
+@pytest.mark.parametrize("at_the_end", [False, True])
+@pytest.mark.parametrize(
+    ("cause", "said"),
+    [
+        (JobOutcome.TIME_LIMIT, (JobOutcome.TIME_LIMIT, 137.0)),
+        (JobOutcome.FAILED, (JobOutcome.FAILED, None)),
+        (JobOutcome.PREEMPTED, (JobOutcome.PREEMPTED, None)),
+        (None, (JobOutcome.CANCELLED, 137.0)),
+    ],
+)
+def test_the_job_of_a_deleted_pod_says_why(
+    node: Node, cause: JobOutcome | None, said: tuple[JobOutcome, float | None], *, at_the_end: bool
+) -> None:
+    assert node.api is not None
+    node.container().prints(iteration(10))
+    node.api.more["batch_job"] = "pretrain"
+    node.api.says(0)
+    node.collect(2)
+    node.api.more["deleted_unix_s"] = NOW_NS / 1e9
+    node.api.says(0)
+    first = DeletedPod("research", "pretrain", UIDS[0], ended=False)
+    node.jobs.said[first] = JobCause(None if at_the_end else cause)
+    assert ends(node.collect(2)) == []
+    node.api.says(0, deletion())
+    # Nothing is said before the API server answered.
+    assert ends(node.collect(2)) == ([] if at_the_end or cause is None else [("research/pretrain", *said)])
+    node.jobs.said[first._replace(ended=True)] = JobCause(cause)
+    assert ends(node.collect(2)) == ([("research/pretrain", *said)] if at_the_end or cause is None else [])
+
+
+def test_a_pod_that_no_job_of_kubernetes_controls_needs_no_answer(node: Node) -> None:
+    assert node.api is not None
+    node.container().prints(iteration(10))
+    node.api.says(0)
+    node.collect(2)
+    node.api.says(0, deletion())
+    assert ends(node.collect(2)) == [("research/pretrain", JobOutcome.CANCELLED, 137.0)]
+
+
+def test_the_pod_that_replaces_one_is_another_process_and_its_end_counts(node: Node) -> None:
+    assert node.api is not None
+    node.container(0, "pretrain-a2b3c").prints(iteration(10) + iteration(20))
+    node.api.says(0, name="pretrain-a2b3c")
+    node.collect(2)
+    # Kubernetes makes the next pod while the first one is still there.
+    node.api.says(0, deletion(), name="pretrain-a2b3c")
+    node.api.says(1, name="pretrain-b2c3d")
+    node.container(1, "pretrain-b2c3d").prints(iteration(10) + iteration(20))
+    records = node.collect(2)
+    started = [one for one in records if isinstance(one, Event) and "new_process" in one.values]
+    assert [one.kind for one in started] == [EventKind.RESTARTED]
+    node.api.says(1, done(seconds=130.0), name="pretrain-b2c3d")
+    assert ends(node.collect(2)) == [("research/pretrain", JobOutcome.COMPLETED, 0.0)]
+
+
+def test_pods_that_began_together_replace_none(node: Node) -> None:
+    assert node.api is not None
+    for number, step in ((0, 10), (1, 20)):
+        node.container(number, f"pretrain-{number}-x7k2p").prints(iteration(step))
+        node.api.says(number, name=f"pretrain-{number}-x7k2p")
+    # The second was made before the first ended.
+    node.api.says(0, done(JobOutcome.FAILED, 4, seconds=1000.0), name="pretrain-0-x7k2p")
+    node.api.says(1, done(seconds=1001.0), name="pretrain-1-x7k2p")
+    records = node.collect(3)
+    assert not [one for one in records if isinstance(one, Event) and "new_process" in one.values]
+    assert ends(records) == [("research/pretrain", JobOutcome.FAILED, 4.0)]
 
 
 def test_without_the_api_server_a_job_ends_when_its_folder_is_gone(alone: Node) -> None:
@@ -308,8 +401,24 @@ def test_a_container_that_is_started_again_begins_another_attempt(node: Node) ->
     container.restarts()
     container.prints(iteration(10, stamp="2025-05-01 10:10:00"))
     records = node.collect(4)
-    assert steps(records) == [("research/pretrain", 10)]
-    assert EventKind.RESTARTED in {record.kind for record in records if isinstance(record, Event)}
+    order = [record for record in records if isinstance(record, Event | TrainingStep)]
+    assert [type(record) for record in order] == [Event, TrainingStep]
+    assert isinstance(order[0], Event)
+    assert (order[0].kind, order[0].values) == (EventKind.RESTARTED, {"new_process": 1.0})
+    # The runtime's time of the container's first line.
+    assert order[0].time_unix_ns == NOW_NS + 4 * 10**9
+
+
+def test_a_container_that_trains_nothing_may_start_again(node: Node) -> None:
+    assert node.api is not None
+    node.container().prints(iteration(10))
+    beside = ContainerFolder(next(node.logs.iterdir()) / "shipper")
+    beside.prints("shipping")
+    node.api.says(0)
+    node.collect(2)
+    beside.restarts()
+    beside.prints("shipping")
+    assert not [one for one in node.collect(4) if isinstance(one, Event)]
 
 
 @pytest.mark.parametrize("how", ["container", "label"])

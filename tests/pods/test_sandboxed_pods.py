@@ -40,19 +40,18 @@ def container(root: Path, name: str, namespace: str, number: int) -> ContainerFo
 
 
 def test_its_records_are_those_of_a_parser_in_the_agent(tmp_path):
-    log = container(tmp_path, "pretrain", "research", 0)
-    log.prints(dump() + iteration(1) + iteration(2))
     read = []
     for sandboxed in (False, True):
-        with closing(PodsCollector(options(tmp_path), settings(sandboxed=sandboxed))) as collector:
+        root = tmp_path / str(sandboxed)
+        log = container(root, "pretrain", "research", 0)
+        log.prints(dump() + iteration(1) + iteration(2))
+        with closing(PodsCollector(options(root), settings(sandboxed=sandboxed))) as collector:
             records = list(collector.collect())
             log.restarts()
             log.prints(iteration(3))
             records += collector.collect()
             records += collector.collect()
         read.append(records)
-        log.live.unlink()
-        log.attempt = 0
     inside, sandboxed = read
     assert sandboxed == inside
     assert [step for _, step in steps(sandboxed)] == [1, 2, 3]

@@ -14,11 +14,15 @@ from perfd.errors import PerfdError
 from perfd.net import BoundedConnection, BoundedTlsConnection
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-_OK, _GONE = 200, 410
+_OK, _NOT_FOUND, _GONE = 200, 404, 410
 
 
 class OutdatedError(Exception):
     """The API server no longer knows where the watch was; a new list is needed."""
+
+
+class NotFoundError(PerfdError):
+    """The API server does not have the object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +43,10 @@ class ApiAccess:
         return BoundedTlsConnection(self.host, self.port, context=context)
 
     def get(self, connection: BoundedConnection, path: str) -> HTTPResponse:
-        """The answer to a request; raises `OutdatedError`, and `PerfdError` with what the server says."""
+        """The answer to a request.
+
+        Raises `OutdatedError`, and `PerfdError` with what the server says (`NotFoundError` for 404).
+        """
         token = self.token_file.read_text(encoding="ascii").strip()
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         connection.request("GET", path, headers=headers)
@@ -48,7 +55,8 @@ class ApiAccess:
             raise OutdatedError
         if answer.status != _OK:
             said = msgspec.json.decode(answer.read(1 << 16), type=_Refusal)
-            raise PerfdError(said.message or f"The API server answers with status {answer.status}.")
+            error = NotFoundError if answer.status == _NOT_FOUND else PerfdError
+            raise error(said.message or f"The API server answers with status {answer.status}.")
         return answer
 
 

@@ -12,10 +12,11 @@ from perfd.collector import CollectorSpec, Column, Options, PodJob, Settings
 from perfd.errors import ConfigError, SandboxError, Unavailable, reason_of
 from perfd.model import Event, EventKind, JobOrigin, Record, SampleTable, Scope
 from perfd_collectors.pods.api_access import access_of_pod
+from perfd_collectors.pods.job_reader import JobReader
 from perfd_collectors.pods.known_pods import KnownPod, KnownPods
 from perfd_collectors.pods.log_files import PodFolder, pod_folders
 from perfd_collectors.pods.missing_agents import MissingAgents, wants_agent
-from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceReader
+from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceKey, NamespaceReader
 from perfd_collectors.pods.pod_facts import worst_end
 from perfd_collectors.pods.pod_log import PodLogs
 from perfd_collectors.pods.pod_owner import owner_of, queue_of
@@ -38,8 +39,8 @@ class PodsOptions(Options, frozen=True):
     exclude_namespaces: tuple[str, ...] = ("kube-*",)
     """Those of them whose pods are not."""
     api: bool = True
-    """Ask the API server for labels and ends of the node's pods (`list` and `watch` on pods), and for their
-    namespaces (`get`)."""
+    """Ask the API server for labels and ends of the node's pods (`list` and `watch` on pods), for their
+    namespaces, and for the Jobs of those that were deleted (`get`)."""
     owner_keys: tuple[str, ...] = ("perfd/owner", "owner")
     """Labels of pods, or labels or annotations of namespaces, that name a job's owner; Kubeflow's profiles
     write the second. Without one it is the pod's service account, unless that is `default`."""
@@ -61,13 +62,16 @@ class PodsCollector:
         options: PodsOptions,
         settings: Settings,
         watch: PodWatch | None = None,
+        *,
         namespaces: NamespaceReader | None = None,
+        jobs: JobReader | None = None,
         cluster: str = "",
     ) -> None:
         self._options = options
         self._settings = settings
         self._watch = watch
         self._namespaces = namespaces
+        self._readers = [one for one in (watch, namespaces, jobs) if one is not None]
         self._cluster = cluster
         self._missing_agents = MissingAgents()
         for text in options.patterns:
@@ -76,14 +80,12 @@ class PodsCollector:
         self._parsers: PodParsers = (
             SandboxedParsers(form, settings.clock) if settings.sandboxed else ParsersHere(form)
         )
-        self._pods = KnownPods(watch, settings.clock)
+        self._pods = KnownPods(watch, jobs, settings.clock)
         self._jobs: dict[str, PodLogs] = {}
         self._reported: dict[str, JobOrigin] = {}
         self._repeat_due_s = float("-inf")
-        if watch is not None:
-            watch.start()
-        if namespaces is not None:
-            namespaces.start()
+        for reader in self._readers:
+            reader.start()
 
     def collect(self) -> Sequence[Record]:
         """Records of the lines since the last call, and of jobs that ended."""
@@ -102,22 +104,22 @@ class PodsCollector:
             }
         )
         if self._namespaces is not None:
-            self._namespaces.want(frozenset(pod.folder.namespace for pod in pods))
-        read = [pod for pod in pods if not pod.own_log]
+            self._namespaces.want(frozenset(NamespaceKey(pod.folder.namespace) for pod in pods))
+        read = sorted((pod for pod in pods if not pod.own_log), key=lambda pod: pod.created_unix_s)
         for pod in read:
             logs = self._jobs.setdefault(pod.job, PodLogs(pod.job, self._parsers))
             for container in pod.folder.containers():
-                logs.follow(pod.folder.name, container)
+                if not logs.follows(container):
+                    before = {one.folder.name for one in read if one.job == pod.job and pod.replaces(one)}
+                    logs.follow(pod.folder.name, container, before)
         records = self._read(now_unix_ns)
         for job, logs in list(self._jobs.items()):
             records += self._end(logs, [pod for pod in read if pod.job == job], now_unix_ns)
         return [*self._origins(pods), *records, *self._without_agent(pods, now_unix_ns)]
 
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
-        if self._namespaces is not None:
-            self._namespaces.stop()
+        for reader in self._readers:
+            reader.stop()
         for logs in self._jobs.values():
             logs.close()
         self._jobs.clear()
@@ -151,7 +153,11 @@ class PodsCollector:
         """The end of a job, once all its pods here have ended and their logs are read."""
         if any(pod.end is None for pod in pods) or not logs.drained:
             return []
-        ends = [pod.end for pod in pods if pod.end is not None]
+        ends = [
+            pod.end
+            for pod in pods
+            if pod.end is not None and not any(another.replaces(pod) for another in pods)
+        ]
         for pod in pods:
             self._pods.done(pod)
         self._jobs.pop(logs.job).close()
@@ -161,13 +167,14 @@ class PodsCollector:
         end = worst_end(ends)
         how = end.outcome.value.replace("_", " ")
         how += "" if end.exit_code is None else f" with exit code {end.exit_code}"
+        values = {} if end.exit_code is None else {"exit_code": float(end.exit_code)}
         return [
             Event(
                 kind=EventKind.JOB_ENDED,
                 time_unix_ns=now_unix_ns if end.time_unix_s is None else int(end.time_unix_s * 1e9),
                 message=f"The pods of the job on this node ended: {how}.",
                 job=logs.job,
-                values={} if end.exit_code is None else {"exit_code": float(end.exit_code)},
+                values=values | ({"deleted": 1.0} if end.deleted else {}),
                 outcome=end.outcome,
             )
         ]
@@ -193,7 +200,9 @@ class PodsCollector:
         )
 
     def _namespace_of(self, pod: KnownPod) -> NamespaceFacts | None:
-        return None if self._namespaces is None else self._namespaces.facts(pod.folder.namespace)
+        if self._namespaces is None:
+            return None
+        return self._namespaces.found(NamespaceKey(pod.folder.namespace))
 
     def _origin(self, job: str, pods: Sequence[KnownPod]) -> JobOrigin:
         first = next((pod for pod in pods if pod.job == job and pod.facts is not None), None)
@@ -230,7 +239,12 @@ def create(options: PodsOptions, settings: Settings) -> PodsCollector:
     if access is None:
         return PodsCollector(options, settings, cluster=cluster)
     return PodsCollector(
-        options, settings, PodWatch(access, settings.node), NamespaceReader(access), cluster=cluster
+        options,
+        settings,
+        PodWatch(access, settings.node),
+        namespaces=NamespaceReader(access),
+        jobs=JobReader(access),
+        cluster=cluster,
     )
 
 

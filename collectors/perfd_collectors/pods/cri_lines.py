@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 
 _LINE = re.compile(
     rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d))"
@@ -61,3 +62,14 @@ class CriLines:
         if b"\r" in text:
             text = text.replace(b"\r", b"\r" + time)
         return text if stream in self._inside else time + text
+
+
+def first_time_unix_ns(data: bytes) -> int | None:
+    """When the runtime received the first line of a log, to a microsecond; None without a whole time."""
+    found = _LINE.match(data)
+    if found is None:
+        return None
+    try:
+        return round(datetime.fromisoformat(found[1].decode()).timestamp() * 1e6) * 1000
+    except ValueError:
+        return None

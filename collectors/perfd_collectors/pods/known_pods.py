@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfd.clock import Clock
 from perfd.model import JobOutcome
 from perfd_collectors.pods.job_of_pod import job_of, job_of_name
+from perfd_collectors.pods.job_reader import DeletedPod, JobReader
 from perfd_collectors.pods.log_files import PodFolder, log_files
-from perfd_collectors.pods.pod_facts import PodEnd, PodFacts
+from perfd_collectors.pods.pod_facts import PodEnd, PodFacts, replaces
 from perfd_collectors.pods.pod_watch import PodWatch
 
 _SIDECAR, _INJECTED = "perfd", "perfd-agent"
@@ -36,12 +37,24 @@ class KnownPod:
     """What the API server said of it last."""
     end: PodEnd | None = None
 
+    @property
+    def created_unix_s(self) -> float:
+        """0 where the API server has not said it."""
+        return (self.facts.created_unix_s if self.facts else None) or 0.0
+
+    def replaces(self, other: KnownPod) -> bool:
+        """Whether it was created once the other pod of its job had ended or was deleted."""
+        if self.facts is None or other.facts is None or self is other:
+            return False
+        return replaces(self.facts, other.facts, other.end)
+
 
 class KnownPods:
     """Decides at each look which pods there are; a pod keeps the name of its job."""
 
-    def __init__(self, watch: PodWatch | None, clock: Clock) -> None:
+    def __init__(self, watch: PodWatch | None, jobs: JobReader | None, clock: Clock) -> None:
         self._watch = watch
+        self._jobs = jobs
         self._clock = clock
         self._pods: dict[str, KnownPod] = {}
         self._done: set[str] = set()
@@ -58,9 +71,12 @@ class KnownPods:
         for folder in folders:
             if folder.uid not in self._pods and folder.uid not in self._done:
                 self._meet(folder, facts.get(folder.uid))
+        asked: set[DeletedPod] = set()
         for uid, pod in self._pods.items():
             pod.facts = facts.get(uid, pod.facts)
-            pod.end = self._end(facts.get(uid), there=uid in here)
+            pod.end = self._cause(facts.get(uid), self._end(facts.get(uid), there=uid in here), asked)
+        if self._jobs is not None:
+            self._jobs.want(frozenset(asked))
         if self._watch is not None:
             for uid in facts.keys() - here:
                 if uid not in self._pods:
@@ -105,8 +121,30 @@ class KnownPods:
             return facts.end
         deleted = facts is not None and self._watch is not None and not self._watch.is_present(facts.uid)
         if deleted:
-            return PodEnd(outcome=JobOutcome.CANCELLED)
+            return PodEnd(outcome=JobOutcome.CANCELLED, deleted=True)
         return None if there else PodEnd(outcome=JobOutcome.UNKNOWN)
+
+    def _cause(self, facts: PodFacts | None, end: PodEnd | None, asked: set[DeletedPod]) -> PodEnd | None:
+        """The end of a pod, once its Job was asked why it was deleted."""
+        if facts is None or not facts.batch_job or self._jobs is None:
+            return end
+        if facts.deleted_unix_s is None and (end is None or not end.deleted):
+            return end
+        first = DeletedPod(facts.namespace, facts.batch_job, facts.uid, ended=False)
+        asked.add(first)
+        if end is None or not end.deleted:
+            return end
+        cause = self._jobs.found(first)
+        if cause is not None and cause.outcome is None:
+            asked.add(first._replace(ended=True))
+            cause = self._jobs.found(first._replace(ended=True))
+        if cause is None:
+            return None
+        if cause.outcome is None:
+            return end
+        # What the pod's processes ended with is that of the signal that stopped them.
+        code = end.exit_code if cause.outcome is JobOutcome.TIME_LIMIT else None
+        return replace(end, outcome=cause.outcome, exit_code=code, deleted=False)
 
 
 def _written_unix_s(folder: PodFolder) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import msgspec
@@ -12,6 +12,7 @@ from perfd.model import JobOutcome
 
 
 class _Owner(msgspec.Struct, rename="camel"):
+    api_version: str = ""
     kind: str = ""
     name: str = ""
     controller: bool = False
@@ -24,6 +25,7 @@ class _Metadata(msgspec.Struct, rename="camel"):
     resource_version: str = ""
     labels: dict[str, str] = {}
     owner_references: list[_Owner] = []
+    creation_timestamp: str | None = None
     deletion_timestamp: str | None = None
     """When it is killed at the latest, after its grace period."""
     deletion_grace_period_seconds: float = 0.0
@@ -90,6 +92,8 @@ class PodEnd:
     outcome: JobOutcome
     exit_code: int | None = None
     time_unix_s: float | None = None
+    deleted: bool = False
+    """It was `cancelled` by the deletion of the pod, whoever asked for that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,14 +106,25 @@ class PodFacts:
     labels: Mapping[str, str]
     owner_kind: str = ""
     owner_name: str = ""
+    batch_job: str = ""
+    """The Job of Kubernetes (`batch/v1`) that controls it; empty if none does."""
     service_account: str = ""
+    created_unix_s: float | None = None
+    deleted_unix_s: float | None = None
+    """When its deletion was requested; it may still run."""
     has_gpu: bool = False
     """One of its containers has a limit on NVIDIA's GPUs."""
     end: PodEnd | None = None
 
 
-def facts_of(pod: ApiPod) -> PodFacts:
-    """What perfd needs of a pod of the API."""
+def facts_of(pod: ApiPod, before: PodFacts | None = None) -> PodFacts:
+    """What perfd needs of a pod of the API, of which `before` was known.
+
+    The kubelet deletes a pod for good once its containers have ended, and the time at which its deletion was
+    requested is lost.
+    """
+    deletions = [_deleted_unix_s(pod), before.deleted_unix_s if before else None]
+    deleted_unix_s = min((one for one in deletions if one is not None), default=None)
     meta = pod.metadata
     owner = next((one for one in meta.owner_references if one.controller), _Owner())
     return PodFacts(
@@ -119,13 +134,16 @@ def facts_of(pod: ApiPod) -> PodFacts:
         labels=meta.labels,
         owner_kind=owner.kind,
         owner_name=owner.name,
+        batch_job=owner.name if (owner.kind, owner.api_version) == ("Job", "batch/v1") else "",
+        created_unix_s=_unix_s(meta.creation_timestamp),
+        deleted_unix_s=deleted_unix_s,
         service_account=pod.spec.service_account_name,
         has_gpu=any(
             name.startswith(_GPU)
             for container in pod.spec.containers or ()
             for name in container.resources.limits
         ),
-        end=_end(pod),
+        end=_end(pod, deleted_unix_s),
     )
 
 
@@ -139,21 +157,25 @@ _DISRUPTIONS = {
 """By the reason of the condition DisruptionTarget (stable since Kubernetes 1.31)."""
 
 
-def _end(pod: ApiPod) -> PodEnd | None:
+def _end(pod: ApiPod, deleted_unix_s: float | None) -> PodEnd | None:
     status = pod.status
     if status.phase not in {"Succeeded", "Failed"}:
         return None
     ended = [one.state.terminated for one in status.container_statuses if one.state.terminated is not None]
     worst = max(ended, key=lambda one: (one.reason == "OOMKilled", one.exit_code != 0), default=None)
     times = [moment for one in ended if (moment := _unix_s(one.finished_at)) is not None]
+    # Times of the API have whole seconds.
+    deleted = deleted_unix_s is not None and all(end_s >= deleted_unix_s - 1.0 for end_s in times)
+    outcome = _outcome(pod, worst, deleted=deleted)
     return PodEnd(
-        outcome=_outcome(pod, worst),
+        outcome=outcome,
         exit_code=None if worst is None else worst.exit_code,
         time_unix_s=max(times, default=None),
+        deleted=deleted and outcome is JobOutcome.CANCELLED,
     )
 
 
-def _outcome(pod: ApiPod, worst: _Terminated | None) -> JobOutcome:
+def _outcome(pod: ApiPod, worst: _Terminated | None, *, deleted: bool) -> JobOutcome:
     status = pod.status
     disruption = next(
         (one.reason for one in status.conditions if (one.type, one.status) == ("DisruptionTarget", "True")),
@@ -161,7 +183,7 @@ def _outcome(pod: ApiPod, worst: _Terminated | None) -> JobOutcome:
     )
     if status.phase == "Succeeded" and disruption is None:
         # A trainer may end well when it is asked to.
-        outcome = JobOutcome.CANCELLED if _was_deleted(pod) else JobOutcome.COMPLETED
+        outcome = JobOutcome.CANCELLED if deleted else JobOutcome.COMPLETED
     elif worst is not None and worst.reason == "OOMKilled":
         outcome = JobOutcome.OUT_OF_MEMORY
     elif status.reason == "Evicted":
@@ -171,23 +193,17 @@ def _outcome(pod: ApiPod, worst: _Terminated | None) -> JobOutcome:
         outcome = JobOutcome.TIME_LIMIT
     elif disruption is not None:
         outcome = _DISRUPTIONS.get(disruption, JobOutcome.PREEMPTED)
-    elif _was_deleted(pod):
+    elif deleted:
         outcome = JobOutcome.CANCELLED
     else:
         outcome = JobOutcome.UNKNOWN if worst is None else JobOutcome.of_exit_code(worst.exit_code)
     return outcome
 
 
-def _was_deleted(pod: ApiPod) -> bool:
-    """Whether its deletion was requested before it ended."""
+def _deleted_unix_s(pod: ApiPod) -> float | None:
+    """When its deletion was requested: the API gives the time at which its grace period ends."""
     killed_at_s = _unix_s(pod.metadata.deletion_timestamp)
-    if killed_at_s is None:
-        return False
-    asked_s = killed_at_s - pod.metadata.deletion_grace_period_seconds
-    states = [one.state.terminated for one in pod.status.container_statuses]
-    ends = [_unix_s(one.finished_at) for one in states if one is not None]
-    # Times of the API have whole seconds.
-    return all(end is None or end >= asked_s - 1.0 for end in ends)
+    return None if killed_at_s is None else killed_at_s - pod.metadata.deletion_grace_period_seconds
 
 
 def _unix_s(text: str | None) -> float | None:
@@ -197,8 +213,16 @@ def _unix_s(text: str | None) -> float | None:
         return None
 
 
+def replaces(pod: PodFacts, other: PodFacts, end: PodEnd | None) -> bool:
+    """Whether a pod was created once another one of its job, with this end, had ended or was deleted."""
+    stops = [other.deleted_unix_s, None if end is None else end.time_unix_s]
+    stopped_s = min((one for one in stops if one is not None), default=None)
+    created_s = pod.created_unix_s
+    return created_s is not None and stopped_s is not None and created_s >= stopped_s
+
+
 def worst_end(ends: Sequence[PodEnd]) -> PodEnd:
     """The end of a job of which these pods were on the node; raises `ValueError` without one."""
     worst = max(ends, key=lambda end: (end.outcome.bad, end.outcome.weight))
     times = [end.time_unix_s for end in ends if end.time_unix_s is not None]
-    return PodEnd(outcome=worst.outcome, exit_code=worst.exit_code, time_unix_s=max(times, default=None))
+    return replace(worst, time_unix_s=max(times, default=None))

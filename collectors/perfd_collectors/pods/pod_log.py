@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.model import JobDescription, Record, TrainingStep
@@ -18,6 +19,8 @@ class _Container:
     name: str
     log: ContainerLog
     read_bytes: int = 0
+    after: list[str] = field(default_factory=list)
+    """Containers of the job that had ended before it began."""
 
 
 class PodLogs:
@@ -33,15 +36,14 @@ class PodLogs:
         self.trains = False
         """Whether a container has printed steps."""
 
-    def follow(self, pod: str, folder: Path) -> None:
-        """Read a container's folder from now on; legal for one that is read already."""
-        if folder not in self._containers:
-            self._containers[folder] = _Container(f"{pod}/{folder.name}", ContainerLog(folder))
+    def follows(self, folder: Path) -> bool:
+        """Whether a container's folder is read."""
+        return folder in self._containers
 
-    def drop(self, pod_folder: Path) -> None:
-        """Close the logs of a pod."""
-        for folder in [folder for folder in self._containers if folder.parent == pod_folder]:
-            self._containers.pop(folder).log.close()
+    def follow(self, pod: str, folder: Path, after: Collection[str] = ()) -> None:
+        """Read a container's folder from now on; `after` are pods of the job that had ended before."""
+        ended = [one.name for one in self._containers.values() if one.name.partition("/")[0] in after]
+        self._containers[folder] = _Container(f"{pod}/{folder.name}", ContainerLog(folder), after=ended)
 
     def close(self) -> None:
         """Close all logs, and forget what they had; legal twice."""
@@ -79,10 +81,15 @@ class PodLogs:
     def _read(self, container: _Container, limit_bytes: int, pieces: list[LogPiece]) -> int:
         before = container.read_bytes
         for part in container.log.read(limit_bytes):
-            container.read_bytes += len(part.data)
-            pieces.append(
-                LogPiece(container=container.name, data=part.data, restarted=part.restarted, gap=part.gap)
+            piece = LogPiece(
+                container=container.name,
+                data=part.data,
+                restarted=part.restarted,
+                gap=part.gap,
+                after=[container.name] if part.restarted else [] if container.read_bytes else container.after,
             )
+            container.read_bytes += len(part.data)
+            pieces.append(piece)
         if not self.trains and container.read_bytes > _GIVE_UP_BYTES:
             container.log.give_up()
         return container.read_bytes - before

@@ -10,9 +10,9 @@ import msgspec
 
 from perfd.clock import Clock
 from perfd.errors import SandboxError
-from perfd.model import Event, EventKind, LogProgress, Record
+from perfd.model import EventKind, LogProgress, Record
 from perfd.sandbox import Sandbox
-from perfd_collectors.pods.cri_lines import CriLines
+from perfd_collectors.pods.cri_lines import CriLines, first_time_unix_ns
 from perfd_collectors.sandboxed_records import decode_records, encode_records
 from perfd_collectors.training_log.format_parser import LogContext
 from perfd_collectors.training_log.formats import compiled_pattern
@@ -44,6 +44,8 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
     """They are the first of a container that was started again."""
     gap: bool = False
     """Bytes before them were lost."""
+    after: list[str] = []
+    """In the first bytes of a container: those of the job that had ended before it began."""
 
 
 class JobPieces(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,6 +85,8 @@ class _ContainerParser:
         self.lines = CriLines()
         self.parsers: dict[str, LogParser] = {}
         self.last_line_unix_ns: dict[str, int] = {}
+        self.trained = False
+        """Whether it printed a step that was new."""
 
 
 class ParsersHere:
@@ -101,26 +105,20 @@ class ParsersHere:
         context, containers = self._jobs.setdefault(new.job, (new_job(new.job), {}))
         for gone in containers.keys() - set(new.containers):
             del containers[gone]
-        events: list[Record] = []
         for piece in new.pieces:
+            before = [containers[name] for name in piece.after if name in containers]
+            if any(one.trained for one in before):
+                _another_process(piece, context)
             container = containers.setdefault(piece.container, _ContainerParser())
-            if piece.restarted:
-                message = f"{piece.container} was restarted."
-                events.append(
-                    Event(
-                        kind=EventKind.RESTARTED,
-                        time_unix_ns=new.now_unix_ns,
-                        message=message,
-                        job=new.job,
-                    )
-                )
+            last = context.steps.last_step
             self._parse(piece, container, new, context)
+            container.trained |= context.steps.last_step != last
         for container in containers.values():
             for stream, last_unix_ns in container.last_line_unix_ns.items():
                 if new.now_unix_ns - last_unix_ns >= _SETTLED_AFTER_NS:
                     container.parsers[stream].flush()
         records = context.out.take(new.now_unix_ns)
-        return [*events, *records, *_progress(new.job, containers)]
+        return [*records, *_progress(new.job, containers)]
 
     def forget(self, job: str) -> None:
         """As in `PodParsers`."""
@@ -149,6 +147,14 @@ class ParsersHere:
                 )
             container.parsers[stream].feed(data)
             container.last_line_unix_ns[stream] = new.now_unix_ns
+
+
+def _another_process(piece: LogPiece, context: LogContext) -> None:
+    """Steps that follow are of another attempt, even where they repeat the last one's exactly."""
+    how = "was restarted" if piece.restarted else "runs in place of a pod that ended"
+    context.out.received(first_time_unix_ns(piece.data))
+    values = {"new_process": 1.0}
+    context.out.event(EventKind.RESTARTED, f"{piece.container} {how}.", values=values)
 
 
 def _progress(job: str, containers: dict[str, _ContainerParser]) -> list[LogProgress]:

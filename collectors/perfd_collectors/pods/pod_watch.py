@@ -136,7 +136,7 @@ class PodWatch:
         with self._opened({"resourceVersion": "0"}, _LIST_TIMEOUT_S) as answer:
             content = answer.read(_MOST_BYTES)
         found = _POD_LIST.decode(content)
-        facts = [facts_of(pod) for pod in found.items]
+        facts = [self._facts(pod) for pod in found.items]
         with self._lock:
             self._pods |= {pod.uid: pod for pod in facts}
             self._present = {pod.uid for pod in facts}
@@ -156,8 +156,11 @@ class PodWatch:
                 pod = _POD.decode(change.object)
                 version = pod.metadata.resource_version
                 if change.type != "BOOKMARK":
-                    self._take(facts_of(pod), deleted=change.type == "DELETED")
+                    self._take(self._facts(pod), deleted=change.type == "DELETED")
         return version
+
+    def _facts(self, pod: ApiPod) -> PodFacts:
+        return facts_of(pod, self._pods.get(pod.metadata.uid))
 
     def _take(self, pod: PodFacts, *, deleted: bool) -> None:
         with self._lock:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from perfd.aggregator.jobs.job_lifetime import JobEnd
 from perfd.aggregator.jobs.record_source import RecordSource
 from perfd.aggregator.jobs.step_tables import StepRows
 from perfd.errors import RefusedError
-from perfd.model import Event, EventKind
+from perfd.model import Event, EventKind, JobOutcome
 
 _QUIET_S = 60.0
 """Without a report of any step; before that, an earlier step is not one of a new attempt. Chosen."""
@@ -16,6 +17,10 @@ _SAME_STEP_S = 120.0
 """Logs of two ranks have the same step at times that differ by less, however far their clocks are off."""
 _SAME_PROCESS_S = 2.0
 """A process's start is known to a second: the node's boot time is."""
+_WHOLE_SECOND_S = 1.0
+"""A time that is printed without its fraction is so much too early at most."""
+_SAME_JOB_S = 3600.0
+"""A start so long after the end is another job of that name, unless the scheduler says otherwise. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +43,8 @@ class JobAttempts:
         self._restarted_unix_s: float | None = None
         self._begins_unix_s: float | None = None
         """When a start began that has shown no step yet."""
+        self._repeats_exactly = False
+        """Whether lines after that are the new start's even if they are the old one's again."""
         self._last_step_of: dict[str, int] = {}
         self._attempt_of: dict[str, int] = {}
         self._stepped_s = -math.inf
@@ -53,16 +60,34 @@ class JobAttempts:
         known = [began for began in (self.started_unix_s, self._restarted_unix_s) if began is not None]
         return max(known, default=None)
 
-    def event(self, event: Event) -> None:
-        """Note a start or restart that an agent reported."""
+    def event(self, event: Event, steps: StepRows, end: JobEnd | None, now_s: float) -> None:
+        """Note a start or restart that an agent reported of a job with these steps and this end."""
+        time_unix_s = event.time_unix_ns / 1e9
+        newest_unix_s = steps.last_unix_s
         if event.kind is EventKind.RESTARTED:
-            self._restarted_unix_s = event.time_unix_ns / 1e9
+            self._restarted_unix_s = time_unix_s
+            # The log of a process that began before the newest step shows that step itself.
+            if event.values.get("new_process") and newest_unix_s is not None and time_unix_s > newest_unix_s:
+                self.begins_anew(time_unix_s - _WHOLE_SECOND_S, now_s, repeats_exactly=True)
         elif event.kind is EventKind.JOB_STARTED:
-            self.started_unix_s = event.time_unix_ns / 1e9
+            if newest_unix_s is not None and self._continues(time_unix_s, newest_unix_s, end):
+                self._restarted_unix_s = time_unix_s
+            else:
+                self.started_unix_s = time_unix_s
 
-    def begins_anew(self, since_unix_s: float, now_s: float) -> None:
-        """Note that scheduler or launcher started the job again; its first step then begins an attempt."""
+    def _continues(self, started_unix_s: float, newest_unix_s: float, end: JobEnd | None) -> bool:
+        """Whether a start is one of the job that made these steps, and not another job of its name."""
+        if self._begins_unix_s is not None or end is None:
+            return self._begins_unix_s is not None or started_unix_s - newest_unix_s < _SAME_JOB_S
+        return end.outcome is not JobOutcome.COMPLETED and started_unix_s - end.time_unix_s < _SAME_JOB_S
+
+    def begins_anew(self, since_unix_s: float, now_s: float, *, repeats_exactly: bool = False) -> None:
+        """Note that scheduler or launcher started the job again; its first step then begins an attempt.
+
+        `repeats_exactly`: all lines from then on are another process's, even those that repeat earlier ones.
+        """
         self._begins_unix_s = since_unix_s
+        self._repeats_exactly = repeats_exactly
         # Starts that fail before their first step are one time without steps.
         self._stepless = self._stepless or _Start(unix_s=since_unix_s, seen_s=now_s)
 
@@ -125,6 +150,14 @@ class JobAttempts:
             # Another agent's log has already shown it.
             return None
         return f"Step {step} came after step {newest}: the job went back to a checkpoint."
+
+    def surely_begins(self, printed_unix_s: float) -> bool:
+        """Whether a line is a new start's, even if it repeats an earlier one exactly."""
+        return (
+            self._repeats_exactly
+            and self._begins_unix_s is not None
+            and printed_unix_s >= self._begins_unix_s
+        )
 
     def line(self, step: int, source: RecordSource) -> None:
         """Note how far an agent's log is, after `start_shown_by` was asked."""

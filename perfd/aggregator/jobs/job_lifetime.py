@@ -22,6 +22,8 @@ class JobEnd:
     time_unix_s: float
     outcome: JobOutcome = JobOutcome.UNKNOWN
     exit_code: int | None = None
+    deleted: bool = False
+    """A pod was deleted, and nothing says why: another one that failed by itself may be the reason."""
 
     @classmethod
     def of(cls, event: Event) -> JobEnd:
@@ -31,11 +33,21 @@ class JobEnd:
         outcome = event.outcome
         if outcome is None:
             outcome = JobOutcome.UNKNOWN if exit_code is None else JobOutcome.of_exit_code(exit_code)
-        return cls(time_unix_s=event.time_unix_ns / 1e9, outcome=outcome, exit_code=exit_code)
+        return cls(
+            time_unix_s=event.time_unix_ns / 1e9,
+            outcome=outcome,
+            exit_code=exit_code,
+            deleted=bool(event.values.get("deleted")),
+        )
+
+    @property
+    def weight(self) -> float:
+        """How much it says; of two ends the greater one counts."""
+        return JobOutcome.COMPLETED.weight + 0.5 if self.deleted else float(self.outcome.weight)
 
     def and_also(self, other: JobEnd) -> JobEnd:
         """One end of what two sources say: the later time, and the outcome that says more."""
-        more, less = (self, other) if self.outcome.weight >= other.outcome.weight else (other, self)
+        more, less = (self, other) if self.weight >= other.weight else (other, self)
         return replace(
             more,
             time_unix_s=max(self.time_unix_s, other.time_unix_s),

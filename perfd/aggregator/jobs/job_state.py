@@ -215,7 +215,9 @@ class JobState:
         before_unix_s = self.steps.unix_s(line.step)
         if before_unix_s is None or line.time_unix_ns is None:
             return False
-        return self.lifetime.ended_between(before_unix_s, line.time_unix_ns / 1e9)
+        at_unix_s = line.time_unix_ns / 1e9
+        surely = self.attempts.surely_begins(at_unix_s)
+        return surely or self.lifetime.ended_between(before_unix_s, at_unix_s)
 
     def _put(self, line: TrainingStep, source: RecordSource) -> None:
         self.steps.put(line, source.sent_unix_s)
@@ -258,12 +260,12 @@ class JobState:
         self.version += 1
         self.memory[report.rank] = report
 
-    def event(self, event: Event) -> None:
+    def event(self, event: Event, now_s: float = 0.0) -> None:
         """Note what happened; the job's start and end are read from it."""
         self.version += 1
         self.events.append(event)
         time_unix_s = event.time_unix_ns / 1e9
-        self.attempts.event(event)
+        self.attempts.event(event, self.steps, self.lifetime.end, now_s)
         if event.kind in {EventKind.JOB_STARTED, EventKind.RESTARTED}:
             self._sources.by_hook = False
             self.lifetime.starts(time_unix_s)

@@ -92,7 +92,7 @@ class JobMembers:
         if event.kind is EventKind.HARDWARE_ERROR:
             node.hardware_error(event, job.name if job else "")
         if job is not None:
-            job.event(event)
+            job.event(event, source.now_s)
             if event.kind is EventKind.RANKS_GONE:
                 node.ranks_gone(job.name)
                 job.ownership.ranks_gone(source.node)
