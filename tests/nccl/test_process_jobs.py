@@ -11,7 +11,7 @@ from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
 from nccl.test_segment_owner import HOST_PID, ME, kept, node, ranks
 from nccl.test_segments import make
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
-from perfd_collectors.nccl.process_jobs import ProcessJobs
+from perfd_collectors.ranks.process_jobs import ProcessJobs
 
 from perfd.clock import VirtualClock
 from perfd.collector import UNNAMED_JOB, PodJob, Settings

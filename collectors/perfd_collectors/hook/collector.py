@@ -11,7 +11,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfd.collector import CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
+import msgspec
+
+from perfd.collector import (
+    UNNAMED_JOB,
+    CollectorSpec,
+    Column,
+    ColumnKind,
+    OnUnavailable,
+    Options,
+    Settings,
+)
 from perfd.errors import Unavailable
 from perfd.file_access import bind_socket, remove_socket
 from perfd.hook import default_socket
@@ -24,6 +34,7 @@ from perfd_collectors.hook.datagrams import (
     records_of,
 )
 from perfd_collectors.hook.sender_auth import SenderAuth
+from perfd_collectors.ranks.process_jobs import ProcessJobs
 
 _MAX_MESSAGES_PER_COLLECT = 10_000
 _MAX_DROPPED_PER_COLLECT = 1_000
@@ -87,6 +98,7 @@ class HookCollector:
         self._own_uid = os.geteuid()
         self._senders = SenderAuth(self._own_uid)
         self._local_jobs = settings.local_jobs
+        self._jobs = ProcessJobs(settings) if settings.job == UNNAMED_JOB else None
         self._listen_s = min(_MAX_LISTEN_S, options.listen_s)
         self._socket = _bound(self._path, options.mode)
         self._poll = select.poll()
@@ -118,16 +130,24 @@ class HookCollector:
             left_s = max(0.0, until_s - time.monotonic())
             if not self._poll.poll(1000 * left_s):
                 break
-            content, uid = self._receive()
+            content, uid, pid = self._receive()
             left_bytes -= len(content)
-            message = parse_message(content)
+            message = self._named(parse_message(content), pid)
             if message is None:
                 self.unsound_messages += 1
             elif not self._accepts(message.job or self._job, uid):
                 self.foreign_messages += 1
             else:
                 messages.append(message)
+        if self._jobs is not None:
+            self._jobs.keep(())
         return messages
+
+    def _named(self, message: HookMessage | None, pid: int) -> HookMessage | None:
+        """The message with the job of its sender, where it names none and an agent serves several jobs."""
+        if message is None or message.job is not None or self._jobs is None:
+            return message
+        return msgspec.structs.replace(message, job=self._jobs.job_of(pid))
 
     def _accepts(self, job: str, uid: int) -> bool:
         """Whether a user may send for a job: the one whose ranks are here, where that is known.
@@ -141,13 +161,14 @@ class HookCollector:
             return False
         return self._senders.accept(job, uid, self._clock.monotonic_s())
 
-    def _receive(self) -> tuple[bytes, int]:
-        """A datagram and its sender's user id."""
+    def _receive(self) -> tuple[bytes, int, int]:
+        """A datagram, its sender's user id, and its process, 0 where that is in no namespace of ours."""
         content, ancillary, _, _ = self._socket.recvmsg(MAX_BYTES, socket.CMSG_SPACE(_SENDER.size))
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) == _SENDER.size:
-                return content, int(_SENDER.unpack(data)[1])
-        return content, _NOBODY_UID
+                pid, uid, _ = _SENDER.unpack(data)
+                return content, int(uid), int(pid)
+        return content, _NOBODY_UID, 0
 
     def _dropped(self) -> int:
         return self.unsound_messages + self.foreign_messages

@@ -24,7 +24,6 @@ from perfd_collectors.nccl.debug_log import DebugFiles
 from perfd_collectors.nccl.flight_recorder import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector import InspectorDirectory, RecordedInspector
 from perfd_collectors.nccl.job_ranks import JobRanks
-from perfd_collectors.nccl.process_jobs import ProcessJobs
 from perfd_collectors.nccl.sampling import check_sampling, in_sample
 from perfd_collectors.nccl.scan_budget import ScanBudget
 from perfd_collectors.nccl.segments import (
@@ -42,6 +41,7 @@ from perfd_collectors.nccl.segments import (
     segment_names,
     writer_of,
 )
+from perfd_collectors.ranks.process_jobs import ProcessJobs
 
 __all__ = ["COLUMNS", "SPEC", "NcclCollector", "NcclOptions", "keep_one_in"]
 

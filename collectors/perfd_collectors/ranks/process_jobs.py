@@ -1,4 +1,4 @@
-"""Which job a process with a segment belongs to: an agent may serve a node on which several jobs run."""
+"""Which job a process belongs to: an agent may serve a node on which several jobs run."""
 
 from __future__ import annotations
 
