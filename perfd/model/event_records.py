@@ -59,6 +59,7 @@ class EventKind(StrEnum):
     EVALUATION = "evaluation"
     PROFILE = "profile"
     JOB_STARTED = "job_started"
+    """As `restarted`."""
     JOB_ENDED = "job_ended"
     """`outcome` is set; `values` has `exit_code` and `signal` if known, and `deleted` where a pod was deleted
     and nothing says why."""

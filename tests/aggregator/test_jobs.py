@@ -172,6 +172,24 @@ def test_the_time_between_attempts_is_the_jobs_and_that_between_jobs_of_one_name
     assert job.attempts.started_unix_s == begins
 
 
+def test_a_process_that_replaces_one_on_a_lost_node_is_another_attempt(job):
+    report(job, 1, 2, 3, agent="a", time_s=100.0, loss=0.5)
+    # The lost node has said nothing for less than a minute.
+    job.event(
+        Event(
+            kind=EventKind.JOB_STARTED,
+            time_unix_ns=150 * 10**9,
+            message="",
+            job="llm",
+            values={"new_process": 1.0},
+        )
+    )
+    first, *_ = report(job, 1, 2, 3, 4, agent="b", time_s=152.0, loss=0.5)
+    assert (first.kind, first.values["lost_steps"]) == (EventKind.RESTARTED, 3.0)
+    assert job.attempts.number == 2
+    assert job.steps.table().step.tolist() == [1, 2, 3, 4]
+
+
 def test_a_restart_that_shows_no_new_process_repeats_nothing(job):
     report(job, 1, 2, 3, time_s=100.0, loss=0.5)
     restart(job, 102.5)

@@ -159,6 +159,15 @@ def ends(records: Sequence[Record]) -> list[tuple[str, JobOutcome | None, float 
     ]
 
 
+def kinds(records: Sequence[Record]) -> list[object]:
+    """Steps, and the kinds of events that say of a new process."""
+    return [
+        TrainingStep if isinstance(one, TrainingStep) else one.kind
+        for one in records
+        if isinstance(one, TrainingStep) or (isinstance(one, Event) and "new_process" in one.values)
+    ]
+
+
 def done(outcome: JobOutcome = JobOutcome.COMPLETED, code: int = 0, seconds: float = 30.0) -> PodEnd:
     return PodEnd(outcome=outcome, exit_code=code, time_unix_s=NOW_NS / 1e9 + seconds)
 
@@ -345,8 +354,7 @@ def test_the_pod_that_replaces_one_is_another_process_and_its_end_counts(node: N
     node.api.says(1, name="pretrain-b2c3d")
     node.container(1, "pretrain-b2c3d").prints(iteration(10) + iteration(20))
     records = node.collect(2)
-    started = [one for one in records if isinstance(one, Event) and "new_process" in one.values]
-    assert [one.kind for one in started] == [EventKind.RESTARTED]
+    assert kinds(records) == [EventKind.JOB_STARTED, TrainingStep, TrainingStep]
     node.api.says(1, done(seconds=130.0), name="pretrain-b2c3d")
     assert ends(node.collect(2)) == [("research/pretrain", JobOutcome.COMPLETED, 0.0)]
 
@@ -360,7 +368,6 @@ def test_pods_that_began_together_replace_none(node: Node) -> None:
     node.api.says(0, done(JobOutcome.FAILED, 4, seconds=1000.0), name="pretrain-0-x7k2p")
     node.api.says(1, done(seconds=1001.0), name="pretrain-1-x7k2p")
     records = node.collect(3)
-    assert not [one for one in records if isinstance(one, Event) and "new_process" in one.values]
     assert ends(records) == [("research/pretrain", JobOutcome.FAILED, 4.0)]
 
 
@@ -401,12 +408,47 @@ def test_a_container_that_is_started_again_begins_another_attempt(node: Node) ->
     container.restarts()
     container.prints(iteration(10, stamp="2025-05-01 10:10:00"))
     records = node.collect(4)
-    order = [record for record in records if isinstance(record, Event | TrainingStep)]
-    assert [type(record) for record in order] == [Event, TrainingStep]
-    assert isinstance(order[0], Event)
-    assert (order[0].kind, order[0].values) == (EventKind.RESTARTED, {"new_process": 1.0})
+    assert kinds(records) == [EventKind.RESTARTED, TrainingStep]
+    (event,) = [one for one in records if isinstance(one, Event)]
     # The runtime's time of the container's first line.
-    assert order[0].time_unix_ns == NOW_NS + 4 * 10**9
+    assert (event.time_unix_ns, event.values) == (NOW_NS + 4 * 10**9, {"new_process": 1.0})
+
+
+def test_a_trainer_that_says_that_it_starts_covers_as_many_steps_as_at_first(node: Node) -> None:
+    assert node.api is not None
+    container = node.container()
+    node.api.says(0)
+    container.prints(dump() + iteration(10) + iteration(20))
+    first = node.collect(2)
+    container.restarts()
+    container.prints(dump() + iteration(10, stamp="2025-05-01 10:10:00"))
+    again = node.collect(4)
+    covered = [one.steps_covered for one in [*first, *again] if isinstance(one, TrainingStep)]
+    assert covered == [10, 10, 10]
+
+
+def test_a_loop_without_times_that_is_started_again_repeats_its_lines(node: Node) -> None:
+    assert node.api is not None
+    lines = "step 1 loss 2.5 step_time 0.5\nstep 2 loss 2.4 step_time 0.5\n"
+    container = node.container()
+    node.api.says(0)
+    container.prints(lines)
+    first = node.collect(4)
+    container.restarts()
+    container.prints(lines)
+    again = node.collect(4)
+    assert steps(first) == steps(again) == [("research/pretrain", 1), ("research/pretrain", 2)]
+    assert kinds(first) == [EventKind.JOB_STARTED, TrainingStep, TrainingStep]
+    assert kinds(again) == [EventKind.RESTARTED, TrainingStep, TrainingStep]
+
+
+def test_a_log_whose_first_lines_may_be_gone_shows_no_start(node: Node) -> None:
+    assert node.api is not None
+    container = node.container()
+    node.api.says(0)
+    container.rotates("20260501-100000")
+    container.prints(iteration(10))
+    assert kinds(node.collect(4)) == [TrainingStep]
 
 
 def test_a_container_that_trains_nothing_may_start_again(node: Node) -> None:

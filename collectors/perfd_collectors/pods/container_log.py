@@ -24,6 +24,8 @@ class LogPart:
     data: bytes
     restarted: bool = False
     """They are the first of a container that was started again."""
+    first: bool = False
+    """They are the first that a container printed since it was started, for the first time or again."""
     gap: bool = False
     """Bytes before them were lost."""
     behind: bool = False
@@ -51,6 +53,7 @@ class ContainerLog:
         self._given_up = False
         self._gap = False
         self._restarted = False
+        self._first = False
 
     def read(self, limit_bytes: int) -> list[LogPart]:
         """What is new, at most `limit_bytes`. Raises `OSError` when a file cannot be opened; try again."""
@@ -64,6 +67,8 @@ class ContainerLog:
             if first is None:
                 return parts
             self._begin(first)
+            # Where it was rotated before, files may have been deleted.
+            self._first = first.live
         while limit_bytes > 0:
             limit_bytes -= self._drain(limit_bytes, parts)
             current = self._current
@@ -74,6 +79,7 @@ class ContainerLog:
                 self._successor_seen = True
                 break
             self._restarted |= following.attempt > current.attempt
+            self._first |= following.attempt > current.attempt
             self._begin(following)
         self._known = {file.key for file in files}
         return parts
@@ -113,8 +119,10 @@ class ContainerLog:
                 break
             taken += len(data)
             behind = taken >= limit_bytes or len(data) == _READ_BYTES
-            parts.append(LogPart(data=data, restarted=self._restarted, gap=self._gap, behind=behind))
-            self._restarted = self._gap = False
+            parts.append(
+                LogPart(data=data, restarted=self._restarted, first=self._first, gap=self._gap, behind=behind)
+            )
+            self._restarted = self._first = self._gap = False
         return taken
 
     def _rewind_if_truncated(self) -> None:

@@ -20,7 +20,7 @@ class _Container:
     log: ContainerLog
     read_bytes: int = 0
     after: list[str] = field(default_factory=list)
-    """Containers of the job that had ended before it began."""
+    """Containers of the job that had ended before it was made."""
 
 
 class PodLogs:
@@ -86,6 +86,7 @@ class PodLogs:
                 data=part.data,
                 restarted=part.restarted,
                 gap=part.gap,
+                first=part.first,
                 after=[container.name] if part.restarted else [] if container.read_bytes else container.after,
             )
             container.read_bytes += len(part.data)

@@ -10,7 +10,7 @@ import msgspec
 
 from perfd.clock import Clock
 from perfd.errors import SandboxError
-from perfd.model import EventKind, LogProgress, Record
+from perfd.model import Event, EventKind, LogProgress, Record
 from perfd.sandbox import Sandbox
 from perfd_collectors.pods.cri_lines import CriLines, first_time_unix_ns
 from perfd_collectors.sandboxed_records import decode_records, encode_records
@@ -42,10 +42,12 @@ class LogPiece(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes
     restarted: bool = False
     """They are the first of a container that was started again."""
-    gap: bool = False
-    """Bytes before them were lost."""
+    first: bool = False
+    """They are the first that a container printed since it was started, for the first time or again."""
     after: list[str] = []
     """In the first bytes of a container: those of the job that had ended before it began."""
+    gap: bool = False
+    """Bytes before them were lost."""
 
 
 class JobPieces(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,8 +87,24 @@ class _ContainerParser:
         self.lines = CriLines()
         self.parsers: dict[str, LogParser] = {}
         self.last_line_unix_ns: dict[str, int] = {}
+        self.again = False
+        """Whether it was started again."""
+        self.began_unix_ns: int | None = None
+        """When its first line came, until it prints a step of the job."""
         self.trained = False
-        """Whether it printed a step that was new."""
+        """Whether it printed a step of the job."""
+
+    def begun(self, job: str, name: str) -> Event:
+        """Its process began: steps that follow are its own, even if they repeat earlier ones exactly."""
+        again, began_unix_ns = self.again, self.began_unix_ns
+        self.began_unix_ns = None
+        return Event(
+            kind=EventKind.RESTARTED if again else EventKind.JOB_STARTED,
+            time_unix_ns=began_unix_ns or 0,
+            message=f"{name} was started{' again' if again else ''}.",
+            job=job,
+            values={"new_process": 1.0},
+        )
 
 
 class ParsersHere:
@@ -106,13 +124,17 @@ class ParsersHere:
         for gone in containers.keys() - set(new.containers):
             del containers[gone]
         for piece in new.pieces:
-            before = [containers[name] for name in piece.after if name in containers]
-            if any(one.trained for one in before):
-                _another_process(piece, context)
+            if any(containers[name].trained for name in piece.after if name in containers):
+                context.steps.another_process()
             container = containers.setdefault(piece.container, _ContainerParser())
-            last = context.steps.last_step
+            if piece.first:
+                container.began_unix_ns, container.again = first_time_unix_ns(piece.data), piece.restarted
+            steps, place = context.steps.counted, context.out.place
             self._parse(piece, container, new, context)
-            container.trained |= context.steps.last_step != last
+            if context.steps.counted > steps:
+                container.trained = True
+                if container.began_unix_ns is not None:
+                    context.out.insert(place, container.begun(new.job, piece.container))
         for container in containers.values():
             for stream, last_unix_ns in container.last_line_unix_ns.items():
                 if new.now_unix_ns - last_unix_ns >= _SETTLED_AFTER_NS:
@@ -147,14 +169,6 @@ class ParsersHere:
                 )
             container.parsers[stream].feed(data)
             container.last_line_unix_ns[stream] = new.now_unix_ns
-
-
-def _another_process(piece: LogPiece, context: LogContext) -> None:
-    """Steps that follow are of another attempt, even where they repeat the last one's exactly."""
-    how = "was restarted" if piece.restarted else "runs in place of a pod that ended"
-    context.out.received(first_time_unix_ns(piece.data))
-    values = {"new_process": 1.0}
-    context.out.event(EventKind.RESTARTED, f"{piece.container} {how}.", values=values)
 
 
 def _progress(job: str, containers: dict[str, _ContainerParser]) -> list[LogProgress]:

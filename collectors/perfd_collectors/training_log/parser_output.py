@@ -148,6 +148,15 @@ class ParserOutput:
 
         self._add(printed_ns, build)
 
+    @property
+    def place(self) -> int:
+        """Where the next record goes, for `insert`."""
+        return len(self._drafts)
+
+    def insert(self, place: int, event: Event) -> None:
+        """Add an event before the records that were added since `place` was the next one."""
+        self._drafts.insert(place, _Draft(None, event.time_unix_ns, None, lambda _: event))
+
     def take(self, read_unix_ns: int, newest_unix_ns: int | None = None) -> Sequence[Record]:
         """All records since the last call. `newest_unix_ns` is when the newest was printed, if known."""
         printed = (draft.printed_ns for draft in reversed(self._drafts))

@@ -63,17 +63,17 @@ class JobAttempts:
     def event(self, event: Event, steps: StepRows, end: JobEnd | None, now_s: float) -> None:
         """Note a start or restart that an agent reported of a job with these steps and this end."""
         time_unix_s = event.time_unix_ns / 1e9
+        if event.kind not in {EventKind.JOB_STARTED, EventKind.RESTARTED}:
+            return
         newest_unix_s = steps.last_unix_s
-        if event.kind is EventKind.RESTARTED:
+        continues = newest_unix_s is not None and self._continues(time_unix_s, newest_unix_s, end)
+        if event.kind is EventKind.RESTARTED or continues:
             self._restarted_unix_s = time_unix_s
-            # The log of a process that began before the newest step shows that step itself.
-            if event.values.get("new_process") and newest_unix_s is not None and time_unix_s > newest_unix_s:
-                self.begins_anew(time_unix_s - _WHOLE_SECOND_S, now_s, repeats_exactly=True)
-        elif event.kind is EventKind.JOB_STARTED:
-            if newest_unix_s is not None and self._continues(time_unix_s, newest_unix_s, end):
-                self._restarted_unix_s = time_unix_s
-            else:
-                self.started_unix_s = time_unix_s
+        else:
+            self.started_unix_s = time_unix_s
+        # The log of a process that began before the newest step shows that step itself.
+        if event.values.get("new_process") and newest_unix_s is not None and time_unix_s > newest_unix_s:
+            self.begins_anew(time_unix_s - _WHOLE_SECOND_S, now_s, repeats_exactly=True)
 
     def _continues(self, started_unix_s: float, newest_unix_s: float, end: JobEnd | None) -> bool:
         """Whether a start is one of the job that made these steps, and not another job of its name."""

@@ -148,6 +148,11 @@ class StepLog:
         """By a steady clock, while lines are read as they are printed."""
 
     @property
+    def counted(self) -> int:
+        """How many progress lines were reported."""
+        return self._steps
+
+    @property
     def last_step(self) -> int | None:
         """The newest step that was reported."""
         return next(reversed(self._seen), None)
@@ -158,13 +163,18 @@ class StepLog:
 
     def started(self, printed_ns: int | None = None) -> None:
         """Note that the trainer starts or resumes: the next progress line is the first of a run."""
-        if self._run.fresh:
+        if self._run.fresh and self._run.begin is not None:
             return
         kind, message = EventKind.JOB_STARTED, "The trainer started."
         if self._steps:
             kind, message = EventKind.RESTARTED, "The trainer started again."
         self._out.event(kind, message, printed_ns=printed_ns)
-        self._run = _Run(fresh=True, begin=0)
+        self.another_process()
+        self._run.begin = 0
+
+    def another_process(self) -> None:
+        """Note that lines which follow are of a process that begins: what they repeat was run again."""
+        self._run = _Run(fresh=True)
         self._seen.clear()
         self._repeated.restart()
         self._matcher.restart()
