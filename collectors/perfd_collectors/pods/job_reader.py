@@ -1,4 +1,4 @@
-"""Why the controller of a Kubernetes Job deleted a pod: its deadline, its failures, or nobody but a user."""
+"""Why the controller of a Kubernetes Job deleted a pod: its deadline, its failures, or neither."""
 
 from __future__ import annotations
 

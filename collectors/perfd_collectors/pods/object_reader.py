@@ -1,4 +1,4 @@
-"""Objects of the API server that are asked for one by one, in a thread."""
+"""Objects of the API server that are read one by one, in a thread."""
 
 from __future__ import annotations
 
