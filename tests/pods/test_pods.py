@@ -359,6 +359,19 @@ def test_the_pod_that_replaces_one_is_another_process_and_its_end_counts(node: N
     assert ends(node.collect(2)) == [("research/pretrain", JobOutcome.COMPLETED, 0.0)]
 
 
+@pytest.mark.parametrize(
+    "label", ["batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index"]
+)
+def test_a_pod_that_is_made_later_for_another_place_replaces_none(node: Node, label: str) -> None:
+    assert node.api is not None
+    for number, outcome in ((0, JobOutcome.FAILED), (1, JobOutcome.CANCELLED)):
+        name = f"pretrain-{number}-x7k2p"
+        node.container(number, name).prints(iteration(10))
+        end = done(outcome, 4 * (1 - number), seconds=30.0 + 100.0 * number)
+        node.api.says(number, end, name=name, **{"job-name": "pretrain", label: str(number)})
+    assert ends(node.collect(3)) == [("research/pretrain", JobOutcome.FAILED, 4.0)]
+
+
 def test_pods_that_began_together_replace_none(node: Node) -> None:
     assert node.api is not None
     for number, step in ((0, 10), (1, 20)):

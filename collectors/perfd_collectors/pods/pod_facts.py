@@ -213,8 +213,19 @@ def _unix_s(text: str | None) -> float | None:
         return None
 
 
+_PLACE = (
+    "batch.kubernetes.io/job-completion-index",
+    "training.kubeflow.org/replica-type",
+    "training.kubeflow.org/replica-index",
+)
+"""Labels of a pod's place in its job, which a pod in place of it has too."""
+
+
 def replaces(pod: PodFacts, other: PodFacts, end: PodEnd | None) -> bool:
-    """Whether a pod was created once another one of its job, with this end, had ended or was deleted."""
+    """Whether a pod was created in place of another one of its job, which has this end or was deleted."""
+    places = [(one.owner_kind, one.owner_name, *map(one.labels.get, _PLACE)) for one in (pod, other)]
+    if places[0] != places[1]:
+        return False
     stops = [other.deleted_unix_s, None if end is None else end.time_unix_s]
     stopped_s = min((one for one in stops if one is not None), default=None)
     created_s = pod.created_unix_s
