@@ -124,6 +124,27 @@ def test_nothing_is_kept_once_the_database_has_it(tmp_path: Path) -> None:
     store.close()
 
 
+def test_nothing_is_kept_for_long_while_batches_keep_coming(tmp_path: Path) -> None:
+    spare, over = Spare(), threading.Event()
+
+    class Busy(Database):
+        def write(self, statements: Sequence[Statement]) -> None:
+            super().write(statements)
+            if not over.is_set():
+                store.submit([*job_rows("llm", 1, 0.0, 0.0)], lambda: None)
+
+    database = Busy(tmp_path / "history.sqlite")
+    store = HistoryStore(database, retry_s=0.01, spare=spare)
+    database.away = True
+    announce(store, 8.0)
+    while spare.body is None:
+        time.sleep(0.01)
+    database.away = False
+    spare.cleared.wait()
+    over.set()
+    store.close()
+
+
 def test_what_is_older_than_the_history_is_not_written(tmp_path: Path) -> None:
     spare, path = Spare(), tmp_path / "history.sqlite"
     with_old = UnstoredRows()

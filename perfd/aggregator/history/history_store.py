@@ -83,6 +83,7 @@ class HistoryStore(HistoryReader):
         self._retention = RetentionClock(None)
         self._spare = spare
         self._unstored = UnstoredRows()
+        self._newest_kept: _Group | None = None
         self.failed_rows = 0
         """Rows that could not be written."""
         self.written_rows = 0
@@ -203,8 +204,9 @@ class HistoryStore(HistoryReader):
         if self._spare is None:
             return
         with self._changed:
-            added = [self._unstored.add(group.statements) for group in groups if group.done is None]
-            if any(added):
+            added = [group for group in groups if group.done is None and self._unstored.add(group.statements)]
+            if added:
+                self._newest_kept = added[-1]
                 self._spare.keep(self._unstored.encoded())
 
     def _run(self) -> None:
@@ -275,7 +277,8 @@ class HistoryStore(HistoryReader):
             for group in groups:
                 self._queue.popleft()
                 self._queued_bytes -= group.size_bytes
-            if self._spare is not None and self._unstored and not self._queue:
+            if self._spare is not None and any(group is self._newest_kept for group in groups):
+                self._newest_kept = None
                 self._unstored.clear()
                 self._spare.clear()
         for group in groups:
