@@ -25,7 +25,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fleet_agents import ROOT, AggregatorProcess, batch, connected, kind_of, published
+from benchmarks.fleet_agents import (
+    ACKNOWLEDGE_EVERY,
+    ROOT,
+    AggregatorProcess,
+    batch,
+    connected,
+    kind_of,
+    published,
+)
 from tests.support.nats_server import NatsServer
 
 SCHEMA = "perfd.bench.fleet/1"
@@ -80,7 +88,11 @@ async def _drive(
     kept_s: int,
 ) -> dict[str, Any]:
     kinds = sorted({kind_of(node, jobs) for node in range(nodes)})
-    fleet = connected(aggregator, nodes, jobs) if server is None else published(server.address, nodes, jobs)
+    fleet = (
+        connected(aggregator, nodes, jobs, acknowledge_every=ACKNOWLEDGE_EVERY)
+        if server is None
+        else published(server.address, nodes, jobs)
+    )
     async with fleet as agents:
         start_ns = time.time_ns()
 
@@ -93,6 +105,7 @@ async def _drive(
             await asyncio.gather(
                 *(agent.send([one[kind_of(n, jobs)] for one in several]) for n, agent in enumerate(agents))
             )
+        await asyncio.gather(*(agent.settle() for agent in agents))
         sent_s = time.perf_counter()
         # The stream acknowledges batches before the aggregator reads them.
         if server is not None:

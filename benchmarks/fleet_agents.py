@@ -21,6 +21,7 @@ import grpc.aio
 
 from perfd.collector_loading import load_collector
 from perfd.model import (
+    Ack,
     Batch,
     CollectorHealth,
     GpuInfo,
@@ -41,7 +42,10 @@ from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
 _GPUS = 8
 _GPU_COLUMNS = [column.name for column in load_collector("nvml").columns if column.scope is Scope.GPU]
 _NODE_COLUMNS = [f"host_metric{number}_bytes" for number in range(40)]
-_WINDOW = 16
+_WINDOW = 64
+"""Default of an agent's `max_unacknowledged`."""
+ACKNOWLEDGE_EVERY = 16
+"""What such an agent asks for."""
 _CHANNELS = 8
 _CONNECT_AT_ONCE = 1_000
 """Below the streams without a Hello that an aggregator holds of one address: all agents here have one."""
@@ -150,10 +154,13 @@ def _certificates(folder: Path) -> dict[str, str]:
 class FakeAgent:
     """One stream; batches are shared between agents, since only the Hello names the node."""
 
-    def __init__(self, call: grpc.aio.StreamStreamCall[bytes, bytes], number: int) -> None:
+    def __init__(
+        self, call: grpc.aio.StreamStreamCall[bytes, bytes], number: int, *, acknowledge_every: int
+    ) -> None:
         self._call = call
+        self._every = acknowledge_every
         self._number = number
-        self.acknowledged = 0
+        self._sent = self._acknowledged = 0
 
     async def hello(self) -> None:
         hello = Hello(
@@ -162,25 +169,29 @@ class FakeAgent:
             perfd_version="bench",
             sent_unix_ns=time.time_ns(),
             first_sequence=1,
+            acknowledge_every=self._every,
         )
         await self._call.write(encode_message(hello))
         assert isinstance(decode_aggregator_message(await self._call.read()), Welcome)
 
     async def send(self, batches: list[bytes]) -> None:
-        """Send batches, at most a window ahead of what is acknowledged, until all are."""
-        last = self.acknowledged + len(batches)
-        sent = self.acknowledged
+        """Send batches, at most a window ahead of what is acknowledged; until all are, if each is at once."""
         for data in batches:
-            while sent - self.acknowledged >= _WINDOW:
-                await self._read()
+            await self._acknowledge(self._sent + 1 - _WINDOW)
             await self._call.write(data)
-            sent += 1
-        while self.acknowledged < last:
-            await self._read()
+            self._sent += 1
+        if not self._every:
+            await self.settle()
 
-    async def _read(self) -> None:
-        message = decode_aggregator_message(await self._call.read())
-        self.acknowledged = message.sequence  # type: ignore[union-attr]
+    async def settle(self) -> None:
+        """Wait until all is acknowledged."""
+        await self._acknowledge(self._sent)
+
+    async def _acknowledge(self, sequence: int) -> None:
+        while self._acknowledged < sequence:
+            message = decode_aggregator_message(await self._call.read())
+            if isinstance(message, Ack):
+                self._acknowledged = message.sequence
 
 
 class FakeNatsAgent:
@@ -219,6 +230,9 @@ class FakeNatsAgent:
             )
             self._sequence += len(window)
 
+    async def settle(self) -> None:
+        """Nothing to do: what was sent is acknowledged."""
+
 
 @asynccontextmanager
 async def published(
@@ -240,9 +254,17 @@ async def published(
 
 @asynccontextmanager
 async def connected(
-    aggregator: AggregatorProcess, nodes: int, jobs: int, channels: int = _CHANNELS
+    aggregator: AggregatorProcess,
+    nodes: int,
+    jobs: int,
+    channels: int = _CHANNELS,
+    *,
+    acknowledge_every: int = 0,
 ) -> AsyncIterator[list[FakeAgent]]:
-    """Agents, one a node, that have said which GPUs and ranks are there, over so many connections."""
+    """Agents, one a node, that have said which GPUs and ranks are there, over so many connections.
+
+    With 0 each batch is acknowledged at once, and `send` waits for that.
+    """
     options = [("grpc.use_local_subchannel_pool", 1), *CLIENT_OPTIONS]
     credentials = aggregator.credentials
     opened = [
@@ -254,7 +276,12 @@ async def connected(
     agents: list[FakeAgent] = []
     for first in range(0, nodes, _CONNECT_AT_ONCE):
         numbers = range(first, min(first + _CONNECT_AT_ONCE, nodes))
-        new = [FakeAgent(opened[n % channels].stream_stream(CONNECT_METHOD)(), n) for n in numbers]
+        new = [
+            FakeAgent(
+                opened[n % channels].stream_stream(CONNECT_METHOD)(), n, acknowledge_every=acknowledge_every
+            )
+            for n in numbers
+        ]
         await asyncio.gather(*(agent.hello() for agent in new))
         agents += new
     firsts = [encode_message(first_batch(number, jobs, nodes)) for number in range(nodes)]

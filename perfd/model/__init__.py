@@ -53,6 +53,7 @@ from perfd.model.training_steps import (
 from perfd.model.well_known_columns import GpuColumn, NicColumn, RankColumn, ServerColumn, WellKnownColumn
 from perfd.model.wire_messages import (
     Ack,
+    AcknowledgeEach,
     AgentMessage,
     AggregatorMessage,
     Batch,
@@ -68,6 +69,7 @@ __all__ = [
     "JOB_LABELS",
     "OWNER_LABELS",
     "Ack",
+    "AcknowledgeEach",
     "AgentMessage",
     "AggregatorMessage",
     "Alert",

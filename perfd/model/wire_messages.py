@@ -70,6 +70,13 @@ class Hello:
     spool_epoch: str = field(default="", repr=False)
     """Proves whose spool this is; empty: an agent that has none."""
     previous_epoch: str = field(default="", repr=False)
+    acknowledge_every: int = 0
+    """Batches that may wait for their acknowledgment, for 5 s; up to 1: each is acknowledged once stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgeEach:
+    """Takes back `Hello.acknowledge_every`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,5 +112,5 @@ class Ack:
     """0 for none after `sequence`."""
 
 
-AgentMessage: TypeAlias = Hello | Batch | CaptureStatus | Goodbye
+AgentMessage: TypeAlias = Hello | Batch | CaptureStatus | Goodbye | AcknowledgeEach
 AggregatorMessage: TypeAlias = Welcome | Ack | CaptureRequest | CaptureCancel

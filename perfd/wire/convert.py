@@ -21,6 +21,7 @@ from perfd import model
 from perfd.errors import BatchError, WireError
 from perfd.model import (
     Ack,
+    AcknowledgeEach,
     AgentMessage,
     AggregatorMessage,
     Batch,
@@ -62,6 +63,7 @@ _FROM_AGENT = {
     "hello": Struct(Hello, pb.Hello),
     "capture_status": Struct(CaptureStatus, pb.CaptureStatus),
     "goodbye": Struct(Goodbye, pb.Goodbye),
+    "acknowledge_each": Struct(AcknowledgeEach, pb.AcknowledgeEach),
 }
 _FROM_AGGREGATOR = {
     "welcome": Struct(Welcome, pb.Welcome),

@@ -305,6 +305,22 @@ def test_a_stop_sends_what_is_spooled_first(aggregator: FakeAggregator, new_node
     assert len(aggregator.statuses) == 1
 
 
+def test_only_who_waits_for_batches_has_each_acknowledged_at_once(
+    aggregator: FakeAggregator, new_node: NewNode
+) -> None:
+    node = new_node(aggregator.address)
+    node.produce(3)
+    assert aggregator.wait_for(lambda: len(aggregator.batches) == 3)
+    assert aggregator.hurries == 0
+    for last in (5, 6):
+        assert node.uplink.wait_acknowledged(node.produce(last - node.spool.last_sequence), WAIT_S)
+    assert aggregator.hurries == 1
+    aggregator.drop_streams()
+    assert node.uplink.wait_acknowledged(node.produce(1), WAIT_S)
+    assert aggregator.hurries == 1
+    assert [hello.acknowledge_every for hello in aggregator.hellos] == [16, 0]
+
+
 def test_a_stop_does_not_wait_for_an_aggregator_that_cannot_be_reached(new_node: NewNode) -> None:
     with FakeAggregator() as gone:
         address = gone.address

@@ -70,7 +70,12 @@ class FakeAgent:
         self._channel.close()
 
     def hello(
-        self, *, sent_unix_ns: int = 0, first_sequence: int = 1, tools: Sequence[CaptureTool] = ()
+        self,
+        *,
+        sent_unix_ns: int = 0,
+        first_sequence: int = 1,
+        tools: Sequence[CaptureTool] = (),
+        acknowledge_every: int = 0,
     ) -> Welcome:
         """Introduce the agent; returns the welcome."""
         self.say(
@@ -83,6 +88,7 @@ class FakeAgent:
                 capture_tools=tuple(tools),
                 spool_epoch=self.epochs[0],
                 previous_epoch=self.epochs[1],
+                acknowledge_every=acknowledge_every,
             )
         )
         welcome = self.receive()

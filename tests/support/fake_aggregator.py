@@ -13,6 +13,7 @@ import grpc
 from perfd.errors import PerfdError
 from perfd.model import (
     Ack,
+    AcknowledgeEach,
     AgentMessage,
     AggregatorMessage,
     Batch,
@@ -48,6 +49,8 @@ class FakeAggregator:
         self.statuses: list[CaptureStatus] = [] if after is None else after.statuses
         self.goodbyes: list[Goodbye] = [] if after is None else after.goodbyes
         self.repeats = 0
+        self.hurries = 0
+        """How often an agent asked that each batch be acknowledged at once."""
         self._hold_acks = False
         self.last_sequences: dict[str, int] = {} if after is None else after.last_sequences
         self._streams: list[_Stream] = []
@@ -169,6 +172,8 @@ class FakeAggregator:
                     stream.acknowledge(max(last, message.sequence))
             case CaptureStatus():
                 self.statuses.append(message)
+            case AcknowledgeEach():
+                self.hurries += 1
             case Goodbye():
                 self.goodbyes.append(message)
 

@@ -48,6 +48,7 @@ MESSAGES: dict[type, type[Message]] = {
     model.Hello: pb.Hello,
     model.CaptureStatus: pb.CaptureStatus,
     model.Goodbye: pb.Goodbye,
+    model.AcknowledgeEach: pb.AcknowledgeEach,
     model.Welcome: pb.Welcome,
     model.Ack: pb.Ack,
     model.CaptureRequest: pb.CaptureRequest,

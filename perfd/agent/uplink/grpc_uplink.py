@@ -22,12 +22,18 @@ from perfd.model import (
 )
 from perfd.wire import convert
 
+_WINDOW_SHARE = 4
+"""Of the batches that may be unacknowledged so large a part waits for one acknowledgment: it is not the one
+batch that would fill the window, and a burst has few acknowledgments."""
+
 
 class GrpcUplink(Uplink):
     """Streams batches to an aggregator."""
 
     _outgoing: OutgoingMessages | None = None
     _call: StreamCall | None = None
+    _hurried = False
+    """Whether batches are waited for, so that each is to be acknowledged at once."""
 
     def _prepare(self, config: UplinkConfig) -> str:
         self._dialler = ChannelFactory(config)
@@ -35,6 +41,11 @@ class GrpcUplink(Uplink):
 
     def _wake(self) -> None:
         """Nothing to do: gRPC's thread waits for `_changed`."""
+
+    def _hurry(self) -> None:
+        self._hurried = True
+        if self._outgoing is not None:
+            self._outgoing.hurry()
 
     def _finish(self, goodbye: Goodbye) -> None:
         if self._outgoing is not None:
@@ -75,6 +86,8 @@ class GrpcUplink(Uplink):
     def _open_outgoing(self) -> OutgoingMessages:
         hello = self._hello(self._spool.first_sequence)
         with self._changed:
+            if not self._hurried:
+                hello = replace(hello, acknowledge_every=self._config.max_unacknowledged // _WINDOW_SHARE)
             self._outgoing = OutgoingMessages(
                 hello=hello,
                 spool=self._spool,

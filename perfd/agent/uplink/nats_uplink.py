@@ -64,6 +64,9 @@ class NatsUplink(Uplink):
             self._routes = PartitionRoutes(nats.partitions, self._job or self._node)
         return ", ".join(nats.servers)
 
+    def _hurry(self) -> None:
+        """Nothing to do: JetStream acknowledges each message."""
+
     def _finish(self, goodbye: Goodbye) -> None:
         if self._session is not None:
             self._session.goodbye = goodbye

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from perfd.agent.spool import Spool
-from perfd.model import CaptureStatus, Goodbye, Hello
+from perfd.model import AcknowledgeEach, AgentMessage, CaptureStatus, Goodbye, Hello
 from perfd.wire import convert
 
 Statuses: TypeAlias = dict[tuple[str, tuple[int, ...]], CaptureStatus]
@@ -38,7 +38,7 @@ class Timeouts:
 class OutgoingMessages:
     """An iterator of encoded messages that blocks until there is one to send; called by gRPC's thread.
 
-    `Hello` comes first; nothing follows before `welcomed`. Then come statuses, and
+    `Hello` comes first; no batch or status follows before `welcomed`. Then come statuses, and
     batches of the spool after the one that the aggregator has, of which at most
     `window` are unacknowledged. `changed` guards all state; the code that adds to the
     spool notifies it. With `changed` held, `on_sent` is called for each batch, and
@@ -58,7 +58,8 @@ class OutgoingMessages:
         monotonic_s: Callable[[], float],
         timeouts: Timeouts,
     ) -> None:
-        self._hello: Hello | None = hello
+        self._first: deque[AgentMessage] = deque([hello])
+        """What goes before all else, a welcome too."""
         self._spool = spool
         self._window = window
         self._statuses: Statuses = {}
@@ -72,6 +73,8 @@ class OutgoingMessages:
         self._sent = 0
         self._in_flight: deque[int] = deque()
         self._welcomed = False
+        self._hurried = hello.acknowledge_every <= 1
+        """Whether the aggregator knows, or is about to, that each batch is waited for."""
         self._finishing = False
         self._goodbye: Goodbye | None = None
         self._closed = False
@@ -106,6 +109,13 @@ class OutgoingMessages:
         put_status(self._statuses, status)
         self._changed.notify_all()
 
+    def hurry(self) -> None:
+        """Have each batch acknowledged at once from here on; call with `changed` held."""
+        if not self._hurried:
+            self._hurried = True
+            self._first.append(AcknowledgeEach())
+            self._changed.notify_all()
+
     def finish(self, goodbye: Goodbye) -> None:
         """End the iteration with `goodbye` once everything was sent; call with `changed` held."""
         self._finishing = True
@@ -135,9 +145,8 @@ class OutgoingMessages:
             raise StopIteration
 
     def _next_message(self) -> bytes | None:
-        if self._hello is not None:
-            hello, self._hello = self._hello, None
-            return convert.encode_message(hello)
+        if self._first:
+            return convert.encode_message(self._first.popleft())
         if not self._welcomed:
             return None
         if self._statuses:

@@ -110,6 +110,7 @@ class Uplink(ABC):
     def wait_acknowledged(self, sequence: int, timeout_s: float) -> bool:
         """True if everything up to `sequence` is acknowledged within `timeout_s`."""
         with self._changed:
+            self._hurry()
             return self._changed.wait_for(lambda: self._state.acknowledged_sequence >= sequence, timeout_s)
 
     def stop(self, flush_timeout_s: float, reason: str = "") -> None:
@@ -120,6 +121,7 @@ class Uplink(ABC):
         if not self._thread.is_alive():
             return
         with self._changed:
+            self._hurry()
             self._changed.wait_for(self._flushed_or_hopeless, flush_timeout_s)
             self._stopping = True
             self._finish(Goodbye(reason=reason, sent_unix_ns=self._clock.unix_ns()))
@@ -136,6 +138,10 @@ class Uplink(ABC):
     @abstractmethod
     def _converse(self) -> str:
         """Connect, send and receive until the connection ends; returns why it did."""
+
+    @abstractmethod
+    def _hurry(self) -> None:
+        """Have batches acknowledged as soon as possible from here on; called with `_changed` held."""
 
     @abstractmethod
     def _finish(self, goodbye: Goodbye) -> None:

@@ -74,11 +74,12 @@ CAPTURE_STATE_EMPTY: CaptureState
 CAPTURE_STATE_FAILED: CaptureState
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "batch", "capture_status", "goodbye", "session", "sender", "namespace")
+    __slots__ = ("hello", "batch", "capture_status", "goodbye", "acknowledge_each", "session", "sender", "namespace")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_STATUS_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGE_EACH_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
@@ -86,10 +87,11 @@ class AgentMessage(_message.Message):
     batch: Batch
     capture_status: CaptureStatus
     goodbye: Goodbye
+    acknowledge_each: AcknowledgeEach
     session: str
     sender: Hello
     namespace: str
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., session: _Optional[str] = ..., sender: _Optional[_Union[Hello, _Mapping]] = ..., namespace: _Optional[str] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., acknowledge_each: _Optional[_Union[AcknowledgeEach, _Mapping]] = ..., session: _Optional[str] = ..., sender: _Optional[_Union[Hello, _Mapping]] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class AggregatorMessage(_message.Message):
     __slots__ = ("welcome", "ack", "capture_request", "capture_cancel")
@@ -104,7 +106,7 @@ class AggregatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., capture_request: _Optional[_Union[CaptureRequest, _Mapping]] = ..., capture_cancel: _Optional[_Union[CaptureCancel, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("revision", "agent_id", "node", "perfd_version", "sent_unix_ns", "first_sequence", "capture_tools", "spool_epoch", "previous_epoch")
+    __slots__ = ("revision", "agent_id", "node", "perfd_version", "sent_unix_ns", "first_sequence", "capture_tools", "spool_epoch", "previous_epoch", "acknowledge_every")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +116,7 @@ class Hello(_message.Message):
     CAPTURE_TOOLS_FIELD_NUMBER: _ClassVar[int]
     SPOOL_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGE_EVERY_FIELD_NUMBER: _ClassVar[int]
     revision: int
     agent_id: str
     node: str
@@ -123,7 +126,12 @@ class Hello(_message.Message):
     capture_tools: _containers.RepeatedScalarFieldContainer[str]
     spool_epoch: str
     previous_epoch: str
-    def __init__(self, revision: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., perfd_version: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., first_sequence: _Optional[int] = ..., capture_tools: _Optional[_Iterable[str]] = ..., spool_epoch: _Optional[str] = ..., previous_epoch: _Optional[str] = ...) -> None: ...
+    acknowledge_every: int
+    def __init__(self, revision: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., perfd_version: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., first_sequence: _Optional[int] = ..., capture_tools: _Optional[_Iterable[str]] = ..., spool_epoch: _Optional[str] = ..., previous_epoch: _Optional[str] = ..., acknowledge_every: _Optional[int] = ...) -> None: ...
+
+class AcknowledgeEach(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason", "sent_unix_ns")
