@@ -49,6 +49,8 @@ class NodeLedger:
         self.records: dict[str, NodeRecord] = {}
         self._changed_incidents: dict[tuple[str, str], None] = {}
         self._changed_nodes: dict[str, None] = {}
+        self.news = 0
+        """Counts up with each incident, and when what a node is changes; not with the time that passes."""
 
     def describe(
         self, node: str, *, kind: str, scheduler: Scheduler | None, uuids: Mapping[str, str]
@@ -65,6 +67,7 @@ class NodeLedger:
         record.uuids.update(uuids)
         if before != (record.kind, record.scheduler, record.uuids):
             self._changed_nodes[node] = None
+            self.news += 1
         return record
 
     def observe(self, node: str, gpus: Mapping[str, float], now_unix_s: float) -> None:
@@ -105,6 +108,7 @@ class NodeLedger:
             del record.incidents[least.key]
         record.incidents[incident.key] = incident
         self._changed_incidents[incident.node, incident.key] = None
+        self.news += 1
 
     def restore(self, records: Iterable[NodeRecord], incidents: Iterable[Incident]) -> None:
         """Take over what an earlier process knew."""

@@ -36,6 +36,8 @@ _EVERY_S = 5.0
 """Between two looks at a node. Chosen."""
 _SLICES = 16
 """Nodes are looked at in turns: no round looks at a whole fleet."""
+_TOLD_EVERY_S = 30.0
+"""Between two judgments of all nodes without news: only the time that they were observed for has passed."""
 _KEEP_EVERY_S = 60.0
 """Between two writes of the ledger to history: a kill loses at most so much."""
 _LONGEST_LOOK_S = 60.0
@@ -116,6 +118,8 @@ class NodeMemory:
         self._taken_s: float | None = None
         self._judged_s = -math.inf
         self._kept_s = 0.0
+        self._told_s, self._told_news = -math.inf, 0
+        """When standings were made last, and of which news."""
         self._last_steps: dict[str, int] = {}
         self._progress_s: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -162,11 +166,13 @@ class NodeMemory:
             del self._progress_s[name]
             self._last_steps.pop(name, None)
         self._look_at_captures()
-        found = standings(self._ledger, now_unix_s)
-        with self._lock:
-            self._standings = found
+        if self._ledger.news != self._told_news or now_s - self._told_s >= _TOLD_EVERY_S:
+            self._told_news, self._told_s = self._ledger.news, now_s
+            found = standings(self._ledger, now_unix_s)
+            with self._lock:
+                self._standings = found
         if self._drains is not None:
-            self._drains.act([one for one in found if one.suspect], now_unix_s)
+            self._drains.act([one for one in self._standings if one.suspect], now_unix_s)
         if now_s - self._kept_s >= _KEEP_EVERY_S:
             self._ledger.expire(now_unix_s, _FORGET_HALF_LIVES * self._ledger.half_life_s)
             self.keep()
@@ -194,8 +200,10 @@ class NodeMemory:
         nodes = self._state.fleet.nodes
         new_s = 0.0 if self._taken_s is None else min(_EVERY_S, now_s - self._taken_s)
         self._taken_s = now_s
-        for gone in self._looks.keys() - nodes.keys():
-            del self._looks[gone]
+        if gone := self._looks.keys() - nodes.keys():
+            for name in gone:
+                del self._looks[name]
+            self._hardware.keep(self._looks.keys())
         for name, node in nodes.items():
             look = self._looks.get(name)
             if look is None:
@@ -241,7 +249,6 @@ class NodeMemory:
                         evidence=errors.evidence,
                     )
                 )
-        self._hardware.keep(self._looks.keys())
 
     def _places(self, active: Collection[str]) -> dict[str, dict[int, tuple[str, str]]]:
         """Where each rank of each of these jobs is."""

@@ -27,7 +27,7 @@ from perfd.aggregator.series.series_blocks import Block, Blocks
 from perfd.aggregator.state import AggregatorState
 from perfd.analysis.data.job_data import Floats
 from perfd.metrics.catalog import Value
-from perfd.metrics.series import SeriesFrame
+from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules.series_store import SeriesStore
 
 BlockName = tuple[str, ...]
@@ -141,26 +141,32 @@ class SeriesFrames:
         return blocks
 
     def _agents(self, now_s: float) -> dict[BlockName, Block]:
+        values: list[Value] = []
+        keys: dict[BlockName, Sequence[SeriesKey]] = {}
+        numbers: list[float] = []
         with self._state.lock:
             stale_after_s = self._state.fleet.limits.stale_after_s
-            values: list[Value] = []
-            blocks: dict[BlockName, Block] = {}
             for node in self._state.fleet.nodes.values():
                 if node.left:
                     continue
                 with self._state.failures.contained(Part.NODE, node=node.name):
-                    values += [
-                        *error_values(node, self._state.fleet.jobs),
-                        *server_values(node, now_s, stale_after_s),
-                    ]
+                    if node.hardware_errors:
+                        values += error_values(node, self._state.fleet.jobs)
+                    if node.server_infos:
+                        values += server_values(node, now_s, stale_after_s)
                     name = ("collectors", node.name, str(node.version))
-                    keys = self._blocks.keys(name, partial(collector_keys, node))
-                    blocks[name] = Block(keys, np.array(collector_values(node)))
+                    found = collector_values(node)
+                    keys[name] = self._blocks.keys(name, partial(collector_keys, node))
+                    numbers += found
             for agent in reported_agents(self._state.agents, now_s, self._forgotten_after_s):
                 name = ("agent", agent.node, agent.perfd_version)
-                keys = self._blocks.keys(name, partial(agent_keys, agent))
-                blocks[name] = Block(keys, np.array(agent_values(agent, now_s)))
-        return {("agents",): self._blocks.block(("agents",), values), **blocks}
+                keys[name] = self._blocks.keys(name, partial(agent_keys, agent))
+                numbers += agent_values(agent, now_s)
+        blocks: dict[BlockName, Block] = {("agents",): self._blocks.block(("agents",), values)}
+        of_all, end = np.array(numbers), 0
+        for of, some in keys.items():
+            blocks[of] = Block(some, of_all[end : (end := end + len(some))])
+        return blocks
 
     def _self(self) -> dict[BlockName, Block]:
         values = [

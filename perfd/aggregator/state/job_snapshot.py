@@ -158,7 +158,7 @@ def _parts(
             times, data = times[kept], data[kept]
         gpus = [history.layout.entities.known[index] for index in chosen]
         yield _Part(
-            keys=tuple(GpuKey(node=node.name, gpu=gpu, rank=serving[gpu]) for gpu in gpus),
+            keys=tuple([GpuKey(node=node.name, gpu=gpu, rank=serving[gpu]) for gpu in gpus]),
             metrics=history.metrics,
             times_unix_s=times,
             data=data if len(chosen) == data.shape[1] else data[:, chosen],
@@ -182,8 +182,9 @@ def _aligned(parts: Sequence[_Part], span_s: float) -> GpuTable:
     A node whose clock is far from most nodes' clocks has no samples in the slots.
     """
     newest = [part.times_unix_s[-1] for part in parts if len(part.times_unix_s)]
-    keys = tuple(key for part in parts for key in part.keys)
-    metrics = tuple(dict.fromkeys(name for part in parts for name in part.metrics))
+    keys = tuple([key for part in parts for key in part.keys])
+    kinds = dict.fromkeys(part.metrics for part in parts)
+    metrics = tuple(dict.fromkeys(name for kind in kinds for name in kind))
     if not newest:
         return _table(np.zeros(0), keys, metrics, np.full((0, len(keys), len(metrics)), np.nan, np.float32))
     slot_s = max(_SHORTEST_SLOT_S, *(part.interval_s for part in parts))
@@ -202,11 +203,11 @@ def _aligned(parts: Sequence[_Part], span_s: float) -> GpuTable:
         slot = np.floor((part.times_unix_s - start) / slot_s).astype(np.int64)
         inside = (slot >= 0) & (slot < slots)
         width = len(part.keys)
-        place = [metrics.index(name) for name in part.metrics]
         block = data[:, column : column + width]
-        if place == list(range(len(metrics))):
+        if part.metrics == metrics:
             block[slot[inside]] = part.data[inside]
         else:
+            place = [metrics.index(name) for name in part.metrics]
             block[slot[inside][:, None, None], np.arange(width)[None, :, None], place] = part.data[inside]
         column += width
     return _table(np.asarray(start + slot_s * np.arange(slots), np.float64), keys, metrics, data)

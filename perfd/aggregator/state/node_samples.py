@@ -204,8 +204,8 @@ class GpuHistory:
         times = np.concatenate([chunk.times_ns[: chunk.rows] for chunk in chunks])
         data = np.concatenate([chunk.data[: chunk.rows] for chunk in chunks])
         # Instants are almost ordered; a late batch may have put a few out of place.
-        if (np.diff(times) >= 0).all():
-            start = int((times < since_ns).sum())
+        if (times[1:] >= times[:-1]).all():
+            start = int(np.searchsorted(times, since_ns))
             return times[start:] / 1e9, data[start:]
         order = np.flatnonzero(times >= since_ns)
         order = order[np.argsort(times[order], kind="stable")]
@@ -237,8 +237,10 @@ class GpuHistory:
         if self._rows < 2:
             return 0.0
         newest = list(self._chunks)[-_INTERVAL_CHUNKS:]
-        distances = np.diff(np.concatenate([chunk.times_ns[: chunk.rows] for chunk in newest]))
-        return float(np.partition(distances, len(distances) // 2)[len(distances) // 2]) / 1e9
+        times = np.concatenate([chunk.times_ns[: chunk.rows] for chunk in newest])
+        distances, middle = times[1:] - times[:-1], (len(times) - 1) // 2
+        distances.partition(middle)
+        return float(distances[middle]) / 1e9
 
     def _put(self, plan: TableLayout, times_ns: Sequence[int], values: Floats) -> None:
         pairs = sorted(

@@ -355,6 +355,8 @@ class JobData:
     """It may be of an earlier run of that name."""
     step_source: StepSource | None = None
     """None without steps."""
+    used_gpus: list[Sequence[GpuInfo]] = field(default_factory=list, init=False, repr=False, compare=False)
+    """What `gpu_infos` found, once it did; a copy with other samples finds its own."""
     operation_pace: OperationPace | None = None
     """None where a log shows the steps."""
     within_lines: StepsWithinLines | None = None

@@ -28,7 +28,8 @@ def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
         return _median_of_few(np.moveaxis(values, axis, 0))
     # Sorting whole rows in memory's order is several times faster than numpy's own
     # median, and puts NaN last, so that the known values are a prefix of known length.
-    rows = np.array(values if axis in {-1, values.ndim - 1} else np.moveaxis(values, axis, -1), order="C")
+    others = [one for one in range(values.ndim) if one != axis % values.ndim]
+    rows = np.array(values.transpose(*others, axis), order="C")
     rows.sort(axis=-1)
     if not np.isnan(rows[..., -1]).any():
         return _middle(rows[..., (length - 1) // 2], rows[..., length // 2])

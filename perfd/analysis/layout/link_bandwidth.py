@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from perfd.analysis.data.job_data import JobData
-from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_gpu
+from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, PeakTable, find_gpu
 from perfd.analysis.layout.rank_location import PORTS, LinkSpeeds
 from perfd.model import GpuInfo, ParallelLayout
 
@@ -42,17 +42,18 @@ def node_link_bytes_per_s(infos: Mapping[str, Sequence[GpuInfo]], peaks: PeakTab
     """
     found = {}
     names = {info.name for gpus in infos.values() for info in gpus}
-    row_of = {name: find_gpu(peaks, name) for name in names}
+    speed_of = {name: _joined_bytes_per_s(find_gpu(peaks, name)) for name in names}
     for node, gpus in infos.items():
-        rows = [None if info.mig else row_of[info.name] for info in gpus]
-        speeds = [
-            row.nvlink_bytes_per_s / 2
-            for row in rows
-            if row and row.nvlink_bytes_per_s and not {"PCIe", "NVL"} & set(row.name.split())
-        ]
-        if speeds and len(speeds) == len(rows):
+        speeds = [speed for info in gpus if not info.mig and (speed := speed_of[info.name])]
+        if speeds and len(speeds) == len(gpus):
             found[node] = min(speeds)
     return found
+
+
+def _joined_bytes_per_s(row: GpuPeak | None) -> float | None:
+    if row is None or not row.nvlink_bytes_per_s or {"PCIe", "NVL"} & set(row.name.split()):
+        return None
+    return row.nvlink_bytes_per_s / 2
 
 
 def speeds(job: JobData, peaks: PeakTable, network_bytes_per_s: float | None) -> LinkSpeeds:

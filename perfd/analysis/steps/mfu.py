@@ -126,8 +126,14 @@ def world_size(job: JobData) -> int | None:
     return described or len(job.gpu.gpus) or None
 
 
-def gpu_infos(job: JobData) -> list[GpuInfo]:
+def gpu_infos(job: JobData) -> Sequence[GpuInfo]:
     """The GPUs that the job runs on, or all of its nodes when no sample says which."""
+    if not job.used_gpus:
+        job.used_gpus.append(_used_gpus(job))
+    return job.used_gpus[0]
+
+
+def _used_gpus(job: JobData) -> Sequence[GpuInfo]:
     infos = {(node, str(info.index)): info for node, found in job.gpu_infos.items() for info in found}
     used = [info for key in job.gpu.gpus if (info := infos.get((key.node, key.gpu)) or _slice_of(key, infos))]
     return used or list(infos.values())

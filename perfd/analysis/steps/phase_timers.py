@@ -115,6 +115,8 @@ class Timers:
 
     def first(self, names: Sequence[str]) -> str | None:
         """The first of several spellings of one timer that these steps have."""
+        if not len(self.table):
+            return None
         return next((name for name in names if self.max_s(name) is not None), None)
 
     def computing_by_rank_s(self) -> tuple[Floats, Floats] | None:
