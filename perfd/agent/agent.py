@@ -36,6 +36,8 @@ from perfd.model import (
     CaptureState,
     CaptureStatus,
     JobOrigin,
+    NewFinding,
+    NodeMessage,
     Record,
 )
 from perfd.net import AccessControl, HttpServer, Request, Response, ServerTls, text_response
@@ -122,7 +124,7 @@ class Agent:
                 job=config.job,
                 spool=self._spool,
                 clock=self._clock,
-                on_request=self._captures.handle if self._captures else self._refuse,
+                on_request=self._take_message,
                 capture_tools=self._captures.available_tools() if self._captures else (),
             )
         except PerfdError:
@@ -308,6 +310,14 @@ class Agent:
         if self._manual or self._batch_thread.is_alive():
             return text_response("ok\n")
         return text_response("The thread that makes batches has ended.\n", 503)
+
+    def _take_message(self, message: NodeMessage) -> None:
+        if isinstance(message, NewFinding):
+            self._pace.change(time.monotonic())
+        elif self._captures is not None:
+            self._captures.handle(message)
+        else:
+            self._refuse(message)
 
     def _refuse(self, request: CaptureRequest | CaptureCancel) -> None:
         if isinstance(request, CaptureRequest):

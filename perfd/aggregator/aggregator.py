@@ -35,7 +35,7 @@ from perfd.config import AggregatorConfig, check_page_links
 from perfd.errors import ConfigError, PerfdError
 from perfd.exporters.alertmanager import create_silence, silence_body
 from perfd.exporters.exporter_registry import ExporterRegistry
-from perfd.model import CaptureCancel, CaptureRequest
+from perfd.model import NodeMessage
 from perfd.net import Handler, ObjectStorage, is_loopback, split_address
 from perfd.web.live_updates import Live
 
@@ -151,6 +151,7 @@ class Aggregator(ApiAnswers):
                 nodes=nodes,
                 exporters=self._exporters,
                 registry=registry,
+                tell=self.send,
             )
         except PerfdError:
             if history is not None:
@@ -292,7 +293,7 @@ class Aggregator(ApiAnswers):
         self._audit.did("alert silenced", actor="request", by=by, silence=silence, alert=alert)
         return silence
 
-    def send(self, node: str, message: CaptureRequest | CaptureCancel) -> None:
+    def send(self, node: str, message: NodeMessage) -> None:
         """Send a message to the agent of a node; nothing when it is not there."""
         with self._state.lock:
             message = self._state.fleet.addressed(node, message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from perfd.aggregator.alerts import AlertEvaluation
 from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.failures import Part
+from perfd.aggregator.finding_news import FindingNews
 from perfd.aggregator.history import HistoryRecorder, HistoryStore, rows
 from perfd.aggregator.job_summaries import Derived, JobSummaries, LiveFacts
 from perfd.aggregator.nodes import NodeMemory
@@ -26,7 +27,7 @@ from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import AggregatorConfig
 from perfd.exporters.exporter_registry import ExporterRegistry
-from perfd.model import Alert, CaptureTool, alert_json
+from perfd.model import Alert, CaptureTool, NewFinding, alert_json
 from perfd.rules import RuleSet
 from perfd.rules.files import unknown_profiles
 
@@ -54,7 +55,9 @@ class AnalysisLoop:
         nodes: NodeMemory,
         exporters: ExporterRegistry,
         registry: CollectorRegistry,
+        tell: Callable[[str, NewFinding], None],
     ) -> None:
+        """`tell` sends a message to the agent of a node, without waiting."""
         self._config = config
         self._state = state
         self._clock = clock
@@ -65,6 +68,8 @@ class AnalysisLoop:
         self._failures = state.failures
         self._rounds = RoundBuilder(state.failures)
         self._summaries = JobSummaries(config.analysis, state, clock)
+        self._tell = tell
+        self._news = FindingNews()
         self._alerts = AlertEvaluation(config.rules)
         for sentence in unknown_profiles(self._alerts.rules.groups, CAPTURE_LABEL, config.capture_profiles):
             log.warning("A rule asks for a capture profile that is not there.", extra={"reason": sentence})
@@ -138,6 +143,7 @@ class AnalysisLoop:
         with self._failures.contained(Part.NODES):
             summaries = {name: found.summary for name, found in derived.items()}
             self._nodes.take(summaries, now_unix_s, now_s)
+            self._tell_findings(summaries, now_s)
         self.series.make(now_unix_s, now_s, derived, facts)
         changes: Sequence[Alert] = ()
         with self._failures.contained(Part.RULES):
@@ -152,6 +158,16 @@ class AnalysisLoop:
             self._captures.tick(now_unix_s)
         with self._failures.contained(Part.HISTORY):
             self._keep(now_s)
+
+    def _tell_findings(self, summaries: Mapping[str, JobSummary], now_s: float) -> None:
+        """Have the agents of jobs with a new finding send batches more often."""
+        kinds = {name: {finding.kind for finding in one.findings} for name, one in summaries.items()}
+        for name in self._news.take(kinds, now_s):
+            with self._state.lock:
+                job = self._state.fleet.jobs.get(name)
+                nodes = () if job is None else tuple(job.nodes)
+            for node in nodes:
+                self._tell(node, NewFinding(job=name))
 
     def _take_captured(self) -> None:
         """Let the jobs know what traces of them showed."""

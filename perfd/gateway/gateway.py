@@ -18,7 +18,7 @@ from perfd.errors import ConfigError, PerfdError
 from perfd.gateway.gateway_sessions import GatewaySessions
 from perfd.metrics.catalog import GATEWAY_METRICS, families
 from perfd.metrics.exposition import metrics_page, process_registry
-from perfd.model import CaptureCancel, CaptureRequest
+from perfd.model import NodeMessage
 from perfd.net import AccessControl, HttpServer, NatsConnector, Request, Response, ServerTls, text_response
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Gateway:
             )
         self._lost = True
 
-    def _deliver(self, agent_id: str, message: CaptureRequest | CaptureCancel) -> None:
+    def _deliver(self, agent_id: str, message: NodeMessage) -> None:
         self._server.send_to_agent(agent_id, message)
 
     def _serve_metrics(self, request: Request) -> Response:

@@ -16,7 +16,15 @@ from perfd.aggregator.limits import Limits
 from perfd.clock import Clock
 from perfd.config import NatsGatewayConfig
 from perfd.errors import PerfdError, RefusedError, WireError
-from perfd.model import AggregatorMessage, CaptureCancel, CaptureRequest, Hello, Welcome
+from perfd.model import (
+    AggregatorMessage,
+    CaptureCancel,
+    CaptureRequest,
+    Hello,
+    NewFinding,
+    NodeMessage,
+    Welcome,
+)
 from perfd.wire import convert
 
 if TYPE_CHECKING:
@@ -38,7 +46,7 @@ class GatewaySessions:
         config: NatsGatewayConfig,
         audit: AuditLog,
         clock: Clock,
-        deliver: Callable[[str, CaptureRequest | CaptureCancel], None],
+        deliver: Callable[[str, NodeMessage], None],
     ) -> None:
         """`deliver` sends a message to the agent with an identity."""
         self._audit = audit
@@ -130,7 +138,7 @@ class GatewaySession:
         self._sessions = sessions
         self._hello = hello
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
-        self._early: list[CaptureRequest | CaptureCancel] | None = []
+        self._early: list[NodeMessage] | None = []
         """What came before the agent got its Welcome; None afterwards."""
         self._sent = True
         """Whether the agent sent something since the last look."""
@@ -249,7 +257,7 @@ class GatewaySession:
                 elif message.renew_identity:
                     # The next stream begins with this answer.
                     self.publisher.end("The agent has to take a new identity.")
-            case CaptureRequest() | CaptureCancel():
+            case CaptureRequest() | CaptureCancel() | NewFinding():
                 if self._early is None:
                     self._sessions.deliver(self.agent_id, message)
                 else:

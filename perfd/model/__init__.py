@@ -59,6 +59,8 @@ from perfd.model.wire_messages import (
     Batch,
     Goodbye,
     Hello,
+    NewFinding,
+    NodeMessage,
     Record,
     Welcome,
 )
@@ -106,7 +108,9 @@ __all__ = [
     "ModelShape",
     "ModelSource",
     "MoeShape",
+    "NewFinding",
     "NicColumn",
+    "NodeMessage",
     "ParallelLayout",
     "PhaseTime",
     "RankColumn",

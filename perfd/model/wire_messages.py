@@ -112,5 +112,14 @@ class Ack:
     """0 for none after `sequence`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewFinding:
+    """A job of the node has a finding that it did not have before."""
+
+    job: str
+
+
 AgentMessage: TypeAlias = Hello | Batch | CaptureStatus | Goodbye | AcknowledgeEach
-AggregatorMessage: TypeAlias = Welcome | Ack | CaptureRequest | CaptureCancel
+NodeMessage: TypeAlias = CaptureRequest | CaptureCancel | NewFinding
+"""What an agent's node is told."""
+AggregatorMessage: TypeAlias = Welcome | Ack | NodeMessage

@@ -30,6 +30,7 @@ from perfd.model import (
     CaptureStatus,
     Goodbye,
     Hello,
+    NewFinding,
     Record,
     SampleTable,
     Welcome,
@@ -70,6 +71,7 @@ _FROM_AGGREGATOR = {
     "ack": Struct(Ack, pb.Ack),
     "capture_request": Struct(CaptureRequest, pb.CaptureRequest),
     "capture_cancel": Struct(CaptureCancel, pb.CaptureCancel),
+    "new_finding": Struct(NewFinding, pb.NewFinding),
 }
 _RECORD_FIELD = {struct.kind: field for field, struct in _RECORDS.items()}
 _AGENT_FIELD = {struct.kind: field for field, struct in _FROM_AGENT.items()}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from agent.support import gpu_table, steps, task
 from prometheus_client.parser import text_string_to_metric_families
 
 from perfd.agent.agent import Agent
+from perfd.agent.collection import batch_pace
 from perfd.agent.collection.collector_task import CollectorTask
 from perfd.clock import SystemClock, VirtualClock
 from perfd.collector import Column, OnUnavailable
@@ -22,6 +24,7 @@ from perfd.model import (
     CaptureState,
     CaptureTool,
     CollectorHealth,
+    NewFinding,
     Record,
     SampleTable,
     Scope,
@@ -89,6 +92,29 @@ def test_a_stop_sends_what_was_collected_last(aggregator: FakeAggregator, new_ag
     agent.stop()
     assert received(aggregator, TrainingStep) == steps(1)
     assert [record for record in delivered if isinstance(record, TrainingStep)] == steps(1)
+
+
+def test_a_quiet_node_sends_at_once_when_its_job_has_a_new_finding(
+    aggregator: FakeAggregator, new_agent: NewAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_pace, "QUIET_AFTER_S", 0.2)
+    samples = task(lambda: [gpu_table(250.0)], clock=SystemClock(), interval_s=0.1)
+    agent = new_agent(aggregator.address, [samples], uplink={"quiet_batch_interval_s": 3600.0})
+    agent.start()
+    assert aggregator.wait_for(lambda: bool(aggregator.batches))
+    quiet = -1
+    while (now := len(aggregator.batches)) > quiet:
+        quiet = now
+        time.sleep(1.0)
+
+    def told() -> bool:
+        aggregator.send(NewFinding(job="j1"))
+        return len(aggregator.batches) > quiet
+
+    deadline_s = time.monotonic() + WAIT_S
+    while not told() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert len(aggregator.batches) > quiet
 
 
 def test_an_agent_can_be_driven_step_by_step_on_a_virtual_clock(

@@ -96,6 +96,14 @@ def test_a_change_ends_the_quiet_for_a_minute(change: Record) -> None:
     assert interval_s(pace, 1000.0 + QUIET_AFTER_S) == 5.0
 
 
+def test_a_change_that_the_node_does_not_see_ends_the_quiet_too() -> None:
+    pace = quiet()
+    pace.change(1000.0)
+    pace.take([step()], 1000.0 + QUIET_AFTER_S - 0.1)
+    assert interval_s(pace, 1000.0 + QUIET_AFTER_S - 0.1) == 1.0
+    assert interval_s(pace, 1000.0 + QUIET_AFTER_S) == 5.0
+
+
 def test_a_step_that_does_not_end_is_a_change_and_an_ended_job_is_none() -> None:
     assert interval_s(quiet(), 1000.0 + OVERDUE_STEPS) == 5.0
     pace = quiet()

@@ -16,6 +16,7 @@ from perfd.model import (
     CaptureTool,
     Goodbye,
     Hello,
+    NewFinding,
     Record,
     Welcome,
 )
@@ -47,6 +48,8 @@ class FakeAgent:
         self.epochs = epochs
         """Of its spool's present life, and of the one before."""
         self.sequence = 0
+        self.new_findings: list[str] = []
+        """Jobs of which it was told."""
         options = (*CLIENT_OPTIONS,)
         self._channel = (
             grpc.insecure_channel(address, options=options)
@@ -129,10 +132,13 @@ class FakeAgent:
         self._outgoing.put(message if isinstance(message, bytes) else convert.encode_message(message))
 
     def receive(self) -> AggregatorMessage:
-        """The next message of the aggregator."""
+        """The next message of the aggregator; new findings are only noted."""
         message = convert.decode_aggregator_message(next(self._answers))
         if message is None:
             raise TypeError("The aggregator sent a message of an unknown kind.")
+        if isinstance(message, NewFinding):
+            self.new_findings.append(message.job)
+            return self.receive()
         return message
 
     def end(self) -> grpc.StatusCode:

@@ -53,6 +53,7 @@ MESSAGES: dict[type, type[Message]] = {
     model.Ack: pb.Ack,
     model.CaptureRequest: pb.CaptureRequest,
     model.CaptureCancel: pb.CaptureCancel,
+    model.NewFinding: pb.NewFinding,
 }
 
 

@@ -28,7 +28,7 @@ class BatchPace:
 
     Something changes with an event, a rank's place or a job's description, when a collector begins to fail
     or to work, and when a step takes 10% longer or shorter than the median of the 20 before it or does not
-    end.
+    end, and when the aggregator has a new finding of the node's job.
     """
 
     def __init__(self, *, interval_s: float, quiet_interval_s: float | None) -> None:
@@ -55,6 +55,11 @@ class BatchPace:
                 self._changed_s = now_s
             quiet = now_s - self._changed_s >= QUIET_AFTER_S
         return max(self._interval_s, self._quiet_interval_s) if quiet else self._interval_s
+
+    def change(self, now_s: float) -> None:
+        """Note a change that the node does not see itself."""
+        with self._lock:
+            self._changed_s = now_s
 
     def take(self, records: Sequence[Record], now_s: float) -> None:
         """Note what collectors read."""

@@ -18,6 +18,7 @@ from perfd.model import (
     CaptureRequest,
     CaptureStatus,
     Goodbye,
+    NewFinding,
     Welcome,
 )
 from perfd.wire import convert
@@ -118,7 +119,7 @@ class GrpcUplink(Uplink):
                 self._acknowledge(message.last_sequence, message.received_sequence, outgoing, welcome=True)
             case Ack():
                 self._acknowledge(message.sequence, message.received_sequence, outgoing, welcome=False)
-            case CaptureRequest() | CaptureCancel():
+            case CaptureRequest() | CaptureCancel() | NewFinding():
                 self._on_request(message)
             case None:
                 self._count_unknown_message()

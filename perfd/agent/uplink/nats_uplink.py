@@ -12,7 +12,15 @@ from perfd.agent.uplink.partition_routes import PartitionRoutes
 from perfd.agent.uplink.uplink import Uplink
 from perfd.config import UplinkConfig
 from perfd.errors import ConfigError, PerfdError
-from perfd.model import AggregatorMessage, CaptureCancel, CaptureRequest, CaptureStatus, Goodbye, Welcome
+from perfd.model import (
+    AggregatorMessage,
+    CaptureCancel,
+    CaptureRequest,
+    CaptureStatus,
+    Goodbye,
+    NewFinding,
+    Welcome,
+)
 from perfd.net import NatsConnector
 
 _WELCOME_WITHIN_S = 5.0
@@ -239,7 +247,7 @@ class NatsUplink(Uplink):
                     return
                 self._spool.welcomed()
                 session.welcome.set()
-            case CaptureRequest() | CaptureCancel():
+            case CaptureRequest() | CaptureCancel() | NewFinding():
                 self._on_request(message)
             case None:
                 self._count_unknown_message()

@@ -17,12 +17,12 @@ from perfd.agent.uplink.outgoing import Statuses, Timeouts, put_status
 from perfd.agent.uplink.reconnect import ReconnectPolicy
 from perfd.clock import Clock, SystemClock
 from perfd.config import UplinkConfig
-from perfd.model import CaptureCancel, CaptureRequest, CaptureStatus, CaptureTool, Goodbye, Hello, Welcome
+from perfd.model import CaptureStatus, CaptureTool, Goodbye, Hello, NodeMessage, Welcome
 from perfd.wire import convert
 
 log = logging.getLogger(__name__)
 
-OnRequest: TypeAlias = Callable[[CaptureRequest | CaptureCancel], None]
+OnRequest: TypeAlias = Callable[[NodeMessage], None]
 """Called in the thread of the uplink: returns at once and raises nothing."""
 
 _KEPT_STATUSES = 64

@@ -22,13 +22,7 @@ from perfd.aggregator.ingest.kubernetes_tokens import TokenReviews
 from perfd.aggregator.ingest.server_credentials import ServerCertificates
 from perfd.config import AgentIdentityConfig, TlsConfig
 from perfd.errors import ConfigError, PerfdError, RefusedError, WireError
-from perfd.model import (
-    Ack,
-    AcknowledgeEach,
-    CaptureCancel,
-    CaptureRequest,
-    Hello,
-)
+from perfd.model import Ack, AcknowledgeEach, Hello, NodeMessage
 from perfd.net import is_loopback, split_address
 from perfd.wire.convert import decode_agent_message, encode_message
 from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
@@ -87,6 +81,9 @@ class TelemetryServer:
         self._reviews = TokenReviews(tokens) if tokens is not None else None
         self._numbers = itertools.count(1)
         self._streams: dict[str, _Stream] = {}
+        """By agent."""
+        self._stream_of: dict[str, _Stream] = {}
+        """By node."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -166,20 +163,19 @@ class TelemetryServer:
         if self._server is not None:
             await self._server.stop(grace_s)
 
-    def send(self, node: str, message: CaptureRequest | CaptureCancel) -> None:
+    def send(self, node: str, message: NodeMessage) -> None:
         """Send a message to the agent of a node, from any thread; nothing when it is not there."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._enqueue, node, encode_message(message))
 
-    def send_to_agent(self, agent_id: str, message: CaptureRequest | CaptureCancel) -> None:
+    def send_to_agent(self, agent_id: str, message: NodeMessage) -> None:
         """Send a message to the agent of this identity; nothing when it is not there."""
         if (stream := self._streams.get(agent_id)) is not None:
             self._put(stream, encode_message(message))
 
     def _enqueue(self, node: str, data: bytes) -> None:
-        stream = next((s for s in self._streams.values() if s.session.node == node), None)
-        if stream is not None:
+        if (stream := self._stream_of.get(node)) is not None:
             self._put(stream, data)
 
     def _put(self, stream: _Stream, data: bytes) -> None:
@@ -270,7 +266,7 @@ class TelemetryServer:
             acknowledged=session.stored_sequence,
         )
         rival = self._streams.get(session.agent_id)
-        self._streams[session.agent_id] = stream
+        self._streams[session.agent_id] = self._stream_of[session.node] = stream
         if rival is not None:
             with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
                 await rival.context.abort(grpc.StatusCode.ABORTED, "The agent has opened a newer stream.")
@@ -351,6 +347,8 @@ class TelemetryServer:
         newest = self._streams.get(stream.session.agent_id) is stream
         if newest:
             del self._streams[stream.session.agent_id]
+        if self._stream_of.get(stream.session.node) is stream:
+            del self._stream_of[stream.session.node]
         stream.session.close(newest=newest)
 
 

@@ -23,7 +23,7 @@ from perfd.aggregator.limits import NatsProgress
 from perfd.aggregator.partition import Partition
 from perfd.config import NatsListenConfig
 from perfd.errors import PerfdError
-from perfd.model import CaptureCancel, CaptureRequest
+from perfd.model import NodeMessage
 from perfd.net import LoopThread, NatsConnector
 from perfd.wire import subjects
 from perfd.wire.convert import encode_message
@@ -85,7 +85,7 @@ class NatsReceiver:
         """Stop reading; messages that are not acknowledged are delivered again. Safe at any time."""
         self._thread.stop(_STOP_WITHIN_S)
 
-    def send(self, node: str, message: CaptureRequest | CaptureCancel) -> None:
+    def send(self, node: str, message: NodeMessage) -> None:
         """Publish a message for the agent of a node, from any thread; nothing when it has no session."""
         if (subject := self._sessions.subject_of(node)) is not None:
             self._thread.submit(self._publish(subject, encode_message(message)))

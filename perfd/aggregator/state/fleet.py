@@ -19,7 +19,6 @@ from perfd.aggregator.state.node_state import NodeState
 from perfd.errors import RefusedError
 from perfd.model import (
     CaptureCancel,
-    CaptureRequest,
     CollectiveProgress,
     CollectiveTimes,
     CollectorHealth,
@@ -30,6 +29,7 @@ from perfd.model import (
     JobOrigin,
     LogProgress,
     MemoryReport,
+    NodeMessage,
     RankPlacement,
     Record,
     SampleTable,
@@ -165,7 +165,7 @@ class Fleet:
             node = self.nodes[name] = NodeState(name, self.limits, self.counters)
         return node
 
-    def addressed(self, node: str, message: CaptureRequest | CaptureCancel) -> CaptureRequest | CaptureCancel:
+    def addressed(self, node: str, message: NodeMessage) -> NodeMessage:
         """A message with the job's name as the agent of a node has it."""
         if isinstance(message, CaptureCancel):
             return message

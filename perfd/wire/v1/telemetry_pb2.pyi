@@ -94,16 +94,24 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., acknowledge_each: _Optional[_Union[AcknowledgeEach, _Mapping]] = ..., session: _Optional[str] = ..., sender: _Optional[_Union[Hello, _Mapping]] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class AggregatorMessage(_message.Message):
-    __slots__ = ("welcome", "ack", "capture_request", "capture_cancel")
+    __slots__ = ("welcome", "ack", "capture_request", "capture_cancel", "new_finding")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_CANCEL_FIELD_NUMBER: _ClassVar[int]
+    NEW_FINDING_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
     capture_request: CaptureRequest
     capture_cancel: CaptureCancel
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., capture_request: _Optional[_Union[CaptureRequest, _Mapping]] = ..., capture_cancel: _Optional[_Union[CaptureCancel, _Mapping]] = ...) -> None: ...
+    new_finding: NewFinding
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., capture_request: _Optional[_Union[CaptureRequest, _Mapping]] = ..., capture_cancel: _Optional[_Union[CaptureCancel, _Mapping]] = ..., new_finding: _Optional[_Union[NewFinding, _Mapping]] = ...) -> None: ...
+
+class NewFinding(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("revision", "agent_id", "node", "perfd_version", "sent_unix_ns", "first_sequence", "capture_tools", "spool_epoch", "previous_epoch", "acknowledge_every")
