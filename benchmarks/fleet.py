@@ -1,14 +1,15 @@
 """What a fleet costs its one aggregator: rounds, the page of series on the wire, memory.
 
     python -m benchmarks.fleet [--nodes 1000] [--jobs 50] [--seconds 30] [--kept-s 120]
-                               [--uplink grpc nats]
+                               [--uplink grpc nats] [--restart-every-s 5] [--skew-s 120]
+                               [--nccl 100] [--partition-s 10] [--recorded FILE]
                                [--beside CHECKOUT] [--json]
 
 Agents of nodes with 8 GPUs each first send two minutes that they have kept, as after a partition, so
 that every window of the analysis is full; then each sends one batch a second over real gRPC, and the
 page is read every 15 s, as Prometheus does. With `--beside` the perfd of another checkout takes the
 same, in turn. With `--uplink nats` agents publish to a nats-server on this machine, whose CPU time is not
-in that of the aggregator.
+in that of the aggregator. It exits with 1 if not every batch that was sent was taken, once.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +33,11 @@ from benchmarks.fleet_agents import (
     ACKNOWLEDGE_EVERY,
     ROOT,
     AggregatorProcess,
-    batch,
+    Sender,
     connected,
-    kind_of,
     published,
 )
+from benchmarks.fleet_traffic import Traffic, recorded_seconds
 from tests.support.nats_server import NatsServer
 
 SCHEMA = "perfd.bench.fleet/1"
@@ -43,14 +47,26 @@ _SCRAPE_EVERY_S = 15
 _SETTLED_S = 5
 """Rounds after the burst that are not counted: they catch up with it."""
 _LOOK_EVERY_S = 0.5
+_NO_MORE_S = 20.0
+"""Without another batch, those that are missing are taken for lost."""
+_SECOND_NS = 1_000_000_000
 _LIMIT_BYTES = 1 << 30
 """The chart's `aggregator.resources.limits.memory`."""
 
 
 def measure(
-    nodes: int, jobs: int, seconds: int, checkout: Path, uplink: str = "grpc", *, kept_s: int = _KEPT_S
+    traffic: Traffic,
+    seconds: int,
+    checkout: Path,
+    uplink: str = "grpc",
+    *,
+    kept_s: int = _KEPT_S,
+    partition_s: int = 0,
 ) -> dict[str, Any]:
-    """The figures of one aggregator that starts empty; agents have kept the batches of `kept_s`."""
+    """The figures of one aggregator that starts empty.
+
+    Agents have kept the batches of `kept_s`; half of them cannot send for `partition_s`, in the middle.
+    """
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         rounds = folder / "rounds"
@@ -62,63 +78,106 @@ def measure(
         )
         while server is not None and not aggregator.values().get("perfd_nats_reading"):
             time.sleep(0.1)
-        driven = asyncio.run(_drive(aggregator, rounds, nodes, jobs, seconds, server=server, kept_s=kept_s))
+        drive = _Drive(aggregator, rounds, traffic, partitioned=partition_range(seconds, partition_s))
+        driven = asyncio.run(drive.run(seconds, kept_s, server))
         peak_bytes = aggregator.peak_bytes()
     return {
         "schema": SCHEMA,
         "uplink": uplink,
         "load_average": os.getloadavg()[0],
         "checkout": str(checkout),
-        "nodes": nodes,
-        "jobs": jobs,
+        "nodes": traffic.nodes,
+        "jobs": traffic.jobs,
         **driven,
         "peak_memory_bytes": peak_bytes,
         "memory_limit_ratio": peak_bytes / _LIMIT_BYTES,
     }
 
 
-async def _drive(
-    aggregator: AggregatorProcess,
-    rounds: Path,
-    nodes: int,
-    jobs: int,
-    seconds: int,
-    *,
-    server: NatsServer | None,
-    kept_s: int,
-) -> dict[str, Any]:
-    kinds = sorted({kind_of(node, jobs) for node in range(nodes)})
-    fleet = (
-        connected(aggregator, nodes, jobs, acknowledge_every=ACKNOWLEDGE_EVERY)
-        if server is None
-        else published(server.address, nodes, jobs)
-    )
-    async with fleet as agents:
-        start_ns = time.time_ns()
+def partition_range(seconds: int, partition_s: int) -> range:
+    """The counted seconds in which a part of the agents cannot send."""
+    first = (seconds - partition_s) // 2
+    return range(first, first + partition_s)
 
-        def batches_of(second: int) -> dict[int, bytes]:
-            now_ns = start_ns + second * 1_000_000_000
-            return {kind: batch(kept_s + second + 2, jobs, kind, now_ns) for kind in kinds}
 
-        for first in range(-kept_s, 0, 10):
-            several = [batches_of(second) for second in range(first, min(0, first + 10))]
-            await asyncio.gather(
-                *(agent.send([one[kind_of(n, jobs)] for one in several]) for n, agent in enumerate(agents))
+class _Drive:
+    """Sends the batches of a fleet, and reads what they cost."""
+
+    def __init__(
+        self, aggregator: AggregatorProcess, rounds: Path, traffic: Traffic, *, partitioned: range
+    ) -> None:
+        self._aggregator = aggregator
+        self._rounds = rounds
+        self._traffic = traffic
+        self._partitioned = partitioned
+        self._held: dict[int, list[bytes]] = {}
+        """By node, what it could not send."""
+        self._sent = 0
+        self._job_restarts = 0
+
+    async def run(self, seconds: int, kept_s: int, server: NatsServer | None) -> dict[str, Any]:
+        nodes, jobs = self._traffic.nodes, self._traffic.jobs
+        fleet: AbstractAsyncContextManager[Sequence[Sender]] = (
+            connected(self._aggregator, nodes, jobs, acknowledge_every=ACKNOWLEDGE_EVERY)
+            if server is None
+            else published(server.address, nodes, jobs)
+        )
+        async with fleet as agents:
+            self._sent = nodes
+            start_ns = time.time_ns() - kept_s * _SECOND_NS
+            for first in range(0, kept_s, 10):
+                await self._send_several(agents, first, min(kept_s, first + 10), start_ns)
+            await asyncio.gather(*(agent.settle() for agent in agents))
+            sent_s = time.perf_counter()
+            # The stream acknowledges batches before the aggregator reads them.
+            if server is not None:
+                await asyncio.to_thread(_wait_until_read, self._aggregator)
+            caught_up_s = time.perf_counter() - sent_s
+            figures = await self._paced(agents, seconds, kept_s)
+            await asyncio.gather(*(agent.settle() for agent in agents))
+            taken = await asyncio.to_thread(_wait_taken, self._aggregator, self._sent)
+            values = self._aggregator.values()
+        return {
+            **figures,
+            "caught_up_s": caught_up_s,
+            "sent_batches": self._sent,
+            "taken_batches": taken,
+            "repeated_batches": values["perfd_repeated_batches_total"],
+            "lost_batches": values["perfd_lost_batches_total"],
+            "malformed_messages": values["perfd_malformed_messages_total"],
+            "job_restarts": self._job_restarts,
+            "unread_messages": values.get("perfd_nats_waiting_messages", 0.0),
+        }
+
+    async def _send_several(self, agents: Sequence[Sender], first: int, last: int, start_ns: int) -> None:
+        """Batches of some seconds at once."""
+        seconds = range(first, last)
+        self._sent += len(agents) * len(seconds)
+        await asyncio.gather(
+            *(
+                agent.send([self._traffic.batch(n, 2 + at, start_ns + at * _SECOND_NS) for at in seconds])
+                for n, agent in enumerate(agents)
             )
-        await asyncio.gather(*(agent.settle() for agent in agents))
-        sent_s = time.perf_counter()
-        # The stream acknowledges batches before the aggregator reads them.
-        if server is not None:
-            await asyncio.to_thread(_wait_until_read, aggregator)
-        caught_up_s = time.perf_counter() - sent_s
+        )
+
+    async def _paced(self, agents: Sequence[Sender], seconds: int, kept_s: int) -> dict[str, Any]:
+        """A batch of each agent a second."""
+        aggregator = self._aggregator
         # What is made in the meantime is late, and of all agents alike.
         start_ns, before, pages, late_s, cpu_s = time.time_ns(), 0, [], 0.0, 0.0
         started_s = time.perf_counter()
         for second in range(_SETTLED_S + seconds):
             if second == _SETTLED_S:
-                before, cpu_s = len(rounds_of(rounds)), aggregator.cpu_s()
-            now = batches_of(second)
-            await asyncio.gather(*(agent.send([now[kind_of(n, jobs)]]) for n, agent in enumerate(agents)))
+                before, cpu_s = len(rounds_of(self._rounds)), aggregator.cpu_s()
+            sequence, now_ns = kept_s + second + 2, start_ns + second * _SECOND_NS
+            restarted = self._traffic.restarts(sequence)
+            if restarted is not None:
+                self._job_restarts += 1
+                await agents[restarted * 7 % len(agents)].restart()
+            away = second - _SETTLED_S in self._partitioned
+            await asyncio.gather(
+                *(self._send(agent, n, sequence, now_ns, away=away) for n, agent in enumerate(agents))
+            )
             if second % _SCRAPE_EVERY_S == _SETTLED_S:
                 read_s = time.perf_counter()
                 page = await asyncio.to_thread(aggregator.page)
@@ -128,29 +187,46 @@ async def _drive(
             await asyncio.sleep(max(0.0, ahead_s))
         took_s = time.perf_counter() - started_s - _SETTLED_S
         cpu_s = aggregator.cpu_s() - cpu_s
-        times = rounds_of(rounds)[before:]
+        times = rounds_of(self._rounds)[before:]
         # A round comes each second, however late this machine makes the batches.
+        nodes = len(agents)
         batch_s = (cpu_s - times[:, 1].sum()) / (nodes * seconds)
-        values = aggregator.values()
-    return {
-        "rounds": len(times),
-        **{f"round_{name}_s": value for name, value in _spread(times[:, 0]).items()},
-        **{f"round_cpu_{name}_s": value for name, value in _spread(times[:, 1]).items()},
-        "cpu_ratio": cpu_s / took_s,
-        "batch_cpu_us": batch_s * 1e6,
-        "batch_and_round_cpu_us": (batch_s + times[:, 1].mean() / nodes) * 1e6,
-        "page_bytes": max(size for size, _ in pages),
-        "page_s": max(took for _, took in pages),
-        "late_s": late_s,
-        "caught_up_s": caught_up_s,
-        "lost_batches": values["perfd_lost_batches_total"],
-        "unread_messages": values.get("perfd_nats_waiting_messages", 0.0),
-    }
+        return {
+            "rounds": len(times),
+            **{f"round_{name}_s": value for name, value in _spread(times[:, 0]).items()},
+            **{f"round_cpu_{name}_s": value for name, value in _spread(times[:, 1]).items()},
+            "cpu_ratio": cpu_s / took_s,
+            "batch_cpu_us": batch_s * 1e6,
+            "batch_and_round_cpu_us": (batch_s + times[:, 1].mean() / nodes) * 1e6,
+            "page_bytes": max(size for size, _ in pages),
+            "page_s": max(took for _, took in pages),
+            "late_s": late_s,
+        }
+
+    async def _send(self, agent: Sender, node: int, sequence: int, now_ns: int, *, away: bool) -> None:
+        """A node's batch; every second node keeps it while it is away, and sends all afterwards."""
+        held = self._held.setdefault(node, [])
+        held.append(self._traffic.batch(node, sequence, now_ns))
+        if away and node % 2:
+            return
+        self._sent += len(held)
+        self._held[node] = []
+        await agent.send(held)
 
 
 def _wait_until_read(aggregator: AggregatorProcess) -> None:
     while aggregator.values()["perfd_nats_waiting_messages"] > 0:
         time.sleep(_LOOK_EVERY_S)
+
+
+def _wait_taken(aggregator: AggregatorProcess, sent: int) -> int:
+    """How many batches were taken, once these are all, or no more come for a while."""
+    taken, since_s = -1, time.monotonic()
+    while taken < sent and time.monotonic() - since_s < _NO_MORE_S:
+        if (now := int(aggregator.values()["perfd_batches_total"])) > taken:
+            taken, since_s = now, time.monotonic()
+        time.sleep(_LOOK_EVERY_S)
+    return taken
 
 
 def rounds_of(path: Path) -> np.ndarray:
@@ -175,16 +251,39 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=50)
     parser.add_argument("--seconds", type=int, default=30)
     parser.add_argument("--kept-s", type=int, default=_KEPT_S, help="what agents send at first")
+    parser.add_argument("--restart-every-s", type=int, default=0, help="a job, and one agent, in turn")
+    parser.add_argument("--skew-s", type=float, default=0.0, help="how far clocks are off at most")
+    parser.add_argument("--nccl", type=int, default=0, metavar="N", help="operations of each rank and second")
+    parser.add_argument("--partition-s", type=int, default=0, help="for which every second node cannot send")
+    parser.add_argument("--recorded", type=Path, help="a `records.bin`: what each node sends, of its ranks")
     parser.add_argument("--uplink", nargs="+", choices=("grpc", "nats"), default=["grpc"])
     parser.add_argument("--beside", type=Path, help="another checkout, measured in turn")
     parser.add_argument("--pairs", type=int, default=1, help="how often each is measured")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    traffic = Traffic(
+        nodes=args.nodes,
+        jobs=args.jobs,
+        restart_every_s=args.restart_every_s,
+        skew_s=args.skew_s,
+        nccl_operations=args.nccl,
+        recorded=recorded_seconds(args.recorded) if args.recorded else (),
+    )
+    complete = True
     for _ in range(args.pairs):
         for checkout in (args.beside.resolve(), ROOT) if args.beside else (ROOT,):
             for uplink in args.uplink:
-                result = measure(args.nodes, args.jobs, args.seconds, checkout, uplink, kept_s=args.kept_s)
+                result = measure(
+                    traffic,
+                    args.seconds,
+                    checkout,
+                    uplink,
+                    kept_s=args.kept_s,
+                    partition_s=args.partition_s,
+                )
+                complete &= result["sent_batches"] == result["taken_batches"]
                 print(json.dumps(result) if args.json else _text(result), flush=True)
+    sys.exit(not complete)
 
 
 def _text(result: dict[str, Any]) -> str:
@@ -201,6 +300,8 @@ def _text(result: dict[str, Any]) -> str:
         f"page: {result['page_bytes'] / 1e6:.2f} MB with gzip, in {result['page_s']:.2f} s\n"
         f"CPU per batch, us: {result['batch_cpu_us']:.0f}, with its share of a round "
         f"{result['batch_and_round_cpu_us']:.0f}\n"
+        f"{result['sent_batches']} batches sent, {result['taken_batches']} taken, "
+        f"{result['repeated_batches']:.0f} repeated, {result['job_restarts']} jobs and agents restarted\n"
         f"{result['cpu_ratio']:.0%} of a core, {result['peak_memory_bytes'] / 1e6:.0f} MB at most "
         f"({result['memory_limit_ratio']:.0%} of the chart's limit), "
         f"{result['lost_batches']:.0f} batches lost, {result['unread_messages']:.0f} unread, "

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import grpc
 import grpc.aio
@@ -39,7 +40,7 @@ from perfd.wire import subjects
 from perfd.wire.convert import decode_aggregator_message, encode_message, encode_sender
 from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
 
-_GPUS = 8
+GPUS = 8
 _GPU_COLUMNS = [column.name for column in load_collector("nvml").columns if column.scope is Scope.GPU]
 _NODE_COLUMNS = [f"host_metric{number}_bytes" for number in range(40)]
 _WINDOW = 64
@@ -151,35 +152,61 @@ def _certificates(folder: Path) -> dict[str, str]:
     }
 
 
+class Sender(Protocol):
+    """An agent that sends what it is given."""
+
+    async def send(self, batches: list[bytes]) -> None:
+        """Send batches, at most a window ahead of what is acknowledged."""
+
+    async def restart(self) -> None:
+        """Connect again."""
+
+    async def settle(self) -> None:
+        """Wait until all is acknowledged."""
+
+
 class FakeAgent:
     """One stream; batches are shared between agents, since only the Hello names the node."""
 
-    def __init__(
-        self, call: grpc.aio.StreamStreamCall[bytes, bytes], number: int, *, acknowledge_every: int
-    ) -> None:
-        self._call = call
+    def __init__(self, channel: grpc.aio.Channel, number: int, *, acknowledge_every: int) -> None:
+        self._connect = channel.stream_stream(CONNECT_METHOD)
+        self._call = self._connect()
         self._every = acknowledge_every
         self._number = number
+        self._kept: deque[bytes] = deque()
+        """What is not acknowledged, as in a spool."""
         self._sent = self._acknowledged = 0
 
+    async def restart(self) -> None:
+        """Break the stream, connect again, and send what was not received."""
+        self._call.cancel()
+        self._call = self._connect()
+        await self.hello()
+        for data in list(self._kept):
+            await self._call.write(data)
+
     async def hello(self) -> None:
+        """Connect; what the aggregator has is not kept."""
         hello = Hello(
             agent_id=f"agent-{self._number}",
             node=f"node{self._number:05d}",
             perfd_version="bench",
             sent_unix_ns=time.time_ns(),
-            first_sequence=1,
+            first_sequence=self._acknowledged + 1,
             acknowledge_every=self._every,
         )
         await self._call.write(encode_message(hello))
-        assert isinstance(decode_aggregator_message(await self._call.read()), Welcome)
+        welcome = decode_aggregator_message(await self._call.read())
+        assert isinstance(welcome, Welcome)
+        self._note(max(welcome.last_sequence, welcome.received_sequence))
 
     async def send(self, batches: list[bytes]) -> None:
         """Send batches, at most a window ahead of what is acknowledged; until all are, if each is at once."""
         for data in batches:
             await self._acknowledge(self._sent + 1 - _WINDOW)
-            await self._call.write(data)
+            self._kept.append(data)
             self._sent += 1
+            await self._call.write(data)
         if not self._every:
             await self.settle()
 
@@ -191,7 +218,12 @@ class FakeAgent:
         while self._acknowledged < sequence:
             message = decode_aggregator_message(await self._call.read())
             if isinstance(message, Ack):
-                self._acknowledged = message.sequence
+                self._note(message.sequence)
+
+    def _note(self, sequence: int) -> None:
+        while self._acknowledged < sequence:
+            self._kept.popleft()
+            self._acknowledged += 1
 
 
 class FakeNatsAgent:
@@ -229,6 +261,10 @@ class FakeNatsAgent:
                 )
             )
             self._sequence += len(window)
+
+    async def restart(self) -> None:
+        """Go on in another session."""
+        self._session = secrets.token_hex(16)
 
     async def settle(self) -> None:
         """Nothing to do: what was sent is acknowledged."""
@@ -276,12 +312,7 @@ async def connected(
     agents: list[FakeAgent] = []
     for first in range(0, nodes, _CONNECT_AT_ONCE):
         numbers = range(first, min(first + _CONNECT_AT_ONCE, nodes))
-        new = [
-            FakeAgent(
-                opened[n % channels].stream_stream(CONNECT_METHOD)(), n, acknowledge_every=acknowledge_every
-            )
-            for n in numbers
-        ]
+        new = [FakeAgent(opened[n % channels], n, acknowledge_every=acknowledge_every) for n in numbers]
         await asyncio.gather(*(agent.hello() for agent in new))
         agents += new
     firsts = [encode_message(first_batch(number, jobs, nodes)) for number in range(nodes)]
@@ -296,13 +327,13 @@ async def connected(
 def first_batch(number: int, jobs: int, nodes: int) -> Batch:
     """What an agent sends of its node at the start."""
     job = f"job{number % jobs}"
-    ranks = _GPUS * nodes // jobs
+    ranks = GPUS * nodes // jobs
     layout = ParallelLayout(world_size=ranks, tp=8, pp=1, dp=max(1, ranks // 8))
     records: list[Record] = [
-        *(GpuInfo(index=gpu, name="NVIDIA H200", memory_bytes=141 << 30) for gpu in range(_GPUS)),
+        *(GpuInfo(index=gpu, name="NVIDIA H200", memory_bytes=141 << 30) for gpu in range(GPUS)),
         *(
-            RankPlacement(job=job, rank=number // jobs * _GPUS + gpu, gpu=gpu, world_size=ranks)
-            for gpu in range(_GPUS)
+            RankPlacement(job=job, rank=number // jobs * GPUS + gpu, gpu=gpu, world_size=ranks)
+            for gpu in range(GPUS)
         ),
         JobDescription(job=job, framework="megatron-lm", parallel=layout),
     ]
@@ -316,12 +347,18 @@ def kind_of(node: int, jobs: int) -> int:
 
 def batch(sequence: int, jobs: int, kind: int, now_ns: int) -> bytes:
     """What an agent sends each second, encoded; it is the same for all nodes of a kind."""
+    records = batch_records(sequence, jobs, kind, now_ns)
+    return encode_message(Batch(sequence=sequence, sent_unix_ns=now_ns, records=records))
+
+
+def batch_records(sequence: int, jobs: int, kind: int, now_ns: int) -> list[Record]:
+    """The same as records."""
     records: list[Record] = [
         SampleTable(
             scope=Scope.GPU,
-            times_unix_ns=[now_ns] * _GPUS,
-            entities=[str(gpu) for gpu in range(_GPUS)],
-            columns={name: [_reading(name, gpu) for gpu in range(_GPUS)] for name in _GPU_COLUMNS},
+            times_unix_ns=[now_ns] * GPUS,
+            entities=[str(gpu) for gpu in range(GPUS)],
+            columns={name: [_reading(name, gpu) for gpu in range(GPUS)] for name in _GPU_COLUMNS},
         ),
         SampleTable(
             scope=Scope.NODE,
@@ -340,7 +377,7 @@ def batch(sequence: int, jobs: int, kind: int, now_ns: int) -> bytes:
                 job=f"job{kind}", step=sequence, time_unix_ns=now_ns, step_time_s=1.0, tokens_per_s=1e6
             )
         )
-    return encode_message(Batch(sequence=sequence, sent_unix_ns=now_ns, records=records))
+    return records
 
 
 def _reading(column: str, gpu: int) -> float:

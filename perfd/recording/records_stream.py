@@ -26,12 +26,12 @@ class RecordsStream:
     def __init__(self, path: Path, settings: Settings) -> None:
         self._path = path
         self._clock = settings.clock
-        self._items = _items(path)
+        self._items = items(path)
         self._next = next(self._items, None)
 
     def span_unix_ns(self) -> tuple[int, int] | None:
         first = last = None
-        for item in _items(self._path):
+        for item in items(self._path):
             first = item.sent_unix_ns if first is None else first
             last = item.sent_unix_ns
         return None if first is None or last is None else (first, max(first, last))
@@ -49,7 +49,8 @@ class RecordsStream:
         self._items.close()
 
 
-def _items(path: Path) -> Generator[Batch, None, None]:
+def items(path: Path) -> Generator[Batch, None, None]:
+    """The items of a `records` file; raises `RecordingError` at one that cannot be decoded."""
     if not path.stat().st_size:
         return  # Nothing to map.
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
