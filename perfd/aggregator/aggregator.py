@@ -151,7 +151,7 @@ class Aggregator(ApiAnswers):
                 nodes=nodes,
                 exporters=self._exporters,
                 registry=registry,
-                tell=self.send,
+                notify=self.send,
             )
         except PerfdError:
             if history is not None:

@@ -55,9 +55,9 @@ class AnalysisLoop:
         nodes: NodeMemory,
         exporters: ExporterRegistry,
         registry: CollectorRegistry,
-        tell: Callable[[str, NewFinding], None],
+        notify: Callable[[str, NewFinding], None],
     ) -> None:
-        """`tell` sends a message to the agent of a node, without waiting."""
+        """`notify` sends a message to the agent of a node, without waiting."""
         self._config = config
         self._state = state
         self._clock = clock
@@ -68,7 +68,7 @@ class AnalysisLoop:
         self._failures = state.failures
         self._rounds = RoundBuilder(state.failures)
         self._summaries = JobSummaries(config.analysis, state, clock)
-        self._tell = tell
+        self._notify = notify
         self._news = FindingNews()
         self._alerts = AlertEvaluation(config.rules)
         for sentence in unknown_profiles(self._alerts.rules.groups, CAPTURE_LABEL, config.capture_profiles):
@@ -143,7 +143,7 @@ class AnalysisLoop:
         with self._failures.contained(Part.NODES):
             summaries = {name: found.summary for name, found in derived.items()}
             self._nodes.take(summaries, now_unix_s, now_s)
-            self._tell_findings(summaries, now_s)
+            self._report_findings(summaries, now_s)
         self.series.make(now_unix_s, now_s, derived, facts)
         changes: Sequence[Alert] = ()
         with self._failures.contained(Part.RULES):
@@ -159,7 +159,7 @@ class AnalysisLoop:
         with self._failures.contained(Part.HISTORY):
             self._keep(now_s)
 
-    def _tell_findings(self, summaries: Mapping[str, JobSummary], now_s: float) -> None:
+    def _report_findings(self, summaries: Mapping[str, JobSummary], now_s: float) -> None:
         """Have the agents of jobs with a new finding send batches more often."""
         kinds = {name: {finding.kind for finding in one.findings} for name, one in summaries.items()}
         for name in self._news.take(kinds, now_s):
@@ -167,7 +167,7 @@ class AnalysisLoop:
                 job = self._state.fleet.jobs.get(name)
                 nodes = () if job is None else tuple(job.nodes)
             for node in nodes:
-                self._tell(node, NewFinding(job=name))
+                self._notify(node, NewFinding(job=name))
 
     def _take_captured(self) -> None:
         """Let the jobs know what traces of them showed."""

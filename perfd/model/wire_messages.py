@@ -121,5 +121,5 @@ class NewFinding:
 
 AgentMessage: TypeAlias = Hello | Batch | CaptureStatus | Goodbye | AcknowledgeEach
 NodeMessage: TypeAlias = CaptureRequest | CaptureCancel | NewFinding
-"""What an agent's node is told."""
+"""What goes to the agent of a node besides answers."""
 AggregatorMessage: TypeAlias = Welcome | Ack | NodeMessage

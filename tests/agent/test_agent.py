@@ -107,12 +107,12 @@ def test_a_quiet_node_sends_at_once_when_its_job_has_a_new_finding(
         quiet = now
         time.sleep(1.0)
 
-    def told() -> bool:
+    def sends_again() -> bool:
         aggregator.send(NewFinding(job="j1"))
         return len(aggregator.batches) > quiet
 
     deadline_s = time.monotonic() + WAIT_S
-    while not told() and time.monotonic() < deadline_s:
+    while not sends_again() and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert len(aggregator.batches) > quiet
 

@@ -1,4 +1,4 @@
-"""Agents are told of new findings of their jobs."""
+"""Agents are notified of new findings of their jobs."""
 
 from aggregator.support import START_S, aggregator, gpus, place, step
 
@@ -16,11 +16,11 @@ def test_a_job_is_news_once_it_has_another_finding() -> None:
     assert news.take({"a": {Kind.HANG}, "b": set()}, 2.0) == ["a"]
 
 
-def test_what_comes_and_goes_is_told_seldom_and_never_forgotten() -> None:
+def test_what_comes_and_goes_is_reported_seldom_and_never_forgotten() -> None:
     news = FindingNews()
-    told = [now_s for now_s in range(100) if news.take({"a": {Kind.HANG} if now_s % 2 else set()}, now_s)]
-    assert told == [1, 31, 61, 91]
-    # One that came meanwhile and stays is told once it may be.
+    reported = [now_s for now_s in range(100) if news.take({"a": {Kind.HANG} if now_s % 2 else set()}, now_s)]
+    assert reported == [1, 31, 61, 91]
+    # One that came meanwhile and stays is reported once it may be.
     assert [now_s for now_s in range(100, 140) if news.take({"a": {Kind.STRAGGLER}}, now_s)] == [121]
 
 
@@ -31,7 +31,7 @@ def test_a_job_that_comes_back_is_another_one() -> None:
     assert news.take({"a": {Kind.HANG}}, 2.0) == ["a"]
 
 
-def test_the_agents_of_the_job_and_no_others_are_told() -> None:
+def test_the_agents_of_the_job_and_no_others_are_notified() -> None:
     clock = VirtualClock(round(START_S * 1e9))
     with (
         aggregator(clock) as running,

@@ -49,7 +49,7 @@ class FakeAgent:
         """Of its spool's present life, and of the one before."""
         self.sequence = 0
         self.new_findings: list[str] = []
-        """Jobs of which it was told."""
+        """Jobs whose new findings it was sent."""
         options = (*CLIENT_OPTIONS,)
         self._channel = (
             grpc.insecure_channel(address, options=options)

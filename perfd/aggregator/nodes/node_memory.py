@@ -36,7 +36,7 @@ _EVERY_S = 5.0
 """Between two looks at a node. Chosen."""
 _SLICES = 16
 """Nodes are looked at in turns: no round looks at a whole fleet."""
-_TOLD_EVERY_S = 30.0
+_JUDGED_ALL_EVERY_S = 30.0
 """Between two judgments of all nodes without news: only the time that they were observed for has passed."""
 _KEEP_EVERY_S = 60.0
 """Between two writes of the ledger to history: a kill loses at most so much."""
@@ -118,7 +118,7 @@ class NodeMemory:
         self._taken_s: float | None = None
         self._judged_s = -math.inf
         self._kept_s = 0.0
-        self._told_s, self._told_news = -math.inf, 0
+        self._standings_s, self._standings_news = -math.inf, 0
         """When standings were made last, and of which news."""
         self._last_steps: dict[str, int] = {}
         self._progress_s: dict[str, float] = {}
@@ -166,8 +166,8 @@ class NodeMemory:
             del self._progress_s[name]
             self._last_steps.pop(name, None)
         self._look_at_captures()
-        if self._ledger.news != self._told_news or now_s - self._told_s >= _TOLD_EVERY_S:
-            self._told_news, self._told_s = self._ledger.news, now_s
+        if self._ledger.news != self._standings_news or now_s - self._standings_s >= _JUDGED_ALL_EVERY_S:
+            self._standings_news, self._standings_s = self._ledger.news, now_s
             found = standings(self._ledger, now_unix_s)
             with self._lock:
                 self._standings = found

@@ -220,6 +220,10 @@ class Fleet:
             put_rank_samples(table, self.jobs, source)
 
     def _apply(self, record: Record, node: NodeState, source: RecordSource) -> list[Durable]:
+        if isinstance(record, CollectorHealth):
+            # First: most records are such.
+            node.collector_health(record)
+            return []
         if isinstance(record, _JobRecord):
             return self._apply_to_job(record, source)
         if isinstance(record, JobOrigin):
@@ -256,8 +260,6 @@ class Fleet:
             return self.members.place(record, node, source)
         if isinstance(record, Event):
             return self.members.event(record, node, source)
-        if isinstance(record, CollectorHealth):
-            node.collector_health(record)
         return []
 
 
