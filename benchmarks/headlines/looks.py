@@ -252,6 +252,8 @@ def _names(look: Look, phase: Phase) -> bool:
         return look.roles == phase.ranks
     if phase.ranks:
         return look.blamed == phase.ranks
+    if phase.fault == "stall" and look.kind == Kind.PERIODIC_STALL:
+        return not look.blamed
     return phase.fault in _SLOW_DATA | _SLOW_HOSTS and look.kind in _OF_ALL_HOSTS and not look.blamed
 
 

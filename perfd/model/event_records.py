@@ -67,6 +67,9 @@ class EventKind(StrEnum):
     """The reporting node has no ranks of the job anymore; they may return, as with torchelastic."""
     RESTARTED = "restarted"
     """`values` has `new_process` where steps that follow are those of another process, surely."""
+    RANKS_DOUBLED = "ranks_doubled"
+    """Two processes at once have the same rank: two jobs run under one name. `values` has `ranks`, how many
+    are doubled, and `on_same_gpus`, how many of these share their GPU; 0 `ranks` when that is over."""
     HARDWARE_ERROR = "hardware_error"
     """An XID, an ECC error or a lost GPU; `code` is the XID."""
     STRAGGLER_REPORT = "straggler_report"

@@ -241,3 +241,37 @@ def test_no_batch_that_the_wire_can_carry_breaks_the_state_or_what_is_read_of_it
             data = job_data(made, job, now_unix_s=10.0, now_s=10.0, window_steps=window)
             for column in dataclasses.fields(data.steps):
                 assert len(getattr(data.steps, column.name)) == len(data.steps)
+
+
+def two_processes(*pids):
+    return [
+        RankPlacement(job="llm", rank=0, local_rank=0, world_size=2, gpu=0, pid=pid, started_unix_ns=pid)
+        for pid in pids
+    ]
+
+
+def doubled(made):
+    return [event for event in made.jobs["llm"].events if event.kind is EventKind.RANKS_DOUBLED]
+
+
+def test_two_processes_that_are_one_rank_at_once_are_noted():
+    made = fleet()
+    made.apply([step(1), *two_processes(10, 20)], source())
+    (event,) = doubled(made)
+    assert event.values == {"ranks": 1.0, "on_same_gpus": 1.0}
+
+
+def test_a_restarted_rank_is_not_two_jobs():
+    made = fleet()
+    made.apply([step(1), *two_processes(10)], source(now_s=1.0))
+    made.apply(two_processes(20), source(now_s=2.0))
+    assert doubled(made) == []
+
+
+def test_other_jobs_on_a_ranks_gpu_are_known():
+    made = fleet()
+    made.apply([gpus(0, count=2, a=1.0), step(1), step(1, job="other")], source())
+    made.apply([place(0, 0), place(1, 1), place(0, 1, job="other")], source())
+    assert job_data(made, made.jobs["llm"], now_unix_s=2.0, now_s=0.0).gpu_sharers == {1: ("other",)}
+    made.apply([ended("other")], source())
+    assert job_data(made, made.jobs["llm"], now_unix_s=2.0, now_s=0.0).gpu_sharers == {}

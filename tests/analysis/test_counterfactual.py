@@ -235,6 +235,11 @@ def test_with_short_steps_the_log_is_a_second_and_a_half_further_ahead() -> None
     assert change([0.08] * 20 + [0.1] * 33, 11) == pytest.approx(0.0)
 
 
+def test_of_a_long_fault_operations_of_a_fifth_of_its_steps_may_be_missing() -> None:
+    assert change([0.8] * 20 + [1.0] * 50, 40) == pytest.approx(0.2)
+    assert change([0.8] * 20 + [1.0] * 80, 40) == pytest.approx(0.0)
+
+
 def test_a_change_has_the_error_of_the_steps_with_the_fault_and_not_of_those_after_it() -> None:
     even = step_change(np.array([0.8] * 9 + [1.0] * 5), LateStretch(steps=5))
     scattered = np.array([0.8] * 9 + [1.1, 1.2, 0.9, 1.0, 1.0] + [0.8] * 3)

@@ -12,7 +12,7 @@ from perfd.analysis.collectives.nccl_summary import group_name, nccl
 from perfd.analysis.data.job_data import CollectiveStack, CollectiveTable, Method, NcclTime, NcclTimeTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Kind
-from perfd.model import ParallelLayout, TimingSource
+from perfd.model import ParallelLayout, RankPlacement, TimingSource
 
 DP4 = description(world_size=4, dp=4, micro_batch_size=1, global_batch_size=8)
 PP2DP2 = description(world_size=4, dp=2, pp=2, micro_batch_size=1, global_batch_size=8)
@@ -309,3 +309,20 @@ def test_nobody_is_said_to_wait_for_longer_than_there_was_time():
     result = summary([beside])
 
     assert result.nccl.ranks[2].gain_ratio <= 1
+
+
+@pytest.mark.parametrize(("pids", "least", "most"), [((7, 8), 0.04, 0.07), ((7, 7), 0.32, 0.34)])
+def test_gpus_that_one_process_launches_lose_what_steps_are_longer_by(pids, least, most):
+    # Until the slow GPU is done the process launches nothing on the other, which does not wait in NCCL.
+    lasted_s = [0.2] * 40 + [0.3] * 20
+    late = table([0, 1], [0, 0], operations=60, operations_per_s=1 / 0.3)
+    late.durations_s[40:, 0] += 0.02
+    placed = {
+        "n0": tuple(RankPlacement(job="llm", rank=rank, gpu=rank, pid=pid) for rank, pid in enumerate(pids))
+    }
+    times = [NcclTime(rank=rank, busy_s=1.0, span_s=10.0, lost_operations=0) for rank in (0, 1)]
+    data = job_data(step_table(lasted_s), collectives=[late], nccl=times, placements=placed)
+
+    (slow,) = (one for one in summarise(data, AnalysisSettings()).nccl.ranks if one.rank == 1)
+
+    assert least <= slow.gain_ratio <= most

@@ -135,3 +135,20 @@ def test_irregular_stalls_have_no_period_in_steps(places: set[int]) -> None:
 
     if stall is not None and stall.period_steps is not None:
         assert (apart % stall.period_steps == 0).mean() >= 0.7
+
+
+def test_stalls_show_beside_longer_steps_that_another_fault_made_before() -> None:
+    usual = steps_with_stalls(60, 1000, 0.0)
+    another = [1.4 * time_s for time_s in steps_with_stalls(30, 1000, 0.0, seed=2)]
+    stall = found([*usual, *another, *usual[:20], *steps_with_stalls(25, 5, 0.6)])
+
+    assert stall is not None
+    assert (stall.period_steps, stall.stalls) == (5, 5)
+    assert stall.cost_ratio == pytest.approx(0.6 / 3.1, abs=0.03)
+
+
+def test_a_few_stalls_of_almost_one_period_are_no_period() -> None:
+    times = np.full(60, 0.5)
+    times[[-21, -16, -10, -5]] = 1.1
+    times[5:25] = 0.8
+    assert found(times.tolist()) is None

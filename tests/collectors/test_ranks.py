@@ -539,3 +539,44 @@ def test_this_very_process_can_be_watched() -> None:
     settings = Settings(node="node0", job="run")
     collector = RanksCollector(fake, RanksOptions(root_pid=os.getpid()), settings)
     assert count(collector.collect(), "unreadable_processes") == 0
+
+
+@pytest.mark.parametrize("run", ["", "another"])
+def test_two_jobs_under_one_name_are_said_and_no_restart(tmp_path: Path, run: str) -> None:
+    job = Job(tmp_path, job="both")
+    for pid, rank in ((100, 0), (101, 1)):
+        job.start(pid, torch(rank, 2), gpus=[rank])
+    assert events(job.collect()) == [(EventKind.JOB_STARTED, "both")]
+    for pid, rank in ((90, 0), (91, 1)):
+        job.start(pid, torch(rank, 2, TORCHELASTIC_RUN_ID=run), gpus=[rank])
+    first, second = job.collect(), job.collect()
+    assert not placed(first), "the ranks are still where they were"
+    assert events(first) == [], "an earlier process may still end"
+    (event,) = (record for record in second if isinstance(record, Event))
+    assert event.kind is EventKind.RANKS_DOUBLED
+    assert event.values == {"ranks": 2.0, "on_same_gpus": 2.0}
+    assert "PIDs 90, 100, 91, 101" in event.message
+    job.settings.clock.sleep(60.0)
+    job.collect()
+    job.end(100)
+    job.end(101)
+    assert EventKind.RESTARTED not in {kind for kind, _ in (*events(job.collect()), *events(job.collect()))}
+
+
+def test_a_doubled_rank_that_is_one_process_again_is_said(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.start(100, torch(0, 1), gpus=[0])
+    job.start(101, torch(0, 1), gpus=[1])
+    job.collect()
+    (event,) = (record for record in job.collect() if isinstance(record, Event))
+    assert event.values == {"ranks": 1.0, "on_same_gpus": 0.0}
+    job.end(101)
+    said = [record for _ in range(3) for record in job.collect() if isinstance(record, Event)]
+    assert [one.values["ranks"] for one in said] == [0.0]
+
+
+def test_a_child_with_its_ranks_variables_and_gpu_doubles_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.start(100, torch(0, 1), gpus=[0])
+    job.start(101, torch(0, 1), gpus=[0], parent=100)
+    assert not [record for _ in range(3) for record in job.collect() if isinstance(record, Event)][1:]

@@ -12,6 +12,7 @@ from perfd.errors import NothingHere, Unavailable
 from perfd.model import JobOrigin, RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import optional
+from perfd_collectors.ranks.doubled_ranks import DoubledRanks
 from perfd_collectors.ranks.environment import (
     Launcher,
     RankIdentity,
@@ -65,6 +66,8 @@ class RanksCollector:
         self._host_waits = HostWaits(settings.proc, settings.sys)
         self._own_container = self._processes.own_container()
         self._last: list[RankPlacement] = []
+        self._looked_unix_ns: int | None = None
+        self._doubled = DoubledRanks()
         self._users: dict[str, int] = {}
         self._origins: list[JobOrigin] = []
         self._repeat_due_s = -math.inf
@@ -101,7 +104,7 @@ class RanksCollector:
         ranks, self._users = of_one_user(
             claimed, self._job_of, self._users, self._settings.local_jobs.scheduled
         )
-        found = placements(ranks, self._job_of)
+        found = placements(ranks, self._job_of, self._last)
         found = found or placements(self._by_gpu(processes, held), self._job_of)
         found = found or placements(self._by_order(processes), self._job_of)
         local = [LocalRank(one.job, one.rank, one.pid) for one in found if one.pid is not None]
@@ -115,8 +118,9 @@ class RanksCollector:
             self._gpus = self._gpus if self._nvml is None else _gpus(self._nvml)
             self._read_pci_addresses()
             reported, new_origins = found, whose
-        events = job_events(self._last, found, now_ns)
-        self._last = found
+        events = job_events(self._last, found, now_ns, self._looked_unix_ns)
+        events += self._doubled.events(ranks, self._job_of, now_ns)
+        self._last, self._looked_unix_ns = found, now_ns
         waits = self._host_waits.collect(found, self._local_cpus, now_s, now_ns)
         counts = self._counts(now_ns, processes, held, len(found), foreign=len(claimed) - len(ranks))
         return [*new_origins, *reported, *events, counts, *([] if waits is None else [waits])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfd.model import Event, EventKind, JobOrigin, RankPlacement
@@ -11,6 +11,8 @@ from perfd_collectors.ranks.environment import RankIdentity, origin_of
 JobName = Callable[[RankIdentity], str]
 _Process = tuple[int | None, int | None]
 """PID and start time, because PIDs are reused."""
+_STARTED_WITHIN_NS = 2_000_000_000
+"""By so much a process may have started before it says: the node's boot time is known to a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,16 @@ class RankProcess:
     time_limit_unix_s: float | None = None
 
 
-def rank_processes(processes: Iterable[RankProcess]) -> list[RankProcess]:
-    """The processes that are ranks: one per job and rank.
+def rank_processes(processes: Iterable[RankProcess], before: Collection[int] = ()) -> list[RankProcess]:
+    """The processes that are ranks: one per job and rank, of several with a GPU one of `before`."""
+    ranks: dict[tuple[str | None, int], RankProcess] = {}
+    for process in sorted(claimants(processes), key=lambda one: (not one.holds_gpu, one.pid not in before)):
+        ranks.setdefault((process.identity.job, process.identity.rank), process)
+    return list(ranks.values())
+
+
+def claimants(processes: Iterable[RankProcess]) -> list[RankProcess]:
+    """The processes that may be ranks, those that hold a GPU first.
 
     A launcher's environment may resemble a rank's (Slurm's variables of the node's
     task, a pod's RANK), but it has other ranks as descendants and holds no GPU.
@@ -45,13 +55,13 @@ def rank_processes(processes: Iterable[RankProcess]) -> list[RankProcess]:
         and not found[ancestor].holds_gpu
         and found[ancestor].identity != process.identity
     }
-    ranks: dict[tuple[str | None, int], RankProcess] = {}
+    claiming = []
     for process in sorted(found.values(), key=lambda process: (not process.holds_gpu, process.pid)):
         copies = (found.get(ancestor) for ancestor in process.ancestors if ancestor not in launchers)
         inherited = any(copy is not None and copy.identity == process.identity for copy in copies)
         if process.pid not in launchers and not inherited:
-            ranks.setdefault((process.identity.job, process.identity.rank), process)
-    return list(ranks.values())
+            claiming.append(process)
+    return claiming
 
 
 def of_one_user(
@@ -90,9 +100,12 @@ def origins(processes: Iterable[RankProcess], job_of: JobName) -> list[JobOrigin
     return [origin for origin in known if origin != JobOrigin(job=origin.job)]
 
 
-def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPlacement]:
-    """The placement of each rank, sorted by job and rank."""
-    found = [
+def placements(
+    processes: Iterable[RankProcess], job_of: JobName, before: Iterable[RankPlacement] = ()
+) -> list[RankPlacement]:
+    """The placement of each rank, sorted by job and rank; where it was `before`, as long as it is there."""
+    known = {one.pid for one in before if one.pid is not None}
+    found = (
         RankPlacement(
             job=job_of(process.identity),
             rank=rank,
@@ -105,10 +118,14 @@ def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPl
             started_unix_ns=process.started_unix_ns,
             time_limit_unix_s=process.time_limit_unix_s,
         )
-        for process in rank_processes(processes)
+        for process in rank_processes(processes, known)
         for rank, gpu in (process.gpus_of_ranks or {process.identity.rank: process.gpu}).items()
-    ]
-    return sorted(found, key=lambda placement: (placement.job, placement.rank))
+    )
+    ranks: dict[tuple[str, int], RankPlacement] = {}
+    # Jobs that have names of their own may be of one name here.
+    for placement in sorted(found, key=lambda placement: placement.pid not in known):
+        ranks.setdefault((placement.job, placement.rank), placement)
+    return [ranks[key] for key in sorted(ranks)]
 
 
 def changed(before: Iterable[RankPlacement], after: Iterable[RankPlacement]) -> list[RankPlacement]:
@@ -118,13 +135,19 @@ def changed(before: Iterable[RankPlacement], after: Iterable[RankPlacement]) -> 
 
 
 def job_events(
-    before: Sequence[RankPlacement], after: Sequence[RankPlacement], now_unix_ns: int
+    before: Sequence[RankPlacement],
+    after: Sequence[RankPlacement],
+    now_unix_ns: int,
+    looked_unix_ns: int | None = None,
 ) -> list[Event]:
-    """Events of jobs whose ranks on this node started, ended, or restarted."""
+    """Events of jobs whose ranks on this node started, ended, or restarted since the last look.
+
+    A restart begins after that look: processes that ran then ran beside those that were reported.
+    """
     old, new = _processes_by_job(before), _processes_by_job(after)
     events = []
     for job in sorted(old.keys() | new.keys()):
-        kind, message = _change(old.get(job, {}), new.get(job, {}))
+        kind, message = _change(old.get(job, {}), new.get(job, {}), looked_unix_ns)
         if kind is None:
             continue
         # The agent may start long after the ranks, so the event has their start time.
@@ -134,12 +157,18 @@ def job_events(
     return events
 
 
-def _change(old: Mapping[int, _Process], new: Mapping[int, _Process]) -> tuple[EventKind | None, str]:
+def _change(
+    old: Mapping[int, _Process], new: Mapping[int, _Process], looked_unix_ns: int | None
+) -> tuple[EventKind | None, str]:
     if not old:
         return EventKind.JOB_STARTED, f"{_ranks(len(new))} of the job started on this node."
     if not new:
         return EventKind.RANKS_GONE, f"{_ranks(len(old))} of the job ended on this node."
-    if not set(old.values()) & set(new.values()):
+    started = [start for _, start in new.values() if start is not None]
+    ran_before = looked_unix_ns is not None and any(
+        start < looked_unix_ns - _STARTED_WITHIN_NS for start in started
+    )
+    if not set(old.values()) & set(new.values()) and not ran_before:
         return EventKind.RESTARTED, f"All ranks of the job on this node ({len(new)}) were restarted."
     return None, ""
 

@@ -21,6 +21,8 @@ class JobMembers:
     def __init__(self, nodes: Mapping[str, NodeState], jobs: JobRegistry) -> None:
         self._nodes = nodes
         self._jobs = jobs
+        self._batch: tuple[str, float] | None = None
+        self._of_batch: dict[tuple[str, int], RankPlacement] = {}
 
     def job(self, name: str, source: RecordSource) -> JobState | None:
         """The job that a source reports, made when it is new; None when there are too many."""
@@ -74,6 +76,9 @@ class JobMembers:
             raise RefusedError("A node claimed a rank that another node has, or a rank of a job not its own.")
         if before not in {None, source.node} and before in self._nodes:
             self._nodes[before].forget_rank(job.name, placement.rank)
+        doubled = _doubled(self._before(placement, source), placement)
+        if doubled is not None and all(one.kind is not EventKind.RANKS_DOUBLED for one in job.events):
+            job.event(doubled)
         if not source.late:
             started_ns = placement.started_unix_ns
             job.lifetime.ranks_seen(source.agent_id, None if started_ns is None else started_ns / 1e9)
@@ -83,6 +88,15 @@ class JobMembers:
             return []
         job.version += 1
         return [durable_record(placement, source, job)]
+
+    def _before(self, placement: RankPlacement, source: RecordSource) -> RankPlacement | None:
+        """The first placement of the same rank in the same batch, if that is another one."""
+        batch = source.agent_id, source.sent_unix_s
+        if batch != self._batch:
+            self._batch = batch
+            self._of_batch.clear()
+        first = self._of_batch.setdefault((placement.job, placement.rank), placement)
+        return None if first is placement else first
 
     def event(self, event: Event, node: NodeState, source: RecordSource) -> list[Durable]:
         """Take what happened to a job or to hardware; an event without a job is of the node's only one."""
@@ -121,3 +135,19 @@ class JobMembers:
         if name is None:
             name = self._jobs.only_on(node.name)
         return None if name is None else self.job(name, source)
+
+
+def _doubled(before: RankPlacement | None, placement: RankPlacement) -> Event | None:
+    """That two processes are one rank at once, which agents of other versions do not report themselves."""
+    if before is None or None in {before.pid, placement.pid} or before.pid == placement.pid:
+        return None
+    pids = f"PIDs {before.pid}, {placement.pid}"
+    same_gpu = before.gpu is not None and before.gpu == placement.gpu
+    return Event(
+        kind=EventKind.RANKS_DOUBLED,
+        time_unix_ns=placement.started_unix_ns or 0,
+        message=f"Two jobs run under this name: {pids} are its rank {placement.rank}.",
+        job=placement.job,
+        rank=placement.rank,
+        values={"ranks": 1.0, "on_same_gpus": float(same_gpu)},
+    )

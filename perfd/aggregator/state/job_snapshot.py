@@ -18,6 +18,7 @@ from perfd.analysis.data.job_data import Captured, Floats, GpuKey, GpuTable, Job
 from perfd.analysis.data.robust_stats import known, median
 from perfd.model import GpuColumn, RankPlacement
 
+_SEVERAL = 2
 _NO_STEPS_WINDOW_S = 60.0
 """Of GPU samples, for a job without steps. Chosen."""
 _LONGEST_WINDOW_S = 120.0
@@ -75,6 +76,7 @@ def job_data(
         gpu_infos={node.name: tuple(node.gpu_infos.values()) for node in nodes if node.gpu_infos},
         ports_bytes_per_s={node.name: total for node in nodes if (total := ports_bytes_per_s(node))},
         placements=_placements(nodes, job.name),
+        gpu_sharers=_sharers(fleet, nodes, job.name),
         memory=tuple(job.memory.values()),
         events=tuple(job.events),
         collectives=job.collectives.stacks(),
@@ -96,6 +98,19 @@ def _placements(nodes: Sequence[NodeState], job: str) -> dict[str, tuple[RankPla
         node.name: tuple(one for (name, _), one in node.placements.items() if name == job) for node in nodes
     }
     return {node: placed for node, placed in found.items() if placed}
+
+
+def _sharers(fleet: Fleet, nodes: Sequence[NodeState], job: str) -> dict[int, tuple[str, ...]]:
+    """By rank, the other running jobs on its GPU."""
+    others: dict[int, tuple[str, ...]] = {}
+    for node in nodes:
+        if len({name for name, _ in node.placements}) < _SEVERAL:
+            continue
+        for owners in gpu_owners(node, fleet.jobs).values():
+            rank, beside = owners.get(job), tuple(sorted(owners.keys() - {job}))
+            if rank is not None and beside:
+                others[rank] = beside
+    return others
 
 
 def _with_step_time(captured: Captured, steps: StepTable) -> Captured:

@@ -184,11 +184,14 @@ class RankTally:
         in_doubt: Bools,
         step_s: float | None,
         step_time_s: Floats,
+        *,
+        together: Bools | None = None,
     ) -> RankShares:
         """What is known of each of the ranks. Of those `in_doubt` none is blamed: another one may be late.
 
         `in_kernels` is the share of time of each, usually and lately. `step_s` is how long a step usually
-        takes, and `step_time_s` how long each of the newest took, the newest last.
+        takes, and `step_time_s` how long each of the newest took, the newest last. Work of ranks `together`
+        with others, by place, is launched by one process.
         """
         busy, lately = in_kernels
         known_wait = self.operations[ranks] >= _FEWEST_OPERATIONS
@@ -200,7 +203,7 @@ class RankTally:
         losses = LateRankLosses(self._judged, self._world, step_s, inside=self._inside)
         window, lateness = self._lateness(losses, step_s)
         late = _Late.of(lateness)
-        reported = (*_gains(losses, window, late.caused, step_time_s), late.last, late.persistence)
+        reported = (*_gains(losses, window, late.caused, step_time_s, together), late.last, late.persistence)
         gain, error, of_step_s, over, last, persistence = (
             np.where(known_peers, column[ranks], np.nan) for column in reported
         )
@@ -279,7 +282,11 @@ class _Late:
 
 
 def _gains(
-    losses: LateRankLosses, window: AnalysisWindow, caused: Floats, step_time_s: Floats
+    losses: LateRankLosses,
+    window: AnalysisWindow,
+    caused: Floats,
+    step_time_s: Floats,
+    together: Bools | None,
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """By rank: its gain, the error of that, the step of which it is a share, and for how long it is over.
 
@@ -287,6 +294,9 @@ def _gains(
     a rank became slow, its gain is by how much steps became longer since, if its peers wait that long: of
     waits that overlap computation, the replay counts only the longest, which is a lower bound. Steps after a
     fault has ended are left out.
+
+    A process with several GPUs that waits for one of them launches nothing on the others: these idle, rather
+    than wait in an operation. So there steps may be longer by more than that.
     """
     gains, errors = np.array(caused), np.zeros(len(caused))
     of_step_s = np.full(len(caused), losses.step_time_s(window, step_time_s))
@@ -304,7 +314,10 @@ def _gains(
             continue
         of_it = AnalysisWindow(each=stretch.steps + stretch.over) if stretch.over else window
         most, _ = losses.gains(of_it, np.array([place]), step_time_s, at_most=True, over=stretch.over)
-        gains[place] = np.clip(change.gain_ratio, 0.0, max(gains[place], float(most[0])))
+        least = max(gains[place], float(most[0]))
+        gains[place] = np.clip(
+            change.gain_ratio, 0.0, 1.0 if together is not None and together[place] else least
+        )
         errors[place] = min(errors[place], change.error_ratio)
         of_step_s[place] = change.since_s
         over[place] = stretch.over if stretch.over >= _OVER else np.nan

@@ -31,7 +31,7 @@ from perfd.analysis.counterfactual import (
     slow_since,
     stalled_steps,
 )
-from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable, StepTable
+from perfd.analysis.data.job_data import Bools, Floats, Ints, JobData, NcclTimeTable, StepTable
 from perfd.analysis.layout import ALONE, LinkSpeeds, group_name, places, role_name
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
 from perfd.analysis.operations.rank_index import RankIndex, roster
@@ -145,7 +145,10 @@ def nccl(
     unseen = _unseen(placed, known)
     recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
     timed = np.isfinite(recorded)
-    shares = tally.shares(known.reporting, (recorded, lately), known.in_doubt, step_s, of_steps.each_s)
+    together = launched_together(job, known.ranks)
+    shares = tally.shares(
+        known.reporting, (recorded, lately), known.in_doubt, step_s, of_steps.each_s, together=together
+    )
     where = places(job, known.ranks, speeds or LinkSpeeds(inside_bytes_per_s={}, network_bytes_per_s={}))
     measures = [measures_of(stack, where) for stack in placed]
     slow_rank, stalling = _by_steps(of_steps, known, job.steps, step_s, parallel)
@@ -168,6 +171,17 @@ def nccl(
         lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),
     )
+
+
+def launched_together(job: JobData, ranks: Ints) -> Bools:
+    """Of each rank, whether one process launches its work and that of other ranks, as in JAX."""
+    pids: dict[tuple[str, int], list[int]] = {}
+    for node, placed in job.placements.items():
+        for one in placed:
+            if one.pid is not None:
+                pids.setdefault((node, one.pid), []).append(one.rank)
+    several = [rank for of_process in pids.values() if len(of_process) > 1 for rank in of_process]
+    return np.asarray(np.isin(ranks, several))
 
 
 def _peer_waits(

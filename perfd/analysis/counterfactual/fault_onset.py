@@ -33,6 +33,8 @@ _MOST_AFTER = 10
 """Steps after the fault: later, it is not what the job loses now."""
 _SEEN_LATER = 5
 """Steps after which peers may be seen to wait at last: hosts and stages run ahead of each other."""
+_MISSED = 0.25
+"""Of the steps of a stretch, at most: operations of some are sampled away or lost, so it has more steps."""
 _REPORTED_S = 1.5
 """Operations are reported each second, so that with short steps the log is further ahead."""
 
@@ -111,8 +113,8 @@ def step_change(step_time_s: Floats, stretch: LateStretch) -> StepChange | None:
     `step_time_s` has one entry per step, the newest last.
     """
     at_onset = _change(step_time_s, stretch.steps, stretch.over)
-    later = _seen_later(step_time_s)
-    if at_onset is None or (at_onset.gain_ratio <= 0 and later == _SEEN_LATER and not stretch.over):
+    later = max(_seen_later(step_time_s), int(_MISSED * stretch.steps))
+    if at_onset is None or (at_onset.gain_ratio <= 0 and later <= _SEEN_LATER and not stretch.over):
         return at_onset
     shifts = range(1, later + 1)
     others = [_change(step_time_s, stretch.steps + more, stretch.over) for more in shifts]

@@ -339,6 +339,8 @@ class JobData:
     """By node: what its InfiniBand and RoCE ports send at most together."""
     placements: Mapping[str, Sequence[RankPlacement]] = field(default_factory=dict)
     """By node."""
+    gpu_sharers: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By rank, the other running jobs on its GPU."""
     memory: Sequence[MemoryReport] = ()
     """The newest report of each rank."""
     events: Sequence[Event] = ()

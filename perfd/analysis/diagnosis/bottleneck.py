@@ -13,7 +13,7 @@ from functools import partial
 from perfd.analysis.diagnosis.communication_findings import judge_communication
 from perfd.analysis.diagnosis.compute_findings import judge_compute
 from perfd.analysis.diagnosis.data_loading_findings import judge_data, judge_sleeping_hosts
-from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
+from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing, judge_shared_gpus
 from perfd.analysis.diagnosis.host_delay_findings import (
     judge_contention,
     judge_late_hosts,
@@ -41,7 +41,8 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     """All findings, the one to act on first at the front; never empty."""
     starved = judge_sleeping_hosts(facts)
     straggler = judge_straggler(facts)
-    if straggler is not None and _last_by_chance(facts, straggler, starved):
+    mixed = bool(facts.shared.doubled)
+    if straggler is not None and (mixed or _last_by_chance(facts, straggler, starved)):
         straggler = None
     slow = {culprit.id for culprit in straggler.culprits} if straggler else set()
     left = 1 - ((straggler.gain_ratio if straggler else None) or 0.0)
@@ -60,6 +61,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     judges: tuple[_Judge, ...] = (
         judge_hang,
         lambda _: straggler,
+        partial(judge_shared_gpus, straggler=straggler),
         judge_throttling,
         judge_links,
         partial(judge_experts, straggler=straggler),
@@ -72,6 +74,9 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         judge_missing,
     )
     judged = [finding for judge in judges if (finding := judge(facts)) is not None]
+    if mixed:
+        # What a rank does is what two processes do.
+        judged = [finding for finding in judged if all(one.kind != "rank" for one in finding.culprits)]
     found = ranked([_with_change(_with_losses(finding, facts), facts) for finding in judged])
     computation = judge_compute(facts)
     leads = computation_leads(found, computation)

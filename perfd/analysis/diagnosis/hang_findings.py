@@ -1,11 +1,14 @@
-"""Ranks that hang, and ranks that report nothing."""
+"""Ranks that hang, that report nothing, or that are not one job's alone."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.formatting import percent, rank_names
 
+_MIXED = "What a rank does is what both do, so no rank is named."
 _SHOWN = 8
 """Ranks that one finding names."""
 
@@ -26,9 +29,48 @@ def judge_hang(facts: JobEvidence) -> Finding | None:
     )
 
 
+def judge_shared_gpus(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
+    """Another job on the GPUs of this one; None where nothing shows that it costs something.
+
+    Of two jobs on the same GPUs each waits for the other; a `straggler` is slow because its GPU is shared.
+    """
+    shared = facts.shared
+    if shared.doubled and shared.on_same_gpus:
+        return Finding(
+            kind=Kind.GPU_CONTENTION,
+            confidence=0.6,
+            evidence=[
+                shared.doubled,
+                f"They are on the same GPUs, so that each waits for the other. {_MIXED}",
+            ],
+            advice=f"{advice.GPUS_OF_ITS_OWN} {advice.NAMES_OF_THEIR_OWN}",
+        )
+    ranks = sorted(set(straggler.concerned_ranks) & shared.jobs.keys()) if straggler else []
+    if straggler is None or not ranks:
+        return None
+    return Finding(
+        kind=Kind.GPU_CONTENTION,
+        confidence=0.8,
+        culprits=tuple(Culprit(kind="job", id=job) for job in _beside(facts, ranks)),
+        ranks=ranks,
+        evidence=[
+            f"The GPU of rank {rank} also runs {', '.join(shared.jobs[rank])}." for rank in ranks[:_SHOWN]
+        ],
+        advice=advice.GPUS_OF_ITS_OWN,
+        gain_ratio=straggler.gain_ratio,
+        step_s=straggler.step_s,
+    )
+
+
+def _beside(facts: JobEvidence, ranks: Sequence[int]) -> list[str]:
+    return sorted({job for rank in ranks for job in facts.shared.jobs[rank]})[:_SHOWN]
+
+
 def judge_missing(facts: JobEvidence) -> Finding | None:
     """Ranks that report nothing while others do. They are not culprits: what depends on all is not judged."""
     evidence = []
+    if facts.shared.doubled and not facts.shared.on_same_gpus:
+        evidence += [facts.shared.doubled, _MIXED]
     if facts.nccl.missing_ranks:
         evidence.append(
             f"No NCCL timings came from {rank_names(facts.nccl.missing_ranks)} ({facts.nccl.source}), so"
@@ -68,7 +110,7 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
 
 def _advice(facts: JobEvidence) -> str:
     """What each kind of silence needs."""
-    texts = []
+    texts = [advice.NAMES_OF_THEIR_OWN] if facts.shared.doubled else []
     if facts.nccl.missing_ranks or facts.silent_gpu_ranks:
         texts.append(advice.AGENT_ON_EVERY_NODE)
     if facts.wrong_times:

@@ -32,6 +32,7 @@ from perfd.analysis.stragglers import (
     PeriodicStall,
     RankSlowdown,
     ReadingRank,
+    SharedGpus,
     Straggler,
     UnequalSequences,
     WaitingPair,
@@ -100,6 +101,8 @@ class JobEvidence:
     stall: PeriodicStall | None = None
     contention: Sequence[HostContention] = ()
     """What ranks' hosts wait for, the worst first."""
+    shared: SharedGpus = field(default_factory=SharedGpus)
+    """What runs beside the job under its name, or on its GPUs."""
     hang: Hang | None = None
     capture: CaptureEvidence | None = None
     """What the newest capture showed, which need not be of the job as it is now."""

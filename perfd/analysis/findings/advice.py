@@ -319,6 +319,10 @@ AGENT_ON_EVERY_NODE = (
     "Run an agent on every node of the job, and check perfd_agent_up and perfd_collector_success of the"
     " nodes of these ranks."
 )
+GPUS_OF_ITS_OWN = "Give each job GPUs of its own, or run one after the other."
+NAMES_OF_THEIR_OWN = (
+    "Start each job with a `perfd run` of its own, so that perfd can distinguish their ranks."
+)
 ONE_NCCL = "Use one NCCL version, 2.27 or newer, and one perfd configuration on all nodes."
 LOST_OPERATIONS = (
     "Check perfd_agent_up of the job's nodes, and whether their agents get CPU time: the plugin overwrites"

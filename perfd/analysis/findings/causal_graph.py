@@ -52,6 +52,7 @@ EXPLAINS: Mapping[Kind, Mapping[Kind, SymptomPart]] = {
         **dict.fromkeys(_IDLE, SymptomPart.WHOLE),
         **_WAITS,
     },
+    Kind.GPU_CONTENTION: {Kind.STRAGGLER: SymptomPart.SAME_RANK},
     Kind.LATE_HOSTS: {**dict.fromkeys(_IDLE, SymptomPart.WHOLE), **_WAITS},
     Kind.PERIODIC_STALL: {
         Kind.STRAGGLER: SymptomPart.SAME_RANK,
@@ -99,7 +100,7 @@ def computation_leads(roots: Sequence[Finding], computation: Finding) -> bool:
     if not roots:
         return True
     first = roots[0]
-    if first.kind is Kind.HANG:
+    if first.kind in {Kind.HANG, Kind.GPU_CONTENTION}:
         return False
     if first.gain_ratio is None:
         # Full memory costs no time: it is said after what the job does with its time.
@@ -181,8 +182,12 @@ def _with_effects(root: Finding, found: Sequence[Effect]) -> Finding:
     return replace(root, effects=tuple(news), gain_ratio=gain)
 
 
-def _order(finding: Finding) -> tuple[bool, bool, float]:
-    """What hangs, then by what there is to gain weighed by how sure that is; what is broken weighs more."""
+def _order(finding: Finding) -> tuple[bool, bool, bool, float]:
+    """What hangs, then other jobs on its GPUs, then by what there is to gain weighed by how sure that is.
+
+    What is broken weighs more.
+    """
     gain = finding.gain_ratio
     weight = finding.confidence * (_FAULT_WEIGHT if finding.kind in FAULTS else 1.0)
-    return finding.kind is not Kind.HANG, gain is None, -weight * (gain or 0.0)
+    own = finding.kind is not Kind.GPU_CONTENTION
+    return finding.kind is not Kind.HANG, own, gain is None, -weight * (gain or 0.0)

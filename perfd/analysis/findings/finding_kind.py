@@ -48,6 +48,8 @@ class Kind(StrEnum):
     """Experts of some ranks get more tokens; their hardware is not at fault."""
     HOST_CONTENTION = "host_contention"
     """Hosts launch late because their threads wait for a CPU, a quota, storage or memory."""
+    GPU_CONTENTION = "gpu_contention"
+    """Processes of another job run on the job's GPUs."""
     LATE_HOSTS = "late_hosts"
     """Steps became longer, and GPUs idle for it: data loading, or other work of the hosts."""
     PERIODIC_STALL = "periodic_stall"
@@ -126,6 +128,7 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.SEQUENCE_IMBALANCE: ("sequence imbalance", "Sequences of unequal length limit this job"),
     Kind.EXPERT_IMBALANCE: ("expert imbalance", "Unequal load of experts limits this job"),
     Kind.HOST_CONTENTION: ("host contention", "Contention on the host limits this job"),
+    Kind.GPU_CONTENTION: ("GPU contention", "Another job on its GPUs limits this job"),
     Kind.LATE_HOSTS: ("late hosts", "Late hosts limit this job: data loading or other host work"),
     Kind.PERIODIC_STALL: ("periodic stall", "A periodic stall limits this job"),
     Kind.HANG: ("hang", "This job hangs"),

@@ -15,6 +15,7 @@ from perfd.analysis.stragglers.phase_waiting import WaitingPair, waiting_pair
 from perfd.analysis.stragglers.rank_slowdown import RankSlowdown, slowdowns
 from perfd.analysis.stragglers.reading_rank import OwnWork, ReadingRank, only_reader, reading_rank
 from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences, unequal_sequences
+from perfd.analysis.stragglers.shared_gpus import SharedGpus, shared_gpus
 
 __all__ = [
     "ActivityComparison",
@@ -26,6 +27,7 @@ __all__ = [
     "PeriodicStall",
     "RankSlowdown",
     "ReadingRank",
+    "SharedGpus",
     "Straggler",
     "UnequalSequences",
     "WaitingPair",
@@ -36,6 +38,7 @@ __all__ = [
     "only_reader",
     "periodic_stall",
     "reading_rank",
+    "shared_gpus",
     "slowdowns",
     "stragglers_by_timers",
     "unequal_sequences",

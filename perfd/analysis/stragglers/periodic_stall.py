@@ -13,8 +13,8 @@ from perfd.analysis.operations.communicator_batch import stacked
 from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
-_NEWEST = 200
-"""Lines that are looked at."""
+_NEWEST = (200, 50, 25)
+"""Lines that are looked at: first all, then fewer, since steps were longer for other reasons further back."""
 _SHORTEST_STEPS = 3
 """With a shorter period, as of micro-batches or layouts that alternate, the longer steps are not stalls."""
 _SIGMAS = 4.0
@@ -59,7 +59,23 @@ def periodic_stall(
 
     At least four stalls, the start and three periods, are needed. Lines of several steps show no single one.
     """
-    rows = rows[-_NEWEST:]
+    found = (
+        _regular(steps, rows[-newest:], collectives, parallel, exact=newest < max(_NEWEST))
+        for newest in _NEWEST
+        if newest == max(_NEWEST) or newest < len(rows)
+    )
+    return next((one for one in found if one is not None), None)
+
+
+def _regular(
+    steps: StepTable,
+    rows: Ints,
+    collectives: Sequence[CollectiveTable | CollectiveStack],
+    parallel: ParallelLayout,
+    *,
+    exact: bool,
+) -> PeriodicStall | None:
+    """Of all these rows; with `exact`, as so few are alike by chance sooner, every interval is the period."""
     times, numbers = steps.step_time_s[rows], steps.step[rows]
     if not len(rows) or (steps.steps_covered[rows] != 1).any():
         return None
@@ -72,8 +88,9 @@ def periodic_stall(
     period = int(np.median(apart))
     if cost < THRESHOLDS.periodic_stall_ratio or period < _SHORTEST_STEPS:
         return None
-    by_steps = float((apart % period == 0).mean()) >= _REGULAR_RATIO
-    if not np.isfinite(ends).all() or not (by_steps or _regular_in_time(np.diff(ends))):
+    same = apart == period if exact else apart % period == 0
+    by_steps = float(same.mean()) >= (1.0 if exact else _REGULAR_RATIO)
+    if not np.isfinite(ends).all() or not (by_steps or (not exact and _regular_in_time(np.diff(ends)))):
         return None
     period_s = float(np.median(np.diff(ends)))
     if steps.time_unix_s[rows][-1] - ends[-1] > _OVER_PERIODS * period_s:
