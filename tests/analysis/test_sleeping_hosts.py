@@ -25,6 +25,7 @@ from perfd.analysis.data.job_data import (
 )
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Finding, Kind
+from perfd.analysis.steps import launches_of_training
 from perfd.model import GpuColumn, RankColumn
 from perfd.thresholds import THRESHOLDS
 
@@ -115,7 +116,10 @@ def test_where_no_rank_has_loader_workers_hosts_are_late_and_what_for_is_unknown
 
 def test_a_log_with_a_line_every_five_steps_is_no_obstacle_where_operations_show_each() -> None:
     lines = step_table([0.4, 0.4, 0.44, 0.6], steps_covered=[5] * 4)
-    data = replace(job(), steps=replace(lines, step=np.array([5, 10, 15, 20])))
+    lines = replace(
+        lines, step=np.array([5, 10, 15, 20]), time_unix_s=job().steps.time_unix_s[[4, 9, 14, -1]]
+    )
+    data = replace(job(), steps=lines)
     by_gpus = loading(data)
     assert by_gpus is not None
     assert by_gpus.since_step is None
@@ -345,7 +349,6 @@ def test_a_rank_that_comes_last_while_all_wait_for_busy_workers_is_not_named_unt
         collectives=[gradients(lags(20, RANKS, {0: 0.1}))],
         nccl=[NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(RANKS)],
         launches=launches([[asleep]] * 4, busy=busy),
-        now_unix_s=2000.0,
         **({"gpu": gpus(steps, idle=(False,) * RANKS)} if gpus_seen else {}),
     )
     found = summarise(data, AnalysisSettings()).findings
@@ -411,3 +414,16 @@ def test_counters_that_went_back_begin_again_and_a_silent_rank_has_no_row() -> N
     assert restarted.table(60.0) is None
     restarted.clear()
     assert restarted.table(3.0) is None
+
+
+@pytest.mark.parametrize(("after_s", "asleep"), [(0.0, 0.3), (1.2, 0.3), (3.2, 0.125), (20.0, None)])
+def test_hosts_that_sleep_after_the_last_step_do_not_wait_for_input(
+    after_s: float, asleep: float | None
+) -> None:
+    # The next line is due within two steps; of 10 s, 3 are asleep.
+    data = job_data(step_table([0.6] * 50), launches=launches([[0.3]] * 4))
+    table = launches_of_training(replace(data, now_unix_s=float(data.steps.time_unix_s[-1]) + after_s))
+
+    assert table is not None
+    found = float(table.asleep_ratio[2][0])
+    assert np.isnan(found) if asleep is None else found == pytest.approx(asleep)

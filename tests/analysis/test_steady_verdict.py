@@ -331,3 +331,26 @@ def test_a_loss_known_since_it_began_is_not_replaced_by_a_mean_over_steps_before
     # As long as it goes on the newest figures count.
     assert heads([LAUNCH, loading(0.5, 95), loading(0.4, 95)])[-1].gain_ratio == 0.4
     assert heads([LAUNCH, loading(0.5, 95), loading(0.6, None)])[-1].gain_ratio == 0.6
+
+
+def test_the_last_of_ranks_whose_hosts_are_all_late_is_not_blamed_while_rounds_miss_that():
+    loading = replace(cause(Kind.DATA_LOADING, 90), effects=())
+    last = replace(slow(1), gain_ratio=0.21)
+    kinds = [one.kind for one in heads([LAUNCH, *[loading] * 5, last, loading, last, last])]
+    assert kinds == [Kind.LAUNCH_BOUND, *[Kind.DATA_LOADING] * 9]
+
+
+def test_a_rank_that_costs_more_than_all_late_hosts_or_lasts_is_blamed():
+    loading = replace(cause(Kind.DATA_LOADING, 90), effects=())
+    assert heads([loading, replace(slow(1), gain_ratio=0.5)])[-1].kind is Kind.STRAGGLER
+    last = replace(slow(1), gain_ratio=0.1)
+    assert heads([loading, *[last] * 60])[-1].kind is Kind.STRAGGLER
+
+
+def test_a_cause_whose_evidence_falls_below_its_bound_outlasts_its_effect_for_twice_the_time():
+    idle = Finding(kind=Kind.HOST_BOUND, confidence=0.4, gain_ratio=0.6)
+    small = Finding(kind=Kind.LAUNCH_BOUND, confidence=0.6, gain_ratio=0.26)
+    with_effect = replace(small, effects=(Effect(kind=Kind.HOST_BOUND),))
+    assert heads([*[with_effect] * 20, idle])[-1].kind is Kind.LAUNCH_BOUND
+    assert heads([*[small] * 20, idle])[-1].kind is Kind.HOST_BOUND
+    assert heads([*[with_effect] * 20, *[idle] * 60])[-1].kind is Kind.HOST_BOUND

@@ -84,15 +84,14 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
 
 
 def _last_by_chance(facts: JobEvidence, straggler: Finding, starved: Finding | None) -> bool:
-    """Whether all ranks wait for their input, and for longer than for the one that comes last."""
+    """Whether all ranks wait for their input, and for as long as for the one that comes last.
+
+    Whichever has its data first waits for the others in NCCL.
+    """
     if starved is not None:
-        return _costs_more(starved, straggler)
+        return (starved.gain_ratio or 0.0) >= (straggler.gain_ratio or 0.0)
     asleep = facts.asleep_for_workers
     return facts.data.share_ratio is None and asleep is not None and (straggler.gain_ratio or 0.0) < asleep
-
-
-def _costs_more(one: Finding, other: Finding) -> bool:
-    return (one.gain_ratio or 0.0) > (other.gain_ratio or 0.0)
 
 
 def _with_advice(finding: Finding, facts: JobEvidence) -> Finding:

@@ -37,6 +37,7 @@ from perfd.analysis.steps import (
     gpu_activity,
     gpu_infos,
     held_clocks,
+    launches_of_training,
     leaves_pace,
     lines_are_means,
     long_steps_cause,
@@ -140,6 +141,7 @@ def facts_of(
     by_activity = compare_activity(activity, parallel)
     changed = compute_change(timers, job.steps.step[steady.rows], parallel)
     by_phases = pipeline(_since(changed, job, steady), description, {one.rank for one in by_timers})
+    job = replace(job, launches=launches_of_training(job))
     of_steps = step_time(job.steps.step_time_s, steady)
     capture = capture_evidence(job, of_steps.median)
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)

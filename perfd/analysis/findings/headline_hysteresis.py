@@ -35,6 +35,9 @@ _CONFIRMED_S = 1.0
 """A rank that is blamed again after so long, and a step later, is not blamed by one odd round. Chosen."""
 _LITTLE_EVIDENCE = 2.0
 """Times as long as others a headline lasts if what replaces it has no more evidence of a cause. Chosen."""
+_OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
+_AS_MUCH = 1.1
+"""Times what hosts of all ranks cost: by how much a share of a step differs between rounds. Chosen."""
 _MAY_BE_OVER = "The newest rounds do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
 """Steps by which the start of a change may move later once more of it is known."""
@@ -92,6 +95,9 @@ def steady_verdict(
     effect = prior.confirmed and _explained(blamed, prior.blamed_since, found[0])
     if blamed is not None and held and (effect or _less_of_same_fault(blamed, found[0])):
         return replace(prior, cleared_since=since), _at_front(_may_be_over(blamed), found[1:])
+    settled = prior.settled
+    if settled is not None and _last_of_late_hosts(prior, settled, found[0], now):
+        return replace(prior, missed_since=prior.missed_since or now), _at_front(settled, found[1:])
     if _explained(prior.settled, prior.settled_since, found[0]):
         found = (_with_figures(prior.settled, found[0]), *found[1:])
     head = found[0]
@@ -99,9 +105,7 @@ def steady_verdict(
         return _blaming(prior, head, now), found
     verdict, findings = _settled(prior, found, now)
     over = _young(prior.blamed_since or now, now) or _cleared(since, now)
-    if prior.blamed is None or over or _has_effect(head, prior.blamed):
-        return verdict, findings
-    if not prior.confirmed and prior.blamed.culprits:
+    if prior.blamed is None or over or _has_effect(head, prior.blamed) or _found_once(prior, prior.blamed):
         return verdict, findings
     still = next((one for one in found if _same(one, prior.blamed)), None)
     if still is not None and _far_costlier(head, still):
@@ -135,8 +139,9 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if _young(since, now):
         # There is nothing to hold before the first verdict.
         return Verdict() if head.kind is Kind.UNKNOWN else _found(prior, head, now), found
+    little = _shows_little(settled, head) or _was_its_effect(head, settled)
     # While a blamed rank is shown instead, it takes no patience.
-    times = _LITTLE_EVIDENCE if prior.blamed is None and _shows_little(settled, head) else 1.0
+    times = _LITTLE_EVIDENCE if prior.blamed is None and little else 1.0
     if settled is None or _just_began(head, now) or _lasted(since, now, times):
         return _found(prior, head, now), found
     if _same(settled, head):
@@ -145,7 +150,7 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
         return replace(_found(prior, settled, now), missed_since=since), _at_front(settled, found)
     still = next((one for one in found if _same(one, settled)), None)
     blamed_before = still is None and bool(settled.culprits)
-    if blamed_before or _far_costlier(head, still):
+    if blamed_before or (_far_costlier(head, still) and not _was_its_effect(head, settled)):
         return _found(prior, head, now), found
     held = still or settled
     return replace(_found(prior, held, now), missed_since=since), _at_front(held, found)
@@ -162,6 +167,18 @@ def _explained(headline: Finding | None, since: Moment | None, head: Finding) ->
         return False
     known = since.step if headline.since_step is None else headline.since_step + _SAME_CHANGE_STEPS
     return head.kind in EXPLAINS.get(headline.kind, {}) and known is not None and head.since_step <= known
+
+
+def _last_of_late_hosts(prior: Verdict, settled: Finding, head: Finding, now: Moment) -> bool:
+    """Whether a rank may be just the last of all, whose hosts rounds before found late.
+
+    It costs no more than all of them do, of which this round has no evidence.
+    """
+    of_all = settled.kind in _OF_ALL_HOSTS and not settled.culprits and settled.since_step is not None
+    if not of_all or head.kind is not Kind.STRAGGLER or _lasted(prior.missed_since or now, now):
+        return False
+    again = prior.blamed is not None and _same(prior.blamed, head)
+    return not again and (head.gain_ratio or 0.0) <= _AS_MUCH * (settled.gain_ratio or 0.0)
 
 
 def _less_of_same_fault(blamed: Finding, head: Finding) -> bool:
@@ -183,8 +200,18 @@ def _mixes(settled: Finding, head: Finding) -> bool:
     return settled.since_step is not None and head.since_step is None and less
 
 
+def _found_once(prior: Verdict, blamed: Finding) -> bool:
+    return not prior.confirmed and bool(blamed.culprits)
+
+
 def _has_effect(head: Finding, blamed: Finding) -> bool:
     return any((one.kind, one.culprits) == (blamed.kind, blamed.culprits) for one in head.effects)
+
+
+def _was_its_effect(head: Finding, settled: Finding | None) -> bool:
+    """Whether what the headline explained goes on, and only the evidence of that cause is under its bound."""
+    effects = () if settled is None else settled.effects
+    return any((one.kind, one.culprits) == (head.kind, head.culprits) for one in effects)
 
 
 def _with_figures(headline: Finding, head: Finding) -> Finding:

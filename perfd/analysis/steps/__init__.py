@@ -27,7 +27,13 @@ from perfd.analysis.steps.pipeline_bubble import (
     pipeline,
     stage_of_ranks,
 )
-from perfd.analysis.steps.sleeping_hosts import EachStep, SleepingHosts, asleep_for_workers, sleeping_hosts
+from perfd.analysis.steps.sleeping_hosts import (
+    EachStep,
+    SleepingHosts,
+    asleep_for_workers,
+    launches_of_training,
+    sleeping_hosts,
+)
 from perfd.analysis.steps.steady_steps import SteadySteps, lines_are_means, steady_rows
 from perfd.analysis.steps.step_time_change import StepTimeChange, step_time_change
 from perfd.analysis.steps.throttling import HeldClock, held_clocks
@@ -88,6 +94,7 @@ __all__ = [
     "gpu_activity",
     "gpu_infos",
     "held_clocks",
+    "launches_of_training",
     "leaves_pace",
     "lines_are_means",
     "long_steps_cause",

@@ -8,7 +8,7 @@ of a training loop that is the next batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,7 @@ _FEWEST_SAMPLES = 4
 """Of GPUs since a change: one a second, each a mean over that second. A line of a log may be one step."""
 _TRAINING_RATIO = 0.25
 """Of the most active sample: up to this, the job does not train."""
+_DUE_LINES = 2.0
 _CLOCKS_S = 0.25
 """Most by which clocks of steps and readings differ: with a later change, hosts slept more before it."""
 
@@ -90,6 +91,24 @@ class EachStep:
     """These and the outliers."""
     pace: OperationPace | None
     """Which operations show them, if any do."""
+
+
+def launches_of_training(job: JobData) -> LaunchTable | None:
+    """What hosts did while the job trained: after its last step, they wait for others to end, too.
+
+    Silence counts beyond two lines of a log, since the next line may be due.
+    """
+    table, steps = job.launches, job.steps
+    by_operations = job.operation_pace is not None or job.within_lines is not None
+    if table is None or not len(steps) or by_operations:
+        return table
+    line_s = float(steps.step_time_s[-1] * steps.steps_covered[-1])
+    silent_s = job.now_unix_s - table.age_s - float(steps.time_unix_s[-1]) - _DUE_LINES * line_s
+    silent_s = np.nan_to_num(np.maximum(silent_s, 0.0))
+    left_s = np.maximum(table.span_s - silent_s, 0.0)
+    asleep_s = np.maximum(table.asleep_ratio * table.span_s - silent_s, 0.0)
+    asleep = np.divide(asleep_s, left_s, out=np.full(left_s.shape, np.nan), where=left_s > 0)
+    return replace(table, asleep_ratio=np.where(silent_s > 0, asleep, table.asleep_ratio))
 
 
 def sleeping_hosts(
