@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, StepTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Finding, Kind, ranked
-from perfd.analysis.steps import longer_steps
+from perfd.analysis.steps import idle_since, longer_steps
 from perfd.model import GpuColumn
 
 BEFORE_S, SINCE_S = 0.4, 0.6
@@ -212,3 +212,44 @@ def test_garbage_of_steps_and_gpus_never_raises(times_s: list[float], value: flo
         found = longer_steps(table, steps, np.arange(len(steps)))
 
     assert found is None or found.since_s > found.before_s
+
+
+def unseen(running: Sequence[float], active: Sequence[float], *, last_s: float = 1011.0) -> JobData:
+    """One sample a second of two GPUs, 12 as usual and then others; the newest step ended at `last_s`."""
+    steps = step_table([1.0] * 12)
+    steps = replace(steps, time_unix_s=steps.time_unix_s - steps.time_unix_s[-1] + last_s)
+    rows = 12 + len(active)
+    columns = {
+        GpuColumn.SM_ACTIVE: np.repeat([[0.9] * 12 + list(active)], 2, axis=0).T,
+        GpuColumn.BUSY: np.vstack((np.ones((12, 2)), np.tile(running, (len(active), 1)))),
+    }
+    table = GpuTable(
+        time_unix_s=1000.0 + np.arange(rows),
+        gpus=[GpuKey(node="node0", gpu=str(rank), rank=rank) for rank in (0, 1)],
+        metrics={column: values.astype(np.float32) for column, values in columns.items()},
+    )
+    layout = description(world_size=2, dp=2)
+    return job_data(steps, description=layout, gpu=table, now_unix_s=1000.0 + rows)
+
+
+def test_gpus_of_all_ranks_that_idle_before_any_step_shows_it_have_late_hosts() -> None:
+    data = unseen([0.6, 0.7], [0.6] * 3)
+    found = idle_since(data, GpuColumn.BUSY)
+    assert found is not None
+    assert found.gain_ratio == pytest.approx(1 / 3, abs=0.01)
+    assert found.idle_ratio == pytest.approx(0.3, abs=0.01)
+    (late,) = (one for one in summary(data).findings if one.kind is Kind.LATE_HOSTS)
+    assert "not known yet" in late.evidence[0]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(unseen([1.0, 0.6], [0.6] * 3), id="one waits in NCCL for the other"),
+        pytest.param(unseen([0.6, 0.6], [0.6] * 2), id="two samples"),
+        pytest.param(unseen([0.1, 0.1], [0.05] * 4), id="no training"),
+        pytest.param(unseen([0.6, 0.6], [0.6] * 3, last_s=1014.0), id="steps show that time"),
+    ],
+)
+def test_gpus_that_idle_otherwise_say_nothing_before_steps_do(data: JobData) -> None:
+    assert idle_since(data, GpuColumn.BUSY) is None

@@ -12,7 +12,7 @@ from perfd.aggregator.aggregator import Aggregator
 from perfd.cli import main
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig
-from perfd.model import JobDescription
+from perfd.model import Event, EventKind, JobDescription
 from perfd.recording.recording_format import find_recording
 from tests.support.fake_agent import FakeAgent
 
@@ -72,6 +72,13 @@ def test_jobs_of_an_aggregator_are_diagnosed(capsys: pytest.CaptureFixture[str])
             assert main(["diagnose", "--aggregator", url, "--json"]) == 0
             (job,) = json.loads(capsys.readouterr().out)["jobs"]
             assert (job["name"], job["bottleneck"]["kind"]) == ("a/b", "unknown")
+            assert main(["diagnose", "--aggregator", url, "--job", "a/b"]) == 0
+            assert "What to do: " in capsys.readouterr().out
+            ended = Event(kind=EventKind.JOB_ENDED, time_unix_ns=10**18, message="", job="a/b")
+            agent.send(ended)
+            aggregator.tick()
+            assert main(["diagnose", "--aggregator", url, "--job", "a/b"]) == 0
+            assert "For the next run: " in capsys.readouterr().out
             assert main(["diagnose", "--aggregator", url, "--job", "none"]) == 2
             assert "There is no job 'none'" in capsys.readouterr().err
     finally:

@@ -102,6 +102,9 @@ def _with_advice(finding: Finding, facts: JobEvidence) -> Finding:
 def _expected(finding: Finding, facts: JobEvidence) -> str:
     """Step time and MFU without all that the finding costs; empty where that is unknown, or the job hangs."""
     usual_s, mfu, gain = facts.step_time.median, facts.efficiency.mfu_ratio, finding.gain_ratio
+    if finding.kind is Kind.PIPELINE_BUBBLE:
+        # The schedule of this step needs the rest; more micro-batches are another step.
+        gain = finding.waiting_ratio
     step_s = finding.step_s or usual_s
     if not (usual_s and step_s and gain and gain < 1 and finding.advice):
         return ""

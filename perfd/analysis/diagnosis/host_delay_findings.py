@@ -9,7 +9,7 @@ import numpy as np
 from perfd.analysis.data.job_data import Bools, Ints
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.analysis.steps import mean_over_gpus
+from perfd.analysis.steps import IdleSince, mean_over_gpus
 from perfd.analysis.stragglers import HostContention
 from perfd.formatting import duration, percent, rank_names
 from perfd.model import RankColumn
@@ -20,6 +20,7 @@ _SHOWN = 8
 _BUSY_CPUS = 0.9
 """CPUs that the threads of a rank want, per CPU that it may use; from here on they have none to spare.
 Chosen."""
+_UNKNOWN_WORK = "Data loading does this, and so does any other work of hosts: nothing seen shows which."
 _REMEDIES: Mapping[RankColumn, str] = {
     RankColumn.CPU_THROTTLED: advice.HIGHER_CPU_LIMIT,
     RankColumn.CPU_WAIT: advice.MORE_CPUS,
@@ -70,6 +71,8 @@ def judge_late_hosts(
     longer = facts.longer_steps
     if sleeping is not None and sleeping.kind is Kind.LATE_HOSTS:
         return None
+    if straggler is None and longer is None and sleeping is None and facts.idle_since is not None:
+        return _idle_since(facts.idle_since)
     if straggler is not None or longer is None or not (longer.ranks >= 0).all():
         return None
     computing, running = longer.computing_ratio, longer.running_ratio
@@ -95,16 +98,33 @@ def judge_late_hosts(
         else f"GPUs of all ranks run a kernel in only {percent(max(0.0, float(running.mean())))} of the added"
         " time (NVML): their hosts are late together."
     )
-    unknown = "Data loading does this, and so does any other work of hosts: nothing seen shows which."
     return Finding(
         kind=Kind.LATE_HOSTS,
         confidence=0.6,
-        evidence=[took, who, *(_readers(facts, longer.ranks[idle]) if waiting.any() else ()), unknown],
+        evidence=[took, who, *(_readers(facts, longer.ranks[idle]) if waiting.any() else ()), _UNKNOWN_WORK],
         advice=advice.LATE_HOSTS,
         gain_ratio=longer.gain_ratio,
         step_s=longer.since_s,
         longer_for_s=longer.longer_for_s,
         since_step=longer.since_step,
+    )
+
+
+def _idle_since(idle: IdleSince) -> Finding:
+    before, now = map(percent, idle.active_ratios)
+    active = f"For {duration(idle.lasts_s)}, SMs are active {now} of the time, and were {before} before (GPM)"
+    rest = f"GPUs of all ranks run no kernel in {percent(idle.idle_ratio)} of it and more (NVML)"
+    return Finding(
+        kind=Kind.LATE_HOSTS,
+        confidence=0.4,
+        evidence=[
+            f"{active}; the times of these steps are not known yet.",
+            f"{rest}: their hosts are late together.",
+            _UNKNOWN_WORK,
+        ],
+        advice=advice.LATE_HOSTS,
+        gain_ratio=idle.gain_ratio,
+        longer_for_s=idle.lasts_s,
     )
 
 

@@ -17,6 +17,7 @@ from perfd.analysis.steps import (
     Efficiency,
     GpuActivity,
     HeldClock,
+    IdleSince,
     LongerSteps,
     LongStepsCause,
     Memory,
@@ -95,6 +96,7 @@ class JobEvidence:
     """The rank that reads the data for all others, which has no peer; None where several read."""
     reading: ReadingRank | None = None
     """The rank that became slow by its own past, if it is that one."""
+    idle_since: IdleSince | None = None
     sleeping: SleepingHosts | None = None
     asleep_for_workers: float | None = None
     """The share of time, the least of all ranks, while all loader workers are busy; None once GPUs show."""

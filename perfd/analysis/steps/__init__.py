@@ -29,8 +29,10 @@ from perfd.analysis.steps.pipeline_bubble import (
 )
 from perfd.analysis.steps.sleeping_hosts import (
     EachStep,
+    IdleSince,
     SleepingHosts,
     asleep_for_workers,
+    idle_since,
     launches_of_training,
     sleeping_hosts,
 )
@@ -70,6 +72,7 @@ __all__ = [
     "FlopsCheck",
     "GpuActivity",
     "HeldClock",
+    "IdleSince",
     "LongStepsCause",
     "LongerSteps",
     "Memory",
@@ -94,6 +97,7 @@ __all__ = [
     "gpu_activity",
     "gpu_infos",
     "held_clocks",
+    "idle_since",
     "launches_of_training",
     "leaves_pace",
     "lines_are_means",

@@ -62,14 +62,18 @@ def run(args: argparse.Namespace) -> int:
     """Print the diagnosis."""
     if args.recording and (args.aggregator or args.job):
         raise PerfdError("Name a recording, or an aggregator and its job: not both.")
-    summaries = _of_recording(args.recording) if args.recording else _live(url_of(args), args.job)
+    if args.recording:
+        summaries = _of_recording(args.recording)
+        over = {summary.name for summary in summaries}
+    else:
+        summaries, over = _live(url_of(args), args.job)
     if args.json:
         print(json.dumps(document(summaries, checklist=args.checklist)))
     else:
         blocks = (
             checklist_in_words(summaries)
             if args.checklist
-            else findings_in_words(summaries, over=bool(args.recording))
+            else findings_in_words(summaries, over=over)
         )
         print(fitted("\n".join(blocks), sys.stdout), end="")
     return 0
@@ -112,8 +116,11 @@ def _of_recording(name: str) -> Sequence[JobSummary]:
     return result.summaries
 
 
-def _live(url: str, job: str | None) -> list[JobSummary]:
-    names = [job] if job else [entry["name"] for entry in get_jobs(url, short=True)]
-    return [
-        summary for name in names for summary in from_json(get(url, f"/api/v1/jobs/{quote(name, safe='')}"))
-    ]
+def _live(url: str, job: str | None) -> tuple[list[JobSummary], set[str]]:
+    """The summaries of jobs that an aggregator knows, and the names of those that have ended."""
+    known = get_jobs(url, short=True)
+    running = {entry["name"] for entry in known if not entry["ended"]}
+    names = [job] if job else [entry["name"] for entry in known]
+    documents = [get(url, f"/api/v1/jobs/{quote(name, safe='')}") for name in names]
+    summaries = [summary for document in documents for summary in from_json(document)]
+    return summaries, {summary.name for summary in summaries} - running

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, TextIO
 
@@ -110,10 +110,10 @@ def _of_job(job: str, alerts: Sequence[Alert], captures: Sequence[Captured]) -> 
     return lines
 
 
-def findings_in_words(summaries: Sequence[JobSummary], *, over: bool = False) -> list[str]:
+def findings_in_words(summaries: Sequence[JobSummary], *, over: Collection[str] = ()) -> list[str]:
     """All findings of each job, the bottleneck first, one block per finding.
 
-    Of a job that is `over`, advice is for its next run.
+    Of jobs whose names are in `over`, advice is for the next run.
     """
     if not summaries:
         return [f"{NO_JOB}\n"]
@@ -122,7 +122,7 @@ def findings_in_words(summaries: Sequence[JobSummary], *, over: bool = False) ->
         findings = [summary.bottleneck, *summary.others]
         blocks += [
             f"# {summary.name}",
-            *("\n".join([*_finding(finding, over=over), ""]) for finding in findings),
+            *("\n".join([*_finding(finding, over=summary.name in over), ""]) for finding in findings),
         ]
         blocks += [f"{sentence}\n" for sentence in not_used(summary.capture)]
         blocks += _bandwidths(summary)
