@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,16 +101,20 @@ def _placements(nodes: Sequence[NodeState], job: str) -> dict[str, tuple[RankPla
 
 
 def _sharers(fleet: Fleet, nodes: Sequence[NodeState], job: str) -> dict[int, tuple[str, ...]]:
-    """By rank, the other running jobs on its GPU."""
+    """By rank, the other running jobs on its GPU that make steps."""
     others: dict[int, tuple[str, ...]] = {}
     for node in nodes:
         if len({name for name, _ in node.placements}) < _SEVERAL:
             continue
         for owners in gpu_owners(node, fleet.jobs).values():
-            rank, beside = owners.get(job), tuple(sorted(owners.keys() - {job}))
+            rank, beside = owners.get(job), _training(fleet, owners.keys() - {job})
             if rank is not None and beside:
                 others[rank] = beside
     return others
+
+
+def _training(fleet: Fleet, names: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in sorted(names) if fleet.jobs[name].step_source is not None)
 
 
 def _with_step_time(captured: Captured, steps: StepTable) -> Captured:

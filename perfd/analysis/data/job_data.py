@@ -340,7 +340,7 @@ class JobData:
     placements: Mapping[str, Sequence[RankPlacement]] = field(default_factory=dict)
     """By node."""
     gpu_sharers: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """By rank, the other running jobs on its GPU."""
+    """By rank, the other jobs on its GPU that run and make steps."""
     memory: Sequence[MemoryReport] = ()
     """The newest report of each rank."""
     events: Sequence[Event] = ()

@@ -36,8 +36,10 @@ _CONFIRMED_S = 1.0
 _LITTLE_EVIDENCE = 2.0
 """Times as long as others a headline lasts if what replaces it has no more evidence of a cause. Chosen."""
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
-_AS_MUCH = 1.1
-"""Times what hosts of all ranks cost: by how much a share of a step differs between rounds. Chosen."""
+_AS_MUCH = 0.1
+"""Of what hosts of all ranks cost: by how much that differs between rounds. Chosen."""
+_GAP_S = 2.0
+"""How long rounds may miss what they found before and after. Chosen."""
 _MAY_BE_OVER = "The newest rounds do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
 """Steps by which the start of a change may move later once more of it is known."""
@@ -172,13 +174,15 @@ def _explained(headline: Finding | None, since: Moment | None, head: Finding) ->
 def _last_of_late_hosts(prior: Verdict, settled: Finding, head: Finding, now: Moment) -> bool:
     """Whether a rank may be just the last of all, whose hosts rounds before found late.
 
-    It costs no more than all of them do, of which this round has no evidence.
+    It costs as much as all of them do, of which rounds have had no evidence for a moment.
     """
     of_all = settled.kind in _OF_ALL_HOSTS and not settled.culprits and settled.since_step is not None
-    if not of_all or head.kind is not Kind.STRAGGLER or _lasted(prior.missed_since or now, now):
+    since = prior.missed_since or now
+    if not of_all or head.kind is not Kind.STRAGGLER or now.unix_s - since.unix_s > _GAP_S:
         return False
     again = prior.blamed is not None and _same(prior.blamed, head)
-    return not again and (head.gain_ratio or 0.0) <= _AS_MUCH * (settled.gain_ratio or 0.0)
+    other = abs((head.gain_ratio or 0.0) - (settled.gain_ratio or 0.0))
+    return not again and other <= _AS_MUCH * (settled.gain_ratio or 0.0)
 
 
 def _less_of_same_fault(blamed: Finding, head: Finding) -> bool:

@@ -70,11 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document(summaries, checklist=args.checklist)))
     else:
-        blocks = (
-            checklist_in_words(summaries)
-            if args.checklist
-            else findings_in_words(summaries, over=over)
-        )
+        blocks = checklist_in_words(summaries) if args.checklist else findings_in_words(summaries, over=over)
         print(fitted("\n".join(blocks), sys.stdout), end="")
     return 0
 
