@@ -107,8 +107,8 @@ def _sharers(fleet: Fleet, nodes: Sequence[NodeState], job: str) -> dict[int, tu
         if len({name for name, _ in node.placements}) < _SEVERAL:
             continue
         for owners in gpu_owners(node, fleet.jobs).values():
-            rank, beside = owners.get(job), _training(fleet, owners.keys() - {job})
-            if rank is not None and beside:
+            rank = owners.get(job)
+            if rank is not None and (beside := _training(fleet, owners.keys() - {job})):
                 others[rank] = beside
     return others
 
