@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import fields, replace
 from typing import Any
 
@@ -125,6 +127,29 @@ def test_a_summary_can_be_read_back():
     document["jobs"][0]["efficiency"]["mfu_ratio"] = "much"
     with pytest.raises(msgspec.ValidationError, match=r"mfu_ratio"):
         from_json(document)
+
+
+def test_threads_may_read_their_first_summaries_at_once() -> None:
+    document = json.dumps(to_json([summarise(full_job(), SETTINGS)]))
+    script = """
+import json, sys, threading
+from perfd.analysis.diagnosis import from_json
+document = json.load(sys.stdin)
+start = threading.Barrier(16)
+read = []
+def reader():
+    start.wait()
+    read.append(from_json(document)[0].name)
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=reader) for _ in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(read))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=document, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "16\n"), done.stderr[-300:]
 
 
 def with_nan(job: JobData, holes: list[tuple[str, int]]) -> JobData:

@@ -24,7 +24,7 @@ import msgspec
 from perfd.aggregator.captures import child_guard
 from perfd.aggregator.captures.readable_traces import has_traces, readable_traces
 from perfd.aggregator.captures.stored_traces import fetch, stored_traces
-from perfd.aggregator.captures.trace_document import TraceDocument
+from perfd.aggregator.captures.trace_document import DOCUMENTS
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.node import reading
 from perfd.capture.object_keys import report_key
@@ -240,7 +240,7 @@ class CaptureReports:
                 self._run(verb, scratch, (document, page), output)
             if document.stat().st_size > _MOST_BYTES:
                 raise CaptureError(f"The analysis of the traces has more than {_MOST_BYTES >> 20} MiB.")
-            analysis = msgspec.json.decode(document.read_bytes(), type=TraceDocument)
+            analysis = DOCUMENTS.decode(document.read_bytes())
             document.replace(folder / DOCUMENT_NAME)
             page.replace(folder / REPORT_NAME)
         finally:

@@ -94,6 +94,10 @@ class TraceDocument(msgspec.Struct):
         return _shares(ranks) if ranks else None
 
 
+DOCUMENTS = msgspec.json.Decoder(TraceDocument)
+"""Created at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
+
+
 def _shares(ranks: Sequence[_Rank]) -> TraceShares:
     def mean(seconds: Callable[[_Rank], float]) -> float:
         return float(np.mean([seconds(rank) / rank.span_s for rank in ranks]))

@@ -156,3 +156,7 @@ def from_json(document: Mapping[str, Any]) -> list[JobSummary]:
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
     jobs: list[JobSummary]
+
+
+msgspec.json.Decoder(_Document)
+"""Learns the types at import: msgspec 0.22 crashes if two threads first convert to a type concurrently."""

@@ -16,6 +16,10 @@ class _Created(msgspec.Struct):
     silenceID: str  # noqa: N815  (Alertmanager's name)
 
 
+_CREATED = msgspec.json.Decoder(_Created)
+"""Created at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
+
+
 def silence_body(
     labels: Mapping[str, str], start_unix_s: float, duration_s: float, *, by: str, comment: str
 ) -> dict[str, Any]:
@@ -47,7 +51,7 @@ def create_silence(config: AlertmanagerConfig, body: Mapping[str, Any]) -> str:
         silences.close()
         if answer.taken:
             try:
-                return msgspec.json.decode(answer.text, type=_Created).silenceID
+                return _CREATED.decode(answer.text).silenceID
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 answers.append(f"{url}: {error}")
         else:
