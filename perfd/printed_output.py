@@ -7,6 +7,7 @@ from collections import deque
 from typing import NamedTuple
 
 _STUCK_AFTER_S = 5.0
+"""How long what is full waits to be read. Chosen."""
 _MAX_BYTES = 16 << 20
 """Held at most: two reads of the collector. Chosen, not measured."""
 

@@ -66,47 +66,34 @@ def test_a_package_says_in_its_first_line_what_it_is(name):
             assert docstring and docstring.splitlines()[0].endswith("."), path  # noqa: PT018
 
 
-DECISIONS = (
-    "analysis",
-    "nodes",
-    "rules",
-    "trace/breakdown",
-    "trace/diagnosis",
-    "trace/roofline",
-    "trace/tables",
-    "aggregator/jobs",
-    "aggregator/nodes",
-    "aggregator/operations",
-    "capture/policy",
-    "capture/selection",
-)
 UNITS = {"_DAY_S", "_HOUR_S", "_BYTE_BITS"}
 
 
 def is_number(node):
     """Whether an expression is made of numbers, and of names of such."""
-    return all(
-        isinstance(part, (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Name, ast.Load))
+    parts = list(ast.walk(node))
+    return any(isinstance(part, ast.Constant) for part in parts) and all(
+        isinstance(part, (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Tuple, ast.Name, ast.Load))
         or (isinstance(part, ast.Constant) and type(part.value) in {int, float})
-        for part in ast.walk(node)
+        for part in parts
     )
 
 
-@pytest.mark.parametrize("folder", DECISIONS)
-def test_a_number_that_a_decision_rests_on_says_what_it_is(folder):
+@pytest.mark.parametrize("name", TREES)
+def test_a_number_says_what_it_is(name):
     """In a docstring below it or below the numbers that follow at once, or in a comment above."""
     silent = []
-    for path in (ROOT / "perfd" / folder).rglob("*.py"):
+    for path in modules(TREES[name]):
         lines = path.read_text(encoding="utf-8").splitlines()
         said, below = False, 0
         for node in reversed(ast.parse("\n".join(lines)).body):
             if isinstance(node, ast.Assign) and is_number(node.value):
                 said = said and node.end_lineno + 1 == below
                 commented = "#" in lines[node.lineno - 1] or lines[node.lineno - 2].startswith("#")
-                name = ast.unparse(node.targets[0])
-                if not (said or commented or name in UNITS):
-                    silent.append(f"{path.relative_to(ROOT)}:{node.lineno} {name}")
+                constant = ast.unparse(node.targets[0])
+                if not (said or commented or constant in UNITS):
+                    silent.append(f"{path.relative_to(ROOT)}:{node.lineno} {constant}")
             else:
                 said = isinstance(node, ast.Expr)
             below = node.lineno
-    assert silent == []
+    assert silent == [], "\n".join(silent)

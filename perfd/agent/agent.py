@@ -46,10 +46,12 @@ from perfd.wire.service import MAX_MESSAGE_BYTES
 log = logging.getLogger(__name__)
 
 _COLLECTORS_TIMEOUT_S = 2.0
+"""For collectors to end their reading; one that hangs is left behind. Chosen."""
 _FIRST_READING_S = 12.0
 """For a collector that is starting when the agent ends, as the process that parses the log of a short job.
 It took over 6 s on a busy machine. With the time to send it is below the 20 s of deploy/slurm/epilog.sh."""
 _FLUSH_TIMEOUT_S = 3.0
+"""To send the last batch and get its acknowledgment; without it the batch stays in the spool. Chosen."""
 _ORIGIN_INTERVAL_S = 30.0
 """How often the agent repeats whose job it is, for aggregators that start later."""
 _DESCRIBED = {metric.name: metric for metric in AGENT_PAGE_METRICS}

@@ -22,6 +22,7 @@ DEFAULT_URL = "http://127.0.0.1:9460"
 URL_VARIABLE = "PERFD_AGGREGATOR_URL"
 TOKEN_VARIABLE = "PERFD_TOKEN_FILE"  # noqa: S105  (names a file)
 _JOBS_PER_PAGE = 100
+"""Of a request for all jobs, so that each answer stays small. Chosen."""
 _TIMEOUT_S = 10.0
 """For a whole request and its answer, the name of the host and the handshake of TLS included."""
 

@@ -16,6 +16,7 @@ from perfd.hook.process_rank import ProcessRank, process_rank
 from perfd.hook.sender import Sender
 
 FORMAT = 1
+"""Version of the messages, which the collector checks."""
 _RECONNECT_INTERVAL_S = 1.0
 """How often the socket is tried without an agent. Chosen, not measured."""
 _MAX_PENDING_STEPS = 16

@@ -9,6 +9,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_CONNECTIONS = 64
+"""At one time; a new one replaces the longest idle one. Chosen."""
 _REQUEST_S = 15.0
 """For a request to begin on a new connection and be whole, and for each piece of an answer to be taken."""
 _RECEIVED = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)

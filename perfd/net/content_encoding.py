@@ -12,6 +12,7 @@ _COMPRESSIBLE = ("text/", "application/json", "application/openmetrics-text", "i
 _GZIP_LEVEL = 1
 """Five times smaller at 8 ms per MB; level 6 takes five times as long and saves another 2%."""
 _LARGE_BYTES = 2_000_000
+"""From which time to send costs more than a better compression."""
 _LARGE_GZIP_LEVEL = 6
 """/metrics of 8,000 GPUs: 61 MB are 2.9 MB in 0.5 s, against 3.7 MB in 0.14 s at level 1 (docs/adr/0020)."""
 

@@ -30,6 +30,7 @@ MAX_BODY_BYTES = 1024 * 1024
 _MOST_DIGITS = 20
 """More than any length has; it bounds the conversion of a hostile header."""
 _DISCARDED_BYTES = 16 * MAX_BODY_BYTES
+"""Read of a body that is too large, so that its client can read the answer. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

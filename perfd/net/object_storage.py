@@ -25,15 +25,19 @@ if TYPE_CHECKING:
     from obstore.store import S3Store
 
 _PART_BYTES = 8 * 1024 * 1024
+"""S3 asks for at least 5 MiB for all parts but the last."""
 _MOST_PARTS = 10_000
 """S3's limit for an object."""
 _PARTS_AT_ONCE = 3
 """An upload takes this many parts of memory, and must leave the network to the job."""
 _CONNECT_TIMEOUT_S = 10
+"""For TCP and TLS. Chosen."""
 _LOOK_EVERY_S = 0.1
+"""How often an upload is asked whether it must stop. Chosen."""
 _TRIES = 2
 """Of one request; who uploads has its own backoff."""
 _LONGEST_LINK_S = 3600.0
+"""Of links to files, which anyone who has them can use. Chosen."""
 _CREDENTIALS_S = 300.0
 """How long credentials of a file are used before it is read again."""
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9._=/-]*))?")

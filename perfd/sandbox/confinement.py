@@ -13,7 +13,9 @@ from perfd.sandbox.system_call_filter import filter_system_calls, forbid_new_pri
 _NOBODY = 65_534
 """The kernel's overflow user: no file is meant to be its own."""
 _PR_SET_DUMPABLE = 4
+"""Option of prctl(2)."""
 _CAPABILITY_VERSION_3 = 0x20080522
+"""Of the structures of capset(2) (linux/capability.h)."""
 _MOST_MEMORY_BYTES = 1 << 30
 """Of data, as in RLIMIT_DATA. The largest dump that is read takes less than half. Chosen, not measured."""
 

@@ -18,7 +18,9 @@ from perfd.sandbox.system_call_filter import deny_system_calls, forbid_new_privi
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """System calls of Landlock (landlock(7)), with the same numbers on all architectures."""
 _VERSION, _PATH_BENEATH = 1, 1
+"""Flag that asks for the version, and type of a rule (linux/landlock.h)."""
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+"""Rights (linux/landlock.h)."""
 _RIGHTS_BY_VERSION = (13, 14, 15, 15, 16)
 """How many rights for files each version knows; later ones know no more of them."""
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | 1 << 14 | 1 << 15
@@ -47,6 +49,7 @@ _SYSTEM = (
 _SYSTEM_PROGRAMS = ("/bin", "/sbin")
 """On systems where these are not links into /usr."""
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
+"""Numbers of capabilities that pass over files' permissions (linux/capability.h)."""
 
 
 def confine_to_files(

@@ -10,8 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+"""Options of prctl(2) and the mode of a filter (linux/seccomp.h)."""
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
+"""Instructions of classic BPF (linux/bpf_common.h)."""
 _ALLOW, _ERROR, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+"""What a filter returns (linux/seccomp.h)."""
 _AT_NUMBER, _AT_ARCHITECTURE, _AT_FIRST_ARGUMENT = 0, 4, 16
 """Offsets in the kernel's `struct seccomp_data`."""
 _INSTRUCTION = struct.Struct("=HBBI")

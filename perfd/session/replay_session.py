@@ -30,6 +30,7 @@ TICK_S = 5.0
 """Replayed time between two batches: the same at any speed, so that the numbers are too, and as long
 as the usual interval of rules, so that two cores play more than 500 seconds in one."""
 _ACKNOWLEDGE_LIMIT_S = 30.0
+"""For one batch of a replay, on a busy machine too. Chosen."""
 _SHOW_EVERY_S = 0.25
 """In a paced replay, progress is shown between ticks too."""
 

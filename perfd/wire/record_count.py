@@ -13,6 +13,7 @@ MAX_RECORDS = 100_000
 UNCHECKED_BYTES = 64 * 1024
 """Messages up to this size are decoded as they are: 32,768 empty records fit."""
 _BATCH, _SEQUENCE, _SAMPLES, _RECORDS = 2, 1, 3, 4
+"""Fields of an `AgentMessage` and a `Batch` (telemetry.proto)."""
 
 
 def check_record_count(agent_message: bytes) -> None:

@@ -22,9 +22,11 @@ _MAX_COLUMNS = 4_096
 _NUMBER_BYTES = 8
 """Size of a value and of a time: 64 bits each."""
 _TIMES, _COLUMNS, _VALUES = 2, 5, 2
+"""Fields of a `SampleTable` and of a column (telemetry.proto)."""
 _MAX_FORMS = 16
 """Per stream; an agent's collectors send about six kinds of tables."""
 _MAX_FORM_BYTES = 16_384
+"""Of a table whose form is learned: a form takes memory in proportion. Chosen."""
 _LEARN_EVERY = 10
 """Tables between two learned forms, once there are many forms: learning takes as long as decoding a few
 tables."""

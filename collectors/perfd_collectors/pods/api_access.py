@@ -15,6 +15,7 @@ from perfd.net import BoundedConnection, BoundedTlsConnection
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _OK, _NOT_FOUND, _GONE = 200, 404, 410
+"""HTTP's statuses."""
 
 
 class OutdatedError(Exception):

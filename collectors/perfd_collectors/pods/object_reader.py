@@ -16,6 +16,7 @@ from perfd_collectors.pods.api_access import ApiAccess, OutdatedError
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
+"""For an answer of the API server; the object is requested again later. Chosen."""
 _MOST_BYTES = 4 << 20
 """Of an answer; etcd holds objects of 1.5 MiB at most."""
 

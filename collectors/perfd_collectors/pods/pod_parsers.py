@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _READER = f"{__name__}:reader"
 _SETTLED_AFTER_NS = 2 * 10**9
+"""Without a further line, a step whose lines come in parts is complete. Chosen."""
 _ANSWERS_WITHIN_S = 600.0
 """As for training logs: far above what 8 MiB of dense lines take on a busy core."""
 _AGAIN_AFTER_S = 30.0

@@ -20,10 +20,12 @@ from perfd_collectors.pods.pod_facts import ApiPod, PodFacts, facts_of
 log = logging.getLogger(__name__)
 
 _LIST_TIMEOUT_S = 30.0
+"""For the list of a node's pods. Chosen."""
 _WATCH_S = 300
 """The API server ends a watch after this time, and the next one begins where it was."""
 _RETRY_INITIAL_S = 1.0
 _RETRY_MAX_S = 60.0
+"""From the first to the longest pause between attempts; it doubles. Chosen."""
 _MOST_BYTES = 64 << 20
 """Of an answer; 1,000 pods of 10 kB are 10 MB."""
 _GONE = 410

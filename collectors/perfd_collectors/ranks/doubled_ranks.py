@@ -8,6 +8,7 @@ from perfd.model import Event, EventKind
 from perfd_collectors.ranks.placement import JobName, RankProcess, claimants
 
 _SHOWN = 8
+"""Processes and ranks that a message names; the first are enough to find the rest."""
 
 
 class DoubledRanks:

@@ -22,6 +22,7 @@ Deliver: TypeAlias = Callable[[Sequence[Record], Mapping[str, str]], None]
 """Takes a collector's records, and its bookmark by its name if it has one."""
 
 SHORTEST_INTERVAL_S = 0.1
+"""More readings would cost the job more than they show. Chosen."""
 HEALTH_INTERVAL_S = 10.0
 """Health is recorded when it changes, and at least this often."""
 _RETRY_INITIAL_S = 1.0

@@ -31,6 +31,7 @@ _ACKNOWLEDGED_WITHIN_S = 6.0
 _LEADERLESS_FOR_S = 12.0
 """Servers need up to 10 s to elect a leader of the stream; connections of all agents would delay them."""
 _LEADERLESS_RETRY_S = 0.5
+"""To the next publication while the stream has no leader. Chosen."""
 _REPORT_AFTER_S = 10.0
 """An agent that has nothing to send says after so long that it is there."""
 _LOOK_AHEAD_BATCHES = 40

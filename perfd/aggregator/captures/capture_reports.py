@@ -46,6 +46,7 @@ _MAX_WAITING = 64
 _MOST_SUBMITTED = 4096
 """Captures that are remembered, so that one with a thousand uploads is not tried a thousand times."""
 _TIMEOUT_S = 600.0
+"""For one analysis: the largest captures take minutes. Chosen."""
 _GONE_S = 1.0
 """How long a stopped thread or process is waited for."""
 _MOST_BYTES = 64 << 20

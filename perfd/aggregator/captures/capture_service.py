@@ -40,6 +40,7 @@ from perfd.model import (
 from perfd.net import ObjectStorage
 
 _RECORDED_WITHIN_S = 5.0
+"""A request waits so long for history to store that its capture began. Chosen."""
 _MOST_AUDITED = 4096
 """Captures that are remembered so that the audit log has each beginning once."""
 

@@ -53,6 +53,7 @@ _SAME_EVERYWHERE = ("/api/v1", "/api/v1/links", "/runbooks/")
 _THREADS = 16
 """Requests to partitions at one time."""
 _BAD_REQUEST, _NOT_FOUND = 400, 404
+"""HTTP's statuses."""
 
 
 class _SilenceOfJob(msgspec.Struct):

@@ -27,11 +27,13 @@ log = logging.getLogger(__name__)
 _ANSWER_WITHIN_S = 2.0
 """For a request about the bucket, and for what an earlier holder kept: a takeover waits for it."""
 _RETRY_S = 1.0
+"""Longest pause between two attempts to connect. Chosen."""
 _LOOK_EVERY_S = 0.02
 """For the first connection, while a partition starts."""
 _STOP_WITHIN_S = 3.0
 """To write what is not written yet at the end."""
 _HEADER_BYTES = 1024
+"""Left of a message for its subject and headers, which have fewer."""
 
 
 class SpareBucket:

@@ -40,6 +40,7 @@ _COMMIT_EVERY_S = 0.02
 """Transactions of many agents are this far apart: each waits for the disk, and wakes each agent's stream. An
 acknowledgment that comes later by so much delays no agent, which sends dozens of batches meanwhile."""
 _RETRY_S = 1.0
+"""To the next attempt to store, after a failed one. Chosen."""
 _REPAIR_WITHIN_S = 120.0
 """How long a caller waits for the file to be salvaged; it goes on afterwards. Chosen."""
 

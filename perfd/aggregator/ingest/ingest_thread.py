@@ -12,6 +12,7 @@ from perfd.config import AggregatorConfig, GatewayConfig
 
 log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
+"""For the server to listen, on a busy machine too. Chosen."""
 _GRACE_S = 1.0
 """How long streams may take to end by themselves, and the loop once it is stopped."""
 _END_WITHIN_S = 3.0

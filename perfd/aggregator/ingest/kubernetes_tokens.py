@@ -20,6 +20,7 @@ from perfd.net import BoundedTlsConnection, client_context
 
 _PATH = "/apis/authentication.k8s.io/v1/tokenreviews"
 _TIMEOUT_S = 5.0
+"""For a review by the API server; the agent tries again later. Chosen."""
 _REMEMBERED_S = 60.0
 """For so long a token that was good is not reviewed again: agents that reconnect all at once."""
 _MOST_REMEMBERED = 20_000

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 KEY = "history.query_url"
 _PATH = "/api/v1/query_range"
 _MAX_ANSWER_BYTES = 16 << 20
+"""Of an answer, which is held in memory. Chosen."""
 _STEPS_S = (15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21_600.0, 86_400.0, 604_800.0)
 """Few, so that a range which moves on has the same instants; servers rarely store more often than 15 s."""
 _KEPT_ANSWERS = 64

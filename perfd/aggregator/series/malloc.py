@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
+"""Parameters of mallopt(3), by glibc's malloc.h."""
 _KEPT_BYTES = 64 << 20
 """Free memory that the process keeps, rather than asking the kernel again each round. Chosen."""
 _LARGEST_BYTES = 32 << 20

@@ -19,6 +19,7 @@ from perfd.analysis.data.robust_stats import known, median
 from perfd.model import GpuColumn, RankPlacement
 
 _SEVERAL = 2
+"""Only a node with so many jobs can have a GPU that jobs share."""
 _NO_STEPS_WINDOW_S = 60.0
 """Of GPU samples, for a job without steps. Chosen."""
 _LONGEST_WINDOW_S = 120.0

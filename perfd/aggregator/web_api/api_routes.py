@@ -23,7 +23,9 @@ from perfd.web.live_updates import Live
 from perfd.web.page_routes import page_routes
 
 _MAX_STEPS = 10_000
+"""Of one answer, which is held in memory. Chosen."""
 _MAX_POINTS = 2000
+"""Of a chart: more than a screen has pixels in a row of charts. Chosen."""
 _MOST_ALERTS = 10_000
 """The number that is remembered."""
 _INDEX = """perfd aggregator {version}

@@ -15,6 +15,7 @@ from perfd.errors import PerfdError
 _SILENT_AFTER_S = 30.0
 """An agent reports once a second: three lost batches and a reconnection take less."""
 MOST_ROWS = 1000
+"""Of a page of the table of all jobs. Chosen."""
 _MOST_VALUES = 50
 """Of each filter, the most frequent ones."""
 _STATES = ("running", "silent", "ended")

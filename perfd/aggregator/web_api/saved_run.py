@@ -26,7 +26,9 @@ _SCHEMA = "perfd.page/1"
 _STEPS = 10_000
 """The newest, as many as the API gives at a time."""
 _POINTS = 2_000
+"""Of a step chart, as many as the API gives at most."""
 _GPU_POINTS = 300
+"""Of a GPU's chart, of which each rank has several: its width in pixels. Chosen."""
 _MAX_BYTES = 128 * 1024 * 1024
 """Unpacked: 10,000 steps of 16,384 ranks stay far below it, and a file that claims more is not ours."""
 _SHOWN_FOLDERS = 3

@@ -19,6 +19,7 @@ from perfd.analysis.data.robust_stats import median, median_error
 _USUAL_STEPS = (10, 20)
 """Newest steps by which it is late as usual, in some of them: a fault may have just begun, or ended."""
 _USUAL_QUANTILE = 0.8
+"""Of the lateness in those steps: above the noise, below single late steps. Chosen."""
 _FEWEST_BEFORE = 5
 """Steps without the fault."""
 _INSIDE, _OUTSIDE = 2 / 3, 0.2

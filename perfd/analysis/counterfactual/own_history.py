@@ -21,6 +21,7 @@ from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, newest_by_cha
 _FEWEST_SINCE, _MOST_SINCE = 4, 20
 """Steps since the change; later the steps before are another time."""
 _FEWEST_BEFORE, _MOST_BEFORE = 6, 8
+"""Steps before the change with which those since are compared; older ones are another time. Chosen."""
 _LEAST_RATIO = 0.08
 """By which steps must be longer: by less they scatter."""
 _SIGMAS = 3.0

@@ -18,6 +18,7 @@ from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
 from perfd.analysis.data.robust_stats import median
 
 _SENDER, _RECEIVER = 0, 1
+"""Places of the two ranks in the arrays of a pair."""
 _WAITED = 4.0
 """A receiver that takes so many times as long as its sender waited for it."""
 _FEWEST_MARKS = 3

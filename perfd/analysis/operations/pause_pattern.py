@@ -48,6 +48,7 @@ _LONGEST_RATIO = 3.0
 _JUDGED_INTERVALS = 64
 """The newest intervals, most of which must be similar."""
 _FEWEST_INTERVALS, _MOST_INTERVALS = 128, 256
+"""Between pauses: fewer may look regular by chance, and older ones are another time. Chosen."""
 _FEWEST_EVEN_INTERVALS, _EVEN_RATIO = 64, 0.05
 """Half as many are enough where all are known and the middle half of them is that close together."""
 _LEAST_INDEPENDENCE = 1.2

@@ -49,6 +49,7 @@ _NEWEST_STEP_S = 1.0
 _TRAINING_RATIO = 0.25
 """Of the most active sample: up to this, the job does not train."""
 _DUE_LINES = 2.0
+"""Times what a line takes, after which the next one is overdue. Chosen."""
 _CLOCKS_S = 0.25
 """Most by which clocks of steps and readings differ: with a later change, hosts slept more before it."""
 

@@ -28,6 +28,7 @@ NAME = "dynolog"
 CLIENT_PREFIX = "dynoconfigclient"
 _CREDENTIALS = struct.Struct("iII")
 _SWEEP_INTERVAL_S = 60.0
+"""How often clients that have ended are forgotten. Chosen."""
 _MAX_DIRECTORY_BYTES = 106 - len(f"/{CLIENT_PREFIX}") - 36
 """A socket's path has 106 bytes at most, and clients put a UUID into theirs."""
 

@@ -19,6 +19,7 @@ _REQUEST = struct.Struct("<iiq")
 _COUNT = struct.Struct("<i")
 _PID = struct.Struct("<i")
 _MAX_PIDS = 64
+"""Of a client: its process and those above it, one per PID namespace and shell."""
 _ACTIVITIES = 2
 """The type bit of a client whose activity profiler would take a configuration now. libkineto of torch 2.13
 sends 3 when idle and 1 when busy, later ones 2 and 0."""

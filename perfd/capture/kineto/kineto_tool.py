@@ -40,6 +40,7 @@ _WRITTEN_AT_LATEST_S = 30.0
 """How long after its window a process is kept from ending without its trace: libkineto needs 2 s, more on a
 busy node."""
 _POLL_S = 0.2
+"""How often the trace file is looked for: short beside any capture. Chosen."""
 _MOST_MARGIN_S = 12.0
 """On a node so busy that libkineto's thread is even later, a capture would not represent the job."""
 

@@ -8,6 +8,7 @@ from perfd.capture.expected_job_end import window_s
 from perfd.capture.node import CapturePlan
 
 _SHORTEST_STEPS = 1
+"""A capture has at least one whole step."""
 _SHORTEST_S = 1.0
 """Without a step time: libkineto's own thread looks once per second."""
 

@@ -9,6 +9,7 @@ from statistics import median
 from perfd.capture.expected_job_end import ExitOptions, Pace
 
 _BASELINE_STEPS = 20
+"""Newest steps before the capture, whose median is the usual step time. Chosen."""
 _SLOW_LINES = 2
 """One slow step is the cost of starting a profiler."""
 _SILENT_SHARE = 0.5

@@ -19,6 +19,7 @@ from perfd.errors import CaptureError
 from perfd.sandbox.confined_program import confined_command
 
 START_TIMEOUT_S = 30.0
+"""For `start`, which returns within seconds on a quiet node. Chosen."""
 STOP_TIMEOUT_S = 150.0
 """`stop` imports the report before it returns; 5 s were seen for 400,000 events."""
 _SESSION_COLUMNS = ("ID", "TIME", "STATE", "LAUNCH", "NAME")

@@ -41,7 +41,9 @@ from perfd.model import CaptureState, CaptureTool, RankPlacement
 _LATE_REPORT_S = 60.0
 """For a report that nsys still writes after its command has ended."""
 _POLL_S = 0.2
+"""How often a report that is being written is looked at. Chosen."""
 _SETTLE_MARGIN = 1.5
+"""The next capture allows for so many times the delay that was seen. Chosen."""
 _MOST_SETTLE_S = 10.0
 """A job that waits when the collection starts has its first kernel late, regardless of the profiler."""
 _NOT_LAUNCHED = "was not started under `nsys launch`; start the job with `perfd run`, or with nsys launch."

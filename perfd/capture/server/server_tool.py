@@ -18,7 +18,9 @@ from perfd.formatting import data_size
 from perfd.model import CaptureState, CaptureTool
 
 _QUICK_S = 10.0
+"""For what a server answers at once, unless it is busy. Chosen."""
 _START_S = 60.0
+"""To start the profiler in all its workers. Chosen."""
 _STOP_S = 120.0
 """The request lasts until the traces are written."""
 _FILES_S = 60.0

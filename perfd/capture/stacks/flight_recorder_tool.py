@@ -35,6 +35,7 @@ _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _RINGS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _POLL_S = 0.1
+"""How often the dumps are looked for. Chosen."""
 _MOST_BYTES = 256 << 20
 """Of a dump: a ring of 100,000 collectives with their stacks has less. A sparse file can claim any size."""
 

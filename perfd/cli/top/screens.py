@@ -19,10 +19,13 @@ from perfd.formatting import UNKNOWN, count, duration, percent
 _NARROW = 70
 """Columns from which each figure has its own column."""
 _ROOMY = 96
+"""Columns from which servers have one for their engine."""
 _WIDE = 110
+"""Columns from which servers show throughput and time to first token."""
 _NAMES = 140
 """So wide that a model's name has a place in the table."""
 _MODEL_CHARS = 32
+"""Of a model's name; longer ones are cut."""
 _ALERTS = 2
 """Of those that belong to no job."""
 

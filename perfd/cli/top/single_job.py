@@ -36,7 +36,9 @@ _METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
 _WIDE = 110
 """Columns from which sparklines and stages are shown next to the figures."""
 _LEAST_POINTS = 2
+"""Of a trend."""
 _MOST_POINTS = 120
+"""Of a sparkline, also in wider terminals: the API averages steps into as many."""
 _TREND_WORDS = 60
 """Characters beside a trend."""
 _FAR = 0.05
@@ -44,7 +46,9 @@ _FAR = 0.05
 _VERY_FAR = 0.2
 """Deviation from which it is bold, too."""
 _ALERTS = 3
+"""The newest; the rest would leave no lines for ranks. Chosen."""
 _SENTENCES_FROM = 18
+"""Lines of the terminal: with fewer, trends and advice are left out. Chosen."""
 _RANKS_FROM = 3
 """Lines: a heading, a rank, and how many more there are."""
 

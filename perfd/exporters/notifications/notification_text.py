@@ -29,7 +29,9 @@ _MOST_EVIDENCE = 5
 _NAME_CHARS = 120
 """Longest name of a job or server in a message; longer ones are cut."""
 _SENTENCE_CHARS = 1_000
+"""Of a finding, which names ranks and hosts: longer ones are cut. Chosen."""
 _TITLE_CHARS = 200
+"""Of a subject or headline: longer ones are cut. Chosen."""
 _SLACK_CHARS = 3_500
 """Slack asks for texts of at most 4,000 characters; escapes make some longer."""
 _SEVERITIES = ("critical", "warning", "info")

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from html import escape
 
 _WIDTH, _HEIGHT = 230, 46
+"""Of a box, in pixels, with its label in two lines."""
 _SPACE_X, _SPACE_Y = 26, 44
+"""Between boxes, in pixels."""
 _MOST_CHARACTERS = 32
 """Longest label that fits into its box."""
 _STYLE = (

@@ -36,7 +36,9 @@ svg .point.least { fill: none; }
 """
 
 _WIDTH, _HEIGHT = 960, 420
+"""Of the picture, in pixels."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 24, 16, 48
+"""Margins in pixels, for the axes' numbers."""
 _LABELLED = 12
 """More points than this get no labels; their titles have the text."""
 

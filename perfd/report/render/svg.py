@@ -20,7 +20,9 @@ NAMES = {
     "unknown": "not known (records lost)",
 }
 _WIDTH = 960
+"""Of a figure, in pixels; the page scales it."""
 _LABEL = 78
+"""Least width for the labels of rows, in pixels."""
 _CHARACTER = 7
 """About as wide as a letter of a label."""
 _ROOM = _WIDTH - _LABEL - 10
@@ -34,11 +36,15 @@ _LANE = 11
 _GROUP_GAP = 12
 """Between the lanes of two ranks."""
 _AXIS = 24
+"""Height of an axis with its numbers, in pixels."""
 _TICKS = 5
+"""Parts of an axis."""
 _LABELLED = 0.055
 """A part shorter than this share of the bar has no room for its number."""
 _LINE_HEIGHT = 150
+"""Height of a line chart, in pixels."""
 _HEADROOM = 1.1
+"""Times the largest value, so that its line does not touch the edge."""
 _FEW_STEPS = 10
 """Ticks of fewer steps lie between steps."""
 _SHOW: Mapping[str, Callable[[float], str]] = {"s": duration, "ratio": percent}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # Of traces alone a report must not wait for the live analysi
 _BOUNDS = {"at_least": "busiest", "at_most": "idlest"}
 """What a stage is called of which only a bound is known."""
 _LEAST_STEPS = 2
+"""Of a line of a report."""
 CHART_POINTS = 2_000
 """Of a line of a report: more than its pixels, so that a zoom shows more."""
 _LIMITS = {True: "latency", False: "bandwidth", None: UNKNOWN}

@@ -10,6 +10,7 @@ from perfd.clock import Clock
 from perfd.session.channel.monitor_protocol import FrameKind, header
 
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
+"""That the monitor has not read: a second of output at the fastest pace."""
 MAX_BYTES_PER_S = 16 * 1024 * 1024
 """More than any readable log prints; beyond this rate lines are dropped, which limits the monitor's CPU."""
 _BURST_S = 0.25

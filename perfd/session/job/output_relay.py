@@ -10,10 +10,12 @@ import time
 from collections.abc import Callable
 
 _CHUNK_BYTES = 256 * 1024
+"""Of one read; a pipe usually holds 64 KiB."""
 _GRACE_S = 0.3
 """Silence after the job's end from which its stream counts as ended: a process that the job left behind
 may hold the stream open forever."""
 _GRACE_LIMIT_S = 2.0
+"""For a stream that is never silent, after the job's end. Chosen."""
 _PIPE_MAX_BYTES = 1024 * 1024
 """Linux' limit for an unprivileged pipe: all of it was written before the job ended."""
 

@@ -12,9 +12,9 @@ from perfd.formatting import count, duration, flops_per_s, percent
 from perfd.model import StepSource
 
 _LEAST_SHARE = 0.001
+"""Share of a step below which a dimension is not shown."""
 _MANY_OUTLIERS = 0.05
 """Share of steps from which on the 95th percentile of all of them would be that of an outlier."""
-"""Share of a step below which a dimension is not shown."""
 _FLOPS_SOURCES = {
     "config": "; model by its config.json",
     "arguments": "; model by the config.json that the job's arguments name",

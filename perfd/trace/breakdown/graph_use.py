@@ -26,6 +26,8 @@ REPEATED_RATIO = 0.95
 _LEAST_REPEATS = 3
 """Two occurrences can be chance, and give only one distance."""
 _ANCHORS, _OCCURRENCES, _DISTANCES = 8, 64, 16
+"""Rarest operations, their first places, and the most frequent distances between those, which are tried as
+periods: they bound the time. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,19 @@ from perfd.trace.export.tracks import Slice, Track, rows_of
 _PACKET = 1
 """Field of `Trace` that holds its packets (perfetto's trace.proto)."""
 _TIMESTAMP, _SEQUENCE, _EVENT, _INTERNED, _FLAGS, _DESCRIPTOR = 8, 10, 11, 12, 13, 60
+"""Fields of a `TracePacket` (perfetto's trace_packet.proto)."""
 _UUID, _NAME, _PROCESS, _PARENT = 1, 2, 3, 5
+"""Fields of a `TrackDescriptor`."""
 _PID, _PROCESS_NAME = 1, 6
+"""Fields of a `ProcessDescriptor`."""
 _EVENT_DETAIL, _EVENT_TYPE, _EVENT_NAME, _EVENT_TRACK = 4, 9, 10, 11
+"""Fields of a `TrackEvent`."""
 _DETAIL_TEXT, _DETAIL_NAME = 6, 10
+"""Fields of a `DebugAnnotation`."""
 _BEGIN, _END = 1, 2
+"""Types of a `TrackEvent`: a slice begins, and ends."""
 _STATE_CLEARED, _NEEDS_STATE = 1, 2
+"""Flags of a sequence of packets: interned names begin anew, and are needed."""
 
 
 def write_perfetto(tracks: Iterable[Track], path: Path) -> int:

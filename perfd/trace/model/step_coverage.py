@@ -35,7 +35,10 @@ _WHOLE_UPDATE_RATIO = 0.9
 _REPEATED_RATIO = 0.95
 """Of kernels that have the same name one period later: evaluations and logging add some. Chosen."""
 _LIKE_A_STEP = (2 / 3, 3 / 2)
+"""Times the step time: what is so long may be a step. Chosen."""
 _ANCHORS, _OCCURRENCES, _PERIODS = 8, 32, 8
+"""Rarest kernels, their occurrences, and the most frequent distances between those, which are tried as
+periods: they bound the time. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

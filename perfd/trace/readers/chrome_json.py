@@ -19,6 +19,7 @@ import msgspec
 from perfd.errors import TraceError
 
 PIECE_BYTES = 8 * 1024 * 1024
+"""Of a file that is read at a time, which bounds memory. Chosen."""
 _HEAD_BYTES = 8 * 1024 * 1024
 """What stands before the events of a job of thousands of groups."""
 MAX_EVENT_BYTES = 64 * 1024 * 1024

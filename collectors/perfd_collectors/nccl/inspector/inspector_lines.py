@@ -22,6 +22,7 @@ _TIMING = {"kernel_gpu": TimingSource.GPU, "kernel_cpu": TimingSource.PROXY}
 _MAX_LINE_BYTES = 1 << 20
 """Longer lines are skipped; bounds memory. Chosen, not measured."""
 _MAX_U64 = (1 << 64) - 1
+"""The inspector's counters are unsigned 64-bit ones."""
 _MAX_DURATION_US = 1e12
 """11.6 days; longer durations are garbage."""
 _IDENTITY = re.compile("(?:0x)?([0-9a-f]{1,16})", re.ASCII | re.IGNORECASE)

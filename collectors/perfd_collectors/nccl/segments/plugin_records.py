@@ -16,6 +16,7 @@ FUNCTIONS = (
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 DATATYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
+"""By NCCL's number of a type (`ncclDataType_t`)."""
 UNTIMED_KERNEL_NS = 3_500
 """Time that an NCCL kernel runs before its first timestamp and after its last one.
 

@@ -25,20 +25,25 @@ MAGIC = b"NCL1"
 """The first bytes of a segment. This and all numbers up to `_RINGS_OFFSET` mirror `layout.h`."""
 _MAGIC = int.from_bytes(MAGIC, "little")
 _LAYOUT_VERSION = 1
+"""PERFD_LAYOUT_VERSION of the plugin; other layouts are not read."""
 _HEADER_BYTES = 4096
 _COMMUNICATORS = 256
 _RING_HEADER_BYTES = 64
+"""Sizes of the segment's parts, as in layout.h of the plugin."""
 
 _HEADER = struct.Struct("<IIQIIIIiiiIQQ")
 _MODE = struct.Struct("<I")
 _MODE_OFFSET = 128
+"""Where the header has the recording mode."""
 _FLOCK = struct.Struct("@hhqqi4x")
 """The kernel's `struct flock`: type, whence, start, length, pid."""
 _COUNTERS = struct.Struct("<IIQQQQQ")
 _COUNTERS_OFFSET = 256
+"""Where the header has the counters."""
 _COMMUNICATOR = struct.Struct("<QiiiIQ24sQ")
 _RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBBB33x")
 _DEVICE_KNOWN = 1 << 63
+"""Bit that says that the rest of the word is a PCI address."""
 _RINGS_OFFSET = _HEADER_BYTES + _COMMUNICATORS * _COMMUNICATOR.size
 
 _MAX_RINGS = 8

@@ -31,6 +31,7 @@ _TOKENS_SEEN = ("num_input_tokens_seen", "num_tokens")
 _RESOLUTIONS = 50
 """A time between two lines counts when it is so many times what their last digits resolve: 2%."""
 _EPOCH_ERROR = 0.25
+"""Most by which a step that was computed of a rounded epoch is from a whole number. Chosen."""
 _MAX_STEPS_PER_EPOCH = 2000
 """With more, an epoch of four digits after the point is not one step."""
 

@@ -15,6 +15,7 @@ from perfd_collectors.training_log.step_order import ProgressSource
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _MAX_PATTERN_CHARS = 500
+"""Of a pattern of the configuration. Chosen."""
 _MAX_LINE_CHARS = 4000
 """Longer lines are not matched: no step line is."""
 _MAX_GROWTH = 2.5

@@ -13,6 +13,7 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 _MOST_STEPS = 60_000
+"""At which the count ends: the pattern is too slow by far. Chosen."""
 _RECURSION = 100_000
 """The count recurses once per character and item, of texts of at most a few hundred characters."""
 _UNBOUNDED_FROM = 64

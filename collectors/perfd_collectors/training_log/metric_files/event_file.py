@@ -17,6 +17,7 @@ _HEADER = struct.Struct("<QI")
 _FOOTER_BYTES = 4
 """Footer of a TFRecord: the checksum of its data."""
 _MASK_DELTA = 0xA282EAD8
+"""TFRecord's: checksums are rotated and have this added (tensorflow/core/lib/hash/crc32c.h)."""
 _FORMATS = {1: "<f", 2: "<d", 3: "<i", 9: "<q"}
 """Of a scalar in a tensor, by TensorFlow's number of its type."""
 _MOST_STEP = 1 << 53

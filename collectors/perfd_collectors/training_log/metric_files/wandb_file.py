@@ -20,6 +20,7 @@ _FILE_HEADER = struct.Struct("<4sHB")
 _IDENT = b":W&B"
 _PIECE_HEADER = struct.Struct("<IHB")
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+"""Types of pieces of a record (LevelDB's log format, which W&B uses)."""
 _MOST_BYTES = 1 << 20
 """Of a record in pieces; larger ones are media or configuration, and dropped."""
 _STEP_KEYS = ("train/global_step", "trainer/global_step", "global_step", "train/step", "step", "iteration")

@@ -18,11 +18,14 @@ MAX_ROW_BYTES = 64 << 20
 _MAX_HEADER_BYTES = 256
 """Of a record: 28 columns of any size, more than a table has."""
 _INNER_INDEX, _INNER_TABLE, _LEAF_INDEX, _LEAF_TABLE = 2, 5, 10, 13
+"""First byte of a page of a b-tree (SQLite's file format, section 1.6)."""
 _KINDS = (_LEAF_INDEX, _LEAF_TABLE, _INNER_INDEX)
 _FILE_HEADER_BYTES = 100
 """Size of the header of an SQLite file (SQLite's file format, section 1.3)."""
 _DEFAULT_PAGE_BYTES = 4096
+"""SQLite's default since 3.12, with which perfd's files are created."""
 _LEAST_USABLE_BYTES = 480
+"""Of a page, without what extensions reserve (SQLite's file format, section 1.3.4)."""
 _SIZES = (0, 1, 2, 3, 4, 6, 8, 8, 0, 0)
 """Of numbers, by serial type."""
 _DAMAGED = (ValueError, IndexError, struct.error)

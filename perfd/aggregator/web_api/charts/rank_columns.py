@@ -25,14 +25,17 @@ METRICS = (
 _ALL_ROWS = 64
 """Up to this many ranks have a row each; of more, only the most unusual do."""
 _UNUSUAL_ROWS = 12
+"""Of a job with too many ranks for a row each: as many as are read at a glance. Chosen."""
 _QUIET_RATIO = 0.05
 """A rank that is closer to the median than this in all metrics is not unusual."""
 _CULPRITS_PER_FINDING = 4
 """Which are among the shown rows, however usual their numbers are."""
 _MOST_COLUMNS = 4096
+"""Of the heat map: about as many as the widest screens have pixels."""
 _DIGITS = 4
 """A page shows three."""
 _ZERO_CELSIUS_K = 273.0
+"""Deviations of temperatures are ratios of absolute ones."""
 _LEAST_SHARE = 0.1
 """Of a deviation from a smaller share: 2% is not far from 1%."""
 _LISTS = ("gpus", "slowdowns")

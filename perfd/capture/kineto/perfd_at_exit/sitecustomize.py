@@ -22,6 +22,7 @@ from pathlib import Path
 _LONGEST_S = 330.0
 """The longest capture, and time to write it."""
 _POLL_S = 0.05
+"""How often the trace file is looked for while the process ends. Chosen."""
 _SETTLE_S = 1.0
 """libkineto unregisters its callbacks within milliseconds of the file; busy machines take longer."""
 

@@ -13,6 +13,7 @@ from perfd.trace.readers.nsys.nsys_tables import Tables
 _RUNTIME, _OS_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API"
 _LIBRARIES = ("CUDNN_EVENTS", "CUBLAS_EVENTS")
 _PROCESS_BITS, _PROCESS_MASK = 24, 0xFFFFFF
+"""Where a global process id has the process."""
 
 
 class NsysDetail:

@@ -57,6 +57,7 @@ _PAYLOADS = {
     "uint64Value": "e.uint64Value + CASE WHEN e.uint64Value < 0 THEN 18446744073709551616.0 ELSE 0 END",
 }
 _PUSH_POP, _START_END, _DOMAIN_CREATED = 59, 60, 75
+"""Event types of NVTX_EVENTS (nsys' ENUM_NSYS_EVENT_TYPE)."""
 # A global thread id is (hardware, virtual machine, process, thread); without the thread it names the process.
 _THREAD_BITS = 24
 _MAX_TIME_NS = 10**17

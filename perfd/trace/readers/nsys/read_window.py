@@ -27,6 +27,7 @@ _OF_TABLES_ONLY = ("OSRT_API", "CUDNN_EVENTS", "CUBLAS_EVENTS", "PROFILER_OVERHE
 _SAMPLES = 20_000
 """Rows from which the density of records over time is estimated."""
 _RANGES = (59, 60)
+"""Event types of NVTX ranges (nsys' ENUM_NSYS_EVENT_TYPE)."""
 _MAX_TIME_NS = 10**17
 """Three years: larger times are damage."""
 

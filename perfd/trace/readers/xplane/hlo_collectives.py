@@ -16,12 +16,18 @@ from perfd.trace.readers.xplane.message_fields import fields, numbers, submessag
 from perfd.trace.readers.xplane.replica_groups import MAX_DEVICES, listed, of_device_list, of_mesh
 
 _PLANE, _PLANE_NAME, _EVENT_METADATA = 1, 2, 4
+"""Fields of an XSpace and an XPlane (xplane.proto)."""
 _METADATA_PLANE = b"/host:metadata"
 _VALUE, _STATS, _STAT_BYTES, _HLO_MODULE = 2, 5, 6, 1
+"""Fields of a map's entry, an XEventMetadata, an XStat and an HloProto (hlo.proto)."""
 _MODULE_NAME, _COMPUTATION, _DEVICE_ASSIGNMENT = 1, 3, 15
+"""Fields of an HloModuleProto."""
 _INSTRUCTION, _COMPUTATION_ID = 2, 5
+"""Fields of an HloComputationProto."""
 _NAME, _OPCODE, _SHAPE, _CHANNEL, _CALLED, _GROUPS, _PAIRS = 1, 2, 3, 26, 38, 49, 52
+"""Fields of an HloInstructionProto."""
 _GLOBAL_IDS, _DEVICE_LIST, _MESH_AXES = 71, 87, 93
+"""More of them: how groups of devices are written."""
 _ELEMENT_TYPE, _DIMENSIONS, _PARTS = 2, 3, 4
 """Fields of a ShapeProto."""
 _MENTIONS = re.compile(rb"all-(?:reduce|gather|to-all)|reduce-scatter|collective-(?:permute|broadcast)")
@@ -37,6 +43,7 @@ _BITS = {
 }  # fmt: skip
 """Size of an element, by the number of XLA's primitive type."""
 _MAX_SHAPES, _MAX_DIMENSIONS = 10_000, 64
+"""Of an instruction; real ones have hundreds and about five. A damaged file can nest more."""
 
 
 @dataclass(slots=True)

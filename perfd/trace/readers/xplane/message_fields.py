@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+"""Wire types (protobuf's encoding)."""
 _MAX_VARINT_BYTES = 10
 """Longest varint: 64 bits, seven per byte (protobuf's encoding)."""
 _FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
