@@ -1,0 +1,292 @@
+"""Recordings as they would be if something were missing or wrong: whether any look blames a healthy rank.
+
+    python -m benchmarks.headlines.altered FOLDER ... [--only NAME ...] [--alteration NAME ...]
+
+Each recording of the folders is altered in each way of `ALTERATIONS`, written with perfd's own writer, played
+and looked at each second. The exit code is 0 if no rank is blamed that the truth beside it does not blame.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.headlines.__main__ import recordings
+from benchmarks.headlines.looks import Watched, must_be_named, watch
+from benchmarks.headlines.truth import Truth, truth_of
+from perfd.model import CollectiveTimes, Event, RankPlacement, Record, SampleTable, Scope
+from perfd.recording import open_recording
+from perfd.recording.recording_writer import RecordingWriter
+from perfd.recording.records_stream import items
+from perfd.recording.stream_decompression import plain_file
+
+_OTHER_NODE = "other"
+RESTARTED = "restarted"
+"""After which the phases of the truth are at other times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one node sent at one time: records, or what a job printed."""
+
+    unix_ns: int
+    node: str
+    records: Sequence[Record] = ()
+    printed: bytes = b""
+
+
+Alteration = Callable[[list[Piece]], Iterable[Piece]]
+"""From all pieces in order to others."""
+
+
+def pieces(recording: Path) -> list[Piece]:
+    """All of a recording, in the order of time."""
+    opened = open_recording(recording, allow_missing=True)
+    found: list[Piece] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for stream in opened.manifest.streams:
+            path, _ = plain_file(opened, stream, Path(scratch))
+            if stream.kind == "records":
+                found += [
+                    Piece(batch.sent_unix_ns, stream.node, records=batch.records) for batch in items(path)
+                ]
+            elif stream.kind == "training-log":
+                found += _printed(recording / stream.path, path.read_bytes(), stream.node)
+    return sorted(found, key=lambda piece: piece.unix_ns)
+
+
+def _printed(path: Path, content: bytes, node: str) -> Iterator[Piece]:
+    begin = 0
+    for line in path.with_name(f"{path.name}.times").read_text().splitlines():
+        unix_s, end = line.split()
+        yield Piece(round(float(unix_s) * 1e9), node, printed=content[begin : int(end)])
+        begin = int(end)
+
+
+def write(altered: Iterable[Piece], folder: Path, name: str) -> None:
+    """A recording of these pieces in `folder`, which does not exist yet."""
+    ordered = sorted(altered, key=lambda piece: piece.unix_ns)
+    writer = RecordingWriter(folder, name=name, start_unix_ns=ordered[0].unix_ns)
+    for piece in ordered:
+        if piece.printed:
+            writer.add_log(piece.node, piece.printed, piece.unix_ns)
+        writer.add_records(piece.node, piece.records, piece.unix_ns)
+    writer.close()
+
+
+def _each(change: Callable[[Record], Record | None]) -> Alteration:
+    """Every record by itself; None drops it."""
+
+    def altered(found: list[Piece]) -> Iterator[Piece]:
+        for piece in found:
+            changed = [record for record in map(change, piece.records) if record is not None]
+            yield replace(piece, records=changed)
+
+    return altered
+
+
+def _rows(table: SampleTable, keep: Callable[[str], bool]) -> SampleTable | None:
+    kept = [at for at, entity in enumerate(table.entities) if keep(entity)]
+    if not kept:
+        return None
+    return replace(
+        table,
+        times_unix_ns=[table.times_unix_ns[at] for at in kept],
+        entities=[table.entities[at] for at in kept],
+        columns={name: [values[at] for at in kept] for name, values in table.columns.items()},
+    )
+
+
+def _of_rank(record: Record, rank: int, gpu: str | None) -> Record | None:
+    """What of a record is of one rank and its GPU."""
+    match record:
+        case CollectiveTimes() | RankPlacement():
+            return record if record.rank == rank else None
+        case SampleTable(scope=Scope.RANK):
+            return _rows(record, lambda entity: entity.endswith(f"/{rank}"))
+        case SampleTable(scope=Scope.GPU):
+            return _rows(record, lambda entity: entity == gpu)
+    return None
+
+
+def _without(record: Record, rank: int, gpu: str | None) -> Record | None:
+    match record:
+        case CollectiveTimes() | RankPlacement():
+            return None if record.rank == rank else record
+        case SampleTable(scope=Scope.RANK):
+            return _rows(record, lambda entity: not entity.endswith(f"/{rank}"))
+        case SampleTable(scope=Scope.GPU):
+            return _rows(record, lambda entity: entity != gpu)
+    return record
+
+
+def _gpu_of(found: Sequence[Piece], rank: int) -> str | None:
+    for piece in found:
+        for record in piece.records:
+            if isinstance(record, RankPlacement) and record.rank == rank and record.gpu is not None:
+                return str(record.gpu)
+    return None
+
+
+def _without_last(found: list[Piece]) -> Iterator[Piece]:
+    last = _last_rank(found)
+    gpu = _gpu_of(found, last)
+    for piece in found:
+        kept = [left for record in piece.records if (left := _without(record, last, gpu)) is not None]
+        yield replace(piece, records=kept)
+
+
+def _late(record: Record, by_ns: int) -> Record:
+    match record:
+        case CollectiveTimes():
+            starts, ends = record.start_unix_ns + by_ns, record.end_unix_ns + by_ns
+            return replace(record, start_unix_ns=starts, end_unix_ns=ends)
+        case SampleTable():
+            return replace(record, times_unix_ns=[at + by_ns for at in record.times_unix_ns])
+        case Event():
+            return replace(record, time_unix_ns=record.time_unix_ns + by_ns)
+    return record
+
+
+def _apart(by_s: float) -> Alteration:
+    """The last rank on a node of its own, whose clock is ahead."""
+
+    def altered(found: list[Piece]) -> Iterator[Piece]:
+        last, by_ns = _last_rank(found), round(by_s * 1e9)
+        gpu = _gpu_of(found, last)
+        for piece in found:
+            kept = [left for record in piece.records if (left := _without(record, last, gpu)) is not None]
+            yield replace(piece, records=kept)
+            moved = [own for record in piece.records if (own := _of_rank(record, last, gpu)) is not None]
+            if moved:
+                late = [_late(record, by_ns) for record in moved]
+                yield Piece(piece.unix_ns, _OTHER_NODE, records=late)
+
+    return altered
+
+
+def _half_lost(found: list[Piece]) -> Iterator[Piece]:
+    lost = random.Random(15)
+    for piece in found:
+        kept = [
+            record
+            for record in piece.records
+            if not isinstance(record, CollectiveTimes) or lost.random() < 0.5
+        ]
+        yield replace(piece, records=kept)
+
+
+def _restarted(found: list[Piece]) -> Iterator[Piece]:
+    """Killed after six tenths of its time, and begun again."""
+    begin, end = found[0].unix_ns, found[-1].unix_ns
+    killed = begin + (end - begin) * 6 // 10
+    by_ns = killed - begin + 5_000_000_000
+    for piece in found:
+        if piece.unix_ns < killed:
+            yield piece
+    for piece in found:
+        again = [_again(record, by_ns) for record in piece.records]
+        yield replace(piece, unix_ns=piece.unix_ns + by_ns, records=again)
+
+
+def _again(record: Record, by_ns: int) -> Record:
+    if isinstance(record, RankPlacement):
+        started = None if record.started_unix_ns is None else record.started_unix_ns + by_ns
+        return replace(record, started_unix_ns=started, pid=None if record.pid is None else record.pid + 7)
+    if isinstance(record, CollectiveTimes):
+        record = replace(record, communicator=record.communicator[::-1])
+    return _late(record, by_ns)
+
+
+def _no(*scopes: Scope) -> Alteration:
+    return _each(
+        lambda record: None if isinstance(record, SampleTable) and record.scope in scopes else record
+    )
+
+
+def _no_log(found: list[Piece]) -> Iterator[Piece]:
+    for piece in found:
+        yield replace(piece, printed=b"")
+
+
+ALTERATIONS: Mapping[str, Alteration] = {
+    "as it is": list,
+    "last rank unseen": _without_last,
+    "clock 0.4 s ahead": _apart(0.4),
+    "clock 45 s ahead": _apart(45.0),
+    "clock 0.4 s behind": _apart(-0.4),
+    "half of NCCL lost": _half_lost,
+    "no NCCL": _each(lambda record: None if isinstance(record, CollectiveTimes) else record),
+    "no GPU samples": _no(Scope.GPU),
+    "no host samples": _no(Scope.RANK, Scope.NODE),
+    "no log": _no_log,
+    RESTARTED: _restarted,
+}
+
+
+def _last_rank(found: Sequence[Piece]) -> int:
+    ranks = [
+        record.rank
+        for piece in found
+        for record in piece.records
+        if isinstance(record, (RankPlacement, CollectiveTimes))
+    ]
+    return max(ranks, default=0)
+
+
+def _healthy(watched: Watched, truth: Truth) -> frozenset[int]:
+    """Ranks blamed that have no fault at all: after a restart, phases are elsewhere."""
+    faulty = truth.ranks | truth.hidden_ranks
+    faulty = faulty.union(*(phase.ranks for phase in truth.phases))
+    return frozenset().union(*(look.blamed for look in watched.looks)) - faulty
+
+
+def judged(recording: Path, name: str, alteration: str, scratch: Path) -> tuple[Watched, frozenset[int]]:
+    """What is said of it, and the ranks that are blamed wrongly; `scratch` is an empty folder."""
+    write(ALTERATIONS[alteration](pieces(recording)), scratch / "recording", name)
+    truth = truth_of(recording)
+    watched = watch(scratch / "recording", name, truth)
+    if truth is None:
+        return watched, frozenset()
+    return watched, _healthy(watched, truth) if alteration == RESTARTED else watched.false_blame
+
+
+def _line(watched: Watched, alteration: str, wrongly: frozenset[int]) -> str:
+    words = [f"{watched.name}, {alteration}: {len(watched.runs)} headlines"]
+    due = [one for one in watched.of_phases if must_be_named(one.phase)]
+    if due and alteration != RESTARTED:
+        named = sum(one.named_after_s is not None for one in due)
+        words.append(f"{named} of {len(due)} faults of 10% and more named")
+    if wrongly:
+        words.append(f"FALSE BLAME: rank {', '.join(map(str, sorted(wrongly)))}")
+    words += [f"{sorted(one.wrongly)} in {one.phase.fault}" for one in watched.of_phases if one.wrongly]
+    return "; ".join(words)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Alter, watch and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    parser.add_argument("--alteration", action="append", choices=sorted(ALTERATIONS), default=[])
+    args = parser.parse_args(argv)
+    blaming = seen = 0
+    for name, path in recordings(args.folders, args.only):
+        for alteration in args.alteration or ALTERATIONS:
+            with tempfile.TemporaryDirectory() as scratch:
+                watched, wrongly = judged(path, name, alteration, Path(scratch))
+            seen += 1
+            blaming += bool(wrongly)
+            print(_line(watched, alteration, wrongly), flush=True)
+    print(f"{blaming} of {seen} altered recordings with false blame")
+    return 1 if blaming else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,58 @@
+"""Recordings with something missing or wrong: what the alterations do, and that no healthy rank is blamed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.headlines.altered import ALTERATIONS, judged, pieces, write
+from perfd.model import CollectiveTimes, RankPlacement
+from perfd.recording.recording_format import open_recording
+
+FRESH = Path(__file__).parents[2] / "benchmarks/gpu/recorded_fresh"
+JOB = FRESH / "ddpacc2/recording"
+
+
+def _ranks(recording: Path, kind: type[CollectiveTimes | RankPlacement]) -> set[int]:
+    return {
+        record.rank
+        for piece in pieces(recording)
+        for record in piece.records
+        if isinstance(record, CollectiveTimes | RankPlacement) and type(record) is kind
+    }
+
+
+def test_a_recording_that_is_not_altered_is_written_as_it_was(tmp_path: Path) -> None:
+    found = pieces(JOB)
+    write(ALTERATIONS["as it is"](found), tmp_path / "same", "same")
+    again = pieces(tmp_path / "same")
+    printed = b"".join(piece.printed for piece in found)
+    assert b"".join(piece.printed for piece in again) == printed
+    assert sum(len(piece.records) for piece in again) == sum(len(piece.records) for piece in found)
+
+
+def test_a_rank_that_is_unseen_has_no_records(tmp_path: Path) -> None:
+    write(ALTERATIONS["last rank unseen"](pieces(JOB)), tmp_path / "less", "less")
+    assert _ranks(JOB, CollectiveTimes) == _ranks(JOB, RankPlacement) == {0, 1}
+    assert _ranks(tmp_path / "less", CollectiveTimes) == _ranks(tmp_path / "less", RankPlacement) == {0}
+
+
+def test_a_clock_that_is_ahead_is_that_of_another_node(tmp_path: Path) -> None:
+    write(ALTERATIONS["clock 0.4 s ahead"](pieces(JOB)), tmp_path / "apart", "apart")
+    nodes = {
+        node.name: [rank.rank for rank in node.ranks]
+        for node in open_recording(tmp_path / "apart").manifest.nodes
+    }
+    assert sorted(nodes.values()) == [[0], [1]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "alteration", ["last rank unseen", "clock 45 s ahead", "half of NCCL lost", "no NCCL", "restarted"]
+)
+@pytest.mark.parametrize("name", ["ddpacc2", "jaxdeep1p", "megatronep2", "megatrontp2"])
+def test_no_healthy_rank_is_blamed_for_what_is_missing(name: str, alteration: str, tmp_path: Path) -> None:
+    watched, wrongly = judged(FRESH / name / "recording", name, alteration, tmp_path)
+    assert watched.looks
+    assert not wrongly
