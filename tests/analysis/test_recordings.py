@@ -10,7 +10,7 @@ import pytest
 from analysis.jobs import recorded_job
 
 from perfd.analysis.data.job_data import GpuTable, JobData
-from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, CheckState, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Kind
 from perfd.gpu_peaks import load_peaks
 
@@ -89,6 +89,27 @@ def test_a_slow_gpu_is_not_called_slow_input_where_no_gpu_is_read():
     # All that its work took longer is in the timer of the input.
     assert (first.kind, first.gain_ratio) == (Kind.UNKNOWN, pytest.approx(0.15, abs=0.01))
     assert "so does a slow GPU" in first.evidence[-1]
+
+
+def test_what_a_bubble_costs_at_least_is_that_of_the_schedule_that_its_advice_names():
+    _, summary = recorded("pp4_few")
+    median, bubble = summary.step_time_s.median, summary.bottleneck
+    assert median is not None
+    assert summary.pipeline.window_s is not None
+    assert bubble.gain_ratio is not None
+    # Of the schedule of 4 stages, 4 micro-batches and 2 chunks stages compute 8 in 11.
+    computing_s = summary.pipeline.window_s - bubble.gain_ratio * median
+    interleaved_s = median - summary.pipeline.window_s + computing_s * 11 / 8
+    assert interleaved_s < 0.8 * median
+    assert f"At best {1000 * interleaved_s:.1f} ms per step, interleaved, instead of" in bubble.advice
+
+
+def test_the_timer_of_the_input_is_no_data_loading_where_a_rank_waits_in_it_for_its_gpu():
+    _, summary = recorded("dp4_slow2")
+    (asked,) = [check for check in summary.checklist.checks if check.name == "data_loading"]
+    assert summary.bottleneck.kind is Kind.STRAGGLER
+    assert (asked.state, asked.value) == (CheckState.UNKNOWN, "at most 15.0%")
+    assert "data loading is" not in summary.checklist.conclusion
 
 
 @pytest.mark.parametrize("name", ["dp4", "pp2dp2", "pp4_few"])

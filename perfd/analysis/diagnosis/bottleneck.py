@@ -24,7 +24,7 @@ from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transf
 from perfd.analysis.diagnosis.imbalance_findings import judge_experts, judge_sequences
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.link_findings import judge_links, judge_tensor_groups
-from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
+from perfd.analysis.diagnosis.pipeline_findings import interleaving_gain, judge_pipeline
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
 from perfd.formatting import duration, percent
@@ -103,8 +103,7 @@ def _expected(finding: Finding, facts: JobEvidence) -> str:
     """Step time and MFU without all that the finding costs; empty where that is unknown, or the job hangs."""
     usual_s, mfu, gain = facts.step_time.median, facts.efficiency.mfu_ratio, finding.gain_ratio
     if finding.kind is Kind.PIPELINE_BUBBLE:
-        # The schedule of this step needs the rest; more micro-batches are another step.
-        gain = finding.waiting_ratio
+        gain = interleaving_gain(facts, finding)
     step_s = finding.step_s or usual_s
     if not (usual_s and step_s and gain and gain < 1 and finding.advice):
         return ""
@@ -115,6 +114,8 @@ def _expected(finding: Finding, facts: JobEvidence) -> str:
     # MFU is of the usual step, and a fault that began lately made steps longer than that.
     mfu = None if mfu is None else mfu * usual_s / step_s
     average = " on average" if _of_some_steps(finding, facts) else ""
+    if finding.kind is Kind.PIPELINE_BUBBLE and gain > (finding.waiting_ratio or 0.0):
+        average = ", interleaved,"
     without = f"{duration(step_s * (1 - gain))} per step{average} instead of {duration(step_s)}"
     reached = attainable_mfu(mfu, gain)
     gained = f", MFU {percent(reached)} instead of {percent(mfu)}" if reached else ""

@@ -8,6 +8,7 @@ from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.straggler_findings import one_rank_loads_slowly
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
+from perfd.analysis.stragglers import Pattern, Straggler
 from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
 
@@ -33,7 +34,7 @@ def judge_data(facts: JobEvidence, *, named: bool = False) -> Finding | None:
     data = facts.data
     if data.share_ratio is None or data.share_ratio < THRESHOLDS.data_loading_ratio:
         return None
-    if any(straggler.wait_ratio >= data.share_ratio / 2 for straggler in facts.stragglers_by_activity):
+    if _meanwhile(facts):
         return None
     if not one_rank_loads_slowly(data):
         return _slow_input(data, confidence=0.8)
@@ -45,6 +46,18 @@ def judge_data(facts: JobEvidence, *, named: bool = False) -> Finding | None:
     if named:
         return None
     return _slow_gpu(data) if cause is _Cause.GPU else _open(data, cause)
+
+
+def waits_for_gpu_work(facts: JobEvidence) -> bool:
+    """Whether the timer of the input is long on one rank, whose host waits in it for work of its GPU."""
+    busy = any(one.pattern is Pattern.BUSY_LONGER for one in _meanwhile(facts))
+    return one_rank_loads_slowly(facts.data) and (busy or _cause(facts) is _Cause.GPU)
+
+
+def _meanwhile(facts: JobEvidence) -> list[Straggler]:
+    """Ranks whose GPUs were unlike their peers' for at least half of that time."""
+    least = (facts.data.share_ratio or 0.0) / 2
+    return [straggler for straggler in facts.stragglers_by_activity if straggler.wait_ratio >= least]
 
 
 def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:

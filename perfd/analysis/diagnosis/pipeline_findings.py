@@ -57,7 +57,7 @@ def judge_pipeline(facts: JobEvidence, *, left_ratio: float = 1.0) -> Finding | 
         evidence += _by_design(facts, int(culprits[0].id))
     # An even split leaves the bubble of the schedule.
     gain = imbalance if unequal else pipeline.stall_ratio
-    window = (pipeline.window_s or 0) / facts.step_time.median if facts.step_time.median else 1.0
+    window = _window_ratio(facts)
     return Finding(
         kind=Kind.PIPELINE_IMBALANCE if unequal else Kind.PIPELINE_BUBBLE,
         confidence=_confidence(pipeline),
@@ -133,6 +133,25 @@ def _slowest_stage(facts: JobEvidence) -> tuple[Culprit, ...]:
     ]
     # The busiest one stalls least.
     return (Culprit(kind="stage", id=min(numbered)[1]),) if numbered else ()
+
+
+def interleaving_gain(facts: JobEvidence, bubble: Finding) -> float | None:
+    """The share of a step that it takes less with twice the chunks per stage, at least what is over theory.
+
+    More micro-batches would be another step. None without a share of the bubble.
+    """
+    stages, micro_batches, lost = facts.parallel.pp, facts.parallel.micro_batches, bubble.gain_ratio
+    if not stages or not micro_batches or lost is None:
+        return bubble.waiting_ratio
+    left = advice.interleaved_bubble(stages, micro_batches, facts.parallel.vp or 1)
+    computing = max(0.0, _window_ratio(facts) - lost)
+    return max(bubble.waiting_ratio or 0.0, lost - computing * left / (1 - left))
+
+
+def _window_ratio(facts: JobEvidence) -> float:
+    """The schedule's share of a step."""
+    step_s, window_s = facts.step_time.median, facts.pipeline.window_s
+    return window_s / step_s if step_s and window_s else 1.0
 
 
 def _fill_the_pipeline(facts: JobEvidence) -> str:

@@ -171,15 +171,23 @@ def copies_like(name: str) -> str:
 
 def fill_pipeline(stages: int, micro_batches: int, chunks: int) -> str:
     """The same with what theory expects of it, by the bubble of interleaved 1F1B."""
-    idle = stages - 1
-    more = idle / (4 * micro_batches * chunks + idle)
-    interleaved = idle / (2 * chunks * micro_batches + idle)
+    more = _bubble(stages, 4 * micro_batches, chunks)
+    interleaved = interleaved_bubble(stages, micro_batches, chunks)
     return (
         f"Use more micro-batches per step (theory: {percent(more)} with {4 * micro_batches} instead of"
         f" {micro_batches}), or interleave with {2 * chunks} model chunks per stage [[interleave]]"
         f" ({percent(interleaved)});"
         " fewer stages help too if memory allows it."
     )
+
+
+def interleaved_bubble(stages: int, micro_batches: int, chunks: int) -> float:
+    """What theory expects with twice the chunks, of the same step."""
+    return _bubble(stages, micro_batches, 2 * chunks)
+
+
+def _bubble(stages: int, micro_batches: int, chunks: int) -> float:
+    return (stages - 1) / (chunks * micro_batches + stages - 1)
 
 
 BALANCE_EXPERTS = (

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from perfd.analysis.diagnosis.data_loading_findings import waits_for_gpu_work
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import unset_options
 from perfd.analysis.steps import MfuTier
@@ -163,7 +164,11 @@ def _data_loading(facts: JobEvidence) -> Check:
     if share is None and facts.sleeping is not None and facts.sleeping.loader_workers != 0:
         share, source = facts.sleeping.gain_ratio, "hosts of all ranks sleep while GPUs wait (kernel, NVML)"
     limit = THRESHOLDS.data_loading_ratio
-    return _at_most("data_loading", "Is data loading under", share, limit, source)
+    found = _at_most("data_loading", "Is data loading under", share, limit, source)
+    if found.state is CheckState.FAILED and waits_for_gpu_work(facts):
+        why = f"{source}, on one rank, whose host waits there for its GPU"
+        return replace(found, state=CheckState.UNKNOWN, value=f"at most {found.value}", source=why)
+    return found
 
 
 def _bubble(facts: JobEvidence) -> Check:
