@@ -1,0 +1,206 @@
+"""What the API answers about one job: its summary, ranks, steps and series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from perfd.aggregator.web_api.charts import peer_matrices, rank_columns, without_ranks
+from perfd.aggregator.web_api.fleet_pages import with_limits
+from perfd.analysis.diagnosis import JobSummary, to_json
+from perfd.analysis.findings import Kind
+from perfd.errors import PerfdError
+from perfd.net import Request, Response, error_response, json_response
+
+_MAX_STEPS = 10_000
+"""Of one answer, which is held in memory. Chosen."""
+_MAX_POINTS = 2000
+"""Of a chart: more than a screen has pixels in a row of charts. Chosen."""
+
+
+class JobSource(Protocol):
+    """Who knows jobs. Its methods are called from any thread."""
+
+    def overview(self, job: str | None = None, *, ranks: bool = True) -> list[dict[str, Any]]:
+        """One entry per job, or that of one job, of schema perfd.jobs/2, with or without its ranks."""
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """Summaries of one job or all, in memory."""
+
+    def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
+        """The summary of a job from a moment on; None when it is not in memory."""
+
+    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
+        """The summary of a job that only history knows."""
+
+    def steps(self, job: str, first_step: int, limit: int) -> list[dict[str, Any]] | None:
+        """Progress lines of a job; None when it is not known."""
+
+    def series(
+        self,
+        job: str,
+        points: int,
+        within: tuple[float, float] | None = None,
+        newest_s: float | None = None,
+    ) -> dict[str, Any] | None:
+        """Columns of schema perfd.series/1, of the steps `within` two numbers and of the newest seconds.
+
+        None for an unknown job.
+        """
+
+    def gpu_series(
+        self, job: str, points: int, rank: int | None, newest_s: float | None = None
+    ) -> dict[str, Any] | None:
+        """The keys of schema perfd.gpu_series/1, of the newest seconds; None for an unknown job."""
+
+
+def job_response(source: JobSource, request: Request) -> Response:
+    """The answer to a request below /api/v1/jobs/."""
+    name, _, rest = request.rest.partition("/")
+    answer = _OF_JOB.get(rest)
+    if answer is None:
+        return error_response(404, f"There is nothing at {request.path}; /api/v1 lists what a job has.")
+    try:
+        return answer(source, unquote(name), request)
+    except PerfdError as error:
+        return error_response(503, str(error))
+
+
+def _summary(source: JobSource, job: str, request: Request) -> Response:
+    query = request.query
+    if "since" in query:
+        return _summary_since(source, job, query["since"])
+    found = _summary_entry(source, job)
+    if found is None:
+        return _no_job(job)
+    shown = without_ranks(found) if query.get("short") == "1" else found
+    return json_response({"schema": "perfd.summary/2", "jobs": [with_limits(shown)]})
+
+
+def _summary_entry(source: JobSource, job: str) -> Mapping[str, Any] | None:
+    """A job of schema perfd.summary/2, from memory or history."""
+    found = source.summary(job)
+    return to_json(found)["jobs"][0] if found else source.stored_summary(job)
+
+
+def _entry(source: JobSource, job: str) -> Mapping[str, Any] | None:
+    """The newest numbers of a job with its ranks, from memory or history."""
+    live = source.overview(job)
+    return live[0] if live else source.stored_summary(job)
+
+
+def _peers(source: JobSource, job: str, _: Request) -> Response:
+    live = source.overview(job, ranks=False)
+    found = peer_matrices(live[0]) if live else None
+    if found is None or found["waits"] or found["links"]:
+        # Only the nodes of the ranks shown need the list of all GPUs, which is long with thousands of them.
+        entry = _entry(source, job)
+        if entry is None:
+            return _no_job(job)
+        found = peer_matrices(entry)
+    return json_response({"schema": "perfd.peers/1", "job": job, **found})
+
+
+def _ranks(source: JobSource, job: str, request: Request) -> Response:
+    entry = _entry(source, job)
+    if entry is None:
+        return _no_job(job)
+    try:
+        return json_response({"schema": "perfd.ranks/1", "job": job, **rank_columns(entry, request.query)})
+    except PerfdError as error:
+        return error_response(400, str(error))
+
+
+def _summary_since(source: JobSource, job: str, since: str) -> Response:
+    try:
+        since_unix_s = float(since)
+    except ValueError:
+        since_unix_s = math.nan
+    if not math.isfinite(since_unix_s):
+        return error_response(400, "`since` must be a number of seconds since 1970.")
+    found = source.summary_since(job, since_unix_s)
+    if found is None:
+        return _no_job(job, " in memory")
+    if not found.steps.count and found.bottleneck.kind is not Kind.ANALYSIS_FAILED:
+        return error_response(404, f"Job {job!r} has had no step since then.")
+    return json_response(to_json([found]))
+
+
+def _steps(source: JobSource, job: str, request: Request) -> Response:
+    try:
+        first, limit = int(request.query.get("from", "0")), int(request.query.get("limit", "1000"))
+    except ValueError:
+        return error_response(400, "`from` and `limit` must be whole numbers.")
+    if not 0 < limit <= _MAX_STEPS or not 0 <= first < 1 << 62:
+        return error_response(400, f"`limit` must be from 1 to {_MAX_STEPS}, and `from` a step number.")
+    lines = source.steps(job, first, limit)
+    if lines is None:
+        return _no_job(job)
+    return json_response({"schema": "perfd.steps/1", "job": job, "steps": lines})
+
+
+def _series(source: JobSource, job: str, request: Request) -> Response:
+    points = _points(request, 600)
+    if points is None:
+        return error_response(400, f"`points` must be a whole number from 1 to {_MAX_POINTS}.")
+    try:
+        low, high = float(request.query.get("from", "0")), float(request.query.get("to", "inf"))
+        newest_s = float(request.query.get("seconds", "inf"))
+    except ValueError:
+        low, high, newest_s = math.nan, math.nan, math.nan
+    if not (low <= high and newest_s > 0):
+        return error_response(
+            400, "`from` and `to` must be step numbers, in this order, and `seconds` a positive number."
+        )
+    whole = "from" not in request.query and "to" not in request.query
+    columns = source.series(
+        job, points, None if whole else (low, high), newest_s if "seconds" in request.query else None
+    )
+    if columns is None:
+        return _no_job(job, " whose steps are known")
+    return json_response({"schema": "perfd.series/1", "job": job, **columns})
+
+
+def _gpu_series(source: JobSource, job: str, request: Request) -> Response:
+    points = _points(request, 120)
+    rank = request.query.get("rank", "")
+    try:
+        newest_s = float(request.query["seconds"]) if "seconds" in request.query else None
+    except ValueError:
+        newest_s = math.nan
+    if (
+        points is None
+        or not (rank == "" or (rank.isdecimal() and len(rank) <= 9))
+        or not (newest_s is None or newest_s > 0)
+    ):
+        return error_response(
+            400,
+            f"`points` must be from 1 to {_MAX_POINTS}, `rank` a whole number, and `seconds` a positive one.",
+        )
+    found = source.gpu_series(job, points, int(rank) if rank else None, newest_s)
+    if found is None:
+        return _no_job(job, " whose GPUs are known")
+    return json_response({"schema": "perfd.gpu_series/1", "job": job, **found})
+
+
+def _points(request: Request, default: int) -> int | None:
+    points = request.query.get("points", str(default))
+    return int(points) if points.isdecimal() and len(points) <= 4 and 0 < int(points) <= _MAX_POINTS else None
+
+
+def _no_job(job: str, where: str = "") -> Response:
+    return error_response(
+        404, f"There is no job {job!r}{where}; `perfd status` and /api/v1/jobs list what there is."
+    )
+
+
+_OF_JOB: Mapping[str, Callable[[JobSource, str, Request], Response]] = {
+    "": _summary,
+    "ranks": _ranks,
+    "peers": _peers,
+    "steps": _steps,
+    "series": _series,
+    "gpu_series": _gpu_series,
+}
