@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from perfd.agent.collection import BatchPace
-from perfd.agent.collection.batch_pace import CHANGED_STEP_RATIO, OVERDUE_STEPS, QUIET_AFTER_S
 from perfd.model import (
     CollectorHealth,
     Event,
@@ -20,6 +19,8 @@ from perfd.model import (
     TrainingStep,
 )
 
+# As documented, not as the module has them: a change of these is one for its users.
+QUIET_AFTER_S, CHANGED_STEP_RATIO, OVERDUE_STEPS = 60.0, 0.1, 2.0
 HEALTH = CollectorHealth(collector="nvml", time_unix_ns=1, duration_s=0.1, success=True)
 PLACE = RankPlacement(job="llm", rank=0, gpu=0, world_size=1)
 DESCRIPTION = JobDescription(job="llm", framework="megatron-lm")

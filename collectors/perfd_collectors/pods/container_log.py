@@ -28,8 +28,6 @@ class LogPart:
     """They are the first that a container printed since it was started, for the first time or again."""
     gap: bool = False
     """Bytes before them were lost."""
-    behind: bool = False
-    """There is more, so they may be old."""
 
 
 class ContainerLog:
@@ -118,10 +116,7 @@ class ContainerLog:
             if not data:
                 break
             taken += len(data)
-            behind = taken >= limit_bytes or len(data) == _READ_BYTES
-            parts.append(
-                LogPart(data=data, restarted=self._restarted, first=self._first, gap=self._gap, behind=behind)
-            )
+            parts.append(LogPart(data=data, restarted=self._restarted, first=self._first, gap=self._gap))
             self._restarted = self._first = self._gap = False
         return taken
 

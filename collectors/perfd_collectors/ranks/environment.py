@@ -12,7 +12,7 @@ from perfd_collectors.ranks.cgroup import CgroupIdentity
 
 KEPT_VARIABLES = frozenset(
     {
-        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID",
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID",
         "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "SLURM_LOCALID",
         "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
@@ -58,7 +58,6 @@ class RankIdentity:
     local_rank: int | None = None
     local_world_size: int | None = None
     job: str | None = None
-    master_address: str | None = None
     pod_uid: str | None = None
     pod_name: str | None = None
     container_id: str | None = None
@@ -133,7 +132,6 @@ def identity(
         rank=rank,
         world_size=world_size,
         job=job_name(environ),
-        master_address=environ.get("MASTER_ADDR") or None,
         pod_uid=cgroup.pod_uid,
         pod_name=_pod_name(environ, cgroup),
         container_id=cgroup.container_id,

@@ -73,6 +73,12 @@ def histogram(page: Page, names: Iterable[str]) -> Histogram | None:
     return None
 
 
+def histograms(page: Page, names: Mapping[str, Iterable[str]]) -> Mapping[str, Histogram]:
+    """By key, those whose families the page has, as `histogram` finds them."""
+    found = {key: histogram(page, of_key) for key, of_key in names.items()}
+    return {key: one for key, one in found.items() if one is not None}
+
+
 def label(page: Page, names: Iterable[str], key: str) -> Sequence[str]:
     """The distinct values of a label over some families, in order of appearance."""
     found = (series.labels.get(key, "") for name in names for series in page.series.get(name, ()))

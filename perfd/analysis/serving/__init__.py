@@ -10,7 +10,7 @@ from perfd.analysis.serving.served_model import served_model
 from perfd.analysis.serving.server_config import ServerSetup, completed, from_arguments, layout_of
 from perfd.analysis.serving.server_rates import ServerRates, measure
 from perfd.analysis.serving.serving_diagnosis import diagnose
-from perfd.analysis.serving.serving_document import ServerDocument, to_json
+from perfd.analysis.serving.serving_document import ServerDocument, distribution_json, to_json
 from perfd.analysis.serving.serving_theory import Theory, theory_of
 from perfd.analysis.serving.theory_comparison import TheoryComparison, compare
 
@@ -32,6 +32,7 @@ __all__ = [
     "compare",
     "completed",
     "diagnose",
+    "distribution_json",
     "from_arguments",
     "layout_of",
     "measure",

@@ -45,9 +45,9 @@ def _server(server: ServerDocument) -> dict[str, Any]:
         "prefix_hit_ratio": measured.prefix_hit_ratio,
         "generation_tokens_per_s": measured.generation_tokens_per_s,
         "prompt_tokens_per_s": measured.prompt_tokens_per_s,
-        "ttft_s": _distribution(measured.latencies.get(Latency.TTFT)),
-        "tpot_s": _distribution(measured.tpot),
-        "e2e_s": _distribution(measured.latencies.get(Latency.E2E)),
+        "ttft_s": distribution_json(measured.latencies.get(Latency.TTFT)),
+        "tpot_s": distribution_json(measured.tpot),
+        "e2e_s": distribution_json(measured.latencies.get(Latency.E2E)),
         "theory": None if server.comparison is None else theory_json(server.comparison),
         "findings": [finding_json(finding) for finding in server.findings],
     }
@@ -93,6 +93,7 @@ def _step(step: DecodeStep) -> Mapping[str, Any]:
     }
 
 
-def _distribution(found: Distribution | None) -> Mapping[str, float | None]:
+def distribution_json(found: Distribution | None) -> Mapping[str, float | None]:
+    """The quantiles and the mean, null without a distribution."""
     known = found or Distribution()
     return {"p50": known.p50, "p90": known.p90, "p99": known.p99, "mean": known.mean}

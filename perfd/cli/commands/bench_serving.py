@@ -23,6 +23,7 @@ from perfd.analysis.serving import (
     Theory,
     compare,
     diagnose,
+    distribution_json,
     to_json,
 )
 from perfd.cli.commands.serving import add_theory_arguments, theory_for
@@ -130,7 +131,10 @@ def document(result: BenchResult, theory: Theory | None) -> dict[str, Any]:
         "mean_prompt_tokens": result.mean_prompt_tokens,
         "mean_output_tokens": result.mean_output_tokens,
         "accept_length": result.accept_length,
-        **{f"{name}_s": _quantiles(result.latencies.get(name)) for name in ("ttft", "tpot", "itl", "e2e")},
+        **{
+            f"{name}_s": distribution_json(result.latencies.get(name))
+            for name in ("ttft", "tpot", "itl", "e2e")
+        },
         "theory": None if theory is None else _theory(result, theory),
         "findings": [finding_json(one) for one in server_of("", result, theory).findings],
     }
@@ -192,11 +196,6 @@ def _theory(result: BenchResult, theory: Theory) -> Mapping[str, float | None]:
         "ttft_over_floor_ratio": ttft / prefill_s if ttft is not None and prefill_s else None,
         "output_tokens_per_s_per_gpu": None if rate is None else rate / theory.layout.gpus,
     }
-
-
-def _quantiles(found: Distribution | None) -> Mapping[str, float | None]:
-    known = found or Distribution()
-    return {"p50": known.p50, "p90": known.p90, "p99": known.p99, "mean": known.mean}
 
 
 def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -158,7 +158,7 @@ class _Numbers:
 
 def _stages(job: Json) -> list[RenderableType]:
     stages = get(job, "pipeline", "stages") or []
-    shown = [f"{_stage(stage)} {percent(stage.get('stall_ratio'))}" for stage in stages]
+    shown = [f"{stage_name(stage)} {percent(stage.get('stall_ratio'))}" for stage in stages]
     theory = get(job, "pipeline", "bubble_theory_ratio")
     if not shown or not theory:
         return []
@@ -166,7 +166,8 @@ def _stages(job: Json) -> list[RenderableType]:
     return [Text(text, style="dim", overflow="ellipsis", no_wrap=True)]
 
 
-def _stage(stage: Json) -> str:
+def stage_name(stage: Json) -> str:
+    """What a pipeline stage of a job's summary is called before its stall."""
     number = stage.get("stage")
     return str(stage.get("bound") or "?").replace("_", " ") if number is None else f"{number}:"
 

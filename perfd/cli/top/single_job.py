@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfd.cli.tables.status_tables import Json, ending, get, layout, silent
+from perfd.cli.tables.status_tables import Json, ending, get, layout, silent, stage_name
 from perfd.cli.top.sparkline import sparkline
 from perfd.formatting import UNKNOWN, count, duration, flops_per_s, percent, power
 
@@ -177,13 +177,8 @@ def _stages(job: Json) -> list[Text]:
     stages, theory = get(job, "pipeline", "stages") or [], get(job, "pipeline", "bubble_theory_ratio")
     if not stages or not theory:
         return []
-    shown = [f"{_stage(stage)} {percent(stage.get('stall_ratio'))}" for stage in stages[:8]]
+    shown = [f"{stage_name(stage)} {percent(stage.get('stall_ratio'))}" for stage in stages[:8]]
     return [_line(Text(f"stall by stage  {'  '.join(shown)}  (theory {percent(theory)})"))]
-
-
-def _stage(stage: Json) -> str:
-    number = stage.get("stage")
-    return str(stage.get("bound") or "?").replace("_", " ") if number is None else f"{number}:"
 
 
 def _trends(series: Json | None, width: int) -> list[Text]:

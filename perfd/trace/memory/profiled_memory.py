@@ -44,8 +44,6 @@ class ProfiledMemory:
     """In use after each event."""
     reserved_bytes: Sequence[int]
     """Held of CUDA after each event."""
-    has_lines: bool
-    """Whether the stacks have lines of code (`with_stack=True`)."""
 
 
 def read_profiled_memory(path: Path, piece_bytes: int = PIECE_BYTES) -> list[ProfiledMemory]:
@@ -123,7 +121,6 @@ class _Changes:
                     ],
                     allocated_bytes=columns["allocated"][rows].tolist(),
                     reserved_bytes=columns["reserved"][rows].tolist(),
-                    has_lines=has_lines,
                 )
             )
         return found

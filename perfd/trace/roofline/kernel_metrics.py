@@ -60,7 +60,6 @@ class KernelMetrics:
     bank_conflicts: float | None = None
     shared_wavefronts: float | None = None
     load_sectors_per_request: float | None = None
-    store_sectors_per_request: float | None = None
     bytes_used_per_sector: float | None = None
     """Of 32 that each sector of a global load moves."""
     excessive_sector_ratio: float | None = None

@@ -99,10 +99,6 @@ _RAW: Mapping[str, _Forms] = {
         _SUM,
     ),
     "load_sectors_per_request": (("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld",), _RATIO),
-    "store_sectors_per_request": (
-        ("l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_st",),
-        _RATIO,
-    ),
     "bytes_used_per_sector": (("smsp__sass_average_data_bytes_per_sector_mem_global_op_ld",), _RATIO),
     "active_threads_per_warp": (("smsp__thread_inst_executed_per_inst_executed",), _RATIO),
     "ipc": (("sm__inst_executed",), (".avg.per_cycle_active", ".avg.per_cycle_elapsed")),
@@ -127,9 +123,6 @@ _SUMS = {
 _QUOTIENTS = {
     "load_sectors_per_request": (
         "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum"
-    ),
-    "store_sectors_per_request": (
-        "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum"
     ),
 }  # fmt: skip
 _LABELS: Mapping[str, str] = {

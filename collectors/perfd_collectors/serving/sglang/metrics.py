@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfd.analysis.serving import Counter, Engine, Histogram, Latency, Length, Snapshot
+from perfd.analysis.serving import Counter, Engine, Latency, Length, Snapshot
 from perfd_collectors.serving import metric_families
 from perfd_collectors.serving.exposition_reader import Labels, Page
 
@@ -97,7 +97,7 @@ def snapshot(page: Page) -> Snapshot:
         cuda_graph_ratio=None if idle else metric_families.mean(page, _GRAPH),
         forward_occupancy_ratio=None if occupancy is None else occupancy / 100,
         counters=_counters(page),
-        histograms=_histograms(page),
+        histograms=metric_families.histograms(page, _HISTOGRAMS),
         notes=metric_families.notes(page),
     )
 
@@ -124,11 +124,6 @@ def _counters(page: Page) -> Mapping[str, float]:
     found[Counter.GRAPH_PASSES] = metric_families.total(page, _PASSES, _decode_pass(graph=True))
     found[Counter.EAGER_PASSES] = metric_families.total(page, _PASSES, _decode_pass(graph=False))
     return {counter: value for counter, value in found.items() if value is not None}
-
-
-def _histograms(page: Page) -> Mapping[str, Histogram]:
-    found = {key: metric_families.histogram(page, names) for key, names in _HISTOGRAMS.items()}
-    return {key: histogram for key, histogram in found.items() if histogram is not None}
 
 
 def _mode(mode: str) -> metric_families.Where:

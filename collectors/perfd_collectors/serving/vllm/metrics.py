@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfd.analysis.serving import Counter, Engine, Histogram, Latency, Length, Snapshot
+from perfd.analysis.serving import Counter, Engine, Latency, Length, Snapshot
 from perfd_collectors.serving import metric_families
 from perfd_collectors.serving.exposition_reader import Page
 
@@ -77,7 +77,7 @@ def snapshot(page: Page) -> Snapshot:
         reported_prefix_hit_ratio=hit_ratio if hit_ratio is not None and hit_ratio >= 0 else None,
         spec_accept_ratio=metric_families.mean(page, _ACCEPT_RATE),
         counters=_counters(page),
-        histograms=_histograms(page),
+        histograms=metric_families.histograms(page, _HISTOGRAMS),
         notes=metric_families.notes(page),
     )
 
@@ -86,8 +86,3 @@ def _counters(page: Page) -> Mapping[str, float]:
     found = {counter: metric_families.total(page, names) for counter, names in _COUNTERS.items()}
     found |= {counter: metric_families.mean(page, names) for counter, names in _ESTIMATES.items()}
     return {counter: value for counter, value in found.items() if value is not None}
-
-
-def _histograms(page: Page) -> Mapping[str, Histogram]:
-    found = {key: metric_families.histogram(page, names) for key, names in _HISTOGRAMS.items()}
-    return {key: histogram for key, histogram in found.items() if histogram is not None}
