@@ -113,6 +113,17 @@ def test_a_step_time_that_jumps_is_jitter():
 
 
 @pytest.mark.parametrize(
+    "times",
+    [
+        pytest.param([1.0] * 10 + [1.9] * 10, id="another pace"),
+        pytest.param([1.0 + 0.05 * step for step in range(STEPS)], id="a batch that grows"),
+    ],
+)
+def test_a_pace_that_changes_is_no_jitter(times: list[float]):
+    assert check(job(0.2, times=times), "jitter").state is CheckState.PASSED
+
+
+@pytest.mark.parametrize(
     ("timer", "words"),
     [
         ("batch-generator", "long steps are longer by data loading (100% of the excess)"),

@@ -127,6 +127,15 @@ def sigma_of(values: Floats) -> float | None:
     return known(MAD_TO_SIGMA * float(median(np.abs(values - median(values))))) if len(values) else None
 
 
+def near_sigma_of(values: Floats, most_apart: int) -> float:
+    """The same by differences of values up to so many places apart, which a change of level hardly widens.
+
+    There must be more values than that.
+    """
+    differences = [np.abs(values[apart:] - values[:-apart]) for apart in range(1, most_apart + 1)]
+    return MAD_TO_SIGMA * max(float(np.median(one)) for one in differences) / math.sqrt(2)
+
+
 def known(value: float | None) -> float | None:
     """The value, or None when it is absent or not finite."""
     return float(value) if value is not None and math.isfinite(value) else None

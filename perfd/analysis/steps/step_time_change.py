@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, StepTable
-from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median_of
+from perfd.analysis.data.robust_stats import median_of, near_sigma_of
 from perfd.analysis.steps.steady_steps import steady_rows
 from perfd.model import Event
 from perfd.thresholds import THRESHOLDS
@@ -52,18 +51,12 @@ def step_time_change(steps: StepTable, events: Sequence[Event]) -> StepTimeChang
     baseline_s = median_of(earlier)
     if len(earlier) < _FEWEST_EARLIER or baseline_s is None:
         return None
-    scatter_s = _scatter_s(earlier, run)
+    scatter_s = near_sigma_of(earlier, run)
     limit_s = baseline_s + max(THRESHOLDS.step_regression_ratio * baseline_s, _SIGMAS * scatter_s)
     grown_s = _lasting_s(newest, newest > limit_s, run) or _recurring_s(times, times > limit_s, run)
     return StepTimeChange(
         baseline_s=baseline_s, growth_ratio=0.0 if grown_s is None else grown_s / baseline_s - 1
     )
-
-
-def _scatter_s(times: Floats, most_apart: int) -> float:
-    """Standard deviation by differences of near steps: earlier changes of pace do not widen it much."""
-    differences = [np.abs(times[apart:] - times[:-apart]) for apart in range(1, most_apart + 1)]
-    return MAD_TO_SIGMA * max(float(np.median(one)) for one in differences) / math.sqrt(2)
 
 
 def _lasting_s(newest: Floats, long: Bools, run: int) -> float | None:

@@ -7,13 +7,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, JobData
-from perfd.analysis.data.robust_stats import known, median, median_of, percentile_of, sigma_of
+from perfd.analysis.data.robust_stats import (
+    known,
+    median,
+    median_of,
+    near_sigma_of,
+    percentile_of,
+    sigma_of,
+)
 from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_gpu
 from perfd.analysis.steps.phase_timers import BACKWARD, DATA, FORWARD, OPTIMIZER, WINDOW, Timers, share
 from perfd.analysis.steps.steady_steps import SteadySteps
 from perfd.model import GpuColumn, MemoryReport, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
+_NEAR = 3
+"""Steps so far apart are of one pace, unless it changes between them. Chosen."""
 _SYNCHRONISED = frozenset({"batch-generator", "data-iterator"})
 """Megatron's: the batch is copied behind what the GPU still has to do, and timers synchronize the device."""
 
@@ -189,7 +198,7 @@ def _spread(timers: Timers, *names: str | None) -> Floats | None:
 def step_time(times_s: Floats, steady: SteadySteps) -> StepTime:
     """Median, 95th percentile and scatter of the step times of a job."""
     chosen, unmarked = times_s[steady.rows], times_s[steady.unmarked]
-    middle, sigma = median_of(chosen), sigma_of(unmarked)
+    middle, sigma = median_of(chosen), _jitter_s(unmarked)
     outliers = len(unmarked) - len(chosen)
     return StepTime(
         median=middle,
@@ -197,6 +206,14 @@ def step_time(times_s: Floats, steady: SteadySteps) -> StepTime:
         jitter_ratio=sigma / middle if sigma is not None and middle and len(unmarked) > 1 else None,
         outlier_ratio=outliers / len(unmarked) if len(unmarked) else None,
     )
+
+
+def _jitter_s(times_s: Floats) -> float | None:
+    """Scatter around the pace: steps before and after it changed are steady, and differ."""
+    sigma = sigma_of(times_s)
+    if sigma is None or len(times_s) <= _NEAR:
+        return sigma
+    return min(sigma, near_sigma_of(times_s, _NEAR))
 
 
 def memory(job: JobData, peaks: PeakTable) -> Memory:
