@@ -47,6 +47,15 @@ def test_the_command_to_copy_names_the_gpu_the_incidents_and_their_cost():
     )
 
 
+@pytest.mark.parametrize(("lost_gpu_h", "shown_as"), [(0.04, ""), (0.06, ", 0.1 GPU-hours lost")])
+def test_a_cost_that_would_be_printed_as_nothing_is_left_out(lost_gpu_h, shown_as):
+    known = ledger(*[f"n{number}" for number in range(40)])
+    for number in range(4):
+        known.note(incident("n3", job=f"job{number}", lost_gpu_s=lost_gpu_h * 900))
+    (one,) = (one for one in standings(known, NOW_S) if one.suspect)
+    assert reason_of(one) == f"perfd: GPU 3: straggler x4 in 4 jobs{shown_as}"
+
+
 @pytest.mark.parametrize(
     "name",
     [

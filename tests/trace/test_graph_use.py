@@ -123,6 +123,18 @@ def test_a_sequence_repeats_from_three_times_on(tmp_path, repeats, found):
     assert row["operations_count"] == found
 
 
+@pytest.mark.parametrize(("others", "found"), [(4, True), (6, False)])
+def test_a_sequence_repeats_if_95_of_100_operations_come_again(tmp_path, others, found):
+    names = _KERNELS * 50
+    for number in range(others):
+        names[70 + 10 * number] = f"another_kernel_{number}"
+
+    (row,) = graphs(tmp_path, launching(1, names))
+
+    # Each of the others differs from what is a repetition before it and after it, of at most 196 pairs.
+    assert (row["operations_count"] == 4) is found
+
+
 def test_graphs_that_are_there_are_not_advised_again(tmp_path):
     trace = kineto(launching())
     for event in trace["traceEvents"]:
