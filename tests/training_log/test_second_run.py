@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 from perfd_collectors.training_log.log_parser import LogParser, new_job
+from perfd_collectors.training_log.step_order.second_run import RepeatedLines
 
 from perfd.model import Event, EventKind, Record, TrainingStep
 
@@ -108,3 +109,33 @@ def test_a_restart_from_a_checkpoint_is_no_second_run() -> None:
 
     assert [kind for kind, _ in events(records)] in ([], [EventKind.RESTARTED])
     assert steps(records)[-1] == 100
+
+
+def after_steps(interval_s: float) -> RepeatedLines[int]:
+    """Eight steps were printed, the last one at 100 s."""
+    repeated: RepeatedLines[int] = RepeatedLines()
+    for back in range(7, -1, -1):
+        repeated.new_step(100.0 - back * interval_s)
+    return repeated
+
+
+@pytest.mark.parametrize(("interval_s", "quiet_s"), [(0.1, 5.0), (1.0, 5.0), (4.0, 20.0)])
+def test_a_run_has_begun_again_with_the_third_line_after_five_quiet_steps_and_seconds(
+    interval_s: float, quiet_s: float
+) -> None:
+    for since_s, begun in ((quiet_s - 0.1, []), (quiet_s, [1, 2, 3])):
+        repeated = after_steps(interval_s)
+        times_s = (100.0 + since_s - 0.02, 100.0 + since_s - 0.01, 100.0 + since_s)
+        found = [
+            repeated.begin_again(step, step, now_s, behind=8) for step, now_s in enumerate(times_s, start=1)
+        ]
+        assert found == [[], [], begun]
+
+
+@pytest.mark.parametrize(("newest", "diverge"), [(9, False), (10, True)])
+def test_two_runs_print_at_once_if_repeated_steps_fall_ten_lines_behind(newest: int, diverge: bool) -> None:
+    repeated = after_steps(1.0)
+    for behind in [3] * 19 + [newest]:
+        repeated.new_step(None)
+        repeated.begin_again(1, 1, None, behind=behind)
+    assert repeated.diverge is diverge
