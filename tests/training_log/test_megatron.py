@@ -187,6 +187,12 @@ def test_a_line_that_two_ranks_print_counts_once() -> None:
     assert [step.step for step in records_of(text, TrainingStep)] == [10, 20]
 
 
+@pytest.mark.parametrize(("stamp", "count"), [("10:01:59", 2), ("10:02:01", 3)])
+def test_a_line_of_the_same_step_two_minutes_later_is_another_one(stamp: str, count: int) -> None:
+    again = iteration(1, stamp=f"2025-05-01 {stamp}")
+    assert len(records_of(iteration(1) + iteration(2) + again, TrainingStep)) == count
+
+
 def test_the_dump_describes_a_dense_model() -> None:
     said = described(dump() + " > padded vocab (size: 50257) with 47 dummy tokens (new size: 50304)\n")
 

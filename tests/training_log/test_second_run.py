@@ -139,3 +139,12 @@ def test_two_runs_print_at_once_if_repeated_steps_fall_ten_lines_behind(newest: 
         repeated.new_step(None)
         repeated.begin_again(1, 1, None, behind=behind)
     assert repeated.diverge is diverge
+
+
+@pytest.mark.parametrize(("lines", "two_runs"), [(20, True), (21, False)])
+def test_steps_that_return_twice_within_20_lines_are_of_two_runs(lines: int, two_runs: bool) -> None:
+    numbers: list[int] = []
+    for high, low in ((1000, 100), (1010, 200)):
+        numbers += [high, *range(low, low + lines), high + 1]
+    found = events(read(enumerate(numbers), live=False))
+    assert any(kind is EventKind.LOG_ERROR for kind, _ in found) is two_runs
