@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -9,7 +10,6 @@ from numpy.typing import NDArray
 
 from perfd.aggregator.operations.baseline_bandwidth import BaselineBandwidth
 from perfd.aggregator.operations.growable_arrays import chosen, roomier
-from perfd.aggregator.operations.operation_arrays import OperationArrays, new_ratio, reported_by
 from perfd.aggregator.operations.time_share_windows import TimeShareWindows
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
 from perfd.model import CollectiveTimes, TimingSource
@@ -22,8 +22,26 @@ _HOLE_NS = 3 * 10**9
 """More than a step's pause between windows, and less than the pause between samples."""
 _HOLE_OPERATIONS = 16
 """Sequence numbers that are missing at least, before those around them are of different windows."""
+_MOST_SEQUENCE = 1 << 62
+"""Larger sequence numbers are garbage, and sums of them would not fit."""
 _Value = TypeVar("_Value", np.float64, np.int64)
 _Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class _OperationArrays:
+    """What one rank reported, in the order of sequence numbers; sizes may be unknown."""
+
+    sequence: Ints
+    durations_s: Floats
+    size_bytes: Floats | None
+    gpu_starts_ns: Ints | None
+
+    def rows(self, chosen: Bools | Ints) -> _OperationArrays:
+        """The same of some operations only."""
+        sizes = None if self.size_bytes is None else self.size_bytes[chosen]
+        starts = None if self.gpu_starts_ns is None else self.gpu_starts_ns[chosen]
+        return _OperationArrays(self.sequence[chosen], self.durations_s[chosen], sizes, starts)
 
 
 class CollectiveBuffer:
@@ -104,14 +122,14 @@ class CollectiveBuffer:
                 # Another rank in the same place: the communicator's id was used again by a new one.
                 self._clear(row)
             self._ranks[row, column] = times.rank
-        reported = reported_by(times, self._span)
+        reported = _reported_by(times, self._span)
         if reported is not None and self._follows_a_hole(row, column, times, reported):
             self._ends[row] = 0
             self._windows.clear(row)
         self._sources[row] = times.source
         self._note_method(row, times)
         self._reported_unix_ns[row, column] = times.end_unix_ns
-        self._windows.put(row, column, times, new_ratio=new_ratio(times, int(self._newest[row, column])))
+        self._windows.put(row, column, times, new_ratio=_new_ratio(times, int(self._newest[row, column])))
         if reported is not None:
             self._newest[row, column] = max(self._newest[row, column], reported.sequence[-1])
             self._put_operations(row, column, reported)
@@ -157,7 +175,7 @@ class CollectiveBuffer:
         return held
 
     def _follows_a_hole(
-        self, row: int, column: int, times: CollectiveTimes, reported: OperationArrays
+        self, row: int, column: int, times: CollectiveTimes, reported: _OperationArrays
     ) -> bool:
         """Whether operations are missing for seconds, as between samples, or after an agent was away.
 
@@ -180,7 +198,7 @@ class CollectiveBuffer:
     def _bounds(self, row: int) -> tuple[int, int]:
         return int(self._ends[row, 0]), int(self._ends[row, 1])
 
-    def _put_operations(self, row: int, column: int, reported: OperationArrays) -> None:
+    def _put_operations(self, row: int, column: int, reported: _OperationArrays) -> None:
         start, end = self._bounds(row)
         first = int(reported.sequence[0])
         newest = int(self._sequence[row, end - 1]) if end > start else -1
@@ -295,3 +313,37 @@ class CollectiveBuffer:
 
 def _picked(items: list[_Item], rows: Ints) -> list[_Item]:
     return items.copy() if len(rows) == len(items) else [items[row] for row in rows.tolist()]
+
+
+def _reported_by(times: CollectiveTimes, span: int) -> _OperationArrays | None:
+    """The operations of a record, of the newest `span` sequence numbers; None without, or for garbage."""
+    count = len(times.sequences)
+    optional = (times.sizes_bytes, times.gpu_starts_ns)
+    if count != len(times.durations_ns) or any(len(column) not in {0, count} for column in optional):
+        return None
+    if not count or not 0 <= min(times.sequences) <= max(times.sequences) < _MOST_SEQUENCE:
+        return None
+    reported = _OperationArrays(
+        sequence=np.array(times.sequences, dtype=np.int64),
+        durations_s=np.array(times.durations_ns, dtype=np.float64) / 1e9,
+        size_bytes=np.array(times.sizes_bytes, dtype=np.float64) if times.sizes_bytes else None,
+        gpu_starts_ns=np.array(times.gpu_starts_ns, dtype=np.int64) if times.gpu_starts_ns else None,
+    )
+    if count == 1:
+        return reported
+    if not (reported.sequence[1:] > reported.sequence[:-1]).all():
+        # Of two with one number the later one counts.
+        reported = reported.rows(count - 1 - np.unique(reported.sequence[::-1], return_index=True)[1])
+    if reported.sequence[-1] - reported.sequence[0] < span:
+        return reported
+    return reported.rows(reported.sequence > reported.sequence[-1] - span)
+
+
+def _new_ratio(times: CollectiveTimes, newest: int) -> float:
+    """Share of a record's operations that are newer than the newest one reported before.
+
+    An agent that begins with an empty spool beside a running job reports all that the plugin's segments hold.
+    """
+    if not times.sequences or times.sequences[0] > newest:
+        return 1.0
+    return sum(number > newest for number in times.sequences) / len(times.sequences)
