@@ -107,6 +107,18 @@ def test_a_rank_that_evaluates_alone_computes_and_does_not_hang() -> None:
     assert found.culprits == (0,)
 
 
+@pytest.mark.parametrize(("tensor_ratio", "hangs"), [(0.009, True), (0.011, False)])
+def test_tensor_cores_that_are_active_for_one_percent_compute(tensor_ratio: float, hangs: bool) -> None:
+    assert (hang(silent(30, computing=(tensor_ratio, 0.0, 0.0, 0.0))) is not None) is hangs
+
+
+@pytest.mark.parametrize(("less_s", "hangs"), [(1.6, False), (1.4, True)])
+def test_counters_may_stand_for_a_second_and_a_half_less_than_the_log(less_s: float, hangs: bool) -> None:
+    job, still_s = silent(30), THRESHOLDS.hang_one_rank_silence_s - less_s
+    found = hang(replace(job, nccl=[replace(one, still_s=still_s) for one in job.nccl]))
+    assert (found is not None) is hangs
+
+
 def arrived(lines_unix_s: Sequence[float]) -> StepTable:
     """Lines that say a step and no time."""
     table = step_table([1.0] * len(lines_unix_s), time_unix_s=lines_unix_s)
