@@ -20,6 +20,7 @@ STEPS = (
     ("reference: Prometheus scraping as many values", "benchmarks.prometheus_scrape"),
     ("aggregator: a page of 100,000 series, beside prometheus_client", "benchmarks.aggregator_render"),
     ("NCCL plugin: what an operation's callbacks cost", "benchmarks.nccl_callbacks"),
+    ("agent: NCCL operations from ring buffers to records", "benchmarks.nccl_collector"),
     ("rules that ship", "benchmarks.rules"),
     ("analysis of 1,024 GPUs", "benchmarks.analysis_summary"),
     ("waiting and diagnosis of 16,384 ranks", "benchmarks.waiting"),

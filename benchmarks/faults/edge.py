@@ -11,16 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from perfd_collectors.nccl.collector import keep_one_in
-from perfd_collectors.nccl.segments import (
-    FUNCTIONS,
-    Communicator,
+from perfd_collectors.nccl.operations import (
     Operation,
+    Operations,
     OperationTiming,
     OperationWindow,
     busy_ns,
+    keep_one_in,
     reduce_operations,
 )
+from perfd_collectors.nccl.segments import FUNCTIONS, Communicator
 
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Executed, Trace
@@ -186,7 +186,8 @@ class _Process:
                 self.lost += 1
             else:
                 taken.append(operation)
-        self.busy_s += busy_ns(taken) / 1e9
+        operations = Operations.of(taken)
+        self.busy_s += busy_ns(operations) / 1e9
         window = OperationWindow(
             job=JOB,
             rank=self.rank,
@@ -195,7 +196,7 @@ class _Process:
         )
         keep = keep_one_in(len(taken), window.end_unix_ns - window.start_unix_ns, _MAX_OPERATIONS_PER_S)
         records: list[CollectiveTimes] = reduce_operations(
-            taken, self.communicators, window, keep_one_in=keep
+            operations, self.communicators, window, keep_one_in=keep
         )
         return [*records, self._totals(window)]
 

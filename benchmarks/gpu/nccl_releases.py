@@ -27,15 +27,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from perfd_collectors.nccl.operations import Operations, OperationTiming, Reading, RingBuffers, check_times
+from perfd_collectors.nccl.operations.operation_columns import UNKNOWN_NS
 from perfd_collectors.nccl.plugin_library import LIBRARY
-from perfd_collectors.nccl.segments import (
-    FUNCTIONS,
-    Operation,
-    OperationTiming,
-    Segment,
-    check_times,
-    find_segments,
-)
+from perfd_collectors.nccl.segments import FUNCTIONS, Segment, find_segments
 
 from benchmarks.gpu.nccl_job import GRAPH_LAUNCHES, GRAPH_OPERATIONS
 from perfd.errors import Unavailable
@@ -89,7 +85,7 @@ class Recorded:
     """All that the plugin wrote of one process."""
 
     interface: int
-    operations: Sequence[Operation]
+    operations: Operations
     lost: int
     incomplete: int
     dropped: int
@@ -99,14 +95,13 @@ def judge(written: Mapping[str, Any], rank: int, recorded: Recorded) -> Verdict:
     """One rank's operations against the calls that it made."""
     calls = [call for call in written["calls"] if call["phase"] != "graph"]
     mixed = check_times(recorded.operations).communicators
+    communicators = recorded.operations.column("communicator")
+    believed = recorded.operations.without_times(np.isin(communicators, sorted(mixed)))
+    functions = believed.column("function")
     of_function = {
         name: _Pairs.of(
             [call for call in calls if call["function"] == name],
-            [
-                one._replace(timing=OperationTiming.HOST) if one.communicator in mixed else one
-                for one in recorded.operations
-                if FUNCTIONS[one.function] == name
-            ],
+            believed.select(functions == FUNCTIONS.index(name)),
         )
         for name in dict.fromkeys(call["function"] for call in calls)
     }
@@ -123,9 +118,9 @@ def judge(written: Mapping[str, Any], rank: int, recorded: Recorded) -> Verdict:
         believed=not mixed,
         from_graphs=sum(pairs.from_graphs for pairs in of_function.values()),
         timing=Counter(
-            OperationTiming(one.timing).name.lower()
+            OperationTiming(timing).name.lower()
             for pairs in of_function.values()
-            for one in pairs.operations
+            for timing in pairs.operations.column("timing")
         ),
         lost=recorded.lost,
         incomplete=recorded.incomplete,
@@ -139,16 +134,17 @@ class _Pairs:
     """The calls of one function, and what was recorded of it outside graphs, each in order."""
 
     calls: Sequence[Mapping[str, Any]]
-    operations: Sequence[Operation]
+    operations: Operations
     from_graphs: int
 
     @classmethod
-    def of(cls, calls: Sequence[Mapping[str, Any]], operations: Sequence[Operation]) -> _Pairs:
+    def of(cls, calls: Sequence[Mapping[str, Any]], operations: Operations) -> _Pairs:
         """Both come in the order of their phases: what graphs launched is before the last."""
-        ordered = sorted(operations, key=lambda one: one.start_monotonic_ns)
+        ordered = np.argsort(operations.column("start_monotonic_ns"), kind="stable")
         before = sum(1 for call in calls if call["phase"] != "again")
         extra = max(0, len(ordered) - len(calls))
-        return cls(calls=calls, operations=ordered[:before] + ordered[before + extra :], from_graphs=extra)
+        called = np.delete(ordered, slice(before, before + extra))
+        return cls(calls=calls, operations=operations.select(called), from_graphs=extra)
 
     @property
     def missing(self) -> int:
@@ -160,9 +156,9 @@ class _Pairs:
         if self.missing:
             return None
         timed = [
-            (call["bytes"], call["event_s"], one.duration_ns / 1e9)
-            for call, one in zip(self.calls, self.operations, strict=True)
-            if call["event_s"] and one.duration_ns is not None
+            (call["bytes"], call["event_s"], duration_ns / 1e9)
+            for call, duration_ns in zip(self.calls, self.operations.durations_ns.tolist(), strict=True)
+            if call["event_s"] and duration_ns != UNKNOWN_NS
         ]
         shortest = min((size for size, _, _ in timed), default=0)
         around = [event_s - lasts_s for size, event_s, lasts_s in timed if size == shortest < LARGE_BYTES]
@@ -205,7 +201,9 @@ def run(library: Path, folder: Path, gpus: int, environment: Mapping[str, str]) 
         if rank not in recorded:
             message = f"rank {rank} recorded nothing: NCCL did not load the plugin."
             raise RuntimeError(message)
-        kept = [{"function": FUNCTIONS[one.function], **one._asdict()} for one in recorded[rank].operations]
+        kept = [
+            {"function": FUNCTIONS[one.function], **one._asdict()} for one in recorded[rank].operations.rows()
+        ]
         (folder / f"operations-{rank}.json").write_text(json.dumps(kept))
         written = json.loads((folder / f"rank-{rank}.json").read_text())
         verdicts.append(judge(written, rank, recorded[rank]))
@@ -213,8 +211,8 @@ def run(library: Path, folder: Path, gpus: int, environment: Mapping[str, str]) 
 
 
 def _read_until_ended(ranks: Sequence[subprocess.Popen[bytes]], shared: Path) -> dict[int, Recorded]:
-    segments: dict[Path, Segment] = {}
-    read: dict[Path, tuple[list[Operation], int]] = {}
+    segments: dict[Path, tuple[Segment, RingBuffers]] = {}
+    read: dict[Path, list[Reading]] = {}
     deadline_s = time.monotonic() + _LIMIT_S
     running = True
     while running:
@@ -225,30 +223,30 @@ def _read_until_ended(ranks: Sequence[subprocess.Popen[bytes]], shared: Path) ->
         for path in find_segments(shared):
             if path not in segments:
                 try:
-                    segments[path] = Segment(path)
+                    segment = Segment(path)
                 except Unavailable:
                     continue
-        for path, segment in segments.items():
-            reading = segment.read()
-            operations, lost = read.get(path, ([], 0))
-            read[path] = (operations + reading.operations, lost + reading.lost)
+                segments[path] = segment, RingBuffers(segment)
+        for path, (_, rings) in segments.items():
+            read.setdefault(path, []).append(rings.read())
         time.sleep(_POLL_S)
     of_rank: dict[int, list[Path]] = {}
-    for path, segment in segments.items():
+    for path, (segment, _) in segments.items():
         if segment.process.rank is not None:
             of_rank.setdefault(segment.process.rank, []).append(path)
     return {
-        rank: _joined([(segments[path], *read[path]) for path in paths]) for rank, paths in of_rank.items()
+        rank: _joined([(segments[path][0], read[path]) for path in paths]) for rank, paths in of_rank.items()
     }
 
 
-def _joined(parts: Sequence[tuple[Segment, list[Operation], int]]) -> Recorded:
+def _joined(parts: Sequence[tuple[Segment, Sequence[Reading]]]) -> Recorded:
     """Of one process: NCCL may unload a plugin with its last communicator, which then begins anew."""
-    counters = [segment.counters() for segment, _, _ in parts]
+    counters = [segment.counters() for segment, _ in parts]
+    readings = [reading for _, read in parts for reading in read]
     return Recorded(
         interface=parts[0][0].process.profiler_version,
-        operations=[one for _, operations, _ in parts for one in operations],
-        lost=sum(lost for _, _, lost in parts),
+        operations=Operations.joined([reading.operations for reading in readings]),
+        lost=sum(reading.lost for reading in readings),
         incomplete=sum(counted.incomplete for counted in counters),
         dropped=sum(counted.dropped for counted in counters),
     )

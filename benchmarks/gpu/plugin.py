@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from perfd_collectors.nccl.operations import RingBuffers
 from perfd_collectors.nccl.plugin_library import LIBRARY
 from perfd_collectors.nccl.segments import FUNCTIONS, UNTIMED_KERNEL_NS, Segment, find_segments
 
@@ -55,7 +56,7 @@ def record(command: Sequence[str], path: Path) -> int:
     """Run a command with the plugin, and write every operation that it records; the exit code."""
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="perfd-bench-") as shared, path.open("w") as out:
         environment = {**os.environ, "NCCL_PROFILER_PLUGIN": str(LIBRARY), "PERFD_NCCL_DIR": shared}
-        segments: dict[Path, Segment] = {}
+        segments: dict[Path, tuple[Segment, RingBuffers]] = {}
         with subprocess.Popen(command, env=environment) as process:
             while process.poll() is None:
                 _poll(Path(shared), segments, out)
@@ -64,18 +65,19 @@ def record(command: Sequence[str], path: Path) -> int:
         return process.returncode
 
 
-def _poll(shared: Path, segments: dict[Path, Segment], out: Any) -> None:  # noqa: ANN401  (a file)
+def _poll(shared: Path, segments: dict[Path, tuple[Segment, RingBuffers]], out: Any) -> None:  # noqa: ANN401  (a file)
     for path in find_segments(shared):
         if path not in segments:
             try:
-                segments[path] = Segment(path)
+                segment = Segment(path)
             except Unavailable:
                 continue
-    for segment in segments.values():
-        reading = segment.read()
+            segments[path] = segment, RingBuffers(segment)
+    for segment, rings in segments.values():
+        reading = rings.read()
         if reading.lost:
             out.write(json.dumps({"rank": segment.process.rank, "lost": reading.lost}) + "\n")
-        for one in reading.operations:
+        for one in reading.operations.rows():
             line = {"rank": segment.process.rank, "fn": FUNCTIONS[one.function], **one._asdict()}
             out.write(json.dumps(line) + "\n")
 

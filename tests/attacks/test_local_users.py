@@ -17,6 +17,7 @@ from perfd_collectors.file_follower import FileFollower
 from perfd_collectors.hook.collector import HookCollector, HookOptions
 from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
 from perfd_collectors.nccl.flight_recorder.dump_files import DumpDirectory
+from perfd_collectors.nccl.operations import RingBuffers
 from perfd_collectors.nccl.segments.segment import Segment
 from perfd_collectors.ranks import CgroupIdentity, resolve_rank
 from perfd_collectors.ranks.placement import RankProcess, of_one_user
@@ -191,7 +192,7 @@ def test_a_sparse_segment_that_claims_four_billion_rings_costs_nothing(place):
         file.write(struct.pack("<II", rings, 0))
     segment = Segment(path)
     started_s = time.process_time()
-    assert segment.read().operations == []
+    assert len(RingBuffers(segment).read().operations) == 0
     assert time.process_time() - started_s < 1.0
     segment.close()
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from perfd_collectors.nccl.segments.plugin_records import FUNCTIONS, Operation, OperationTiming
+from perfd_collectors.nccl.operations import Operation, Operations, OperationTiming
+from perfd_collectors.nccl.segments import FUNCTIONS
 
 from benchmarks.gpu.nccl_releases import LARGE_BYTES, Recorded, judge
 
@@ -29,7 +30,7 @@ def operation(number: int, function: str = "AllReduce", lasts_ns: int = MS) -> O
 
 
 def recorded(operations: Sequence[Operation]) -> Recorded:
-    return Recorded(interface=6, operations=operations, lost=0, incomplete=0, dropped=0)
+    return Recorded(interface=6, operations=Operations.of(operations), lost=0, incomplete=0, dropped=0)
 
 
 CALLS = [call("AllReduce", "collectives"), call("Send", "send_receive"), call("AllReduce", "again")]

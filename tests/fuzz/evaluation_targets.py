@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 from perfd_collectors.nccl.job_ranks import JobRanks
-from perfd_collectors.nccl.segments import NO_RANKS, SegmentReader
+from perfd_collectors.nccl.operations import SegmentReader
+from perfd_collectors.nccl.segments import NO_RANKS
 from perfd_collectors.nccl.segments.segment import MAGIC, Segment
 
 from perfd.aggregator.failures import Failures, Part

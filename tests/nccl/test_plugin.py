@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 from nccl.driver import DRIVER, FLAGS, NEEDS_GCC, SOURCES, VERSIONS, driving, go_on, only_segment, wait_for
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
-from perfd_collectors.nccl.segments.plugin_records import FUNCTIONS, OperationTiming, ProcessRanks
+from perfd_collectors.nccl.operations import OperationTiming, RingBuffers, SegmentReader
+from perfd_collectors.nccl.segments import FUNCTIONS, ProcessRanks
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
 from perfd_collectors.nccl.segments.segment_discovery import find_segments, remove_left_over
-from perfd_collectors.nccl.segments.segment_reader import SegmentReader
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
@@ -37,23 +37,26 @@ def test_every_operation_is_recorded_once_with_what_the_version_shows(
     with driving(built, tmp_path, version, "one", 800) as process:
         wait_for(process, "ready")
         with only_segment(tmp_path) as segment:
-            reading = segment.read()
+            reading = RingBuffers(segment).read()
             communicators = list(segment.communicators())
             counters = segment.counters()
 
+    rows = reading.operations.rows()
+    point_to_point = reading.operations.point_to_point
     assert reading.lost == 0
-    assert len(reading.operations) == counters.recorded == counters.started == 800
-    assert Counter(FUNCTIONS[op.function] for op in reading.operations) == {
+    assert len(rows) == counters.recorded == counters.started == 800
+    assert Counter(FUNCTIONS[op.function] for op in rows) == {
         "AllReduce": 600,
         "Send": 100,
         "Recv": 100,
     }
-    collectives = sorted(op.operation_sequence for op in reading.operations if not op.point_to_point)
+    collectives = sorted(
+        op.operation_sequence for op, pair in zip(rows, point_to_point, strict=True) if not pair
+    )
     assert collectives == list(range(600))
     pairs = Counter(
         (op.function, op.peer_or_root, op.operation_sequence)
-        for op in reading.operations
-        if op.point_to_point
+        for op in reading.operations.select(point_to_point).rows()
     )
     assert pairs == {(f, peer, n): 1 for f in (6, 7) for peer in (2, 3) for n in range(50)}
     assert [(c.id, c.rank, c.live) for c in communicators] == [
@@ -62,7 +65,7 @@ def test_every_operation_is_recorded_once_with_what_the_version_shows(
     assert counters.dropped == counters.incomplete == 0
     # Interface 3 reports channels of a send without having told how many there are: they come too late.
     assert (counters.stale > 0) == (version == 3)
-    assert len({op.group for op in reading.operations}) == 800
+    assert len({op.group for op in rows}) == 800
 
 
 @pytest.mark.parametrize("version", [4, 5, 6])
@@ -72,13 +75,13 @@ def test_gpu_times_span_the_first_start_to_the_last_stop_of_all_channels(
     with driving(built, tmp_path, version, "one", 64) as process:
         wait_for(process, "ready")
         with only_segment(tmp_path) as segment:
-            operations = segment.read().operations
+            operations = RingBuffers(segment).read().operations
 
-    by_start = sorted(operations, key=lambda op: op.gpu_start_ns)
-    assert [op.gpu_start_ns for op in by_start] == [1_000_000 * (i + 1) for i in range(64)]
-    assert [op.gpu_duration_ns for op in by_start] == [5000 + i for i in range(64)]
-    assert {op.timing for op in operations} == {OperationTiming.GPU}
-    assert all(op.channels_seen == op.channels for op in operations)
+    by_start = operations.select(operations.column("gpu_start_ns").argsort())
+    assert by_start.column("gpu_start_ns").tolist() == [1_000_000 * (i + 1) for i in range(64)]
+    assert by_start.durations_ns.tolist() == [5000 + i for i in range(64)]
+    assert by_start.on_gpu.all()
+    assert all(op.channels_seen == op.channels for op in by_start.rows())
 
 
 def test_records_of_real_operations_show_when_these_began_by_the_nodes_clock(
@@ -111,17 +114,18 @@ def test_older_interfaces_never_claim_a_gpu_time(
     with driving(built, tmp_path, version, "one", 64) as process:
         wait_for(process, "ready")
         with only_segment(tmp_path) as segment:
-            operations = segment.read().operations
+            operations = RingBuffers(segment).read().operations
 
-    assert {op.timing for op in operations if not op.point_to_point} == {timing}
-    assert all(op.gpu_duration_ns is None for op in operations)
+    collectives = operations.select(~operations.point_to_point)
+    assert {op.timing for op in collectives.rows()} == {timing}
+    assert not operations.on_gpu.any()
 
 
 def test_a_lapped_reader_counts_what_it_lost(built: Path, tmp_path: Path) -> None:
     with driving(built, tmp_path, 5, "one", 5000, PERFD_NCCL_RING_ENTRIES="64") as process:
         wait_for(process, "ready")
         with only_segment(tmp_path) as segment:
-            reading = segment.read()
+            reading = RingBuffers(segment).read()
 
     assert reading.lost + len(reading.operations) == 5000
     # Of a full ring the oldest place may be under the writer's hands.
@@ -135,7 +139,7 @@ def test_communicators_in_threads_of_their_own_lose_nothing(
     with driving(built, tmp_path, version, "many", 2000) as process:
         wait_for(process, "ready")
         with only_segment(tmp_path) as segment:
-            reading = segment.read()
+            reading = RingBuffers(segment).read()
             counters = segment.counters()
 
     assert counters.dropped == 0
@@ -147,11 +151,12 @@ def test_operations_whose_channels_never_come_are_given_up_and_marked(built: Pat
     with driving(built, tmp_path, 5, "lost", 5000, PERFD_NCCL_RING_ENTRIES="8192") as process:
         wait_for(process, "ready")
         with only_segment(tmp_path) as segment:
-            operations = segment.read().operations
+            operations = RingBuffers(segment).read().operations
             counters = segment.counters()
 
     assert len(operations) == counters.incomplete == 5000
-    assert all(op.incomplete and op.gpu_duration_ns is None for op in operations)
+    assert operations.incomplete.all()
+    assert not operations.measured.any()
     assert counters.stale >= 2
 
 
@@ -172,7 +177,7 @@ def test_the_library_may_be_closed_and_opened_again(built: Path, tmp_path: Path)
     with driving(built, tmp_path, 5, "reload", 10) as process:
         wait_for(process, "ready")
         with only_segment(tmp_path) as segment:
-            assert len(segment.read().operations) == 30
+            assert len(RingBuffers(segment).read().operations) == 30
             assert [c.live for c in segment.communicators()] == [False] * 3
 
 
@@ -180,15 +185,16 @@ def test_the_agent_switches_events_while_the_job_runs(built: Path, tmp_path: Pat
     with driving(built, tmp_path, 5, "switch", 50, PERFD_NCCL_EVENTS="off") as process:
         wait_for(process, "phase")
         with only_segment(tmp_path) as segment:
-            assert segment.read().operations == []
+            rings = RingBuffers(segment)
+            assert len(rings.read().operations) == 0
             segment.set_recording_mode(RecordingMode.OPERATIONS | RecordingMode.GPU_TIME)
             go_on(process)
             wait_for(process, "phase")
-            with_gpu_time = segment.read().operations
+            with_gpu_time = rings.read().operations.rows()
             segment.set_recording_mode(RecordingMode.OPERATIONS)
             go_on(process)
             wait_for(process, "ready")
-            without = segment.read().operations
+            without = rings.read().operations.rows()
 
     assert len(with_gpu_time) == len(without) == 50
     assert {op.timing for op in with_gpu_time[1:]} == {OperationTiming.GPU}
@@ -213,11 +219,12 @@ def test_launches_of_a_captured_collective_are_recorded_each_whatever_thread_sho
     with driving(built, tmp_path, 6, "graph", 500) as process:
         wait_for(process, "ready")
         with only_segment(tmp_path) as segment:
-            operations = segment.read().operations
+            operations = RingBuffers(segment).read().operations
             communicators = list(segment.communicators())
 
-    assert [op.gpu_duration_ns for op in operations] == [5000] * 500
-    assert {op.operation_sequence for op in operations} == {0}
+    assert operations.on_gpu.all()
+    assert operations.durations_ns.tolist() == [5000] * 500
+    assert set(operations.column("operation_sequence")) == {0}
     assert [communicator.live for communicator in communicators] == [False]
 
 
@@ -240,7 +247,7 @@ def test_a_shared_memory_that_fills_up_later_costs_rings_and_no_crash(built: Pat
     with driving(built, tmp_path, 6, "many", 500, DRIVER_ROOM_BYTES="2500000") as process:
         wait_for(process, "ready")
         with only_segment(tmp_path) as segment:
-            reading = segment.read()
+            reading = RingBuffers(segment).read()
             counters = segment.counters()
 
     assert counters.started == 6 * 500

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.nccl.segments.plugin_records import Operation
+from perfd_collectors.nccl.operations import Operations, RingBuffers
 from perfd_collectors.nccl.segments.segment import MAGIC, Segment
 from perfd_collectors.nccl.segments.segment_discovery import find_segments, remove_left_over
 
@@ -39,18 +39,19 @@ def make(
     return path
 
 
-def sequences(operations: list[Operation]) -> list[int]:
-    return [operation.operation_sequence for operation in operations]
+def sequences(operations: Operations) -> list[int]:
+    return [operation.operation_sequence for operation in operations.rows()]
 
 
 def test_a_ring_is_read_once_over_its_end_and_what_was_overwritten_is_counted(tmp_path: Path) -> None:
     segment = Segment(make(tmp_path / "perfd-nccl-1", written=40))
-    assert sequences(segment.read().operations) == list(range(40))
+    rings = RingBuffers(segment)
+    assert sequences(rings.read().operations) == list(range(40))
     make(segment.path, written=100)
-    reading = segment.read()
+    reading = rings.read()
     assert (sequences(reading.operations), reading.lost) == (list(range(40, 100)), 0)
     make(segment.path, written=1000)
-    reading = segment.read()
+    reading = rings.read()
     # The oldest place may be under the writer's hands.
     assert (sequences(reading.operations), reading.lost) == (list(range(937, 1000)), 837)
     segment.close()
@@ -58,12 +59,13 @@ def test_a_ring_is_read_once_over_its_end_and_what_was_overwritten_is_counted(tm
 
 def test_a_file_that_is_cut_while_it_is_read_costs_records_and_no_crash(tmp_path: Path) -> None:
     segment = Segment(make(tmp_path / "perfd-nccl-1", written=40))
+    rings = RingBuffers(segment)
     os.truncate(segment.path, RING_AT + 64 + 10 * RECORD.size + 5)
-    assert segment.read().operations == []
+    assert len(rings.read().operations) == 0
     make(segment.path, written=40)
-    assert len(segment.read().operations) == 40
+    assert len(rings.read().operations) == 40
     os.truncate(segment.path, 0)
-    assert segment.read().operations == []
+    assert len(rings.read().operations) == 0
     assert list(segment.communicators()) == []
     assert segment.counters().started == 0
     segment.close()
@@ -72,7 +74,7 @@ def test_a_file_that_is_cut_while_it_is_read_costs_records_and_no_crash(tmp_path
 def test_of_a_ring_that_claims_to_be_endless_a_part_is_read_at_a_time(tmp_path: Path) -> None:
     path = make(tmp_path / "perfd-nccl-1", entries=1 << 22, written=1 << 21, rings=1 << 31)
     segment = Segment(path)
-    reading = segment.read()
+    reading = RingBuffers(segment).read()
     assert len(reading.operations) + reading.lost == 65_536
     segment.close()
 
@@ -89,7 +91,7 @@ def test_any_content_is_read_or_refused(
         segment = Segment(path)
     except Unavailable:
         return
-    assert len(segment.read().operations) <= ENTRIES
+    assert len(RingBuffers(segment).read().operations) <= ENTRIES
     list(segment.communicators())
     segment.close()
 

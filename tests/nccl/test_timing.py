@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 from nccl.driver import NEEDS_GCC, driving, go_on, only_segment, wait_for
 from nccl.test_reduce import SEND, operation
 from nccl.test_segment_owner import Reader, events
-from perfd_collectors.nccl.segments.plugin_records import Operation, OperationTiming
-from perfd_collectors.nccl.segments.timing_checks import check_times
+from perfd_collectors.nccl.operations import Operation, Operations, OperationTiming, RingBuffers, check_times
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations.nccl_time_counters import NcclTimeCounters
@@ -31,14 +29,14 @@ def in_a_row(count: int, apart_ns: int, *, communicator: int = 0, first: int = 0
     ]
 
 
-def timed(operations: Iterable[Operation]) -> list[int]:
-    return [one.operation_sequence for one in operations if one.duration_ns is not None]
+def timed(operations: Operations) -> list[int]:
+    return operations.column("operation_sequence")[operations.measured].tolist()
 
 
 def test_kernels_of_a_communicator_that_overlap_are_not_its_own() -> None:
     sound, mixed = in_a_row(100, 2 * MS), in_a_row(100, MS // 2, communicator=1)
 
-    check = check_times(sound + mixed)
+    check = check_times(Operations.of(sound + mixed))
 
     assert check.communicators == {1}
     assert check.wrong == 100
@@ -48,7 +46,7 @@ def test_kernels_of_a_communicator_that_overlap_are_not_its_own() -> None:
 def test_a_group_shares_its_kernel() -> None:
     grouped = [one._replace(group=7) for one in in_a_row(100, MS // 2)]
 
-    check = check_times(grouped)
+    check = check_times(Operations.of(grouped))
 
     assert (check.communicators, check.wrong) == (frozenset(), 0)
 
@@ -56,7 +54,7 @@ def test_a_group_shares_its_kernel() -> None:
 def test_kernels_of_two_communicators_overlap_legitimately() -> None:
     both = in_a_row(100, 2 * MS) + in_a_row(100, 2 * MS, communicator=1)
 
-    assert check_times(both).wrong == 0
+    assert check_times(Operations.of(both)).wrong == 0
 
 
 def all_to_all(calls: int, apart_ns: int) -> list[Operation]:
@@ -80,10 +78,10 @@ def test_only_the_operation_with_the_times_of_an_earlier_kernel_loses_them() -> 
         for place, one in enumerate(calls)
     ]
 
-    check = check_times(calls)
+    check = check_times(Operations.of(calls))
 
     assert check.communicators == frozenset()
-    assert {place for place, one in enumerate(check.operations) if one.duration_ns is None} == stale
+    assert {place for place, known in enumerate(check.operations.measured) if not known} == stale
 
 
 @given(wrong=st.sets(st.integers(0, 99), max_size=10))
@@ -93,7 +91,7 @@ def test_a_few_wrong_times_do_not_represent_the_rest(wrong: set[int]) -> None:
         for number, one in enumerate(in_a_row(100, 2 * MS))
     ]
 
-    check = check_times(operations)
+    check = check_times(Operations.of(operations))
 
     assert check.communicators == frozenset()
     assert check.wrong <= len(wrong)
@@ -101,7 +99,7 @@ def test_a_few_wrong_times_do_not_represent_the_rest(wrong: set[int]) -> None:
 
 @given(count=st.integers(0, 20))
 def test_of_few_operations_no_communicator_is_judged(count: int) -> None:
-    assert check_times(in_a_row(count, MS // 2)).communicators == frozenset()
+    assert check_times(Operations.of(in_a_row(count, MS // 2))).communicators == frozenset()
 
 
 @given(
@@ -117,10 +115,10 @@ def test_whatever_the_times_no_operation_is_lost(starts: list[int], groups: int,
         for n, start in enumerate(starts)
     ]
 
-    check = check_times(given_)
+    check = check_times(Operations.of(given_))
 
-    assert [one.operation_sequence for one in check.operations] == list(range(len(starts)))
-    assert check.wrong == sum(one.timing is OperationTiming.HOST for one in check.operations)
+    assert [one.operation_sequence for one in check.operations.rows()] == list(range(len(starts)))
+    assert check.wrong == sum(one.timing == OperationTiming.HOST for one in check.operations.rows())
 
 
 @NEEDS_GCC
@@ -134,12 +132,12 @@ def test_a_channel_with_the_times_of_an_earlier_kernel_does_not_lengthen_the_ope
         go_on(job)
         wait_for(job, "50")
         with only_segment(tmp_path) as segment:
-            operations = segment.read().operations
+            operations = RingBuffers(segment).read().operations
         records = reader.window()
         reader.collector.close()
 
-    assert {one.duration_ns for one in operations} == {MS}
-    assert {one.channels_mistimed for one in operations} == {1}
+    assert set(operations.durations_ns) == {MS}
+    assert set(operations.column("channels_mistimed")) == {1}
     (times,) = [one for one in records if isinstance(one, CollectiveTimes)]
     assert times.count == 50
     assert not [one for one in records if isinstance(one, Event)]

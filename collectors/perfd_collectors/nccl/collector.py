@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,24 +27,24 @@ from perfd_collectors.nccl.inspector import InspectorDirectory, RecordedInspecto
 from perfd_collectors.nccl.job_ranks import JobRanks
 from perfd_collectors.nccl.sampling import check_sampling, in_sample
 from perfd_collectors.nccl.scan_budget import ScanBudget
+from perfd_collectors.nccl.segment_progress import SegmentProgress
 from perfd_collectors.nccl.segments import (
     NO_RANKS,
     FileLocks,
     PrivateSegments,
     RecordingMode,
     Segment,
-    SegmentProgress,
-    SegmentReader,
-    keep_one_in,
     ownership_problem,
     remove_left_over,
-    same_file,
     segment_names,
     writer_of,
 )
 from perfd_collectors.ranks.process_jobs import ProcessJobs
 
-__all__ = ["COLUMNS", "SPEC", "NcclCollector", "NcclOptions", "keep_one_in"]
+__all__ = ["COLUMNS", "SPEC", "NcclCollector", "NcclOptions"]
+
+if TYPE_CHECKING:
+    from perfd_collectors.nccl.operations import SegmentReader
 
 _MAX_REPORTED_FILES = 64
 """Untrusted files with an event each; any user of the node can create more. Chosen, not measured."""
@@ -241,7 +242,7 @@ class NcclCollector:
         job = self._jobs.job_of(pid)
         user = self._settings.local_jobs.uid(job or self._settings.job)
         reason = ownership_problem(locks, status, stated, os.geteuid(), user)
-        second = any(same_file(process, segment) for process in self._processes.values())
+        second = any(process.file == segment.identity() for process in self._processes.values())
         if second:
             reason = "it is a second name of a file that is already read"
         viewer = self._private_paths.get(str(path))
@@ -253,6 +254,9 @@ class NcclCollector:
         elif job is None:
             self._other_jobs.add(path)
         else:
+            # Imported with the first segment: without the plugin, an agent does not need numpy's memory.
+            from perfd_collectors.nccl.operations import SegmentReader  # noqa: PLC0415
+
             now_unix_ns, progress = self._settings.clock.unix_ns(), self._progress.pop(self._name(path), None)
             self._processes[path] = SegmentReader(segment, now_unix_ns, progress)
             self._pids[path] = pid

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfd.capture.node import environment_of, rank_of
 from perfd.collector import NumberedRank
 from perfd_collectors.nccl.rank_numbers import CommunicatingProcess, number_ranks
-from perfd_collectors.nccl.segments import ProcessRanks, SegmentReader
+from perfd_collectors.nccl.segments import ProcessRanks
+
+if TYPE_CHECKING:
+    from perfd_collectors.nccl.operations import SegmentReader
 
 
 class JobRanks:

@@ -6,20 +6,14 @@ import errno
 import fcntl
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import IntFlag
 from pathlib import Path
 
 from perfd.collector import PciAddress
 from perfd.errors import NothingHere, Unavailable
 from perfd.file_access import open_as
-from perfd_collectors.nccl.segments.plugin_records import (
-    Communicator,
-    Operation,
-    ProcessCounters,
-    ProcessInfo,
-    SegmentReading,
-)
+from perfd_collectors.nccl.segments.plugin_records import Communicator, ProcessCounters, ProcessInfo
 
 MAGIC = b"NCL1"
 """The first bytes of a segment. This and all numbers up to `_RINGS_OFFSET` mirror `layout.h`."""
@@ -41,15 +35,14 @@ _COUNTERS = struct.Struct("<IIQQQQQ")
 _COUNTERS_OFFSET = 256
 """Where the header has the counters."""
 _COMMUNICATOR = struct.Struct("<QiiiIQ24sQ")
-_RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBBB33x")
+RECORD_BYTES = 128
+"""Of one operation; its fields are in `operations/operation_columns.py`."""
 _DEVICE_KNOWN = 1 << 63
 """Bit that says that the rest of the word is a PCI address."""
 _RINGS_OFFSET = _HEADER_BYTES + _COMMUNICATORS * _COMMUNICATOR.size
 
 _MAX_RINGS = 8
 """PERFD_RINGS_MAX of the plugin. A sparse file of another user can claim 2^32."""
-_MAX_RECORDS_PER_READ = 65_536
-"""Records of one process per read: 3 s at 20,000 operations per second, for which ring buffers are sized."""
 
 
 class RecordingMode(IntFlag):
@@ -81,7 +74,6 @@ class Segment:
         except Unavailable:
             self.close()
             raise
-        self._positions: dict[int, int] = {}
 
     def _open(self) -> int:
         flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -114,12 +106,13 @@ class Segment:
                 "use a plugin and an agent of the same perfd version."
             )
         sound = (
-            record_bytes == _RECORD.size and communicators == _COMMUNICATORS and entries & (entries - 1) == 0
+            record_bytes == RECORD_BYTES and communicators == _COMMUNICATORS and entries & (entries - 1) == 0
         )
         if not sound or entries == 0 or file_bytes > self._size():
             raise Unavailable(f"{self.path} is inconsistent: truncated, or not of perfd's NCCL plugin.")
-        self._entries: int = entries
-        self._ring_bytes: int = _RING_HEADER_BYTES + entries * _RECORD.size
+        self.entries: int = entries
+        """Records of a ring buffer, a power of two."""
+        self._ring_bytes: int = _RING_HEADER_BYTES + entries * RECORD_BYTES
         return ProcessInfo(
             pid=pid,
             rank=_or_none(rank),
@@ -187,23 +180,32 @@ class Segment:
             raise Unavailable(f"{self.path} is closed.")
         return os.fstat(self._file)
 
-    @property
-    def positions(self) -> Mapping[int, int]:
-        """How many records were read or lost, by ring buffer."""
-        return dict(self._positions)
+    def rings(self) -> int:
+        """How many ring buffers there are."""
+        stated = int.from_bytes(self._bytes(_COUNTERS_OFFSET, 4), "little")
+        return min(stated, (self._size() - _RINGS_OFFSET) // self._ring_bytes, _MAX_RINGS)
 
-    def resume(self, positions: Mapping[int, int]) -> None:
-        """Continue at the positions of an earlier reader; positions beyond what was written are ignored."""
-        for ring, position in positions.items():
-            offset = self._ring_offset(ring)
-            if 0 <= ring < self._rings() and 0 <= position <= self._written(offset):
-                self._positions[ring] = position
+    def written(self, ring: int) -> int:
+        """How many records a ring buffer was given since the process started."""
+        return int.from_bytes(self._bytes(self._ring_offset(ring), 8), "little")
 
-    def read(self) -> SegmentReading:
-        """The operations recorded since the last call, up to a bound; the rest comes with the next call."""
-        operations: list[Operation] = []
-        lost = sum(self._read_ring(ring, operations) for ring in range(self._rings()))
-        return SegmentReading(operations=operations, lost=lost)
+    def records(self, ring: int, first: int, end: int) -> bytes:
+        """The records of a ring buffer from number `first` to before `end`, at most `entries` of them.
+
+        Cut to whole records where the file ends; the process may overwrite the oldest meanwhile.
+        """
+        begin = self._ring_offset(ring) + _RING_HEADER_BYTES
+        start = first & (self.entries - 1)
+        until_wrap = min(end - first, self.entries - start)
+        copied = self._bytes(begin + start * RECORD_BYTES, until_wrap * RECORD_BYTES)
+        if until_wrap < end - first:
+            copied += self._bytes(begin, (end - first - until_wrap) * RECORD_BYTES)
+        return copied[: len(copied) - len(copied) % RECORD_BYTES]
+
+    def identity(self) -> tuple[int, int]:
+        """Device and inode, which identify the file under any name; raises as `status` does."""
+        status = self.status()
+        return status.st_dev, status.st_ino
 
     def close(self) -> None:
         """Close the file; legal twice."""
@@ -211,43 +213,8 @@ class Segment:
         if file is not None:
             os.close(file)
 
-    def _rings(self) -> int:
-        stated = int.from_bytes(self._bytes(_COUNTERS_OFFSET, 4), "little")
-        return min(stated, (self._size() - _RINGS_OFFSET) // self._ring_bytes, _MAX_RINGS)
-
     def _ring_offset(self, ring: int) -> int:
         return _RINGS_OFFSET + ring * self._ring_bytes
-
-    def _read_ring(self, ring: int, into: list[Operation]) -> int:
-        """Append a ring buffer's new records to `into`; returns how many were overwritten unread."""
-        offset, position = self._ring_offset(ring), self._positions.get(ring, 0)
-        written = self._written(offset)
-        if written <= position:
-            return 0
-        first = max(position, written - self._entries + 1)
-        end = min(written, first + max(0, _MAX_RECORDS_PER_READ - len(into)))
-        copied = self._copy(offset + _RING_HEADER_BYTES, first, end)
-        oldest = self._written(offset) - self._entries + 1
-        found = [
-            Operation._make(fields)
-            for number, fields in enumerate(_RECORD.iter_unpack(_whole(copied, _RECORD)), first)
-            if fields[0] == number + 1 and number >= oldest
-        ]
-        into += found
-        self._positions[ring] = end
-        return end - position - len(found)
-
-    def _copy(self, records: int, first: int, end: int) -> bytes:
-        start = first & (self._entries - 1)
-        count = end - first
-        until_wrap = min(count, self._entries - start)
-        copied = self._bytes(records + start * _RECORD.size, until_wrap * _RECORD.size)
-        if until_wrap < count:
-            copied += self._bytes(records, (count - until_wrap) * _RECORD.size)
-        return copied
-
-    def _written(self, offset: int) -> int:
-        return int.from_bytes(self._bytes(offset, 8), "little")
 
     def _bytes(self, offset: int, count: int) -> bytes:
         """At most `count` bytes: fewer at the end of the file, none once it is closed."""

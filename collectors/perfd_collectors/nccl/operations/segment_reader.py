@@ -3,62 +3,103 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import msgspec
+import numpy as np
 
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
-from perfd_collectors.nccl.sampling import BusyTime
-from perfd_collectors.nccl.segments.gpu_clock import GpuClock, GpuClockReadings
-from perfd_collectors.nccl.segments.plugin_records import (
-    FUNCTIONS,
-    Communicator,
-    Operation,
-    ProcessInfo,
-    ProcessRanks,
-    SegmentReading,
-)
-from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
-from perfd_collectors.nccl.segments.timing_checks import check_times, without_time
-from perfd_collectors.nccl.segments.window_reduction import (
+from perfd_collectors.nccl.operations.gpu_clock import GpuClock, GpuClockReadings
+from perfd_collectors.nccl.operations.operation_columns import RECORD, Operations
+from perfd_collectors.nccl.operations.timing_checks import check_times
+from perfd_collectors.nccl.operations.window_reduction import (
     OperationWindow,
     busy_ns,
     keep_one_in,
     reduce_operations,
 )
+from perfd_collectors.nccl.sampling import BusyTime
+from perfd_collectors.nccl.segment_progress import RankTotals, SegmentProgress
+from perfd_collectors.nccl.segments import (
+    FUNCTIONS,
+    Communicator,
+    ProcessInfo,
+    ProcessRanks,
+    RecordingMode,
+    Segment,
+)
 
 _AFTER_BROADCAST = " NCCL 2.32 does so after a Broadcast: try NCCL_ALLGATHERV_ENABLE=0."
 _NEWEST_INTERFACE = 6
 """That of NCCL 2.29 and newer: an older one is not NCCL 2.32."""
+_MAX_RECORDS_PER_READ = 65_536
+"""Records of one process per read: 3 s at 20,000 operations per second, for which ring buffers are sized."""
 
 
-class RankTotals(msgspec.Struct):
-    """What is counted of one rank of the process."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """New operations, oldest first within each ring buffer, and how many were overwritten unread."""
 
-    operations: int = 0
-    busy: BusyTime = msgspec.field(default_factory=BusyTime)
-
-
-class SegmentProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """Up to where a segment was reported, and its counters then: where the next agent resumes."""
-
-    positions: dict[int, int]
-    reported_unix_ns: int
+    operations: Operations
     lost: int
-    untimed: int
-    ranks: dict[int, RankTotals]
+
+
+class RingBuffers:
+    """The ring buffers of an open segment."""
+
+    def __init__(self, segment: Segment) -> None:
+        self._segment = segment
+        self._positions: dict[int, int] = {}
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """How many records were read or lost, by ring buffer."""
+        return dict(self._positions)
+
+    def resume(self, positions: Mapping[int, int]) -> None:
+        """Continue at the positions of an earlier reader; positions beyond what was written are ignored."""
+        for ring, position in positions.items():
+            if 0 <= ring < self._segment.rings() and 0 <= position <= self._segment.written(ring):
+                self._positions[ring] = position
+
+    def read(self) -> Reading:
+        """The operations recorded since the last call, up to a bound; the rest comes with the next call."""
+        parts: list[Operations] = []
+        lost = 0
+        for ring in range(self._segment.rings()):
+            lost += self._read_ring(ring, parts)
+        return Reading(operations=Operations.joined(parts), lost=lost)
+
+    def _read_ring(self, ring: int, into: list[Operations]) -> int:
+        """Append a ring buffer's new records to `into`; returns how many were overwritten unread."""
+        position, written = self._positions.get(ring, 0), self._segment.written(ring)
+        if written <= position:
+            return 0
+        entries = self._segment.entries
+        first = max(position, written - entries + 1)
+        end = min(written, first + max(0, _MAX_RECORDS_PER_READ - sum(map(len, into))))
+        records = np.frombuffer(self._segment.records(ring, first, end), RECORD)
+        oldest = self._segment.written(ring) - entries + 1
+        # Numbers as the plugin writes them: what is at a place has another one before and after.
+        numbers = np.arange(len(records), dtype=np.uint64)
+        whole = records["sequence"] - np.uint64((first + 1) % (1 << 64)) == numbers
+        whole[: max(0, oldest - first)] = False
+        found = Operations(records if whole.all() else records[whole])
+        if len(found):
+            into.append(found)
+        self._positions[ring] = end
+        return end - position - len(found)
 
 
 class SegmentReader:
     """Reads an open segment. `progress` is where an earlier agent stopped; None: nowhere yet."""
 
     def __init__(self, segment: Segment, now_unix_ns: int, progress: SegmentProgress | None) -> None:
-        self.file = _identity(segment.status())
-        """Device and inode, which identify the file under any name."""
+        self.file = segment.identity()
         self._segment = segment
+        self._rings = RingBuffers(segment)
         self._recording = RecordingMode.GPU_TIME in segment.recording_mode()
-        self._pending: list[Operation] = []
+        self._pending: list[Operations] = []
         self._mistimed: set[int] = set()
         """Live communicators whose GPU times are those of other operations."""
         self._partly_timed = False
@@ -69,15 +110,16 @@ class SegmentReader:
         if progress is None:
             self._lost = self._untimed = 0
         else:
-            segment.resume(progress.positions)
+            self._rings.resume(progress.positions)
             self._lost, self._untimed, self._ranks = progress.lost, progress.untimed, dict(progress.ranks)
         first = self.read()
         self._reported_unix_ns = min(now_unix_ns, self._begun_unix_ns(first, progress, now_unix_ns))
 
-    def read(self) -> SegmentReading:
+    def read(self) -> Reading:
         """Read new operations."""
-        reading = self._segment.read()
-        self._pending += reading.operations
+        reading = self._rings.read()
+        if len(reading.operations):
+            self._pending.append(reading.operations)
         self._lost += reading.lost
         return reading
 
@@ -90,17 +132,14 @@ class SegmentReader:
     ) -> list[Record]:
         """Records of the operations since the last report, by the ranks of the process."""
         start_unix_ns, self._reported_unix_ns = self._reported_unix_ns, now_unix_ns
-        operations, self._pending = self._pending, []
+        operations, self._pending = Operations.joined(self._pending), []
         communicators = {one.index: one for one in self._segment.communicators()}
         newly_mistimed, operations = self._check_times(operations)
         self._partly_timed = bool(self._mistimed)
         self._mistimed &= {one.index for one in communicators.values() if one.live}
-        self._untimed += sum([one.timed for one in operations if one.duration_ns is None])
+        self._untimed += int(np.count_nonzero(operations.timed & ~operations.measured))
         keep = keep_one_in(len(operations), now_unix_ns - start_unix_ns, max_operations_per_s)
-        by_rank: dict[int, list[Operation]] = {rank: [] for rank in ranks.devices}
-        for one in operations:
-            if (rank := ranks.communicators.get(one.communicator)) is not None:
-                by_rank[rank].append(one)
+        by_rank = _by_rank(operations, ranks)
         self._count(by_rank)
         records: list[Record] = []
         for rank, own in by_rank.items():
@@ -129,14 +168,14 @@ class SegmentReader:
         """The process's communicators, live and finalized."""
         return tuple(self._segment.communicators())
 
-    def _clock(self, rank: int, operations: Sequence[Operation]) -> GpuClock | None:
+    def _clock(self, rank: int, operations: Operations) -> GpuClock | None:
         to_monotonic_ns = self._clocks.setdefault(rank, GpuClockReadings()).add(operations)
         process = self._segment.process
         if to_monotonic_ns is None:
             return None
         return GpuClock(to_monotonic_ns, process.unix_ns - process.monotonic_ns)
 
-    def _count(self, by_rank: Mapping[int, Sequence[Operation]]) -> None:
+    def _count(self, by_rank: Mapping[int, Operations]) -> None:
         """Share what was started since the last time among the ranks, by the records of each."""
         started = self._segment.counters().started
         new = max(0, started - sum(one.operations for one in self._ranks.values()))
@@ -152,24 +191,21 @@ class SegmentReader:
             totals.operations += share
             totals.busy.add(busy_ns(own), totals.operations, recording=self._recording)
 
-    def _check_times(self, operations: Sequence[Operation]) -> tuple[dict[int, set[int]], list[Operation]]:
+    def _check_times(self, operations: Operations) -> tuple[dict[int, set[int]], Operations]:
         """Functions of newly mistimed communicators, and the operations without wrong times."""
+        communicator, function = operations.column("communicator"), operations.column("function")
         check = check_times(operations)
-        newly: dict[int, set[int]] = {}
-        found = check.communicators - self._mistimed
-        for one in operations if found else ():
-            if one.communicator in found:
-                newly.setdefault(one.communicator, set()).add(one.function)
+        newly = {
+            index: set(function[communicator == index].tolist())
+            for index in check.communicators - self._mistimed
+        }
         self._mistimed |= check.communicators
+        self._untimed += check.wrong
         if not self._mistimed:
-            self._untimed += check.wrong
-            return newly, list(check.operations)
-        wrong = [one.timed and one.communicator in self._mistimed for one in check.operations]
-        self._untimed += check.wrong + sum(wrong)
-        return newly, [
-            without_time(one) if mistimed else one
-            for one, mistimed in zip(check.operations, wrong, strict=True)
-        ]
+            return newly, check.operations
+        wrong = check.operations.timed & np.isin(communicator, sorted(self._mistimed))
+        self._untimed += int(np.count_nonzero(wrong))
+        return newly, check.operations.without_times(wrong)
 
     def switch(self, mode: RecordingMode) -> None:
         """Set what the plugin records from now on, unless another reader controls the segment."""
@@ -180,7 +216,7 @@ class SegmentReader:
     def progress(self) -> SegmentProgress:
         """Up to where the segment was reported."""
         return SegmentProgress(
-            positions=dict(self._segment.positions),
+            positions=dict(self._rings.positions),
             reported_unix_ns=self._reported_unix_ns,
             lost=self._lost,
             untimed=self._untimed,
@@ -191,18 +227,16 @@ class SegmentReader:
         """Close the segment; legal twice."""
         self._segment.close()
 
-    def _begun_unix_ns(
-        self, first: SegmentReading, progress: SegmentProgress | None, now_unix_ns: int
-    ) -> int:
+    def _begun_unix_ns(self, first: Reading, progress: SegmentProgress | None, now_unix_ns: int) -> int:
         """Since when all operations are known: they may be older than the moment they were read."""
         reported_unix_ns = 0 if progress is None else progress.reported_unix_ns
         if progress is not None and not first.lost:
             return reported_unix_ns
         process = self._segment.process
-        ended_ns = (one.complete_monotonic_ns for one in first.operations if not one.incomplete)
-        oldest_ns = min(ended_ns, default=None)
-        if oldest_ns is None:
+        ended = ~first.operations.incomplete
+        if not ended.any():
             return now_unix_ns
+        oldest_ns = int(first.operations.column("complete_monotonic_ns")[ended].min())
         return max(reported_unix_ns, process.unix_ns + oldest_ns - process.monotonic_ns)
 
     def _totals(self, window: OperationWindow, ranks: int) -> SampleTable:
@@ -244,10 +278,15 @@ class SegmentReader:
         )
 
 
-def same_file(reader: SegmentReader, segment: Segment) -> bool:
-    """Whether a segment is the file of a reader under another name."""
-    return reader.file == _identity(segment.status())
-
-
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+def _by_rank(operations: Operations, ranks: ProcessRanks) -> dict[int, Operations]:
+    """The operations of each rank of a process; those of unknown communicators are left out."""
+    communicator = operations.column("communicator")
+    known = np.isin(communicator, list(ranks.communicators))
+    if known.all() and len(ranks.devices) == 1:
+        return dict.fromkeys(ranks.devices, operations)
+    return {
+        rank: operations.select(
+            np.isin(communicator, [index for index, owner in ranks.communicators.items() if owner == rank])
+        )
+        for rank in ranks.devices
+    }

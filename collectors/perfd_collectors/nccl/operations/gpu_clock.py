@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from perfd_collectors.nccl.segments.plugin_records import Operation
+from perfd_collectors.nccl.operations.operation_columns import Operations
 
 _READINGS = 8
 """Newest readings that count: clocks of GPUs drift by microseconds a second."""
@@ -31,11 +30,9 @@ class GpuClockReadings:
     def __init__(self) -> None:
         self._shortest_ns: deque[int] = deque(maxlen=_READINGS)
 
-    def add(self, operations: Iterable[Operation]) -> int | None:
+    def add(self, operations: Operations) -> int | None:
         """Take in newer operations; what to add to a time on the GPU, None before any had one."""
-        shortest_ns = min(
-            [one.complete_monotonic_ns - one.gpu_stop_ns for one in operations if one.timed], default=None
-        )
-        if shortest_ns is not None:
-            self._shortest_ns.append(shortest_ns)
+        if operations.timed.any():
+            delays_ns = operations.column("complete_monotonic_ns") - operations.column("gpu_stop_ns")
+            self._shortest_ns.append(int(delays_ns[operations.timed].min()))
         return min(self._shortest_ns, default=None)
