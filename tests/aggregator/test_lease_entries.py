@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfd.aggregator.group.lease_entries import LeaseEntries, member_key, partition_key
+from perfd.aggregator.group.lease_entries import LeaseEntries, lease_value, member_key, partition_key
 from perfd.aggregator.group.sharing import Holder
 
 LEASE_S = 3.0
@@ -64,3 +64,44 @@ def test_another_division_of_the_jobs_is_noticed() -> None:
     found.see(member_key("c"), {"address": "http://c", "partitions": "8"}, 2, 11.0)
     assert [one.value["address"] for one in found.divided_otherwise(6)] == ["http://c"]
     assert not list(found.divided_otherwise(8))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"\xff\xfe", b"{", b"[]", b"null", b"7", b'"b"', b"[" * 100_000, b'{"member": ["b"], "epoch": {}}'],
+)
+def test_a_lease_that_cannot_be_read_ends_like_any_other(body: bytes) -> None:
+    found = LeaseEntries("a", LEASE_S)
+    for key in (partition_key(4), member_key("b")):
+        found.see(key, lease_value(body), 5, 10.0)
+    assert not list(found.divided_otherwise(8))
+    # Its holder may not know yet that it was overwritten.
+    assert found.valid(11.0, 0.0)[1].keys() == {4}
+    assert found.valid(13.1, 0.0)[1] == {}
+    assert found.revision(partition_key(4)) == 5
+
+
+@pytest.mark.parametrize("epoch", ["", "-1", "1.5", "soon", "9" * 5000])
+def test_an_epoch_that_is_no_number_is_the_revision(epoch: str) -> None:
+    found = LeaseEntries("a", LEASE_S)
+    found.see(partition_key(4), {"member": "b", "epoch": epoch}, 5, 10.0)
+    assert found.valid(11.0, 0.0)[1][4].epoch == 5
+
+
+@pytest.mark.parametrize("name", ["", "x", "-1", "4.5", "9" * 5000])
+def test_a_key_that_names_no_partition_is_none(name: str) -> None:
+    found = LeaseEntries("a", LEASE_S)
+    found.see(f"partition.{name}", {"member": "b"}, 5, 10.0)
+    assert found.valid(11.0, 0.0) == ({}, {})
+
+
+def test_an_older_revision_that_arrives_late_renews_nothing() -> None:
+    found = entries()
+    found.see(partition_key(4), {"member": "c", "epoch": "1"}, 4, 12.9)
+    assert found.valid(12.9, 0.0)[1][4].member == "b"
+    assert found.valid(13.1, 0.0)[1] == {}
+    assert found.revision(partition_key(4)) == 5
+    # After the bucket was made anew, revisions begin again.
+    found.clear()
+    found.see(partition_key(4), {"member": "c", "epoch": "1"}, 1, 14.0)
+    assert found.valid(14.0, 0.0)[1][4].member == "c"

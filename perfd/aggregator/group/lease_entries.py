@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from perfd.aggregator.group.sharing import Holder
 
 _MEMBER, _PARTITION = "member", "partition"
+_MOST_DIGITS = 20
+"""Revisions have 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,17 @@ def partition_key(number: int) -> str:
     return f"{_PARTITION}.{number}"
 
 
+def lease_value(body: bytes) -> dict[str, str]:
+    """The texts in a stored value; what cannot be read has none, and still ends like a lease."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    return {key: text for key, text in value.items() if isinstance(text, str)}
+
+
 class LeaseEntries:
     """The keys as `member` knows them. Not thread-safe."""
 
@@ -43,8 +57,9 @@ class LeaseEntries:
         self._entries.clear()
 
     def see(self, key: str, value: Mapping[str, str], revision: int, now_s: float) -> None:
-        """Note a key's value."""
-        self._entries[key] = LeaseEntry(value, revision, now_s)
+        """Note a key's value, unless a newer one is known."""
+        if revision >= (self.revision(key) or 0):
+            self._entries[key] = LeaseEntry(value, revision, now_s)
 
     def forget(self, key: str) -> None:
         """Note that a key is gone."""
@@ -90,7 +105,12 @@ class LeaseEntries:
             member, address = entry.value.get("member", ""), entry.value.get("address", "")
             if kind == _MEMBER and name != self._member:
                 members[name] = address
-            elif kind == _PARTITION and name.isdecimal() and member != self._member:
-                epoch = int(entry.value.get("epoch") or entry.revision)
+            elif kind == _PARTITION and _is_number(name) and member != self._member:
+                stored = entry.value.get("epoch", "")
+                epoch = int(stored) if _is_number(stored) else entry.revision
                 holders[int(name)] = Holder(member=member, address=address, epoch=epoch)
         return members, holders
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS

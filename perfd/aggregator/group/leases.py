@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perfd.aggregator.group.lease_entries import LeaseEntries, member_key, partition_key
+from perfd.aggregator.group.lease_entries import LeaseEntries, lease_value, member_key, partition_key
 from perfd.aggregator.group.sharing import GroupView, Holder, Holding, has_lease_time, is_valid, wanted
 from perfd.config import NatsGroupConfig, NatsListenConfig
 from perfd.errors import PerfdError
@@ -221,8 +221,7 @@ class Leases:
                 self._entries.forget(entry.key)
 
     def _see(self, key: str, value: bytes, revision: int) -> None:
-        with contextlib.suppress(ValueError):
-            self._entries.see(key, json.loads(value), revision, time.monotonic())
+        self._entries.see(key, lease_value(value), revision, time.monotonic())
 
     async def _turn(self, bucket: KeyValue) -> None:
         before = self.mine()
@@ -283,7 +282,7 @@ class Leases:
             raise PerfdError("NATS: changes of the leases do not arrive.")
 
     async def _claim(self, bucket: KeyValue, number: int) -> None:
-        from nats.js.errors import KeyWrongLastSequenceError  # noqa: PLC0415  (with the extra only)
+        from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError  # noqa: PLC0415  (the extra's)
 
         key, sent_s = partition_key(number), time.monotonic()
         ended = self._entries.revision(key)
@@ -292,7 +291,7 @@ class Leases:
                 revision = await bucket.create(key, self._value())
             else:
                 revision = await bucket.update(key, self._value(), last=ended)
-        except KeyWrongLastSequenceError:
+        except (KeyWrongLastSequenceError, KeyNotFoundError):
             # Another one was faster, or the server removed the key. The stored lease counts from now on: a
             # holder that is gone sends no renewal, and a claim has to name the revision.
             self._entries.forget(key)

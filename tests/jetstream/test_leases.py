@@ -1,0 +1,129 @@
+"""Leases in a real bucket whose entries are deleted, overwritten or half claimed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfd.aggregator.group.leases import Leases
+from perfd.config import NatsGroupConfig, NatsListenConfig
+from tests.support.group_members import seconds_until
+from tests.support.nats_server import NatsServer
+
+pytestmark = pytest.mark.system
+
+PARTITIONS = 3
+BUCKET = "perfd-default"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    with NatsServer(tmp_path) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def member(server: NatsServer, address: str = "http://127.0.0.1:1") -> Iterator[Leases]:
+    group = NatsGroupConfig(partitions=PARTITIONS, address=address, lease_s=1.0)
+    config = NatsListenConfig(servers=(server.address,), cluster="default", group=group)
+    leases = Leases(config, group, lambda: None)
+    leases.start(address)
+    try:
+        yield leases
+    finally:
+        leases.stop()
+
+
+def held(leases: Leases) -> dict[int, int]:
+    """Epochs of the partitions whose lease is valid now."""
+    return {number: epoch for number, epoch in leases.mine().items() if leases.held(number, epoch)}
+
+
+def until_all_held(leases: Leases) -> dict[int, int]:
+    seconds_until(lambda: len(held(leases)) == PARTITIONS)
+    return leases.mine()
+
+
+def in_bucket(server: NatsServer, change: Callable[[Any], Any]) -> None:
+    async def changed(js: Any) -> None:
+        await change(await js.key_value(BUCKET))
+
+    server.ask(changed)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda bucket: bucket.delete("partition.1"),
+        lambda bucket: bucket.purge("partition.1"),
+        lambda bucket: bucket.put("partition.1", b""),
+        lambda bucket: bucket.put("partition.1", b"[]"),
+        lambda bucket: bucket.put("partition.1", b'{"member": "gone", "epoch": "soon"}'),
+        lambda bucket: bucket.put("partition.1", b'{"member": ["b"], "partitions": 3}'),
+    ],
+    ids=["deleted", "purged", "empty", "list", "wrong epoch", "wrong types"],
+)
+def test_a_lease_that_was_changed_from_outside_is_claimed_anew(
+    server: NatsServer, change: Callable[[Any], Any]
+) -> None:
+    with member(server) as leases:
+        before = until_all_held(leases)
+        in_bucket(server, change)
+        seconds_until(lambda: held(leases).get(1, 0) > before[1])
+        # The others are untouched.
+        assert {number: epoch for number, epoch in leases.mine().items() if number != 1} == {
+            number: epoch for number, epoch in before.items() if number != 1
+        }
+
+
+def test_what_is_no_lease_keeps_no_member_out(server: NatsServer) -> None:
+    async def put_all(bucket: Any) -> None:
+        for key in ("member.x", "partition.x", "partition.99", "partition.2", "other"):
+            await bucket.put(key, b"[1]")
+
+    with member(server) as first:
+        until_all_held(first)
+        in_bucket(server, put_all)
+        with member(server, "http://127.0.0.1:2") as second:
+            seconds_until(lambda: bool(held(second)))
+            for number in range(PARTITIONS):
+                first.released(number)
+            seconds_until(lambda: held(first).keys() | held(second).keys() == set(range(PARTITIONS)))
+            assert not held(first).keys() & held(second).keys()
+
+
+@pytest.mark.parametrize("operation", ["create", "update"])
+def test_a_claim_whose_answer_is_lost_is_completed(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """The server stores the claim, the member hears nothing; an update claims the lease of one that died."""
+    from nats.errors import TimeoutError as NatsTimeoutError  # noqa: PLC0415  (with the extra only)
+    from nats.js.kv import KeyValue  # noqa: PLC0415
+
+    def dead(bucket: Any) -> Any:
+        return bucket.put("partition.1", json.dumps({"member": "dead", "epoch": "1"}).encode())
+
+    if operation == "update":
+        with member(server) as first:
+            until_all_held(first)
+        in_bucket(server, dead)
+    stored: list[int] = []
+    real = getattr(KeyValue, operation)
+
+    async def half(self: Any, key: str, *args: Any, **kwargs: Any) -> int:
+        revision: int = await real(self, key, *args, **kwargs)
+        if key == "partition.1" and not stored:
+            stored.append(revision)
+            raise NatsTimeoutError
+        return revision
+
+    monkeypatch.setattr(KeyValue, operation, half)
+    with member(server) as leases:
+        epochs = until_all_held(leases)
+        assert stored
+        assert epochs[1] > stored[0]
