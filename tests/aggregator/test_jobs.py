@@ -172,6 +172,30 @@ def test_the_time_between_attempts_is_the_jobs_and_that_between_jobs_of_one_name
     assert job.attempts.started_unix_s == begins
 
 
+@pytest.mark.parametrize("reports_before_steps", [0, 1, 2])
+def test_a_start_counts_the_same_whether_it_is_reported_before_or_after_the_first_steps(
+    job, reports_before_steps
+):
+    starts = [
+        Event(kind=EventKind.JOB_STARTED, time_unix_ns=s * 10**9, message="", job="llm") for s in (50, 52)
+    ]
+    for event in starts[:reports_before_steps]:
+        job.event(event)
+    report(job, 1, 2, 3, time_s=60.0, loss=0.5)
+    for event in starts[reports_before_steps:]:
+        job.event(event)
+    expected = 52.0 if reports_before_steps else 50.0
+    assert job.attempts.started_unix_s == expected
+    assert job.attempts.began_unix_s == expected
+
+
+def test_a_late_report_of_a_start_does_not_hide_that_the_job_began_before(job):
+    job.restore(attempt=2, started_unix_s=10.0, description=None)
+    report(job, 7, 8, time_s=60.0, loss=0.5)
+    job.event(Event(kind=EventKind.JOB_STARTED, time_unix_ns=50 * 10**9, message="", job="llm"))
+    assert job.attempts.started_unix_s == 10.0
+
+
 def test_a_process_that_replaces_one_on_a_lost_node_is_another_attempt(job):
     report(job, 1, 2, 3, agent="a", time_s=100.0, loss=0.5)
     # The lost node has said nothing for less than a minute.

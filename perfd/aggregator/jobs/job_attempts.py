@@ -40,6 +40,8 @@ class JobAttempts:
         """Starts of up to `ranks` processes are remembered."""
         self.number = 1
         self.started_unix_s: float | None = None
+        self._reported_unix_s: float | None = None
+        """The newest start that was reported: `perfd run` and the nodes of the ranks report one each."""
         self._restarted_unix_s: float | None = None
         self._begins_unix_s: float | None = None
         """When a start began that has shown no step yet."""
@@ -65,15 +67,25 @@ class JobAttempts:
         time_unix_s = event.time_unix_ns / 1e9
         if event.kind not in {EventKind.JOB_STARTED, EventKind.RESTARTED}:
             return
-        newest_unix_s = steps.last_unix_s
+        first_unix_s, newest_unix_s = steps.first_unix_s, steps.last_unix_s
+        if event.kind is EventKind.JOB_STARTED and first_unix_s is not None and time_unix_s < first_unix_s:
+            # The start that made these steps, seen late: as if the report had come before them.
+            if self._reported_unix_s is not None:
+                self._start_reported(max(time_unix_s, self._reported_unix_s))
+            elif self.started_unix_s is None or time_unix_s < self.started_unix_s:
+                self.started_unix_s = time_unix_s
+            return
         continues = newest_unix_s is not None and self._continues(time_unix_s, newest_unix_s, end)
         if event.kind is EventKind.RESTARTED or continues:
             self._restarted_unix_s = time_unix_s
         else:
-            self.started_unix_s = time_unix_s
+            self._start_reported(time_unix_s)
         # The log of a process that began before the newest step shows that step itself.
         if event.values.get("new_process") and newest_unix_s is not None and time_unix_s > newest_unix_s:
             self.begins_anew(time_unix_s - _WHOLE_SECOND_S, now_s, repeats_exactly=True)
+
+    def _start_reported(self, time_unix_s: float) -> None:
+        self.started_unix_s = self._reported_unix_s = time_unix_s
 
     def _continues(self, started_unix_s: float, newest_unix_s: float, end: JobEnd | None) -> bool:
         """Whether a start is one of the job that made these steps, and not another job of its name."""

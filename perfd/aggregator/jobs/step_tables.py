@@ -63,6 +63,11 @@ class StepRows:
         return self._rows > 0 and self._covered[self._rows - 1] > 1
 
     @property
+    def first_unix_s(self) -> float | None:
+        """When the line of the lowest step was printed, or None before the first line."""
+        return float(self._floats[0, 0]) if self._rows else None
+
+    @property
     def last_unix_s(self) -> float | None:
         """When the line of the highest step was printed, or None before the first line."""
         return float(self._floats[0, self._rows - 1]) if self._rows else None
