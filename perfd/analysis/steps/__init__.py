@@ -1,6 +1,13 @@
 """Steady steps and where their time goes: phases, GPU activity, pipeline bubble, throttling, MFU."""
 
-from perfd.analysis.steps.activity_by_gpu import STEADY_STEPS, TRAINING_TIME, GpuActivity, gpu_activity
+from perfd.analysis.steps.activity_by_gpu import (
+    STEADY_STEPS,
+    TRAINING_TIME,
+    GpuActivity,
+    IdleSince,
+    gpu_activity,
+    idle_since,
+)
 from perfd.analysis.steps.arrival_times import timed_by_arrival
 from perfd.analysis.steps.compute_change import ComputeChange, compute_change
 from perfd.analysis.steps.critical_batch import CriticalBatch, critical_batch
@@ -29,10 +36,8 @@ from perfd.analysis.steps.pipeline_bubble import (
 )
 from perfd.analysis.steps.sleeping_hosts import (
     EachStep,
-    IdleSince,
     SleepingHosts,
     asleep_for_workers,
-    idle_since,
     launches_of_training,
     sleeping_hosts,
 )

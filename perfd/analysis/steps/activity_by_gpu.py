@@ -1,4 +1,4 @@
-"""What the GPUs did during steady steps, by NVML's samples: one value for each step and GPU."""
+"""What the GPUs did, by NVML's samples: a value for each steady step and GPU, and whether activity fell."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.data.job_data import Floats, GpuKey, GpuTable, Ints, StepTable
+from perfd.analysis.data.job_data import Floats, GpuKey, GpuTable, Ints, JobData, StepTable
 from perfd.analysis.data.robust_stats import mean, median
+from perfd.analysis.steps.longer_steps import lines_since
 from perfd.analysis.steps.training_time import training_samples
 from perfd.model import GpuColumn
+from perfd.thresholds import THRESHOLDS
 
 STEADY_STEPS, TRAINING_TIME = "steady steps", "training time"
 """What samples are of."""
@@ -20,6 +22,14 @@ _FEWEST_SAMPLES = 5
 """Of each GPU, before a median says what is usual."""
 _MOST_STEPS = 64
 """More steps do not make a median over steps better, and a job may have thousands of GPUs."""
+_BEFORE = 8
+"""Samples before a change, whose median is what was usual. Chosen."""
+_FEWEST_UNSEEN = 3
+"""Samples since a change that no step covers yet, each a mean over a second; all GPUs must agree."""
+_NEWEST_STEP_S = 1.0
+"""Samples are means over a second, which may begin before a step's end."""
+_TRAINING_RATIO = 0.25
+"""Of the most active sample: up to this, the job does not train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,3 +152,66 @@ def _group_means(values: NDArray[np.floating], groups: Ints) -> NDArray[np.float
         return np.asarray(np.add.reduceat(values, groups, axis=0) / counts[:, None])
     bounds = np.append(groups, len(values))
     return np.stack([mean(values[a:b], axis=0) for a, b in pairwise(bounds)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdleSince:
+    """GPUs of all ranks that became idle after the newest step whose time is known."""
+
+    active_ratios: tuple[float, float]
+    """How active the multiprocessors of the most active one were before, and since."""
+    idle_ratio: float
+    """The share of time since then in which GPUs run no kernel, the least of all."""
+    lasts_s: float
+
+    @property
+    def gain_ratio(self) -> float:
+        """The share of a step that the job would gain if it were as active as before."""
+        before, now = self.active_ratios
+        return 1 - now / before
+
+
+def idle_since(job: JobData, kernels: GpuColumn) -> IdleSince | None:
+    """Whether all GPUs run kernels for less of the time than before, in samples that no step covers yet.
+
+    Where one rank is late, the GPUs of the others run a kernel that waits for it. `kernels` is the column
+    that counts any kernel.
+    """
+    gpu, steps = job.gpu, job.steps
+    running = gpu.metrics.get(kernels)
+    fell = activity_fell(gpu, _FEWEST_UNSEEN) if len(steps) and running is not None else None
+    if running is None or fell is None:
+        return None
+    before, now, since = fell
+    begin_s, end_s = gpu.time_unix_s[since[0] - 1], gpu.time_unix_s[since[-1]]
+    # By another clock, what is newer is not known.
+    if begin_s < steps.time_unix_s[-1] - _NEWEST_STEP_S or end_s > job.now_unix_s + _NEWEST_STEP_S:
+        return None
+    earlier = np.arange(max(0, since[0] - _BEFORE), since[0])
+    idle = median(running[earlier], axis=0) - running[since].mean(axis=0)
+    if not bool((idle >= (1 - THRESHOLDS.late_hosts_idle_ratio) * (1 - now / before)).all()):
+        return None
+    return IdleSince(
+        active_ratios=(before, now),
+        idle_ratio=float((1 - running[since].mean(axis=0)).min()),
+        lasts_s=float(end_s - begin_s),
+    )
+
+
+def activity_fell(gpu: GpuTable, fewest_since: int) -> tuple[float, float, Ints] | None:
+    """How active the most active GPU was before it fell, how active it is since, and the samples since."""
+    active = gpu.metrics.get(GpuColumn.SM_ACTIVE)
+    if active is None or not active.shape[1]:
+        return None
+    level = active.max(axis=1).astype(np.float64)
+    seen = np.flatnonzero(np.isfinite(level))
+    training = level[seen] > _TRAINING_RATIO * (level[seen].max() if len(seen) else np.nan)
+    # Training pauses for a checkpoint, for example; what came before that does not compare.
+    pauses = np.flatnonzero(~training)
+    rows = seen[pauses[-1] + 1 :] if len(pauses) else seen
+    since = lines_since(1 / level[rows], fewest_since=fewest_since)
+    if since is None or since >= len(rows):
+        return None
+    change = len(rows) - since
+    before, now = (float(np.median(part)) for part in (level[rows[:change][-_BEFORE:]], level[rows[change:]]))
+    return before, now, np.asarray(rows[change:])

@@ -23,9 +23,8 @@ from perfd.analysis.data.job_data import (
     StepTable,
 )
 from perfd.analysis.data.robust_stats import known, median
-from perfd.analysis.steps.activity_by_gpu import TRAINING_TIME, GpuActivity
+from perfd.analysis.steps.activity_by_gpu import TRAINING_TIME, GpuActivity, activity_fell
 from perfd.analysis.steps.longer_steps import LongerSteps, lines_needed, lines_since
-from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
 _LATEST_S = 0.5
@@ -42,12 +41,6 @@ _LEAST_BEFORE_S = 1.0
 """How much of a window must be before a change to show how long hosts slept then."""
 _FEWEST_SAMPLES = 4
 """Of GPUs since a change: one a second, each a mean over that second. A line of a log may be one step."""
-_FEWEST_UNSEEN = 3
-"""The same, where no step covers them yet, and all GPUs must agree."""
-_NEWEST_STEP_S = 1.0
-"""Samples are means over a second, which may begin before a step's end."""
-_TRAINING_RATIO = 0.25
-"""Of the most active sample: up to this, the job does not train."""
 _DUE_LINES = 2.0
 """Times what a line takes, after which the next one is overdue. Chosen."""
 _CLOCKS_S = 0.25
@@ -193,7 +186,7 @@ def _less_active(gpu: GpuTable, each: EachStep) -> _Change | None:
     The work of a step keeps multiprocessors active for as long as before, so that the inverse of their
     activity is proportional to the time of a step. Of several GPUs the most active one counts.
     """
-    fell = None if each.pace is not None else _activity_fell(gpu, _FEWEST_SAMPLES)
+    fell = None if each.pace is not None else activity_fell(gpu, _FEWEST_SAMPLES)
     if fell is None:
         return None
     before, now, since = fell
@@ -204,69 +197,6 @@ def _less_active(gpu: GpuTable, each: EachStep) -> _Change | None:
         gain_ratio=1 - now / before,
         shown={"active_ratios": (before, now)},
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IdleSince:
-    """GPUs of all ranks that became idle after the newest step whose time is known."""
-
-    active_ratios: tuple[float, float]
-    """How active the multiprocessors of the most active one were before, and since."""
-    idle_ratio: float
-    """The share of time since then in which GPUs run no kernel, the least of all."""
-    lasts_s: float
-
-    @property
-    def gain_ratio(self) -> float:
-        """The share of a step that the job would gain if it were as active as before."""
-        before, now = self.active_ratios
-        return 1 - now / before
-
-
-def idle_since(job: JobData, kernels: GpuColumn) -> IdleSince | None:
-    """Whether all GPUs run kernels for less of the time than before, in samples that no step covers yet.
-
-    Where one rank is late, the GPUs of the others run a kernel that waits for it. `kernels` is the column
-    that counts any kernel.
-    """
-    gpu, steps = job.gpu, job.steps
-    running = gpu.metrics.get(kernels)
-    fell = _activity_fell(gpu, _FEWEST_UNSEEN) if len(steps) and running is not None else None
-    if running is None or fell is None:
-        return None
-    before, now, since = fell
-    begin_s, end_s = gpu.time_unix_s[since[0] - 1], gpu.time_unix_s[since[-1]]
-    # By another clock, what is newer is not known.
-    if begin_s < steps.time_unix_s[-1] - _NEWEST_STEP_S or end_s > job.now_unix_s + _NEWEST_STEP_S:
-        return None
-    earlier = np.arange(max(0, since[0] - _BEFORE), since[0])
-    idle = median(running[earlier], axis=0) - running[since].mean(axis=0)
-    if not bool((idle >= (1 - THRESHOLDS.late_hosts_idle_ratio) * (1 - now / before)).all()):
-        return None
-    return IdleSince(
-        active_ratios=(before, now),
-        idle_ratio=float((1 - running[since].mean(axis=0)).min()),
-        lasts_s=float(end_s - begin_s),
-    )
-
-
-def _activity_fell(gpu: GpuTable, fewest_since: int) -> tuple[float, float, Ints] | None:
-    """How active the most active GPU was before it fell, how active it is since, and the samples since."""
-    active = gpu.metrics.get(GpuColumn.SM_ACTIVE)
-    if active is None or not active.shape[1]:
-        return None
-    level = active.max(axis=1).astype(np.float64)
-    seen = np.flatnonzero(np.isfinite(level))
-    training = level[seen] > _TRAINING_RATIO * (level[seen].max() if len(seen) else np.nan)
-    # Training pauses for a checkpoint, for example; what came before that does not compare.
-    pauses = np.flatnonzero(~training)
-    rows = seen[pauses[-1] + 1 :] if len(pauses) else seen
-    since = lines_since(1 / level[rows], fewest_since=fewest_since)
-    if since is None or since >= len(rows):
-        return None
-    change = len(rows) - since
-    before, now = (float(np.median(part)) for part in (level[rows[:change][-_BEFORE:]], level[rows[change:]]))
-    return before, now, np.asarray(rows[change:])
 
 
 def _asleep_since(table: LaunchTable, change: _Change, now_unix_s: float) -> SleepingHosts | None:
