@@ -267,8 +267,7 @@ class Aggregator(ApiAnswers):
             # It writes while exporters deliver.
             self._history.finish()
         self._exporters.close(deadline_s - monotonic())
-        if self._queries is not None:
-            self._queries.close()
+        self._charts.close()
         if self._history is not None:
             self._history.close(max(0.0, deadline_s - monotonic()))
 
