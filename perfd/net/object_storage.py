@@ -35,9 +35,9 @@ _CONNECT_TIMEOUT_S = 10
 _LOOK_EVERY_S = 0.1
 """How often an upload is asked whether it must stop. Chosen."""
 _TRIES = 2
-"""Of one request; who uploads has its own backoff."""
+"""Of one request; uploads have their own backoff."""
 _LONGEST_LINK_S = 3600.0
-"""Of links to files, which anyone who has them can use. Chosen."""
+"""How long links to files are valid: anyone with a link can use it. Chosen."""
 _CREDENTIALS_S = 300.0
 """How long credentials of a file are used before it is read again."""
 _URL = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]{1,61}[a-z0-9])(?:/(?P<prefix>[A-Za-z0-9._=/-]*))?")
