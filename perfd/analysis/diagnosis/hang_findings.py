@@ -8,7 +8,7 @@ from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.formatting import percent, rank_names
 
-_MIXED = "What a rank does is what both do, so no rank is named."
+_MIXED = "Measurements of a rank mix both jobs, so no rank is named."
 _SHOWN = 8
 """Ranks that one finding names."""
 
@@ -41,7 +41,7 @@ def judge_shared_gpus(facts: JobEvidence, *, straggler: Finding | None) -> Findi
             confidence=0.6,
             evidence=[
                 shared.doubled,
-                f"They are on the same GPUs, so that each waits for the other. {_MIXED}",
+                f"They share GPUs, and each waits for the other. {_MIXED}",
             ],
             advice=f"{advice.GPUS_OF_ITS_OWN} {advice.NAMES_OF_THEIR_OWN}",
         )
