@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.nccl.operations import Operations, RingBuffers
+from perfd_collectors.nccl.operations import Operations, RingBuffers, SegmentReader
 from perfd_collectors.nccl.segments.segment import MAGIC, Segment
 from perfd_collectors.nccl.segments.segment_discovery import find_segments, remove_left_over
 
@@ -55,6 +55,24 @@ def test_a_ring_is_read_once_over_its_end_and_what_was_overwritten_is_counted(tm
     # The oldest place may be under the writer's hands.
     assert (sequences(reading.operations), reading.lost) == (list(range(937, 1000)), 837)
     segment.close()
+
+
+def test_between_reports_a_ring_is_left_until_an_eighth_is_unread(tmp_path: Path) -> None:
+    path = make(tmp_path / "perfd-nccl-1")
+    reader = SegmentReader(Segment(path), round(NOW_S * 1e9), None)
+    left = {}
+    for written in (8, 9, 17, 18):
+        make(path, written=written)
+        reader.read_filling()
+        left[written] = written - reader.progress().positions.get(0, 0)
+    assert left == {8: 8, 9: 0, 17: 8, 18: 0}
+    # Most of a ring fits between two looks, and several rings' worth between two reports.
+    for written in range(18, 400, 60):
+        make(path, written=written)
+        reader.read_filling()
+    make(path, written=380)
+    assert (len(reader.read().operations), reader.progress().lost) == (2, 0)
+    reader.close()
 
 
 def test_a_file_that_is_cut_while_it_is_read_costs_records_and_no_crash(tmp_path: Path) -> None:

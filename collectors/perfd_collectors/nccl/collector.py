@@ -156,11 +156,15 @@ class NcclCollector:
         self._debug = DebugFiles(options.debug_files, settings) if options.debug_files else None
 
     def collect(self) -> Sequence[Record]:
-        for process in self._processes.values():
-            process.read()
-        self._find_processes()
         now_s = self._settings.clock.monotonic_s()
-        if now_s < self._window_end_s:
+        reports = now_s >= self._window_end_s
+        for process in self._processes.values():
+            if reports:
+                process.read()
+            else:
+                process.read_filling()
+        self._find_processes()
+        if not reports:
             # A job's last log lines often say why it ended; the segments wait for a full window.
             return self._read_files() if self._settings.ending.is_set() else []
         self._window_end_s = now_s + self._options.window_s
