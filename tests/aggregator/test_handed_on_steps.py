@@ -139,6 +139,28 @@ def test_where_it_is_known_when_they_began_the_optimizer_shows_its_steps() -> No
         assert row.step_time_s == pytest.approx(4 * 0.05 + 0.02, rel=0.01)
 
 
+def test_micro_batches_are_counted_while_steps_run_and_not_while_the_job_starts() -> None:
+    """The group broadcasts a little in each second of a slow start; norms and flags come with each step."""
+    done: list[Done] = [("tp", "Broadcast", None, 32 << 10, 992.5 + second, 0.0001) for second in range(8)]
+    now_s = 1000.0
+    for _ in range(120):
+        for _ in range(3):
+            for size in (32 << 10, 32 << 10, 16 << 10, 32 << 10, 8 * MB):
+                now_s += 0.0002
+                done.append(("tp", "Broadcast", None, size, now_s, 0.0001))
+            now_s += 0.05
+        for _ in range(4):
+            now_s += 0.0004
+            done.append(("model", "AllReduce", None, 4, now_s, 0.0001))
+        now_s += 0.02
+    rows, pace = rows_of(records(done, starts=True))
+
+    assert pace is not None
+    assert (pace.operation, pace.certain) == ("Broadcast", True)
+    assert rows[-1].time_unix_ns / 1e9 == pytest.approx(now_s, abs=1.5)
+    assert sum(row.step_time_s or 0.0 for row in rows[-50:]) / 50 == pytest.approx(0.1746, rel=0.01)
+
+
 KINDS = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "AlltoAll", "Send", "Recv")
 
 

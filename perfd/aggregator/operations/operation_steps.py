@@ -305,7 +305,7 @@ class OperationSteps:
     def _sharded_pace(self, stream: OperationStream, cycle: Cycle) -> _Pace | None:
         """How many repeats a step has; None while that is not clear."""
         ratios = [
-            (stream.per_s / cycle.operations / other.per_s * other.group(), other.seen)
+            (stream.repeats_for_each(other, cycle) * other.group(), other.seen)
             for other in self._streams.values()
             if other.operation == "AllReduce" and other.seen >= _FEWEST_SCALARS and _are_scalars(other.sizes)
         ]

@@ -35,6 +35,8 @@ of fewer operations are cheap, and the first steps depend on them."""
 _STRIDED_REPORTS, _FINER_REPORTS = 3, 10
 """After so many reports in a row that leave out as many operations, up to so many that leave out fewer are
 thinned: an agent near its limit leaves out some in one second and none in the next. Chosen."""
+_FEWEST_COMPARED = 8
+"""Operations of another stream, for how many repeats there are for each of them. Chosen."""
 _FEWEST_SAMPLED = 16
 """Operations of a report, whose sequence numbers must be equally far apart."""
 RECEIVE = "Recv"
@@ -216,6 +218,23 @@ class OperationStream:
     def per_s(self) -> float:
         """Operations a second."""
         return self.seen / self.seen_s if self.seen_s > 0 else 0.0
+
+    def repeats_for_each(self, other: OperationStream, cycle: Cycle) -> float:
+        """How many of its repeats there are for one operation of another stream, which has some."""
+        held = self.newest.held
+        mine_us, theirs_us = held[_START, self._large()[-cycle.known :]], other.newest_starts_us()
+        overall = self.per_s / cycle.operations / other.per_s
+        if np.isnan(mine_us).any() or not len(theirs_us):
+            return overall
+        # One of them may have begun while the job started, long before its steps.
+        since_us, until_us = max(mine_us[0], theirs_us[0]), min(mine_us[-1], theirs_us[-1])
+        mine, theirs = (
+            np.count_nonzero((starts_us >= since_us) & (starts_us <= until_us))
+            for starts_us in (mine_us, theirs_us)
+        )
+        if theirs < _FEWEST_COMPARED:
+            return overall
+        return float(mine / cycle.large / (theirs * other._stride))
 
     def repeat(self) -> Cycle | None:
         """What of it repeats; None without that."""
