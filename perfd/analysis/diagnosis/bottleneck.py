@@ -25,7 +25,11 @@ from perfd.analysis.diagnosis.imbalance_findings import judge_experts, judge_seq
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.link_findings import judge_links, judge_tensor_groups
 from perfd.analysis.diagnosis.pipeline_findings import interleaving_gain, judge_pipeline
-from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
+from perfd.analysis.diagnosis.straggler_findings import (
+    judge_straggler,
+    judge_throttling,
+    judge_unplaced,
+)
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
 from perfd.formatting import duration, percent
 from perfd.mfu_tier import attainable_mfu
@@ -69,6 +73,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         lambda _: starved,
         partial(judge_late_hosts, straggler=straggler, sleeping=starved),
         partial(judge_stalls, straggler=straggler),
+        partial(judge_unplaced, straggler=straggler),
         *(() if facts.too_few_steps else of_time),
         _judge_memory,
         judge_missing,

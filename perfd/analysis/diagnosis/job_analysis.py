@@ -193,6 +193,7 @@ def facts_of(
         reading=reading_rank(kernels.slow_since, job, parallel, longer),
         idle_since=idle_since(job, activity.kernel_metric),
         sleeping=sleeping_hosts(job, each, activity, longer, parallel.world_size, lasts=pace_is_known),
+        hosts_seen=job.launches is not None,
         asleep_for_workers=asleep_for_workers(job.launches, activity, parallel.world_size),
         stall=periodic_stall(job.steps, steady.every_unmarked, job.collectives, parallel),
         contention=host_contention(job.host_waits),

@@ -98,6 +98,8 @@ class JobEvidence:
     """The rank that became slow by its own past, if it is that one."""
     idle_since: IdleSince | None = None
     sleeping: SleepingHosts | None = None
+    hosts_seen: bool = False
+    """Whether threads of hosts are seen, which show where loaders of all ranks are slow."""
     asleep_for_workers: float | None = None
     """The share of time, the least of all ranks, while all loader workers are busy; None once GPUs show."""
     stall: PeriodicStall | None = None

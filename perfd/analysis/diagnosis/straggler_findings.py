@@ -9,7 +9,7 @@ import numpy as np
 from perfd.analysis.collectives import NcclRank, SlowRank, StallingRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.analysis.steps import DataLoading
+from perfd.analysis.steps import DataLoading, LongerSteps
 from perfd.analysis.stragglers import Late, OwnWork, Pattern, ReadingRank, Straggler, late
 from perfd.formatting import duration, percent
 from perfd.model import GpuColumn
@@ -17,6 +17,11 @@ from perfd.thresholds import THRESHOLDS
 
 _SLOWER_CLOCK = 0.95
 """Of the peers' median clock; above it the clock is not evidence. Chosen."""
+
+_MORE_WORK = 0.5
+"""Of the added time, that a GPU computes for longer where it has more work. Chosen."""
+_SAME_CHANGE_STEPS = 4
+"""Steps between which GPUs and collectives see one change: each needs some steps to see it. Chosen."""
 
 
 def one_rank_loads_slowly(data: DataLoading) -> bool:
@@ -40,8 +45,8 @@ def judge_straggler(facts: JobEvidence) -> Finding | None:
         return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
     if facts.nccl.stalling is not None:
         return _by_stalls(facts, facts.nccl.stalling)
-    if facts.nccl.slow_since is not None:
-        slow, reading = facts.nccl.slow_since, facts.reading
+    slow, reading = facts.nccl.slow_since, facts.reading
+    if slow is not None and (reading or not _open_who(facts, slow)):
         may_wait = reading is not None and reading.own_work is None
         return _of_reader(facts, slow, reading) if reading and may_wait else _by_own_history(facts, slow)
     if facts.stragglers_by_timers:
@@ -51,6 +56,46 @@ def judge_straggler(facts: JobEvidence) -> Finding | None:
         if finding is not None:
             return finding
     return None
+
+
+def judge_unplaced(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
+    """Steps that became longer while one rank does not wait, where nothing says that it is slow itself."""
+    slow = facts.nccl.slow_since
+    if straggler is not None or slow is None or facts.reading is not None or not _open_who(facts, slow):
+        return None
+    return Finding(
+        kind=Kind.UNKNOWN,
+        confidence=0.0,
+        ranks=(slow.rank,),
+        evidence=[
+            *_since(facts, slow, "As fast as before, the job"),
+            f"{_without_peers(slow)}, its GPU does not show that it is slow, and hosts' threads are unseen.",
+            "Loaders that are slow on all ranks may look the same.",
+        ],
+        advice=advice.GPUS_OF_ALL_RANKS,
+        gain_ratio=slow.gain_ratio,
+        step_s=slow.since_s,
+    )
+
+
+def _open_who(facts: JobEvidence, slow: SlowRank) -> bool:
+    """Whether that rank may be last by chance: its peers are unknown, and neither hosts nor GPUs are seen."""
+    return not (slow.role or facts.hosts_seen or _by_its_gpu(slow, facts.longer_steps))
+
+
+def _by_its_gpu(slow: SlowRank, longer: LongerSteps | None) -> bool:
+    """Whether GPUs show a rank of unknown role to be slow: its own has more work, or idles alone.
+
+    Loaders or hosts that are slow on all ranks leave several GPUs idle, and one rank last by chance.
+    """
+    if longer is None or abs(longer.since_step - slow.since_step) > _SAME_CHANGE_STEPS:
+        return False
+    own = longer.ranks == slow.rank
+    if (longer.computing_ratio[own] >= _MORE_WORK).any():
+        return True
+    idles = (longer.running_ratio[own] <= THRESHOLDS.late_hosts_idle_ratio).any()
+    waiting = longer.running_ratio[~own] >= THRESHOLDS.late_hosts_waiting_ratio
+    return bool(idles and len(waiting) and waiting.all())
 
 
 def judge_throttling(facts: JobEvidence) -> Finding | None:
