@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -224,10 +225,14 @@ def test_the_diagnosis_says_what_is_missing_and_ranks_are_matched_on_after_a_res
             one.start_agent()
             nodes.append(one)
 
+        # As many bursts each time would seem to be steps, in which the wait for the agents hides who is slow.
+        bursts = random.Random(20)
+
         def go_until(satisfied: Callable[[JobSummary], bool]) -> JobSummary:
             while True:
+                count = bursts.randint(1, SHORT_RING // BURST)
                 for one, job in zip(nodes, jobs, strict=True):
-                    one.burst(job)
+                    one.burst(job, count)
                 # Faster than the agents read, the rings would lose what is to be matched.
                 paced(lambda: newest_of_slowest(real) >= nodes[0].begun - 1)
                 summary = real.live("j1") if "j1" in real.jobs() else None
