@@ -39,7 +39,7 @@ def test_without_gpus_nothing_shows_that_it_is_slow_itself() -> None:
     unknown = next(found for found in find_bottlenecks(seen(None)) if found.ranks == (RANK,))
     assert unknown.kind is Kind.UNKNOWN
     assert unknown.gain_ratio == pytest.approx(GAIN)
-    assert any("Loaders" in sentence for sentence in unknown.evidence)
+    assert any("Slow data loading" in sentence for sentence in unknown.evidence)
 
 
 @given(idle=st.lists(st.floats(0.0, 0.5), min_size=2, max_size=2))

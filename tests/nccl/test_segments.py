@@ -63,13 +63,13 @@ def test_between_reports_a_ring_is_left_until_an_eighth_is_unread(tmp_path: Path
     left = {}
     for written in (8, 9, 17, 18):
         make(path, written=written)
-        reader.read_filling()
+        reader.read(only_filling=True)
         left[written] = written - reader.progress().positions.get(0, 0)
     assert left == {8: 8, 9: 0, 17: 8, 18: 0}
     # Most of a ring fits between two looks, and several rings' worth between two reports.
     for written in range(18, 400, 60):
         make(path, written=written)
-        reader.read_filling()
+        reader.read(only_filling=True)
     make(path, written=380)
     assert (len(reader.read().operations), reader.progress().lost) == (2, 0)
     reader.close()

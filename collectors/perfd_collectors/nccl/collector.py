@@ -159,10 +159,7 @@ class NcclCollector:
         now_s = self._settings.clock.monotonic_s()
         reports = now_s >= self._window_end_s
         for process in self._processes.values():
-            if reports:
-                process.read()
-            else:
-                process.read_filling()
+            process.read(only_filling=not reports)
         self._find_processes()
         if not reports:
             # A job's last log lines often say why it ended; the segments wait for a full window.

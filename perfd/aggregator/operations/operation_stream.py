@@ -36,7 +36,7 @@ _STRIDED_REPORTS, _FINER_REPORTS = 3, 10
 """After so many reports in a row that leave out as many operations, up to so many that leave out fewer are
 thinned: an agent near its limit leaves out some in one second and none in the next. Chosen."""
 _FEWEST_COMPARED = 8
-"""Operations of another stream, for how many repeats there are for each of them. Chosen."""
+"""Operations of another stream, while both run, before repeats are counted for each of them. Chosen."""
 _FEWEST_SAMPLED = 16
 """Operations of a report, whose sequence numbers must be equally far apart."""
 RECEIVE = "Recv"

@@ -69,8 +69,8 @@ def judge_unplaced(facts: JobEvidence, *, straggler: Finding | None) -> Finding 
         ranks=(slow.rank,),
         evidence=[
             *_since(facts, slow, "As fast as before, the job"),
-            f"{_without_peers(slow)}, its GPU does not show that it is slow, and hosts' threads are unseen.",
-            "Loaders that are slow on all ranks may look the same.",
+            f"{_without_peers(slow)}, its GPU does not show that it is slow, and host threads are not seen.",
+            "Slow data loading on all ranks may look the same.",
         ],
         advice=advice.GPUS_OF_ALL_RANKS,
         gain_ratio=slow.gain_ratio,

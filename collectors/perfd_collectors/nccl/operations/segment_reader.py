@@ -35,8 +35,8 @@ _NEWEST_INTERFACE = 6
 _MAX_RECORDS_PER_READ = 65_536
 """Records of one process per read: 3 s at 20,000 operations per second, for which ring buffers are sized."""
 _UNREAD_SHARE = 1 / 8
-"""Of a ring buffer, how much waits between reports: few large reads cost half of many small ones. The rest
-is room for a late agent. Chosen, not measured."""
+"""Of a ring buffer, how much may stay unread between reports: few large reads cost less than many small ones.
+The rest is room for a late agent. Chosen, not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +121,9 @@ class SegmentReader:
         first = self.read()
         self._reported_unix_ns = min(now_unix_ns, self._begun_unix_ns(first, progress, now_unix_ns))
 
-    def read_filling(self) -> None:
-        """Read only ring buffers of which a good part is unread, between reports."""
-        self.read(waiting=int(self._segment.entries * _UNREAD_SHARE))
-
-    def read(self, *, waiting: int = 0) -> Reading:
-        """Read new operations, but not of ring buffers with at most `waiting` of them."""
+    def read(self, *, only_filling: bool = False) -> Reading:
+        """Read new operations; with `only_filling`, as between reports, of ring buffers that fill up."""
+        waiting = int(self._segment.entries * _UNREAD_SHARE) if only_filling else 0
         reading = self._rings.read(waiting=waiting)
         if len(reading.operations):
             self._pending.append(reading.operations)
