@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import numpy as np
 
 from perfd.aggregator.operations.growable_arrays import NewestColumns
+from perfd.aggregator.operations.report_columns import END, SIZE, START, columns_of, stride_of, thinned
 from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, are_steady, pause_pattern
 from perfd.analysis.operations.repeat_period import FEWEST_REPEATS, Repeat, repeat_period
@@ -37,11 +37,7 @@ _STRIDED_REPORTS, _FINER_REPORTS = 3, 10
 thinned: an agent near its limit leaves out some in one second and none in the next. Chosen."""
 _FEWEST_COMPARED = 8
 """Operations of another stream, while both run, before repeats are counted for each of them. Chosen."""
-_FEWEST_SAMPLED = 16
-"""Operations of a report, whose sequence numbers must be equally far apart."""
 RECEIVE = "Recv"
-_SIZE, _START, _END, _QUEUED = range(4)
-"""Columns of each operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +134,7 @@ class OperationStream:
     @property
     def sizes(self) -> Floats:
         """Sizes of the newest operations in bytes."""
-        sizes: Floats = self.newest.held[_SIZE]
+        sizes: Floats = self.newest.held[SIZE]
         return sizes
 
     @property
@@ -149,16 +145,16 @@ class OperationStream:
     @property
     def timed(self) -> bool:
         """Whether the newest operation has a start time."""
-        return not np.isnan(self.newest.held[_START, -1])
+        return not np.isnan(self.newest.held[START, -1])
 
     def put(self, times: CollectiveTimes) -> None:
         """Add what the rank reported."""
         if self.newest_unix_ns:
             self.before = self.newest_unix_ns, self.seen
-        stride, columns = _stride(times), _columns(times)
+        stride, columns = stride_of(times), columns_of(times)
         sequences = np.array(times.sequences)
         if stride is not None and stride < self._stride and self._reads_fewer(stride):
-            columns, sequences = _thinned(columns, sequences, self._stride)
+            columns, sequences = thinned(columns, sequences, self._stride)
             stride = self._stride
         else:
             self._finer = 0
@@ -204,7 +200,7 @@ class OperationStream:
             return True
         held = self.newest.held[:, -self._whole :]
         numbers = self.newest_sequence - before * np.arange(held.shape[1] - 1, -1, -1)
-        kept, numbers = _thinned(held.copy(), numbers, stride)
+        kept, numbers = thinned(held.copy(), numbers, stride)
         self.newest.clear()
         self.newest.put(kept)
         self._whole, self._pattern = len(numbers), None
@@ -222,7 +218,7 @@ class OperationStream:
     def repeats_for_each(self, other: OperationStream, cycle: Cycle) -> float:
         """How many of its repeats there are for one operation of another stream, which has some."""
         held = self.newest.held
-        mine_us, theirs_us = held[_START, self._large()[-cycle.known :]], other.newest_starts_us()
+        mine_us, theirs_us = held[START, self._large()[-cycle.known :]], other.newest_starts_us()
         overall = self.per_s / cycle.operations / other.per_s
         if np.isnan(mine_us).any() or not len(theirs_us):
             return overall
@@ -276,7 +272,7 @@ class OperationStream:
 
     def group(self) -> int:
         """How many operations come together, by the pauses between them; 1 if they show no groups."""
-        starts_us, ends_us = self.newest.held[[_START, _END]][:, -self._whole :]
+        starts_us, ends_us = self.newest.held[[START, END]][:, -self._whole :]
         shown = None if np.isnan(starts_us).any() else pause_pattern(starts_us, ends_us, sampled=True)
         return 1 if shown is None else shown.period
 
@@ -300,7 +296,7 @@ class OperationStream:
     def _of_one_size(self, places: Ints, found: Repeat) -> Repeat | None:
         """What operations of one size repeat: groups of them by their pauses, or each one alone."""
         whole = places[places >= len(self.sizes) - self._whole]
-        starts_us, ends_us = self.newest.held[[[_START], [_END]], whole]
+        starts_us, ends_us = self.newest.held[[[START], [END]], whole]
         exact, marked = bool(len(whole)) and not np.isnan(starts_us).any(), False
         if exact:
             numbers_us = np.zeros(0) if self.numbers is None else self.numbers.held[0]
@@ -358,7 +354,7 @@ class OperationStream:
         if np.isnan(start_us).any():
             return None
         after = held.shape[1] - 1 - places
-        since = held[_SIZE].sum() - held[_SIZE].cumsum()[places]
+        since = held[SIZE].sum() - held[SIZE].cumsum()[places]
         return TimedOperations(
             start_us=start_us,
             end_us=end_us,
@@ -369,7 +365,7 @@ class OperationStream:
 
     def newest_starts_us(self, most: int = _HELD_OPERATIONS) -> Floats:
         """When the newest operations began, since the last one whose start is unknown."""
-        starts_us = self.newest.held[_START, -most:]
+        starts_us = self.newest.held[START, -most:]
         unknown = np.flatnonzero(np.isnan(starts_us))
         return starts_us[unknown[-1] + 1 :] if len(unknown) else starts_us
 
@@ -382,37 +378,3 @@ class OperationStream:
             largest = recurring[-1] if len(recurring) else 0.0
             self._places = np.flatnonzero(sizes >= largest * _SMALL_RATIO)
         return self._places
-
-
-def _stride(times: CollectiveTimes) -> int | None:
-    """One in how many operations is reported; None if that varies."""
-    sequences = times.sequences
-    if len(sequences) == times.count:
-        return 1
-    # Operations that share a kernel leave gaps, too; a few of these may be even by chance.
-    if len(sequences) < _FEWEST_SAMPLED:
-        return None
-    stride = sequences[1] - sequences[0]
-    evenly = stride > 1 and all(after - before == stride for before, after in pairwise(sequences))
-    return stride if evenly else None
-
-
-def _thinned(columns: Floats, sequences: Ints, stride: int) -> tuple[Floats, Ints]:
-    """Of (rows, n) columns and (n,) sequence numbers those that an agent with this stride would report."""
-    kept = sequences % stride == 0
-    return columns[:, kept], sequences[kept]
-
-
-def _columns(times: CollectiveTimes) -> Floats:
-    """(4, n): size, start, end and time in the queue of each operation."""
-    count = len(times.sequences)
-    columns = np.full((4, count), np.nan)
-    columns[_SIZE] = times.sizes_bytes
-    known = (times.durations_ns, times.start_increments_us, times.queued_us)
-    if all(len(column) == count for column in known):
-        columns[_START] = times.start_increments_us
-        columns[_START, 0] += times.start_unix_ns // 1000
-        columns[_START] = columns[_START].cumsum()
-        columns[_END] = columns[_START] + np.array(times.durations_ns, dtype=np.float64) // 1000
-        columns[_QUEUED] = times.queued_us
-    return columns

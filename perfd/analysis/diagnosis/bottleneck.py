@@ -10,7 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from perfd.analysis.diagnosis.communication_findings import judge_communication
+from perfd.analysis.diagnosis.communication_findings import (
+    judge_communication,
+    judge_links,
+    judge_tensor_groups,
+)
 from perfd.analysis.diagnosis.compute_findings import judge_compute
 from perfd.analysis.diagnosis.data_loading_findings import judge_data, judge_sleeping_hosts
 from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing, judge_shared_gpus
@@ -23,13 +27,9 @@ from perfd.analysis.diagnosis.host_delay_findings import (
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.imbalance_findings import judge_experts, judge_sequences
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
-from perfd.analysis.diagnosis.link_findings import judge_links, judge_tensor_groups
+from perfd.analysis.diagnosis.own_past_findings import judge_unplaced
 from perfd.analysis.diagnosis.pipeline_findings import interleaving_gain, judge_pipeline
-from perfd.analysis.diagnosis.straggler_findings import (
-    judge_straggler,
-    judge_throttling,
-    judge_unplaced,
-)
+from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
 from perfd.formatting import duration, percent
 from perfd.mfu_tier import attainable_mfu

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
-from perfd.analysis.collectives import NcclRank, SlowRank, StallingRank
+from perfd.analysis.collectives import NcclRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.diagnosis.own_past_findings import by_own_past, by_stalls, is_unplaced, stalls_of
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.analysis.steps import DataLoading, LongerSteps
-from perfd.analysis.stragglers import Late, OwnWork, Pattern, ReadingRank, Straggler, late
-from perfd.formatting import duration, percent
+from perfd.analysis.steps import DataLoading
+from perfd.analysis.stragglers import Late, Pattern, Straggler, late
+from perfd.formatting import percent
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
 _SLOWER_CLOCK = 0.95
 """Of the peers' median clock; above it the clock is not evidence. Chosen."""
-
-_MORE_WORK = 0.5
-"""Of the added time, that a GPU computes for longer where it has more work. Chosen."""
-_SAME_CHANGE_STEPS = 4
-"""Steps between which GPUs and collectives see one change: each needs some steps to see it. Chosen."""
 
 
 def one_rank_loads_slowly(data: DataLoading) -> bool:
@@ -44,11 +38,9 @@ def judge_straggler(facts: JobEvidence) -> Finding | None:
     if arrivals is not None:
         return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
     if facts.nccl.stalling is not None:
-        return _by_stalls(facts, facts.nccl.stalling)
-    slow, reading = facts.nccl.slow_since, facts.reading
-    if slow is not None and (reading or not _open_who(facts, slow)):
-        may_wait = reading is not None and reading.own_work is None
-        return _of_reader(facts, slow, reading) if reading and may_wait else _by_own_history(facts, slow)
+        return by_stalls(facts, facts.nccl.stalling)
+    if facts.nccl.slow_since is not None and not is_unplaced(facts, facts.nccl.slow_since):
+        return by_own_past(facts, facts.nccl.slow_since)
     if facts.stragglers_by_timers:
         return _by_timers(facts, facts.stragglers_by_timers[0])
     for straggler in facts.stragglers_by_activity:
@@ -56,46 +48,6 @@ def judge_straggler(facts: JobEvidence) -> Finding | None:
         if finding is not None:
             return finding
     return None
-
-
-def judge_unplaced(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
-    """Steps that became longer while one rank does not wait, where nothing says that it is slow itself."""
-    slow = facts.nccl.slow_since
-    if straggler is not None or slow is None or facts.reading is not None or not _open_who(facts, slow):
-        return None
-    return Finding(
-        kind=Kind.UNKNOWN,
-        confidence=0.0,
-        ranks=(slow.rank,),
-        evidence=[
-            *_since(facts, slow, "As fast as before, the job"),
-            f"{_without_peers(slow)}, its GPU does not show that it is slow, and host threads are not seen.",
-            "Slow data loading on all ranks may look the same.",
-        ],
-        advice=advice.GPUS_OF_ALL_RANKS,
-        gain_ratio=slow.gain_ratio,
-        step_s=slow.since_s,
-    )
-
-
-def _open_who(facts: JobEvidence, slow: SlowRank) -> bool:
-    """Whether that rank may be last by chance: its peers are unknown, and neither hosts nor GPUs are seen."""
-    return not (slow.role or facts.hosts_seen or _by_its_gpu(slow, facts.longer_steps))
-
-
-def _by_its_gpu(slow: SlowRank, longer: LongerSteps | None) -> bool:
-    """Whether GPUs show a rank of unknown role to be slow: its own has more work, or idles alone.
-
-    Loaders or hosts that are slow on all ranks leave several GPUs idle, and one rank last by chance.
-    """
-    if longer is None or abs(longer.since_step - slow.since_step) > _SAME_CHANGE_STEPS:
-        return False
-    own = longer.ranks == slow.rank
-    if (longer.computing_ratio[own] >= _MORE_WORK).any():
-        return True
-    idles = (longer.running_ratio[own] <= THRESHOLDS.late_hosts_idle_ratio).any()
-    waiting = longer.running_ratio[~own] >= THRESHOLDS.late_hosts_waiting_ratio
-    return bool(idles and len(waiting) and waiting.all())
 
 
 def judge_throttling(facts: JobEvidence) -> Finding | None:
@@ -137,7 +89,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         f"As fast as its peers, it would save {percent(arrivals.gain_ratio)} of the step{own}.",
         *_over(slow),
         *_of_those(arrivals, slow),
-        *_stalls(facts, slow.rank),
+        *stalls_of(facts, slow.rank),
         *(_describe(straggler) for straggler in agreeing),
     ]
     idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)
@@ -182,123 +134,6 @@ def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
         f"{who} meanwhile.",
         f"Rank {slow.rank} works {slow.slowdown_ratio:.2f} times as long as its peers.",
     ]
-
-
-def _by_own_history(facts: JobEvidence, slow: SlowRank) -> Finding:
-    return _one_rank(
-        slow.rank,
-        confidence=0.6,
-        evidence=[
-            *_since(facts, slow, f"As fast as before, rank {slow.rank}"),
-            f"{_without_peers(slow)}: it is compared with its own earlier steps.",
-            *_own_work(facts.reading),
-        ],
-        gain_ratio=slow.gain_ratio,
-        step_s=slow.since_s,
-    )
-
-
-def _without_peers(slow: SlowRank) -> str:
-    return f"No other rank has its role ({slow.role})" if slow.role else "Its peers are unknown"
-
-
-def _since(facts: JobEvidence, slow: SlowRank, without: str) -> list[str]:
-    before = duration(slow.before_s)
-    return [
-        f"Steps take {duration(slow.since_s)} since step {slow.since_step}, {before} before.",
-        f"{without} would save {percent(slow.gain_ratio)} of the step.",
-        f"All other ranks wait that much longer, and rank {slow.rank} does not ({facts.nccl.source}).",
-    ]
-
-
-def _own_work(reading: ReadingRank | None) -> list[str]:
-    """Why the rank that reads the data is late by itself."""
-    if reading is None or reading.own_work is None:
-        return []
-    if reading.own_work is OwnWork.GPU:
-        return ["It reads the data for all ranks, but its GPU computes for longer (NVML)."]
-    working = "the threads that launch its work do not sleep (kernel)"
-    return [f"{reading.loader_workers} workers read the data for all ranks, and {working}."]
-
-
-def _of_reader(facts: JobEvidence, slow: SlowRank, reading: ReadingRank) -> Finding | None:
-    """The role of a rank that may wait for data; None where timers show the input."""
-    if facts.data.reading_tensor_rank is not None:
-        return None
-    evidence = _since(facts, slow, "As fast as before, the job")
-    busy, asleep = reading.loader_busy_ratio, reading.asleep_ratio
-    if asleep is not None:
-        evidence.append(
-            f"Threads that launch its work sleep {percent(asleep)} of the time (kernel): its host waits for"
-            " something."
-        )
-    loading = asleep is not None and busy is not None and busy >= THRESHOLDS.loader_workers_busy_ratio
-    if loading:
-        evidence.append(f"Its {reading.loader_workers} loader workers are busy {percent(busy or 0)} of it.")
-    return _reader_role(
-        reading.rank, evidence, since=slow, kind=Kind.DATA_LOADING if loading else Kind.LATE_HOSTS
-    )
-
-
-def _reader_role(rank: int, evidence: list[str], *, since: SlowRank | StallingRank, kind: Kind) -> Finding:
-    """The role of the one rank that reads the data, which nothing shows to be slow itself."""
-    by_design = f"Rank {rank} reads the data for all ranks, by design, and has no peer to compare it with"
-    loading = kind is Kind.DATA_LOADING
-    unknown = "." if loading else ": slow input shows so, and so does other work of its host."
-    return Finding(
-        kind=kind,
-        confidence=0.8 if loading else 0.6,
-        culprits=(Culprit(kind="tensor rank", id=0),),
-        ranks=(rank,),
-        evidence=[*evidence, by_design + unknown],
-        advice=advice.SLOW_INPUT if loading else advice.LATE_HOSTS,
-        gain_ratio=since.gain_ratio,
-        step_s=since.since_s if isinstance(since, SlowRank) else since.step_s,
-        longer_for_s=since.longer_for_s,
-        since_step=since.since_step if isinstance(since, SlowRank) else None,
-    )
-
-
-def _by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:
-    evidence = [
-        *_stalls(facts, stalling.rank),
-        f"Without the stalls the job would save {percent(stalling.gain_ratio)} of its time.",
-        f"All other ranks wait in these, {stalling.stalls} times so far ({facts.nccl.source}).",
-    ]
-    if stalling.rank == facts.only_reader:
-        return _reader_role(stalling.rank, evidence, since=stalling, kind=Kind.LATE_HOSTS)
-    found = _one_rank(
-        stalling.rank,
-        confidence=0.8,
-        evidence=evidence,
-        gain_ratio=stalling.gain_ratio,
-        step_s=stalling.step_s,
-    )
-    return replace(found, advice=advice.PERIODIC_STALL)
-
-
-def _stalls(facts: JobEvidence, rank: int) -> list[str]:
-    """Evidence that a rank stalls at intervals, if it does."""
-    seen = facts.nccl.stalling
-    if seen is None or seen.rank != rank:
-        return []
-    stalled, usual = duration(seen.stalled_s), duration(seen.usual_s)
-    return [f"Every {seen.period_steps} steps, one takes {stalled} instead of {usual}."]
-
-
-def _one_rank(
-    rank: int, *, confidence: float, evidence: list[str], gain_ratio: float | None, step_s: float
-) -> Finding:
-    """That one rank is late, by what is known of it alone."""
-    return Finding(
-        kind=Kind.STRAGGLER,
-        confidence=confidence,
-        culprits=(Culprit(kind="rank", id=rank),),
-        evidence=evidence,
-        advice=advice.late_rank(rank),
-        gain_ratio=gain_ratio,
-        step_s=step_s,
-    )
 
 
 def _together(facts: JobEvidence, arrivals: Late) -> Finding:
