@@ -16,12 +16,17 @@ FORWARD_US = 68_000
 
 def job_of(timeline: Timeline, *, every: int = 5, late_s: float = 0.05, steps_per_line: int = 1) -> JobState:
     """A job whose log has a line every few steps, without times."""
-    job = JobState("job", Limits(), AggregatorCounters())
     lines = [
         (number // steps_per_line, end_us / 1e6 + late_s)
         for number, end_us in enumerate(timeline.ends_us, start=1)
         if number % (every * steps_per_line) == 0
     ]
+    return played(timeline, lines)
+
+
+def played(timeline: Timeline, lines: list[tuple[int, float]]) -> JobState:
+    """A job with these operations and its log's lines of a step and a time, which are taken from the list."""
+    job = JobState("job", Limits(), AggregatorCounters())
     for times in timeline.records():
         sent_s = times.end_unix_ns / 1e9
         source = RecordSource(agent_id="a", node="n", sent_unix_s=sent_s, now_s=sent_s)
@@ -77,8 +82,8 @@ def test_micro_batches_of_sharded_parameters_are_steps_of_the_log():
     assert job.step_table().step[-1] == pytest.approx(60, abs=5)
 
 
-@pytest.mark.parametrize("steps_per_line", [90, 2.5])
-def test_what_is_no_small_whole_number_changes_nothing(steps_per_line):
+@pytest.mark.parametrize(("steps_per_line", "per_step"), [(90, 3), (2.5, 3), (60, 60 * 3)])
+def test_only_a_small_whole_number_says_how_many_are_one_step(steps_per_line, per_step):
     timeline = Timeline()
     for _ in range(900):
         timeline.step([LAYER], pause_us=20_000)
@@ -95,7 +100,23 @@ def test_what_is_no_small_whole_number_changes_nothing(steps_per_line):
             job.step(TrainingStep(job="job", step=sent, time_unix_ns=at_us * 1000), source)
         job.collective_times(times, source)
     assert job.operation_pace is not None
-    assert job.operation_pace.per_step == pytest.approx(3)
+    assert job.operation_pace.per_step == pytest.approx(per_step)
+
+
+@pytest.mark.parametrize(("scattered_s", "per_step"), [(0.045, 3 * LAYERS), (0.055, 3 * LAYERS), (0.09, 3)])
+def test_lines_that_scatter_decide_only_if_their_ratio_is_sure(scattered_s: float, per_step: float) -> None:
+    """Six lines are known when the seventh comes; their mean and slope are those of the steps' ends."""
+    timeline = steps_of_layers(136)
+    scatter = [1, -2, 1, 1, -2, 1, 1]
+    lines = [
+        (step, timeline.ends_us[step - 1] / 1e6 + scattered_s * (2 + by))
+        for step, by in zip(range(20, 146, 18), scatter, strict=True)
+    ]
+    job = played(timeline, lines)
+
+    assert not lines
+    assert job.operation_pace is not None
+    assert job.operation_pace.per_step == pytest.approx(per_step)
 
 
 def test_a_few_lines_decide_nothing():

@@ -16,11 +16,17 @@ FAST_S, SLOW_S = 0.103, 0.163
 
 
 def played(
-    *, covered: int, steps: int = 60, slow_from: int = 41, resumed_at: int = 0, seen_s: float = np.inf
+    *,
+    covered: int,
+    steps: int = 60,
+    slow_from: int = 41,
+    resumed_at: int = 0,
+    seen_s: float = np.inf,
+    printed_s: float = 0.003,
 ) -> tuple[Fleet, Timeline]:
     """A log's lines and a rank's operations in order of time; steps from one on are slow.
 
-    Operations more than `seen_s` after the first are missing.
+    Operations more than `seen_s` after the first are missing. A line is printed `printed_s` after its step.
     """
     timeline = Timeline()
     for number in range(1, steps + 1):
@@ -29,7 +35,7 @@ def played(
     records = [(time_s, one) for time_s, one in records if time_s <= records[0][0] + seen_s]
     ends_s = [end / 1e6 for end in timeline.ends_us]
     for number in range(covered, steps + 1, covered):
-        time_s = ends_s[number - 1] + 0.003
+        time_s = ends_s[number - 1] + printed_s
         lasted_s = (ends_s[number - 1] - ends_s[max(0, number - 1 - covered)]) / covered
         line = step(
             resumed_at + number,
@@ -75,6 +81,22 @@ def test_operations_that_come_later_than_lines_keep_the_numbers_of_their_own_ste
     assert within.steps.time_unix_s == pytest.approx(
         [timeline.ends_us[n - 1] / 1e6 for n in within.steps.step]
     )
+
+
+@pytest.mark.parametrize(("printed_after_ratio", "off"), [(-0.3, -1), (-0.2, 0), (0.7, 0), (0.8, 1)])
+def test_a_line_belongs_to_the_step_that_ends_up_to_a_quarter_of_a_step_later(
+    printed_after_ratio: float, off: int
+) -> None:
+    # Clocks differ: a line may show a time before its step's end. Later than that it is the step before.
+    made, timeline = played(covered=5, steps=62, slow_from=100, printed_s=printed_after_ratio * FAST_S)
+    within = snapshot(made).within_lines
+
+    assert within is not None
+    true_steps = [
+        1 + int(np.argmin(np.abs(np.array(timeline.ends_us) / 1e6 - end_s)))
+        for end_s in within.steps.time_unix_s
+    ]
+    assert set((within.steps.step + off - true_steps).tolist()) == {0}
 
 
 def test_a_log_with_a_line_for_each_step_needs_no_operations() -> None:
