@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from prometheus_client import Metric
@@ -136,16 +136,17 @@ class Agent:
         for task in self._tasks:
             task.bookmark.text = bookmarks.get(task.name)
         nats = config.uplink.nats
+        self._pace = BatchPace(
+            interval_s=config.uplink.batch_interval_s, quiet_interval_s=config.uplink.quiet_batch_interval_s
+        )
         self._batcher = Batcher(
             self._spool,
+            self._pace,
             taps=[self._latest, facts, *taps],
             max_message_bytes=MAX_MESSAGE_BYTES if nats is None else nats.max_message_bytes,
         )
         self._registry = process_registry(self._collect, lambda: self._latest.families(self._clock.unix_ns()))
-        self._pace = BatchPace(
-            interval_s=config.uplink.batch_interval_s, quiet_interval_s=config.uplink.quiet_batch_interval_s
-        )
-        self._runner = Runner(self._tasks, self._deliver, self._clock)
+        self._runner = Runner(self._tasks, self._batcher.add, self._clock)
         self._stopping = threading.Event()
         self._batch_thread = threading.Thread(target=self._batch_loop, name="perfd-batch", daemon=True)
         self._http: HttpServer | None = None
@@ -269,10 +270,6 @@ class Agent:
         )
         values += collector_values(self.collector_states, self._clock.monotonic_s())
         return families(values, _DESCRIBED.__getitem__)
-
-    def _deliver(self, records: Sequence[Record], bookmarks: Mapping[str, str]) -> None:
-        self._pace.take(records, time.monotonic())
-        self._batcher.add(records, bookmarks)
 
     def _batch_loop(self) -> None:
         # Real time paces this thread; only `step` follows a clock driven by the owner.

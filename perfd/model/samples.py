@@ -32,21 +32,20 @@ class ColumnKind(StrEnum):
     COUNTER = "counter"
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ColumnBlock(Mapping[str, Sequence[float]]):
     """Columns of one length in one block of doubles, one column after the other."""
 
-    __slots__ = ("_rows", "block", "names")
-
-    def __init__(self, names: tuple[str, ...], block: bytes, rows: int) -> None:
-        """`block` holds `rows` doubles, in the machine's byte order, for each of the distinct `names`."""
-        self.names = names
-        self.block = block
-        self._rows = rows
+    names: tuple[str, ...]
+    """All different."""
+    block: bytes
+    """In the machine's byte order."""
+    rows: int
 
     def __getitem__(self, name: str) -> Sequence[float]:
         if name not in self.names:
             raise KeyError(name)
-        size_bytes = 8 * self._rows
+        size_bytes = 8 * self.rows
         start = self.names.index(name) * size_bytes
         return array("d", self.block[start : start + size_bytes])
 

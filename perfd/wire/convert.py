@@ -35,7 +35,7 @@ from perfd.model import (
     SampleTable,
     Welcome,
 )
-from perfd.wire.record_count import check_record_count
+from perfd.wire.encoded_messages import check_record_count
 from perfd.wire.sample_tables import decode_table, encode_table
 from perfd.wire.structs import Struct, UnknownKindError
 from perfd.wire.v1 import telemetry_pb2 as pb

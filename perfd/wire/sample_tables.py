@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from perfd.errors import WireError
 from perfd.model import ColumnBlock, SampleTable, Scope
-from perfd.wire import fields
+from perfd.wire import encoded_messages as encoded
 from perfd.wire.structs import UnknownKindError, enum_by_name
 from perfd.wire.v1 import telemetry_pb2 as pb
 
@@ -161,18 +161,18 @@ def _number_spans(data: bytes) -> list[tuple[int, int]]:
     values: list[tuple[int, int]] = []
     position = 0
     while position < len(data):
-        field, kind, position = fields.tag(data, position)
-        end = fields.skipped(data, kind, position)
-        if kind == fields.BYTES:
-            _, position = fields.varint(data, position)
+        field, kind, position = encoded.tag(data, position)
+        end = encoded.skipped(data, kind, position)
+        if kind == encoded.BYTES:
+            _, position = encoded.varint(data, position)
             if field == _TIMES:
                 times.append((position, end))
             elif field == _COLUMNS:
                 while position < end:
-                    inner, kind, position = fields.tag(data, position)
-                    stop = fields.skipped(data, kind, position)
-                    if kind == fields.BYTES and inner == _VALUES:
-                        values.append((fields.varint(data, position)[1], stop))
+                    inner, kind, position = encoded.tag(data, position)
+                    stop = encoded.skipped(data, kind, position)
+                    if kind == encoded.BYTES and inner == _VALUES:
+                        values.append((encoded.varint(data, position)[1], stop))
                     position = stop
         position = end
     return [*times, *values]

@@ -18,7 +18,7 @@ from perfd.model import (
     TrainingStep,
 )
 from perfd.wire.convert import encode_message
-from perfd.wire.record_count import MAX_RECORDS
+from perfd.wire.encoded_messages import MAX_RECORDS
 from perfd.wire.v1 import telemetry_pb2 as pb
 from tests.support.fake_agent import FakeAgent
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
+from perfd.agent.collection.batch_pace import BatchPace
 from perfd.agent.spool import Spool
 from perfd.errors import PerfdError, WireError
 from perfd.model import Batch, Record, SampleTable
@@ -29,11 +31,15 @@ _SPLIT_ABOVE_BYTES = 1024 * 1024
 
 
 class Batcher:
-    """A bounded queue of records, flushed into batches. `add` may be called from any thread."""
+    """A bounded queue of records, flushed into batches. `add` may be called from any thread.
+
+    `pace` learns of records as they come: they may be what the next batch must not wait for.
+    """
 
     def __init__(
         self,
         spool: Spool,
+        pace: BatchPace | None = None,
         *,
         taps: Sequence[Tap] = (),
         max_pending: int = MAX_PENDING_RECORDS,
@@ -41,6 +47,7 @@ class Batcher:
     ) -> None:
         self._max_message_bytes = max_message_bytes
         self._spool = spool
+        self._pace = pace
         self._taps = list(taps)
         self._pending: deque[Record] = deque()
         self._bookmarks: dict[str, str] = {}
@@ -59,6 +66,9 @@ class Batcher:
 
         `bookmarks`, by collector, are stored together with them.
         """
+        if self._pace is not None:
+            # Real time paces batches, also where the records' clock is a virtual one.
+            self._pace.take(records, time.monotonic())
         with self._lock:
             self._pending.extend(records)
             self._bookmarks.update(bookmarks)
