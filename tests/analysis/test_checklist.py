@@ -307,3 +307,25 @@ def test_without_nodes_or_layout_it_is_unknown():
     assert check(nowhere, "tensor_in_node").state is CheckState.UNKNOWN
     unsaid = replace(data, description=replace(data.description, parallel=description(tp=None).parallel))
     assert check(unsaid, "tensor_in_node").state is CheckState.UNKNOWN
+
+
+@pytest.mark.parametrize(("node_of", "state"), [(1, CheckState.PASSED), (2, CheckState.UNKNOWN)])
+def test_without_layout_no_group_leaves_the_only_node(node_of: int, state: CheckState):
+    data = job(0.28)
+    keys = [GpuKey(node=f"node{rank % node_of}", gpu=str(rank), rank=rank) for rank in range(16)]
+    table = GpuTable(time_unix_s=data.gpu.time_unix_s, gpus=keys, metrics=data.gpu.metrics)
+    unsaid = replace(data.description, parallel=ParallelLayout(world_size=16))
+
+    assert check(replace(data, gpu=table, description=unsaid), "tensor_in_node").state is state
+
+
+def test_where_not_all_ranks_are_seen_on_the_only_node_seen_it_is_unknown():
+    data = job(0.28)
+    keys = [GpuKey(node="node0", gpu=str(rank), rank=rank) for rank in range(8)]
+    metrics = {name: values[:, :8] for name, values in data.gpu.metrics.items()}
+    table = GpuTable(time_unix_s=data.gpu.time_unix_s, gpus=keys, metrics=metrics)
+    unsaid = replace(data.description, parallel=ParallelLayout(world_size=16))
+
+    found = check(replace(data, gpu=table, description=unsaid), "tensor_in_node")
+
+    assert found.state is CheckState.UNKNOWN

@@ -11,7 +11,7 @@ from perfd.analysis.data.job_data import GpuKey, GpuTable, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Finding, Kind
 from perfd.analysis.steps.training_time import training_samples
-from perfd.model import GpuColumn
+from perfd.model import GpuColumn, StepSource
 
 
 def gpus(*activity: float, ranks: int = 4, **others: float) -> GpuTable:
@@ -120,3 +120,14 @@ def test_without_an_mfu_gpus_that_compute_nearly_all_the_time_are_judged_by_thei
 
     assert (unlogged.bottleneck.kind, untimed.bottleneck.kind) == (kind, kind)
     assert early.bottleneck.kind is Kind.UNKNOWN
+
+
+def test_where_steps_are_known_the_advice_asks_for_what_a_step_computes():
+    seen = gpus(*[1.0] * 30, sm_active_ratio=0.75, tensor_active_ratio=0.3)
+    unlogged = summarise(job_data(step_table([]), gpu=seen), AnalysisSettings()).bottleneck
+    by_operations = job_data(step_table([1.0] * 20), gpu=seen, step_source=StepSource.NCCL)
+    timed = summarise(by_operations, AnalysisSettings())
+
+    assert "--flops-per-step" in timed.bottleneck.advice
+    assert "--flops-per-step" not in unlogged.advice
+    assert "progress" in unlogged.advice

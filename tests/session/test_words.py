@@ -64,6 +64,19 @@ def test_other_sentences_stay_as_they_are_with_weak_evidence(kind):
     assert Finding(kind=kind, confidence=0.4).headline == kind.sentence
 
 
+@pytest.mark.parametrize(
+    ("steady", "said"), [(0, "1 line, step 150; not steady"), (1, "1 line, step 150; steady")]
+)
+def test_a_single_step_is_written_in_the_singular(summary, steady, said):
+    steps = dataclasses.replace(summary.steps, count=1, first=150, last=150, steady_count=steady)
+    (line,) = [
+        one.split("  ")[-1].strip()
+        for one in in_words([dataclasses.replace(summary, steps=steps)]).splitlines()
+        if one.startswith("    steps ")
+    ]
+    assert line == said
+
+
 def test_what_is_not_known_is_said_to_be_unknown_and_never_zero(summary):
     bare = dataclasses.replace(
         summary,

@@ -88,8 +88,8 @@ def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
     return Finding(
         kind=Kind.COMPUTE_BOUND,
         confidence=0.4,
-        evidence=[*evidence, "MFU is lower than tensor core activity; no log says what a step takes."],
-        advice=f"{advice.LARGER_KERNELS} {advice.NO_STEPS}",
+        evidence=[*evidence, "MFU is unknown, and at most the activity of the tensor cores."],
+        advice=f"{advice.LARGER_KERNELS} {facts.efficiency.mfu_missing or advice.NO_STEPS}",
     )
 
 

@@ -51,7 +51,11 @@ def _steps(summary: JobSummary) -> str:
     steps = summary.steps
     if not steps.count:
         return "none seen"
-    rows = "rows by NCCL operations" if steps.source is StepSource.NCCL else "lines"
+    by_nccl = steps.source is StepSource.NCCL
+    if steps.count == 1:
+        row = "row by NCCL operations" if by_nccl else "line"
+        return f"1 {row}, step {steps.first}; {'' if steps.steady_count else 'not '}steady"
+    rows = "rows by NCCL operations" if by_nccl else "lines"
     counted = "steps or micro-batches" if steps.micro_batches else "steps"
     return (
         f"{steps.count} {rows}, {counted} {steps.first} to {steps.last}; {steps.steady_count} of them steady"

@@ -145,6 +145,10 @@ def _tensor(facts: JobEvidence) -> Check:
         nodes = "1 node" if groups.nodes == 1 else f"{groups.nodes} nodes"
         ranks = "1 rank" if groups.size == 1 else f"{groups.size} ranks"
         value = f"{ranks} on {nodes}"
+    elif facts.nodes == 1 and facts.parallel.world_size is not None and not facts.silent_gpu_ranks:
+        # Whatever the layout is, no group can leave the only node.
+        all_ranks = f"all {facts.parallel.world_size} ranks on 1 node"
+        return _check("tensor_in_node", _IN_NODE, all_ranks, "1 node", "placement of ranks", passed=True)
     return _check(
         "tensor_in_node",
         _IN_NODE,
