@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.aggregator.operations.operation_stream import Cycle, OperationStream, TimedOperations
-from perfd.analysis.data.job_data import Floats, StepPauses
+from perfd.aggregator.operations.operation_stream import Cycle, OperationStream
+from perfd.aggregator.operations.report_columns import TimedOperations
+from perfd.analysis.data.job_data import Bools, Floats, StepPauses
 from perfd.analysis.operations.step_boundaries import (
     longest_pause,
     medians_by_place,
@@ -37,6 +38,8 @@ class _Cuts:
     following_us: Floats
     """Start of the next large operation, (n,), or (n - 1,) if there is none after the newest repeat yet."""
     following_queued_us: Floats
+    measured: Bools
+    """Whether both ends of a pause were reported, shaped like `following_us`."""
 
     def __len__(self) -> int:
         return len(self.last)
@@ -49,7 +52,12 @@ class _Cuts:
     def each(self, first: int, count: int) -> _Cuts:
         """Every `count`-th, starting with `first`."""
         rows = slice(first, None, count)
-        return _Cuts(self.last.each(rows), self.following_us[rows], self.following_queued_us[rows])
+        return _Cuts(
+            self.last.each(rows),
+            self.following_us[rows],
+            self.following_queued_us[rows],
+            self.measured[rows],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +155,22 @@ class ExactSteps:
         place = self._place(cuts.last)
         first = 0
         if self.newest is None:
+            reported = np.flatnonzero(cuts.last.reported)
+            if not len(reported):
+                return []
+            place = int(reported[0])
             # Other operations come before the first step, such as a first exchange of embeddings; they move
             # less.
-            by_bytes = float(cuts.last.moved_bytes[0]) / (cycle.moved_bytes * repeats)
+            by_bytes = float(cuts.last.moved_bytes[place]) / (cycle.moved_bytes * repeats)
             step = max(1, math.floor(by_bytes + _MISSED_RATIO))
-            self.newest = _end(self._steps_before + step, cuts.last, 0)
-            place, first = 0, 1
+            self.newest = _end(self._steps_before + step, cuts.last, place)
+            first = place + 1
         newest = self.newest
         first = max(first, int(cuts.last.seen.searchsorted(newest.seen, side="right")))
         rows: list[TrainingStep] = []
         for at in range(first, len(cuts)):
             end_us = int(cuts.last.end_us[at])
-            if end_us - newest.end_us < _LEAST_ROW_US:
+            if end_us - newest.end_us < _LEAST_ROW_US or not cuts.last.reported[at]:
                 continue
             by_rate = (int(cuts.last.seen[at]) - newest.seen) / (cycle.operations * repeats)
             covered = max(1, round(by_rate)) if place is None else at - place
@@ -180,7 +192,7 @@ class ExactSteps:
         if place is None or self.newest is None:
             return None
         pauses_us = ends.pauses_us
-        known = np.arange(len(pauses_us))[-_PAUSES:]
+        known = np.flatnonzero(ends.measured)[-_PAUSES:]
         return StepPauses(
             step=self.newest.step + known - place,
             pause_s=pauses_us[known] / 1e6,
@@ -196,7 +208,8 @@ class ExactSteps:
             after = before % cycle.large
         following = operations.each(slice(after + 1, None, cycle.large))
         last = operations.each(slice(after, None, cycle.large))
-        return _Cuts(last, following.start_us, following.queued_us)
+        measured = last.reported[: len(following)] & following.reported
+        return _Cuts(last, following.start_us, following.queued_us, measured)
 
     def _place(self, operations: TimedOperations) -> int | None:
         """Where the newest row ended; None if that is not one of them."""

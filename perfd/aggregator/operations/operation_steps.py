@@ -10,6 +10,7 @@ from perfd.aggregator.operations.exact_steps import ExactSteps, FoundSteps
 from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.aggregator.operations.operation_stream import LONE_S, RECEIVE, Cycle, OperationStream
 from perfd.analysis.data.job_data import Floats, OperationPace
+from perfd.analysis.operations.step_boundaries import repeats_between_receives
 from perfd.model import CollectiveTimes, TrainingStep
 
 _MOST_STREAMS = 256
@@ -81,8 +82,15 @@ class _Mark:
     sequence: int
     time_unix_ns: int
     step: float
+    size_bytes: int
+    """Of the stream's largest operation that repeats."""
     exact: bool = False
     """Whether it is where a step ended, not anywhere in one."""
+
+    def outranks(self, cycle: Cycle, now_unix_ns: int) -> bool:
+        """Whether what showed steps lately is larger."""
+        lately = now_unix_ns - self.time_unix_ns < _SILENT_NS
+        return self.certain and lately and cycle.size_bytes < self.size_bytes
 
 
 class OperationSteps:
@@ -131,9 +139,14 @@ class OperationSteps:
 
         Layers of one size repeat within a step, and micro-batches may show nothing that ends one.
         """
-        if self._mark is not None and self._mark.exact and self._mark.stream.take_together(steps):
+        if self._mark is not None and self._mark.exact:
+            self._take_together(self._mark.stream, steps)
+
+    def _take_together(self, stream: OperationStream, repeats: int) -> None:
+        if stream.take_together(repeats):
+            self._recounted = self._recounted or self._mark is not None
             self._paced, self._looked_unix_ns = None, 0
-            self._mark, self._exact, self._recounted = None, None, True
+            self._mark, self._exact = None, None
 
     def put(self, times: CollectiveTimes) -> FoundSteps:
         """Add what a rank did; returns rows of steps, with nothing but times, when some are complete."""
@@ -159,8 +172,9 @@ class OperationSteps:
             self._numbers.put(stream.newest_starts_us(len(times.sequences))[None])
         since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
         if exact and since_look_s >= (_LOOK_S if self._paced is None else _ROW_S):
-            self._looked_unix_ns = times.end_unix_ns
             self._paced = self._pace(times.end_unix_ns)
+            self._join_layers(times.end_unix_ns)
+            self._looked_unix_ns = times.end_unix_ns
         mark, paced = self._mark, self._paced
         silent = mark is None or times.end_unix_ns - mark.time_unix_ns >= _SILENT_NS
         # Another one may turn out to show steps better.
@@ -221,6 +235,7 @@ class OperationSteps:
                 sequence=stream.newest_sequence - (stream.seen - ended.seen),
                 time_unix_ns=ended.end_us * 1000,
                 step=ended.step,
+                size_bytes=cycle.size_bytes,
                 exact=True,
             )
         return found
@@ -276,15 +291,17 @@ class OperationSteps:
         ]
         if not cycles:
             return None
-        current = self._mark.stream if self._mark else None
+        mark = self._mark
+        current = mark.stream if mark is not None else None
         # Gathers of parameters are as large as the reductions of gradients that end a step.
         stream, cycle = max(
             cycles,
             key=lambda one: (one[1].size_bytes, one[0] is current, one[0].operation == _ENDING_STEPS),
         )
-        if current is None and stream.operation == _GATHERING and self._may_end_steps(stream, cycle):
+        # An evaluation or a gap may interrupt for a while what shows steps.
+        if mark is not None and stream is not mark.stream and mark.outranks(cycle, now_unix_ns):
             return None
-        if current is None and stream.operation in _HANDED_ON and _may_show_better(streams):
+        if mark is None and self._awaits_better(stream, cycle, streams):
             return None
         if stream.total_bytes < _LEAST_BYTES_RATIO * sum(one.total_bytes for one in streams):
             # What moves the job's data has not repeated often enough yet.
@@ -293,6 +310,32 @@ class OperationSteps:
         if by_log or stream.operation not in (*_SHARDED, *_HANDED_ON):
             return _Pace(stream, cycle, 1, counted=by_log or not (cycle.by_pauses or cycle.lone))
         return self._sharded_pace(stream, cycle)
+
+    def _awaits_better(
+        self, stream: OperationStream, cycle: Cycle, streams: Sequence[OperationStream]
+    ) -> bool:
+        """Whether what ends steps has only not repeated often enough yet."""
+        if stream.operation == _GATHERING:
+            return self._may_end_steps(stream, cycle)
+        return stream.operation in _HANDED_ON and _may_show_better(streams)
+
+    def _join_layers(self, now_unix_ns: int) -> None:
+        """Take repeats together that are layers, where the rank's receives show that."""
+        paced = self._paced
+        if paced is None or paced.repeats != 1 or not paced.counted or paced.stream.repeats_of_step > 1:
+            return
+        operations = paced.stream.repeating(paced.cycle)
+        if operations is None:
+            return
+        repeats = [
+            repeats_between_receives(operations.start_us, one.newest_starts_us(), paced.cycle.large)
+            for one in self._streams.values()
+            if one.operation == RECEIVE
+        ]
+        layers = max(repeats, default=1)
+        if layers > 1:
+            self._take_together(paced.stream, layers)
+            self._paced = self._pace(now_unix_ns)
 
     def _may_end_steps(self, gathers: OperationStream, cycle: Cycle) -> bool:
         """Whether reductions that are as large may repeat soon, too."""
@@ -335,6 +378,7 @@ def _marked(pace: _Pace, step: float) -> _Mark:
         sequence=stream.newest_sequence,
         time_unix_ns=stream.newest_unix_ns,
         step=step,
+        size_bytes=pace.cycle.size_bytes,
     )
 
 

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfd.aggregator.operations.growable_arrays import NewestColumns
-from perfd.aggregator.operations.report_columns import END, SIZE, START, columns_of, stride_of, thinned
+from perfd.aggregator.operations.lost_operations import with_lost
+from perfd.aggregator.operations.report_columns import (
+    END,
+    REPORTED,
+    SIZE,
+    START,
+    TimedOperations,
+    columns_of,
+    in_order,
+    stride_of,
+    thinned,
+)
 from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, are_steady, pause_pattern
 from perfd.analysis.operations.repeat_period import FEWEST_REPEATS, Repeat, repeat_period
@@ -60,32 +71,6 @@ class Cycle:
     """Whether all are of one size and evenly apart, and nothing else shows that each is a step."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedOperations:
-    """(n,) large operations by the node's clock, and the stream's totals at the end of each."""
-
-    start_us: Floats
-    end_us: Floats
-    queued_us: Floats
-    """Time from when the host enqueued each until its start."""
-    seen: Ints
-    """Operations of the stream so far."""
-    moved_bytes: Floats
-
-    def __len__(self) -> int:
-        return len(self.seen)
-
-    def each(self, rows: slice) -> TimedOperations:
-        """Those in `rows`."""
-        return TimedOperations(
-            self.start_us[rows],
-            self.end_us[rows],
-            self.queued_us[rows],
-            self.seen[rows],
-            self.moved_bytes[rows],
-        )
-
-
 @dataclass(slots=True)
 class OperationStream:
     """The newest operations of a stream."""
@@ -95,8 +80,8 @@ class OperationStream:
     newest_sequence: int
     numbers: NewestColumns | None = None
     """Start times of the rank's newest reductions of a scalar, on any communicator, in microseconds."""
-    newest: NewestColumns = field(default_factory=lambda: NewestColumns(4, _HELD_OPERATIONS))
-    """Size in bytes, start, end and time in the queue in microseconds; NaN where unknown."""
+    newest: NewestColumns = field(default_factory=lambda: NewestColumns(5, _HELD_OPERATIONS))
+    """Size in bytes, start, end and time in the queue in microseconds, NaN if unknown; whether reported."""
     durations: NewestColumns = field(default_factory=lambda: NewestColumns(1, _HELD_OPERATIONS))
     """Durations of receives in microseconds, since the newest gap in sequence numbers."""
     seen: int = 0
@@ -151,8 +136,13 @@ class OperationStream:
         """Add what the rank reported."""
         if self.newest_unix_ns:
             self.before = self.newest_unix_ns, self.seen
-        stride, columns = stride_of(times), columns_of(times)
-        sequences = np.array(times.sequences)
+        stride = stride_of(times)
+        columns, sequences = in_order(columns_of(times), np.array(times.sequences))
+        whole = self._with_lost(columns, sequences) if stride in (None, 1) else None
+        if whole is not None:
+            stride, columns = 1, whole
+            sequences = np.arange(self.newest_sequence, sequences[-1]) + 1
+            self.total_bytes += float(whole[SIZE, whole[REPORTED] == 0.0].sum())
         if stride is not None and stride < self._stride and self._reads_fewer(stride):
             columns, sequences = thinned(columns, sequences, self._stride)
             stride = self._stride
@@ -183,6 +173,13 @@ class OperationStream:
             self.newest_sequence = int(sequences[-1])
         self.seen_s += (times.end_unix_ns - times.start_unix_ns) / 1e9
         self.newest_unix_ns = times.end_unix_ns
+
+    def _with_lost(self, columns: Floats, sequences: Ints) -> Floats | None:
+        """The columns of a report with those that it lacks, if what repeats shows them."""
+        complete = not len(sequences) or sequences[-1] - self.newest_sequence == len(sequences)
+        if complete or self._stride != 1 or not self._whole or self.operation == RECEIVE:
+            return None
+        return with_lost(self.newest.held[:, -self._whole :], self.newest_sequence, columns, sequences)
 
     def _reads_fewer(self, stride: int) -> bool:
         """Whether to leave out what a report with this smaller stride has more than those before it."""
@@ -350,7 +347,7 @@ class OperationStream:
         """The large operations that repeat; None where it is unknown when one of them ran."""
         places = self._large()[-cycle.known :]
         held = self.newest.held
-        _, start_us, end_us, queued_us = held[:, places]
+        _, start_us, end_us, queued_us, reported = held[:, places]
         if np.isnan(start_us).any():
             return None
         after = held.shape[1] - 1 - places
@@ -361,6 +358,7 @@ class OperationStream:
             queued_us=queued_us,
             seen=self.seen - after * self._stride,
             moved_bytes=self.total_bytes - since * self._stride,
+            reported=reported == 1.0,
         )
 
     def newest_starts_us(self, most: int = _HELD_OPERATIONS) -> Floats:

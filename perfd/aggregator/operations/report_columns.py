@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.model import CollectiveTimes
 
 _FEWEST_SAMPLED = 16
 """Operations of a report, whose sequence numbers must be equally far apart."""
-SIZE, START, END, QUEUED = range(4)
-"""Columns of each operation."""
+SIZE, START, END, QUEUED, REPORTED = range(5)
+"""Columns of each operation; `REPORTED` is 0 where the others are estimates for one that was not reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOperations:
+    """(n,) large operations by the node's clock, and the stream's totals at the end of each."""
+
+    start_us: Floats
+    end_us: Floats
+    queued_us: Floats
+    """Time from when the host enqueued each until its start."""
+    seen: Ints
+    """Operations of the stream so far."""
+    moved_bytes: Floats
+    reported: Bools
+    """Whether the times of each were reported; else they are estimates."""
+
+    def __len__(self) -> int:
+        return len(self.seen)
+
+    def each(self, rows: slice) -> TimedOperations:
+        """Those in `rows`."""
+        return TimedOperations(
+            self.start_us[rows],
+            self.end_us[rows],
+            self.queued_us[rows],
+            self.seen[rows],
+            self.moved_bytes[rows],
+            self.reported[rows],
+        )
 
 
 def stride_of(times: CollectiveTimes) -> int | None:
@@ -35,10 +65,11 @@ def thinned(columns: Floats, sequences: Ints, stride: int) -> tuple[Floats, Ints
 
 
 def columns_of(times: CollectiveTimes) -> Floats:
-    """(4, n): size, start, end and time in the queue of each operation."""
+    """(5, n): size, start, end and time in the queue of each operation, which were all reported."""
     count = len(times.sequences)
-    columns = np.full((4, count), np.nan)
+    columns = np.full((5, count), np.nan)
     columns[SIZE] = times.sizes_bytes
+    columns[REPORTED] = 1.0
     known = (times.durations_ns, times.start_increments_us, times.queued_us)
     if all(len(column) == count for column in known):
         columns[START] = times.start_increments_us
@@ -47,3 +78,11 @@ def columns_of(times: CollectiveTimes) -> Floats:
         columns[END] = columns[START] + np.array(times.durations_ns, dtype=np.float64) // 1000
         columns[QUEUED] = times.queued_us
     return columns
+
+
+def in_order(columns: Floats, sequences: Ints) -> tuple[Floats, Ints]:
+    """Both by sequence number: reports are by start times, which NCCL may give late for single operations."""
+    if (sequences[1:] > sequences[:-1]).all():
+        return columns, sequences
+    order = sequences.argsort(kind="stable")
+    return columns[:, order], sequences[order]

@@ -122,6 +122,20 @@ def receives_of_step(durations_us: Floats) -> int | None:
     return None
 
 
+def repeats_between_receives(starts_us: Floats, received_us: Floats, period: int) -> int:
+    """How many repeats of `period` operations, begun at (n,) times, come between receives, begun at (m,).
+
+    A rank that receives activations, as in a ring, does so in each step. Layers that are all alike repeat
+    between two forward passes, and a step is as many of them. 1 where that varies or is seen too rarely.
+    """
+    within = received_us[(received_us >= starts_us[0]) & (received_us <= starts_us[-1])]
+    apart = np.diff(np.unique(np.searchsorted(starts_us, within)))
+    if len(apart) < _FEWEST_STEPS or (apart != apart[0]).any() or apart[0] % period:
+        return 1
+    repeats = int(apart[0]) // period
+    return repeats if repeats <= _MOST_MICRO_BATCHES else 1
+
+
 def _may_stand_out(ordered_us: Floats, count: int, least_us: float) -> bool:
     """Whether the median of one in `count` sorted values can exceed the others' by `least_us`."""
     fewest = len(ordered_us) // count
