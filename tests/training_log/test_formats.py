@@ -80,6 +80,7 @@ def test_every_golden_file_has_its_log() -> None:
         ("tensorflow-estimator", "training-loop", [0, 100, 200, 300, 400]),
         ("espnet", "espnet", list(range(100, 801, 100))),
         ("wenet", "wenet", list(range(100, 801, 100))),
+        ("open-clip", "open-clip", [1, 11, 21, 31, 32, 33, 43, 53, 63, 64]),
         ("allennlp", "training-loop", list(range(20, 201, 20))),
         ("gluoncv", "training-loop", [49, 99, 149, 198, 248, 298]),
         ("mxnet", "training-loop", list(range(50, 301, 50))),

@@ -259,3 +259,29 @@ def test_lines_of_a_shorter_loop_between_the_steps_are_none() -> None:
     )
 
     assert [step.step for step in records_of(log, TrainingStep)] == [20, 40]
+
+
+def of_open_clip(samples: int, epoch: int = 0, of: int = 65536) -> str:
+    return (
+        f"12:00:00 | INFO | Train Epoch: {epoch} [{samples:>5}/{of} (0%)] Data (t): 0.042"
+        " Batch (t): 0.927, 2209.28/s, 276.160/s/gpu LR: 0.000011 Logit Scale: 14.286 Loss: 7.4 (7.4)\n"
+    )
+
+
+def test_samples_of_open_clip_are_steps_of_as_many_as_the_first_line_of_an_epoch_says():
+    lines = of_open_clip(2048) + of_open_clip(22528) + of_open_clip(2048, epoch=1)
+
+    steps = records_of(lines, TrainingStep)
+
+    assert [(one.step, one.step_time_s, one.global_batch_size) for one in steps] == [
+        (1, 0.927, 2048),
+        (11, 0.927, 2048),
+        (33, 0.927, 2048),
+    ]
+
+
+@pytest.mark.parametrize("samples", [2049, 67584])
+def test_samples_of_open_clip_that_are_no_whole_steps_or_too_many_are_no_step(samples: int):
+    steps = records_of(of_open_clip(2048) + of_open_clip(samples), TrainingStep)
+
+    assert [one.step for one in steps] == [1]

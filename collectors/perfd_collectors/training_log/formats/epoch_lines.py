@@ -1,6 +1,6 @@
 """Lines with an epoch, a batch and the number of batches, or an iteration, common in computer vision.
 
-timm, mmengine and mmcv, detectron2, fairseq, ESPnet, WeNet, torchvision's and PyTorch's ImageNet
+timm, mmengine and mmcv, detectron2, fairseq, ESPnet, WeNet, OpenCLIP, torchvision's and PyTorch's ImageNet
 example, Keras, and loops that print `Epoch [1/5], Step [100/600], Loss: 0.12`. A batch of an epoch is
 numbered over all epochs; where a line does not say how many an epoch has, an epoch begins after the
 last line of the one before.
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from perfd.model import PhaseTime
 from perfd_collectors.training_log.field_text import number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.formats.loops.epoch_numbering import EpochsOfUnknownLength
+from perfd_collectors.training_log.formats.loops.epoch_numbering import EpochsOfSamples, EpochsOfUnknownLength
 from perfd_collectors.training_log.formats.loops.line_words import in_english
 from perfd_collectors.training_log.formats.step_lines import LOOPS, OTHER_LINE
 from perfd_collectors.training_log.log_lines import LogLine
@@ -120,6 +120,14 @@ _STYLES = (
         framework="wenet",
     ),
     _Style(
+        re.compile(
+            rf"\bTrain Epoch: {_EPOCH} \[ {{0,15}}(?P<samples>[0-9]{{1,15}})/(?P<of>[0-9]{{1,15}}) "
+            r"\([0-9]{1,3}%\)\] (?=.{0,80}\bBatch \(t\): )"
+        ),
+        framework="open-clip",
+        names={"data t": "data_s", "batch t": "step_time_s"},
+    ),
+    _Style(
         re.compile(rf"\bTrain(?:ing)? {{1,2}}\[ {{0,8}}{_ITERATION}/[0-9]{{1,15}}\] {{1,2}}eta: "),
         names=_TIMES,
     ),
@@ -160,6 +168,7 @@ class EpochLineParser(FormatParser):
         super().__init__(job)
         self._first_epoch = 1
         self._unnumbered = EpochsOfUnknownLength()
+        self._of_samples = EpochsOfSamples()
         self._newest = (-1, 0)
         self._batches_of = (-1, 0)
         self._of_all_epochs = False
@@ -187,6 +196,10 @@ class EpochLineParser(FormatParser):
                 return self._step(style, text, anchor)
         return False
 
+    def attach(self) -> None:
+        """Note that reading starts in the middle of the log."""
+        self._of_samples.attach()
+
     def _step(self, style: _Style, text: str, anchor: re.Match[str]) -> bool:
         if OTHER_LINE.search(text, 0, anchor.start()):
             return False
@@ -197,6 +210,8 @@ class EpochLineParser(FormatParser):
         step = self._number(style, anchor.groupdict())
         if step is None:
             return True
+        if "samples" in anchor.re.groupindex and self._of_samples.per_step is not None:
+            found.values["global_batch_size"] = float(self._of_samples.per_step)
         if self._out.description.framework in {None, "", "training-loop"}:
             self._out.describe(framework=style.framework)
         add_step(self._steps, self._out.job, step, found, last_timestamp_ns(text[: anchor.start()]))
@@ -208,6 +223,8 @@ class EpochLineParser(FormatParser):
         """The step over all epochs; None where the line contradicts itself."""
         if (step := said.get("step")) is not None:
             return int(step)
+        if (samples := said.get("samples")) is not None:
+            return self._of_samples.step(int(said["epoch"] or 0), int(samples), int(said["of"] or 0))
         epoch, batch, batches = (int(said.get(name) or 0) for name in ("epoch", "batch", "batches"))
         if said.get("batches") is None:
             return self._unnumbered.step(epoch, batch)

@@ -48,6 +48,28 @@ class EpochsOfUnknownLength:
         return epoch > self._epoch and bool(self._steps_before) and batch == self._batch
 
 
+class EpochsOfSamples:
+    """Steps over epochs of lines that count samples, where the first line of an epoch is of its first step."""
+
+    def __init__(self) -> None:
+        self._epoch: int | None = None
+        self.per_step: int | None = None
+        """Samples of a step; None until the first line of an epoch was read."""
+
+    def attach(self) -> None:
+        """Note that lines before were not read: the next one need not be the first of its epoch."""
+        self._epoch = -1
+
+    def step(self, epoch: int, samples: int, of: int) -> int | None:
+        """The step over all epochs; None where it is not known, or the line contradicts the ones before."""
+        if epoch != self._epoch:
+            unread = self._epoch == -1
+            self._epoch, self.per_step = epoch, None if unread else samples
+        if not self.per_step or samples % self.per_step or not samples <= of:
+            return None
+        return epoch * (of // self.per_step) + samples // self.per_step
+
+
 class _OneRank:
     def __init__(self) -> None:
         self.epoch: int | None = None
