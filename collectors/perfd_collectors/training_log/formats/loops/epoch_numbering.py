@@ -49,7 +49,7 @@ class EpochsOfUnknownLength:
 
 
 class EpochsOfSamples:
-    """Steps over epochs of lines that count samples, where the first line of an epoch is of its first step."""
+    """Steps over epochs of lines that count samples; the first line of an epoch is of its first step."""
 
     def __init__(self) -> None:
         self._epoch: int | None = None
