@@ -1,3 +1,3 @@
-"""perfd: how far a GPU job is from what its hardware allows, where the time goes, and who is to blame."""
+"""perfd: how far a GPU job is from what its hardware allows, where the time goes, and what is to blame."""
 
 __version__ = "0.1.0"

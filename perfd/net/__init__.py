@@ -1,4 +1,4 @@
-"""The HTTP server and client, with limits on time and connections, and TLS."""
+"""Connections: HTTP with limits on time and number, TLS, NATS, PostgreSQL, object storage; who may read."""
 
 from perfd.net.access_control import AccessControl
 from perfd.net.bearer_token import BearerToken

@@ -23,7 +23,7 @@ from perfd.collector import Settings
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.recording.recording_format import open_recording
-from perfd.session.recording import Playback, StreamPlayers, installed_players, open_playback
+from perfd.session.recording import Playback, installed_players, open_playback
 from perfd.session.session_config import SessionConfig
 
 TICK_S = 5.0
@@ -82,7 +82,6 @@ def replay(
     *,
     on_progress: Callable[[ReplayProgress], None] = lambda _: None,
     on_end: Callable[[ReplayResult, Aggregator], None] = lambda _, __: None,
-    players: StreamPlayers | None = None,
     real_clock: Clock | None = None,
 ) -> ReplayResult:
     """Play a recording to its end; raises `RecordingError` if there is nothing to play.
@@ -97,7 +96,7 @@ def replay(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfd-replay-")))
         clock = VirtualClock()
         playback = open_playback(
-            recording, scratch / "streams", clock, players or installed_players(), interval_s=options.tick_s
+            recording, scratch / "streams", clock, installed_players(), interval_s=options.tick_s
         )
         clock.advance_to_unix_ns(playback.start_unix_ns)
         aggregator = _start_aggregator(options, clock, stack)

@@ -29,7 +29,7 @@ from perfd_collectors.serving.sglang.mini import MiniSglangLog
 from perfd_collectors.serving.vllm import metrics as vllm_metrics
 from perfd_collectors.serving.vllm.log_lines import VllmLog
 from perfd_collectors.software import driver_version, package_folders, versions
-from perfd_collectors.training_log.log_parser import new_job, parse_log
+from perfd_collectors.training_log.log_parser import new_job
 from perfd_collectors.training_log.metric_files import (
     MetricFileParser,
     metric_file_reader,
@@ -93,6 +93,7 @@ from tests.fuzz.evaluation_targets import (
     segment,
 )
 from tests.pod_resources import kubelet
+from tests.support.whole_logs import parse_log
 from tests.support.xplane import xplane_space
 from tests.support.xplane_hlo import collectives_in_each_form, profile_with_hlo
 
@@ -399,7 +400,8 @@ def targets() -> dict[str, Target]:
         "trace_tables": Target(read_tables, [kineto_trace()]),
         "profiled_memory": Target(_in_file("t.json", _memory_of_trace), [profiled_memory()]),
         "xplane": Target(
-            lambda data: read_space(data, Path("t.xplane.pb")), [xplane_space(), profile_with_hlo()]
+            lambda data: read_space(memoryview(data), Path("t.xplane.pb")),
+            [xplane_space(), profile_with_hlo()],
         ),
         "hlo_collectives": Target(
             lambda data: read_collectives(memoryview(data)),

@@ -193,7 +193,7 @@ def test_runs_at_the_edges_of_a_profile_have_no_partner(tmp_path):
     devices = [steps(device, slow=1) for device in range(4)]
     # The first device's profile begins with its second step, that of the last one ends before the last.
     profile = Profile(devices=[devices[0][2:], *devices[1:3], devices[3][:-2]], modules=all_reduces())
-    traces = read_space(profile.space(), tmp_path / "host.xplane.pb")
+    traces = read_space(memoryview(profile.space()), tmp_path / "host.xplane.pb")
     numbers = [{one.sequence for one in trace.collectives} for trace in traces]
     common = set.intersection(*numbers)
     assert [len(found) for found in numbers] == [3, 4, 4, 3]
@@ -236,7 +236,7 @@ def test_a_permutation_has_its_messages(tmp_path):
         for device in range(4)
     ]
     profile = Profile(devices=devices, modules=[hlo.module("jit_step", [permute])])
-    traces = read_space(profile.space(), tmp_path / "host.xplane.pb")
+    traces = read_space(memoryview(profile.space()), tmp_path / "host.xplane.pb")
     assert [(one.peer, one.sent) for one in traces[1].collectives[0].messages] == [(2, True), (0, False)]
     (row,) = analysis_of(tmp_path, profile).collectives.by_rank[0]
     assert (row.operation, row.matched_count, row.wait_s) == ("sendrecv", 1, pytest.approx(0))
@@ -253,7 +253,7 @@ def test_a_permutation_has_its_messages(tmp_path):
 )
 def test_the_wall_time_is_that_of_the_lines_or_of_the_profile(tmp_path, start_ns, started_ns, expected):
     profile = Profile(devices=[steps(0, slow=0)], start_ns=start_ns, started_ns=started_ns)
-    (trace,) = read_space(profile.space(), tmp_path / "host.xplane.pb")
+    (trace,) = read_space(memoryview(profile.space()), tmp_path / "host.xplane.pb")
     assert (trace.epoch_ns, int(trace.operations.start_ns[0])) == (expected, 0)
 
 

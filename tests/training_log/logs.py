@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TypeVar
 
-from perfd_collectors.training_log.log_parser import parse_log
-
 from perfd.model import Record
+from tests.support.whole_logs import parse_log
 
 R = TypeVar("R", bound=Record)
 

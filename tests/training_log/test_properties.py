@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfd_collectors.training_log.log_parser import LogParser, new_job, parse_log
+from perfd_collectors.training_log.log_parser import LogParser, new_job
 from perfd_collectors.training_log.timestamps import TimeZoneGuess
 from training_log.logs import values_of
 
 from perfd.model import Record, StepPhases, TrainingStep
+from tests.support.whole_logs import parse_log
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "training_log"
 LOGS = {path.stem: path.read_bytes() for path in sorted(FIXTURES.glob("*.log"))}

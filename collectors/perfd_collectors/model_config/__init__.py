@@ -1,4 +1,4 @@
-"""Describes a job's model where its log does not: a Hugging Face `config.json`, or numbers by hand."""
+"""Describes a job's model where its log does not: by its arguments, `config.json`, XLA's dump, or by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What NCCL does inside a job, as perfd's profiler plugin records it."""
+"""What NCCL does inside a job: by perfd's plugin, NCCL's Inspector and log, and PyTorch's flight recorder."""
 
 from perfd_collectors.nccl.collector import SPEC
 

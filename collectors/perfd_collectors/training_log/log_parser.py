@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perfd.errors import ConfigError
-from perfd.model import Record
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.formats import (
     ColumnTableParser,
@@ -231,12 +230,3 @@ def _advance(hits: list[tuple[int, bytes]], block: bytes, position: int) -> None
             heapq.heapreplace(hits, (at, keyword))
         else:
             heapq.heappop(hits)
-
-
-def parse_log(data: bytes, *, job: str = "default", framework: str | None = None) -> Sequence[Record]:
-    """All records of a complete log. Printed times are taken as UTC."""
-    shared = new_job(job, TimeZoneGuess(0))
-    parser = LogParser(shared, framework=framework)
-    parser.feed(data)
-    parser.finish()
-    return shared.out.take(0)

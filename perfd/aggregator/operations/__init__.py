@@ -1,4 +1,4 @@
-"""The NCCL operations held per job, as arrays."""
+"""NCCL operations per job as arrays, the steps that they show, and what the hosts of ranks waited for."""
 
 from perfd.aggregator.operations.collective_tables import CollectiveRows, ProgressRows
 from perfd.aggregator.operations.host_wait_readings import HOST_COLUMNS, HostWaitReadings

@@ -1,4 +1,4 @@
-"""Ranges of charts from a Prometheus-compatible server, of which neither memory nor history has the data."""
+"""Charts of ranges that neither memory nor history covers, by queries to a Prometheus-compatible server."""
 
 from perfd.aggregator.queried.chart_queries import AskedRange, ChartQueries
 from perfd.aggregator.queried.prometheus_ranges import TimeRange

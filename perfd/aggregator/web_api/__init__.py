@@ -1,4 +1,4 @@
-"""The HTTP interface of the aggregator: routes, documents and access control."""
+"""The HTTP interface of the aggregator: its routes, and the documents and pages that they answer with."""
 
 from perfd.aggregator.web_api.agent_gaps import running_by_node
 from perfd.aggregator.web_api.api_documents import (

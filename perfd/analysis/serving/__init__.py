@@ -1,4 +1,4 @@
-"""Serving: what a server measured, what its hardware allows, and which knob closes the gap.
+"""Serving: what a server measured, what its hardware allows, and which setting closes the gap.
 
 Pure, and free of numpy: the agent reduces histograms with it.
 """

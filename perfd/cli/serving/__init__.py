@@ -1,1 +1,1 @@
-"""Where the commands about servers read, and how they watch one."""
+"""What commands about inference servers share: where a server is read, reports on it, and watching it."""

@@ -15,7 +15,6 @@ class SizedArgs(Args, gc=False):
     copied_bytes: Any = msgspec.field(default=None, name="bytes")
     grid: Any = None
     block: Any = None
-    registers: Any = msgspec.field(default=None, name="registers per thread")
 
 
 class DetailedArgs(SizedArgs, gc=False):

@@ -26,30 +26,23 @@ def read(path: Path, *, shown_as: str | None = None) -> list[RankTrace]:
                 with unpacked(path) as plain:
                     return read(plain, shown_as=str(shown))
             # It is unmapped with the last view of it, which an exception may hold.
-            return _traces(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), shown)
-    except OSError as error:
-        raise TraceError(f"{shown}: cannot be read: {error.strerror or error}.") from error
-    except (ValueError, DecodeError, RecursionError) as error:
-        raise TraceError(
-            f"{shown}: this is not an XSpace of XLA's profiler, or it is truncated: {error}."
-        ) from error
+            return read_space(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), shown)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise TraceError(f"{shown}: cannot be read: {reason}.") from error
 
 
-def read_space(content: bytes, shown: Path) -> list[RankTrace]:
-    """The same of bytes in memory."""
+def read_space(space: memoryview, shown: Path) -> list[RankTrace]:
+    """The traces of an XSpace in memory; raises as `read`."""
     try:
-        return _traces(memoryview(content), shown)
+        events = JaxEvents()
+        for event in chrome_events(space):
+            events.add(event)
+        found = events.traces(shown, read_collectives(space), clock_zero_unix_ns(space))
     except (ValueError, DecodeError, RecursionError) as error:
         raise TraceError(
             f"{shown}: this is not an XSpace of XLA's profiler, or it is truncated: {error}."
         ) from error
-
-
-def _traces(space: memoryview, shown: Path) -> list[RankTrace]:
-    events = JaxEvents()
-    for event in chrome_events(space):
-        events.add(event)
-    found = events.traces(shown, read_collectives(space), clock_zero_unix_ns(space))
     if not found:
         raise TraceError(f"{shown}: the trace has no device activity.")
     return found
