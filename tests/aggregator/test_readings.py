@@ -8,7 +8,8 @@ from aggregator.support import gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.state.node_samples import GpuHistory, NodeSamples, values_of
+from perfd.aggregator.state.gpu_history import GpuHistory
+from perfd.aggregator.state.node_samples import NodeSamples, values_of
 from perfd.aggregator.state.table_layout import Layout
 from perfd.model import SampleTable, Scope
 

@@ -34,7 +34,7 @@ _MOST_CELLS = 32_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The samples of one node's GPUs that serve the job."""
+    """The samples of one node's GPUs that serve the job, which may be those of its history itself."""
 
     keys: tuple[GpuKey, ...]
     metrics: tuple[str, ...]
@@ -146,7 +146,7 @@ def _gpu_table(
     parts = list(_parts(fleet, job, nodes, window, since_unix_s))
     if len(parts) == 1:
         part = parts[0]
-        return _table(part.times_unix_s, part.keys, part.metrics, part.data)
+        return _table(part.times_unix_s, part.keys, part.metrics, part.data.copy())
     return _aligned(parts, fleet.limits.gpu_history_s)
 
 
@@ -172,7 +172,7 @@ def _parts(
         start_unix_s = (
             _window_start(window, history.newest_unix_s()) if since_unix_s is None else since_unix_s
         )
-        times, data = history.since(start_unix_s)
+        times, data = history.window(start_unix_s)
         if job.ended_unix_s is not None:
             kept = times <= job.ended_unix_s
             times, data = times[kept], data[kept]
@@ -224,7 +224,11 @@ def _aligned(parts: Sequence[_Part], span_s: float) -> GpuTable:
         inside = (slot >= 0) & (slot < slots)
         width = len(part.keys)
         block = data[:, column : column + width]
-        if part.metrics == metrics:
+        in_turn = len(slot) > 0 and inside.all() and bool((slot[1:] - slot[:-1] == 1).all())
+        if part.metrics == metrics and in_turn:
+            # The usual case: each slot has an instant.
+            block[slot[0] : slot[0] + len(slot)] = part.data
+        elif part.metrics == metrics:
             block[slot[inside]] = part.data[inside]
         else:
             place = [metrics.index(name) for name in part.metrics]
