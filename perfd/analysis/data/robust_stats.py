@@ -24,6 +24,8 @@ def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     length = values.shape[axis]
     if not length:
         return np.full(np.delete(values.shape, axis), np.nan)
+    if values.ndim == 1:
+        return _median_of_column(values)
     if length <= _SHORT and values.size >= _MANY * length:
         return _median_of_few(np.moveaxis(values, axis, 0))
     # Sorting whole rows in memory's order is several times faster than numpy's own
@@ -37,6 +39,17 @@ def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     low = np.take_along_axis(rows, np.maximum(known - 1, 0) // 2, -1)
     high = np.take_along_axis(rows, np.minimum(known // 2, length - 1), -1)
     return np.asarray(np.where(known > 0, _middle(low, high), np.nan)[..., 0])
+
+
+def _median_of_column(values: NDArray[Any]) -> NDArray[Any]:
+    """The same of one column: most are of some hundred values, for which numpy's own takes three times as long."""
+    ordered = np.sort(values)
+    known = len(ordered)
+    if math.isnan(ordered[-1]):
+        known -= int(np.isnan(ordered).sum())
+        if not known:
+            return np.asarray(ordered[-1])
+    return _middle(ordered[(known - 1) // 2], ordered[known // 2])
 
 
 def median_error(values: Floats) -> Floats:
@@ -133,7 +146,7 @@ def near_sigma_of(values: Floats, most_apart: int) -> float:
     There must be more values than that.
     """
     differences = [np.abs(values[apart:] - values[:-apart]) for apart in range(1, most_apart + 1)]
-    return MAD_TO_SIGMA * max(float(np.median(one)) for one in differences) / math.sqrt(2)
+    return MAD_TO_SIGMA * max(float(median(one)) for one in differences) / math.sqrt(2)
 
 
 def known(value: float | None) -> float | None:

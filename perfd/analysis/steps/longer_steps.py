@@ -132,6 +132,9 @@ def lines_since(times: Floats, *, before: int = _BEFORE, fewest_since: int = _FE
     if len(times) < fewest_since + before:
         return None
     newest = times[-(_MOST_SINCE + before) :]
+    if newest.max() * (1 - _LEAST_RATIO) < newest.min():
+        # The usual case: no two lines are far enough apart.
+        return None
     earlier = sliding_window_view(newest, before)[: 1 - fewest_since]
     usual_s = median(earlier)
     scatter_s = MAD_TO_SIGMA * median(np.abs(earlier - usual_s[:, None]))

@@ -92,7 +92,7 @@ def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = 
 
 def lines_are_means(steps: StepTable, rows: Ints) -> bool:
     """Whether most of these lines cover several steps each."""
-    return len(rows) > 0 and float(np.median(steps.steps_covered[rows])) >= _STEPS_OF_MEANS
+    return len(rows) > 0 and float(median(steps.steps_covered[rows])) >= _STEPS_OF_MEANS
 
 
 def _first_lines(steps: StepTable, events: Iterable[Event]) -> Bools:

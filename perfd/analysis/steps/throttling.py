@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats, GpuKey, JobData
-from perfd.analysis.data.robust_stats import mean
+from perfd.analysis.data.job_data import Bools, Floats, GpuKey, Ints, JobData
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
@@ -40,13 +39,14 @@ class HeldClock:
 def held_clocks(job: JobData, activity: GpuActivity) -> tuple[HeldClock, ...]:
     """GPUs under a thermal or hardware limit, or far below their clock by the power cap; slowest first."""
     clock_ratios = _clock_ratios(job, activity)
+    sampled = _sampled_masks(job, activity)
     held: list[HeldClock] = []
     for limits, most in (
         (_HARD, THRESHOLDS.throttling_clock_ratio),
         (_POWER_CAP, THRESHOLDS.power_cap_clock_ratio),
     ):
         for reason, (bit, counter) in limits.items():
-            time_ratios = _time_ratios(job, activity, bit, counter)
+            time_ratios = _time_ratios(job, activity, sampled, bit, counter)
             # An unknown clock does not rule out a hard limit, but shows nothing of a power cap. Nor do a few
             # samples: a cap first takes more of the clock than it needs to.
             usual = activity.usual(activity.metrics.get(GpuColumn.SM_CLOCK))
@@ -66,7 +66,23 @@ def _held(job: JobData, index: int, reason: str, times: Floats, clocks: Floats) 
     )
 
 
-def _time_ratios(job: JobData, activity: GpuActivity, bit: int, counter: GpuColumn | None) -> Floats:
+def _sampled_masks(job: JobData, activity: GpuActivity) -> tuple[Ints, Bools] | None:
+    """Bits of the reasons in each sample of each GPU, and where they are known; None without a sample."""
+    masks = job.gpu.metrics.get(GpuColumn.CLOCKS_EVENT_REASONS)
+    if masks is None or not len(activity.samples):
+        return None
+    taken = masks[activity.samples]
+    known = np.isfinite(taken)
+    return np.where(known, taken, 0).astype(np.int64), known
+
+
+def _time_ratios(
+    job: JobData,
+    activity: GpuActivity,
+    sampled: tuple[Ints, Bools] | None,
+    bit: int,
+    counter: GpuColumn | None,
+) -> Floats:
     """How long a reason held on each GPU: by NVML's counter where it has one, else by samples of the mask."""
     absent = np.full(len(job.gpu.gpus), np.nan)
     samples = activity.samples
@@ -79,13 +95,12 @@ def _time_ratios(job: JobData, activity: GpuActivity, bit: int, counter: GpuColu
         by_counter = (counted[last].astype(np.float64) - counted[first]) / span
         if np.isfinite(by_counter).any():
             return np.asarray(by_counter)
-    masks = job.gpu.metrics.get(GpuColumn.CLOCKS_EVENT_REASONS)
-    if masks is None:
+    if sampled is None:
         return absent
-    taken = masks[samples]
-    known = np.isfinite(taken)
-    held = (np.where(known, taken, 0).astype(np.int64) & bit) != 0
-    return mean(np.where(known, held, np.nan), axis=0)
+    bits, known = sampled
+    held = ((bits & bit) != 0) & known
+    counts = known.sum(axis=0)
+    return np.where(counts > 0, held.sum(axis=0) / np.maximum(counts, 1), np.nan)
 
 
 def _clock_ratios(job: JobData, activity: GpuActivity) -> Floats:
