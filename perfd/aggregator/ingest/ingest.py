@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.failures import Part
@@ -24,7 +24,7 @@ from perfd.aggregator.partition import Partition
 from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable
 from perfd.clock import Clock
 from perfd.errors import PerfdError, RefusedError, WireError
-from perfd.model import Batch, Goodbye, Hello, Welcome
+from perfd.model import Batch, Goodbye, Hello, Record, Welcome
 from perfd.wire.service import REVISION
 
 log = logging.getLogger(__name__)
@@ -143,7 +143,6 @@ class Ingest:
         state = self._state
         started_s = self._clock.monotonic_s()
         unix_ns = self._clock.unix_ns()
-        statements: list[Statement] = []
         with state.lock:
             if agent.jumps(batch.sequence, state.fleet.limits):
                 raise self._jump(agent, batch.sequence)
@@ -168,19 +167,31 @@ class Ingest:
                 late=verdict is BatchVerdict.LATE,
                 namespace=agent.namespace,
             )
-        records = batch.records if self._partition is None else self._partition.own(batch.records)
-        for first in range(0, len(records), _SLICE_RECORDS):
-            if first:
-                # Rounds and other agents have their turn: a lock alone would be taken again at once.
-                time.sleep(_BETWEEN_SLICES_S)
+            records = batch.records if self._partition is None else self._partition.own(batch.records)
+            statements = self._apply(agent, records[:_SLICE_RECORDS], source, verdict, unix_ns)
+        for first in range(_SLICE_RECORDS, len(records), _SLICE_RECORDS):
+            # Rounds and other agents have their turn: a lock alone would be taken again at once.
+            time.sleep(_BETWEEN_SLICES_S)
             with state.lock:
-                sliced_s = self._clock.monotonic_s()
-                take = state.fleet.again if verdict is BatchVerdict.AGAIN else state.fleet.apply
-                durable = take(records[first : first + _SLICE_RECORDS], source)
-                state.counters.ingest_s += self._clock.monotonic_s() - sliced_s
-                statements += self._statements(agent, durable, unix_ns / 1e9)
-        statements.append(agent_row(agent, batch.sequence, unix_ns / 1e9))
-        self._keep(agent, batch.sequence, statements, stored)
+                some = records[first : first + _SLICE_RECORDS]
+                statements += self._apply(agent, some, source, verdict, unix_ns)
+        self._keep(agent, batch.sequence, statements, stored, unix_ns)
+
+    def _apply(
+        self,
+        agent: AgentState,
+        records: Sequence[Record],
+        source: RecordSource,
+        verdict: BatchVerdict,
+        unix_ns: int,
+    ) -> list[Statement]:
+        """Take records of a batch into the state; returns what history has to keep."""
+        started_s = self._clock.monotonic_s()
+        fleet = self._state.fleet
+        take = fleet.again if verdict is BatchVerdict.AGAIN else fleet.apply
+        durable = take(records, source)
+        self._state.counters.ingest_s += self._clock.monotonic_s() - started_s
+        return self._statements(agent, durable, unix_ns / 1e9)
 
     def delivered(self, agent: AgentState, sequence: int) -> None:
         """Note that a stream, which keeps what is not stored, delivers a batch."""
@@ -199,7 +210,12 @@ class Ingest:
         return self._history is not None
 
     def _keep(
-        self, agent: AgentState, sequence: int, statements: list[Statement], stored: Callable[[], None]
+        self,
+        agent: AgentState,
+        sequence: int,
+        statements: Sequence[Statement],
+        stored: Callable[[], None],
+        unix_ns: int,
     ) -> None:
         def done() -> None:
             agent.stored_sequence = max(agent.stored_sequence, sequence)
@@ -210,7 +226,7 @@ class Ingest:
             return
         if self._history is None:
             agent.stored_sequence = max(agent.stored_sequence, sequence)
-        elif not self._history.submit(statements, done):
+        elif not self._history.submit([*statements, agent_row(agent, sequence, unix_ns / 1e9)], done):
             agent.refuse(sequence)
 
     def goodbye(self, agent: AgentState, goodbye: Goodbye) -> None:
@@ -278,8 +294,7 @@ class Ingest:
         if not isinstance(error, WireError):
             state.failures.note(Part.RECORD, error, node=agent.node)
         if sequence is not None and verdict is not BatchVerdict.REPEAT:
-            now_unix_s = self._clock.unix_ns() / 1e9
-            self._keep(agent, sequence, [agent_row(agent, sequence, now_unix_s)], stored)
+            self._keep(agent, sequence, [], stored, self._clock.unix_ns())
 
     def refuse(self, sentence: str, *, actor: str) -> RefusedError:
         """Note that a peer without a credential was turned away; returns what to raise."""

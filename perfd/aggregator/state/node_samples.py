@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -23,6 +24,12 @@ def values_of(table: SampleTable) -> Floats:
     if isinstance(columns, ColumnBlock):
         return np.frombuffer(columns.block).reshape(len(columns), -1).T
     return np.array(list(columns.values()), np.float64).reshape(len(columns), -1).T
+
+
+def _all_known(values: Floats) -> bool:
+    """Whether no value is NaN: the sum of their squares would be, and takes less time than a search."""
+    in_memory = values.ravel(order="K")
+    return not math.isnan(np.dot(in_memory, in_memory))
 
 
 class NodeReadings(Mapping[Scope, "NodeSamples"]):
@@ -61,7 +68,9 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
             layout = self.gpu_history.layout if table.scope is Scope.GPU else self._new_layout()
             samples = self._of_scope[table.scope] = NodeSamples(layout)
         shape = samples.layout.shape
-        plan = samples.layout.plan(table.entities, tuple(table.columns))
+        columns = table.columns
+        names = columns.names if isinstance(columns, ColumnBlock) else tuple(columns)
+        plan = samples.layout.plan(table.entities, names)
         samples.update(plan, values, now_s)
         if table.scope is Scope.GPU:
             self.gpu_history.append(plan, table.times_unix_ns, values)
@@ -101,7 +110,7 @@ class NodeSamples:
         if not plan.whole:
             for entities, rows in plan.waves:
                 self._put(np.ix_(entities, plan.metrics), values[np.ix_(rows, plan.kept)], now_s)
-        elif now_s > self._newest_s and not np.isnan(np.minimum.reduce(values, axis=None)):
+        elif now_s > self._newest_s and _all_known(values):
             # The usual case: the table has a newer value for every metric.
             self._period_s = now_s - self._seen_s
             self._seen_s, self.values = now_s, values

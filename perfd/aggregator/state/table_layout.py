@@ -70,7 +70,10 @@ class TableLayout:
 
     def fits(self, entities: Sequence[str], columns: Sequence[str]) -> bool:
         """Whether a table has the rows and columns of the one that the plan was made for."""
-        return self.entities == entities and self.columns == columns
+        # Names are mostly the same objects, as tables of one form share them; two equal tuples are compared
+        # name by name.
+        same = self.entities is entities and self.columns is columns
+        return same or (self.entities == entities and self.columns == columns)
 
 
 class Layout:
