@@ -20,6 +20,7 @@ from typing import Any, Protocol, Self
 import grpc
 import grpc.aio
 
+from perfd.agent.collection.collector_task import HEALTH_INTERVAL_S
 from perfd.collector_loading import load_collector
 from perfd.model import (
     Ack,
@@ -47,6 +48,8 @@ _WINDOW = 64
 """Default of an agent's `max_unacknowledged`."""
 ACKNOWLEDGE_EVERY = 16
 """What such an agent asks for."""
+_HEALTH_EVERY = round(HEALTH_INTERVAL_S)
+"""Batches between two reports of a collector that works."""
 _CHANNELS = 8
 _CONNECT_AT_ONCE = 1_000
 """Below the streams without a Hello that an aggregator holds of one address: all agents here have one."""
@@ -368,7 +371,8 @@ def batch_records(sequence: int, jobs: int, kind: int, now_ns: int) -> list[Reco
         ),
         *(
             CollectorHealth(collector=name, time_unix_ns=now_ns, duration_s=0.01, success=True)
-            for name in ("nvml", "host", "ranks", "training_log")
+            for place, name in enumerate(("nvml", "host", "ranks", "training_log"))
+            if (sequence + place) % _HEALTH_EVERY == 0
         ),
     ]
     if 0 <= kind < jobs:
