@@ -42,7 +42,7 @@ def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
 
 
 def _median_of_column(values: NDArray[Any]) -> NDArray[Any]:
-    """The same of one column: most have some hundred values, for which numpy's own takes three times as long."""
+    """The same of one column. Most have some hundred values: numpy takes three times as long for them."""
     ordered = np.sort(values)
     known = len(ordered)
     if math.isnan(ordered[-1]):
