@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from perfd.aggregator.ingest.removed_consumers import RemovedConsumers
 from perfd.config import NatsListenConfig
 from perfd.errors import PerfdError
 from perfd.wire import subjects
@@ -31,8 +32,9 @@ _REMOVED_WITHIN_S = 0.5
 _NO_STREAM = 10059
 _NOT_UNIQUE = 10100
 """A work queue has one consumer for each message."""
-_REFUSED_BEFORE_STEP_DOWN = 3
-"""How often a consumer is refused before another server leads the stream: a removal takes a moment."""
+_REFUSED_BEFORE_REPAIR, _REFUSED_BEFORE_STEP_DOWN = 2, 3
+"""How often a consumer is refused before an earlier one is removed again, and before another server leads the
+stream: a removal takes a moment."""
 TAKE_OVER_AFTER_S = 5.0
 """A consumer that is not read for this long is removed. With leases there is no such wait."""
 REFUSED_SUBJECTS = "perfd.refused.>"
@@ -133,11 +135,11 @@ class Readers:
         self._waits = False
         self._refused = 0
         """How often in a row the stream did not take a consumer because of another one."""
+        self._removed = RemovedConsumers(config.cluster, name)
 
     async def open(self, client: Client) -> str:
         """Create a consumer once no other aggregator reads; its name. Raises `PerfdError` without a lease."""
-        from nats.js import api  # noqa: PLC0415  (with the extra only)
-        from nats.js.errors import BadRequestError  # noqa: PLC0415
+        from nats.js.errors import BadRequestError  # noqa: PLC0415  (with the extra only)
 
         js = client.jetstream(timeout=_ANSWER_WITHIN_S)
         if not self._may_read():
@@ -147,29 +149,36 @@ class Readers:
         else:
             await self._wait_for_others(client, js)
             if self._own is not None:
+                await self._removed.note(js, [self._own])
                 await self._remove(client, self._own)
         self._own = name = f"{self._prefix}{secrets.token_hex(8)}"
         try:
-            await js.add_consumer(
-                self._config.stream,
-                api.ConsumerConfig(
-                    durable_name=name,
-                    filter_subject=self._subject,
-                    ack_policy=api.AckPolicy.EXPLICIT,
-                    ack_wait=_DELIVER_AGAIN_AFTER_S,
-                    max_ack_pending=_MOST_UNACKNOWLEDGED,
-                ),
-            )
+            await self._create(js, name)
         except BadRequestError as error:
             if error.err_code == _NOT_UNIQUE:
-                await self._forget_removed(client)
+                await self._repair(client, js)
             raise
         self._refused = 0
         return name
 
+    async def _create(self, js: JetStreamContext, name: str) -> None:
+        from nats.js import api  # noqa: PLC0415  (with the extra only)
+
+        await js.add_consumer(
+            self._config.stream,
+            api.ConsumerConfig(
+                durable_name=name,
+                filter_subject=self._subject,
+                ack_policy=api.AckPolicy.EXPLICIT,
+                ack_wait=_DELIVER_AGAIN_AFTER_S,
+                max_ack_pending=_MOST_UNACKNOWLEDGED,
+            ),
+        )
+
     async def close(self, client: Client) -> None:
         """Let the next aggregator read at once."""
         if self._own is not None:
+            await self._removed.note(client.jetstream(timeout=_REMOVED_WITHIN_S), [self._own])
             await self._remove(client, self._own)
 
     async def _wait_for_others(self, client: Client, js: JetStreamContext) -> None:
@@ -181,6 +190,7 @@ class Readers:
             if positions != known or any(one.num_waiting for one in others):
                 known, still_since_s = positions, time.monotonic()
             elif time.monotonic() - still_since_s >= self._take_over_after_s:
+                await self._removed.note(js, [one.name for one in others])
                 for one in others:
                     await self._remove(client, one.name)
                 break
@@ -205,6 +215,7 @@ class Readers:
         """
         names = await self._names(client)
         self._require_no_strangers(names)
+        old = []
         for name in names:
             rest = name.removeprefix(self._cluster_prefix)
             if name.startswith(self._prefix) or (
@@ -213,7 +224,10 @@ class Readers:
                 and "-" not in rest
                 and (await js.consumer_info(self._config.stream, name)).config.filter_subject == self._subject
             ):
-                await self._remove(client, name)
+                old.append(name)
+        await self._removed.note(client.jetstream(timeout=_REMOVED_WITHIN_S), old)
+        for name in old:
+            await self._remove(client, name)
 
     def _require_no_strangers(self, names: Iterable[str]) -> None:
         strangers = [name for name in names if not name.startswith("perfd-")]
@@ -233,12 +247,27 @@ class Readers:
             if not names or len(found) >= answer.get("total", 0):
                 return found
 
-    async def _forget_removed(self, client: Client) -> None:
-        """Let another server lead the stream, if its leader goes on counting a consumer that was removed.
+    async def _repair(self, client: Client, js: JetStreamContext) -> None:
+        """Have the servers forget a consumer that was removed.
 
-        nats-server 2.9 does so for one that was removed while another server was away.
+        nats-server 2.9 may keep one that was removed while a server was away: it is in no list, cannot be
+        removed, and no other one can take its messages. Created again under its name, it can be removed.
+        Where only the stream's leader counts it, another leader does not.
         """
+        from nats.js.errors import APIError  # noqa: PLC0415  (with the extra only)
+
         self._refused += 1
+        if self._refused >= _REFUSED_BEFORE_REPAIR:
+            for name in await self._removed.names(js):
+                # All but the one that is still there are refused as the new one was.
+                with contextlib.suppress(APIError):
+                    await self._create(js, name)
+                    await self._remove(client, name)
+                    log.warning(
+                        "NATS servers kept a consumer that was removed: it is removed again.",
+                        extra={"stream": self._config.stream, "consumer": name},
+                    )
+                    return
         if self._refused % _REFUSED_BEFORE_STEP_DOWN == 0:
             log.warning(
                 "The stream's leader refuses a consumer because of one that was removed: another server "
