@@ -45,9 +45,9 @@ test: $(VENV)/.installed-dev ## Run the tests that need no services, without the
 test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services
 	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile -m "slow and not system"
 
-# Two files at a time, because they mostly wait; those that share an image store or SLURM run in one process.
+# Three files at a time, because they mostly wait; those that share an image store or SLURM run in one process.
 # SYSTEM= runs one test at a time.
-SYSTEM := -n 2 --dist loadfile
+SYSTEM := -n 3 --dist loadfile
 
 test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/run installs them)
 	@$(BIN)/python -m pytest -q -m system $(SYSTEM)

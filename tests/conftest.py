@@ -69,17 +69,52 @@ def pytest_configure() -> None:
 
 
 # Fixtures that a machine can have only once, and the tests that use them: the image store and SLURM.
-_ONE_AT_A_TIME = {
+ONE_AT_A_TIME = {
     "image": ("tests/deploy/test_image.py", "tests/deploy/kubernetes/"),
     "cluster": ("tests/deploy/test_slurm",),
 }
 
+# Seconds that the tests of a file take, or of all files of a service, where that is more than one per test:
+# measured on 2 busy cores. Only the order counts.
+LONG_S = {
+    "cluster": 604,
+    "image": 388,
+    "tests/exporters/test_mlflow_real.py": 272,
+    "tests/capture/test_kineto_torch.py": 210,
+    "tests/exporters/test_wandb_real.py": 142,
+    "tests/jetstream/test_kills.py": 114,
+    "tests/deploy/test_packaging.py": 104,
+    "tests/hook/test_frameworks.py": 92,
+    "tests/history/test_postgres.py": 89,
+    "tests/trace/test_profiled_memory.py": 88,
+    "tests/jetstream/test_group_chaos.py": 85,
+    "tests/history/test_contract.py": 84,
+    "tests/session/launchers/test_launchers.py": 70,
+    "tests/deploy/test_alert_path.py": 64,
+    "tests/jetstream/test_rolling_upgrade.py": 60,
+    "tests/nccl/test_installation.py": 59,
+    "tests/jetstream/test_postgres_away.py": 58,
+    "tests/deploy/test_release_files.py": 57,
+    "tests/web/test_page_costs.py": 56,
+    "tests/aggregator/test_fleet_traffic.py": 41,
+    "tests/history/test_kills.py": 35,
+    "tests/software/test_collector.py": 24,
+}
+
 
 class _FilesOfOneService(LoadFileScheduling):
-    """Runs all tests of a file in one process, and all files that use one of these fixtures in one, too."""
+    """Runs all tests of a file in one process, and all files that use one of these fixtures in one, too.
+
+    The longest come first: begun last, they would run while the other processes have nothing left.
+    """
+
+    def _assign_work_unit(self, node: Any) -> None:
+        longest = max(self.workqueue, key=lambda files: LONG_S.get(files, len(self.workqueue[files])))
+        self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
-        return next((name for name, files in _ONE_AT_A_TIME.items() if nodeid.startswith(files)), "") or str(
+        return next((name for name, files in ONE_AT_A_TIME.items() if nodeid.startswith(files)), "") or str(
             super()._split_scope(nodeid)
         )
 
@@ -99,9 +134,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not item.nodeid.startswith("tests/deploy/"):
             continue
-        for name in _ONE_AT_A_TIME.keys() & set(getattr(item, "fixturenames", ())):
-            if not item.nodeid.startswith(_ONE_AT_A_TIME[name]):
-                raise pytest.UsageError(f"{item.nodeid} uses {name}: add its file to _ONE_AT_A_TIME")
+        for name in ONE_AT_A_TIME.keys() & set(getattr(item, "fixturenames", ())):
+            if not item.nodeid.startswith(ONE_AT_A_TIME[name]):
+                raise pytest.UsageError(f"{item.nodeid} uses {name}: add its file to ONE_AT_A_TIME")
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import LONG_S, ONE_AT_A_TIME
+
 ROOT = Path(__file__).parents[1]
 TREES = {"perfd": ROOT / "perfd", "perfd_collectors": ROOT / "collectors" / "perfd_collectors"}
 
@@ -97,3 +99,7 @@ def test_a_number_says_what_it_is(name):
                 said = isinstance(node, ast.Expr)
             below = node.lineno
     assert silent == [], "\n".join(silent)
+
+
+def test_every_file_that_is_known_to_take_long_exists():
+    assert {name for name in LONG_S if not (ROOT / name).is_file()} == set(ONE_AT_A_TIME)
