@@ -171,7 +171,7 @@ class MadeJob:
 
     def stacks(self) -> list[CollectiveStack]:
         """What the aggregator holds of collectives."""
-        return self._fleet.jobs[_JOB].collectives.stacks()
+        return self._fleet.jobs[_JOB].communication.collectives.stacks()
 
     def _times(self, group: _Group, ends_ns: Sequence[int]) -> Iterator[CollectiveTimes]:
         late_ns = group.late_ns[group.ranks]

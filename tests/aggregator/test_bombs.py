@@ -154,7 +154,7 @@ def test_members_of_communicators_are_kept_once_and_bounded(clock):
             agent.hello()
             agent.send(*(word(rank, "world", range(100)) for rank in range(100)))
             agent.send(*(word(0, f"c{number}", range(number, number + 100)) for number in range(1, 50)))
-        words = running.state.fleet.jobs["llm"].progress.newest()
+        words = running.state.fleet.jobs["llm"].communication.progress.newest()
         kept = {id(one.members): len(one.members) for one in words}
         assert len(words) == 149
         assert sum(kept.values()) == 1_000

@@ -219,7 +219,7 @@ def test_ranks_and_worlds_that_cannot_be_are_not_believed():
         for second in (1, 2):
             made.apply([of_rank(rank, second)], source())
     assert made.jobs["llm"].world_size is None
-    assert not made.jobs["llm"].nccl.table()
+    assert not made.jobs["llm"].communication.nccl.table()
     assert made.counters.rejected["ranks_per_job"] == 3
 
 

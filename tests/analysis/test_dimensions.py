@@ -449,8 +449,18 @@ def test_dimensions_that_are_not_the_whole_do_not_show_all_that_is_exposed():
         Dimension(group="dp", share_ratio=0.1, source="a", exposed_ratio=0.1),
     )
 
-    assert known_in_all(seen, 0.3) == seen
-    assert known_in_all(seen, 0.5) == ()
+    assert known_in_all(seen, 0.3) == known_in_all(seen, 0.309) == seen
+    assert known_in_all(seen, 0.311) == known_in_all(seen, 0.5) == ()
+
+
+@pytest.mark.parametrize(("part", "counts"), [(0.09, False), (0.11, True)])
+def test_a_communicator_of_a_few_numbers_does_not_stand_for_its_dimension(part: float, counts: bool) -> None:
+    few = [replace(one, communicator=f"few {one.communicator}") for one in reductions(TENSOR, part * 0.3)]
+
+    (kind,) = judged(collectives=[*reductions(TENSOR, 0.3), *few]).nccl.kinds
+
+    assert (kind.group, kind.communicators) == ("tp", 4)
+    assert kind.kernel_ratio == pytest.approx(0.3 * (1 + part) / 2 if counts else 0.3)
 
 
 def test_of_what_little_a_dimension_takes_nothing_is_said():

@@ -191,7 +191,7 @@ def test_gaps_in_sequences_cost_the_operations_in_them_and_nothing_else(cluster:
         # Of one rank every other second's operations never came.
         cluster.second(second, silent=(0,) if second % 2 else ())
 
-    (stack,) = cluster.fleet.jobs["j"].collectives.stacks()
+    (stack,) = cluster.fleet.jobs["j"].communication.collectives.stacks()
     assert np.isnan(stack.durations_s[0, :, 0]).sum() == 50
     assert blamed(cluster.summary()) == [LATE]
 
@@ -205,7 +205,7 @@ def test_between_samples_nothing_is_taken_for_one_long_step(cluster: Cluster):
             cluster.say(rank, *([times, counters] if in_sample else [counters]))
 
     summary = cluster.summary()
-    (stack,) = cluster.fleet.jobs["j"].collectives.stacks()
+    (stack,) = cluster.fleet.jobs["j"].communication.collectives.stacks()
     assert stack.sequence[0, : stack.lengths[0]].tolist() == list(range(500, 600))
     assert stack.operations_per_s.tolist() == pytest.approx([10.0])
     assert summary.nccl.share_ratio == pytest.approx(0.25, rel=0.05)
@@ -219,7 +219,7 @@ def test_a_restart_begins_anew_though_communicators_of_before_are_remembered_now
         cluster.step(second + 1)
     cluster.step(5, took_s=0.15)
 
-    assert cluster.fleet.jobs["j"].collectives.stacks() == []
+    assert cluster.fleet.jobs["j"].communication.collectives.stacks() == []
     assert cluster.summary().nccl.ranks == ()
     for second in range(10):
         cluster.second(second, communicator="cd")
@@ -234,7 +234,7 @@ def test_a_process_that_was_replaced_starts_its_counters_afresh(cluster: Cluster
         cluster.second(second, communicator="cd")
 
     assert all(rank.busy_ratio is None or 0 <= rank.busy_ratio <= 1 for rank in cluster.summary().nccl.ranks)
-    times = cluster.fleet.jobs["j"].nccl.table()
+    times = cluster.fleet.jobs["j"].communication.nccl.table()
     assert all(time.span_s == pytest.approx(2.0) for time in times)
 
 
@@ -348,5 +348,5 @@ def test_progress_of_a_rank_is_its_newest_word(cluster: Cluster):
     cluster.say(1, said(4))
     cluster.say(1, said(5))
 
-    (newest,) = cluster.fleet.jobs["j"].progress.newest()
+    (newest,) = cluster.fleet.jobs["j"].communication.progress.newest()
     assert newest.enqueued == 5

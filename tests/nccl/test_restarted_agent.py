@@ -287,7 +287,7 @@ def reported(aggregator: Aggregator) -> tuple[np.ndarray, np.ndarray]:
     """Sequence numbers of the operations, and which rank (row) reported which (column)."""
     state = aggregator.state
     with state.lock:
-        stacks = state.fleet.jobs["j1"].collectives.stacks() if "j1" in state.fleet.jobs else ()
+        stacks = state.fleet.jobs["j1"].communication.collectives.stacks() if "j1" in state.fleet.jobs else ()
     if not stacks:
         return np.zeros(0, dtype=int), np.zeros((2, 0), dtype=bool)
     (stack,) = stacks

@@ -18,13 +18,7 @@ from perfd.aggregator.jobs.step_tables import PhaseRows, StepRows
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.bounded_records import bounded
 from perfd.aggregator.limits.plausible_values import plausible_description
-from perfd.aggregator.operations import (
-    CollectiveRows,
-    HostWaitReadings,
-    LaunchReadings,
-    NcclTimeCounters,
-    ProgressRows,
-)
+from perfd.aggregator.operations import JobCommunication
 from perfd.analysis.data.job_data import Captured, OperationPace, StepTable
 from perfd.analysis.steps import timed_by_arrival
 from perfd.errors import RefusedError
@@ -64,11 +58,7 @@ class JobState:
         self.operation_steps = OperationStepRows(limits.steps_per_job)
         self._sources = StepSources()
         self.phases = self._new_phases(limits)
-        self.collectives = CollectiveRows(limits, counters)
-        self.host_waits = HostWaitReadings(limits, counters)
-        self.launches = LaunchReadings(limits, counters)
-        self.nccl = NcclTimeCounters(limits, counters)
-        self.progress = ProgressRows(limits, counters)
+        self.communication = JobCommunication(limits, counters)
         self.memory: dict[int | None, MemoryReport] = {}
         self.events: deque[Event] = deque(maxlen=limits.events_per_job)
         self.logs = JobLogs(limits.streams_per_job)
@@ -165,7 +155,7 @@ class JobState:
         self.operation_steps = OperationStepRows(self._limits.steps_per_job)
         self._sources = StepSources()
         self.phases = self._new_phases(self._limits)
-        self._forget_communication()
+        self.communication.clear()
         self.memory.clear()
         self.attempts.forget_logs()
         return self._restarted(source, "The job started again with another layout or model.")
@@ -232,7 +222,7 @@ class JobState:
     def collective_times(self, times: CollectiveTimes, source: RecordSource) -> None:
         """Add what one rank reported of its collectives; where no log shows steps, they may."""
         self.version += 1
-        self.collectives.put(times)
+        self.communication.collectives.put(times)
         self._sources.communicates = self._sources.communicates or times.communicator_size != 1
         by_log = self.step_source is StepSource.LOG and self._sources.log_has_times
         if (by_log and not self.steps.several_a_line) or source.late or not source.member:
@@ -250,7 +240,7 @@ class JobState:
     def collective_progress(self, progress: CollectiveProgress, _source: RecordSource) -> None:
         """Add how far one rank is on one communicator."""
         self.version += 1
-        self.progress.put(progress)
+        self.communication.progress.put(progress)
 
     def memory_report(self, report: MemoryReport, _source: RecordSource) -> None:
         """Keep the newest report of a rank."""
@@ -270,7 +260,7 @@ class JobState:
             self._sources.by_hook = False
             self.lifetime.starts(time_unix_s)
         elif event.kind is EventKind.NCCL_TIMES_WRONG:
-            self.collectives.doubt()
+            self.communication.collectives.doubt()
         elif event.kind is EventKind.JOB_ENDED:
             self.lifetime.take(JobEnd.of(event))
 
@@ -354,13 +344,13 @@ class JobState:
             and end is not None
             and end.outcome is not JobOutcome.UNKNOWN
         ):
-            self._forget_communication()
+            self.communication.clear()
             return self._restarted(source, f"Step {line.step} came after the job's end.", line=line)
         return None
 
     def _start_from(self, line: TrainingStep, source: RecordSource, message: str) -> Event:
         """Begin an attempt with a line, and drop the steps that it computes again."""
-        self._forget_communication()
+        self.communication.clear()
         newest = self.steps.last_step
         lines = self.steps.cut_from(line.step)
         self.phases.cut_from(line.step)
@@ -371,14 +361,6 @@ class JobState:
             line=line,
             values={"lost_steps": float(lost), "lost_lines": float(lines)},
         )
-
-    def _forget_communication(self) -> None:
-        """A new start's communicators are new ones, and its counters begin anew."""
-        self.collectives.clear()
-        self.nccl.clear()
-        self.host_waits.clear()
-        self.launches.clear()
-        self.progress.clear()
 
     def _restarted(
         self,

@@ -32,11 +32,11 @@ def put_rank_samples(table: SampleTable, jobs: Mapping[str, JobState], source: R
         if busy_s is not None and lost is not None:
             busy, gone = busy_s[row], lost[row]
             if math.isfinite(gone) and not math.isinf(busy):
-                job.nccl.put(int(rank), time_unix_s, busy, gone, begun[row], read_s=read_s)
+                job.communication.nccl.put(int(rank), time_unix_s, busy, gone, begun[row], read_s=read_s)
         if hosts:
             read = {column: values[row] for column, values in hosts.items()}
-            job.launches.put(int(rank), time_unix_s, read, read_s=read_s)
+            job.communication.launches.put(int(rank), time_unix_s, read, read_s=read_s)
         if waits:
-            job.host_waits.put(
+            job.communication.host_waits.put(
                 int(rank), {column: values[row] for column, values in waits.items()}, read_s=read_s
             )

@@ -81,7 +81,7 @@ def _of_jobs(jobs: Sequence[JobState], node: NodeState | None) -> Iterator[Gap]:
             words = f"No log of job {job.name} is read, so steps come from NCCL operations, if at all."
             yield Gap(what="log", words=words, command="perfd agent --aggregator HOST:9461 --log FILE")
         ranks = sum(name == job.name for name, _ in node.placements) if node else 0
-        if (ranks > 1 or (ranks and len(job.nodes) > 1)) and not len(job.collectives):
+        if (ranks > 1 or (ranks and len(job.nodes) > 1)) and not len(job.communication.collectives):
             words = (
                 f"Job {job.name} reports no NCCL operations: without perfd's plugin, waiting and slow links"
                 " are not seen. Start the job with perfd run, or as docs/nccl.md shows."
