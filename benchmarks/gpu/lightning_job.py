@@ -9,6 +9,7 @@ of perfd and prints Lightning's progress bar. Without a GPU it runs on CPUs with
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 import lightning
@@ -19,6 +20,9 @@ from phase_injector import PhaseInjector
 from phases import job_arguments, load
 from torch.utils.data import DataLoader
 from train import Block, Part, loss_against
+
+_EVALUATED = 64
+"""Sequences of one validation."""
 
 
 class Model(lightning.LightningModule):
@@ -33,6 +37,10 @@ class Model(lightning.LightningModule):
         loss = loss_against(tokens[:, 1:], self.part(tokens[:, :-1]))
         self.log("loss", loss, prog_bar=True)
         return loss
+
+    def validation_step(self, tokens: torch.Tensor, batch_index: int) -> None:
+        del batch_index
+        self.log("validation_loss", loss_against(tokens[:, 1:], self.part(tokens[:, :-1])), sync_dist=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=1e-4)
@@ -77,6 +85,7 @@ def main() -> None:
     parser = job_arguments(__doc__)
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--strategy", choices=("ddp", "fsdp"), default="ddp")
+    parser.add_argument("--evaluate-every", type=int, metavar="STEPS", help="and write a checkpoint")
     args = parser.parse_args()
     cuda = torch.cuda.is_available()
     steps = load(args.plan)[-1].last_step
@@ -89,13 +98,19 @@ def main() -> None:
         precision="bf16-mixed" if cuda else "32-true",
         accumulate_grad_batches=args.accumulate,
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=bool(args.evaluate_every),
+        default_root_dir=Path(tempfile.gettempdir()) / "perfd-benchmark-lightning",
         enable_model_summary=False,
+        val_check_interval=args.evaluate_every and args.evaluate_every * args.accumulate,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
         callbacks=[Injection(args.plan, args.truth, args.accumulate)],
     )
+    validated = DataLoader(Tokens(args.sequence, _EVALUATED), batch_size=args.micro_batch, num_workers=2)
     trainer.fit(
         Model(args.layers, args.hidden),
         DataLoader(data, batch_size=args.micro_batch, num_workers=2, pin_memory=cuda),
+        validated if args.evaluate_every else None,
     )
 
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import torch
 from phase_injector import PhaseInjector
@@ -23,6 +26,22 @@ _SHARDED = {
     "fsdp": "full_shard auto_wrap",
     "fsdp_config": {"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "fsdp_version": 2},
 }
+
+
+_EVALUATED = 64
+"""Sequences of one evaluation."""
+
+
+def _checked(steps: int) -> dict[str, Any]:
+    """An evaluation and a checkpoint of the model after so many steps."""
+    return {
+        "eval_strategy": "steps",
+        "eval_steps": steps,
+        "save_strategy": "steps",
+        "save_steps": steps,
+        "save_only_model": True,
+        "save_total_limit": 1,
+    }
 
 
 class Sequences(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -69,6 +88,7 @@ class FaultyTrainer(Trainer):
 def main() -> None:
     parser = job_arguments(__doc__)
     parser.add_argument("--fsdp", action="store_true", help="parameters sharded over the ranks")
+    parser.add_argument("--evaluate-every", type=int, metavar="STEPS", help="and write a checkpoint")
     args = parser.parse_args()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     steps = load(args.plan)[-1].last_step
@@ -81,14 +101,14 @@ def main() -> None:
         max_position_embeddings=args.sequence,
     )
     options = TrainingArguments(
-        output_dir=str(args.truth / "trainer"),
+        output_dir=str(Path(tempfile.gettempdir()) / "perfd-benchmark-trainer"),
         max_steps=steps,
         per_device_train_batch_size=args.micro_batch,
         gradient_accumulation_steps=args.accumulate,
         bf16=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
         logging_steps=5,
-        save_strategy="no",
+        **(_checked(args.evaluate_every) if args.evaluate_every else {"save_strategy": "no"}),
         report_to=[],
         dataloader_num_workers=2,
         include_num_input_tokens_seen="all",
@@ -101,6 +121,7 @@ def main() -> None:
         model=LlamaForCausalLM(config),
         args=options,
         train_dataset=Sequences(args.sequence, steps * args.accumulate * args.micro_batch * world_size),
+        eval_dataset=Sequences(args.sequence, _EVALUATED),
         callbacks=[Steps(injector)],
     )
     trainer.injector = injector

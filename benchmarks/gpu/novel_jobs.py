@@ -1,0 +1,93 @@
+"""Jobs for `phase_runs.py` of kinds that no recording had, each healthy before and after one fault."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.gpu.phase_jobs import Job
+from benchmarks.gpu.phases import Fault
+
+_SILENT = ("--print-every", "100000")
+
+
+def _novel(
+    kind: str,
+    fault: Fault | None,
+    *more: str,
+    steps: int,
+    size: tuple[int, int] = (16, 2048),
+    batch: tuple[int, int] = (8, 1),
+    launcher: tuple[str, ...] = (),
+) -> Job:
+    """`size` is layers and hidden, `batch` the micro-batch and how many of them a step has."""
+    return Job(
+        gpus=2,
+        script="novel_job.py",
+        loop=(
+            *("--kind", kind, "--layers", str(size[0]), "--hidden", str(size[1])),
+            *("--micro-batch", str(batch[0]), "--accumulate", str(batch[1]), *more),
+        ),
+        faults=(fault,) if fault else (),
+        healthy_steps=steps,
+        launcher=launcher,
+    )
+
+
+def _fault(kind: str, size: float, *ranks: int, steps: int = 50) -> Fault:
+    return Fault(kind=kind, size=size, ranks=ranks, steps=steps)
+
+
+NOVEL_JOBS: Mapping[str, Job] = {
+    "scheduled2": _novel("scheduled", _fault("gpu", 0.3, 1), steps=60, batch=(2, 8)),
+    "adapters2": _novel("adapters", _fault("host", 1.1, 0), steps=60, batch=(4, 4)),
+    "evaluated2": _novel("evaluated", _fault("gpu", 0.3, 0), steps=60),
+    "saved2": _novel("saved", _fault("host", 1.2, 1, steps=60), steps=90, size=(8, 2048)),
+    "bucketed2": _novel("bucketed", _fault("gpu", 0.4, 1, steps=70), steps=110),
+    "pictures2": _novel(
+        "pictures", _fault("loader", 1.3, steps=70), steps=110, size=(24, 1024), batch=(128, 1)
+    ),
+    "picturesone2": _novel(
+        "pictures", _fault("loader", 1.3, 1, steps=70), *_SILENT, steps=110, size=(16, 1280), batch=(128, 1)
+    ),
+    "regional2": _novel("regional", _fault("stall", 0.4, 1), steps=70),
+    "routed2": _novel("routed", _fault("gpu", 0.4, 1), steps=70, size=(8, 2048)),
+    "distilled2": _novel("distilled", _fault("garbage", 6.0, 0), steps=80),
+    "contrastive2": _novel("contrastive", _fault("gpu", 0.3, 0), *_SILENT, steps=90, size=(14, 2048)),
+    "actors2": _novel("actors", _fault("gpu", 0.4, 1, steps=36), steps=50, batch=(16, 1)),
+    "serving2": _novel("serving", _fault("host", 0.4, 1, steps=70), *_SILENT, steps=120, size=(20, 4096)),
+    "sampled2": _novel("sampled", _fault("host", 0.4, 1, steps=120), steps=200, size=(12, 2048)),
+    "policy2": _novel(
+        "policy", _fault("host", 0.4, 0, steps=60), "--print-every", "1", steps=90, size=(8, 2048)
+    ),
+    "accelerated2": _novel(
+        "accelerated", _fault("loader", 1.2, 1, steps=40), steps=50, size=(10, 2048), batch=(4, 4)
+    ),
+    "exchanged2": _novel(
+        "exchanged", _fault("gpu", 0.35, 0, steps=70), *_SILENT, steps=110, size=(12, 2048), batch=(4, 1)
+    ),
+    "unsynced2": _novel("unsynced", _fault("gpu", 0.3, 1), *_SILENT, steps=70, size=(8, 2048), batch=(4, 4)),
+    "crashed2": _novel(
+        "crash", _fault("gpu", 0.3, 0), steps=90, size=(12, 2048), launcher=("--max-restarts", "1")
+    ),
+    "averaged2": _novel("local", _fault("stall", 0.4, 1, steps=60), steps=100, size=(12, 2048)),
+    "rewarded2": _novel("rollouts", _fault("gpu", 0.3, 0, steps=40), steps=50),
+    "adversarialgpu2": _novel("adversarial", _fault("gpu", 0.3, 1), *_SILENT, steps=60),
+    "offloaded2": _novel("offload", _fault("gpu", 0.5, 0, steps=30), steps=40, size=(6, 2048)),
+    "curriculum2": _novel("curriculum", None, steps=240, size=(12, 2048)),
+    "routedhealthy2": _novel("routed", None, *_SILENT, steps=180, size=(10, 1536)),
+    "validated2": Job(
+        gpus=2,
+        script="lightning_job.py",
+        own_launcher=True,
+        loop=("--micro-batch", "4", "--layers", "10", "--evaluate-every", "40"),
+        faults=(_fault("host", 0.9, 0),),
+        healthy_steps=80,
+    ),
+    "trainerchecked2": Job(
+        gpus=2,
+        script="trainer_job.py",
+        loop=("--micro-batch", "4", "--layers", "8", "--hidden", "1536", "--evaluate-every", "30"),
+        faults=(_fault("loader", 0.8),),
+        healthy_steps=80,
+    ),
+}
