@@ -94,6 +94,8 @@ def steps_of(records: Iterator[CollectiveTimes]) -> Found:
     for times in records:
         found = steps.put(times)
         rows = [*([] if found.anew else rows), *found.rows]
+    found = steps.end("job")
+    rows = [*([] if found.anew else rows), *found.rows]
     pace = steps.pace
     return Found(rows=rows, exact=pace is not None and pace.exact, certain=pace is not None and pace.certain)
 

@@ -18,7 +18,7 @@ from perfd.aggregator.jobs.step_tables import PhaseRows, StepRows
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.limits.bounded_records import bounded
 from perfd.aggregator.limits.plausible_values import plausible_description
-from perfd.aggregator.operations import JobCommunication
+from perfd.aggregator.operations import FoundSteps, JobCommunication
 from perfd.analysis.data.job_data import Captured, OperationPace, StepTable
 from perfd.analysis.steps import timed_by_arrival
 from perfd.errors import RefusedError
@@ -197,7 +197,7 @@ class JobState:
                 event = self._new_line(line, source)
             self.attempts.line(line.step, source)
             self.ownership.reports(source.node)
-        self._put(line, source)
+        self._put(line, source.sent_unix_s, late=source.late)
         return event
 
     def _begins_again(self, line: TrainingStep) -> bool:
@@ -209,9 +209,9 @@ class JobState:
         surely = self.attempts.surely_begins(at_unix_s)
         return surely or self.lifetime.ended_between(before_unix_s, at_unix_s)
 
-    def _put(self, line: TrainingStep, source: RecordSource) -> None:
-        self.steps.put(line, source.sent_unix_s)
-        if not source.late and self.steps.last_unix_s is not None:
+    def _put(self, line: TrainingStep, unix_s: float, *, late: bool = False) -> None:
+        self.steps.put(line, unix_s)
+        if not late and self.steps.last_unix_s is not None:
             self.attempts.stepped(self.steps.last_unix_s)
 
     def step_phases(self, block: StepPhases, _source: RecordSource) -> None:
@@ -224,18 +224,25 @@ class JobState:
         self.version += 1
         self.communication.collectives.put(times)
         self._sources.communicates = self._sources.communicates or times.communicator_size != 1
-        by_log = self.step_source is StepSource.LOG and self._sources.log_has_times
-        if (by_log and not self.steps.several_a_line) or source.late or not source.member:
+        if (self._by_log and not self.steps.several_a_line) or source.late or not source.member:
             return
-        found = self.operation_steps.put(times, source.sent_unix_s)
-        if by_log:
-            return  # They are kept beside the log's lines.
+        self._show(self.operation_steps.put(times, source.sent_unix_s), source.sent_unix_s)
+
+    @property
+    def _by_log(self) -> bool:
+        """Whether the log shows how long steps take."""
+        return self.step_source is StepSource.LOG and self._sources.log_has_times
+
+    def _show(self, found: FoundSteps, unix_s: float) -> None:
+        """Add what operations show, unless it is only kept beside the log's lines."""
+        if self._by_log:
+            return
         if found.anew or (found.rows and not self._sources.by_operations):
             # Lines of the log without times show less than operations do.
             self.steps = StepRows(self._limits.steps_per_job)
         self._sources.by_operations = self._sources.by_operations or bool(found.rows)
         for row in found.rows:
-            self._put(row, source)
+            self._put(row, unix_s)
 
     def collective_progress(self, progress: CollectiveProgress, _source: RecordSource) -> None:
         """Add how far one rank is on one communicator."""
@@ -263,6 +270,7 @@ class JobState:
             self.communication.collectives.doubt()
         elif event.kind is EventKind.JOB_ENDED:
             self.lifetime.take(JobEnd.of(event))
+            self._show(self.operation_steps.end(self.name, time_unix_s), time_unix_s)
 
     def leave(self, agent_id: str, time_unix_s: float, now_s: float) -> None:
         """Note that an agent said goodbye: its view of a log shows no silence any more."""
@@ -287,6 +295,7 @@ class JobState:
         )
         self.version += 1
         self.events.append(event)
+        self._show(self.operation_steps.end(self.name, end.time_unix_s), end.time_unix_s)
         return event
 
     def begins_anew(self, since_unix_s: float, now_s: float) -> None:

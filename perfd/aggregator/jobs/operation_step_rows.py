@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfd.aggregator.jobs.step_tables import StepRows
-from perfd.aggregator.operations import OperationSteps
-from perfd.aggregator.operations.exact_steps import FoundSteps
+from perfd.aggregator.operations import FoundSteps, OperationSteps
 from perfd.analysis.data.job_data import OperationPace, StepsWithinLines, StepTable
 from perfd.model import CollectiveTimes
 
@@ -41,7 +40,13 @@ class OperationStepRows:
 
     def put(self, times: CollectiveTimes, sent_unix_s: float) -> FoundSteps:
         """Add what one rank did; returns the rows that are complete by it."""
-        found = self._found.put(times)
+        return self._taken(self._found.put(times), sent_unix_s)
+
+    def end(self, job: str, unix_s: float) -> FoundSteps:
+        """The job has ended: returns the rows that waited for more."""
+        return self._taken(self._found.end(job), unix_s)
+
+    def _taken(self, found: FoundSteps, sent_unix_s: float) -> FoundSteps:
         if found.anew:
             self._rows = StepRows(self._limit)
             self._lines.clear()

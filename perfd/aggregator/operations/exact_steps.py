@@ -91,12 +91,18 @@ class ExactSteps:
         """Operations of the repeats so far."""
 
     def look(
-        self, job: str, cycle: Cycle, repeats: int | None, gathers: OperationStream | None = None
+        self,
+        job: str,
+        cycle: Cycle,
+        repeats: int | None,
+        gathers: OperationStream | None = None,
+        *,
+        ended: bool = False,
     ) -> FoundSteps:
         """The new steps since the last call, of so many `repeats` each, or None if only pauses show how many.
 
         `gathers` are those of the parameters that the stream reduces. Empty if it is unknown when operations
-        began.
+        began. If the job has `ended`, nothing waits for more operations.
         """
         operations = self.stream.repeating(cycle)
         if operations is None or len(operations) < 2 * cycle.large:
@@ -107,7 +113,7 @@ class ExactSteps:
         self._large = cycle.large
         cuts = self._cuts(operations, cycle)
         found, last = self._of_step(cuts, repeats, gathers)
-        few = len(cuts) < _REPEATS_IN_DOUBT and not self.stream.full
+        few = len(cuts) < _REPEATS_IN_DOUBT and not self.stream.full and not ended
         if found is None and few and self.newest is None:
             return FoundSteps()
         anew = self.newest is not None and (found or 1) != (self.repeats or 1)
@@ -116,7 +122,7 @@ class ExactSteps:
         anew = anew or began_alike
         self.repeats = found
         ends = cuts.each(last, found or 1)
-        rows = self._rows(job, ends, cycle, found or 1)
+        rows = self._rows(job, ends, cycle, found or 1, ended=ended)
         self.pauses = self._pauses(ends)
         return FoundSteps(rows, anew=anew)
 
@@ -151,7 +157,7 @@ class ExactSteps:
             return repeats, before % repeats
         return repeats, int(medians_by_place(pauses_us, min(repeats, len(pauses_us))).argmax())
 
-    def _rows(self, job: str, cuts: _Cuts, cycle: Cycle, repeats: int) -> list[TrainingStep]:
+    def _rows(self, job: str, cuts: _Cuts, cycle: Cycle, repeats: int, *, ended: bool) -> list[TrainingStep]:
         place = self._place(cuts.last)
         first = 0
         if self.newest is None:
@@ -170,7 +176,8 @@ class ExactSteps:
         rows: list[TrainingStep] = []
         for at in range(first, len(cuts)):
             end_us = int(cuts.last.end_us[at])
-            if end_us - newest.end_us < _LEAST_ROW_US or not cuts.last.reported[at]:
+            shares = end_us - newest.end_us < _LEAST_ROW_US and not (ended and at == len(cuts) - 1)
+            if shares or not cuts.last.reported[at]:
                 continue
             by_rate = (int(cuts.last.seen[at]) - newest.seen) / (cycle.operations * repeats)
             covered = max(1, round(by_rate)) if place is None else at - place

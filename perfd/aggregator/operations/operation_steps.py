@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfd.aggregator.operations.exact_steps import ExactSteps, FoundSteps
 from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.aggregator.operations.operation_stream import LONE_S, RECEIVE, Cycle, OperationStream
+from perfd.aggregator.operations.report_columns import is_whole
+from perfd.aggregator.operations.row_ends import (
+    SILENT_NS,
+    RowEnd,
+    StepPace,
+    is_partial,
+    row_between,
+    row_end,
+    whole_step,
+)
 from perfd.analysis.data.job_data import Floats, OperationPace
 from perfd.analysis.operations.step_boundaries import repeats_between_receives
 from perfd.model import CollectiveTimes, TrainingStep
@@ -42,55 +51,7 @@ _MOST_MICRO_BATCHES = 64
 """Of one step; of a larger number it is not clear whether it is a step. Chosen."""
 _SLOWER = 1.5
 """Repeats per scalar above which these are not one per repeat."""
-_SILENT_NS = 30 * 10**9
-"""A stream that sets the pace and says nothing for so long is gone, as after a restart."""
-_MOST_SEQUENCE = 1 << 62
-"""Larger sequence numbers are garbage and may not fit in an array."""
 _NOTHING = FoundSteps()
-
-
-@dataclass(frozen=True, slots=True)
-class _Pace:
-    """A stream that shows steps."""
-
-    stream: OperationStream
-    cycle: Cycle
-    repeats: int | None
-    """Micro-batches of a step; None where that is not certain."""
-    counted: bool = True
-    """Whether what ends a step, and no pause alone, shows that repeats are steps."""
-
-    @property
-    def per_step(self) -> float:
-        return self.cycle.operations * (self.repeats or 1)
-
-    @property
-    def certain(self) -> bool:
-        return self.repeats is not None
-
-
-@dataclass(frozen=True, slots=True)
-class _Mark:
-    """Where the newest row ended."""
-
-    stream: OperationStream
-    per_step: float
-    """Operations of the stream."""
-    certain: bool
-    """Whether a step is surely not a micro-batch."""
-    seen: int
-    sequence: int
-    time_unix_ns: int
-    step: float
-    size_bytes: int
-    """Of the stream's largest operation that repeats."""
-    exact: bool = False
-    """Whether it is where a step ended, not anywhere in one."""
-
-    def outranks(self, cycle: Cycle, now_unix_ns: int) -> bool:
-        """Whether what showed steps lately is larger."""
-        lately = now_unix_ns - self.time_unix_ns < _SILENT_NS
-        return self.certain and lately and cycle.size_bytes < self.size_bytes
 
 
 class OperationSteps:
@@ -108,11 +69,9 @@ class OperationSteps:
         self._of_others: dict[tuple[str, str, int | None], tuple[int, OperationStream]] = {}
         """The same of another rank, of streams whose operations are all of one size."""
         self._numbers = NewestColumns(1, _NUMBERS)
-        self._mark: _Mark | None = None
-        self._first: TrainingStep | None = None
-        """A row that waits until the stream goes on: what repeats while a job starts ends soon."""
+        self._mark: RowEnd | None = None
         self._looked_unix_ns = 0
-        self._paced: _Pace | None = None
+        self._paced: StepPace | None = None
         """At the newest search."""
         self._exact: ExactSteps | None = None
         self._recounted = False
@@ -153,7 +112,7 @@ class OperationSteps:
         if self._rank is None:
             self._rank = times.rank
         sent = times.peer is not None and times.operation != RECEIVE
-        if sent or not _is_whole_record(times):
+        if sent or not is_whole(times):
             return _NOTHING
         if times.rank != self._rank:
             self._compare(times)
@@ -176,14 +135,25 @@ class OperationSteps:
             self._join_layers(times.end_unix_ns)
             self._looked_unix_ns = times.end_unix_ns
         mark, paced = self._mark, self._paced
-        silent = mark is None or times.end_unix_ns - mark.time_unix_ns >= _SILENT_NS
+        silent = mark is None or times.end_unix_ns - mark.time_unix_ns >= SILENT_NS
         # Another one may turn out to show steps better.
         better = paced is not None and paced.stream is stream
         if mark is not None and mark.stream is not stream and not silent and not better:
             return _NOTHING
         if exact:
-            return self._exact_rows(times, stream)
+            return self._exact_rows(times.job, times.end_unix_ns, stream)
         row = self._row(times, stream)
+        return _NOTHING if row is None else FoundSteps([row])
+
+    def end(self, job: str) -> FoundSteps:
+        """What waited for more operations than the job had; it may go on all the same."""
+        now_unix_ns = max((one.newest_unix_ns for one in self._streams.values()), default=0)
+        paced = self._paced = self._pace(now_unix_ns)
+        if paced is None:
+            return _NOTHING
+        if paced.stream.timed:
+            return self._exact_rows(job, now_unix_ns, paced.stream, ended=True)
+        row = self._last_row(job, paced)
         return _NOTHING if row is None else FoundSteps([row])
 
     def _compare(self, times: CollectiveTimes) -> None:
@@ -204,79 +174,91 @@ class OperationSteps:
         _, other = self._of_others.get((stream.communicator, stream.operation, None), (None, None))
         return other is None or stream.ends_as(other)
 
-    def _exact_rows(self, times: CollectiveTimes, stream: OperationStream) -> FoundSteps:
+    def _exact_rows(
+        self, job: str, now_unix_ns: int, stream: OperationStream, *, ended: bool = False
+    ) -> FoundSteps:
         """Rows by when operations began."""
         paced = self._paced
         cycle = stream.repeat() if paced is not None and paced.stream is stream else None
         if paced is not None and cycle is not None and cycle.large != paced.cycle.large:
             # What repeats has changed; steps go on once it is known what does now.
-            self._paced = paced = self._pace(times.end_unix_ns)
+            self._paced = paced = self._pace(now_unix_ns)
         if paced is None or cycle is None or paced.stream is not stream:
             return _NOTHING
         mark, anew = self._mark, False
         if self._exact is None or self._exact.stream is not stream:
-            gone = mark is not None and times.end_unix_ns - mark.stream.newest_unix_ns >= _SILENT_NS
+            gone = mark is not None and now_unix_ns - mark.stream.newest_unix_ns >= SILENT_NS
             anew = mark is not None and mark.stream is not stream and not gone
             self._exact = ExactSteps(stream, int(mark.step) if mark is not None and gone else 0)
         gathers = None
         if stream.operation == _ENDING_STEPS:
             gathers = self._streams.get((stream.communicator, _GATHERING, None))
-        found = self._exact.look(times.job, cycle, paced.repeats, gathers)
-        ended = self._exact.newest
+        found = self._exact.look(job, cycle, paced.repeats, gathers, ended=ended)
+        newest = self._exact.newest
         if anew or (self._recounted and found.rows):
             # What seemed to be steps was none, as while a job starts.
             found, self._recounted = replace(found, anew=True), False
-        if ended is not None:
-            self._mark = _Mark(
+        if newest is not None:
+            self._mark = RowEnd(
                 stream=stream,
                 per_step=cycle.operations * (self._exact.repeats or 1),
                 certain=self._exact.repeats is not None and paced.counted,
-                seen=ended.seen,
-                sequence=stream.newest_sequence - (stream.seen - ended.seen),
-                time_unix_ns=ended.end_us * 1000,
-                step=ended.step,
+                seen=newest.seen,
+                sequence=stream.newest_sequence - (stream.seen - newest.seen),
+                time_unix_ns=newest.end_us * 1000,
+                step=newest.step,
                 size_bytes=cycle.size_bytes,
                 exact=True,
             )
         return found
 
     def _row(self, times: CollectiveTimes, stream: OperationStream) -> TrainingStep | None:
-        mark = self._mark
+        mark, now_ns = self._mark, times.end_unix_ns
         if mark is not None and mark.stream is stream:
             return self._next_row(times, mark)
-        if times.end_unix_ns - self._looked_unix_ns < _LOOK_S * 1e9:
+        if now_ns - self._looked_unix_ns < _LOOK_S * 1e9:
             return None
-        self._looked_unix_ns = times.end_unix_ns
-        paced = self._pace(times.end_unix_ns)
-        if paced is None:
-            return None
-        counted = paced.stream.seen / paced.per_step
-        self._mark = _marked(paced, counted + (mark.step if mark is not None else 0.0))
-        if mark is None and self._mark.stream.before is not None:
-            began_ns, seen = self._mark.stream.before
-            since_step = self._mark.step - (self._mark.seen - seen) / self._mark.per_step
-            self._first = _as_row(times.job, self._mark, since_step, began_ns)
+        self._looked_unix_ns = now_ns
+        paced = self._pace(now_ns)
+        if paced is not None:
+            before = mark.step if mark is not None else 0.0
+            counted = paced.stream.repeated(paced.cycle) / (paced.repeats or 1)
+            self._mark = row_end(paced, paced.stream.ended, before + counted)
         return None
 
-    def _next_row(self, times: CollectiveTimes, mark: _Mark) -> TrainingStep | None:
-        stream, now_ns = mark.stream, times.end_unix_ns
-        step = mark.step + (stream.seen - mark.seen) / mark.per_step
+    def _next_row(self, times: CollectiveTimes, mark: RowEnd) -> TrainingStep | None:
+        stream, end = mark.stream, mark.stream.ended
+        if stream.before is not None and is_partial(mark, stream.before, end):
+            end = stream.before
+        if end.unix_ns - mark.time_unix_ns < _ROW_S * 1e9:
+            return None
+        step = mark.step + (end.seen - mark.seen) / mark.per_step
         if int(step) == int(mark.step):
             return None
-        if now_ns - mark.time_unix_ns < _ROW_S * 1e9:
-            first, self._first = self._first, None
-            return first
-        paced = self._pace(now_ns)
+        paced = self._pace(times.end_unix_ns)
         if paced is None or paced.stream is not stream:
             # What repeats has changed; steps go on once it is known what does now.
-            self._mark = None if paced is None else _marked(paced, step)
+            self._mark = None if paced is None else row_end(paced, paced.stream.ended, step)
             return None
-        self._mark = _marked(paced, step)
-        return _as_row(times.job, self._mark, mark.step, mark.time_unix_ns)
+        self._mark = row_end(paced, end, step)
+        return row_between(times.job, mark, self._mark)
 
-    def _pace(self, now_unix_ns: int) -> _Pace | None:
+    def _last_row(self, job: str, paced: StepPace) -> TrainingStep | None:
+        """The steps until the end, with the time of those in whole reports: it may be within the last one."""
+        mark, before, end = self._mark, paced.stream.before, paced.stream.ended
+        if mark is None or mark.stream is not paced.stream or before is None:
+            return None
+        step = mark.step + (end.seen - mark.seen) / mark.per_step
+        # Within a step the share of its operations is not that of its bytes; at its end both are whole.
+        by_bytes = paced.stream.repeated(paced.cycle) / (paced.repeats or 1)
+        self._mark = row_end(paced, end, whole_step(by_bytes if abs(by_bytes - step) < 1 else step))
+        row = row_between(job, mark, self._mark)
+        each_s = mark.each_s(before)
+        return row and replace(row, step_time_s=None if each_s is None else each_s * mark.per_step)
+
+    def _pace(self, now_unix_ns: int) -> StepPace | None:
         """The stream that shows steps, and how many of its operations a step has."""
-        streams = [one for one in self._streams.values() if now_unix_ns - one.newest_unix_ns < _SILENT_NS]
+        streams = [one for one in self._streams.values() if now_unix_ns - one.newest_unix_ns < SILENT_NS]
         cycles = [
             (stream, cycle)
             for stream in streams
@@ -308,7 +290,7 @@ class OperationSteps:
             return None
         by_log = stream.repeats_of_step > 1
         if by_log or stream.operation not in (*_SHARDED, *_HANDED_ON):
-            return _Pace(stream, cycle, 1, counted=by_log or not (cycle.by_pauses or cycle.lone))
+            return StepPace(stream, cycle, 1, counted=by_log or not (cycle.by_pauses or cycle.lone))
         return self._sharded_pace(stream, cycle)
 
     def _awaits_better(
@@ -345,7 +327,7 @@ class OperationSteps:
             if one is not gathers
         )
 
-    def _sharded_pace(self, stream: OperationStream, cycle: Cycle) -> _Pace | None:
+    def _sharded_pace(self, stream: OperationStream, cycle: Cycle) -> StepPace | None:
         """How many repeats a step has; None while that is not clear."""
         ratios = [
             (stream.repeats_for_each(other, cycle) * other.group(), other.seen)
@@ -355,44 +337,9 @@ class OperationSteps:
         slower = [(ratio, count) for ratio, count in ratios if ratio > _SLOWER]
         if not slower:
             once = stream.operation in _SHARDED and any(ratio > 1 / _SLOWER for ratio, _ in ratios)
-            return _Pace(stream, cycle, 1 if once else None)
+            return StepPace(stream, cycle, 1 if once else None)
         whole = [round(ratio) for ratio, count in slower if _is_whole(ratio, count)]
-        return _Pace(stream, cycle, max(whole)) if whole else None
-
-
-def _is_whole_record(times: CollectiveTimes) -> bool:
-    """Whether it lists single operations, each with a size, and all numbers fit in arrays."""
-    sequences = times.sequences
-    whole = len(times.sizes_bytes) == len(sequences) > 0 and max(sequences) <= _MOST_SEQUENCE
-    return whole and math.isfinite(times.total_bytes or 0.0)
-
-
-def _marked(pace: _Pace, step: float) -> _Mark:
-    """A row ends with the stream's newest report, at this step."""
-    stream = pace.stream
-    return _Mark(
-        stream=stream,
-        per_step=pace.per_step,
-        certain=pace.certain and pace.counted,
-        seen=stream.seen,
-        sequence=stream.newest_sequence,
-        time_unix_ns=stream.newest_unix_ns,
-        step=step,
-        size_bytes=pace.cycle.size_bytes,
-    )
-
-
-def _as_row(job: str, mark: _Mark, since_step: float, since_unix_ns: int) -> TrainingStep | None:
-    covered = int(mark.step) - int(since_step)
-    if covered <= 0:
-        return None
-    return TrainingStep(
-        job=job,
-        step=int(mark.step),
-        time_unix_ns=mark.time_unix_ns,
-        step_time_s=(mark.time_unix_ns - since_unix_ns) / 1e9 / (mark.step - since_step),
-        steps_covered=covered,
-    )
+        return StepPace(stream, cycle, max(whole)) if whole else None
 
 
 def _may_show_better(streams: Sequence[OperationStream]) -> bool:

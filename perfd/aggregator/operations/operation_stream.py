@@ -71,6 +71,17 @@ class Cycle:
     """Whether all are of one size and evenly apart, and nothing else shows that each is a step."""
 
 
+@dataclass(frozen=True, slots=True)
+class ReportEnd:
+    """What a stream had done when a report ended."""
+
+    unix_ns: int
+    seen: int
+    """Operations, since the first report."""
+    sequence: int
+    """Of the newest one."""
+
+
 @dataclass(slots=True)
 class OperationStream:
     """The newest operations of a stream."""
@@ -89,8 +100,8 @@ class OperationStream:
     seen_s: float = 0.0
     total_bytes: float = 0.0
     newest_unix_ns: int = 0
-    before: tuple[int, int] | None = None
-    """When the report before the newest one ended, and how many had been seen by then."""
+    before: ReportEnd | None = None
+    """Where the report before the newest one ended."""
     alike: bool = False
     """Whether the operations that repeat were all of one size at the newest search."""
     repeats_of_step: int = 1
@@ -128,6 +139,11 @@ class OperationStream:
         return len(self.sizes) == _HELD_OPERATIONS
 
     @property
+    def ended(self) -> ReportEnd:
+        """Where the newest report ended."""
+        return ReportEnd(self.newest_unix_ns, self.seen, self.newest_sequence)
+
+    @property
     def timed(self) -> bool:
         """Whether the newest operation has a start time."""
         return not np.isnan(self.newest.held[START, -1])
@@ -135,7 +151,7 @@ class OperationStream:
     def put(self, times: CollectiveTimes) -> None:
         """Add what the rank reported."""
         if self.newest_unix_ns:
-            self.before = self.newest_unix_ns, self.seen
+            self.before = self.ended
         stride = stride_of(times)
         columns, sequences = in_order(columns_of(times), np.array(times.sequences))
         whole = self._with_lost(columns, sequences) if stride in (None, 1) else None
@@ -342,6 +358,11 @@ class OperationStream:
         if count is None or self.per_s / count > _MOST_LONE_PER_S:
             return None
         return Repeat(count, min(found.length, len(durations_us)))
+
+    def repeated(self, cycle: Cycle) -> float:
+        """How often it has repeated this, by what it moved: a first step may have other buckets."""
+        share = float(self.sizes[self._large()].sum() / self.sizes.sum())
+        return self.total_bytes * share / cycle.moved_bytes
 
     def repeating(self, cycle: Cycle) -> TimedOperations | None:
         """The large operations that repeat; None where it is unknown when one of them ran."""

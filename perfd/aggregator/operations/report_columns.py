@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,6 +13,8 @@ from perfd.model import CollectiveTimes
 
 _FEWEST_SAMPLED = 16
 """Operations of a report, whose sequence numbers must be equally far apart."""
+_MOST_SEQUENCE = 1 << 62
+"""Larger sequence numbers are garbage and may not fit in an array."""
 SIZE, START, END, QUEUED, REPORTED = range(5)
 """Columns of each operation; `REPORTED` is 0 where the others are estimates for one that was not reported."""
 
@@ -43,6 +46,13 @@ class TimedOperations:
             self.moved_bytes[rows],
             self.reported[rows],
         )
+
+
+def is_whole(times: CollectiveTimes) -> bool:
+    """Whether it lists single operations, each with a size, and all numbers fit in arrays."""
+    sequences = times.sequences
+    whole = len(times.sizes_bytes) == len(sequences) > 0 and max(sequences) <= _MOST_SEQUENCE
+    return whole and math.isfinite(times.total_bytes or 0.0)
 
 
 def stride_of(times: CollectiveTimes) -> int | None:
