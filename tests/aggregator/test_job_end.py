@@ -385,16 +385,17 @@ def test_a_pod_that_is_replaced_counts_from_its_first_step(fleet, clean):
         assert (fleet.status()["attempt"], fleet.status()["steps"]["last"]) == (2, 2)
 
 
-def test_the_last_lines_of_a_log_that_come_after_the_end_do_not_take_it_back(fleet):
+@pytest.mark.parametrize(("after_s", "ended", "attempt"), [(1.0, True, 1), (9.0, True, 1), (11.0, False, 2)])
+def test_only_lines_long_after_the_end_take_it_back(fleet, after_s, ended, attempt):
     with fleet.agent("a") as one, fleet.agent("b", "n1") as two:
         fleet.works(one, range(1, 9), ranks=False)
         fleet.reports(one, EventKind.JOB_ENDED, outcome=JobOutcome.FAILED)
         # Of another agent, which had to wait for the network.
-        late_s = fleet.now_s + 1.0
+        late_s = fleet.now_s + after_s
         fleet.minutes(1)
         two.send(step(9, time_s=late_s), sent_unix_ns=fleet.clock.unix_ns())
         fleet.minutes(1)
-    assert (fleet.status()["ended"], fleet.status()["attempt"]) == (True, 1)
+    assert (fleet.status()["ended"], fleet.status()["attempt"]) == (ended, attempt)
 
 
 def test_after_a_restart_of_the_aggregator_nobody_is_missed_who_said_goodbye(clock, tmp_path):

@@ -226,3 +226,12 @@ def test_charts_of_many_steps_are_medians_of_neighbors() -> None:
     times = np.array([one["step_time_s"] for one in steps]).reshape(250, 4)
     assert series["step_time_s"] == pytest.approx(np.median(times, axis=1).tolist())
     assert series["step_time_max_s"] == pytest.approx(times.max(axis=1).tolist())
+
+
+def test_a_rank_that_is_within_a_twentieth_of_the_median_is_not_unusual() -> None:
+    job = job_entry("llm", ranks=1024, slow=700)
+    for rank, ratio in ((5, 1.04), (6, 1.06)):
+        job["gpus"][rank] = {**job["gpus"][8], **{k: job["gpus"][rank][k] for k in ("rank", "node", "gpu")}}
+        job["gpus"][rank]["power_w"] *= ratio
+
+    assert [row["rank"] for row in rank_columns(job, {})["rows"]] == [700, 6]

@@ -10,7 +10,7 @@ import pytest
 from analysis.jobs import description, infos, job_data, step_table
 from analysis.test_nccl import table
 
-from perfd.analysis.collectives.bandwidth_text import bandwidth_words
+from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
 from perfd.analysis.collectives.nccl_summary import NcclKind
 from perfd.analysis.data.job_data import JobData, Method, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
@@ -174,3 +174,10 @@ def test_one_huge_message_at_the_start_does_not_hide_that_nvlink_is_not_used():
 
     assert group.expected_bytes_per_s == pytest.approx(NVLINK)
     assert group.bus_bytes_per_s == pytest.approx(33e6 / 1.2e-3)
+
+
+def test_kinds_that_take_little_of_the_time_have_no_line():
+    (kind,) = judged(job(operation(8), nodes=(8,), tp=1, pp=1, dp=8)).nccl.kinds
+    known = {ratio: replace(kind, kernel_ratio=ratio) for ratio in (0.009, 0.011, 0.3)}
+
+    assert busiest(list(known.values())) == [known[0.3], known[0.011]]

@@ -326,3 +326,15 @@ def test_gpus_that_one_process_launches_lose_what_steps_are_longer_by(pids, leas
     (slow,) = (one for one in summarise(data, AnalysisSettings()).nccl.ranks if one.rank == 1)
 
     assert least <= slow.gain_ratio <= most
+
+
+@pytest.mark.parametrize(("ago_s", "counts"), [(29.0, True), (31.0, False)])
+def test_a_rank_whose_reading_is_old_does_not_count(ago_s: float, counts: bool) -> None:
+    times = [
+        NcclTime(rank=0, busy_s=1.0, span_s=10.0, lost_operations=0, read_s=100.0),
+        NcclTime(rank=1, busy_s=3.0, span_s=10.0, lost_operations=0, read_s=100.0 - ago_s),
+    ]
+
+    result = summarise(job_data(step_table([0.1] * 20), nccl=times), AnalysisSettings())
+
+    assert result.nccl.share_ratio == pytest.approx(0.2 if counts else 0.1)

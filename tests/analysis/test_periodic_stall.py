@@ -152,3 +152,31 @@ def test_a_few_stalls_of_almost_one_period_are_no_period() -> None:
     times[[-21, -16, -10, -5]] = 1.1
     times[5:25] = 0.8
     assert found(times.tolist()) is None
+
+
+@pytest.mark.parametrize(("stall_s", "is_one"), [(0.1, True), (0.05, False)])
+def test_a_stall_stands_out_of_the_scatter_of_steps(stall_s: float, is_one: bool) -> None:
+    """By at least 4.9 of its robust standard deviations, or by at most 3.5."""
+    times = [0.5 + 0.012 * (-1) ** step + (stall_s if step % 5 == 4 else 0.0) for step in range(100)]
+
+    assert (found(times) is not None) is is_one
+
+
+@pytest.mark.parametrize(("jitter", "is_period"), [(0.07, True), (0.14, False)])
+def test_intervals_in_seconds_are_alike_within_a_tenth(jitter: float, is_period: bool) -> None:
+    rng = np.random.default_rng(3)
+    times: list[float] = []
+    next_s = now_s = 0.0
+    due = 0
+    while len(times) < 190:
+        time_s = float(rng.uniform(0.008, 0.012))
+        if now_s >= next_s:
+            time_s += 0.1
+            next_s = now_s + 0.3 * (1 + jitter * (0, 1, -1)[due % 3])
+            due += 1
+        times.append(time_s)
+        now_s += time_s
+
+    stall = found(times)
+
+    assert (stall is not None and stall.period_steps is None) is is_period

@@ -9,6 +9,7 @@ import pytest
 from analysis.jobs import step_table
 
 from perfd.analysis.steps import StepTimeChange, step_time_change
+from perfd.analysis.steps.longer_steps import lines_since
 from perfd.model import Event, EventKind
 
 USUAL = [9.0, *[1.0, 1.01, 0.99] * 10]
@@ -98,3 +99,11 @@ def test_nothing_is_said_of_fewer_than_thirteen_steps():
     assert step_time_change(step_table([9.0, *[1.0] * 13]), ()).growth_ratio == 0
     assert step_time_change(step_table([]), ()) is None
     assert step_time_change(step_table([np.nan] * 30), ()) is None
+
+
+@pytest.mark.parametrize(("as_before", "since"), [(1, 10), (2, None)])
+def test_steps_are_longer_since_a_line_if_nearly_all_after_it_are(as_before: int, since: int | None) -> None:
+    longer = [1.3] * 10
+    longer[3 : 3 + as_before] = [1.0] * as_before
+
+    assert lines_since(np.array([1.0, 1.01] * 4 + longer)) == since

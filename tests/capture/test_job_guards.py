@@ -20,3 +20,8 @@ def test_a_job_may_be_silent_for_half_of_its_timeout_and_one_line(progress, long
     settings = GuardSettings(nccl_timeout_s=600.0)
     assert refusal(progress, settings, longest_s * SECOND_NS) == ""
     assert "it hangs" in refusal(progress, settings, longest_s * SECOND_NS + SECOND_NS // 10)
+
+
+def test_the_usual_step_is_the_median_of_the_newest_twenty():
+    times = [(number, 1.0 if number <= 30 else 2.0) for number in range(1, 41)]
+    assert JobProgress(step_times_s=times).step_time_s == 1.5
