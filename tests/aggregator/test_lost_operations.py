@@ -145,3 +145,17 @@ def test_steps_do_not_move_to_smaller_operations_while_an_evaluation_interrupts_
 
     assert not dropped
     assert rows[-1].time_unix_ns == timeline.ends_us[-1] * 1000
+
+
+@pytest.mark.parametrize("step", [DDP, MODEL], ids=["buckets", "layers"])
+def test_steps_go_on_by_another_rank_if_the_first_one_lacks_records(step: Sequence[Op]) -> None:
+    timeline = trained(lambda line, _: line.step([step]), 900)
+    first = [*timeline.records(rank=0)]
+    every = [*first[: len(first) // 4], *timeline.records(rank=1)]
+    rows, dropped = rows_of(iter(sorted(every, key=lambda one: (one.end_unix_ns, one.rank))))
+
+    assert not dropped
+    assert_exact(rows, timeline.ends_us)
+    assert rows[-1].step == 900
+    # For half a minute nothing shows that the rank is gone; that time is one row.
+    assert sum(row.steps_covered > 1 for row in rows) == 1

@@ -64,6 +64,8 @@ class OperationSteps:
 
     def __init__(self) -> None:
         self._rank: int | None = None
+        self._heard_unix_ns = 0
+        """When its newest report ended."""
         self._streams: dict[tuple[str, str, int | None], OperationStream] = {}
         """By communicator, operation and, of receives, the peer."""
         self._of_others: dict[tuple[str, str, int | None], tuple[int, OperationStream]] = {}
@@ -110,13 +112,16 @@ class OperationSteps:
     def put(self, times: CollectiveTimes) -> FoundSteps:
         """Add what a rank did; returns rows of steps, with nothing but times, when some are complete."""
         if self._rank is None:
-            self._rank = times.rank
+            self._rank, self._heard_unix_ns = times.rank, times.end_unix_ns
         sent = times.peer is not None and times.operation != RECEIVE
         if sent or not is_whole(times):
             return _NOTHING
+        if times.rank != self._rank and times.end_unix_ns - self._heard_unix_ns >= SILENT_NS:
+            self._go_on_with(times.rank)
         if times.rank != self._rank:
             self._compare(times)
             return _NOTHING
+        self._heard_unix_ns = max(self._heard_unix_ns, times.end_unix_ns)
         key = (times.communicator, times.operation, times.peer)
         stream = self._streams.get(key)
         if stream is None:
@@ -155,6 +160,12 @@ class OperationSteps:
             return self._exact_rows(job, now_unix_ns, paced.stream, ended=True)
         row = self._last_row(job, paced)
         return _NOTHING if row is None else FoundSteps([row])
+
+    def _go_on_with(self, rank: int) -> None:
+        """Take another rank, since this one is silent: in a communicator, all have the same operations."""
+        self._rank = rank
+        self._streams = {key: stream for key, stream in self._streams.items() if key[2] is None}
+        self._of_others.clear()
 
     def _compare(self, times: CollectiveTimes) -> None:
         """Add what another rank did: pauses show steps if they do on two ranks."""
