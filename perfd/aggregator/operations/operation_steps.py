@@ -64,7 +64,7 @@ class OperationSteps:
 
     def __init__(self) -> None:
         self._rank: int | None = None
-        self._heard_unix_ns = 0
+        self._reported_unix_ns = 0
         """When its newest report ended."""
         self._streams: dict[tuple[str, str, int | None], OperationStream] = {}
         """By communicator, operation and, of receives, the peer."""
@@ -112,16 +112,16 @@ class OperationSteps:
     def put(self, times: CollectiveTimes) -> FoundSteps:
         """Add what a rank did; returns rows of steps, with nothing but times, when some are complete."""
         if self._rank is None:
-            self._rank, self._heard_unix_ns = times.rank, times.end_unix_ns
+            self._rank, self._reported_unix_ns = times.rank, times.end_unix_ns
         sent = times.peer is not None and times.operation != RECEIVE
         if sent or not is_whole(times):
             return _NOTHING
-        if times.rank != self._rank and times.end_unix_ns - self._heard_unix_ns >= SILENT_NS:
+        if times.rank != self._rank and times.end_unix_ns - self._reported_unix_ns >= SILENT_NS:
             self._go_on_with(times.rank)
         if times.rank != self._rank:
             self._compare(times)
             return _NOTHING
-        self._heard_unix_ns = max(self._heard_unix_ns, times.end_unix_ns)
+        self._reported_unix_ns = max(self._reported_unix_ns, times.end_unix_ns)
         key = (times.communicator, times.operation, times.peer)
         stream = self._streams.get(key)
         if stream is None:
