@@ -43,7 +43,7 @@ class Servers:
 
         name = config.durable_name
         assert config.filter_subject == SUBJECT
-        if (self.listed | self.kept) - {name}:
+        if name not in self.kept and (self.listed | self.kept) - {name}:
             raise BadRequestError(code=400, err_code=NOT_UNIQUE, description="not unique")
         self.kept.discard(name)
         self.listed.add(name)
@@ -116,6 +116,16 @@ def test_a_consumer_that_servers_kept_of_a_reader_that_stopped_is_removed_by_the
     asyncio.run(first.close(servers))  # type: ignore[arg-type]
     servers.away = False
     assert opened(servers, reader(), 3) is not None
+    assert not servers.kept
+
+
+def test_consumers_that_several_earlier_readers_removed_are_known() -> None:
+    servers = Servers()
+    names = [opened(servers, reader(), 1) for _ in range(4)]
+    servers.kept = {name for name in names[:3] if name is not None}
+    # One of them with each attempt from the second on.
+    assert opened(servers, reader(), 4) is None
+    assert opened(servers, reader(), 5) is not None
     assert not servers.kept
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from nats.js.kv import KeyValue
 
 _MOST = 64
-"""Names that are remembered, the newest: the one that is kept was removed last, or shortly before."""
+"""Names that are remembered, the newest: servers that were killed bring back consumers of some takeovers
+before. Chosen."""
 
 
 class RemovedConsumers:
@@ -31,23 +32,25 @@ class RemovedConsumers:
 
     async def note(self, js: JetStreamContext, names: Iterable[str]) -> None:
         """Remember names before these consumers are removed; whatever fails, they can be."""
-        before = tuple(self._names)
-        for name in names:
-            self._names.pop(name, None)
-            self._names[name] = None
-        self._names = dict.fromkeys(list(self._names)[-_MOST:])
-        if self._bucket_name and tuple(self._names) != before:
+        new = [name for name in names if name not in self._names]
+        if not new:
+            return
+        known = dict.fromkeys([*await self._stored(js), *self._names, *new])
+        self._names = dict.fromkeys(list(known)[-_MOST:])
+        if self._bucket_name:
             with contextlib.suppress(Exception):
                 await (await self._bucket(js)).put(self._key, json.dumps(list(self._names)).encode())
 
     async def names(self, js: JetStreamContext) -> list[str]:
         """All that this process or an earlier reader removed, the newest first."""
-        stored: list[str] = []
+        return list(reversed(dict.fromkeys([*await self._stored(js), *self._names])))
+
+    async def _stored(self, js: JetStreamContext) -> list[str]:
         if self._bucket_name:
             with contextlib.suppress(Exception):
-                body = (await (await self._bucket(js)).get(self._key)).value
-                stored = [name for name in json.loads(body or b"[]") if isinstance(name, str)][-_MOST:]
-        return list(reversed(dict.fromkeys([*stored, *self._names])))
+                stored = json.loads((await (await self._bucket(js)).get(self._key)).value or b"[]")
+                return [name for name in stored if isinstance(name, str)][-_MOST:]
+        return []
 
     async def _bucket(self, js: JetStreamContext) -> KeyValue:
         return await js.key_value(self._bucket_name)
