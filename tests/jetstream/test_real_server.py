@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import shutil
 import sqlite3
@@ -207,6 +208,27 @@ def test_a_full_stream_takes_nothing_and_loses_nothing(
                 assert until(lambda: stored_steps(history, agent.job) == list(range(1, last + 1)))
                 counters = running.state.counters
                 assert counters.lost_batches == counters.late_batches
+
+
+def test_a_store_without_room_for_the_stream_is_named_and_loses_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = tmp_path / "history.sqlite"
+    store = json.dumps(str(tmp_path / "small"))
+    limited = f"jetstream {{ store_dir: {store}, max_file_store: 300000000 }}"
+    with NatsServer(tmp_path, more=limited) as server:
+        server.ask(lambda js: js.add_stream(name="other", subjects=["other"], max_bytes=299_900_000))
+        with (
+            node(tmp_path / "spool", server.address) as agent,
+            aggregator(history, server.address, max_bytes=200_000),
+        ):
+            last = agent.produce(20)
+            said = "Batches are not read from NATS now; they wait there."
+            assert until(lambda: any("insufficient storage" in one for one in reasons(caplog, said)))
+            assert agent.spool.stats().batches == last
+            server.ask(lambda js: js.delete_stream("other"))
+            assert agent.uplink.wait_acknowledged(last, WAIT_S)
+            assert until(lambda: stored_steps(history, agent.job) == list(range(1, last + 1)))
 
 
 def test_an_agent_cannot_publish_as_another_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
