@@ -113,10 +113,13 @@ class Member:
             return None
 
     def metrics(self, partition: int) -> dict[str, float]:
-        """Series without labels of a partition's page."""
+        """Series without labels of a partition's page; empty while the partition does not answer."""
         url = f"{self.address}/metrics?partition={partition}"
-        with urllib.request.urlopen(url, timeout=10.0) as response:
-            lines = response.read().decode().splitlines()
+        try:
+            with urllib.request.urlopen(url, timeout=10.0) as response:
+                lines = response.read().decode().splitlines()
+        except (OSError, urllib.error.URLError):
+            return {}
         rows = (line.split(" ") for line in lines if not line.startswith("#") and "{" not in line)
         return {name: float(value) for name, value in rows}
 
