@@ -192,6 +192,9 @@ def test_time_in_nccl_is_the_change_between_readings_and_a_restarted_counter_sta
 
     nccl.put(1, 12.0, 0.1, 0)
     assert not nccl.table()
+    # Of one instant there is no rate.
+    nccl.put(1, 12.0, 0.2, 0)
+    assert not nccl.table()
 
 
 def test_what_ranks_wait_while_a_job_starts_is_not_what_is_usual() -> None:

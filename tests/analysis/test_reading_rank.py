@@ -182,9 +182,10 @@ def test_one_rank_reads_for_all_only_where_all_are_one_tensor_group(
 
 
 def test_workers_of_a_loader_beside_other_ranks_show_that_these_read_too() -> None:
-    each = launches([0.2] * 4, workers=(6, 6))
+    each = launches([0.2] * 4, workers=(6, 1))
 
     assert only_reader(TENSOR_PAIR, each) is None
+    assert only_reader(TENSOR_PAIR, launches([0.2] * 4, workers=(6, 0))) == 0
     assert headline(facts(each)).culprits == (RANK,)
 
 
