@@ -41,6 +41,7 @@ _OF_EVERY_RECORD = {
     "agent/capture_setup.py": "what captures know of the job",
 }
 _BESIDE_THE_SAMPLE = _OF_EVERY_RECORD | {
+    "aggregator/state/gpu_history.py": "analysis and charts",
     "rules/rule_model.py": "the alert as the series ALERTS",
     "aggregator/alerts/*": "the alert",
     "aggregator/captures/*": "the alert",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pynvml
 
@@ -52,19 +52,20 @@ class GpmSampler:
         self._next: Structure = nvml.nvmlGpmSampleAlloc()
         self._previous_s: float | None = None
 
-    def read(self, now_s: float, row: list[float], *, slow: bool) -> None:
-        """Write the means since the last call into a row; leaves it unchanged before the second sample.
+    def read(self, now_s: float, *, slow: bool) -> Iterable[tuple[int, float]]:
+        """The means since the last call, by the position of their column; none before the second sample.
 
         Raises `pynvml.NVMLError`; the next call then starts a new pair.
         """
         if self._previous_s is not None and now_s - self._previous_s < MIN_INTERVAL_S:
-            return
+            return ()
         previous_s, self._previous_s = self._previous_s, None
         self._sample(self._next)
-        if previous_s is not None:
-            self._means(self._requests.slow if slow else self._requests.fast, row)
+        request = self._requests.slow if slow else self._requests.fast
+        means = () if previous_s is None else self._means(request)
         self._previous, self._next = self._next, self._previous
         self._previous_s = now_s
+        return means
 
     def close(self) -> None:
         """Free both samples."""
@@ -77,7 +78,7 @@ class GpmSampler:
         else:
             self._nvml.nvmlGpmMigSampleGet(self._target.parent, self._target.gpu_instance, into)
 
-    def _means(self, request: GpmRequest, row: list[float]) -> None:
+    def _means(self, request: GpmRequest) -> Iterable[tuple[int, float]]:
         structure = request.structure
         structure.sample1 = self._previous
         structure.sample2 = self._next
@@ -87,10 +88,13 @@ class GpmSampler:
         ]
         # At 10 Hz the driver sometimes returns only zeros because its counters have not advanced, even at
         # 500 W. An idle GPU has at least PCIe traffic, from being queried.
-        if any(values):
-            for value, (_, column, per_unit) in zip(values, request.slots, strict=True):
-                # A GPU with power-gated memory reports success and NaN for the DRAM.
-                row[column] = value / per_unit if math.isfinite(value) else math.nan
+        if not any(values):
+            return ()
+        # A GPU with power-gated memory reports success and NaN for the DRAM.
+        return [
+            (column, value / per_unit if math.isfinite(value) else math.nan)
+            for value, (_, column, per_unit) in zip(values, request.slots, strict=True)
+        ]
 
 
 def open_gpm(nvml: Nvml, target: GpuTarget, requests: GpmRequests) -> GpmSampler | None:

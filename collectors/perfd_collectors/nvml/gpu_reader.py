@@ -47,7 +47,8 @@ class GpuReader:
             self._run(self._slow, row)
         if self._gpm is not None:
             try:
-                self._gpm.read(now_s, row, slow=slow)
+                for column, value in self._gpm.read(now_s, slow=slow):
+                    row[column] = value
             except NvmlError as error:
                 if self._refused_permanently(error):
                     self.close()
