@@ -60,14 +60,15 @@ class Found:
     exact: bool
     certain: bool
 
-    def each_s(self) -> dict[int, float]:
-        """The time of each step."""
-        return {
-            row.step - back: row.step_time_s
-            for row in self.rows
-            if row.step_time_s is not None
-            for back in range(row.steps_covered)
-        }
+    def beside(self, truth: Truth) -> list[tuple[float, float]]:
+        """The time of each step and the true one, both as means of the steps that share its row."""
+        pairs: list[tuple[float, float]] = []
+        for row in self.rows:
+            steps = [row.step - back for back in range(row.steps_covered)]
+            true_s = [truth.step_s[step] for step in steps if step in truth.step_s]
+            if row.step_time_s is not None and true_s:
+                pairs += [(row.step_time_s, fmean(true_s))] * len(true_s)
+        return pairs
 
 
 def collectives(recording: Recording) -> Iterator[CollectiveTimes]:
@@ -140,10 +141,9 @@ def truth_of(recording: Recording) -> Truth | None:
 
 def error_ratio(found: Found, truth: Truth, *, exact: bool) -> float:
     """Found over true step times of the steps in both, less 1: of medians, or of means unless `exact`."""
-    each_s = found.each_s()
-    both = [step for step in each_s if step in truth.step_s]
     usual = median if exact else fmean
-    return usual(each_s[one] for one in both) / usual(truth.step_s[one] for one in both) - 1
+    found_s, true_s = zip(*found.beside(truth), strict=True)
+    return usual(found_s) / usual(true_s) - 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Layers that are all alike repeat within a step; what a rank receives shows where its steps begin."""
+"""Layers or passes that are alike repeat within a step; what else a rank does shows where its steps begin."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from perfd.aggregator.operations import OperationSteps
 from perfd.model import TrainingStep
-from tests.aggregator.test_exact_steps import MB, Op, Timeline, assert_exact, trained
+from tests.aggregator.test_exact_steps import FSDP, MB, Op, Timeline, assert_exact, trained
 
 LAYER = [Op("AllReduce", size * MB, after_us) for size, after_us in ((33, 4_000), (34, 1_200), (34, 1_100))]
 RECEIVE = Op("Recv", 134 * MB, 2_000, 1_500)
@@ -66,3 +66,46 @@ def test_receives_at_random_join_nothing(seed: int) -> None:
     assert steps.pace is not None
     assert steps.pace.per_step == 3
     assert rows[-1].step + rows[-1].steps_covered > 300
+
+
+EMBEDDINGS = Op("AllGather", 65_536, 3_000, 500)
+
+
+def test_two_passes_that_exchange_embeddings_once_are_one_step() -> None:
+    timeline = trained(
+        lambda line, _: line.step([[EMBEDDINGS] * 2, LAYER, [Op("Broadcast", 8, 100)], LAYER]), 90
+    )
+    rows, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert steps.pace.per_step == 2 * len(LAYER)
+    assert_exact(rows, timeline.ends_us)
+
+
+def test_evaluations_that_gather_each_fifth_step_join_nothing() -> None:
+    def train(line: Timeline, number: int) -> None:
+        line.step([LAYER])
+        if number % 5 == 4:
+            line.step([[EMBEDDINGS] * 8])
+
+    _, steps = rows_of(trained(train, 300))
+
+    assert steps.pace is not None
+    assert steps.pace.per_step == len(LAYER)
+
+
+@pytest.mark.parametrize("every", [6, 20])
+def test_flags_that_come_with_checkpoints_do_not_count_micro_batches(every: int) -> None:
+    flag = Op("AllReduce", 4, 2_000_000, 50)
+
+    def train(line: Timeline, number: int) -> None:
+        # After a checkpoint the host is no longer ahead of its GPU.
+        line.step([FSDP], lead_us=500 if number % every == 0 else None)
+        if number % every == every - 1:
+            line.step([[flag]], pause_us=1_000_000)
+
+    timeline = trained(train, 14 * every)
+    _, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert steps.pace.per_step == 17

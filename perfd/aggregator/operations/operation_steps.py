@@ -19,7 +19,7 @@ from perfd.aggregator.operations.row_ends import (
     whole_step,
 )
 from perfd.analysis.data.job_data import Floats, OperationPace
-from perfd.analysis.operations.step_boundaries import repeats_between_receives
+from perfd.analysis.operations.step_boundaries import repeats_between
 from perfd.model import CollectiveTimes, TrainingStep
 
 _MOST_STREAMS = 256
@@ -49,6 +49,9 @@ _WHOLE_RATIO = 0.05
 """How far from a whole number the micro-batches of a step may seem, besides one operation more or less."""
 _MOST_MICRO_BATCHES = 64
 """Of one step; of a larger number it is not clear whether it is a step. Chosen."""
+_MOST_PASSES = 4
+"""Of a step that reduces several times and does something else once, as contrastive losses exchange
+embeddings: no job is known that evaluates or saves each fourth step or more often."""
 _SLOWER = 1.5
 """Repeats per scalar above which these are not one per repeat."""
 _NOTHING = FoundSteps()
@@ -313,21 +316,22 @@ class OperationSteps:
         return stream.operation in _HANDED_ON and _may_show_better(streams)
 
     def _join_layers(self, now_unix_ns: int) -> None:
-        """Take repeats together that are layers, where the rank's receives show that."""
+        """Take repeats together that are layers or passes, where other operations of the rank show that."""
         paced = self._paced
         if paced is None or paced.repeats != 1 or not paced.counted or paced.stream.repeats_of_step > 1:
             return
         operations = paced.stream.repeating(paced.cycle)
         if operations is None:
             return
-        repeats = [
-            repeats_between_receives(operations.start_us, one.newest_starts_us(), paced.cycle.large)
-            for one in self._streams.values()
-            if one.operation == RECEIVE
-        ]
-        layers = max(repeats, default=1)
-        if layers > 1:
-            self._take_together(paced.stream, layers)
+        together = 1
+        for one in self._streams.values():
+            if one is paced.stream or one.sizes.max(initial=0.0) <= _SCALAR_BYTES:
+                continue
+            repeats = repeats_between(operations.start_us, one.newest_starts_us(), paced.cycle.large)
+            if one.operation == RECEIVE or repeats <= _MOST_PASSES:
+                together = max(together, repeats)
+        if together > 1:
+            self._take_together(paced.stream, together)
             self._paced = self._pace(now_unix_ns)
 
     def _may_end_steps(self, gathers: OperationStream, cycle: Cycle) -> bool:
@@ -343,7 +347,11 @@ class OperationSteps:
         ratios = [
             (stream.repeats_for_each(other, cycle) * other.group(), other.seen)
             for other in self._streams.values()
-            if other.operation == "AllReduce" and other.seen >= _FEWEST_SCALARS and _are_scalars(other.sizes)
+            if other.operation == "AllReduce"
+            and other.seen >= _FEWEST_SCALARS
+            and _are_scalars(other.sizes)
+            # The optimizer's come at the pace of steps, those in longer breaks with evaluations or saves.
+            and not stream.interrupted_by(other, cycle)
         ]
         slower = [(ratio, count) for ratio, count in ratios if ratio > _SLOWER]
         if not slower:

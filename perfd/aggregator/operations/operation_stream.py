@@ -13,6 +13,7 @@ from perfd.aggregator.operations.report_columns import (
     REPORTED,
     SIZE,
     START,
+    ReportEnd,
     TimedOperations,
     columns_of,
     in_order,
@@ -22,7 +23,7 @@ from perfd.aggregator.operations.report_columns import (
 from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, are_steady, pause_pattern
 from perfd.analysis.operations.repeat_period import FEWEST_REPEATS, Repeat, repeat_period
-from perfd.analysis.operations.step_boundaries import receives_of_step
+from perfd.analysis.operations.step_boundaries import come_in_breaks, receives_of_step
 from perfd.model import CollectiveTimes
 
 _HELD_OPERATIONS = 2048
@@ -69,17 +70,6 @@ class Cycle:
     """Whether all are of one size, so that only the pauses between them show what repeats."""
     lone: bool = False
     """Whether all are of one size and evenly apart, and nothing else shows that each is a step."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReportEnd:
-    """What a stream had done when a report ended."""
-
-    unix_ns: int
-    seen: int
-    """Operations, since the first report."""
-    sequence: int
-    """Of the newest one."""
 
 
 @dataclass(slots=True)
@@ -244,6 +234,13 @@ class OperationStream:
         if theirs < _FEWEST_COMPARED:
             return overall
         return float(mine / cycle.large / (theirs * other._stride))
+
+    def interrupted_by(self, other: OperationStream, cycle: Cycle) -> bool:
+        """Whether operations of another stream come in breaks that are longer than a repeat."""
+        operations = self.repeating(cycle)
+        if operations is None:
+            return False
+        return come_in_breaks(operations.start_us, operations.end_us, other.newest_starts_us(), cycle.large)
 
     def repeat(self) -> Cycle | None:
         """What of it repeats; None without that."""

@@ -20,6 +20,17 @@ SIZE, START, END, QUEUED, REPORTED = range(5)
 
 
 @dataclass(frozen=True, slots=True)
+class ReportEnd:
+    """What a stream had done when a report ended."""
+
+    unix_ns: int
+    seen: int
+    """Operations, since the first report."""
+    sequence: int
+    """Of the newest one."""
+
+
+@dataclass(frozen=True, slots=True)
 class TimedOperations:
     """(n,) large operations by the node's clock, and the stream's totals at the end of each."""
 

@@ -122,18 +122,29 @@ def receives_of_step(durations_us: Floats) -> int | None:
     return None
 
 
-def repeats_between_receives(starts_us: Floats, received_us: Floats, period: int) -> int:
-    """How many repeats of `period` operations, begun at (n,) times, come between receives, begun at (m,).
+def repeats_between(starts_us: Floats, others_us: Floats, period: int) -> int:
+    """How many repeats of `period` operations, begun at (n,) times, come between others, begun at (m,) times.
 
     A rank that receives activations, as in a ring, does so in each step. Layers that are all alike repeat
     between two forward passes, and a step is as many of them. 1 where that varies or is seen too rarely.
     """
-    within = received_us[(received_us >= starts_us[0]) & (received_us <= starts_us[-1])]
+    within = others_us[(others_us >= starts_us[0]) & (others_us <= starts_us[-1])]
     apart = np.diff(np.unique(np.searchsorted(starts_us, within)))
     if len(apart) < _FEWEST_STEPS or (apart != apart[0]).any() or apart[0] % period:
         return 1
     repeats = int(apart[0]) // period
     return repeats if repeats <= _MOST_MICRO_BATCHES else 1
+
+
+def come_in_breaks(starts_us: Floats, ends_us: Floats, others_us: Floats, period: int) -> bool:
+    """Whether others, begun at (m,) times, come in pauses that last longer than `period` operations take."""
+    if len(starts_us) <= period:
+        return False
+    usual_us = float(median(starts_us[period:] - starts_us[:-period]))
+    within = others_us[(others_us >= starts_us[0]) & (others_us < starts_us[-1])]
+    place = np.searchsorted(starts_us, within, side="right")
+    pauses_us = starts_us[place] - ends_us[place - 1]
+    return bool(len(place)) and float(median(pauses_us)) > usual_us
 
 
 def _may_stand_out(ordered_us: Floats, count: int, least_us: float) -> bool:
