@@ -45,7 +45,7 @@ class SimulatedAgent:
         self.job = ""
         self.sent: dict[str, int] = {}
         """The newest step of each job; its steps are 1, 2, and so on."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._requests: queue.SimpleQueue[CaptureRequest | CaptureCancel | None] = queue.SimpleQueue()
         self._worker = threading.Thread(target=self._answer_all, daemon=True)
         self.begin_job()
@@ -77,6 +77,12 @@ class SimulatedAgent:
         with self._lock:
             self.uplink.stop(flush_s)
             self.spool.close()
+
+    def restart(self) -> None:
+        """Close and open it; what is sent meanwhile waits."""
+        with self._lock:
+            self.close()
+            self.open()
 
     def send(self) -> None:
         """Make a batch with the next step of the job."""

@@ -83,8 +83,7 @@ class Site:
             return "pause", self.s3.resume
         if kind == "agent":
             agent = self.agents[number]
-            agent.close()
-            agent.open()
+            agent.restart()
             return "restart", lambda: None
         one: Any = self.postgres if kind == "postgres" else None
         one = self.nats[number] if kind == "nats" else one
