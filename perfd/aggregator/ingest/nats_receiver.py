@@ -131,7 +131,15 @@ class NatsReceiver:
                     self.progress,
                     caught_up=self._caught_up,
                 )
-                if reason := await reading.run():
+                watching = asyncio.create_task(
+                    self._readers.watch(client, lambda: self.progress.received_messages)
+                )
+                try:
+                    reason = await reading.run()
+                finally:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
+                if reason:
                     raise PerfdError(reason)
         finally:
             self._client = None

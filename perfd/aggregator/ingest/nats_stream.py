@@ -35,6 +35,9 @@ _NOT_UNIQUE = 10100
 _REFUSED_BEFORE_REPAIR, _REFUSED_BEFORE_STEP_DOWN = 2, 3
 """How often a consumer is refused before an earlier one is removed again, and before another server leads the
 stream: a removal takes a moment."""
+_UNDELIVERED_FOR_S = 10.0
+"""Without a message although the stream gets some: another server should lead the consumer. Elections take
+as long."""
 TAKE_OVER_AFTER_S = 5.0
 """A consumer that is not read for this long is removed. With leases there is no such wait."""
 REFUSED_SUBJECTS = "perfd.refused.>"
@@ -175,6 +178,32 @@ class Readers:
             ),
         )
 
+    async def watch(self, client: Client, received: Callable[[], int]) -> None:
+        """Until canceled, have another server lead the consumer if it delivers none of the new messages.
+
+        A nats-server 2.9 that was killed may find no messages of a subject that its stream has. `received` is
+        how many messages came.
+        """
+        before = received(), await self._stored_messages(client)
+        while True:
+            await asyncio.sleep(_UNDELIVERED_FOR_S)
+            now = received(), await self._stored_messages(client)
+            if now[0] == before[0] and None not in {now[1], before[1]} and (now[1] or 0) > (before[1] or 0):
+                log.warning(
+                    "NATS stores messages and delivers none: another server takes the lead of the consumer.",
+                    extra={"stream": self._config.stream, "consumer": self._own},
+                )
+                with contextlib.suppress(Exception):
+                    await self._ask(client, "CONSUMER.LEADER.STEPDOWN", {}, consumer=self._own)
+            before = now
+
+    async def _stored_messages(self, client: Client) -> int | None:
+        """How many messages of this reader's subject the stream has; None without an answer."""
+        with contextlib.suppress(Exception):
+            answer = await self._ask(client, "STREAM.INFO", {"subjects_filter": self._subject})
+            return sum((answer["state"].get("subjects") or {}).values())
+        return None
+
     async def close(self, client: Client) -> None:
         """Let the next aggregator read at once."""
         if self._own is not None:
@@ -276,10 +305,11 @@ class Readers:
             )
             await self._ask(client, "STREAM.LEADER.STEPDOWN", {})
 
-    async def _ask(self, client: Client, what: str, request: dict[str, Any]) -> dict[str, Any]:
-        reply = await client.request(
-            f"$JS.API.{what}.{self._config.stream}", json.dumps(request).encode(), timeout=_ANSWER_WITHIN_S
-        )
+    async def _ask(
+        self, client: Client, what: str, request: dict[str, Any], *, consumer: str | None = None
+    ) -> dict[str, Any]:
+        subject = f"$JS.API.{what}.{self._config.stream}{'' if consumer is None else f'.{consumer}'}"
+        reply = await client.request(subject, json.dumps(request).encode(), timeout=_ANSWER_WITHIN_S)
         answer: dict[str, Any] = json.loads(reply.data)
         if "error" in answer:
             if answer["error"].get("err_code") == _NO_STREAM:

@@ -1,4 +1,4 @@
-"""A reader whose predecessor's consumer the servers have removed only in part, as nats-server 2.9 may."""
+"""Servers that keep a removed consumer, or deliver nothing, as a nats-server 2.9 that was killed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perfd.aggregator.ingest import nats_stream
 from perfd.aggregator.ingest.nats_stream import Readers
 from perfd.config import NatsListenConfig
 
@@ -27,6 +28,8 @@ class Servers:
         self.away = False
         self.asked: list[str] = []
         self.stored: dict[str, bytes] | None = {}
+        self.messages = self.arriving = 0
+        """In the stream, and how many come between two looks at it."""
 
     def jetstream(self, **_: Any) -> Servers:
         return self
@@ -36,6 +39,11 @@ class Servers:
         if "CONSUMER.NAMES" in subject:
             names = sorted(self.listed)[json.loads(data)["offset"] :]
             return SimpleNamespace(data=json.dumps({"consumers": names, "total": len(self.listed)}).encode())
+        if "STREAM.INFO" in subject:
+            assert json.loads(data) == {"subjects_filter": SUBJECT}
+            self.messages += self.arriving
+            stored = {"subjects": {"perfd.from.default.1/6.n0": self.messages}}
+            return SimpleNamespace(data=json.dumps({"state": stored}).encode())
         return SimpleNamespace(data=b"{}")
 
     async def add_consumer(self, _stream: str, config: Any) -> None:
@@ -137,3 +145,31 @@ def test_another_server_leads_the_stream_where_the_name_is_not_known() -> None:
     assert not any("STEPDOWN" in subject for subject in servers.asked)
     assert opened(servers, reader(), 3) is None
     assert sum("STEPDOWN" in subject for subject in servers.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("arriving", "delivered", "steps_down"), [(3, 0, True), (3, 1, False), (0, 0, False)]
+)
+def test_another_server_leads_a_consumer_that_delivers_nothing(
+    arriving: int, delivered: int, steps_down: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nats_stream, "_UNDELIVERED_FOR_S", 0.0)
+    servers, readers = Servers(), reader()
+    consumer = opened(servers, readers, 1)
+    servers.arriving = arriving
+    received = 0
+
+    def so_far() -> int:
+        nonlocal received
+        received += delivered
+        return received
+
+    async def watched() -> None:
+        watching = asyncio.create_task(readers.watch(servers, so_far))  # type: ignore[arg-type]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(watched())
+    assert (f"$JS.API.CONSUMER.LEADER.STEPDOWN.perfd.{consumer}" in servers.asked) is steps_down
