@@ -201,7 +201,7 @@ class Readers:
         """How many messages of this reader's subject the stream has; None without an answer."""
         with contextlib.suppress(Exception):
             answer = await self._ask(client, "STREAM.INFO", {"subjects_filter": self._subject})
-            return sum((answer["state"].get("subjects") or {}).values())
+            return int(sum((answer["state"].get("subjects") or {}).values()))
         return None
 
     async def close(self, client: Client) -> None:
