@@ -101,3 +101,11 @@ def test_each_step_is_either_steady_or_dropped_for_one_reason(times: list[float]
     steady = steady_rows(step_table(times), ())
     dropped = [step for steps in steady.dropped.values() for step in steps]
     assert sorted([*dropped, *(steady.rows + 1).tolist()]) == list(range(1, len(times) + 1))
+
+
+def test_where_steps_scatter_an_outlier_is_farther_off():
+    """Four robust standard deviations of these are about 12%."""
+    times = [1.0 + 0.02 * (step % 5 - 2) for step in range(60)]
+    times[20], times[40] = 1.11, 1.19
+
+    assert steady_rows(step_table(times), ()).dropped[ExclusionReason.OUTLIER] == (41,)

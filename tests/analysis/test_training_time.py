@@ -58,6 +58,11 @@ def test_long_gaps_that_come_again_and_again_are_how_the_job_works(steps: int, l
     assert bool(set(found).isdisjoint(range(8, 16))) is left_out
 
 
+@pytest.mark.parametrize(("before", "trains"), [(0.21, False), (0.24, True)])
+def test_a_quarter_of_the_usual_activity_is_training(before: float, trains: bool):
+    assert (rows(*[before] * 20, *[0.9] * 30)[0] < 20) is trains
+
+
 def test_gpus_that_never_do_anything_do_not_train():
     assert rows(*[0.19] * 60) == []
     assert rows(*[0.21] * 60)
