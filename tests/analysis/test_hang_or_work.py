@@ -12,6 +12,7 @@ from analysis.jobs import description, job_data, step_table
 from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, LaunchTable, NcclTime, StepTable
 from perfd.analysis.hang import hang
 from perfd.analysis.steps import timed_by_arrival
+from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
 RANKS = 4
@@ -25,22 +26,31 @@ def silent(
     behind: int | None = 0,
     io_bytes_per_s: tuple[float, ...] | None = NOTHING,
     computing: tuple[float, ...] = NOTHING,
+    asleep: tuple[float, ...] = (np.nan,) * RANKS,
+    running: tuple[float, ...] | None = None,
     age_s: float = 0.5,
     steps: StepTable | None = None,
 ) -> JobData:
-    """All ranks but one wait in NCCL; `computing` is the tensor activity of their GPUs."""
+    """All ranks but one wait in NCCL.
+
+    `computing` is the tensor activity of their GPUs, `running` their share of time with a kernel, `asleep` that
+    of their hosts without work.
+    """
     keys = [GpuKey(node="n", gpu=str(rank), rank=rank) for rank in range(RANKS)]
     times_s = 1000 + np.arange(60.0)
     # Until the silence began all computed.
     before = (times_s < times_s[-1] - seconds)[:, None]
     tensor = np.where(before, 0.5, np.array(computing)).astype(np.float32)
+    metrics = {GpuColumn.TENSOR_ACTIVE: tensor}
+    if running is not None:
+        metrics[GpuColumn.BUSY] = np.where(before, 1.0, np.array(running)).astype(np.float32)
     table = None
     if io_bytes_per_s is not None:
         shape = (4, RANKS)
         table = LaunchTable(
             rank=np.arange(RANKS),
             span_s=np.broadcast_to(np.array([2.0, 4.0, 10.0, 60.0])[:, None], shape),
-            asleep_ratio=np.full(shape, np.nan),
+            asleep_ratio=np.broadcast_to(np.array(asleep), shape),
             loader_busy_ratio=np.full(shape, np.nan),
             loader_workers=np.full(RANKS, np.nan),
             age_s=np.full(RANKS, age_s),
@@ -63,7 +73,7 @@ def silent(
             for rank in range(RANKS)
         ],
         launches=table,
-        gpu=GpuTable(time_unix_s=times_s, gpus=keys, metrics={"tensor_active_ratio": tensor}),
+        gpu=GpuTable(time_unix_s=times_s, gpus=keys, metrics=metrics),
     )
 
 
@@ -92,6 +102,24 @@ def test_what_another_rank_writes_excuses_nobody() -> None:
     found = hang(silent(8, io_bytes_per_s=(0.0, 2e8, 2e8, 2e8)))
     assert found is not None
     assert found.culprits == (0,)
+
+
+def test_a_rank_that_computes_on_its_host_while_its_gpu_is_idle_does_not_hang() -> None:
+    # As while it pickles a checkpoint in memory; the others spin on their hosts, and their GPUs wait.
+    waiting = (0.0, 1.0, 1.0, 1.0)
+    for seconds in (8.0, 30.0, 899.0):
+        assert hang(silent(seconds, asleep=(0.49, 0.0, 0.0, 0.0), running=waiting)) is None
+    for asleep, running in (
+        ((0.51, 0.0, 0.0, 0.0), waiting),
+        # It waits for its GPU.
+        ((0.49, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0)),
+        # Of its GPU nothing is known.
+        ((0.49, 0.0, 0.0, 0.0), None),
+    ):
+        found = hang(silent(30, asleep=asleep, running=running))
+        assert found is not None
+        assert found.culprits == (0,)
+    assert hang(silent(900, asleep=(0.49, 0.0, 0.0, 0.0), running=waiting)) is not None
 
 
 def test_where_nobody_is_known_to_be_missing_any_rank_may_be_the_one() -> None:

@@ -4,9 +4,10 @@ A log is silent while a job saves a checkpoint, too, and all ranks wait for the 
 counts from where it is longer than any earlier pause of this job, and far longer after the log has said that
 a checkpoint begins, or the first time that it evaluates; and something else must show that the ranks wait:
 counters of NCCL operations that stop, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's
-flight recorder. And the rank for which they wait must do nothing: one that reads or writes files, or computes
-on its GPU, works, such as the one that saves a checkpoint for all. Of a job that ended with an error the same
-is asked of the time after its newest step: watchdogs end jobs that hang, and so do people.
+flight recorder. And the rank for which they wait must do nothing: one that reads or writes files or computes,
+on its GPU or while that is idle on its host, works, such as the one that saves a checkpoint for all.
+Of a job that ended with an error the same is asked of the time after its newest step: watchdogs end jobs that
+hang, and so do people.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ _OCCASIONS = frozenset({
 })  # fmt: skip
 _NO_TENSOR = 0.01
 """Share of time: a GPU whose tensor cores are active for less computes nothing of the model. Chosen."""
+_TEN_SECONDS = 2
+"""Which window of `LaunchTable` covers so much: what was written is flushed for some seconds, asleep."""
+_MOST_ASLEEP = 0.5
+"""Of it: a rank whose host sleeps less works, unless it spins while its GPU waits. Chosen."""
+_OF_KERNELS = (GpuColumn.GRAPHICS_ACTIVE, GpuColumn.BUSY)
 _NEWEST_S = 5.0
 """What a rank did longer ago is over; it is read once a second."""
 
@@ -83,7 +89,7 @@ def hang(job: JobData) -> Hang | None:
     if nobody_waits and silent_s < THRESHOLDS.hang_certain_s:
         # All may load, save or end, as a trainer does that writes its last checkpoint.
         return None
-    if job.ended_unix_s is None and silent_s < THRESHOLDS.hang_checkpoint_s and _works(job, named):
+    if job.ended_unix_s is None and silent_s < THRESHOLDS.hang_checkpoint_s and _works(job, named, silent_s):
         return None
     return Hang(
         silent_s=silent_s,
@@ -96,9 +102,10 @@ def hang(job: JobData) -> Hang | None:
     )
 
 
-def _works(job: JobData, named: Collection[int]) -> bool:
+def _works(job: JobData, named: Collection[int], silent_s: float) -> bool:
     """Whether one of the ranks that did not come, or any if those are unknown, reads, writes or computes."""
-    return any(rank in named or not named for rank in (*_ranks_with_io(job), *_computing_ranks(job.gpu)))
+    at_work = (*_ranks_with_io(job), *_computing_ranks(job.gpu), *_computing_hosts(job, silent_s))
+    return any(rank in named or not named for rank in at_work)
 
 
 def _ranks_with_io(job: JobData) -> Sequence[int]:
@@ -107,6 +114,26 @@ def _ranks_with_io(job: JobData) -> Sequence[int]:
         return ()
     newest = (table.age_s <= _NEWEST_S) & (table.io_bytes_per_s[0] >= THRESHOLDS.hang_io_bytes_per_s)
     return [int(rank) for rank in table.rank[newest]]
+
+
+def _computing_hosts(job: JobData, silent_s: float) -> Sequence[int]:
+    """Ranks whose host runs all the time while their GPU runs no kernel: a copy is pickled, for example.
+
+    Who waits for a GPU spins on its host, too, but then that GPU runs the kernel that waits.
+    """
+    rows = _newest(job.gpu, silent_s)
+    # GPM's column is read rarely.
+    each = (_running(job.gpu, rows, (name,)) for name in _OF_KERNELS)
+    running = next((found for found in each if found is not None), None)
+    if job.launches is None or running is None:
+        return ()
+    awake = (job.launches.age_s <= _NEWEST_S) & (job.launches.asleep_ratio[_TEN_SECONDS] <= _MOST_ASLEEP)
+    idle = [
+        key.rank
+        for key, ratio in zip(job.gpu.gpus, running, strict=True)
+        if ratio <= THRESHOLDS.hang_gpu_idle_ratio
+    ]
+    return [int(rank) for rank in job.launches.rank[awake] if rank in idle]
 
 
 def _computing_ranks(gpu: GpuTable) -> Sequence[int]:
@@ -308,9 +335,12 @@ def _newest(gpu: GpuTable, silent_s: float) -> np.ndarray[tuple[int], np.dtype[n
     return gpu.time_unix_s >= (gpu.time_unix_s[-1] if len(gpu.time_unix_s) else 0.0) - min(silent_s, 10.0)
 
 
-def _running(gpu: GpuTable, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats | None:
-    """Share of time in kernels, by GPU; None if that of one is unknown."""
-    names = (GpuColumn.GRAPHICS_ACTIVE, GpuColumn.BUSY)
+def _running(
+    gpu: GpuTable,
+    rows: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    names: Sequence[GpuColumn] = _OF_KERNELS,
+) -> Floats | None:
+    """Share of time in kernels, by GPU, by the first column that there is; None if that of one is unknown."""
     running = next((_recent(gpu, name, rows) for name in names if name in gpu.metrics), None)
     if running is None or np.count_nonzero(rows) < 3 or not np.isfinite(running).all():
         return None
