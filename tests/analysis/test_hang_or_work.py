@@ -33,8 +33,8 @@ def silent(
 ) -> JobData:
     """All ranks but one wait in NCCL.
 
-    `computing` is the tensor activity of their GPUs, `running` their share of time with a kernel, `asleep` that
-    of their hosts without work.
+    `computing` is the tensor activity of their GPUs, `running` their share of time with a kernel, and
+    `asleep` that of their hosts without work.
     """
     keys = [GpuKey(node="n", gpu=str(rank), rank=rank) for rank in range(RANKS)]
     times_s = 1000 + np.arange(60.0)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
-from analysis.jobs import description, job_data, step_table
+from analysis.jobs import description, gpu_table, job_data, step_table
 
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
 from perfd.analysis.operations.step_segmentation import fewest_blocks
+from perfd.model import GpuColumn
 
 STEP_S = 0.08
 BUCKETS = 25
@@ -50,15 +53,26 @@ def lags(steps: int, ranks: int, late: dict[int, float]) -> np.ndarray:
 
 
 def judged(
-    *tables: CollectiveTable, step_s: float | None = STEP_S, longer: int = 0, **layout: int
+    *tables: CollectiveTable,
+    step_s: float | None = STEP_S,
+    longer: int = 0,
+    running: Sequence[float] = (),
+    **layout: int,
 ) -> JobSummary:
-    """`longer` of the newest steps take 1.3 times as long."""
+    """`longer` of the newest steps take 1.3 times as long; `running`: each GPU in kernels, of time."""
     ranks = max(max(table.ranks) for table in tables) + 1
     steps = step_table([] if step_s is None else [step_s] * (100 - longer) + [1.3 * step_s] * longer)
     job = description(world_size=ranks, **({"dp": ranks} | layout))
     times = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(ranks)]
     return summarise(
-        job_data(steps, description=job, collectives=tables, nccl=times, now_unix_s=2000.0),
+        job_data(
+            steps,
+            description=job,
+            collectives=tables,
+            nccl=times,
+            gpu=gpu_table(steps, {GpuColumn.BUSY: running} if running else {}),
+            now_unix_s=2000.0,
+        ),
         AnalysisSettings(),
     )
 
@@ -194,8 +208,29 @@ def test_no_more_is_lost_than_peers_wait_and_no_more_than_steps_are_longer() -> 
     assert blamed(newly_late(0.1 * STEP_S, 0.0)) == []
 
 
+@pytest.mark.parametrize(
+    ("late_ratio", "steps", "running", "named"),
+    [
+        # A quarter of the time in which hosts leave the idlest GPU idle.
+        (0.12, 40, (0.5, 0.5), []),
+        (0.13, 40, (0.5, 0.5), [1]),
+        (0.12, 40, (0.6, 0.6), [1]),
+        # For more than ten seconds.
+        (0.12, 140, (0.5, 0.5), [1]),
+        # GPUs that always run a kernel, or are not seen.
+        (0.04, 40, (1.0, 1.0), [1]),
+        (0.04, 40, (), [1]),
+    ],
+)
+def test_where_hosts_limit_a_job_one_of_them_may_be_slower_for_a_while_by_chance(
+    late_ratio: float, steps: int, running: tuple[float, ...], named: list[int]
+) -> None:
+    summary = judged(gradients(lags(steps, 2, {1: late_ratio}), buckets=4), running=running)
+    assert blamed(summary) == named
+
+
 def test_without_a_log_the_sizes_of_operations_show_what_a_step_is():
-    assert blamed(judged(gradients(lags(40, 4, {1: 0.1})), step_s=None)) == [1]
+    assert blamed(judged(gradients(lags(40, 4, {1: 0.4})), step_s=None)) == [1]
     assert blamed(judged(gradients(lags(40, 4, {1: 0.005})), step_s=None)) == []
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -61,6 +61,12 @@ class NcclRank:
     """How long a step takes of which `gain_ratio` is a share; None without the times of steps."""
     over_steps: float | None = None
     """If it was late and is not any more, for how many steps; None while it is, and if that is unknown."""
+    late_for_steps: float | None = None
+    """In how many steps it has been late, of those that are held; None where that was not looked at."""
+
+
+_MEASURED = tuple(one.name for one in fields(NcclRank) if one.name != "rank")
+"""In the order of the columns of `RankShares`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +76,7 @@ class RankShares:
     places: Ints
     """Which of the ranks of a `perfd.analysis.operations.rank_index` they are."""
     columns: tuple[Floats, ...]
-    """In the order of `RankShares.records`."""
+    """In the order of `_MEASURED`."""
 
     @property
     def busy(self) -> Floats:
@@ -95,22 +101,8 @@ class RankShares:
             for column in self.columns
         ]
         return tuple(
-            NcclRank(
-                rank=rank,
-                busy_ratio=busy,
-                wait_ratio=wait,
-                gain_ratio=gain,
-                gain_error_ratio=error,
-                last_ratio=last,
-                persistence_ratio=persistence,
-                slowdown_ratio=slowdown,
-                excess_ratio=excess,
-                step_s=step_s,
-                over_steps=over,
-            )
-            for rank, busy, wait, gain, error, step_s, over, last, persistence, slowdown, excess in zip(
-                ranks[self.places[chosen]].tolist(), *columns, strict=True
-            )
+            NcclRank(rank=rank, **dict(zip(_MEASURED, values, strict=True)))
+            for rank, *values in zip(ranks[self.places[chosen]].tolist(), *columns, strict=True)
         )
 
 
@@ -204,7 +196,7 @@ class RankTally:
         window, lateness = self._lateness(losses, step_s)
         late = _Late.of(lateness)
         reported = (*_gains(losses, window, late.caused, step_time_s, together), late.last, late.persistence)
-        gain, error, of_step_s, over, last, persistence = (
+        gain, error, of_step_s, over, late_for, last, persistence = (
             np.where(known_peers, column[ranks], np.nan) for column in reported
         )
         if step_s is None and np.isfinite(busy).any():
@@ -217,7 +209,7 @@ class RankTally:
         known = np.isfinite(gain)
         slowdown = self._by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), ranks, known, np.divide)
         excess = self._by_peers(-waited / longer, ranks, known, np.subtract)
-        columns = (busy, wait, gain, error, of_step_s, over, last, persistence, slowdown, excess)
+        columns = (busy, wait, gain, error, last, persistence, slowdown, excess, of_step_s, over, late_for)
         return RankShares(ranks, columns)
 
     def _lateness(self, losses: LateRankLosses, step_s: float | None) -> tuple[AnalysisWindow, Lateness]:
@@ -287,8 +279,8 @@ def _gains(
     caused: Floats,
     step_time_s: Floats,
     together: Bools | None,
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """By rank: its gain, the error of that, the step of which it is a share, and for how long it is over.
+) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+    """By rank: its gain, the error of that, the step of which it is a share, for how long it is over and was.
 
     The costliest ranks are replayed; the gain of the others is how long they are waited for, with error 0. If
     a rank became slow, its gain is by how much steps became longer since, if its peers wait that long: of
@@ -300,15 +292,17 @@ def _gains(
     """
     gains, errors = np.array(caused), np.zeros(len(caused))
     of_step_s = np.full(len(caused), losses.step_time_s(window, step_time_s))
-    over = np.full(len(caused), np.nan)
+    over, late_for = np.full((2, len(caused)), np.nan)
     costly = highest(np.nan_to_num(caused), _MOST_REPLAYED)
     costly = costly[np.nan_to_num(caused)[costly] >= _LEAST_REPLAYED]
     if not len(costly):
-        return gains, errors, of_step_s, over
+        return gains, errors, of_step_s, over, late_for
     replayed, errors[costly] = losses.gains(window, costly, step_time_s)
     gains[costly] = np.clip(replayed, 0.0, 1.0)
     for place in costly[gains[costly] >= THRESHOLDS.straggler_certain_wait_ratio].tolist():
-        stretch = late_stretch(losses.late_steps(place))
+        late = losses.late_steps(place)
+        stretch = late_stretch(late)
+        late_for[place] = late.sum() if stretch is None else stretch.steps
         change = None if stretch is None else step_change(step_time_s, stretch)
         if stretch is None or change is None:
             continue
@@ -321,7 +315,7 @@ def _gains(
         errors[place] = min(errors[place], change.error_ratio)
         of_step_s[place] = change.since_s
         over[place] = stretch.over if stretch.over >= _OVER else np.nan
-    return gains, errors, of_step_s, over
+    return gains, errors, of_step_s, over, late_for
 
 
 def _longer(step_time_s: Floats, step_s: float | None) -> float:

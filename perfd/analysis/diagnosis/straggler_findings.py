@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from perfd.analysis.collectives import NcclRank
@@ -14,6 +16,11 @@ from perfd.formatting import percent
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
+_HOST_NOISE = 0.25
+"""Of the time in which hosts leave the idlest GPU idle, by so much one may be slower for seconds by chance.
+Chosen: 0.21 in a healthy loop that samples a graph on its hosts (2 H100, 2026-11-25)."""
+_LASTS_S = 10.0
+"""A rank that is late for longer is not so by chance. Chosen."""
 _SLOWER_CLOCK = 0.95
 """Of the peers' median clock; above it the clock is not evidence. Chosen."""
 
@@ -35,7 +42,7 @@ def judge_straggler(facts: JobEvidence) -> Finding | None:
         {straggler.rank for straggler in others},
         steps_known=facts.step_time.median is not None,
     )
-    if arrivals is not None:
+    if arrivals is not None and not _by_chance(facts, arrivals, others):
         return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
     if facts.nccl.stalling is not None:
         return by_stalls(facts, facts.nccl.stalling)
@@ -48,6 +55,20 @@ def judge_straggler(facts: JobEvidence) -> Finding | None:
         if finding is not None:
             return finding
     return None
+
+
+def _by_chance(facts: JobEvidence, arrivals: Late, others: Sequence[Straggler]) -> bool:
+    """Whether hosts limit the job, and that of the last rank has been slower by little, and not for long.
+
+    There what a host takes longer makes a step longer by as much, whichever it is.
+    """
+    slow = arrivals.rank
+    if slow is None or facts.step_time.median is None or any(one.rank == slow.rank for one in others):
+        return False
+    running = facts.activity.of_gpus(facts.activity.kernel_metric)
+    idle_ratio = 1 - float(running.min()) if len(running) else 0.0
+    late_s = (slow.late_for_steps or 0.0) * facts.step_time.median
+    return bool(arrivals.gain_ratio < _HOST_NOISE * idle_ratio and late_s < _LASTS_S)
 
 
 def judge_throttling(facts: JobEvidence) -> Finding | None:
