@@ -109,7 +109,8 @@ class Rank:
             sequence = self.sequences.get(kind.communicator, 0)
             self.sequences[kind.communicator] = sequence + 1
             begin = 1_000_000_000 + number * self.apart_ns
-            group = 1 + number // 2 if kind.grouped else 1_000_000_000 + number
+            # The plugin counts them up; two of a group have one number.
+            group = 1 + (number // 2 * 2 if kind.grouped else number)
             point_to_point = kind.function in {_SEND, _RECV}
             record = _RECORD.pack(
                 number + 1, sequence, begin, begin + 5_000, begin + self.apart_ns // 2 + 20_000,

@@ -32,6 +32,7 @@ RECORD = np.dtype(
 """`struct perfd_record` of the plugin's `layout.h`. Times are signed: values from 2^63 on are garbage."""
 _BYTES = np.dtype((np.void, RECORD.itemsize))
 """A record as one value: numpy copies the fields of `RECORD` one by one."""
+_NO_RECORDS = np.empty(0, RECORD)
 UNKNOWN_NS = -1
 """Stands for a duration that is unknown."""
 _MAX_EARLY_START_NS = 1_000_000_000
@@ -99,7 +100,9 @@ class Operations:
     def joined(cls, parts: Sequence[Operations]) -> Operations:
         """One after the other."""
         if not parts:
-            return cls(np.empty(0, RECORD))
+            return cls(_NO_RECORDS)
+        if len(parts) == 1:
+            return parts[0]
         return cls(np.concatenate([part.records.view(_BYTES) for part in parts]).view(RECORD))
 
     def __len__(self) -> int:
@@ -187,12 +190,19 @@ def kernels_of(families: Integers, groups: npt.NDArray[np.uint64]) -> Kernels:
 
     Both arguments have one value per operation.
     """
+    # numpy sorts numbers of 16 bits in linear time.
+    small = families.astype(np.uint16) if families.max(initial=0) < 1 << 16 else families
+    order = small.argsort(kind="stable")
+    family, group = families[order], groups[order]
+    others = family[1:] != family[:-1]
+    if (others | (group[1:] >= group[:-1])).all():
+        # As NCCL numbers groups in order, those of a kernel are mostly adjacent already.
+        return Kernels(order, np.flatnonzero(_begins(others, group)))
     order = np.lexsort((groups, families))
     family, group = families[order], groups[order]
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = (family[1:] != family[:-1]) | (group[1:] != group[:-1]) | (group[1:] == 0)
+    begins = _begins(family[1:] != family[:-1], group)
     if begins.all():
-        return Kernels(np.argsort(families, kind="stable"), np.arange(len(order)))
+        return Kernels(small.argsort(kind="stable"), np.arange(len(order)))
     starts = np.flatnonzero(begins)
     by_first = np.lexsort((order[starts], family[starts]))
     rank = np.empty(len(starts), dtype=np.intp)
@@ -201,3 +211,10 @@ def kernels_of(families: Integers, groups: npt.NDArray[np.uint64]) -> Kernels:
     arranged = np.argsort(of_kernel, kind="stable")
     members = np.bincount(of_kernel)
     return Kernels(order[arranged], np.cumsum(members) - members)
+
+
+def _begins(others: Flags, group: npt.NDArray[np.uint64]) -> Flags:
+    """Where kernels begin; `others` says of each but the first operation whether it is of another family."""
+    begins = np.ones(len(group), dtype=bool)
+    begins[1:] = others | (group[1:] != group[:-1]) | (group[1:] == 0)
+    return begins

@@ -34,6 +34,8 @@ _NEWEST_INTERFACE = 6
 """That of NCCL 2.29 and newer: an older one is not NCCL 2.32."""
 _MAX_RECORDS_PER_READ = 65_536
 """Records of one process per read: 3 s at 20,000 operations per second, for which ring buffers are sized."""
+_KNOWN_NONE = np.zeros(1 << 16, dtype=bool)
+"""By the index of a communicator, which has 16 bits in a record."""
 _UNREAD_SHARE = 1 / 8
 """Of a ring buffer, how much may stay unread between reports: few large reads cost less than many small ones.
 The rest is room for a late agent. Chosen, not measured."""
@@ -173,7 +175,7 @@ class SegmentReader:
 
     def communicators(self) -> tuple[Communicator, ...]:
         """The process's communicators, live and finalized."""
-        return tuple(self._segment.communicators())
+        return self._segment.communicators()
 
     def _clock(self, rank: int, operations: Operations) -> GpuClock | None:
         to_monotonic_ns = self._clocks.setdefault(rank, GpuClockReadings()).add(operations)
@@ -288,8 +290,9 @@ class SegmentReader:
 def _by_rank(operations: Operations, ranks: ProcessRanks) -> dict[int, Operations]:
     """The operations of each rank of a process; those of unknown communicators are left out."""
     communicator = operations.column("communicator")
-    known = np.isin(communicator, list(ranks.communicators))
-    if known.all() and len(ranks.devices) == 1:
+    known = _KNOWN_NONE.copy()
+    known[list(ranks.communicators)] = True
+    if len(ranks.devices) == 1 and known[communicator].all():
         return dict.fromkeys(ranks.devices, operations)
     return {
         rank: operations.select(

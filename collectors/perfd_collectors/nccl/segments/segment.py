@@ -63,6 +63,9 @@ class Segment:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._writable = True
+        self._table = b""
+        self._communicators: tuple[Communicator, ...] = ()
+        """What the table says, which rarely changes."""
         try:
             self._file: int | None = self._open()
         except OSError as error:
@@ -123,24 +126,12 @@ class Segment:
             monotonic_ns=fields[12],
         )
 
-    def communicators(self) -> Iterator[Communicator]:
+    def communicators(self) -> tuple[Communicator, ...]:
         """Every communicator that the process created and that is still in the table."""
-        table = _whole(self._bytes(_HEADER_BYTES, _COMMUNICATORS * _COMMUNICATOR.size), _COMMUNICATOR)
-        for index, (identity, rank, ranks, nodes, state, _, name, device) in enumerate(
-            _COMMUNICATOR.iter_unpack(table)
-        ):
-            if state == 0:
-                return
-            yield Communicator(
-                index=index,
-                id=identity or None,
-                rank=_or_none(rank),
-                ranks=_or_none(ranks),
-                nodes=_or_none(nodes),
-                live=state == 1,
-                name=name.split(b"\0", 1)[0].decode(errors="replace"),
-                device=_pci_address(device),
-            )
+        table = self._bytes(_HEADER_BYTES, _COMMUNICATORS * _COMMUNICATOR.size)
+        if table != self._table:
+            self._table, self._communicators = table, tuple(_communicators(_whole(table, _COMMUNICATOR)))
+        return self._communicators
 
     def counters(self) -> ProcessCounters:
         """The plugin's counters."""
@@ -241,3 +232,21 @@ def _pci_address(word: int) -> PciAddress | None:
 
 def _or_none(number: int) -> int | None:
     return None if number < 0 else number
+
+
+def _communicators(table: bytes) -> Iterator[Communicator]:
+    for index, (identity, rank, ranks, nodes, state, _, name, device) in enumerate(
+        _COMMUNICATOR.iter_unpack(table)
+    ):
+        if state == 0:
+            return
+        yield Communicator(
+            index=index,
+            id=identity or None,
+            rank=_or_none(rank),
+            ranks=_or_none(ranks),
+            nodes=_or_none(nodes),
+            live=state == 1,
+            name=name.split(b"\0", 1)[0].decode(errors="replace"),
+            device=_pci_address(device),
+        )
