@@ -75,6 +75,8 @@ class OperationSteps:
         """The same of another rank, of streams whose operations are all of one size."""
         self._numbers = NewestColumns(1, _NUMBERS)
         self._mark: RowEnd | None = None
+        self._first: TrainingStep | None = None
+        """A row that waits until the stream goes on: what repeats while a job starts ends soon."""
         self._looked_unix_ns = 0
         self._paced: StepPace | None = None
         """At the newest search."""
@@ -238,17 +240,21 @@ class OperationSteps:
             before = mark.step if mark is not None else 0.0
             counted = paced.stream.repeated(paced.cycle) / (paced.repeats or 1)
             self._mark = row_end(paced, paced.stream.ended, before + counted)
+            if mark is None and (began := paced.stream.before) is not None:
+                since = self._mark.step - (self._mark.seen - began.seen) / self._mark.per_step
+                self._first = row_between(times.job, row_end(paced, began, since), self._mark)
         return None
 
     def _next_row(self, times: CollectiveTimes, mark: RowEnd) -> TrainingStep | None:
         stream, end = mark.stream, mark.stream.ended
         if stream.before is not None and is_partial(mark, stream.before, end):
             end = stream.before
-        if end.unix_ns - mark.time_unix_ns < _ROW_S * 1e9:
-            return None
         step = mark.step + (end.seen - mark.seen) / mark.per_step
         if int(step) == int(mark.step):
             return None
+        if end.unix_ns - mark.time_unix_ns < _ROW_S * 1e9:
+            first, self._first = self._first, None
+            return first
         paced = self._pace(times.end_unix_ns)
         if paced is None or paced.stream is not stream:
             # What repeats has changed; steps go on once it is known what does now.
