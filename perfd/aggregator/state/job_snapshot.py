@@ -191,7 +191,7 @@ def _window_start(window: StepTable | None, newest_unix_s: float) -> float:
         return -np.inf
     if not len(window):
         return newest_unix_s - _NO_STEPS_WINDOW_S
-    took_s = window.step_time_s[0] * window.steps_covered[0]
+    took_s = float(window.step_time_s[0]) * float(window.steps_covered[0])
     first_unix_s = float(window.time_unix_s[0] - (took_s if np.isfinite(took_s) else 0.0))
     return max(first_unix_s, newest_unix_s - _LONGEST_WINDOW_S)
 

@@ -29,7 +29,9 @@ def values_of(table: SampleTable) -> Floats:
 def _all_known(values: Floats) -> bool:
     """Whether no value is NaN: the sum of their squares would be, and takes less time than a search."""
     in_memory = values.ravel(order="K")
-    return not math.isnan(np.dot(in_memory, in_memory))
+    # The squares of large values become infinite, which is not NaN.
+    with np.errstate(over="ignore"):
+        return not math.isnan(np.dot(in_memory, in_memory))
 
 
 class NodeReadings(Mapping[Scope, "NodeSamples"]):

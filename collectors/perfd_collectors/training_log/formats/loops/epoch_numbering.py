@@ -52,19 +52,22 @@ class EpochsOfSamples:
     """Steps over epochs of lines that count samples; the first line of an epoch is of its first step."""
 
     def __init__(self) -> None:
-        self._epoch: int | None = None
         self.per_step: int | None = None
-        """Samples of a step; None until the first line of an epoch was read."""
+        """Samples of a step; None until the first line of an epoch was read. One job does not change it."""
+        self._first_epoch: int | None = None
+        """Where reading began in the middle: the one of which the first line was perhaps not read."""
+        self._attached = False
 
     def attach(self) -> None:
         """Note that lines before were not read: the next one need not be the first of its epoch."""
-        self._epoch = -1
+        self._attached = True
 
     def step(self, epoch: int, samples: int, of: int) -> int | None:
         """The step over all epochs; None where it is not known, or the line contradicts the ones before."""
-        if epoch != self._epoch:
-            unread = self._epoch == -1
-            self._epoch, self.per_step = epoch, None if unread else samples
+        if self._first_epoch is None and self._attached:
+            self._first_epoch = epoch
+        if self.per_step is None and epoch != self._first_epoch:
+            self.per_step = samples
         if not self.per_step or samples % self.per_step or not samples <= of:
             return None
         return epoch * (of // self.per_step) + samples // self.per_step
