@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fleet_agents import AggregatorProcess, batch, connected, kind_of
+from benchmarks.aggregator_process import AggregatorProcess
+from benchmarks.fleet_agents import batch, connected, kind_of
 
 SCHEMA = "perfd.bench.ingest/1"
 

@@ -29,10 +29,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.aggregator_process import ROOT, AggregatorProcess
 from benchmarks.fleet_agents import (
     ACKNOWLEDGE_EVERY,
-    ROOT,
-    AggregatorProcess,
     Sender,
     connected,
     published,

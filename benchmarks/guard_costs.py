@@ -23,7 +23,8 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from benchmarks.fleet_agents import AggregatorProcess, batch, connected, kind_of
+from benchmarks.aggregator_process import AggregatorProcess
+from benchmarks.fleet_agents import batch, connected, kind_of
 from perfd.agent.spool import Spool
 
 SCHEMA = "perfd.bench.guards/2"

@@ -26,8 +26,9 @@ from urllib.parse import urlsplit
 import cramjam
 import numpy as np
 
+from benchmarks.aggregator_process import AggregatorProcess
 from benchmarks.fleet import rounds_of
-from benchmarks.fleet_agents import AggregatorProcess, batch, connected, kind_of
+from benchmarks.fleet_agents import batch, connected, kind_of
 from perfd.exporters.remote_write import FrameEncoder
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import Batch, SampleTable, Scope

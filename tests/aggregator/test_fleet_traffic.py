@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.aggregator_process import ROOT
 from benchmarks.fleet import measure
-from benchmarks.fleet_agents import ROOT
 from benchmarks.fleet_traffic import Traffic
 from perfd.model import (
     Batch,
