@@ -88,7 +88,7 @@ def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
     return Finding(
         kind=Kind.COMPUTE_BOUND,
         confidence=0.4,
-        evidence=[*evidence, "MFU is unknown, and at most the activity of the tensor cores."],
+        evidence=[*evidence, "MFU is unknown, but cannot exceed the activity of the tensor cores."],
         advice=f"{advice.LARGER_KERNELS} {facts.efficiency.mfu_missing or advice.NO_STEPS}",
     )
 

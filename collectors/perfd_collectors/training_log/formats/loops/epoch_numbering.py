@@ -53,9 +53,9 @@ class EpochsOfSamples:
 
     def __init__(self) -> None:
         self.per_step: int | None = None
-        """Samples of a step; None until the first line of an epoch was read. One job does not change it."""
+        """Samples of a step; None until the first line of an epoch was read; then it stays."""
         self._first_epoch: int | None = None
-        """Where reading began in the middle: the one of which the first line was perhaps not read."""
+        """Where reading began in the middle of a log: its first line may not have been read."""
         self._attached = False
 
     def attach(self) -> None:
