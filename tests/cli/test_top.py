@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
@@ -348,6 +348,7 @@ def test_clicks_choose_open_and_sort(width: int) -> None:
 
 
 @given(st.integers(0, 300), st.integers(0, 100), st.integers(0, 60), st.integers(1, 250), st.integers(-3, 80))
+@example(column=0, line=3, count=1, width=1, room=0)
 def test_clicks_anywhere_lead_to_a_job_that_is_there(
     column: int, line: int, count: int, width: int, room: int
 ) -> None:

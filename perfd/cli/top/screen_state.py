@@ -129,5 +129,6 @@ def _typed(place: ScreenPosition, key: str) -> ScreenPosition:
 
 def window(count: int, row: int, room: int) -> range:
     """Which of `count` lines are shown in `room` lines so that `row` is among them."""
+    room = max(room, 1)
     first = min(max(0, row - room // 2), max(0, count - room))
-    return range(first, min(count, first + max(room, 1)))
+    return range(first, min(count, first + room))
