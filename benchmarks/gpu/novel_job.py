@@ -20,6 +20,7 @@ import torch.distributed as dist
 from loop_job import Tokens, wrapped
 from novel_loops import actors, policy, sampled, serving
 from novel_models import Adapted, HeadsExchanged, Pictures, Routed, Setup, Transformer
+from novel_updates import background, dropped, muon, owned, preferred
 from phase_injector import PhaseInjector
 from phases import job_arguments, load
 from torch import nn
@@ -325,6 +326,7 @@ KINDS: dict[str, Callable[[Setup], Step]] = {
         for one in (
             *(scheduled, adapters, evaluated, saved, bucketed, curriculum, pictures, regional, routed),
             *(distilled, contrastive, actors, serving, sampled, policy, accelerated, exchanged, unsynced),
+            *(background, dropped, muon, owned, preferred),
         )
     },
 }

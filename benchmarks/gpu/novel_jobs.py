@@ -75,6 +75,11 @@ NOVEL_JOBS: Mapping[str, Job] = {
     "offloaded2": _novel("offload", _fault("gpu", 0.5, 0, steps=30), steps=40, size=(6, 2048)),
     "curriculum2": _novel("curriculum", None, steps=240, size=(12, 2048)),
     "routedhealthy2": _novel("routed", None, *_SILENT, steps=180, size=(10, 1536)),
+    "muon2": _novel("muon", _fault("gpu", 0.4, 1), *_SILENT, steps=70, size=(12, 2048)),
+    "owned2": _novel("owned", _fault("host", 0.5, 0), *_SILENT, steps=70, size=(12, 2048)),
+    "background2": _novel("background", _fault("gpu", 0.3, 1), steps=90, size=(12, 2048)),
+    "dropped2": _novel("dropped", _fault("gpu", 0.4, 0), *_SILENT, steps=90),
+    "preferred2": _novel("preferred", _fault("host", 0.5, 1), steps=70, size=(8, 2048), batch=(4, 1)),
     "validated2": Job(
         gpus=2,
         script="lightning_job.py",
