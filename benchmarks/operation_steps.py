@@ -30,7 +30,7 @@ from perfd_collectors.training_log.log_document import LogDocument
 from perfd.aggregator.operations import OperationSteps
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
-from perfd.model import CollectiveTimes, TrainingStep
+from perfd.model import CollectiveTimes, TrainingStep, several_steps
 from perfd.recording.recording_format import RECORDS_KIND, Recording, open_recording
 from perfd.recording.records_stream import RecordsStream
 from perfd.recording.stream_decompression import plain_file
@@ -58,7 +58,8 @@ class Found:
 
     rows: Sequence[TrainingStep]
     exact: bool
-    certain: bool
+    doubt: str | None
+    """What its steps may be instead."""
 
     def beside(self, truth: Truth) -> list[tuple[float, float]]:
         """The time of each step and the true one, both as means of the steps that share its row."""
@@ -98,7 +99,8 @@ def steps_of(records: Iterator[CollectiveTimes]) -> Found:
     found = steps.end("job")
     rows = [*([] if found.anew else rows), *found.rows]
     pace = steps.pace
-    return Found(rows=rows, exact=pace is not None and pace.exact, certain=pace is not None and pace.certain)
+    doubt = None if pace is None else pace.doubt
+    return Found(rows=rows, exact=pace is not None and pace.exact, doubt=doubt and several_steps(doubt))
 
 
 def core_ratio(records: Sequence[CollectiveTimes]) -> float:
@@ -168,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{name:60} none")
                 continue
             counts[starts][1] += 1
-            newest, sure = found.rows[-1].step, "" if found.certain else ", maybe micro-batches"
+            newest, sure = found.rows[-1].step, f", {found.doubt}" if found.doubt else ""
             if truth is None or not truth.step_s:
                 print(f"{name:60} {newest}{sure}")
                 continue

@@ -46,9 +46,12 @@ from perfd.model.training_steps import (
     LogProgress,
     MemoryReport,
     PhaseTime,
+    StepDoubt,
     StepPhases,
     StepSource,
     TrainingStep,
+    one_step,
+    several_steps,
 )
 from perfd.model.well_known_columns import GpuColumn, NicColumn, RankColumn, ServerColumn, WellKnownColumn
 from perfd.model.wire_messages import (
@@ -122,6 +125,7 @@ __all__ = [
     "ServerColumn",
     "ServerInfo",
     "ServerRole",
+    "StepDoubt",
     "StepPhases",
     "StepSource",
     "TimingSource",
@@ -133,4 +137,6 @@ __all__ = [
     "job_end",
     "job_labels",
     "job_origin",
+    "one_step",
+    "several_steps",
 ]

@@ -15,7 +15,29 @@ class StepSource(StrEnum):
     ARRIVAL = "arrival"
     """Progress lines without times; when they came shows the pace."""
     NCCL = "nccl"
-    """Its operations repeat; without sharded gradients' own mark, a micro-batch counts as a step."""
+    """Its operations repeat; they may be something else (`StepDoubt`)."""
+
+
+class StepDoubt(StrEnum):
+    """What a step by NCCL's operations may be instead."""
+
+    MICRO_BATCHES = "micro-batch"
+    """One of several parts of a step, as when gradients are reduced in each micro-batch."""
+    ROUNDS = "round of steps"
+    """Several steps, after which parameters are averaged; else one whose gradients are reduced at its end."""
+
+
+def one_step(doubt: StepDoubt | None) -> str:
+    """What is counted as a step, in words."""
+    return "step" if doubt is None else f"step or {doubt}"
+
+
+def several_steps(doubt: StepDoubt | None) -> str:
+    """The same of several."""
+    return "steps" if doubt is None else f"steps or {_SEVERAL[doubt]}"
+
+
+_SEVERAL = {StepDoubt.MICRO_BATCHES: "micro-batches", StepDoubt.ROUNDS: "rounds of steps"}
 
 
 HOOK_MARK = "perfd.hook"

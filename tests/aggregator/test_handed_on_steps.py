@@ -99,7 +99,8 @@ def test_what_a_pipeline_hands_on_waits_for_the_reductions_that_end_steps() -> N
     rows, pace = rows_of(records(sorted([*done, *reduced], key=lambda one: one[4])))
 
     assert pace is not None
-    assert (pace.operation, pace.certain) == ("AllReduce", True)
+    # Where it is unknown when operations began, pauses show nothing of an optimizer.
+    assert (pace.operation, pace.certain) == ("AllReduce", False)
     assert rows[-1].step == pytest.approx(200, abs=35)
 
 
@@ -133,7 +134,8 @@ def test_where_it_is_known_when_they_began_the_optimizer_shows_its_steps() -> No
     rows, pace = rows_of(records(tensor_group(100), starts=True))
 
     assert pace is not None
-    assert (pace.operation, pace.certain, pace.exact) == ("Broadcast", True, True)
+    # Other work of each fourth step would look the same.
+    assert (pace.operation, pace.certain, pace.exact) == ("Broadcast", False, True)
     assert rows[-1].step == pytest.approx(100, abs=2)
     for row in rows:
         assert row.step_time_s == pytest.approx(4 * 0.05 + 0.02, rel=0.01)
@@ -156,7 +158,7 @@ def test_micro_batches_are_counted_while_steps_run_and_not_while_the_job_starts(
     rows, pace = rows_of(records(done, starts=True))
 
     assert pace is not None
-    assert (pace.operation, pace.certain) == ("Broadcast", True)
+    assert (pace.operation, pace.certain) == ("Broadcast", False)
     assert rows[-1].time_unix_ns / 1e9 == pytest.approx(now_s, abs=1.5)
     assert sum(row.step_time_s or 0.0 for row in rows[-50:]) / 50 == pytest.approx(0.1746, rel=0.01)
 

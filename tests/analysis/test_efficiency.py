@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, step_table
 
-from perfd.analysis.data.job_data import StepTable
+from perfd.analysis.data.job_data import OperationPace, StepTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import Efficiency, MfuTier
 from perfd.gpu_peaks import load_peaks
 from perfd.mfu_tier import attainable_mfu
-from perfd.model import GpuInfo, JobDescription, ModelSource, ParallelLayout, Recompute
+from perfd.model import GpuInfo, JobDescription, ModelSource, ParallelLayout, Recompute, StepDoubt, StepSource
 from perfd.session.text.summary_numbers import numbers_in_words
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -343,3 +343,43 @@ def test_the_tier_is_that_of_the_mfu_and_unknown_with_it():
     assert efficiency_of(step_table([8.0] * 8, global_batch_size=64.0)).mfu_tier == "good"
     assert efficiency_of(step_table([16.0] * 8, global_batch_size=64.0)).mfu_tier == "trouble"
     assert efficiency_of(step_table([8.0] * 8), gpu_infos={}).mfu_tier is None
+
+
+def by_operations(doubt: StepDoubt | None, tensor_active_ratio: float) -> JobSummary:
+    """One whose MFU rests on 4e15 FLOPs a step, by steps of NCCL operations: 50.5% of the peak."""
+    steps = step_table([1.0] * 8)
+    pace = OperationPace(
+        communicator="ab", operation="AllReduce", per_step=5, row_end_sequence=100, doubt=doubt
+    )
+    gpus = gpu_table(steps, {"tensor_active_ratio": [tensor_active_ratio] * 8, "sm_clock_hz": [1.83e9] * 8})
+    return summary_of(
+        steps,
+        description=replace(DESCRIBED, flops_per_step=4e15),
+        gpu=gpus,
+        operation_pace=pace,
+        step_source=StepSource.NCCL,
+    )
+
+
+@pytest.mark.parametrize(
+    ("doubt", "counted", "condition"),
+    [
+        (None, "steps 1 to 8", ""),
+        (StepDoubt.MICRO_BATCHES, "steps or micro-batches 1 to 8", "if each step or micro-batch is a step"),
+        (StepDoubt.ROUNDS, "steps or rounds of steps 1 to 8", "if each step or round of steps is a step"),
+    ],
+)
+def test_numbers_that_rest_on_steps_in_doubt_say_so(doubt: StepDoubt | None, counted: str, condition: str):
+    text = "\n".join(numbers_in_words(by_operations(doubt, 0.6)))
+    assert counted in text
+    assert "50.5%" in text
+    assert condition in text
+    assert ("if each" in text) is (doubt is not None)
+    assert ("Step numbers in the log, or perfd.hook, say which" in text) is (doubt is not None)
+
+
+def test_an_mfu_above_what_tensor_cores_allow_shows_that_steps_have_parts():
+    speed = by_operations(StepDoubt.MICRO_BATCHES, 0.2).efficiency
+    assert (speed.mfu_ratio, speed.mfu_tier, speed.model_flops_per_s_per_gpu) == (None, None, None)
+    assert "only a part of a step" in (speed.mfu_missing or "")
+    assert by_operations(None, 0.2).efficiency.mfu_ratio == pytest.approx(0.505, rel=1e-2)

@@ -75,7 +75,7 @@ def paced(data: JobData, pause_s: Sequence[float], lead_s: Sequence[float]) -> J
         operation="AllReduce",
         per_step=5,
         row_end_sequence=100,
-        certain=True,
+        doubt=None,
         exact=True,
         pauses=pauses,
     )
@@ -125,7 +125,7 @@ def test_a_log_with_a_line_every_five_steps_is_no_obstacle_where_operations_show
     assert by_gpus.since_step is None
 
     pace = OperationPace(
-        communicator="ab", operation="AllReduce", per_step=5, row_end_sequence=100, certain=True, exact=True
+        communicator="ab", operation="AllReduce", per_step=5, row_end_sequence=100, doubt=None, exact=True
     )
     found = loading(replace(data, within_lines=StepsWithinLines(steps=step_table(LONGER), pace=pace)))
     assert found is not None

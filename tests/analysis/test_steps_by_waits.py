@@ -94,7 +94,7 @@ def job(waits_s: Floats, rows_of: int, behind: int, communicator: str = "ab") ->
         operation="AllReduce",
         per_step=float(PER_STEP),
         row_end_sequence=(len(waits_s) - behind) * PER_STEP - 1,
-        certain=True,
+        doubt=None,
     )
     table = step_table(list(OWN_S + reported.mean(axis=1)), steps_covered=covered)
     return job_data(table, operation_pace=pace)

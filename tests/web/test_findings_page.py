@@ -287,3 +287,11 @@ def test_what_has_no_value_is_one_line_with_the_reason(stand_in: StandIn, tab: T
     assert "Data loading (no timer for it); Optimizer (no timer for it)" in line
     assert "Pipeline stall" not in tab.text("main")
     assert tab.count(".numbers #data") == 0
+
+
+def test_what_may_be_no_step_is_not_called_one(stand_in: StandIn, tab: Tab) -> None:
+    shown(stand_in, tab, steps={"first": 1, "last": 90, "doubt": "micro-batch"}, train_steps=None)
+
+    assert "step or micro-batch 90" in tab.text(".title")
+    assert tab.text("#step-time + dd").startswith("median of what is a step or micro-batch; p95")
+    assert "if each step or micro-batch is a step" in tab.text("#mfu + dd")

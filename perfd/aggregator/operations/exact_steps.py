@@ -8,9 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.aggregator.operations.operation_stream import Cycle, OperationStream
 from perfd.aggregator.operations.report_columns import TimedOperations
+from perfd.aggregator.operations.row_ends import StepPace
 from perfd.analysis.data.job_data import Bools, Floats, StepPauses
+from perfd.analysis.data.robust_stats import median
 from perfd.analysis.operations.step_boundaries import (
     longest_pause,
     medians_by_place,
@@ -18,12 +21,17 @@ from perfd.analysis.operations.step_boundaries import (
     micro_batches_of,
     next_starts_us,
 )
-from perfd.model import TrainingStep
+from perfd.analysis.operations.step_evidence import StepEvidence, come_at_once, evidence_of
+from perfd.model import StepDoubt, TrainingStep
 
 _LEAST_ROW_US = 100_000
 """Shorter steps share a row, of which there are then ten a second at most."""
 _PAUSES = 64
 """Of the newest steps, that are kept."""
+_HELD_PAUSES = 512
+"""Newest pauses after repeats: 64 micro-batches eight times."""
+_AT_ONCE_US = 500.0
+"""Within a step the next gather begins sooner: an optimizer that runs before it takes longer."""
 _MISSED_RATIO = 0.25
 """Share of the first step's bytes that may be unreported."""
 _REPEATS_IN_DOUBT = 24
@@ -85,25 +93,24 @@ class ExactSteps:
         self.newest: StepEnd | None = None
         self.repeats: int | None = None
         """Micro-batches of a step; None before that is known."""
+        self.doubt: StepDoubt | None = StepDoubt.MICRO_BATCHES
+        """What the steps may be instead."""
         self.pauses: StepPauses | None = None
         self._steps_before = steps_before
         self._large: int | None = None
         """Operations of the repeats so far."""
+        self._held = NewestColumns(3, _HELD_PAUSES)
+        """Of the newest repeats: operations until then, pause and lead after it."""
 
     def look(
-        self,
-        job: str,
-        cycle: Cycle,
-        repeats: int | None,
-        gathers: OperationStream | None = None,
-        *,
-        ended: bool = False,
+        self, job: str, pace: StepPace, gathers: OperationStream | None = None, *, ended: bool = False
     ) -> FoundSteps:
-        """The new steps since the last call, of so many `repeats` each, or None if only pauses show how many.
+        """The new steps since the last call; if nothing else says how many repeats one has, pauses do.
 
         `gathers` are those of the parameters that the stream reduces. Empty if it is unknown when operations
         began. If the job has `ended`, nothing waits for more operations.
         """
+        cycle = pace.cycle
         operations = self.stream.repeating(cycle)
         if operations is None or len(operations) < 2 * cycle.large:
             return FoundSteps()
@@ -112,7 +119,10 @@ class ExactSteps:
             self.newest = None
         self._large = cycle.large
         cuts = self._cuts(operations, cycle)
-        found, last = self._of_step(cuts, repeats, gathers)
+        found, last, doubt = self._of_step(cuts, pace, gathers)
+        marked = pace.sharded or pace.by_log or pace.numbered
+        if not marked and _come_at_once(operations, cuts, cycle.large):
+            doubt = StepDoubt.ROUNDS
         few = len(cuts) < _REPEATS_IN_DOUBT and not self.stream.full and not ended
         if found is None and few and self.newest is None:
             return FoundSteps()
@@ -120,7 +130,7 @@ class ExactSteps:
         if anew:
             self.newest = None
         anew = anew or began_alike
-        self.repeats = found
+        self.repeats, self.doubt = found, doubt
         ends = cuts.each(last, found or 1)
         rows = self._rows(job, ends, cycle, found or 1, ended=ended)
         self.pauses = self._pauses(ends)
@@ -133,28 +143,87 @@ class ExactSteps:
         return self.stream.seen - cycle.known * cycle.operations / cycle.large < cycle.operations
 
     def _of_step(
+        self, cuts: _Cuts, pace: StepPace, gathers: OperationStream | None
+    ) -> tuple[int | None, int, StepDoubt | None]:
+        """How many cuts apart steps end, at which of the first ones one does, and what else steps may be."""
+        if pace.by_log:
+            return *self._placed(cuts, pace.repeats), None
+        if pace.sharded:
+            return self._sharded(cuts, pace.repeats, gathers)
+        shown = self._evidence(cuts, pace)
+        doubt = shown.doubt if pace.counted else StepDoubt.MICRO_BATCHES
+        if shown.together is not None:
+            return *shown.together, doubt
+        return *self._placed(cuts, self.repeats or pace.repeats), doubt
+
+    def _sharded(
         self, cuts: _Cuts, repeats: int | None, gathers: OperationStream | None
-    ) -> tuple[int | None, int]:
-        """How many cuts apart steps end, and at which of the first ones one does."""
-        pauses_us = cuts.pauses_us
+    ) -> tuple[int | None, int, StepDoubt | None]:
+        """The same, if numbers seem to be reduced each `repeats`: norms of gradients, or losses to print."""
+        shown, sure = self._micro_batches(cuts, gathers)
+        if repeats is None and shown is not None:
+            return *shown, None if sure else StepDoubt.MICRO_BATCHES
         if repeats is None:
-            leads_us = cuts.following_queued_us
-            ends_us = cuts.last.end_us
-            each_us = float(ends_us[-1] - ends_us[0]) / max(1, len(cuts) - 1)
-            shown = None
-            if gathers is not None:
-                ends_us = ends_us[: len(pauses_us)]
-                gathered_us = next_starts_us(ends_us, gathers.newest_starts_us())
-                shown = micro_batches_by_gathers(gathered_us - ends_us, leads_us)
-            shown = shown or micro_batches_of(pauses_us, leads_us, each_us)
+            doubt = StepDoubt.MICRO_BATCHES if self.repeats is None else self.doubt
+            return *self._placed(cuts, self.repeats), doubt
+        if shown is not None and shown[0] == repeats:
+            return *shown, None
+        doubt = None if repeats == 1 and shown is None else StepDoubt.MICRO_BATCHES
+        return *self._placed(cuts, repeats), doubt
+
+    def _micro_batches(
+        self, cuts: _Cuts, gathers: OperationStream | None
+    ) -> tuple[tuple[int, int] | None, bool]:
+        """What pauses show of micro-batches, and whether no other work of each so many steps can explain it.
+
+        Within a step the next gather begins at once. If an optimizer runs before each gather, none does.
+        """
+        leads_us, ends_us = cuts.following_queued_us, cuts.last.end_us
+        if gathers is not None:
+            until_us = next_starts_us(ends_us, gathers.newest_starts_us())[: len(cuts.pauses_us)]
+            until_us -= ends_us[: len(until_us)]
+            shown = micro_batches_by_gathers(until_us, leads_us)
             if shown is not None:
-                return shown
-            repeats = self.repeats
+                inside = np.arange(len(until_us)) % shown[0] != shown[1]
+                return shown, float(median(until_us[inside])) <= _AT_ONCE_US
+        each_us = float(ends_us[-1] - ends_us[0]) / max(1, len(cuts) - 1)
+        return micro_batches_of(cuts.pauses_us, leads_us, each_us), False
+
+    def _evidence(self, cuts: _Cuts, pace: StepPace) -> StepEvidence:
+        """What the pauses after reductions of all gradients show."""
+        pauses_us = cuts.pauses_us
+        seen = cuts.last.seen[: len(pauses_us)]
+        newest = self._held.held[0, -1:]
+        known = int(np.searchsorted(seen, newest, side="right")[0]) if len(newest) else 0
+        if not (known and seen[known - 1] == newest):
+            self._held.clear()
+            known = 0
+        fresh = slice(known, None)
+        leads_us = cuts.following_queued_us[: len(pauses_us)]
+        self._held.put(np.array([seen[fresh], pauses_us[fresh], leads_us[fresh]], dtype=np.float64))
+        _, held_us, held_leads_us = self._held.held
+        if len(held_us) < 2:
+            return StepEvidence(None, StepDoubt.MICRO_BATCHES)
+        shown = evidence_of(
+            held_us,
+            held_leads_us,
+            each_us=float(cuts.last.end_us[-1] - cuts.last.end_us[0]) / max(1, len(cuts) - 1),
+            moved_bytes=pace.cycle.moved_bytes,
+            numbered=pace.numbered,
+        )
+        if shown.together is None:
+            return shown
+        count, last = shown.together
+        return StepEvidence((count, (last + len(pauses_us) - len(held_us)) % count), shown.doubt)
+
+    def _placed(self, cuts: _Cuts, repeats: int | None) -> tuple[int | None, int]:
+        """Where steps of so many repeats end, if that is all that is known."""
         if repeats is None or repeats == 1:
             return repeats, 0
         before = self._place(cuts.last)
         if before is not None:
             return repeats, before % repeats
+        pauses_us = cuts.pauses_us
         return repeats, int(medians_by_place(pauses_us, min(repeats, len(pauses_us))).argmax())
 
     def _rows(self, job: str, cuts: _Cuts, cycle: Cycle, repeats: int, *, ended: bool) -> list[TrainingStep]:
@@ -225,6 +294,13 @@ class ExactSteps:
         place = int(operations.seen.searchsorted(self.newest.seen))
         found = place < len(operations) and int(operations.seen[place]) == self.newest.seen
         return place if found else None
+
+
+def _come_at_once(operations: TimedOperations, cuts: _Cuts, large: int) -> bool:
+    """Whether nothing runs between the `large` operations of a repeat."""
+    first, last = operations.seen.searchsorted(cuts.last.seen[[0, -1]])
+    whole = slice(int(first) + 1, int(last) + 1)
+    return come_at_once(operations.start_us[whole], operations.end_us[whole], large)
 
 
 def _end(step: int, operations: TimedOperations, place: int) -> StepEnd:

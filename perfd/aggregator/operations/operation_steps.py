@@ -10,6 +10,7 @@ from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.aggregator.operations.operation_stream import LONE_S, RECEIVE, Cycle, OperationStream
 from perfd.aggregator.operations.report_columns import is_whole
 from perfd.aggregator.operations.row_ends import (
+    ALL_REDUCE,
     SILENT_NS,
     RowEnd,
     StepPace,
@@ -95,7 +96,7 @@ class OperationSteps:
             operation=mark.stream.operation,
             per_step=mark.per_step,
             row_end_sequence=mark.sequence,
-            certain=mark.certain,
+            doubt=mark.doubt,
             exact=mark.exact,
             pauses=self._exact.pauses if mark.exact and self._exact is not None else None,
         )
@@ -209,7 +210,7 @@ class OperationSteps:
         gathers = None
         if stream.operation == _ENDING_STEPS:
             gathers = self._streams.get((stream.communicator, _GATHERING, None))
-        found = self._exact.look(job, cycle, paced.repeats, gathers, ended=ended)
+        found = self._exact.look(job, replace(paced, cycle=cycle), gathers, ended=ended)
         newest = self._exact.newest
         if anew or (self._recounted and found.rows):
             # What seemed to be steps was none, as while a job starts.
@@ -218,7 +219,8 @@ class OperationSteps:
             self._mark = RowEnd(
                 stream=stream,
                 per_step=cycle.operations * (self._exact.repeats or 1),
-                certain=self._exact.repeats is not None and paced.counted,
+                settled=self._exact.repeats is not None and paced.counted,
+                doubt=self._exact.doubt,
                 seen=newest.seen,
                 sequence=stream.newest_sequence - (stream.seen - newest.seen),
                 time_unix_ns=newest.end_us * 1000,
@@ -309,9 +311,13 @@ class OperationSteps:
             # What moves the job's data has not repeated often enough yet.
             return None
         by_log = stream.repeats_of_step > 1
-        if by_log or stream.operation not in (*_SHARDED, *_HANDED_ON):
-            return StepPace(stream, cycle, 1, counted=by_log or not (cycle.by_pauses or cycle.lone))
-        return self._sharded_pace(stream, cycle)
+        if stream.operation in (*_SHARDED, *_HANDED_ON) and not by_log:
+            return self._sharded_pace(stream, cycle)
+        counted = by_log or not (cycle.by_pauses or cycle.lone)
+        # One of these that are alike is a repeat only if a number follows it.
+        marked = stream.alike and counted and cycle.large == 1
+        numbered = marked or any(1 / _SLOWER < ratio <= _SLOWER for ratio, _ in self._scalars(stream, cycle))
+        return StepPace(stream, cycle, 1, counted=counted, by_log=by_log, numbered=numbered)
 
     def _awaits_better(
         self, stream: OperationStream, cycle: Cycle, streams: Sequence[OperationStream]
@@ -350,21 +356,26 @@ class OperationSteps:
 
     def _sharded_pace(self, stream: OperationStream, cycle: Cycle) -> StepPace | None:
         """How many repeats a step has; None while that is not clear."""
-        ratios = [
-            (stream.repeats_for_each(other, cycle) * other.group(), other.seen)
-            for other in self._streams.values()
-            if other.operation == "AllReduce"
-            and other.seen >= _FEWEST_SCALARS
-            and _are_scalars(other.sizes)
-            # The optimizer's come at the pace of steps, those in longer breaks with evaluations or saves.
-            and not stream.interrupted_by(other, cycle)
-        ]
+        ratios = self._scalars(stream, cycle)
         slower = [(ratio, count) for ratio, count in ratios if ratio > _SLOWER]
         if not slower:
             once = stream.operation in _SHARDED and any(ratio > 1 / _SLOWER for ratio, _ in ratios)
             return StepPace(stream, cycle, 1 if once else None)
         whole = [round(ratio) for ratio, count in slower if _is_whole(ratio, count)]
         return StepPace(stream, cycle, max(whole)) if whole else None
+
+    def _scalars(self, stream: OperationStream, cycle: Cycle) -> list[tuple[float, int]]:
+        """By communicator, how many repeats there are for a reduction of a number, and how many of these."""
+        return [
+            (stream.repeats_for_each(other, cycle) * other.group(), other.seen)
+            for other in self._streams.values()
+            if other.operation == ALL_REDUCE
+            and other is not stream
+            and other.seen >= _FEWEST_SCALARS
+            and _are_scalars(other.sizes)
+            # The optimizer's come at the pace of steps, those in longer breaks with evaluations or saves.
+            and not stream.interrupted_by(other, cycle)
+        ]
 
 
 def _may_show_better(streams: Sequence[OperationStream]) -> bool:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from perfd.aggregator.operations.operation_stream import Cycle, OperationStream
 from perfd.aggregator.operations.report_columns import ReportEnd
-from perfd.model import TrainingStep
+from perfd.model import StepDoubt, TrainingStep
 
 _PARTIAL_RATIO = 0.9
 """Of the usual operations of its time: a report with fewer may be the job's last one. Chosen."""
 _LOST_RATIO = 0.1
 """Of a job's last step, that may be unreported. Chosen."""
+ALL_REDUCE = "AllReduce"
 SILENT_NS = 30 * 10**9
 """A stream that sets the pace and says nothing for so long is gone, as after a restart."""
 
@@ -27,14 +28,29 @@ class StepPace:
     """Micro-batches of a step; None where that is not certain."""
     counted: bool = True
     """Whether what ends a step, and no pause alone, shows that repeats are steps."""
+    by_log: bool = False
+    """Whether the job's log says how many repeats a step has."""
+    numbered: bool = False
+    """Whether a number, such as the norm of gradients, is reduced once a repeat."""
 
     @property
     def per_step(self) -> float:
         return self.cycle.operations * (self.repeats or 1)
 
     @property
-    def certain(self) -> bool:
-        return self.repeats is not None
+    def settled(self) -> bool:
+        """Whether the operations themselves show that repeats are steps."""
+        return self.repeats is not None and self.counted
+
+    @property
+    def doubt(self) -> StepDoubt | None:
+        """What its steps may be instead, where it is unknown when operations began."""
+        once = self.repeats == 1 and (self.numbered or self.sharded)
+        return None if self.settled and (self.by_log or once) else StepDoubt.MICRO_BATCHES
+
+    @property
+    def sharded(self) -> bool:
+        return self.stream.operation != ALL_REDUCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +60,16 @@ class RowEnd:
     stream: OperationStream
     per_step: float
     """Operations of the stream."""
-    certain: bool
-    """Whether a step is surely not a micro-batch."""
+    settled: bool
+    """Whether the operations themselves show that repeats are steps."""
     seen: int
     sequence: int
     time_unix_ns: int
     step: float
     size_bytes: int
     """Of the stream's largest operation that repeats."""
+    doubt: StepDoubt | None
+    """What its steps may be instead."""
     exact: bool = False
     """Whether it is where a step ended, not anywhere in one."""
 
@@ -63,7 +81,7 @@ class RowEnd:
     def outranks(self, cycle: Cycle, now_unix_ns: int) -> bool:
         """Whether what showed steps lately is larger."""
         lately = now_unix_ns - self.time_unix_ns < SILENT_NS
-        return self.certain and lately and cycle.size_bytes < self.size_bytes
+        return self.settled and lately and cycle.size_bytes < self.size_bytes
 
 
 def row_end(pace: StepPace, report: ReportEnd, step: float) -> RowEnd:
@@ -71,7 +89,8 @@ def row_end(pace: StepPace, report: ReportEnd, step: float) -> RowEnd:
     return RowEnd(
         stream=pace.stream,
         per_step=pace.per_step,
-        certain=pace.certain and pace.counted,
+        settled=pace.settled,
+        doubt=pace.doubt,
         seen=report.seen,
         sequence=report.sequence,
         time_unix_ns=report.unix_ns,

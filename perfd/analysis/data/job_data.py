@@ -19,6 +19,7 @@ from perfd.model import (
     MemoryReport,
     RankColumn,
     RankPlacement,
+    StepDoubt,
     StepSource,
     TimingSource,
     TraceShares,
@@ -251,11 +252,15 @@ class OperationPace:
     """This many of them are a step."""
     row_end_sequence: int
     """The newest one within the newest row of the step table."""
-    certain: bool
-    """False where a step may be a micro-batch: sharded parameters repeat the same in each."""
+    doubt: StepDoubt | None
+    """What a step may be instead; None where the evidence leaves nothing else."""
     exact: bool = False
     """Whether rows end where steps do, by when operations ran; else anywhere in a step."""
     pauses: StepPauses | None = None
+
+    @property
+    def certain(self) -> bool:
+        return self.doubt is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -368,3 +373,8 @@ class JobData:
     run_began_unix_s: float | None = None
     """When it started last: as `started_unix_s`, or a restart since."""
     ended_unix_s: float | None = None
+
+    @property
+    def step_doubt(self) -> StepDoubt | None:
+        """What its steps may be instead; None where a log shows them."""
+        return None if self.operation_pace is None else self.operation_pace.doubt

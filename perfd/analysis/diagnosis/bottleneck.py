@@ -33,6 +33,7 @@ from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_t
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
 from perfd.formatting import duration, percent
 from perfd.mfu_tier import attainable_mfu
+from perfd.model import one_step
 from perfd.thresholds import THRESHOLDS
 
 _Judge = Callable[[JobEvidence], Finding | None]
@@ -121,7 +122,8 @@ def _expected(finding: Finding, facts: JobEvidence) -> str:
     average = " on average" if _of_some_steps(finding, facts) else ""
     if finding.kind is Kind.PIPELINE_BUBBLE and gain > (finding.waiting_ratio or 0.0):
         average = ", interleaved,"
-    without = f"{duration(step_s * (1 - gain))} per step{average} instead of {duration(step_s)}"
+    one = one_step(facts.step_doubt)
+    without = f"{duration(step_s * (1 - gain))} per {one}{average} instead of {duration(step_s)}"
     reached = attainable_mfu(mfu, gain)
     gained = f", MFU {percent(reached)} instead of {percent(mfu)}" if reached else ""
     return f" At best {without}{gained}."

@@ -155,6 +155,7 @@ def facts_of(
         parallel=parallel,
         description=description,
         step_source=job.step_source,
+        step_doubt=job.step_doubt,
         software=software_of(
             description.framework if description else None,
             description.arguments if description else {},
@@ -288,7 +289,7 @@ def _steps(job: JobData, steady: SteadySteps) -> StepsSummary:
     count = len(job.steps)
     return StepsSummary(
         source=job.step_source,
-        micro_batches=job.operation_pace is not None and not job.operation_pace.certain,
+        doubt=job.step_doubt,
         count=count,
         steady_count=len(steady.rows),
         steady_steps_count=int(job.steps.steps_covered[steady.rows].sum()),

@@ -38,7 +38,7 @@ from perfd.analysis.stragglers import (
     UnequalSequences,
     WaitingPair,
 )
-from perfd.model import JobDescription, ParallelLayout, StepSource
+from perfd.model import JobDescription, ParallelLayout, StepDoubt, StepSource
 from perfd.thresholds import THRESHOLDS
 
 _OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
@@ -69,6 +69,7 @@ class JobEvidence:
     steady_steps: int
     """How many steps the steady lines cover."""
     step_source: StepSource | None = None
+    step_doubt: StepDoubt | None = None
     awaits_steps: bool = False
     """Whether the job has described itself, so that it will print steps, and has hardly begun to."""
     activity: GpuActivity

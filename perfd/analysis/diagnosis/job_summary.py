@@ -24,7 +24,7 @@ from perfd.analysis.steps import (
     StepTime,
 )
 from perfd.analysis.stragglers import RankSlowdown
-from perfd.model import Alert, ParallelLayout, StepSource, alert_json
+from perfd.model import Alert, ParallelLayout, StepDoubt, StepSource, alert_json, one_step
 
 __all__ = [
     "SCHEMA",
@@ -45,8 +45,8 @@ class StepsSummary:
     """Progress lines of the log, or rows by NCCL's operations; `first` and `last` are step numbers."""
 
     source: StepSource | None = None
-    micro_batches: bool = False
-    """Whether what counts as a step here may be one of several micro-batches: operations do not show it."""
+    doubt: StepDoubt | None = None
+    """What each may be instead, where operations do not show it."""
     count: int
     steady_count: int
     steady_steps_count: int = 0
@@ -55,6 +55,11 @@ class StepsSummary:
     last: int | None = None
     dropped: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Steps that are not steady, by reason; an entry without steps is left out."""
+
+    @property
+    def one(self) -> str:
+        """What each of them is, in words."""
+        return one_step(self.doubt)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

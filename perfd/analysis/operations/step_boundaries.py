@@ -21,7 +21,7 @@ _FEWEST_STEPS = 8
 """By chance one of each two pauses is hardly the longer one eight times."""
 _MOSTLY = 0.9
 """Of the pauses between steps that are longer than the middle, and of those inside that are not."""
-_LEAST_RATIO = 0.01
+LEAST_RATIO = 0.01
 """Of a micro-batch, by which the pause between steps is longer."""
 _LEAD_LOST = 0.5
 """Where the host was so much less ahead than usual, it waited for the GPU, as for a loss to print: its pause
@@ -52,24 +52,35 @@ def medians_by_place(values: Floats, period: int) -> Floats:
     return medians
 
 
-def micro_batches_of(pauses_us: Floats, leads_us: Floats, each_us: float) -> tuple[int, int] | None:
-    """How many micro-batches make a step, and which of the first ones ends one; None if that is open.
+def longer_each(pauses_us: Floats, least_us: float) -> tuple[int, int] | None:
+    """After how many of (n,) pauses one is longer by `least_us` or more, and which of the first ones is.
 
-    `pauses_us` (n,) are those after each micro-batch, `leads_us` (n,) how far the host was ahead after them;
-    a micro-batch takes `each_us`. 1 is never found: where no pause is longer than the others, a step may have
-    any number of micro-batches whose optimizer takes no time that shows.
+    None where none is regularly, so that 1 is never found.
     """
     ordered_us = np.sort(pauses_us)
     for count in range(2, min(_MOST_MICRO_BATCHES, len(pauses_us) // _FEWEST_STEPS) + 1):
-        if not _may_stand_out(ordered_us, count, _LEAST_RATIO * each_us):
+        if not _may_stand_out(ordered_us, count, least_us):
             continue
         if not _may_end_at_one_place(pauses_us, ordered_us, count):
             continue
         last = int(medians_by_place(pauses_us, count).argmax())
-        ends = np.arange(len(pauses_us)) % count == last
-        if _stand_out(pauses_us, ends, _LEAST_RATIO * each_us):
-            return (count, last) if _still_ahead(leads_us, ends) else None
+        if _stand_out(pauses_us, np.arange(len(pauses_us)) % count == last, least_us):
+            return count, last
     return None
+
+
+def micro_batches_of(pauses_us: Floats, leads_us: Floats, each_us: float) -> tuple[int, int] | None:
+    """How many micro-batches make a step, and which of the first ones ends one; None if that is open.
+
+    `pauses_us` (n,) are those after each micro-batch, `leads_us` (n,) how far the host was ahead after them;
+    a micro-batch takes `each_us`. Where no pause is longer than the others, a step may have any number of
+    micro-batches whose optimizer takes no time that shows.
+    """
+    shown = longer_each(pauses_us, LEAST_RATIO * each_us)
+    if shown is None:
+        return None
+    count, last = shown
+    return shown if still_ahead(leads_us, np.arange(len(pauses_us)) % count == last) else None
 
 
 def micro_batches_by_gathers(until_gather_us: Floats, leads_us: Floats) -> tuple[int, int] | None:
@@ -89,7 +100,7 @@ def micro_batches_by_gathers(until_gather_us: Floats, leads_us: Floats) -> tuple
         ends = np.arange(len(until_us)) % count == last
         least_us = max(_LEAST_OPTIMIZER_US, (_LEAST_OPTIMIZER_RATIO - 1) * float(median(until_us[~ends])))
         if _stand_out(until_us, ends, least_us):
-            return (count, (last + first) % count) if _still_ahead(leads_us, ends) else None
+            return (count, (last + first) % count) if still_ahead(leads_us, ends) else None
     return None
 
 
@@ -178,6 +189,7 @@ def _stand_out(pauses_us: Floats, ends: Bools, least_us: float) -> bool:
     )
 
 
-def _still_ahead(leads_us: Floats, ends: Bools) -> bool:
+def still_ahead(leads_us: Floats, ends: Bools) -> bool:
+    """Whether the host kept its lead in the (n,) pauses at `ends`, so that the GPU was busy in them."""
     usual = float(median(leads_us[~ends]))
     return usual < _LEAST_LEAD_US or float(median(leads_us[ends])) >= _LEAD_LOST * usual

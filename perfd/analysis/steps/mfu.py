@@ -19,7 +19,14 @@ from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
 from perfd.formatting import flops as flops_in_words
 from perfd.mfu_tier import MfuTier
-from perfd.model import GpuColumn, GpuInfo, JobDescription, Recompute
+from perfd.model import GpuColumn, GpuInfo, JobDescription, Recompute, StepDoubt
+
+_PARTS_RATIO = 1.25
+"""Over what tensor cores allow: of a step in two parts, MFU would seem twice as high. Chosen."""
+_PARTS = (
+    "What repeats is only a part of a step: tensor cores are too little active for the FLOPs of whole ones."
+    " Print the steps' numbers, or report steps with perfd.hook."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,10 +97,17 @@ def efficiency(
     precision, precision_source = _precision(description, gpu_infos(job), gpu_rows, chosen=precision)
     peak = _mean([row.peak_flops_per_s(precision) if row and precision else None for row in gpu_rows])
     flops, label, source = _model_flops(job, rows, tokens_per_s, world, convention)
-    mfu = ratio(flops, peak)
     clock = known(float(mean_over_gpus(activity, GpuColumn.SM_CLOCK)))
     clock_ratio = ratio(clock, _mean([row.peak_clock_hz if row else None for row in gpu_rows]))
     tensor = known(float(mean_over_gpus(activity, GpuColumn.TENSOR_ACTIVE)))
+    upper = tensor * clock_ratio if tensor is not None and clock_ratio else None
+    mfu, parts = ratio(flops, peak), False
+    if mfu is not None and upper is not None and job.step_doubt is StepDoubt.MICRO_BATCHES:
+        parts = mfu > _PARTS_RATIO * upper
+    if parts:
+        # What is computed from them is as many times too high.
+        flops = mfu = tokens = samples = None
+    missing = _PARTS if parts else _missing(job, rows, flops, precision, tokens)
     return Efficiency(
         tokens_per_s=tokens,
         tokens_per_s_per_gpu=ratio(tokens, world),
@@ -110,10 +124,10 @@ def efficiency(
         and any(row is not None and precision and row.unverified_of(precision) for row in gpu_rows),
         flops_convention=label,
         mfu_source=source,
-        mfu_missing=_missing(job, rows, flops, precision, tokens) if mfu is None else None,
+        mfu_missing=missing if mfu is None else None,
         clock_adjusted_mfu_ratio=ratio(mfu, clock_ratio),
         tensor_active_ratio=tensor,
-        mfu_upper_ratio=tensor * clock_ratio if tensor is not None and clock_ratio else None,
+        mfu_upper_ratio=upper,
         flops_check=check_flops(
             description, job.steps.flops_per_s_per_gpu[rows], tokens_per_s, world, chosen=convention
         ),

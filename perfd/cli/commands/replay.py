@@ -190,7 +190,8 @@ def _jobs(progress: ReplayProgress) -> str:
     for name in progress.aggregator.jobs():
         live = progress.aggregator.live(name)
         if live is not None and live.step_time_s.median is not None:
-            parts.append(f"{name}: step {live.steps.last}, {duration(live.step_time_s.median)} per step")
+            one = live.steps.one
+            parts.append(f"{name}: {one} {live.steps.last}, {duration(live.step_time_s.median)} per {one}")
     return "; ".join(parts) or "no step yet"
 
 

@@ -82,7 +82,7 @@ def _sentences(job: JobSummary) -> list[str]:
         sentences.append(
             f"MFU is {percent(speed.mfu_ratio)} of the {speed.peak_precision or ''} peak"
             f"{' (unverified)' if speed.peak_unverified else ''}"
-            f" at {duration(job.step_time_s.median)} per step."
+            f" at {duration(job.step_time_s.median)} per {job.steps.one}."
         )
     if job.bottleneck.advice:
         sentences.append(f"First: {job.bottleneck.advice}")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from perfd.analysis.collectives import SOURCE_WAITING
 from perfd.analysis.communication import Communication, Dimension
-from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.diagnosis import JobSummary, StepsSummary
 from perfd.analysis.steps import Efficiency
 from perfd.formatting import count, duration, flops_per_s, percent
-from perfd.model import StepSource
+from perfd.model import StepSource, several_steps
 
 _LEAST_SHARE = 0.001
 """Share of a step below which a dimension is not shown."""
@@ -32,7 +32,7 @@ def numbers_in_words(summary: JobSummary) -> list[str]:
         ("step time", _step_time(summary)),
         ("throughput", _throughput(summary.efficiency)),
         (f"model FLOP/s per {'GPU' if summary.gpus else 'rank'}", _flops(summary.efficiency)),
-        ("MFU", _mfu(summary.efficiency)),
+        ("MFU", _mfu(summary.efficiency, summary.steps)),
         ("communication", _communication(summary.communication)),
         *_dimensions(summary.communication),
         ("pipeline stall", _stall(summary)),
@@ -56,9 +56,11 @@ def _steps(summary: JobSummary) -> str:
         row = "row by NCCL operations" if by_nccl else "line"
         return f"1 {row}, step {steps.first}; {'' if steps.steady_count else 'not '}steady"
     rows = "rows by NCCL operations" if by_nccl else "lines"
-    counted = "steps or micro-batches" if steps.micro_batches else "steps"
+    counted = several_steps(steps.doubt)
+    sure = "" if steps.doubt is None else ". Step numbers in the log, or perfd.hook, say which"
     return (
-        f"{steps.count} {rows}, {counted} {steps.first} to {steps.last}; {steps.steady_count} of them steady"
+        f"{steps.count} {rows}, {counted} {steps.first} to {steps.last};"
+        f" {steps.steady_count} of them steady{sure}"
     )
 
 
@@ -93,7 +95,7 @@ def _flops(speed: Efficiency) -> str | None:
     return f"{flops_per_s(flops)} of {flops_per_s(peak)}{unverified}" if peak else flops_per_s(flops)
 
 
-def _mfu(speed: Efficiency) -> str | None:
+def _mfu(speed: Efficiency, steps: StepsSummary) -> str | None:
     if speed.mfu_ratio is None:
         if speed.mfu_upper_ratio is not None:
             missing = "" if speed.mfu_missing is None else f". {speed.mfu_missing}"
@@ -103,6 +105,8 @@ def _mfu(speed: Efficiency) -> str | None:
     if speed.precision_by_hlo is not None:
         source += f"; peak by {speed.precision_by_hlo}"
     parts = [f"{percent(speed.mfu_ratio)} (convention {speed.flops_convention}{source})"]
+    if steps.doubt is not None:
+        parts.append(f"if each {steps.one} is a step")
     if speed.mfu_tier is not None:
         parts.append(f"tier {speed.mfu_tier.word}")
     if speed.hfu_ratio is not None:

@@ -71,12 +71,15 @@ function draw(main, job, ranks, peers, series, alerts, captures, again) {
 
 const steps = (job) => progress(job.steps?.last, job.train_steps);
 
+// As one_step: what NCCL's operations show may be something else.
+const oneStep = ({ steps: of }) => (of?.doubt ? `step or ${of.doubt}` : "step");
+
 function title(job) {
   return el(
     "p",
     { class: "title" },
     el("strong", { id: "job" }, job.name), " ", el("span", { class: `state ${state(job)}` }, stateText(job)),
-    el("span", { class: "quiet" }, ` ${[...scheduled(job), layout(job), `step ${steps(job)}`].join(" · ")} · `),
+    el("span", { class: "quiet" }, ` ${[...scheduled(job), layout(job), `${oneStep(job)} ${steps(job)}`].join(" · ")} · `),
     el("a", { href: to(`reports/jobs/${encodeURIComponent(job.name)}`), id: "report" }, "Report"), " · ", el("a", { href: compareAddress(job.name), id: "compare" }, "Compare"), separated([...linksOf("job", valuesOf(job)), ...wandbLink(job)]),
   );
 }
@@ -112,9 +115,10 @@ const numbers = (job) => [
 ];
 
 // Outliers are in neither number: where there are many, the 95th percentile hides them.
-function stepTimeNote({ step_time_s: of }) {
+function stepTimeNote(job) {
+  const of = job.step_time_s;
   const outliers = of?.outlier_ratio > MANY_OUTLIERS ? `; ${percent(of.outlier_ratio)} of steps are outliers, not counted` : "";
-  return `median; p95 ${duration(of?.p95)}${outliers}`;
+  return `median${job.steps?.doubt ? ` of what is a ${oneStep(job)}` : ""}; p95 ${duration(of?.p95)}${outliers}`;
 }
 
 // Batches are fetched within the forward pass; the timer ends when the batch is on the GPU.
@@ -142,7 +146,7 @@ const tierWord = (tier) => ({ trouble: "low", communication_bound: "fair" })[tie
 function mfuNote(job) {
   const upper = job.efficiency?.mfu_upper_ratio == null ? "" : `at most ${percent(job.efficiency?.mfu_upper_ratio, 0)} by tensor core activity`;
   const tier = job.efficiency?.mfu_tier ? `tier ${tierWord(job.efficiency.mfu_tier)}` : "";
-  if (job.efficiency?.mfu_ratio != null) return [`of the dense peak${job.efficiency.peak_precision_source === "hlo" ? `, ${job.efficiency.peak_precision} according to the dumped HLO` : ""}`, tier, upper].filter(Boolean).join("; ");
+  if (job.efficiency?.mfu_ratio != null) return [`of the dense peak${job.efficiency.peak_precision_source === "hlo" ? `, ${job.efficiency.peak_precision} according to the dumped HLO` : ""}${job.steps?.doubt ? `, if each ${oneStep(job)} is a step` : ""}`, tier, upper].filter(Boolean).join("; ");
   return upper || (job.efficiency?.model_flops_per_s_per_gpu != null && job.efficiency?.peak_flops_per_s == null ? "peak of this GPU unknown" : "");
 }
 
