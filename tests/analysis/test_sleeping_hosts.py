@@ -26,7 +26,7 @@ from perfd.analysis.data.job_data import (
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Finding, Kind
 from perfd.analysis.steps import launches_of_training
-from perfd.model import GpuColumn, RankColumn
+from perfd.model import GpuColumn, RankColumn, RankPlacement
 from perfd.thresholds import THRESHOLDS
 
 RANKS = 4
@@ -427,3 +427,13 @@ def test_hosts_that_sleep_after_the_last_step_do_not_wait_for_input(
     assert table is not None
     found = float(table.asleep_ratio[2][0])
     assert np.isnan(found) if asleep is None else found == pytest.approx(asleep)
+
+
+@pytest.mark.parametrize(("said", "named"), [(RANKS, True), (None, False), (2 * RANKS, False)])
+def test_without_gpus_a_launcher_says_how_many_hosts_there_are(said: int | None, named: bool) -> None:
+    """Only where all are seen to sleep do all wait for data."""
+    placed = [RankPlacement(job="job", rank=rank, world_size=said) for rank in range(RANKS)]
+    steps = step_table(LONGER)
+    unseen = job_data(steps, description=description(), launches=SINCE, placements={"node0": placed})
+
+    assert (loading(unseen) is not None) is named

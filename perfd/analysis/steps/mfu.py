@@ -28,6 +28,9 @@ _PARTS = (
     " Print the steps' numbers, or report steps with perfd.hook."
 )
 
+_MOST_RANKS = 65_536
+"""That a launcher's word is believed for: as many as an aggregator takes of one job by default."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
@@ -135,9 +138,19 @@ def efficiency(
 
 
 def world_size(job: JobData) -> int | None:
-    """How many GPUs share the job's work: what it said itself, else how many are seen."""
+    """How many GPUs share the job's work: what it said itself, else its launcher, else how many are seen.
+
+    A launcher starts one process for each GPU, or one for several: then more GPUs are seen than it says.
+    """
     described = job.description.parallel.world_size if job.description else None
-    return described or len(job.gpu.gpus) or None
+    return described or max(_launched_ranks(job), len(job.gpu.gpus)) or None
+
+
+def _launched_ranks(job: JobData) -> int:
+    """The ranks that the environment of all placed ones says; 0 where it says nothing, or ranks disagree."""
+    said = {one.world_size for placed in job.placements.values() for one in placed}
+    ranks = said.pop() if len(said) == 1 else None
+    return ranks if ranks is not None and ranks <= _MOST_RANKS else 0
 
 
 def gpu_infos(job: JobData) -> Sequence[GpuInfo]:
