@@ -24,6 +24,8 @@ _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENT
 """What a headline may be while the loaders or hosts of all ranks are slow."""
 _SLOW_DATA = frozenset({"loader", "storage", "decoding"})
 _SLOW_HOSTS = frozenset({"host", "stall"})
+_ROLES = frozenset({"tensor rank", "broadcast root"})
+"""Culprits that are a role of ranks rather than a rank."""
 LIVE_TICK_S = 1.0
 Said = tuple[str, tuple[str, ...]]
 """A headline without its figures: its kind and its culprits."""
@@ -190,7 +192,7 @@ def _look(at_s: float, start_unix_s: float, summary: JobSummary) -> Look:
             int(culprit.id) for finding in blaming for culprit in finding.culprits if culprit.kind == "rank"
         ),
         roles=frozenset(
-            headline.ranks if any(culprit.kind == "tensor rank" for culprit in headline.culprits) else ()
+            headline.ranks if any(culprit.kind in _ROLES for culprit in headline.culprits) else ()
         ),
         blamed_gain_ratio=next((finding.gain_ratio for finding in blaming), None),
     )

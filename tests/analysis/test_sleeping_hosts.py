@@ -405,7 +405,10 @@ def test_what_a_rank_reads_and_writes_is_known_before_its_threads_are() -> None:
 def test_counters_that_went_back_begin_again_and_a_silent_rank_has_no_row() -> None:
     restarted = readings([(0.0, 5.0), (1.0, 6.0), (2.0, 0.5)])
 
-    assert restarted.table(2.0) is None
+    table = restarted.table(2.0)
+    assert table is not None
+    assert np.isnan(table.asleep_ratio).all()
+    assert table.loader_workers.tolist() == [4.0]
     restarted.put(0, 3.0, counted(0.75), read_s=3.0)
     table = restarted.table(4.5)
     assert table is not None

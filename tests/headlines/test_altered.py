@@ -11,6 +11,7 @@ from perfd.model import CollectiveTimes, RankPlacement
 from perfd.recording.recording_format import open_recording
 
 FRESH = Path(__file__).parents[2] / "benchmarks/gpu/recorded_fresh"
+PHASES = FRESH.with_name("recorded_phases")
 JOB = FRESH / "ddpacc2/recording"
 
 
@@ -49,10 +50,29 @@ def test_a_clock_that_is_ahead_is_that_of_another_node(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "alteration", ["last rank unseen", "clock 45 s ahead", "half of NCCL lost", "no NCCL", "restarted"]
+    "alteration",
+    [
+        "last rank unseen",
+        "clock 45 s ahead",
+        "half of NCCL lost",
+        "no NCCL",
+        "no GPU samples",
+        "no log",
+        "restarted",
+    ],
 )
 @pytest.mark.parametrize("name", ["ddpacc2", "jaxdeep1p", "megatronep2", "megatrontp2"])
 def test_no_healthy_rank_is_blamed_for_what_is_missing(name: str, alteration: str, tmp_path: Path) -> None:
     watched, wrongly = judged(FRESH / name / "recording", name, alteration, tmp_path)
     assert watched.looks
+    assert not wrongly
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tp2", "tp2dp2"])
+def test_without_a_log_the_rank_that_reads_for_a_tensor_group_is_not_blamed(
+    name: str, tmp_path: Path
+) -> None:
+    watched, wrongly = judged(PHASES / name / "recording", name, "no log", tmp_path)
+    assert watched.right
     assert not wrongly

@@ -67,9 +67,9 @@ class LaunchReadings:
         self._rows.clear()
 
     def table(self, now_s: float) -> LaunchTable | None:
-        """Rates over the newest readings, of ranks that were read at least twice; None without any."""
+        """Rates over the newest readings, unknown after the first; None without any rank."""
         ranks, rows = self._rows.by_rank()
-        kept = (self._counts[rows] > 1) & (now_s - self._read_s[rows] <= _OLDEST_S)
+        kept = (self._counts[rows] > 0) & (now_s - self._read_s[rows] <= _OLDEST_S)
         ranks, rows = ranks[kept], rows[kept]
         if not len(rows):
             return None
@@ -78,10 +78,11 @@ class LaunchReadings:
         since = [
             self._values[rows, (counts - 1 - np.minimum(one, counts - 1)) % _READINGS] for one in _WINDOWS
         ]
-        rates = np.stack([(newest - one) / (newest[:, :1] - one[:, :1]) for one in since])
+        spans_s = np.stack([newest[:, _TIME_S] - one[:, _TIME_S] for one in since])
+        rates = np.stack([newest - one for one in since]) / np.where(spans_s > 0, spans_s, np.nan)[..., None]
         return LaunchTable(
             rank=ranks,
-            span_s=np.stack([newest[:, _TIME_S] - one[:, _TIME_S] for one in since]),
+            span_s=spans_s,
             asleep_ratio=np.clip(1 - rates[..., _BUSY_S], 0.0, 1.0),
             loader_busy_ratio=np.clip(rates[..., _LOADER_S] / self._workers[rows], 0.0, 1.0),
             loader_workers=self._workers[rows],

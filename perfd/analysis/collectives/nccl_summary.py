@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from perfd.analysis.collectives.broadcast_roots import broadcast_roots
 from perfd.analysis.collectives.by_dimension import NcclDimension
 from perfd.analysis.collectives.by_group import (
     NcclGroup,
@@ -113,6 +114,8 @@ class NcclSummary:
     """A rank that became slow while the job ran, by its own past; only of a role that no other rank has."""
     stalling: StallingRank | None = None
     """A rank that stalls at regular distances."""
+    roots: Sequence[int] = ()
+    """Ranks that hand something to others by broadcast in each step, in a job of unknown layout."""
     missing_ranks: Sequence[int] = ()
     """Ranks that report nothing although others do: then no rank of their stage can be blamed."""
     untimed_ranks: Sequence[int] = ()
@@ -166,6 +169,7 @@ def nccl(
         slow_groups=slow_groups(stacks, [one.expected for one in measures]),
         slow_since=slow_rank,
         stalling=stalling,
+        roots=broadcast_roots(stacks, parallel),
         missing_ranks=tuple(known.missing.tolist()),
         untimed_ranks=tuple(known.ranks[known.reporting[~timed]].tolist()) if timed.any() else (),
         lost_operations=int(times.lost_operations.sum()) if times else None,

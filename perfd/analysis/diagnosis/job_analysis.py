@@ -54,9 +54,11 @@ from perfd.analysis.steps import (
 )
 from perfd.analysis.stragglers import (
     compare_activity,
+    computing_more,
     expert_imbalance,
     host_contention,
     only_reader,
+    only_readers,
     periodic_stall,
     reading_rank,
     shared_gpus,
@@ -195,6 +197,8 @@ def facts_of(
         idle_since=idle_since(job, activity.kernel_metric),
         sleeping=sleeping_hosts(job, each, activity, longer, parallel.world_size, lasts=pace_is_known),
         hosts_seen=job.launches is not None,
+        readers=only_readers(kernels.roots, job.launches),
+        computing_more=computing_more(job.gpu),
         asleep_for_workers=asleep_for_workers(job.launches, activity, parallel.world_size),
         stall=periodic_stall(job.steps, steady.every_unmarked, job.collectives, parallel),
         contention=host_contention(job.host_waits),

@@ -101,6 +101,10 @@ class JobEvidence:
     sleeping: SleepingHosts | None = None
     hosts_seen: bool = False
     """Whether threads of hosts are seen, which show where loaders of all ranks are slow."""
+    readers: frozenset[int] = frozenset()
+    """In a job of unknown layout, ranks that may read the data of others."""
+    computing_more: frozenset[int] = frozenset()
+    """Ranks whose GPUs have lately had more work than those of the others."""
     asleep_for_workers: float | None = None
     """The share of time, the least of all ranks, while all loader workers are busy; None once GPUs show."""
     stall: PeriodicStall | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from perfd.analysis.collectives import SlowRank, StallingRank
@@ -104,6 +105,32 @@ def stalls_of(facts: JobEvidence, rank: int) -> list[str]:
         return []
     stalled, usual = duration(seen.stalled_s), duration(seen.usual_s)
     return [f"Every {seen.period_steps} steps, one takes {stalled} instead of {usual}."]
+
+
+def may_read_for_others(facts: JobEvidence, ranks: Sequence[int]) -> bool:
+    """Whether slow input may be what makes these late: others get something from them in each step.
+
+    Not where the GPU of one has more work.
+    """
+    return bool(ranks) and facts.readers.issuperset(ranks) and facts.computing_more.isdisjoint(ranks)
+
+
+def of_root(found: Finding) -> Finding:
+    """What is said of a slow rank, as that of its role."""
+    (rank,) = found.concerned_ranks[:1]
+    role = (
+        f"Rank {rank} hands something to others by broadcast in each step, and the layout is unknown: it may"
+        " read the data for them. Slow input shows so, and so does other work of its host."
+    )
+    return replace(
+        found,
+        kind=Kind.LATE_HOSTS,
+        confidence=min(found.confidence, 0.6),
+        culprits=tuple(Culprit(kind="broadcast root", id=rank) for rank in found.concerned_ranks),
+        ranks=tuple(found.concerned_ranks),
+        evidence=(*found.evidence, role),
+        advice=advice.LATE_HOSTS,
+    )
 
 
 def _without_peers(slow: SlowRank) -> str:

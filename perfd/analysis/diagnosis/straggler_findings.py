@@ -8,7 +8,14 @@ import numpy as np
 
 from perfd.analysis.collectives import NcclRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
-from perfd.analysis.diagnosis.own_past_findings import by_own_past, by_stalls, is_unplaced, stalls_of
+from perfd.analysis.diagnosis.own_past_findings import (
+    by_own_past,
+    by_stalls,
+    is_unplaced,
+    may_read_for_others,
+    of_root,
+    stalls_of,
+)
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
 from perfd.analysis.stragglers import Late, Pattern, Straggler, late
@@ -35,7 +42,15 @@ def one_rank_loads_slowly(data: DataLoading) -> bool:
 
 
 def judge_straggler(facts: JobEvidence) -> Finding | None:
-    """The rank that the others wait for, by timers of each rank or by GPM; None without one."""
+    """The rank that the others wait for, or its role if it may wait for data itself; None without one."""
+    found = _slow_rank(facts)
+    if found is None or not may_read_for_others(facts, found.concerned_ranks):
+        return found
+    return of_root(found)
+
+
+def _slow_rank(facts: JobEvidence) -> Finding | None:
+    """By when ranks arrive, by timers of each rank or by GPM."""
     others = (*facts.stragglers_by_timers, *facts.stragglers_by_activity)
     arrivals = late(
         facts.nccl.ranks,

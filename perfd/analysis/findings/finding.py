@@ -26,7 +26,10 @@ def certainty_of(confidence: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """What causes a finding: a `rank`, `stage` or `tensor rank`, a `gpu` as `node/index`, a `group`."""
+    """What causes a finding: a `rank`, `stage`, `tensor rank`, `broadcast root`, `gpu` or `group`.
+
+    A GPU is `node/index`.
+    """
 
     kind: str
     id: int | str

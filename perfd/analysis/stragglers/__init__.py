@@ -13,7 +13,14 @@ from perfd.analysis.stragglers.peer_comparison import (
 from perfd.analysis.stragglers.periodic_stall import PeriodicStall, periodic_stall
 from perfd.analysis.stragglers.phase_waiting import WaitingPair, waiting_pair
 from perfd.analysis.stragglers.rank_slowdown import RankSlowdown, slowdowns
-from perfd.analysis.stragglers.reading_rank import OwnWork, ReadingRank, only_reader, reading_rank
+from perfd.analysis.stragglers.reading_rank import (
+    OwnWork,
+    ReadingRank,
+    computing_more,
+    only_reader,
+    only_readers,
+    reading_rank,
+)
 from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences, unequal_sequences
 from perfd.analysis.stragglers.shared_gpus import SharedGpus, shared_gpus
 
@@ -32,10 +39,12 @@ __all__ = [
     "UnequalSequences",
     "WaitingPair",
     "compare_activity",
+    "computing_more",
     "expert_imbalance",
     "host_contention",
     "late",
     "only_reader",
+    "only_readers",
     "periodic_stall",
     "reading_rank",
     "shared_gpus",

@@ -8,18 +8,22 @@ work and never sleeps while workers of a loader read the data.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 
 import numpy as np
 
 from perfd.analysis.collectives import SlowRank
-from perfd.analysis.data.job_data import JobData, LaunchTable
+from perfd.analysis.data.job_data import Floats, GpuTable, JobData, LaunchTable
 from perfd.analysis.steps import LongerSteps
-from perfd.model import ParallelLayout
+from perfd.analysis.stragglers.role_groups import others
+from perfd.model import GpuColumn, ParallelLayout
 
 _WORKING = 0.5
 """Of the added time, that a GPU computes for longer where it has more work."""
+_NEWEST_SAMPLES, _MORE_ACTIVE = 3, 0.1
+"""Of each GPU those that are now, and by how much more one is active that has more work. Chosen."""
 _SAME_CHANGE_STEPS = 2
 """Steps between which two sources see one change."""
 _AWAKE = 0.25
@@ -64,6 +68,33 @@ def only_reader(parallel: ParallelLayout, launches: LaunchTable | None) -> int |
     if launches is not None and bool((launches.loader_workers[launches.rank != 0] >= 1).any()):
         return None
     return 0
+
+
+def only_readers(ranks: Collection[int], launches: LaunchTable | None) -> frozenset[int]:
+    """These ranks, unless others are seen to read data, or are about to be: their hosts have just come."""
+    if launches is not None:
+        elsewhere = ~np.isin(launches.rank, list(ranks))
+        seen = np.isfinite(launches.asleep_ratio).any()
+        if not seen or (launches.loader_workers[elsewhere] >= 1).any():
+            return frozenset()
+    return frozenset(ranks)
+
+
+def computing_more(gpu: GpuTable) -> frozenset[int]:
+    """The ranks whose GPUs have lately had more work than those of the others: slow input gives none more."""
+    active = gpu.metrics.get(GpuColumn.SM_ACTIVE)
+    if active is None or active.shape[1] < 2:
+        return frozenset()
+    lately = np.array([_newest_mean(column) for column in active.T.astype(np.float64)])
+    more = lately >= (1 + _MORE_ACTIVE) * others(lately)
+    return frozenset(
+        key.rank for key, much in zip(gpu.gpus, more, strict=True) if much and key.rank is not None
+    )
+
+
+def _newest_mean(samples: Floats) -> float:
+    known = samples[np.isfinite(samples)][-_NEWEST_SAMPLES:]
+    return float(known.mean()) if len(known) == _NEWEST_SAMPLES else np.nan
 
 
 def reading_rank(
