@@ -6,10 +6,11 @@ import logging
 import threading
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
+from types import TracebackType
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,29 @@ class Part(StrEnum):
     """A record of an agent was dropped because it could not be applied."""
 
 
+class _Contained:
+    """See `Failures.contained`. Rounds have one of each node: a generator's cost three times as much."""
+
+    __slots__ = ("_failures", "_job", "_node", "_part")
+
+    def __init__(self, failures: Failures, part: Part, job: str, node: str) -> None:
+        self._failures, self._part, self._job, self._node = failures, part, job, node
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _at: TracebackType | None
+    ) -> bool:
+        if error is None:
+            self._failures.went_well(self._part, self._job)
+        elif isinstance(error, Exception):
+            # Whatever it is, all other jobs go on.
+            self._failures.note(self._part, error, job=self._job, node=self._node)
+            return True
+        return False
+
+
 class Failures:
     """What fails, by job and part; any thread may call any method."""
 
@@ -53,20 +77,18 @@ class Failures:
         self._logged: set[tuple[str, Part, str]] = set()
         self._counts: Counter[Part] = Counter()
 
-    @contextmanager
-    def contained(self, part: Part, *, job: str = "", node: str = "") -> Iterator[None]:
+    def contained(self, part: Part, *, job: str = "", node: str = "") -> AbstractContextManager[None]:
         """Run a part of the work; what it raises is noted and goes no further.
 
         A job is marked until the same part goes well, so each part has one place in the work.
         """
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  (whatever it is, all other jobs go on)
-            self.note(part, error, job=job, node=node)
-        else:
-            if self._failing:
-                with self._lock:
-                    self._failing.pop((job, part), None)
+        return _Contained(self, part, job, node)
+
+    def went_well(self, part: Part, job: str) -> None:
+        """Take the mark of a part off a job."""
+        if self._failing:
+            with self._lock:
+                self._failing.pop((job, part), None)
 
     def note(self, part: Part, error: Exception, *, job: str = "", node: str = "", record: str = "") -> None:
         """Count an error of a part, and log it with its traceback unless it is known."""

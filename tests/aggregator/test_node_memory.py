@@ -333,13 +333,13 @@ def test_history_of_the_version_before_is_taken_over(tmp_path, clock):
 
 def test_no_round_looks_at_a_whole_fleet_and_each_node_has_its_turn_every_five_seconds(monkeypatch):
     looks: list[str] = []
-    describe = NodeLedger.describe
+    observe = NodeLedger.observe
 
-    def counted(ledger, node, **facts):
+    def counted(ledger, node, *facts):
         looks.append(node)
-        return describe(ledger, node, **facts)
+        return observe(ledger, node, *facts)
 
-    monkeypatch.setattr(NodeLedger, "describe", counted)
+    monkeypatch.setattr(NodeLedger, "observe", counted)
     state = AggregatorState.empty(Limits())
     for number in range(320):
         state.fleet.node(f"n{number}")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfd.aggregator.state import NodeState
-from perfd.analysis.data.job_data import Floats
 from perfd.model import GpuColumn, NicColumn, Scope
 from perfd.nodes import IncidentKind
 
@@ -37,7 +35,7 @@ class HardwareCounters:
 
     def __init__(self) -> None:
         self._xids: dict[str, dict[tuple[str, str, str], int]] = {}
-        self._counters: dict[tuple[str, str], Floats] = {}
+        self._counters: dict[tuple[str, str], list[float]] = {}
 
     def new_errors(self, node: NodeState) -> Iterator[NewErrors]:
         """What is new of a node since the last call. The first reading of a counter is the base."""
@@ -70,16 +68,15 @@ class HardwareCounters:
         position = readings.layout.metrics.known.index(column)
         if position >= readings.values.shape[1]:
             return
-        before, values = self._counters.get((node.name, column)), readings.values[:, position].copy()
+        before, values = self._counters.get((node.name, column)), readings.values[:, position].tolist()
         self._counters[node.name, column] = values
-        if before is None:
+        if before is None or values == before:
             return
-        # NaN, what is not read yet, is greater than nothing.
-        known = len(before)
-        for row in np.flatnonzero(values[:known] > before):
-            entity, new = readings.layout.entities.known[row], values[row] - before[row]
-            if not np.isfinite(new):
+        for row, (earlier, now) in enumerate(zip(before, values, strict=False)):
+            # NaN, what is not read yet, is greater than nothing.
+            if not now > earlier or not math.isfinite(now - earlier):
                 continue
+            entity, new = readings.layout.entities.known[row], now - earlier
             gpu = entity if scope is Scope.GPU else ""
             count = int(min(new, 1e9))
             where = "" if gpu else f"{entity}: "

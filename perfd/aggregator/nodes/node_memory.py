@@ -82,6 +82,8 @@ class _Look:
 
     looked_s: float
     due_s: float
+    described: tuple[int, Scheduler | None] | None = None
+    """The version of the node, and the scheduler, that the ledger knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,17 +223,8 @@ class NodeMemory:
                 for gpu, owners in gpu_owners(node, self._state.fleet.jobs).items()
                 if (running := [job for job in owners if job in active])
             } or _ranks_without_gpu(node, active)
-            schedulers = [active[job].scheduler for jobs in served.values() for job in jobs]
-            self._ledger.describe(
-                node.name,
-                kind=next((info.name for info in node.gpu_infos.values()), ""),
-                scheduler=next((one for one in schedulers if one is not None), None),
-                uuids={
-                    str(info.index): info.uuid
-                    for info in node.gpu_infos.values()
-                    if info.uuid and not info.mig
-                },
-            )
+            schedulers = (active[job].scheduler for jobs in served.values() for job in jobs)
+            self._describe(node, next((one for one in schedulers if one is not None), None))
             self._ledger.observe(node.name, dict.fromkeys(served, passed_s), now_unix_s)
             for errors in self._hardware.new_errors(node):
                 of_gpu = served.get(errors.gpu, ())
@@ -249,6 +242,20 @@ class NodeMemory:
                         evidence=errors.evidence,
                     )
                 )
+
+    def _describe(self, node: NodeState, scheduler: Scheduler | None) -> None:
+        look = self._looks[node.name]
+        if look.described == (node.version, scheduler) and node.name in self._ledger.records:
+            return
+        look.described = node.version, scheduler
+        self._ledger.describe(
+            node.name,
+            kind=next((info.name for info in node.gpu_infos.values()), ""),
+            scheduler=scheduler,
+            uuids={
+                str(info.index): info.uuid for info in node.gpu_infos.values() if info.uuid and not info.mig
+            },
+        )
 
     def _places(self, active: Collection[str]) -> dict[str, dict[int, tuple[str, str]]]:
         """Where each rank of each of these jobs is."""

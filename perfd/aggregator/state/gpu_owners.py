@@ -23,10 +23,7 @@ def gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
     GPUs without one belong to the node's only job, unless all ranks of that job have theirs: the others may
     run work that perfd does not see.
     """
-    owners: GpuOwners = {}
-    for (job, rank), placement in node.placements.items():
-        if placement.gpu is not None:
-            owners.setdefault(str(placement.gpu), {})[job] = rank
+    owners = dict(node.placed_owners())
     for gpu, ranks in owners.items():
         if len(ranks) > 1:
             owners[gpu] = {job: rank for job, rank in ranks.items() if job in jobs and not jobs[job].ended}

@@ -43,6 +43,8 @@ class NodeState:
         self.server_infos: dict[str, ServerInfo] = {}
         """By the server's name; the one reported longest ago goes first."""
         self.placements: dict[tuple[str, int], RankPlacement] = {}
+        self._owners: tuple[int, dict[str, dict[str, int | None]]] = -1, {}
+        """What `placed_owners` returns, with the version that it is of."""
         self._placed: dict[str, tuple[str, float]] = {}
         """By job: which agent last placed one of its ranks here, and when."""
         self.hardware_errors: dict[tuple[str, str, str], int] = {}
@@ -149,6 +151,17 @@ class NodeState:
         self.placements[key] = placement
         self.version += 1
         return True
+
+    def placed_owners(self) -> dict[str, dict[str, int | None]]:
+        """By GPU, the jobs that placements name, with the rank of each; not to be changed."""
+        version, owners = self._owners
+        if version != self.version:
+            owners = {}
+            for (job, rank), placement in self.placements.items():
+                if placement.gpu is not None:
+                    owners.setdefault(str(placement.gpu), {})[job] = rank
+            self._owners = self.version, owners
+        return owners
 
     def _repeats(self, job: str, agent_id: str, now_s: float) -> bool:
         by, placed_s = self._placed.get(job, ("", -math.inf))
