@@ -35,7 +35,7 @@ _MAX_WARNED = 1024
 """Addresses that are remembered as logged."""
 _LOOK_EVERY_S = 1.0
 """How often streams are looked at whose batches are not acknowledged."""
-_ACKNOWLEDGED_WITHIN_LOOKS = 5
+_ACKNOWLEDGED_WITHIN_LOOKS = 15
 """That many looks. Agents that ask for no more keep so many seconds of batches in their spools."""
 _ACKNOWLEDGE_EACH = encode_message(AcknowledgeEach())
 _REVIEWS_AT_A_TIME = 8
