@@ -144,7 +144,8 @@ class AnalysisLoop:
             summaries = {name: found.summary for name, found in derived.items()}
             self._nodes.take(summaries, now_unix_s, now_s)
             self._report_findings(summaries, now_s)
-        self.series.make(now_unix_s, now_s, derived, facts)
+        all_read = bool(self._exporters) or self._alerts.reads_all(now_unix_s)
+        self.series.make(now_unix_s, now_s, derived, facts, all_read=all_read)
         changes: Sequence[Alert] = ()
         with self._failures.contained(Part.RULES):
             changes = self._evaluate(derived, now_unix_s, now_s)

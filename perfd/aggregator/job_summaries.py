@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from perfd.aggregator.failures import Part
+from perfd.aggregator.job_news import shows_change
 from perfd.aggregator.jobs import JobEnd, JobState
 from perfd.aggregator.state import AggregatorState, job_data
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, LEAST_GPUS, SummaryTurn, WaitingJob, next_turn
@@ -27,6 +28,9 @@ from perfd.model import Alert, JobOrigin, StepSource
 
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
+
+_OLDEST_ASKED_S = 4.0
+"""Requested numbers are not older, however many GPUs there are: few jobs are requested. Chosen."""
 
 _NO_ORIGIN = JobOrigin(job="")
 
@@ -120,12 +124,15 @@ class JobSummaries:
                 gpus = max(gpus, LEAST_GPUS)
                 all_gpus += 0 if job.ended else gpus
                 known = self._live.known.get(name)
+                waited_s = now_s - self._looked_s.get(name, -math.inf)
                 if known is None or known.key != self._key(job):
-                    looked_s = self._looked_s.get(name, -math.inf)
-                    waiting.append(WaitingJob(name=name, looked_s=looked_s, gpus=gpus))
+                    presses = known is not None and (
+                        self._verdicts[name].pending or shows_change(job, known.data, known.summary)
+                    )
+                    waiting.append(WaitingJob(name=name, waited_s=waited_s, gpus=gpus, pressing=presses))
                 elif self._verdicts[name].pending:
-                    waiting.append(WaitingJob(name=name, looked_s=self._looked_s[name], gpus=0))
-        self._interval_s = float(all_gpus // GPUS_PER_SECOND)
+                    waiting.append(WaitingJob(name=name, waited_s=waited_s, gpus=0))
+        self._interval_s = min(float(all_gpus // GPUS_PER_SECOND), _OLDEST_ASKED_S)
         self._turn = next_turn(
             waiting,
             all_gpus=all_gpus,
@@ -146,7 +153,7 @@ class JobSummaries:
     def live(self, job: str, now_unix_s: float) -> Derived | None:
         """Numbers over the newest steps; None when the job is gone or its analysis failed.
 
-        They are as old as their cost asks for: a second with few GPUs and jobs, four with 8,000 GPUs.
+        They are as old as their cost asks for: a second with few GPUs and jobs, four with 4,096 GPUs or more.
         """
         known = self._live.known.get(job)
         if known is not None and 0 <= self._clock.monotonic_s() - known.made_s < self._interval_s:

@@ -104,6 +104,10 @@ class RuleEngine:
             failures=tuple(failures),
         )
 
+    def due_by_interval(self, now_unix_s: float) -> bool:
+        """Whether a group with an explicit interval is due; all others are at any time."""
+        return any(group.has_interval and group.due(now_unix_s) for group in self._groups)
+
     def _follow(self, now_unix_s: float, steady_s: float | None) -> None:
         """Detect a step of the wall clock, and shift all times."""
         if steady_s is None:
@@ -149,6 +153,11 @@ class _Group:
         for rule in self._rules:
             if isinstance(rule, _Alerting):
                 rule.book.shift(by_s)
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether it says how often it is evaluated."""
+        return self._group.interval_s is not None
 
     def due(self, now_unix_s: float) -> bool:
         """Whether the group's interval has passed."""

@@ -251,7 +251,7 @@ def test_a_stage_that_fails_for_all_jobs_stops_no_other_stage(two_jobs, monkeypa
 @pytest.fixture
 def broken_rounds():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(series_frames.SeriesFrames, "make", lambda *_: 1 / 0)
+        patch.setattr(series_frames.SeriesFrames, "make", lambda *_, **__: 1 / 0)
         yield patch
 
 

@@ -1,4 +1,5 @@
 import math
+from collections.abc import Collection
 from itertools import pairwise
 
 from hypothesis import given
@@ -10,12 +11,23 @@ FLEET = {f"job{number}": 160 for number in range(50)}
 """1,000 nodes with 8 GPUs each."""
 
 
-def rounds(gpus: dict[str, int], count: int, every_s: float = 1.0) -> list[tuple[str, ...]]:
-    """What each round makes where every job always has news."""
+def rounds(
+    gpus: dict[str, int], count: int, every_s: float = 1.0, pressing: Collection[str] = ()
+) -> list[tuple[str, ...]]:
+    """What each round makes where every job always has news; the news of some press from round 20 on."""
     looked_s = dict.fromkeys(gpus, -math.inf)
     credit, made = 0.0, []
     for number in range(count):
-        waiting = [WaitingJob(name=name, looked_s=looked_s[name], gpus=gpus[name]) for name in gpus]
+        now_s = number * every_s
+        waiting = [
+            WaitingJob(
+                name=name,
+                waited_s=now_s - looked_s[name],
+                gpus=gpus[name],
+                pressing=number >= 20 and name in pressing,
+            )
+            for name in gpus
+        ]
         turn = next_turn(waiting, all_gpus=sum(gpus.values()), credit_gpus=credit, elapsed_s=every_s)
         credit = turn.credit_gpus
         looked_s |= dict.fromkeys(turn.jobs, number * every_s)
@@ -31,16 +43,16 @@ def test_a_fleet_that_fits_into_one_round_is_made_in_every_round() -> None:
 
 def test_the_jobs_of_a_large_fleet_are_spread_evenly_over_rounds() -> None:
     made = rounds(FLEET, 40)
-    assert {len(jobs) for jobs in made} <= {12, 13}
+    assert {len(jobs) for jobs in made} <= {6, 7}
     # Each is made again after as many rounds as the fleet has shares, and never twice in between.
     for name in FLEET:
         at = [number for number, jobs in enumerate(made) if name in jobs]
-        assert {later - earlier for earlier, later in pairwise(at)} <= {3, 4}
+        assert {later - earlier for earlier, later in pairwise(at)} <= {7, 8}
 
 
 def test_slow_rounds_have_no_more_to_make_and_fast_ones_less() -> None:
-    assert {len(jobs) for jobs in rounds(FLEET, 12, every_s=30.0)} <= {12, 13}
-    assert sum(len(jobs) for jobs in rounds(FLEET, 40, every_s=0.1)) in range(50, 54)
+    assert {len(jobs) for jobs in rounds(FLEET, 12, every_s=30.0)} <= {6, 7}
+    assert sum(len(jobs) for jobs in rounds(FLEET, 80, every_s=0.1)) in range(50, 54)
 
 
 def test_a_job_larger_than_a_share_leaves_the_next_rounds_to_others_and_comes_again() -> None:
@@ -51,24 +63,43 @@ def test_a_job_larger_than_a_share_leaves_the_next_rounds_to_others_and_comes_ag
 
 
 def test_new_jobs_fill_a_round_also_where_few_go_on() -> None:
-    ended = [WaitingJob(name=str(at), looked_s=-math.inf, gpus=LEAST_GPUS) for at in range(5_000)]
+    ended = [WaitingJob(name=str(at), waited_s=math.inf, gpus=LEAST_GPUS) for at in range(5_000)]
     turn = next_turn(ended, all_gpus=0, credit_gpus=0.0, elapsed_s=math.inf)
     assert len(turn.jobs) == GPUS_PER_SECOND / LEAST_GPUS
 
 
 def test_a_new_job_comes_first() -> None:
-    old = [WaitingJob(name=name, looked_s=5.0, gpus=gpus) for name, gpus in FLEET.items()]
-    new = WaitingJob(name="new", looked_s=-math.inf, gpus=160)
+    old = [WaitingJob(name=name, waited_s=5.0, gpus=gpus) for name, gpus in FLEET.items()]
+    new = WaitingJob(name="new", waited_s=math.inf, gpus=160)
     assert next_turn([*old, new], all_gpus=8160, credit_gpus=0.0, elapsed_s=1.0).jobs[0] == "new"
+
+
+def test_a_job_that_shows_a_change_is_made_in_the_next_round_and_all_others_have_their_turn() -> None:
+    made = rounds(FLEET, 60, pressing={"job7"})
+    assert all("job7" in jobs for jobs in made[20:])
+    for name in FLEET:
+        at = [number for number, jobs in enumerate(made) if name in jobs]
+        assert max(later - earlier for earlier, later in pairwise(at)) <= 10
+
+
+def test_where_all_jobs_show_a_change_none_waits_longer_than_without() -> None:
+    made = rounds(FLEET, 60, pressing=FLEET)
+    for name in FLEET:
+        at = [number for number, jobs in enumerate(made) if name in jobs]
+        assert {later - earlier for earlier, later in pairwise(at)} <= {7, 8}
 
 
 @given(
     st.dictionaries(st.text(min_size=1), st.integers(0, 20_000), min_size=1, max_size=30),
     st.floats(0.05, 60.0),
+    st.sets(st.text(min_size=1)),
 )
-def test_every_job_has_its_turn(gpus: dict[str, int], every_s: float) -> None:
+def test_every_job_has_its_turn(gpus: dict[str, int], every_s: float, pressing: set[str]) -> None:
     share = GPUS_PER_SECOND * min(every_s, 1.0)
     cycle = math.ceil(sum(max(1, one) for one in gpus.values()) / share) + 1
-    made = rounds(gpus, 3 * cycle, every_s)
+    # What presses takes up to half of the share once more.
+    pressing = {name for name in gpus if name in pressing or len(name) % 2}
+    cycle *= 2
+    made = rounds(gpus, 3 * cycle, every_s, pressing)
     assert {name for jobs in made[:cycle] for name in jobs} == set(gpus)
     assert {name for jobs in made[cycle:] for name in jobs} == set(gpus)

@@ -87,8 +87,7 @@ class AlertEvaluation:
 
         Returns the alerts whose state changed, as they are now.
         """
-        last = self._evaluated_unix_s
-        if last is not None and 0 <= now_unix_s - last < self._interval_s - 1e-3:
+        if not self._due(now_unix_s):
             return ()
         self._evaluated_unix_s = now_unix_s
         evaluation = self._engine.evaluate(self.store, now_unix_s, now_s)
@@ -102,6 +101,14 @@ class AlertEvaluation:
         if remembered:
             self._listed = tuple(self._remembered.items())
         return remembered
+
+    def reads_all(self, now_unix_s: float) -> bool:
+        """Whether rules with an explicit interval, as those about nodes have, are due."""
+        return self._due(now_unix_s) and self._engine.due_by_interval(now_unix_s)
+
+    def _due(self, now_unix_s: float) -> bool:
+        last = self._evaluated_unix_s
+        return last is None or not 0 <= now_unix_s - last < self._interval_s - 1e-3
 
     def of_job(self, job: str) -> list[Alert]:
         """The alerts of a job that fired, oldest first. Any thread may call it."""

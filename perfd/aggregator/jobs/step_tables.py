@@ -72,6 +72,12 @@ class StepRows:
         """When the line of the highest step was printed, or None before the first line."""
         return float(self._floats[0, self._rows - 1]) if self._rows else None
 
+    @property
+    def last_step_time_s(self) -> float | None:
+        """How long the highest step took, or None where its line does not say."""
+        took_s = float(self._floats[1, self._rows - 1]) if self._rows else math.nan
+        return None if math.isnan(took_s) else took_s
+
     def unix_s(self, step: int) -> float | None:
         """When the line of a step was printed, or None where there is no such line."""
         row = int(np.searchsorted(self._step[: self._rows], step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,8 +32,15 @@ from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules.series_store import SeriesStore
 
 BlockName = tuple[str, ...]
+_NODES_IN_EACH_ROUND = 256
+"""Of so many nodes all series are made in each round: 2,048 GPUs, as analyses are (`summary_turns`)."""
+_OTHERWISE_EVERY_S = 5.0
+"""Of more nodes, those that no rule reads in between: as often as the shipped rules about nodes."""
 SELF = "self"
 """The group of what the aggregator exports of itself."""
+_GROUPS = (SELF, "agents", "jobs", "nodes")
+_EARLY_S = 0.25
+"""A timer that jitters would skip rounds otherwise."""
 
 
 class SeriesFrames:
@@ -56,6 +64,7 @@ class SeriesFrames:
         self._forgotten_after_s = forgotten_after_s
         self._store = store
         self._made: Mapping[str, SeriesFrame] = {}
+        self._fleet_made_s = -math.inf
         self.newest: Mapping[str, SeriesFrame] = {}
         """All series of the newest round by group, those of rules too; no name is in two groups."""
         self._blocks = Blocks(label_chars=state.fleet.limits.name_chars)
@@ -66,28 +75,43 @@ class SeriesFrames:
         now_s: float,
         derived: Mapping[str, Derived],
         facts: Mapping[str, LiveFacts],
+        *,
+        all_read: bool = True,
     ) -> None:
         """Make the frames of one instant, for the rules; the page shows them once they are published.
 
-        A job or node whose series cannot be made is left out.
+        A job or node whose series cannot be made is left out. Where not `all_read`, those of the nodes and
+        agents of a large fleet may be some seconds old.
         """
-        jobs, nodes = self._jobs(derived, facts), self._nodes(now_s)
+        whole = all_read or self._fleet_due(now_s)
+        jobs = self._jobs(derived, facts)
         # The aggregator's own series come first: they count what is left out.
-        groups = self._bounded(
-            {SELF: self._self(), "agents": self._agents(now_s), "jobs": jobs, "nodes": nodes}
-        )
-        self._blocks.keep(name for blocks in groups.values() for name in blocks)
-        self._made = {group: self._frame(group, now_unix_s, blocks) for group, blocks in groups.items()}
-        self._store_made()
+        groups = {SELF: self._self(), "jobs": jobs}
+        if whole:
+            self._fleet_made_s = now_s
+            groups = {SELF: groups[SELF], "agents": self._agents(now_s), "jobs": jobs}
+            groups["nodes"] = self._nodes(now_s)
+        left = self._state.fleet.limits.series
+        groups = self._bounded(groups, left if whole else left - len(self._made["agents"].keys))
+        if whole:
+            self._blocks.keep(name for blocks in groups.values() for name in blocks)
+        new = {group: self._frame(group, now_unix_s, blocks) for group, blocks in groups.items()}
+        self._made = {group: new[group] if group in new else self._made[group] for group in _GROUPS}
+        self._append(new)
 
     def publish(self, recorded: SeriesFrame | None) -> None:
         """Show what was made last, with what the rules recorded of it."""
         self.newest = {**self._made, "rules": recorded} if recorded is not None else self._made
 
-    def _store_made(self) -> None:
+    def _fleet_due(self, now_s: float) -> bool:
+        with self._state.lock:
+            few = len(self._state.fleet.nodes) <= _NODES_IN_EACH_ROUND
+        return few or not 0 <= now_s - self._fleet_made_s < _OTHERWISE_EVERY_S - _EARLY_S
+
+    def _append(self, made: Mapping[str, SeriesFrame]) -> None:
         started_s = time.perf_counter()
         with self._state.failures.contained(Part.RULES):
-            for group, frame in self._made.items():
+            for group, frame in made.items():
                 self._store.append(frame, source=group)
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
@@ -96,9 +120,11 @@ class SeriesFrames:
         keys = self._blocks.joined(group, [block.keys for block in blocks.values()])
         return SeriesFrame(now_unix_s, keys, _joined([block.values for block in blocks.values()]))
 
-    def _bounded(self, groups: Mapping[str, dict[BlockName, Block]]) -> dict[str, dict[BlockName, Block]]:
-        """The groups without the blocks that are one too many, which are counted."""
-        left, refused = self._state.fleet.limits.series, 0
+    def _bounded(
+        self, groups: Mapping[str, dict[BlockName, Block]], left: int
+    ) -> dict[str, dict[BlockName, Block]]:
+        """The groups without the blocks that are beyond the series that are `left`, which are counted."""
+        refused = 0
         bounded: dict[str, dict[BlockName, Block]] = {}
         for group, blocks in groups.items():
             bounded[group] = {}

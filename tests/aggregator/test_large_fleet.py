@@ -1,0 +1,116 @@
+"""What rounds leave for later in a fleet that is too large for each of them, and what they do not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aggregator.support import START_S, aggregator, gpus, place, source, step, values
+
+from perfd.aggregator import Aggregator
+from perfd.aggregator.summary_turns import GPUS_PER_SECOND
+from perfd.clock import VirtualClock
+from perfd.config import RulesConfig
+
+_GPUS = 8
+_JOBS = 4 * GPUS_PER_SECOND // _GPUS // 10
+"""Of ten nodes each: a round makes the numbers of a quarter of them."""
+
+
+class Nodes:
+    """Nodes of 8 GPUs in jobs of ten, and a second of all of them after the other."""
+
+    def __init__(self, running: Aggregator, clock: VirtualClock, *, jobs: int, each: int = 10) -> None:
+        self._running, self._clock = running, clock
+        self._names = [(f"job{job}", f"job{job}-node{node}") for job in range(jobs) for node in range(each)]
+        self._seconds = 0
+        self.power_w = 500.0
+        self.step_time_s: dict[str, float] = {}
+        for job, node in self._names:
+            first = int(node.rpartition("node")[2]) * _GPUS
+            self._apply(node, [place(first + gpu, gpu, job=job) for gpu in range(_GPUS)])
+
+    @property
+    def newest_step(self) -> int:
+        """Of all jobs."""
+        return self._seconds
+
+    def second(self) -> dict[str, float]:
+        """All nodes report once, and a round follows: its page."""
+        self._seconds += 1
+        self._clock.advance(1.0)
+        now_s = START_S + self._seconds
+        for job, node in self._names:
+            records = [gpus(now_s, count=_GPUS, power_w=self.power_w, tensor_active_ratio=0.5)]
+            if node.endswith("node0"):
+                took_s = self.step_time_s.get(job, 1.0)
+                records.append(step(self._seconds, job=job, time_s=now_s, step_time_s=took_s))
+            self._apply(node, records)
+        self._running.tick()
+        return values(self._running.page())
+
+    def alerts(self) -> list[dict]:
+        """Those that fired."""
+        return self._running.alerts()
+
+    def _apply(self, node: str, records: list) -> None:
+        state = self._running.state
+        with state.lock:
+            state.fleet.apply(records, source(agent=node, node=node, now_s=float(self._seconds)))
+
+
+def _step_of(job: str) -> str:
+    return f'perfd_step{{perfd_job="{job}"}}'
+
+
+@contextmanager
+def nodes(*, jobs: int, rules: RulesConfig | None = None) -> Iterator[Nodes]:
+    clock = VirtualClock(round(START_S * 1e9))
+    config = {} if rules is None else {"rules": rules}
+    with aggregator(clock, **config) as running:
+        yield Nodes(running, clock, jobs=jobs)
+
+
+def test_a_job_whose_steps_change_is_analyzed_in_the_next_round() -> None:
+    with nodes(jobs=_JOBS) as fleet:
+        for _ in range(16):
+            page = fleet.second()
+        shown = [page[_step_of(f"job{job}")] for job in range(_JOBS)]
+        assert min(shown) < fleet.newest_step
+        # The one that is due last.
+        name = f"job{max(range(_JOBS), key=lambda job: (shown[job], job))}"
+        for _ in range(3):
+            fleet.step_time_s[name] = 1.5
+            page = fleet.second()
+            assert page[_step_of(name)] == fleet.newest_step
+        # All others still have their turn.
+        for _ in range(8):
+            page = fleet.second()
+        assert min(page[_step_of(f"job{job}")] for job in range(_JOBS)) > fleet.newest_step - 8
+
+
+def test_rules_about_nodes_see_their_newest_values(tmp_path: Path) -> None:
+    (tmp_path / "power.yaml").write_text(
+        "groups: [{name: power, interval: 5s, rules: "
+        "[{alert: PowerHigh, expr: perfd_gpu_power_watts > 600}]}]",
+        encoding="utf-8",
+    )
+    rules = RulesConfig(builtin=False, files=(str(tmp_path / "power.yaml"),))
+    with nodes(jobs=_JOBS, rules=rules) as fleet:
+        # The group was evaluated at the start, and is next five seconds later.
+        for _ in range(5):
+            fleet.second()
+        for second in range(5):
+            fleet.power_w = 500.0 if second < 4 else 700.0
+            fleet.second()
+            assert len(fleet.alerts()) == (0 if second < 4 else 10 * _JOBS * _GPUS)
+
+
+def test_what_nodes_read_is_shown_within_five_seconds_and_at_once_of_few_nodes() -> None:
+    for jobs, within_s in ((_JOBS, 5), (2, 1)):
+        with nodes(jobs=jobs) as fleet:
+            for _ in range(7):
+                fleet.second()
+            fleet.power_w = 650.0
+            pages = [fleet.second() for _ in range(within_s)]
+            shown = [value for name, value in pages[-1].items() if name.startswith("perfd_gpu_power_watts")]
+            assert shown == [650.0] * (10 * jobs * _GPUS)
