@@ -213,3 +213,19 @@ def test_a_recorded_job_of_transformers_5_has_steps_times_and_tokens() -> None:
 
     assert all(0.25 < (step.step_time_s or 0) < 0.27 for step in steps)
     assert all(2.4e5 < (step.tokens_per_s or 0) < 2.6e5 for step in steps)
+
+
+def test_what_is_printed_behind_a_bar_is_read():
+    """A bar leaves the cursor at its end, and so `print` continues its line."""
+    job = new_job("default")
+    parser = LogParser(job)
+    for step in range(1, 60):
+        bar = f"\rTraining: {step}%|###       | {step}/400 [00:{step:02}<05:00,  1.00it/s]"
+        printed = f"iter {step}: loss 3.2000, time 1000.00ms, mfu 31.20%\n" if step % 5 == 0 else ""
+        parser.feed(f"{bar}{printed}".encode())
+    parser.feed(b"\n")
+    parser.finish()
+    lines = [one for one in job.out.take(0) if isinstance(one, TrainingStep)]
+    # The first one repeats a step of the bar.
+    assert [one.step for one in lines if one.mfu_ratio is not None] == list(range(10, 60, 5))
+    assert parser.unrecognized_lines == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 from perfd_collectors.training_log.log_parser import LogParser, new_job
@@ -148,3 +148,71 @@ def test_steps_that_return_twice_within_20_lines_are_of_two_runs(lines: int, two
         numbers += [high, *range(low, low + lines), high + 1]
     found = events(read(enumerate(numbers), live=False))
     assert any(kind is EventKind.LOG_ERROR for kind, _ in found) is two_runs
+
+
+def bar(step: int) -> str:
+    return f"\r 50%|#####     | {step}/4000 [00:{min(59, step // 10):02}<00:09,  9.84it/s]"
+
+
+def loop(step: int) -> str:
+    return f"iter {step}: loss 3.2000, time 100.00ms, mfu 31.20%\n"
+
+
+def plain(step: int) -> str:
+    return f"step {step} loss 2.5\n"
+
+
+def read_lines(lines: Iterable[tuple[float, str]]) -> list[Record]:
+    """The records of lines that were printed at these times."""
+    job = new_job("default")
+    parser = LogParser(job)
+    records: list[Record] = []
+    for time_s, line in sorted(lines):
+        job.steps.now_s = time_s
+        parser.feed(line.encode())
+        records += job.out.take(int(time_s * 1e9))
+    parser.finish()
+    return records + list(job.out.take(0))
+
+
+Printed = Callable[[int], str]
+
+
+@pytest.mark.parametrize(
+    ("counted", "other"),
+    [(loop, bar), (loop, plain), (bar, plain)],
+    ids=["loop-bar", "loop-plain", "bar-plain"],
+)
+@pytest.mark.parametrize("other_s", [0.03, 0.17, 0.25])
+def test_two_runs_with_lines_of_different_formats_are_distinguished_by_their_pace(
+    counted: Printed, other: Printed, other_s: float
+) -> None:
+    lines = [(0.1 * n, counted(n)) for n in range(1, 300)]
+    records = read_lines(lines + [(other_s * n + 0.011, other(n)) for n in range(1, int(29 / other_s))])
+
+    # The newest bar may go on.
+    assert steps(records)[-1] in {298, 299}
+    ((kind, message),) = events(records)
+    assert kind is EventKind.LOG_ERROR
+    assert message.startswith("Two training runs print steps to one output")
+
+
+@pytest.mark.parametrize(
+    ("counted", "other"),
+    [
+        ([(n, loop(n)) for n in range(1, 400)], [(n, bar(n)) for n in range(1, 400)]),
+        ([(10 * n, loop(10 * n)) for n in range(1, 40)], [(n, bar(n)) for n in range(1, 400)]),
+        ([(n, loop(n)) for n in range(1, 400)], [(n / 8, bar(n)) for n in range(1, 3192)]),
+        ([(n, loop(n)) for n in range(1, 400)], [(n, bar(n % 37)) for n in range(1, 400)]),
+        ([(n, loop(n)) for n in range(1, 400)], [(10 * n, plain(10 * n)) for n in range(1, 40)]),
+        ([(n, loop(n)) for n in range(1, 400)], [(100 + n / 90, bar(n)) for n in range(1, 80)]),
+    ],
+    ids=["the same steps", "each tenth", "batches", "epochs", "losses", "an evaluation"],
+)
+def test_two_sources_of_one_run_are_one_run(
+    counted: list[tuple[float, str]], other: list[tuple[float, str]]
+) -> None:
+    records = read_lines(counted + [(time_s + 0.01, line) for time_s, line in other])
+
+    assert events(records) == []
+    assert steps(records)

@@ -74,6 +74,8 @@ _MAX_EXAMPLE_CHARS = 300
 _CLEARED = b"      \n"
 """How a line ends that clears a progress bar."""
 _BAR = b"%|"
+_AFTER_BAR = re.compile(rb"%\|[^|]{0,1000}\| {1,40}\d{1,15}/\d{1,15} \[[^\]]{0,2000}\](?=[A-Za-z\[])")
+"""A bar behind which something was printed: it leaves the cursor at its end."""
 _LIKE_PROGRESS = re.compile(
     r"\d {0,20}(?:/|of) {0,20}\d|\|[^|]*\d|step\W{0,3}\d|loss\W{1,3}\d", re.IGNORECASE
 )
@@ -193,6 +195,16 @@ class LogParser:
         self._nonblank_lines += 1
         if len(raw) > MAX_LINE_BYTES:
             return
+        bar = _AFTER_BAR.search(raw) if _BAR in raw else None
+        recognized = False
+        if bar is not None:
+            recognized = self._part(raw[: bar.end()], has_keyword=has_keyword)
+            raw = raw[bar.end() :]
+        if self._part(raw, has_keyword=has_keyword, complete=complete) or recognized:
+            self._recognized_lines += 1
+
+    def _part(self, raw: bytes, *, has_keyword: bool, complete: bool = True) -> bool:
+        """Pass a line, or what is on it before or after a bar; returns whether a parser recognized it."""
         line = read_line(raw, complete=complete, after_clear=self._cleared)
         self._cleared &= _BAR not in raw
         self._job.out.received(line.unix_ns)
@@ -204,13 +216,11 @@ class LogParser:
             # Whatever is wrong with one line, those after it are read.
             log.debug("A line of the training log failed to parse.", exc_info=True)
             recognized = False
-        if recognized:
-            self._recognized_lines += 1
-            return
-        if has_keyword and len(self.examples) < MAX_EXAMPLES:
+        if not recognized and has_keyword and len(self.examples) < MAX_EXAMPLES:
             example = line.text.strip()[:_MAX_EXAMPLE_CHARS]
             if example.isprintable() and _LIKE_PROGRESS.search(example):
                 self.examples.append(example)
+        return recognized
 
 
 def _shortest_keywords(keywords: Iterable[bytes]) -> tuple[bytes, ...]:

@@ -21,6 +21,10 @@ _INTERVALS = 8
 _TURNS = 20
 _FEWEST_LINES_BEHIND = 10
 """Ranks of a job print the same step within a few lines; two runs diverge. Both chosen, not measured."""
+_FEWEST_OTHERS = 20
+"""Steps of another source, and as many of the one that counts, before their pace is compared. Chosen."""
+_LINES_OFF = 4.0
+"""Lines by which two sources of one run are at most apart: each prints some steps only, and late. Chosen."""
 
 
 @dataclass(slots=True)
@@ -87,3 +91,36 @@ class RepeatedLines(Generic[T]):
         self._moments.clear()
         self._newest_s.clear()
         self._behind.clear()
+
+
+@dataclass(slots=True)
+class OtherSource:
+    """Steps by a source that does not count, beside those of the one that does.
+
+    Two sources of one run count the same steps, or one of them batches: a whole number per step. At any other
+    pace, they are of two runs.
+    """
+
+    _first: tuple[int, int] | None = None
+    _newest: tuple[int, int] = (0, 0)
+    """Step that counts, and the other one."""
+    _most_apart: tuple[int, int] = (1, 1)
+    _changes: tuple[int, int] = (0, 0)
+
+    def diverges(self, step: int, counted: int) -> bool:
+        """Note a step of the other source, and the newest one that counts; whether it is of another run."""
+        more = (counted - self._newest[0], step - self._newest[1])
+        if self._first is None or min(more) < 0:
+            # A bar of the next epoch, or a run that began again.
+            self._first = self._newest = (counted, step)
+            self._most_apart, self._changes = (1, 1), (0, 0)
+            return False
+        self._newest = (counted, step)
+        self._most_apart = (max(more[0], self._most_apart[0]), max(more[1], self._most_apart[1]))
+        self._changes = (self._changes[0] + (more[0] > 0), self._changes[1] + (more[1] > 0))
+        if min(self._changes) < _FEWEST_OTHERS:
+            return False
+        counted_span, span = counted - self._first[0], step - self._first[1]
+        each = round(span / counted_span) if span >= counted_span else 1 / round(counted_span / span)
+        apart = each * self._most_apart[0] + self._most_apart[1]
+        return abs(span - each * counted_span) > _LINES_OFF * apart

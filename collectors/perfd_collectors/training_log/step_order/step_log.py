@@ -9,7 +9,7 @@ from enum import IntEnum
 
 from perfd.model import EventKind, PhaseTime, StepPhases, TrainingStep
 from perfd_collectors.training_log.parser_output import ParserOutput
-from perfd_collectors.training_log.step_order.second_run import RepeatedLines
+from perfd_collectors.training_log.step_order.second_run import OtherSource, RepeatedLines
 
 _REMEMBERED_STEPS = 4096
 """Steps kept to detect repeated lines; bounds memory."""
@@ -143,6 +143,7 @@ class StepLog:
         self._matcher = _PhaseMatcher(out)
         self._repeated: RepeatedLines[_Line] = RepeatedLines()
         self._alternating = _Alternation()
+        self._others: dict[ProgressSource, OtherSource] = {}
         self._two_runs = False
         self.now_s: float | None = None
         """By a steady clock, while lines are read as they are printed."""
@@ -201,6 +202,7 @@ class StepLog:
         source restarted, so a repeated step was run again.
         """
         if self._family is not None and family < self._family:
+            self._other(step.step, family)
             return
         if family != self._family:
             last, from_loop = self.last_step, self._family is not None and self._family <= ProgressSource.LOOP
@@ -245,6 +247,14 @@ class StepLog:
         self._remember(number, line.printed_ns)
         self._out.step(line.step, line.printed_ns, steps_covered=coverage.steps, warmup=coverage.warmup)
         self._matcher.line(_Current(number, coverage.scale))
+
+    def _other(self, step: int, family: ProgressSource) -> None:
+        """Note a line of a source that does not count."""
+        last = self.last_step
+        if last is None or self._two_runs or family is ProgressSource.METRIC_FILE:
+            return
+        if self._others.setdefault(family, OtherSource()).diverges(step, last):
+            self._note_two_runs()
 
     def _note_two_runs(self) -> None:
         """Report, once, that two training runs print to this log: from now on only one run's steps count."""
