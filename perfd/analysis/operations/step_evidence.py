@@ -2,7 +2,7 @@
 
 Most frameworks reduce gradients once a step. A loop that does so in each micro-batch, or that updates its
 parameters several times before it acts again, repeats the same operations more often. An optimizer runs in
-each pause of the former, in one of so many of the latter. A loop that averages parameters instead of
+each pause of the former, in some of the latter only. A loop that averages parameters instead of
 gradients repeats them more rarely: nothing of a backward pass runs between them.
 """
 
