@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.support.cited_tests import ROOT, check_cited_tests, table_rows
+from tests.support.cited_tests import ROOT, check_cited_tests, table_rows, unknown_to_pytest
 
 PAGE = ROOT / "docs" / "frameworks.md"
 
@@ -16,6 +16,11 @@ PAGE = ROOT / "docs" / "frameworks.md"
 )
 def test_a_row_is_shown_by_tests_that_exist(row: list[str]) -> None:
     assert check_cited_tests(row[-1]), "no test is named"
+
+
+@pytest.mark.parametrize("page", ["frameworks.md", "profiling-tasks.md"])
+def test_pytest_runs_each_test_by_its_name_on_a_page(page: str) -> None:
+    assert unknown_to_pytest(ROOT / "docs" / page) == set()
 
 
 def test_each_hook_of_a_framework_has_a_row() -> None:

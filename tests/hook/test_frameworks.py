@@ -72,6 +72,7 @@ def got(listener: socket.socket) -> list[dict]:
         ("accelerate", set(), 8, 128, False),
         ("jax", set(), 8, 128, True),
     ],
+    ids=["transformers", "lightning", "accelerate", "jax"],
 )
 def test_a_framework_reports_its_steps_with_one_line(
     name: str,
