@@ -262,7 +262,7 @@ class JobSummaries:
         moment = Moment(
             unix_s=now_unix_s,
             step=newest,
-            steady_steps=steps.steady_steps_count,
+            steady_steps=0 if steps.of_earlier_start else steps.steady_steps_count,
             step_s=summary.step_time_s.median,
         )
         prior = self._verdicts.get(job, Verdict())

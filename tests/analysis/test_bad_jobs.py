@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +13,17 @@ from analysis.test_lateness import BUCKETS, STEP_S, blamed, gradients, judged, l
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
-from perfd.model import Event, EventKind
+from perfd.model import Event, EventKind, RankPlacement
 
 LATE = {1: 0.3}
 
 
-def summary(*tables: CollectiveTable, times_s: list[float], ranks: range = range(4), events=()) -> JobSummary:
+def summary(
+    *tables: CollectiveTable, times_s: list[float], ranks: range = range(4), **known: Any
+) -> JobSummary:
     busy = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in ranks]
     job = description(world_size=4, dp=4)
-    data = job_data(step_table(times_s), description=job, collectives=tables, nccl=busy, events=events)
+    data = job_data(step_table(times_s), description=job, collectives=tables, nccl=busy, **known)
     return summarise(data, AnalysisSettings())
 
 
@@ -99,6 +102,27 @@ def test_a_restart_in_the_middle_blames_nobody_for_what_was_before_it() -> None:
 
     assert blamed(found) == []
     assert Kind.LATE_HOSTS not in {one.kind for one in found.findings}
+
+
+@pytest.mark.parametrize(
+    ("began", "blames"), [([1, 1, 1, 1], False), ([1, 1, 1, -1], False), ([1, 1, -1, -1], True), ([], True)]
+)
+def test_processes_that_began_after_the_newest_step_are_of_a_start_without_steps(
+    began: list[int], blames: bool
+) -> None:
+    """What is held of operations is of the run before; a clock that is ahead shows as one node's start."""
+    times_s = [STEP_S] * 100
+    steps = step_table(times_s)
+    newest_ns = round(float(steps.time_unix_s[-1]) * 1e9)
+    placed = {
+        f"node{rank}": [RankPlacement(job="job", rank=rank, started_unix_ns=newest_ns + ago * 10**10)]
+        for rank, ago in enumerate(began)
+    }
+    found = summary(gradients(lags(40, 4, LATE)), times_s=times_s, placements=placed)
+
+    assert blamed(found) == ([1] if blames else [])
+    assert found.steps.of_earlier_start is not blames
+    assert ("it has made none since it started again" in said(found)) is not blames
 
 
 def test_what_a_look_right_after_a_restart_holds_is_too_little_to_blame_anybody() -> None:

@@ -29,6 +29,7 @@ def silent(
     asleep: tuple[float, ...] = (np.nan,) * RANKS,
     running: tuple[float, ...] | None = None,
     age_s: float = 0.5,
+    of_others_age_s: float = 0.5,
     steps: StepTable | None = None,
 ) -> JobData:
     """All ranks but one wait in NCCL.
@@ -53,7 +54,7 @@ def silent(
             asleep_ratio=np.broadcast_to(np.array(asleep), shape),
             loader_busy_ratio=np.full(shape, np.nan),
             loader_workers=np.full(RANKS, np.nan),
-            age_s=np.full(RANKS, age_s),
+            age_s=np.array([age_s] + [of_others_age_s] * (RANKS - 1)),
             # Before, the job may have written or not.
             io_bytes_per_s=np.array([io_bytes_per_s, NOTHING, NOTHING, NOTHING]),
         )
@@ -96,6 +97,15 @@ def test_a_rank_that_writes_no_more_than_a_log_or_did_so_long_ago_hangs() -> Non
     assert hang(silent(8, io_bytes_per_s=(2e8, 0.0, 0.0, 0.0), age_s=5.0)) is None
     assert hang(silent(8, io_bytes_per_s=(2e8, 0.0, 0.0, 0.0), age_s=5.1)) is not None
     assert hang(silent(900, io_bytes_per_s=(2e8, 0.0, 0.0, 0.0))) is not None
+
+
+def test_a_silent_rank_hangs_a_job_unless_all_ranks_are_silent() -> None:
+    found = hang(silent(30, age_s=20.0))
+    assert found is not None
+    assert found.culprits == (0,)
+    # The job was killed, or its agents cannot reach the aggregator.
+    assert hang(silent(30, age_s=20.0, of_others_age_s=5.1)) is None
+    assert hang(silent(30, age_s=20.0, of_others_age_s=5.0)) is not None
 
 
 def test_what_another_rank_writes_excuses_nobody() -> None:

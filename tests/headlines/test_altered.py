@@ -12,6 +12,7 @@ from perfd.recording.recording_format import open_recording
 
 FRESH = Path(__file__).parents[2] / "benchmarks/gpu/recorded_fresh"
 PHASES = FRESH.with_name("recorded_phases")
+NOVEL = FRESH.with_name("recorded_novel")
 JOB = FRESH / "ddpacc2/recording"
 
 
@@ -75,4 +76,14 @@ def test_without_a_log_the_rank_that_reads_for_a_tensor_group_is_not_blamed(
 ) -> None:
     watched, wrongly = judged(PHASES / name / "recording", name, "no log", tmp_path)
     assert watched.right
+    assert not wrongly
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sampled2", "validated2"])
+def test_until_a_job_that_started_again_makes_steps_no_rank_is_blamed_for_its_start(
+    name: str, tmp_path: Path
+) -> None:
+    watched, wrongly = judged(NOVEL / name / "recording", name, "restarted", tmp_path)
+    assert watched.looks
     assert not wrongly

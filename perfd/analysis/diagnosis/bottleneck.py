@@ -40,10 +40,18 @@ _Judge = Callable[[JobEvidence], Finding | None]
 
 _OF_COUNTERS = (Kind.HANG, Kind.MISSING_TELEMETRY)
 """They rest on counts of all operations, seen or not, or are about those that were not seen."""
+_STARTED_AGAIN = Finding(
+    kind=Kind.UNKNOWN,
+    confidence=0.0,
+    evidence=("The job's processes began after its newest step: it has made none since it started again.",),
+    advice=advice.MORE_STEPS,
+)
 
 
 def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     """All findings, the one to act on first at the front; never empty."""
+    if facts.of_earlier_start:
+        return [_STARTED_AGAIN]
     starved = judge_sleeping_hosts(facts)
     straggler = judge_straggler(facts)
     mixed = bool(facts.shared.doubled)

@@ -47,6 +47,7 @@ from perfd.analysis.steps import (
     optimizer,
     pipeline,
     rows_of_pace,
+    shows_earlier_start,
     sleeping_hosts,
     steady_rows,
     step_time,
@@ -90,7 +91,7 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         name=job.name,
         framework=job.description.framework if job.description else None,
         parallel=facts.parallel,
-        steps=_steps(job, steady),
+        steps=_steps(job, steady, of_earlier_start=facts.of_earlier_start),
         step_time_s=facts.step_time,
         efficiency=facts.efficiency,
         communication=facts.communication,
@@ -178,6 +179,7 @@ def facts_of(
         step_time=of_steps,
         long_steps=long_steps_cause(job, steady),
         steady_steps=int(job.steps.steps_covered[steady.rows].sum()),
+        of_earlier_start=shows_earlier_start(job),
         awaits_steps=description is not None and len(job.steps) < _LINES,
         activity=activity,
         slowdowns=slowdowns(timers, kernels, parallel),
@@ -289,7 +291,7 @@ def _wrong_times(job: JobData) -> Mapping[str, Sequence[int]]:
     return {message: sorted(found) for message, found in ranks.items()}
 
 
-def _steps(job: JobData, steady: SteadySteps) -> StepsSummary:
+def _steps(job: JobData, steady: SteadySteps, *, of_earlier_start: bool) -> StepsSummary:
     count = len(job.steps)
     return StepsSummary(
         source=job.step_source,
@@ -300,6 +302,7 @@ def _steps(job: JobData, steady: SteadySteps) -> StepsSummary:
         first=int(job.steps.step[0]) if count else None,
         last=int(job.steps.step[-1]) if count else None,
         dropped={reason.value: tuple(steps) for reason, steps in steady.dropped.items()},
+        of_earlier_start=of_earlier_start,
     )
 
 

@@ -70,6 +70,8 @@ class JobEvidence:
     """How many steps the steady lines cover."""
     step_source: StepSource | None = None
     step_doubt: StepDoubt | None = None
+    of_earlier_start: bool = False
+    """Whether the job's processes began after its newest step."""
     awaits_steps: bool = False
     """Whether the job has described itself, so that it will print steps, and has hardly begun to."""
     activity: GpuActivity

@@ -55,6 +55,8 @@ class StepsSummary:
     last: int | None = None
     dropped: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Steps that are not steady, by reason; an entry without steps is left out."""
+    of_earlier_start: bool = False
+    """Whether the job's processes began after the last one."""
 
     @property
     def one(self) -> str:

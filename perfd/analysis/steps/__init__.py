@@ -57,6 +57,7 @@ from perfd.analysis.steps.time_breakdown import (
     optimizer,
     step_time,
 )
+from perfd.analysis.steps.training_time import shows_earlier_start
 from perfd.mfu_tier import MfuTier
 
 __all__ = [
@@ -114,6 +115,7 @@ __all__ = [
     "pipeline",
     "rows_of_pace",
     "share",
+    "shows_earlier_start",
     "sleeping_hosts",
     "stage_of_ranks",
     "steady_rows",

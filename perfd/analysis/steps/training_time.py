@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.data.job_data import Bools, Floats, GpuTable, Ints
+from perfd.analysis.data.job_data import Bools, Floats, GpuTable, Ints, JobData
 from perfd.analysis.data.robust_stats import mean
 from perfd.model import GpuColumn
 
@@ -26,6 +26,20 @@ _FEWEST_SAMPLES = 10
 """In all: what follows of fewer may still be the warm-up."""
 _MOST_GPUS = 64
 """Ranks train together: so many, evenly chosen, show when."""
+
+
+def shows_earlier_start(job: JobData) -> bool:
+    """Whether most processes of a running job began after its newest step: it has made none since.
+
+    What is held of its operations, hosts and GPUs is then of two runs, or of its start. A node whose clock is
+    ahead shows that of its own ranks only.
+    """
+    if not len(job.steps) or job.ended_unix_s is not None:
+        return False
+    placed = (one.started_unix_ns for ranks in job.placements.values() for one in ranks)
+    newest_unix_s = float(job.steps.time_unix_s[-1])
+    later = [began_ns / 1e9 > newest_unix_s for began_ns in placed if began_ns is not None]
+    return 2 * sum(later) > len(later)
 
 
 def training_samples(gpu: GpuTable) -> Ints:
