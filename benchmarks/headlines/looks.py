@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -150,7 +150,9 @@ class Watched:
     @property
     def _steady(self) -> list[Look]:
         if any(look.step for look in self.looks):
-            return [look for look in self.looks if look.steady_steps >= STEADY_STEPS]
+            steady = [look for look in self.looks if look.steady_steps >= STEADY_STEPS]
+            # The first verdict is no change of one.
+            return list(dropwhile(lambda look: look.kind == Kind.UNKNOWN, steady))
         said = (look.at_s for look in self.looks if look.kind != Kind.UNKNOWN)
         since_s = next(said, math.inf) + _STEADY_S
         return [look for look in self.looks if look.at_s >= since_s]

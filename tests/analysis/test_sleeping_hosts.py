@@ -183,6 +183,24 @@ def test_other_changes_of_a_gpu_s_activity_show_no_slow_input(active: Sequence[f
     assert loading(on_one_gpu(active, ASLEEP_NOW)) is None
 
 
+@pytest.mark.parametrize(
+    ("times_s", "found"),
+    [
+        pytest.param([0.6] * 40 + [0.4] * 10, False, id="shorter steps"),
+        pytest.param([0.6] * 50, False, id="steps as long"),
+        pytest.param([0.6] * 40 + [0.9] * 5, True, id="longer steps"),
+        pytest.param([float("nan")] * 50, True, id="no times"),
+    ],
+)
+def test_a_gpu_that_is_less_active_in_steps_no_longer_than_before_waits_for_no_input(
+    times_s: Sequence[float], found: bool
+) -> None:
+    """As after a slow rank: its peers' GPUs wait no more in a kernel of NCCL."""
+    steps = replace(step_table(times_s), time_unix_s=1024.0 - np.cumsum(times_s[::-1])[::-1] + times_s)
+    data = replace(on_one_gpu([0.9] * 21 + [0.6] * 4, ASLEEP_NOW), steps=steps)
+    assert (loading(data) is not None) is found
+
+
 def test_a_host_that_launches_meanwhile_or_slept_as_much_before_has_no_slow_input() -> None:
     active = [0.9] * 20 + [0.6] * 4
     assert loading(on_one_gpu(active, launches([[0.2], [0.2], [0.1], [0.0]], ranks=1))) is None

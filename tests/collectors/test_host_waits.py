@@ -131,6 +131,27 @@ def test_without_delay_accounting_states_over_a_minute_stand_for_it(tmp_path: Pa
     assert rows[-1][RankColumn.IO_WAIT] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [
+        pytest.param("SSSSSSSSSSSS", 0.0, id="never"),
+        pytest.param("SDSSSSSSDSSS", None, id="twice"),
+        pytest.param("DDDDDDSSSSSS", None, id="a start"),
+        pytest.param("SSSSSSSSSDDD", None, id="a checkpoint"),
+        pytest.param("SDSSSDSSSSSD", 0.25, id="now and then"),
+        pytest.param("SSSSSDDDSSSS", 0.25, id="at the middle"),
+    ],
+)
+def test_states_of_a_moment_are_no_share_of_time(tmp_path: Path, states: str, expected: float | None) -> None:
+    host = Host(tmp_path, delay_accounting=False)
+    host.collect()
+    for state in states:
+        host.thread(PID, state=state)
+        row = host.after(5.0)
+
+    assert row.get(RankColumn.IO_WAIT) == expected
+
+
 def test_a_quota_that_is_used_up_counts_by_its_periods(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.node.write_proc(f"{PID}/cgroup", "0::/kubepods/pod1\n")

@@ -23,6 +23,8 @@ _SCAN_EVERY = 6
 """Readings from one scan of all threads to the next: 30 s. Chosen, not measured."""
 _STATES = 12
 """Newest readings whose states stand for the time that is spent in them, without delay accounting: 60 s."""
+_FEWEST_BLOCKED = 3
+"""Of these, in state D, that are a share of time: one or two may be of a moment. Chosen."""
 
 COLUMNS: Sequence[Column] = tuple(
     Column(scope=Scope.RANK, name=name.value, help=text, source=source, absent=absent)
@@ -49,7 +51,7 @@ COLUMNS: Sequence[Column] = tuple(
             RankColumn.IO_WAIT,
             "Share of time in which the rank's thread that waits most waited for storage or swap.",
             "delay accounting in /proc/PID/task/TID/stat; else readings in state D during the newest minute",
-            "For a minute without delay accounting.",
+            "Without delay accounting for a minute, and while few of its readings are in state D.",
         ),
         (
             RankColumn.MAJOR_FAULTS,
@@ -140,7 +142,10 @@ class HostWaits:
         states = self._states[key]
         if self._delay_accounting or len(states) < _STATES:
             return {}
-        return {RankColumn.IO_WAIT: sum(states) / len(states)}
+        older, newer = list(states)[: _STATES // 2], list(states)[_STATES // 2 :]
+        lasts = sum(states) >= _FEWEST_BLOCKED and any(older) and any(newer)
+        # Seen only in one half of the minute it was a start, or a checkpoint.
+        return {RankColumn.IO_WAIT: sum(states) / len(states)} if lasts or not any(states) else {}
 
     def _others(
         self,

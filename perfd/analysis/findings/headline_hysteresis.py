@@ -6,9 +6,10 @@ steps of evidence: it is the headline at once. If rounds found it for a second, 
 steps, because the evidence has gaps in a window that a fault just fills; then the previous headline returns.
 One that names no rank, that hosts are late, is held after a single round, too.
 
-That nothing limits the job, that computation does, and that the cause is unknown differ by a threshold or by
-what was seen, not by a change in the job: one of these replaces another only once it lasted twice as long, as
-does an unknown cause any other headline. By then a fault that lowers the activity of GPUs is found.
+That nothing limits the job and that computation does differ by a threshold, not by a change in the job: one
+of these replaces another only once it lasted twice as long, as does an unknown cause any other headline. By
+then a fault that lowers the activity of GPUs is found. An unknown cause is the absence of evidence, as before
+the first samples of a job whose steps are short: it is replaced after half as long.
 
 If steps became longer before the headline was found, that is the same change, of which a later round may show
 less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays.
@@ -35,6 +36,8 @@ _CONFIRMED_S = 1.0
 """A rank that is blamed again after so long, and a step later, is not blamed by one odd round. Chosen."""
 _LITTLE_EVIDENCE = 2.0
 """Times as long as others a headline lasts if what replaces it has no more evidence of a cause. Chosen."""
+_NO_EVIDENCE = 0.5
+"""Times as long as others that an unknown cause lasts once rounds find one. Chosen."""
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
 _AS_MUCH = 0.1
 """Of what hosts of all ranks cost: by how much that differs between rounds. Chosen."""
@@ -141,9 +144,7 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if _young(since, now):
         # There is nothing to hold before the first verdict.
         return Verdict() if head.kind is Kind.UNKNOWN else _found(prior, head, now), found
-    little = _shows_little(settled, head) or _was_its_effect(head, settled)
-    # While a blamed rank is shown instead, it takes no patience.
-    times = _LITTLE_EVIDENCE if prior.blamed is None and little else 1.0
+    times = _patience(settled, head, blamed=prior.blamed is not None)
     if settled is None or _just_began(head, now) or _lasted(since, now, times):
         return _found(prior, head, now), found
     if _same(settled, head):
@@ -265,10 +266,13 @@ def _just_began(finding: Finding, now: Moment) -> bool:
     return (finding.longer_for_s or math.inf) <= max(THRESHOLDS.verdict_hold_s, least_s)
 
 
-def _shows_little(settled: Finding | None, head: Finding) -> bool:
-    """Whether a finding shows no cause where none was shown before."""
-    neither = settled is not None and settled.kind in _NO_CAUSE and head.kind in _NO_CAUSE
-    return neither or head.kind is Kind.UNKNOWN
+def _patience(settled: Finding | None, head: Finding, *, blamed: bool) -> float:
+    """Times as long as others that the headline lasts; while a blamed rank is shown instead, no longer."""
+    if settled is not None and settled.kind is Kind.UNKNOWN:
+        return _NO_EVIDENCE
+    neither = settled is not None and settled.kind in COMPUTATION and head.kind in COMPUTATION
+    little = neither or head.kind is Kind.UNKNOWN or _was_its_effect(head, settled)
+    return _LITTLE_EVIDENCE if little and not blamed else 1.0
 
 
 def _lasted(since: Moment, now: Moment, times: float = 1.0) -> bool:

@@ -39,6 +39,8 @@ _BEFORE = 8
 """Steps or windows before a change, whose median is what was usual. Chosen."""
 _LEAST_BEFORE_S = 1.0
 """How much of a window must be before a change to show how long hosts slept then."""
+_MOST_KNOWN = 0.5
+"""Of the time since a change, whose steps must be known to say that they did not become longer."""
 _FEWEST_SAMPLES = 4
 """Of GPUs since a change: one a second, each a mean over that second. A line of a log may be one step."""
 _DUE_LINES = 2.0
@@ -191,12 +193,29 @@ def _less_active(gpu: GpuTable, each: EachStep) -> _Change | None:
         return None
     before, now, since = fell
     began_unix_s = float(gpu.time_unix_s[since[0] - 1])
+    lasts_s = float(gpu.time_unix_s[since[-1]]) - began_unix_s
+    if _steps_as_short(each, began_unix_s, lasts_s):
+        return None
     return _Change(
         began_unix_s=began_unix_s,
-        lasts_s=float(gpu.time_unix_s[since[-1]]) - began_unix_s,
+        lasts_s=lasts_s,
         gain_ratio=1 - now / before,
         shown={"active_ratios": (before, now)},
     )
+
+
+def _steps_as_short(each: EachStep, began_unix_s: float, lasts_s: float) -> bool:
+    """Whether steps of most of that time are known, and take no longer than those before it.
+
+    Then GPUs have less to do: none waits any more in a kernel of NCCL for a rank that was late.
+    """
+    steps, rows = each.steps, each.unmarked
+    total_s = steps.step_time_s[rows] * steps.steps_covered[rows]
+    since = steps.time_unix_s[rows] - total_s >= began_unix_s
+    earlier = steps.step_time_s[rows][~since][-_BEFORE:]
+    if not len(earlier) or total_s[since].sum() < _MOST_KNOWN * lasts_s:
+        return False
+    return bool(np.median(steps.step_time_s[rows][since]) <= np.median(earlier))
 
 
 def _asleep_since(table: LaunchTable, change: _Change, now_unix_s: float) -> SleepingHosts | None:
