@@ -57,7 +57,7 @@ class JobState:
         self.steps = StepRows(limits.steps_per_job)
         self.operation_steps = OperationStepRows(limits.steps_per_job)
         self._sources = StepSources()
-        self.phases = self._new_phases(limits)
+        self.phases = PhaseRows.within(limits)
         self.communication = JobCommunication(limits, counters)
         self.memory: dict[int | None, MemoryReport] = {}
         self.events: deque[Event] = deque(maxlen=limits.events_per_job)
@@ -154,7 +154,7 @@ class JobState:
         self.steps = StepRows(self._limits.steps_per_job)
         self.operation_steps = OperationStepRows(self._limits.steps_per_job)
         self._sources = StepSources()
-        self.phases = self._new_phases(self._limits)
+        self.phases = PhaseRows.within(self._limits)
         self.communication.clear()
         self.memory.clear()
         self.attempts.forget_logs()
@@ -392,11 +392,3 @@ class JobState:
         self.events.append(event)
         self.attempts.next(event.time_unix_ns / 1e9)
         return event
-
-    def _new_phases(self, limits: Limits) -> PhaseRows:
-        return PhaseRows(
-            rows=limits.steps_per_job,
-            names=limits.phases_per_job,
-            ranks=limits.ranks_per_job,
-            cells=limits.phase_cells_per_job,
-        )

@@ -10,6 +10,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from perfd.aggregator.limits import Limits
 from perfd.analysis.data.job_data import Floats, PhaseTable, StepTable
 from perfd.model import PhaseTime, StepPhases, TrainingStep
 
@@ -179,6 +180,16 @@ class PhaseRows:
         self._rows: dict[int, dict[str, _Phase]] = {}
         self._names: dict[str, None] = {}
         self._cells = 0
+
+    @classmethod
+    def within(cls, limits: Limits) -> PhaseRows:
+        """Those of a job, bounded by the limits of one."""
+        return cls(
+            rows=limits.steps_per_job,
+            names=limits.phases_per_job,
+            ranks=limits.ranks_per_job,
+            cells=limits.phase_cells_per_job,
+        )
 
     def __len__(self) -> int:
         return len(self._rows)
