@@ -52,6 +52,7 @@ class CaptureRequest:
     alert: str = ""
     max_bytes: int = 0
     object_folder: str = ""
+    step_time_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,18 +20,20 @@ def encode_item(records: Sequence[Record], unix_ns: int, sequence: int) -> bytes
 class RecordsStream:
     """Plays a `records` file: `collect` returns what is due by the clock of the settings.
 
-    An item that cannot be decoded ends the stream with a `RecordingError`.
+    An item that cannot be decoded ends the stream. Without one before it, that is a `RecordingError`.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._path = path
         self._clock = settings.clock
-        self._items = items(path)
+        self.damage: str | None = None
+        """Why it ends early, once `span_unix_ns` has read it; None for a whole one."""
+        self._items = self._sound()
         self._next = next(self._items, None)
 
     def span_unix_ns(self) -> tuple[int, int] | None:
         first = last = None
-        for item in items(self._path):
+        for item in self._sound():
             first = item.sent_unix_ns if first is None else first
             last = item.sent_unix_ns
         return None if first is None or last is None else (first, max(first, last))
@@ -48,6 +50,18 @@ class RecordsStream:
     def close(self) -> None:
         self._items.close()
 
+    def _sound(self) -> Generator[Batch, None, None]:
+        """The items before one that cannot be decoded."""
+        read = 0
+        try:
+            for item in items(self._path):
+                read += 1
+                yield item
+        except RecordingError as error:
+            if not read:
+                raise
+            self.damage = f"{error} It is replayed up to there, {read} batches."
+
 
 def items(path: Path) -> Generator[Batch, None, None]:
     """The items of a `records` file; raises `RecordingError` at one that cannot be decoded."""
@@ -60,8 +74,9 @@ def items(path: Path) -> Generator[Batch, None, None]:
             except WireError as error:
                 if data.tell() == len(data):
                     return  # The last item was cut off while it was written.
+                reason = str(error).rstrip(".")
                 raise RecordingError(
-                    f"{path} holds an item that is not a batch of records: {error}."
+                    f"{path.name} holds an item that is not a batch of records: {reason}."
                 ) from error
             if batch is not None:
                 yield batch

@@ -311,6 +311,12 @@ def test_steps_become_a_length_by_the_jobs_own_pace(job):
     assert job.finals(1)[0].state is CaptureState.DONE
 
 
+def test_steps_become_a_length_by_the_pace_that_the_aggregator_knows_where_a_log_has_none(job):
+    job.rank(environment=with_wait_at_exit(os.environ))
+    job.capture(steps=3, max_duration_s=3600, step_time_s=0.1)
+    assert job.finals(1)[0].state is CaptureState.DONE
+
+
 def test_a_job_whose_end_is_unknown_is_traced_for_one_step_and_the_reason_says_so(job):
     job.rank()
     job.node.progress = JobProgress(step=5, step_times_s=[(4, 0.1), (5, 0.1)])

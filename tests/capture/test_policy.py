@@ -217,6 +217,14 @@ def test_a_capture_begins_only_when_the_job_outlives_it(world, profile, needed_s
     assert sum(isinstance(action, SendRequest) for action in actions) == 2
 
 
+def test_a_request_says_how_long_steps_take_which_only_operations_may_show(world):
+    job = replace(TWO_NODES, pace=Pace(step=5, step_time_s=0.25))
+    actions = world.report(ManualRequest(capture_id="mine", job=job, profile="default"))
+    assert {one.message.step_time_s for one in actions if isinstance(one, SendRequest)} == {0.25}
+    again = world.report(AgentConnected(node="a"))
+    assert [one.message.step_time_s for one in again] == [0.25]
+
+
 def test_the_stacks_of_a_hang_are_taken_however_near_the_end_seems(world):
     pace = Pace(step=99, stepped_unix_s=START, train_steps=100, step_time_s=1.5)
     actions = world.report(alert("Hang", job=replace(TWO_NODES, pace=pace), capture="hang"), START + 99)

@@ -88,6 +88,18 @@ def test_an_item_that_is_no_batch_is_refused_unless_it_may_have_been_cut(tmp_pat
     assert play(path, SECOND, 2) == [[an_event(1)], []]
 
 
+def test_what_comes_before_a_damaged_item_is_played_and_the_rest_is_said_to_be_lost(tmp_path):
+    path = tmp_path / "records.bin"
+    whole = [encode_item([an_event(at)], at * SECOND, at) for at in (1, 2, 3)]
+    path.write_bytes(whole[0] + whole[1] + b"\x04junk" + whole[2])
+    stream = RecordsStream(path, Settings(node="n", job="j", clock=VirtualClock(2**62)))
+    assert stream.span_unix_ns() == (SECOND, 2 * SECOND)
+    assert stream.collect() == [an_event(1), an_event(2)]
+    assert stream.damage is not None
+    assert stream.damage.startswith("records.bin holds an item that is not a batch of records: ")
+    assert stream.damage.endswith("It is replayed up to there, 2 batches.")
+
+
 @pytest.mark.parametrize("length", [2**34, 2**62, 2**64 - 1])
 def test_a_length_beyond_the_file_reserves_no_memory(tmp_path, length):
     path = tmp_path / "records.bin"

@@ -376,6 +376,14 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
         max_duration_s=30.0,
         object_folder="unknown/unknown/llm/1",
     ),
+    "capture_request_with_step_time": CaptureRequest(
+        capture_id="c-1",
+        job="llm",
+        tool=CaptureTool.KINETO,
+        steps=5,
+        max_duration_s=30.0,
+        step_time_s=0.25,
+    ),
     "capture_cancel": CaptureCancel(capture_id="c-1", reason="the job ended"),
 }
 

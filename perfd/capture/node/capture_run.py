@@ -110,7 +110,7 @@ class CaptureRun:
             max_bytes=self._around.store.room_bytes(self._request),
             start_unix_ns=self._request.start_unix_ns,
             steps=self._request.steps,
-            step_time_s=job.step_time_s,
+            step_time_s=job.step_time_s or self._request.step_time_s,
             end_is_planned=is_planned(job.pace),
         )
 

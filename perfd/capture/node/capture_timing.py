@@ -80,7 +80,8 @@ class CaptureTiming:
 
     def _too_late(self, job: JobProgress, lead_s: float, margin_s: float = MARGIN_S) -> str:
         """Why the capture does not fit before the job's end; otherwise empty."""
-        length_s = window_s(self._request.steps, job.step_time_s, self._request.max_duration_s)
+        step_time_s = job.step_time_s or self._request.step_time_s
+        length_s = window_s(self._request.steps, step_time_s, self._request.max_duration_s)
         needed = needed_s(self._tool.kind, lead_s=lead_s, window_s=length_s, margin_s=margin_s)
         return too_late(self._job_end(job), self._tool.kind, needed)
 

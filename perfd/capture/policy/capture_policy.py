@@ -197,7 +197,12 @@ class CapturePolicy:
             for rank, reason in selection.refused.items()
         ]
         lead_s = self._lead_s(capture.tool) if len(selection.by_node) > 1 else 0.0
-        capture = replace(capture, participants=(*asked, *turned_away), start_unix_s=now + lead_s)
+        capture = replace(
+            capture,
+            participants=(*asked, *turned_away),
+            start_unix_s=now + lead_s,
+            step_time_s=view.pace.step_time_s,
+        )
         if not asked:
             return self._settle(capture, now)
         self._remember(capture)
@@ -232,6 +237,7 @@ class CapturePolicy:
                     profile=capture.profile,
                     alert=capture.alert,
                     object_folder=capture.object_folder,
+                    step_time_s=capture.step_time_s,
                 ),
             )
             for node, ranks in nodes.items()

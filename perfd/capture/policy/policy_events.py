@@ -195,6 +195,8 @@ class Capture:
     ranks: str = ""
     """The ranks option with which it can be repeated by hand; empty for its profile's."""
     steps: int | None = None
+    step_time_s: float | None = None
+    """The job's usual one when it was requested."""
     max_duration_s: float
     participants: Sequence[Participant] = ()
     state: CaptureState | None = None

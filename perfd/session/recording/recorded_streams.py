@@ -77,6 +77,7 @@ def open_playback(
         except RecordingError as error:
             warnings.append(f"{stream.path} was skipped: {error}")
             continue
+        damage = damage or (played.damage if isinstance(played, RecordsStream) else None)
         if damage:
             warnings.append(damage)
         if span is not None:

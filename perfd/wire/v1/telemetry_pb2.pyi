@@ -756,7 +756,7 @@ class CollectiveProgress(_message.Message):
     def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., communicator: _Optional[str] = ..., communicator_name: _Optional[str] = ..., members: _Optional[_Iterable[int]] = ..., operation: _Optional[str] = ..., enqueued: _Optional[int] = ..., started: _Optional[int] = ..., completed: _Optional[int] = ..., time_unix_ns: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class CaptureRequest(_message.Message):
-    __slots__ = ("capture_id", "job", "tool", "ranks", "steps", "max_duration_s", "start_unix_ns", "profile", "alert", "max_bytes", "object_folder")
+    __slots__ = ("capture_id", "job", "tool", "ranks", "steps", "max_duration_s", "start_unix_ns", "profile", "alert", "max_bytes", "object_folder", "step_time_s")
     CAPTURE_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     TOOL_FIELD_NUMBER: _ClassVar[int]
@@ -768,6 +768,7 @@ class CaptureRequest(_message.Message):
     ALERT_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
     OBJECT_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
     capture_id: str
     job: str
     tool: CaptureTool
@@ -779,7 +780,8 @@ class CaptureRequest(_message.Message):
     alert: str
     max_bytes: int
     object_folder: str
-    def __init__(self, capture_id: _Optional[str] = ..., job: _Optional[str] = ..., tool: _Optional[_Union[CaptureTool, str]] = ..., ranks: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., max_duration_s: _Optional[float] = ..., start_unix_ns: _Optional[int] = ..., profile: _Optional[str] = ..., alert: _Optional[str] = ..., max_bytes: _Optional[int] = ..., object_folder: _Optional[str] = ...) -> None: ...
+    step_time_s: float
+    def __init__(self, capture_id: _Optional[str] = ..., job: _Optional[str] = ..., tool: _Optional[_Union[CaptureTool, str]] = ..., ranks: _Optional[_Iterable[int]] = ..., steps: _Optional[int] = ..., max_duration_s: _Optional[float] = ..., start_unix_ns: _Optional[int] = ..., profile: _Optional[str] = ..., alert: _Optional[str] = ..., max_bytes: _Optional[int] = ..., object_folder: _Optional[str] = ..., step_time_s: _Optional[float] = ...) -> None: ...
 
 class CaptureCancel(_message.Message):
     __slots__ = ("capture_id", "reason")
