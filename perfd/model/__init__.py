@@ -65,6 +65,7 @@ from perfd.model.wire_messages import (
     NewFinding,
     NodeMessage,
     Record,
+    Stored,
     Welcome,
 )
 
@@ -128,6 +129,7 @@ __all__ = [
     "StepDoubt",
     "StepPhases",
     "StepSource",
+    "Stored",
     "TimingSource",
     "TraceShares",
     "TrainingStep",

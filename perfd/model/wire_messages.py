@@ -71,7 +71,9 @@ class Hello:
     """Proves whose spool this is; empty: an agent that has none."""
     previous_epoch: str = field(default="", repr=False)
     acknowledge_every: int = 0
-    """Batches that may wait for their acknowledgment, for 5 s; up to 1: each is acknowledged once stored."""
+    """Batches that may wait for their acknowledgment, for 15 s; up to 1: each is acknowledged once stored."""
+    keeps_until_stored: bool = False
+    """It keeps what it publishes until `Stored` names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,8 @@ class Welcome:
     """Received, and not to be sent again by this connection; 0 for none after `last_sequence`."""
     known_sequence: int = 0
     """From a gateway: the highest that the aggregator knows of this identity."""
+    says_stored: bool = False
+    """`Stored` follows for what is published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,14 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """These batches, which were published to this subject, are stored."""
+
+    subject: str
+    sequences: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewFinding:
     """A job of the node has a finding that it did not have before."""
 
@@ -122,4 +134,4 @@ class NewFinding:
 AgentMessage: TypeAlias = Hello | Batch | CaptureStatus | Goodbye | AcknowledgeEach
 NodeMessage: TypeAlias = CaptureRequest | CaptureCancel | NewFinding
 """What goes to the agent of a node besides answers."""
-AggregatorMessage: TypeAlias = Welcome | Ack | NodeMessage
+AggregatorMessage: TypeAlias = Welcome | Ack | Stored | NodeMessage

@@ -33,6 +33,7 @@ from perfd.model import (
     NewFinding,
     Record,
     SampleTable,
+    Stored,
     Welcome,
 )
 from perfd.wire.encoded_messages import check_record_count
@@ -72,6 +73,7 @@ _FROM_AGGREGATOR = {
     "capture_request": Struct(CaptureRequest, pb.CaptureRequest),
     "capture_cancel": Struct(CaptureCancel, pb.CaptureCancel),
     "new_finding": Struct(NewFinding, pb.NewFinding),
+    "stored": Struct(Stored, pb.Stored),
 }
 _RECORD_FIELD = {struct.kind: field for field, struct in _RECORDS.items()}
 _AGENT_FIELD = {struct.kind: field for field, struct in _FROM_AGENT.items()}
@@ -91,6 +93,8 @@ class Published:
     """None for an unknown kind, from a newer agent."""
     namespace: str = ""
     """The Kubernetes namespace that a gateway limits the agent to; empty: any."""
+    again: bool = False
+    """The batch was published before."""
 
 
 def to_wire(message: AgentMessage | AggregatorMessage) -> pb.AgentMessage | pb.AggregatorMessage:
@@ -161,11 +165,13 @@ def sequence_of(agent_message: bytes) -> int | None:
     return envelope.batch.sequence if envelope.WhichOneof("message") == "batch" else None
 
 
-def encode_sender(sender: Hello, session: str, namespace: str = "") -> bytes:
+def encode_sender(sender: Hello, session: str, namespace: str = "", *, again: bool = False) -> bytes:
     """What makes an encoded message a published one, when it follows that; raises `WireError`."""
     try:
         hello = _FROM_AGENT["hello"].to_wire(sender)
-        envelope = pb.AgentMessage(session=session, namespace=namespace, **cast("Any", {"sender": hello}))
+        envelope = pb.AgentMessage(
+            session=session, namespace=namespace, again=again, **cast("Any", {"sender": hello})
+        )
         return envelope.SerializeToString()
     except (TypeError, ValueError) as error:
         raise WireError(f"A Hello cannot be sent: {error}.") from error
@@ -272,7 +278,13 @@ def _sender(envelope: pb.AgentMessage) -> Published:
     if not envelope.HasField("sender"):
         raise WireError("A published message must say who sends it.")
     sender = cast("Hello", _FROM_AGENT["hello"].from_wire(envelope.sender))
-    return Published(sender=sender, session=envelope.session, message=None, namespace=envelope.namespace)
+    return Published(
+        sender=sender,
+        session=envelope.session,
+        message=None,
+        namespace=envelope.namespace,
+        again=envelope.again,
+    )
 
 
 def _parse(kind: type[_M], data: bytes) -> _M:

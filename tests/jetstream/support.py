@@ -31,8 +31,10 @@ WAIT_S = 60.0
 class Node:
     """A spool, what fills it and an uplink to NATS."""
 
-    def __init__(self, folder: Path, address: str, *, node: str = "n0", **nats: Any) -> None:
-        self.spool = Spool(folder, max_bytes=1 << 30)
+    def __init__(
+        self, folder: Path, address: str, *, node: str = "n0", max_bytes: int = 1 << 30, **nats: Any
+    ) -> None:
+        self.spool = Spool(folder, max_bytes=max_bytes)
         self.batcher = Batcher(self.spool)
         self.requests: list[Any] = []
         self.job = f"job-{node}"

@@ -129,6 +129,8 @@ def test_a_job_that_moves_to_another_cluster_goes_on_there(tmp_path: Path, serve
         with node(tmp_path / "spool", server.address, cluster="east", **options) as agent:
             moved = agent.produce(20)
             assert agent.uplink.wait_acknowledged(moved, WAIT_S)
+            # What is stored; an agent that moves before would send the newest batches to both.
+            seconds_until(lambda: agent.spool.stats().batches == 0)
         # The same spool, whose sequence goes on.
         with node(tmp_path / "spool", server.address, cluster="west", **options) as agent:
             last = agent.produce(20)

@@ -64,8 +64,8 @@ def test_what_is_sent_is_stored_and_leaves_spool_and_stream(tmp_path: Path) -> N
     ):
         last = agent.produce(200)
         assert agent.uplink.wait_acknowledged(last, WAIT_S)
-        assert agent.spool.stats().batches == 0
         assert until(lambda: stored_steps(history, agent.job) == list(range(1, last + 1)))
+        assert until(lambda: agent.spool.stats().batches == 0)
         assert until(lambda: messages(server) == 0)
         counters = running.state.counters
         assert (counters.batches, counters.repeated_batches, counters.lost_batches) == (last, 0, 0)
@@ -131,9 +131,9 @@ def test_a_raised_number_of_a_damaged_history_loses_no_batch(tmp_path: Path) -> 
         with aggregator(history, server.address):
             assert agent.uplink.wait_acknowledged(agent.produce(50), WAIT_S)
             assert until(lambda: stored_steps(history, agent.job) == list(range(1, 51)))
-        # The stream has these, and the spool no longer.
+        # The stream has these, and the spool keeps them.
         assert agent.uplink.wait_acknowledged(agent.produce(20), WAIT_S)
-        assert agent.spool.stats().batches == 0
+        assert agent.spool.stats().batches >= 20
         identity = agent.spool.agent_id
         with contextlib.closing(sqlite3.connect(history)) as database, database:
             database.execute("UPDATE agents SET last_sequence = last_sequence + 1024")
@@ -164,7 +164,7 @@ def test_without_a_stream_batches_stay_in_the_spool_and_the_log_says_so_once(
             caplog.clear()
             last = agent.produce(10)
             assert not agent.uplink.wait_acknowledged(last, 3.0)
-            assert agent.spool.stats().batches == 10
+            assert agent.spool.stats().batches >= 10
             # Until servers would have elected a leader of the stream.
             assert until(lambda: reasons(caplog, OUTAGE))
             (reason,) = reasons(caplog, OUTAGE)
@@ -373,7 +373,7 @@ def test_a_server_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> No
         server.kill()
         last = agent.produce(10)
         assert until(lambda: not agent.uplink.state.connected)
-        assert agent.spool.stats().batches == 10
+        assert agent.spool.stats().batches >= 10
         server.start()
         assert agent.uplink.wait_acknowledged(last, WAIT_S)
         assert until(lambda: stored_steps(history, agent.job) == list(range(1, last + 1)))

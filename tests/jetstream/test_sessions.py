@@ -20,7 +20,7 @@ from perfd.aggregator.state import AggregatorState
 from perfd.clock import VirtualClock
 from perfd.config import NatsConfig, NatsUplinkConfig, UplinkConfig
 from perfd.errors import ConfigError, WireError
-from perfd.model import AgentMessage, Batch, Goodbye, Hello, TrainingStep, Welcome
+from perfd.model import AgentMessage, Batch, Goodbye, Hello, Stored, TrainingStep, Welcome
 from perfd.net import NatsConnector
 from perfd.wire import convert, subjects
 
@@ -84,12 +84,15 @@ class Published:
         session: str = SESSION,
         node: str = "n0",
         namespace: str = "",
+        again: bool = False,
         **hello: Any,
     ) -> bytes:
         sender = Hello(
             agent_id="a", node=node, perfd_version="", sent_unix_ns=0, first_sequence=first, **hello
         )
-        return convert.encode_message(message) + convert.encode_sender(sender, session, namespace)
+        return convert.encode_message(message) + convert.encode_sender(
+            sender, session, namespace, again=again
+        )
 
     def take(self, message: AgentMessage, *, subject_node: str = "n0", **options: Any) -> Receipt:
         subject = subjects.from_agent("default", "j", subject_node)
@@ -305,3 +308,56 @@ def test_settings_of_grpc_beside_nats_are_refused(tmp_path: Path) -> None:
             NatsUplink(config, node="n", spool=spool, clock=VirtualClock(), on_request=print)
     finally:
         spool.close()
+
+
+def received(published: Published) -> list[Stored]:
+    """What the agent receives about what is stored."""
+    messages = [convert.decode_aggregator_message(one.data) for one in published.sessions.stored_messages()]
+    return [one for one in messages if isinstance(one, Stored)]
+
+
+def test_an_agent_that_keeps_its_batches_learns_once_which_are_stored() -> None:
+    history = History()
+    published = Published(history)
+    receipts = [published.batch(sequence, keeps_until_stored=True) for sequence in (1, 2, 4)]
+    published.clock.advance(10.0)
+    assert received(published) == []
+    history.commit()
+    for receipt in receipts:
+        published.sessions.settled(receipt)
+    assert received(published) == []
+    published.clock.advance(10.0)
+    assert received(published) == [
+        Stored(subject=subjects.from_agent("default", "j", "n0"), sequences=(1, 2, 4))
+    ]
+    published.clock.advance(10.0)
+    assert received(published) == []
+
+
+def test_an_agent_of_an_earlier_version_receives_nothing() -> None:
+    history = History()
+    published = Published(history)
+    receipt = published.batch(1)
+    history.commit()
+    published.sessions.settled(receipt)
+    published.clock.advance(10.0)
+    assert received(published) == []
+
+
+def test_a_number_that_was_passed_is_said_to_be_stored_only_when_it_was_published_again() -> None:
+    history = History()
+    published = Published(history)
+    # As after a restart, which knows the highest number alone.
+    published.state.agents.restore("a", "n0", 9, 0.0)
+    published.batch(10, keeps_until_stored=True)
+    history.commit()
+    lost = published.batch(5, keeps_until_stored=True)
+    assert lost.settled
+    published.sessions.settled(lost)
+    again = published.batch(5, keeps_until_stored=True, again=True)
+    assert not again.settled
+    history.commit()
+    assert again.settled
+    published.sessions.settled(again)
+    published.clock.advance(10.0)
+    assert [list(one.sequences) for one in received(published)] == [[5]]

@@ -47,6 +47,7 @@ from perfd.model import (
     ServerInfo,
     ServerRole,
     StepPhases,
+    Stored,
     TimingSource,
     TrainingStep,
     Welcome,
@@ -355,6 +356,18 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "welcome_received": Welcome(
         last_sequence=41, sent_unix_ns=1_700_000_000_000_000_000, received_sequence=43
     ),
+    "hello_that_keeps": Hello(
+        agent_id="6f1c1a3e",
+        node="node-1",
+        perfd_version="0.3.0",
+        sent_unix_ns=1_700_000_000_000_000_000,
+        first_sequence=41,
+        keeps_until_stored=True,
+    ),
+    "welcome_that_says_stored": Welcome(
+        last_sequence=41, sent_unix_ns=1_700_000_000_000_000_000, says_stored=True
+    ),
+    "stored": Stored(subject="perfd.from.default.3/6.node-1", sequences=(41, 42, 44)),
     "ack": Ack(sequence=42),
     "ack_received": Ack(sequence=42, received_sequence=44),
     "capture_request": CaptureRequest(

@@ -104,6 +104,11 @@ class Spool:
         return self._last_sequence
 
     @property
+    def is_half_full(self) -> bool:
+        """Whether more than half of what the spool may hold is used."""
+        return bool(2 * self._bytes > self._max_bytes)
+
+    @property
     def opened_after(self) -> int:
         """The newest sequence of an earlier life of this spool, according to the disk."""
         return self._opened_after

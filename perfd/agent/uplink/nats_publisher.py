@@ -9,10 +9,11 @@ import asyncio
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from perfd.agent.uplink.partition_routes import PartitionRoutes
+from perfd.agent.uplink.unstored_batches import Overdue
 from perfd.config import NatsUplinkConfig
 from perfd.errors import PerfdError, WireError
 from perfd.model import AgentMessage, AggregatorMessage, Goodbye, Hello
@@ -54,8 +55,11 @@ class NatsPublisher:
         first_sequence: int,
         namespace: str = "",
         leaderless_for_s: float = 0.0,
+        published: Callable[[int, Sequence[str]], None] = lambda _sequence, _subjects: None,
     ) -> None:
         """`first_sequence` is the first batch's; the agent is limited to jobs of `namespace`, if any.
+
+        `published` is called before each batch goes to its subjects.
 
         No server may take its messages for `leaderless_for_s`, as while a stream has no leader: then
         `refused` says that it has to `begin_again` after a while.
@@ -74,6 +78,7 @@ class NatsPublisher:
         self._received = received
         self._acknowledged = acknowledged
         self._namespace = namespace
+        self._note_published = published
         self._published = 0
         self._waiting: OrderedDict[int, tuple[str, int | None, float]] = OrderedDict()
         """Published and not acknowledged: the subject, the batch's sequence and the time, by number."""
@@ -131,8 +136,10 @@ class NatsPublisher:
         """Publish that the agent is there."""
         await self.publish(self._hello(self.acknowledged_sequence + 1))
 
-    async def publish_batch(self, payload: bytes, sequence: int, sent_unix_ns: int) -> bool:
-        """Publish a batch; False if that has to wait until all before it are acknowledged.
+    async def publish_batch(
+        self, payload: bytes, sequence: int, sent_unix_ns: int, *, again: bool = False
+    ) -> bool:
+        """Publish a batch, `again` if it may have been; False if those before it have to be acknowledged.
 
         That is so after a gap: the agent dropped batches, as the sender states.
         """
@@ -144,10 +151,16 @@ class NatsPublisher:
             goodbye = Goodbye(reason="The node has no job there now.", sent_unix_ns=sent_unix_ns)
             for left in self._routes.take(jobs_in(payload), asyncio.get_running_loop().time()):
                 await self._publish(self._subject(left), convert.encode_message(goodbye), None)
-        for subject in self._subjects():
-            await self._publish(subject, payload, sequence)
+        to = self._subjects()
+        self._note_published(sequence, to)
+        for subject in to:
+            await self._publish(subject, payload, sequence, again=again)
         self.sent_sequence = sequence
         return True
+
+    async def publish_again(self, payload: bytes, overdue: Overdue) -> None:
+        """Publish a batch to one subject, though the stream acknowledged it: no aggregator stored it."""
+        await self._publish(overdue.subject, payload, overdue.sequence, again=True, overdue=overdue.number)
 
     def _subjects(self) -> list[str]:
         """The subjects that batches are published to now."""
@@ -159,26 +172,32 @@ class NatsPublisher:
         partitions = self._config.partitions or 1
         return subjects.to_partition(self._config.cluster, partition, partitions, self._node)
 
-    async def _publish(self, subject: str, payload: bytes, sequence: int | None) -> None:
-        first = self._first_waiting(subject)
+    async def _publish(
+        self, subject: str, payload: bytes, sequence: int | None, *, again: bool = False, overdue: int = 0
+    ) -> None:
+        first = sequence if overdue else self._first_waiting(subject)
         if first is None:
             # Earlier batches are acknowledged, or went only to other partitions.
             first = self.acknowledged_sequence + 1
             first = first if self._routes is None or sequence is None else sequence
         sender = self._hello(first)
-        payload += convert.encode_sender(sender, self._name, self._namespace)
+        payload += convert.encode_sender(sender, self._name, self._namespace, again=again)
         if len(payload) + PUBLISHED_HEADER_BYTES // 2 > self._client.max_payload:
             raise PerfdError(
                 f"NATS: batch {sequence} has {len(payload)} bytes, and messages there at most "
                 f"{self._client.max_payload}: increase max_payload of the servers."
             )
         self._published += 1
-        self._waiting[self._published] = subject, sequence, asyncio.get_running_loop().time()
+        # What is overdue is not in order, and was acknowledged before.
+        in_order = None if overdue else sequence
+        self._waiting[self._published] = subject, in_order, asyncio.get_running_loop().time()
         await self._client.publish(
             subject,
             payload,
             reply=f"{self._answers}.ack.{self._published}",
-            headers=None if sequence is None else {"Nats-Msg-Id": _message_id(sender, sequence, subject)},
+            headers=None
+            if sequence is None
+            else {"Nats-Msg-Id": _message_id(sender, sequence, subject, overdue)},
         )
 
     def _first_waiting(self, subject: str | None = None) -> int | None:
@@ -234,9 +253,13 @@ def jobs_in(payload: bytes) -> set[str]:
         return set()
 
 
-def _message_id(sender: Hello, sequence: int, subject: str) -> str:
-    """What the stream recognizes repeats by; with the node, since a copied spool has the same identity."""
-    return f"{sender.agent_id}.{subject.partition('.from.')[2]}.{sequence}"
+def _message_id(sender: Hello, sequence: int, subject: str, overdue: int) -> str:
+    """What the stream recognizes repeats by; with the node, since a copied spool has the same identity.
+
+    What is overdue is another message, which the stream must not take for the lost one.
+    """
+    times = f".{overdue}" if overdue else ""
+    return f"{sender.agent_id}.{subject.partition('.from.')[2]}.{sequence}{times}"
 
 
 def _refusal(message: Msg) -> str | None:

@@ -1,4 +1,4 @@
-"""Publishes the spool to NATS JetStream: what the stream acknowledges leaves the spool."""
+"""Publishes the spool to NATS JetStream: what aggregators have stored leaves the spool."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from perfd.agent.uplink.nats_publisher import NatsPublisher, jobs_in, new_session
 from perfd.agent.uplink.outgoing import Statuses, put_status
 from perfd.agent.uplink.partition_routes import PartitionRoutes
+from perfd.agent.uplink.unstored_batches import UnstoredBatches
 from perfd.agent.uplink.uplink import Uplink
 from perfd.config import UplinkConfig
 from perfd.errors import ConfigError, PerfdError
@@ -18,7 +19,9 @@ from perfd.model import (
     CaptureRequest,
     CaptureStatus,
     Goodbye,
+    Hello,
     NewFinding,
+    Stored,
     Welcome,
 )
 from perfd.net import NatsConnector
@@ -52,11 +55,19 @@ class _Session:
 
 
 class NatsUplink(Uplink):
-    """Publishes batches to JetStream."""
+    """Publishes batches to JetStream.
+
+    A batch leaves the spool once all aggregators that it is for have stored it, or, where they are of
+    a version that does not report it or the spool fills, once the stream has it.
+    """
 
     _session: _Session | None = None
     _published_batches = False
     """Whether this life of the spool published any."""
+    _in_stream = 0
+    """The sequence up to which the stream has acknowledged all."""
+    _says_stored: bool | None = None
+    """Whether aggregators say what they stored; None as long as none is known."""
 
     def _prepare(self, config: UplinkConfig) -> str:
         nats = config.nats
@@ -65,6 +76,7 @@ class NatsUplink(Uplink):
         if config.tls is not None or config.token_file is not None:
             raise ConfigError("uplink.tls and uplink.token_file are for gRPC: configure uplink.nats.tls.")
         self._nats = nats
+        self._unstored = UnstoredBatches()
         self._connector = NatsConnector(nats, key="uplink.nats", name=f"perfd agent {self._node}")
         self._routes: PartitionRoutes | None = None
         if nats.partitions is not None:
@@ -124,8 +136,10 @@ class NatsUplink(Uplink):
             hello=self._hello,
             received=self._take,
             acknowledged=self._take_acknowledged,
-            first_sequence=self._spool.first_sequence,
+            # The stream has what is before; its loss shows in what aggregators store.
+            first_sequence=max(self._spool.first_sequence, self._in_stream + 1),
             leaderless_for_s=_LEADERLESS_FOR_S,
+            published=lambda sequence, to: self._unstored.published(sequence, to, loop.time()),
         )
         session = _Session(publisher, loop, {}, asyncio.Event())
         work = None
@@ -170,7 +184,9 @@ class NatsUplink(Uplink):
             if not self._published_batches:
                 await _event_within(session.welcome, _WELCOME_WITHIN_S)
             while not session.over or publisher.waiting_messages:
-                if publisher.refused or not await self._publish_next(session):
+                if publisher.refused or not (
+                    await self._publish_next(session) or await self._publish_again(session)
+                ):
                     await self._wait_for_work(session)
         except PerfdError as error:
             return str(error)
@@ -190,7 +206,10 @@ class NatsUplink(Uplink):
         if publisher.waiting_messages >= self._config.max_unacknowledged:
             return False
         for batch in self._spool.read_after(publisher.sent_sequence, limit=1):
-            if not await publisher.publish_batch(batch.payload, batch.sequence, self._clock.unix_ns()):
+            again = batch.sequence <= max(self._most_sent, self._spool.opened_after)
+            if not await publisher.publish_batch(
+                batch.payload, batch.sequence, self._clock.unix_ns(), again=again
+            ):
                 return False
             self._published_batches = True
             self._count_sent(batch.sequence)
@@ -200,6 +219,20 @@ class NatsUplink(Uplink):
             await publisher.publish(goodbye)
             return True
         return False
+
+    async def _publish_again(self, session: _Session) -> bool:
+        """Publish a batch that the stream acknowledged and aggregators seem to lack; False for none."""
+        if session.publisher.waiting_messages >= self._config.max_unacknowledged:
+            return False
+        if (overdue := self._unstored.next_overdue(session.loop.time())) is None:
+            return False
+        kept = self._spool.read_after(overdue.sequence - 1, limit=1)
+        if kept and kept[0].sequence == overdue.sequence:
+            await session.publisher.publish_again(kept[0].payload, overdue)
+        else:
+            # It was damaged on the disk.
+            self._unstored.stored(overdue.subject, [overdue.sequence])
+        return True
 
     async def _wait_for_work(self, session: _Session) -> None:
         """Wait for something to do; raises `PerfdError` when an acknowledgment is overdue."""
@@ -230,10 +263,31 @@ class NatsUplink(Uplink):
         await publisher.report()
 
     def _take_acknowledged(self, sequence: int) -> None:
+        self._in_stream = max(self._in_stream, sequence)
         with self._changed:
-            if sequence >= self._spool.first_sequence:
-                self._know_acknowledged(sequence)
+            known = max(sequence, self._state.acknowledged_sequence)
+            self._state = replace(self._state, acknowledged_sequence=known)
             self._changed.notify_all()
+        self._release()
+
+    def _release(self) -> None:
+        """Delete from the spool what needs not be published again."""
+        sequence = self._in_stream
+        # Those that a full spool dropped.
+        self._unstored.forget(self._spool.first_sequence - 1)
+        if self._says_stored is not False and not self._spool.is_half_full:
+            sequence = min(sequence, self._unstored.stored_sequence)
+        else:
+            self._unstored.forget(sequence)
+        if sequence >= self._spool.first_sequence:
+            self._spool.acknowledge(sequence)
+
+    def _hello(self, first_sequence: int) -> Hello:
+        return replace(super()._hello(first_sequence), keeps_until_stored=True)
+
+    def _renew(self, *, all_batches: bool) -> None:
+        super()._renew(all_batches=all_batches)
+        self._in_stream, self._unstored = 0, UnstoredBatches()
 
     def _take(self, message: AggregatorMessage | None) -> None:
         session = self._session
@@ -247,7 +301,13 @@ class NatsUplink(Uplink):
                     session.publisher.end("the agent took a new identity")
                     return
                 self._spool.welcomed()
+                # In a group of two versions, those that say nothing hold up what they store.
+                self._says_stored = message.says_stored or bool(self._says_stored)
+                self._release()
                 session.welcome.set()
+            case Stored():
+                self._unstored.stored(message.subject, message.sequences)
+                self._release()
             case CaptureRequest() | CaptureCancel() | NewFinding():
                 self._on_request(message)
             case None:

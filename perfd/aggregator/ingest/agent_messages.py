@@ -38,11 +38,17 @@ class AgentMessages:
         self._events = events
 
     def take(
-        self, agent: AgentState, decode: Callable[[], AgentMessage | None], stored: Callable[[], None]
+        self,
+        agent: AgentState,
+        decode: Callable[[], AgentMessage | None],
+        stored: Callable[[], None],
+        *,
+        again: bool = False,
     ) -> int | None:
         """Take what `decode` returns; returns the sequence if it is a batch, also one that is left out.
 
-        `stored` is called as by `Ingest.batch`. Raises `RefusedError` if the batch cannot be the next.
+        `stored` is called as by `Ingest.batch`, and `again` is what it takes. Raises `RefusedError` if the
+        batch cannot be the next.
         """
         sequence: int | None = None
         try:
@@ -55,7 +61,7 @@ class AgentMessages:
                         self._events.capture_files_removed(agent.node, record)
                     elif isinstance(record, CaptureFileUpload):
                         self._events.capture_file_upload(agent.node, record)
-                self._intake.batch(agent, message, stored)
+                self._intake.batch(agent, message, stored, again=again)
             elif isinstance(message, CaptureStatus):
                 self._events.capture_status(agent.node, message)
             elif isinstance(message, Goodbye):

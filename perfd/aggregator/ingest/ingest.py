@@ -132,10 +132,13 @@ class Ingest:
             sent_unix_ns=unix_ns,
         )
 
-    def batch(self, agent: AgentState, batch: Batch, stored: Callable[[], None]) -> None:
+    def batch(
+        self, agent: AgentState, batch: Batch, stored: Callable[[], None], *, again: bool = False
+    ) -> None:
         """Take a batch. `stored` is called from another thread when it is; without history it is at once.
 
         When history has no room for it, it is not called: the agent keeps the batch, and sends it again.
+        With `again`, a number that was passed does not make it a repeat: it may be one that was lost.
         Raises `WireError` when the batch cannot be one, `RefusedError` when its number cannot be the next.
         """
         if not 0 < batch.sequence <= MAX_SEQUENCE:
@@ -152,7 +155,9 @@ class Ingest:
             agent.received_s = started_s
             if verdict is BatchVerdict.REPEAT:
                 state.counters.repeated_batches += 1
-                return
+                if not again or self._history is None:
+                    return
+                verdict = BatchVerdict.AGAIN
             state.counters.batches += verdict is not BatchVerdict.AGAIN
             state.counters.late_batches += verdict is BatchVerdict.LATE
             agent.batches += 1

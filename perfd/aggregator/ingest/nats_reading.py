@@ -203,10 +203,13 @@ class NatsReading:
         for reply, receipt in self._unsettled:
             if receipt.settled:
                 await self._client.publish(reply, _ACKNOWLEDGED)
+                self._sessions.settled(receipt)
             else:
                 waiting.append((reply, receipt))
         self._unsettled = waiting
         self._progress.unsettled_messages = len(waiting)
+        for answer in self._sessions.stored_messages():
+            await self._client.publish(answer.subject, answer.data)
 
     async def _set_aside(self, message: Msg, receipt: Receipt) -> None:
         """Keep a copy of what could not be taken, for a week, with the reason."""

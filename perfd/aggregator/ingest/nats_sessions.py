@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perfd.aggregator.ingest.agent_credential import AgentCredential
@@ -12,11 +12,17 @@ from perfd.aggregator.ingest.agent_messages import AgentEvents, AgentMessages
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.state import AgentState
 from perfd.errors import BatchError, PerfdError, RefusedError, WireError
-from perfd.model import AgentMessage, Batch, Goodbye, Hello
+from perfd.model import AgentMessage, Batch, Goodbye, Hello, Stored
 from perfd.wire import convert, subjects
 
 SILENT_AFTER_S = 30.0
 """An agent that published nothing for so long is gone; it reports itself every 10 s."""
+
+
+_SAID_AT_ONCE = 16
+"""So many stored batches of an agent are said together, as gRPC acknowledges them."""
+_SAID_WITHIN_S = 5.0
+"""Or as many as there are after so long: agents keep them on their disks meanwhile. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,8 @@ class Answer:
 class Receipt:
     """What became of a message."""
 
+    subject: str = ""
+    """On which the message came."""
     agent: AgentState | None = None
     sequence: int | None = None
     late: bool = False
@@ -58,8 +66,13 @@ class _Session:
     agent: AgentState
     answers: str
     received_s: float
+    keeps_until_stored: bool = False
+    """The agent is informed about what is stored."""
     stale: bool = False
     """The agent has to be greeted again."""
+    unsaid: dict[str, list[int]] = field(default_factory=dict)
+    """By subject, batches that are stored and that the agent is to be informed about."""
+    unsaid_since_s: float = 0.0
 
 
 class NatsSessions:
@@ -131,7 +144,7 @@ class NatsSessions:
             failed = error
             published = convert.decode_sender(data)
         sender, name = published.sender, published.session
-        receipt = Receipt()
+        receipt = Receipt(subject=subject)
         session = self._sessions.get(sender.agent_id)
         if session is None or session.stale or session.name != name or session.agent.stream != session.number:
             session = self._greet(node, published, receipt)
@@ -142,7 +155,7 @@ class NatsSessions:
         session.received_s = self._monotonic_s()
         if isinstance(message, Hello):
             return receipt
-        if isinstance(message, Batch):
+        if isinstance(message, Batch) and not published.again:
             self._intake.delivered(session.agent, message.sequence)
 
         def decoded() -> AgentMessage | None:
@@ -150,30 +163,69 @@ class NatsSessions:
                 raise failed
             return message
 
-        self._pass_on(session, sender, decoded, receipt)
+        session.keeps_until_stored = sender.keeps_until_stored
+        self._pass_on(session, published, decoded, receipt)
         if failed is not None:
             receipt.refused = str(failed)
         if isinstance(message, Goodbye):
             self._close([sender.agent_id])
         return receipt
 
+    def settled(self, receipt: Receipt) -> None:
+        """Note that a message is settled, to report it to its agent if its batch was stored here.
+
+        A repeat is not known to be stored: among the numbers that were passed is one that got lost.
+        """
+        if receipt.agent is None or receipt.sequence is None:
+            return
+        if self._intake.has_history and not receipt.stored:
+            return
+        session = self._sessions.get(receipt.agent.agent_id)
+        if session is not None and session.keeps_until_stored:
+            if not session.unsaid:
+                session.unsaid_since_s = self._monotonic_s()
+            session.unsaid.setdefault(receipt.subject, []).append(receipt.sequence)
+
+    def stored_messages(self) -> list[Answer]:
+        """What agents are to receive now about what is stored."""
+        now_s = self._monotonic_s()
+        answers = []
+        for session in self._sessions.values():
+            count = sum(map(len, session.unsaid.values()))
+            if not count or (count < _SAID_AT_ONCE and now_s - session.unsaid_since_s < _SAID_WITHIN_S):
+                continue
+            answers += [
+                Answer(
+                    subject=f"{session.answers}.message",
+                    data=convert.encode_message(Stored(subject=subject, sequences=sequences)),
+                )
+                for subject, sequences in session.unsaid.items()
+            ]
+            session.unsaid = {}
+        return answers
+
     def _pass_on(
-        self, session: _Session, sender: Hello, decoded: Callable[[], AgentMessage | None], receipt: Receipt
+        self,
+        session: _Session,
+        published: convert.Published,
+        decoded: Callable[[], AgentMessage | None],
+        receipt: Receipt,
     ) -> None:
-        agent = session.agent
+        agent, sender = session.agent, published.sender
+        take = partial(self._messages.take, again=published.again)
         missing = self._missing(agent)
         stored = partial(setattr, receipt, "stored", True)
         try:
-            receipt.sequence = self._messages.take(agent, decoded, stored)
+            receipt.sequence = take(agent, decoded, stored)
         except RefusedError:
             if sender.first_sequence <= agent.last_sequence + 1:
                 raise
             # The agent gave up many batches, as its sender states.
             credential = _credential(sender.node, session.agent.namespace or "")
             self._intake.hello(sender, session.number, credential)
-            receipt.sequence = self._messages.take(agent, decoded, stored)
+            receipt.sequence = take(agent, decoded, stored)
         receipt.agent = agent
-        receipt.late = self._intake.has_history and receipt.sequence in missing
+        receipt.late = self._intake.has_history and (receipt.sequence in missing or published.again)
 
     @staticmethod
     def _missing(agent: AgentState) -> Collection[int]:
@@ -191,11 +243,16 @@ class NatsSessions:
             return None
         number = next(self._numbers)
         agent, welcome = self._intake.hello(sender, number, _credential(node, published.namespace))
+        welcome = replace(welcome, says_stored=True)
         receipt.answers.append(Answer(subject=f"{answers}.message", data=convert.encode_message(welcome)))
         if agent is None:
             receipt.refused = "Another spool has this agent's identity: the agent has to take a new one."
             return None
-        session = _Session(name, number, agent, answers, self._monotonic_s())
+        session = _Session(
+            name, number, agent, answers, self._monotonic_s(), keeps_until_stored=sender.keeps_until_stored
+        )
+        if old is not None and old.answers == answers:
+            session.unsaid, session.unsaid_since_s = old.unsaid, old.unsaid_since_s
         self._sessions[sender.agent_id] = session
         self._events.agent_connected(agent.node)
         return session

@@ -74,7 +74,7 @@ CAPTURE_STATE_EMPTY: CaptureState
 CAPTURE_STATE_FAILED: CaptureState
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "batch", "capture_status", "goodbye", "acknowledge_each", "session", "sender", "namespace")
+    __slots__ = ("hello", "batch", "capture_status", "goodbye", "acknowledge_each", "session", "sender", "namespace", "again")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +83,7 @@ class AgentMessage(_message.Message):
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     batch: Batch
     capture_status: CaptureStatus
@@ -91,21 +92,32 @@ class AgentMessage(_message.Message):
     session: str
     sender: Hello
     namespace: str
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., acknowledge_each: _Optional[_Union[AcknowledgeEach, _Mapping]] = ..., session: _Optional[str] = ..., sender: _Optional[_Union[Hello, _Mapping]] = ..., namespace: _Optional[str] = ...) -> None: ...
+    again: bool
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., acknowledge_each: _Optional[_Union[AcknowledgeEach, _Mapping]] = ..., session: _Optional[str] = ..., sender: _Optional[_Union[Hello, _Mapping]] = ..., namespace: _Optional[str] = ..., again: bool = ...) -> None: ...
 
 class AggregatorMessage(_message.Message):
-    __slots__ = ("welcome", "ack", "capture_request", "capture_cancel", "new_finding")
+    __slots__ = ("welcome", "ack", "capture_request", "capture_cancel", "new_finding", "stored")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_CANCEL_FIELD_NUMBER: _ClassVar[int]
     NEW_FINDING_FIELD_NUMBER: _ClassVar[int]
+    STORED_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
     capture_request: CaptureRequest
     capture_cancel: CaptureCancel
     new_finding: NewFinding
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., capture_request: _Optional[_Union[CaptureRequest, _Mapping]] = ..., capture_cancel: _Optional[_Union[CaptureCancel, _Mapping]] = ..., new_finding: _Optional[_Union[NewFinding, _Mapping]] = ...) -> None: ...
+    stored: Stored
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., capture_request: _Optional[_Union[CaptureRequest, _Mapping]] = ..., capture_cancel: _Optional[_Union[CaptureCancel, _Mapping]] = ..., new_finding: _Optional[_Union[NewFinding, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ...) -> None: ...
+
+class Stored(_message.Message):
+    __slots__ = ("subject", "sequences")
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    subject: str
+    sequences: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, subject: _Optional[str] = ..., sequences: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewFinding(_message.Message):
     __slots__ = ("job",)
@@ -114,7 +126,7 @@ class NewFinding(_message.Message):
     def __init__(self, job: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("revision", "agent_id", "node", "perfd_version", "sent_unix_ns", "first_sequence", "capture_tools", "spool_epoch", "previous_epoch", "acknowledge_every")
+    __slots__ = ("revision", "agent_id", "node", "perfd_version", "sent_unix_ns", "first_sequence", "capture_tools", "spool_epoch", "previous_epoch", "acknowledge_every", "keeps_until_stored")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +137,7 @@ class Hello(_message.Message):
     SPOOL_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_EPOCH_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_EVERY_FIELD_NUMBER: _ClassVar[int]
+    KEEPS_UNTIL_STORED_FIELD_NUMBER: _ClassVar[int]
     revision: int
     agent_id: str
     node: str
@@ -135,7 +148,8 @@ class Hello(_message.Message):
     spool_epoch: str
     previous_epoch: str
     acknowledge_every: int
-    def __init__(self, revision: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., perfd_version: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., first_sequence: _Optional[int] = ..., capture_tools: _Optional[_Iterable[str]] = ..., spool_epoch: _Optional[str] = ..., previous_epoch: _Optional[str] = ..., acknowledge_every: _Optional[int] = ...) -> None: ...
+    keeps_until_stored: bool
+    def __init__(self, revision: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., perfd_version: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., first_sequence: _Optional[int] = ..., capture_tools: _Optional[_Iterable[str]] = ..., spool_epoch: _Optional[str] = ..., previous_epoch: _Optional[str] = ..., acknowledge_every: _Optional[int] = ..., keeps_until_stored: bool = ...) -> None: ...
 
 class AcknowledgeEach(_message.Message):
     __slots__ = ()
@@ -150,20 +164,22 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("revision", "last_sequence", "sent_unix_ns", "renew_identity", "received_sequence", "known_sequence")
+    __slots__ = ("revision", "last_sequence", "sent_unix_ns", "renew_identity", "received_sequence", "known_sequence", "says_stored")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     RENEW_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     KNOWN_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SAYS_STORED_FIELD_NUMBER: _ClassVar[int]
     revision: int
     last_sequence: int
     sent_unix_ns: int
     renew_identity: bool
     received_sequence: int
     known_sequence: int
-    def __init__(self, revision: _Optional[int] = ..., last_sequence: _Optional[int] = ..., sent_unix_ns: _Optional[int] = ..., renew_identity: bool = ..., received_sequence: _Optional[int] = ..., known_sequence: _Optional[int] = ...) -> None: ...
+    says_stored: bool
+    def __init__(self, revision: _Optional[int] = ..., last_sequence: _Optional[int] = ..., sent_unix_ns: _Optional[int] = ..., renew_identity: bool = ..., received_sequence: _Optional[int] = ..., known_sequence: _Optional[int] = ..., says_stored: bool = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("sequence", "received_sequence")
