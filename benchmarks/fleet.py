@@ -3,13 +3,15 @@
     python -m benchmarks.fleet [--nodes 1000] [--jobs 50] [--seconds 30] [--kept-s 120]
                                [--uplink grpc nats] [--restart-every-s 5] [--skew-s 120]
                                [--nccl 100] [--partition-s 10] [--recorded FILE]
-                               [--beside CHECKOUT] [--json]
+                               [--beside CHECKOUT] [--pace-s 1] [--json]
 
 Agents of nodes with 8 GPUs each first send two minutes that they have kept, as after a partition, so
 that every window of the analysis is full; then each sends one batch a second over real gRPC, and the
 page is read every 15 s, as Prometheus does. With `--beside` the perfd of another checkout takes the
 same, in turn. With `--uplink nats` agents publish to a nats-server on this machine, whose CPU time is not
-in that of the aggregator. It exits with 1 if not every batch that was sent was taken, once.
+in that of the aggregator. With `--pace-s N` the agents' seconds, and the aggregator's rounds, last N seconds:
+for more agents than this machine can drive at once. It exits with 1 if not every batch that was sent was
+taken, once.
 """
 
 from __future__ import annotations
@@ -61,8 +63,9 @@ def measure(
     *,
     kept_s: int = _KEPT_S,
     partition_s: int = 0,
+    pace_s: float = 1.0,
 ) -> dict[str, Any]:
-    """The figures of one aggregator that starts empty.
+    """The figures of one aggregator that starts empty; a second of the agents lasts `pace_s`.
 
     Agents have kept the batches of `kept_s`; half of them cannot send for `partition_s`, in the middle.
     """
@@ -71,13 +74,15 @@ def measure(
         rounds = folder / "rounds"
         program = (str(Path(__file__).with_name("timed_rounds.py")), str(rounds))
         server = stack.enter_context(NatsServer(folder)) if uplink == "nats" else None
-        config = {} if server is None else {"nats": {"servers": [server.address]}}
+        config: dict[str, Any] = {} if server is None else {"nats": {"servers": [server.address]}}
+        config["round_interval_s"] = pace_s
         aggregator = stack.enter_context(
             AggregatorProcess(folder, program=program, checkout=checkout, **config)
         )
         while server is not None and not aggregator.values().get("perfd_nats_reading"):
             time.sleep(0.1)
-        drive = _Drive(aggregator, rounds, traffic, partitioned=partition_range(seconds, partition_s))
+        away = partition_range(seconds, partition_s)
+        drive = _Drive(aggregator, rounds, traffic, partitioned=away, pace_s=pace_s)
         driven = asyncio.run(drive.run(seconds, kept_s, server))
         peak_bytes = aggregator.peak_bytes()
     return {
@@ -87,6 +92,7 @@ def measure(
         "checkout": str(checkout),
         "nodes": traffic.nodes,
         "jobs": traffic.jobs,
+        "pace_s": pace_s,
         **driven,
         "peak_memory_bytes": peak_bytes,
         "memory_limit_ratio": peak_bytes / _LIMIT_BYTES,
@@ -103,8 +109,15 @@ class _Drive:
     """Sends the batches of a fleet, and reads what they cost."""
 
     def __init__(
-        self, aggregator: AggregatorProcess, rounds: Path, traffic: Traffic, *, partitioned: range
+        self,
+        aggregator: AggregatorProcess,
+        rounds: Path,
+        traffic: Traffic,
+        *,
+        partitioned: range,
+        pace_s: float,
     ) -> None:
+        self._pace_s = pace_s
         self._aggregator = aggregator
         self._rounds = rounds
         self._traffic = traffic
@@ -164,6 +177,7 @@ class _Drive:
         aggregator = self._aggregator
         # What is made in the meantime is late, and of all agents alike.
         start_ns, before, pages, late_s, cpu_s = time.time_ns(), 0, [], 0.0, 0.0
+        scrape_every = max(1, round(_SCRAPE_EVERY_S / self._pace_s))
         started_s = time.perf_counter()
         for second in range(_SETTLED_S + seconds):
             if second == _SETTLED_S:
@@ -177,17 +191,17 @@ class _Drive:
             await asyncio.gather(
                 *(self._send(agent, n, sequence, now_ns, away=away) for n, agent in enumerate(agents))
             )
-            if second % _SCRAPE_EVERY_S == _SETTLED_S:
+            if second >= _SETTLED_S and (second - _SETTLED_S) % scrape_every == 0:
                 read_s = time.perf_counter()
                 page = await asyncio.to_thread(aggregator.page)
                 pages.append((len(page), time.perf_counter() - read_s))
-            ahead_s = started_s + second + 1 - time.perf_counter()
+            ahead_s = started_s + (second + 1) * self._pace_s - time.perf_counter()
             late_s = max(late_s, -ahead_s)
             await asyncio.sleep(max(0.0, ahead_s))
-        took_s = time.perf_counter() - started_s - _SETTLED_S
+        took_s = time.perf_counter() - started_s - _SETTLED_S * self._pace_s
         cpu_s = aggregator.cpu_s() - cpu_s
         times = rounds_of(self._rounds)[before:]
-        # A round comes each second, however late this machine makes the batches.
+        # A round comes with each batch, however late this machine makes the batches.
         nodes = len(agents)
         batch_s = (cpu_s - times[:, 1].sum()) / (nodes * seconds)
         return {
@@ -258,6 +272,7 @@ def main() -> None:
     parser.add_argument("--uplink", nargs="+", choices=("grpc", "nats"), default=["grpc"])
     parser.add_argument("--beside", type=Path, help="another checkout, measured in turn")
     parser.add_argument("--pairs", type=int, default=1, help="how often each is measured")
+    parser.add_argument("--pace-s", type=float, default=1.0, help="how long a second of the agents lasts")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     traffic = Traffic(
@@ -279,6 +294,7 @@ def main() -> None:
                     uplink,
                     kept_s=args.kept_s,
                     partition_s=args.partition_s,
+                    pace_s=args.pace_s,
                 )
                 complete &= result["sent_batches"] == result["taken_batches"]
                 print(json.dumps(result) if args.json else _text(result), flush=True)
@@ -294,6 +310,7 @@ def _text(result: dict[str, Any]) -> str:
     )
     return (
         f"{result['checkout']}: {result['uplink']}, {result['nodes']} nodes, {result['jobs']} jobs, "
+        f"a batch of each every {result['pace_s']:g} s, "
         f"{result['rounds']} rounds, load {result['load_average']:.1f}\n"
         f"round, ms: {wall}; CPU of its thread: {cpu}\n"
         f"page: {result['page_bytes'] / 1e6:.2f} MB with gzip, in {result['page_s']:.2f} s\n"
