@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from loop_job import Tokens, wrapped
+from novel_groups import broadcasted, critics, hosted, smoothed
 from novel_loops import actors, policy, sampled, serving
 from novel_models import Adapted, HeadsExchanged, Pictures, Routed, Setup, Transformer
 from novel_updates import background, dropped, muon, owned, preferred
@@ -326,7 +327,7 @@ KINDS: dict[str, Callable[[Setup], Step]] = {
         for one in (
             *(scheduled, adapters, evaluated, saved, bucketed, curriculum, pictures, regional, routed),
             *(distilled, contrastive, actors, serving, sampled, policy, accelerated, exchanged, unsynced),
-            *(background, dropped, muon, owned, preferred),
+            *(background, dropped, muon, owned, preferred, broadcasted, critics, hosted, smoothed),
         )
     },
 }

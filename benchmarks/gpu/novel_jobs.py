@@ -80,6 +80,10 @@ NOVEL_JOBS: Mapping[str, Job] = {
     "background2": _novel("background", _fault("gpu", 0.3, 1), steps=90, size=(12, 2048)),
     "dropped2": _novel("dropped", _fault("gpu", 0.4, 0), *_SILENT, steps=90),
     "preferred2": _novel("preferred", _fault("host", 0.5, 1), steps=70, size=(8, 2048), batch=(4, 1)),
+    "broadcasted2": _novel("broadcasted", _fault("host", 0.6, 0), *_SILENT, steps=80, size=(12, 2048)),
+    "critics2": _novel("critics", _fault("gpu", 0.4, 1), *_SILENT, steps=60, size=(8, 2048), batch=(4, 1)),
+    "hosted2": _novel("hosted", _fault("gpu", 0.4, 0), "--print-every", "1", steps=50, size=(6, 1536)),
+    "smoothed2": _novel("smoothed", _fault("stall", 0.4, 0), *_SILENT, steps=90, size=(12, 2048)),
     "validated2": Job(
         gpus=2,
         script="lightning_job.py",
