@@ -59,6 +59,10 @@ class TraceError(PerfdError):
     """A profiler's trace cannot be read."""
 
 
+class WithoutGpuError(TraceError):
+    """A trace of a host alone, as of a rank that uses no GPU."""
+
+
 class RulesError(ConfigError):
     """One or more rules are wrong; the message lists all mistakes with file, line and column."""
 

@@ -35,6 +35,39 @@ def test_two_files_of_one_rank_are_an_error_that_names_both(tmp_path):
         read_traces(paths)
 
 
+def test_of_the_windows_of_a_schedule_in_a_folder_the_newest_of_each_process_is_read(tmp_path):
+    for process, rank in (("vm_10", 0), ("vm_11", 1)):
+        for at in (1795638552977231609, 1795638553014146986):
+            write_json(tmp_path / f"{process}.{at}.pt.trace.json", kineto(_ONE, rank=rank))
+
+    files = with_folders_opened([tmp_path])
+    traces = read_traces(files)
+
+    assert [file.name.split(".")[1] for file in files] == ["1795638553014146986"] * 2
+    assert [trace.rank for trace in traces] == [0, 1]
+    assert [list(trace.notes) for trace in traces] == [
+        [f"An earlier window of this rank is in {tmp_path}/{process}.1795638552977231609.pt.trace.json."]
+        for process in ("vm_10", "vm_11")
+    ]
+
+
+def test_a_rank_without_a_gpu_is_left_out_beside_others_and_that_is_said(tmp_path):
+    host = kineto([], rank=1)
+    host["traceEvents"] += [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": at, "dur": 1}
+        for at in range(9)
+    ]
+    paths = [write_json(tmp_path / "0.json", kineto(_ONE, rank=0)), write_json(tmp_path / "1.json", host)]
+
+    (trace,) = read_traces(paths)
+
+    assert trace.rank == 0
+    (note,) = trace.notes
+    assert note.startswith(f"A trace is left out: {tmp_path}/1.json: the trace has no GPU operation, only 9")
+    with pytest.raises(TraceError, match="no GPU operation"):
+        read_traces(paths[1:])
+
+
 def test_the_same_file_twice_is_an_error(tmp_path):
     path = write_json(tmp_path / "a.json", kineto(_ONE, rank=0))
 

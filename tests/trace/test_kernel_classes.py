@@ -40,6 +40,8 @@ _NAMES = {
         "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false>": "copy",
     },
     "FBGEMM": {
+        "permute_1D_lengths_kernel": "embedding",
+        "permute_multi_embs_kernel": "embedding",
         "split_embedding_codegen_forward_unweighted_kernel<float>": "embedding",
         "void fbgemm_gpu::permute_2D_sparse_data_kernel<long>": "embedding",
         "void fbgemm_gpu::permute_pooled_embs_kernel<float>": "embedding",

@@ -36,7 +36,10 @@ _CLASSES = tuple(
         ),
         (
             "embedding",
-            r"split_embedding|embedding_(?:bag|forward|backward|dense)|permute_\w{0,40}(?:sparse|pooled|embed|data)",
+            (
+                r"split_embedding|embedding_(?:bag|forward|backward|dense)"
+                r"|permute_\w{0,40}(?:sparse|pooled|embed|data|lengths|embs)"
+            ),
         ),
         (
             "normalization",

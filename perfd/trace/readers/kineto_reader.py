@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from perfd.errors import TraceError
+from perfd.errors import TraceError, WithoutGpuError
 from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.kernel_classes import kernel_class
 from perfd.trace.model.rank_trace import (
@@ -100,7 +100,7 @@ def read(
     if not valid.any():
         found = jax.traces(path)
         if not found:
-            raise TraceError(f"{path}: {_without_gpu(events)}")
+            raise WithoutGpuError(f"{path}: {_without_gpu(events)}")
         return found
     notes = []
     if file.malformed_events:

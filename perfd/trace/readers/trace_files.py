@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfd.errors import TraceError
+from perfd.errors import TraceError, WithoutGpuError
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.readers.jax_collectives import renumbered
 from perfd.trace.readers.nsys import nsys_reader
@@ -26,6 +27,8 @@ _NO_TRACES = ("perfd.trace.json", SUMMARY_JSON, "capture.json", ".stacks.json", 
 """What perfd leaves beside traces."""
 _SMALL_BYTES = 2**20
 """A JSON file up to this size is checked before it is taken for a trace."""
+_WINDOW = re.compile(r"(.+)\.(\d{10,20})\.pt\.trace\.json(?:\.gz)?")
+"""As PyTorch's handler for TensorBoard names a window: by process, and when it ended."""
 _BELOW = 3
 """Folders with traces that the message names."""
 
@@ -63,10 +66,27 @@ def _traces_in(folder: Path) -> list[Path]:
     known |= {folder / f"{host}.trace.json.gz" for host in spaces}
     if spaces or any(file.name.endswith(".trace.json.gz") for file in files):
         known.add(folder / "perfetto_trace.json.gz")
+    known |= {earlier for file in files for earlier in _earlier_windows(file, files)}
     traces = [file for file in files if _looks_like_a_trace(file) and file not in known]
     if not traces:
         raise TraceError(f"{folder}: this folder holds no trace{_instead(folder)}.")
     return traces
+
+
+def _earlier_windows(file: Path, files: Iterable[Path]) -> list[Path]:
+    """Of these files, those with earlier windows of the same process, as of a schedule with `repeat`."""
+    named = _WINDOW.fullmatch(file.name)
+    if named is None:
+        return []
+    others = ((other, _WINDOW.fullmatch(other.name)) for other in files)
+    return [other for other, name in others if name and name[1] == named[1] and int(name[2]) < int(named[2])]
+
+
+def _beside(file: Path, files: Sequence[Path]) -> list[Path]:
+    """Earlier windows in its folder that are not read."""
+    if _WINDOW.fullmatch(file.name) is None:
+        return []
+    return [one for one in _earlier_windows(file, file.parent.iterdir()) if one not in files]
 
 
 def _looks_like_a_trace(file: Path) -> bool:
@@ -112,6 +132,8 @@ def read_traces(
     lack operators and functions, of which they have most. `confine` is called after that
     program, and before anything is parsed here. `on_progress` is called before each file.
 
+    A trace of a host alone is left out, if others have a GPU.
+
     Raises `TraceError` with one sentence that names the file, or the rank that two files claim to be.
     """
     files = list(paths)
@@ -123,9 +145,21 @@ def read_traces(
                 on_progress(ReadProgress(path, number, len(files), _size_bytes(path), exporting=True))
                 databases[number] = _exported(path, nsys_program, exports)
         confine()
+        hosts: list[WithoutGpuError] = []
         for number, path in enumerate(files, 1):
             on_progress(ReadProgress(path, number, len(files), _size_bytes(path)))
-            traces += _read(path, databases.get(number), detailed=detailed, spans=spans)
+            try:
+                read = _read(path, databases.get(number), detailed=detailed, spans=spans)
+            except WithoutGpuError as error:
+                hosts.append(error)
+                continue
+            notes = [f"An earlier window of this rank is in {one}." for one in _beside(path, files)]
+            traces += [replace(one, notes=(*one.notes, *notes)) for one in read] if notes else read
+    if hosts and not traces:
+        raise hosts[0]
+    if hosts:
+        left_out = [f"A trace is left out: {error}" for error in hosts]
+        traces[0] = replace(traces[0], notes=(*traces[0].notes, *left_out))
     if not traces:
         raise TraceError("There is no trace to read: name at least one file.")
     return with_groups(numbered(traces))

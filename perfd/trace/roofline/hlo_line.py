@@ -83,7 +83,10 @@ def read_line(line: str) -> OperationWork:
     head, (operands, attributes) = found["rest"][: call.start("operation")], _split(call["operands"])
     outputs, inputs = shapes(head), shapes(operands)
     if not outputs or not inputs:
-        raise PerfdError(f"The line of {found['name']} lacks the shapes of its operands; dump HLO with them.")
+        raise PerfdError(
+            f"The line of {found['name']} lacks the shapes of its operands: give the module's file,"
+            " which has them."
+        )
     operation = call["operation"]
     if hlo_class(operation) == "communication":
         raise PerfdError(f"{operation} communicates: its limit is the link, not the roofline of a GPU.")
