@@ -27,6 +27,10 @@ from perfd.recording.stream_decompression import plain_file
 _OTHER_NODE = "other"
 RESTARTED = "restarted"
 """After which the phases of the truth are at other times."""
+_RARE_NS = 10_000_000_000
+"""Between samples of a GPU that is read rarely."""
+_ANEW_NS = 3_000_000_000
+"""After which all communicators are others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +212,55 @@ def _no(*scopes: Scope) -> Alteration:
     )
 
 
+def _late_agent(found: list[Piece]) -> Iterator[Piece]:
+    """Of the last rank nothing is read in the first four tenths of the time."""
+    last, begin = _last_rank(found), found[0].unix_ns
+    comes = begin + (found[-1].unix_ns - begin) * 4 // 10
+    gpu = _gpu_of(found, last)
+    for piece in found:
+        if piece.unix_ns >= comes:
+            yield piece
+            continue
+        kept = [
+            left
+            for record in piece.records
+            if (left := record if isinstance(record, RankPlacement) else _without(record, last, gpu))
+            is not None
+        ]
+        yield replace(piece, records=kept)
+
+
+def _rare_gpus(found: list[Piece]) -> Iterator[Piece]:
+    """One sample of GPUs in ten seconds."""
+    newest_ns: dict[str, int] = {}
+
+    def due(record: Record) -> bool:
+        if not isinstance(record, SampleTable) or record.scope is not Scope.GPU:
+            return True
+        entity, now_ns = record.entities[0], record.times_unix_ns[0]
+        if now_ns - newest_ns.get(entity, 0) < _RARE_NS:
+            return False
+        newest_ns[entity] = now_ns
+        return True
+
+    for piece in found:
+        yield replace(piece, records=[record for record in piece.records if due(record)])
+
+
+def _anew(found: list[Piece]) -> Iterator[Piece]:
+    """Communicators have other ids every few seconds."""
+    begin = found[0].unix_ns
+    for piece in found:
+        part = f"{(piece.unix_ns - begin) // _ANEW_NS:x}"
+        changed = [
+            replace(record, communicator=f"{part}{record.communicator[len(part) :]}")
+            if isinstance(record, CollectiveTimes)
+            else record
+            for record in piece.records
+        ]
+        yield replace(piece, records=changed)
+
+
 def _no_log(found: list[Piece]) -> Iterator[Piece]:
     for piece in found:
         yield replace(piece, printed=b"")
@@ -219,6 +272,10 @@ ALTERATIONS: Mapping[str, Alteration] = {
     "clock 0.4 s ahead": _apart(0.4),
     "clock 45 s ahead": _apart(45.0),
     "clock 0.4 s behind": _apart(-0.4),
+    "clock 5 min ahead": _apart(300.0),
+    "agent late": _late_agent,
+    "few GPU samples": _rare_gpus,
+    "communicators anew": _anew,
     "half of NCCL lost": _half_lost,
     "no NCCL": _each(lambda record: None if isinstance(record, CollectiveTimes) else record),
     "no GPU samples": _no(Scope.GPU),

@@ -123,6 +123,17 @@ def test_of_ranks_that_are_late_together_the_one_is_named_whose_own_excess_expla
     assert named(0.06, 0.1) is None
 
 
+def test_of_ranks_that_are_late_together_none_is_named_where_operations_of_one_were_lost():
+    def named(seen_ratio: float) -> int | None:
+        slow = replace(LATE, excess_ratio=0.1, seen_ratio=1.0)
+        found = late([slow, replace(LATE, rank=3, excess_ratio=0.0, seen_ratio=seen_ratio)])
+        assert found is not None
+        return found.rank.rank if found.rank else None
+
+    assert named(0.8) == 2
+    assert named(0.79) is None
+
+
 @pytest.mark.parametrize(
     ("inside", "outside"),
     [

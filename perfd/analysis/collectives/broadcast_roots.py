@@ -24,7 +24,7 @@ are over. Chosen."""
 def broadcast_roots(stacks: Sequence[CommunicatorBatch], parallel: ParallelLayout) -> tuple[int, ...]:
     """The first ranks of communicators with broadcasts in each step, in order; none of a known layout.
 
-    Who reads data for a group is its first rank in all frameworks. Durations do not show the root: while
+    All frameworks let the first rank of a group read the data for it. Durations do not show the root: while
     another rank is slow, that one is the last.
     """
     if parallel.tp is not None:

@@ -63,6 +63,8 @@ class NcclRank:
     """If it was late and is not any more, for how many steps; None while it is, and if that is unknown."""
     late_for_steps: float | None = None
     """In how many steps it has been late, of those that are held; None where that was not looked at."""
+    seen_ratio: float | None = None
+    """Of its operations, those that all of their ranks reported: the least of any communicator."""
 
 
 _MEASURED = tuple(one.name for one in fields(NcclRank) if one.name != "rank")
@@ -122,6 +124,8 @@ class RankTally:
         """Of the waiting, in sends and receives between stages."""
         self.peer_operations: Floats = np.zeros(world)
         """Of groups of peers only, and of those operations whose last rank is to blame for the waiting."""
+        self.seen: Floats = np.ones(world)
+        """The share of operations that all their ranks reported, the least of any communicator."""
         self.scales: list[Floats] = []
         """Of each stack, (c,): the share of all time for a second in its operations; 0 is unknown."""
         self._judged: list[tuple[CommunicatorBatch, Bools]] = []
@@ -155,6 +159,8 @@ class RankTally:
         waits = scale[:, None] * result.waited_s
         self.wait += self._by_rank(stack.ranks, waits)
         self.dimensions.add(stack, useful, waits)
+        gaps = np.flatnonzero(useful & (result.operations < stack.collectives.lengths))
+        np.minimum.at(self.seen, stack.ranks[gaps], _seen_ratio(stack, gaps)[:, None])
         if not stack.matched and knows_receivers(stack.collectives):
             between = (first >= 0) & (first != last)
             self.pipeline_wait += self._by_rank(stack.ranks, np.where(between[:, None], waits, 0.0))
@@ -209,7 +215,8 @@ class RankTally:
         known = np.isfinite(gain)
         slowdown = self._by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), ranks, known, np.divide)
         excess = self._by_peers(-waited / longer, ranks, known, np.subtract)
-        columns = (busy, wait, gain, error, last, persistence, slowdown, excess, of_step_s, over, late_for)
+        of_gain = gain, error, last, persistence, slowdown, excess, of_step_s, over, late_for
+        columns = busy, wait, *of_gain, self.seen[ranks]
         return RankShares(ranks, columns)
 
     def _lateness(self, losses: LateRankLosses, step_s: float | None) -> tuple[AnalysisWindow, Lateness]:
@@ -271,6 +278,13 @@ class _Late:
             persistence=late.persistence(THRESHOLDS.straggler_certain_wait_ratio / 2),
             lost=mean(late.waits, axis=1),
         )
+
+
+def _seen_ratio(stack: CommunicatorBatch, rows: Ints) -> Floats:
+    """Of operations up to the newest that all ranks of a communicator reported: others may be to come."""
+    matched = stack.parts.last_arriver[rows] >= 0
+    due = matched.shape[1] - np.argmax(matched[:, ::-1], axis=1)
+    return np.asarray(matched.sum(axis=1) / due)
 
 
 def _gains(

@@ -4,8 +4,9 @@ A log is silent while a job saves a checkpoint, too, and all ranks wait for the 
 counts from where it is longer than any earlier pause of this job, and far longer after the log has said that
 a checkpoint begins, or the first time that it evaluates; and something else must show that the ranks wait:
 counters of NCCL operations that stop, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's
-flight recorder. While nothing is heard of any rank, nothing is known of it. And the rank for which they wait must do nothing: one that reads or writes files or computes,
-on its GPU or while that is idle on its host, works, such as the one that saves a checkpoint for all.
+flight recorder. While no host is read any more, nothing is known. And the rank for which they wait must do
+nothing: one that reads or writes files or computes, on its GPU or while that is idle on its host, works, such
+as the one that saves a checkpoint for all.
 Of a job that ended with an error the same is asked of the time after its newest step: watchdogs end jobs that
 hang, and so do people.
 """
@@ -70,9 +71,7 @@ def hang(job: JobData) -> Hang | None:
     patient_s = longest_pause_s(
         job.steps, least_s=THRESHOLDS.hang_one_rank_silence_s if len(job.steps) else THRESHOLDS.hang_silence_s
     )
-    if silent_s is None or silent_s < patient_s or silent_s < _excused_s(job):
-        return None
-    if job.ended_unix_s is None and _no_host_is_read(job):
+    if silent_s is None or silent_s < patient_s or silent_s < _excused_s(job) or _no_host_is_read(job):
         return None
     parallel = job.description.parallel if job.description else ParallelLayout()
     counters = _by_counters(job.nccl, parallel, silent_s)
@@ -105,8 +104,10 @@ def hang(job: JobData) -> Hang | None:
 
 
 def _no_host_is_read(job: JobData) -> bool:
-    """Whether hosts were read and none is any more: the job was killed, or no agent reaches the aggregator."""
-    return job.launches is not None and bool((job.launches.age_s > _NEWEST_S).all())
+    """Whether no host of a running job is read any more: it was killed, or its agents cannot report."""
+    if job.ended_unix_s is not None or job.launches is None:
+        return False
+    return bool((job.launches.age_s > _NEWEST_S).all())
 
 
 def _works(job: JobData, named: Collection[int], silent_s: float) -> bool:

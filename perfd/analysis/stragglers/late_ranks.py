@@ -23,6 +23,9 @@ _LEAST_SLOWDOWN = 0.03
 """By which the slowest rank leads the next one: less is the spread of healthy GPUs. Chosen."""
 _EXPLAINS = 0.6
 """Of what ranks are late together, what the slow one's own excess must be."""
+_MOSTLY_SEEN = 0.8
+"""Of a rank's operations, those that must be known: of two ranks the one that lost more seems to wait less.
+Chosen."""
 _APART = 2.0
 """How many times as far above its peers the slowest must be as the next one that is late."""
 
@@ -107,6 +110,8 @@ def _slowest(together: Sequence[NcclRank], named_elsewhere: Collection[int]) -> 
     confirmed = [rank for rank in together if rank.rank in named_elsewhere]
     if confirmed or len(together) == 1:
         return confirmed[0] if confirmed else together[0]
+    if any(rank.seen_ratio is not None and rank.seen_ratio < _MOSTLY_SEEN for rank in together):
+        return None
     # Who waits so much less than its peers that it explains how late they are together.
     least = max(rank.gain_ratio or 0.0 for rank in together) * _EXPLAINS
     explaining = [rank for rank in together if (rank.excess_ratio or 0.0) >= least]
