@@ -127,12 +127,23 @@ def test_a_consumer_that_servers_kept_of_a_reader_that_stopped_is_removed_by_the
     assert not servers.kept
 
 
+def test_a_consumer_that_servers_kept_of_a_reader_that_was_killed_is_removed_by_the_next_one() -> None:
+    servers = Servers()
+    first = opened(servers, reader(), 1)
+    assert first is not None
+    # The server that led the list was killed as well.
+    servers.listed.remove(first)
+    servers.kept.add(first)
+    assert opened(servers, reader(), 4) is not None
+    assert not servers.kept
+
+
 def test_consumers_that_several_earlier_readers_removed_are_known() -> None:
     servers = Servers()
     names = [opened(servers, reader(), 1) for _ in range(4)]
     servers.kept = {name for name in names[:3] if name is not None}
     # One of them with each attempt from the second on.
-    assert opened(servers, reader(), 4) is None
+    assert opened(servers, reader(), 3) is None
     assert opened(servers, reader(), 5) is not None
     assert not servers.kept
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from perfd.aggregator.ingest.removed_consumers import RemovedConsumers
+from perfd.aggregator.ingest.known_consumers import KnownConsumers
 from perfd.config import NatsListenConfig
 from perfd.errors import PerfdError
 from perfd.wire import subjects
@@ -138,7 +138,7 @@ class Readers:
         self._waits = False
         self._refused = 0
         """How often in a row the stream did not take a consumer because of another one."""
-        self._removed = RemovedConsumers(config.cluster, name)
+        self._known = KnownConsumers(config.cluster, name)
 
     async def open(self, client: Client) -> str:
         """Create a consumer once no other aggregator reads; its name. Raises `PerfdError` without a lease."""
@@ -152,9 +152,11 @@ class Readers:
         else:
             await self._wait_for_others(client, js)
             if self._own is not None:
-                await self._removed.note(js, [self._own])
+                await self._known.note(js, [self._own])
                 await self._remove(client, self._own)
         self._own = name = f"{self._prefix}{secrets.token_hex(8)}"
+        # Of a reader that is killed with a server, too, the next one has to know the name.
+        await self._known.note(client.jetstream(timeout=_REMOVED_WITHIN_S), [name])
         try:
             await self._create(js, name)
         except BadRequestError as error:
@@ -207,7 +209,7 @@ class Readers:
     async def close(self, client: Client) -> None:
         """Let the next aggregator read at once."""
         if self._own is not None:
-            await self._removed.note(client.jetstream(timeout=_REMOVED_WITHIN_S), [self._own])
+            await self._known.note(client.jetstream(timeout=_REMOVED_WITHIN_S), [self._own])
             await self._remove(client, self._own)
 
     async def _wait_for_others(self, client: Client, js: JetStreamContext) -> None:
@@ -219,7 +221,7 @@ class Readers:
             if positions != known or any(one.num_waiting for one in others):
                 known, still_since_s = positions, time.monotonic()
             elif time.monotonic() - still_since_s >= self._take_over_after_s:
-                await self._removed.note(js, [one.name for one in others])
+                await self._known.note(js, [one.name for one in others])
                 for one in others:
                     await self._remove(client, one.name)
                 break
@@ -254,7 +256,7 @@ class Readers:
                 and (await js.consumer_info(self._config.stream, name)).config.filter_subject == self._subject
             ):
                 old.append(name)
-        await self._removed.note(client.jetstream(timeout=_REMOVED_WITHIN_S), old)
+        await self._known.note(client.jetstream(timeout=_REMOVED_WITHIN_S), old)
         for name in old:
             await self._remove(client, name)
 
@@ -277,17 +279,17 @@ class Readers:
                 return found
 
     async def _repair(self, client: Client, js: JetStreamContext) -> None:
-        """Have the servers forget a consumer that was removed.
+        """Have the servers forget a consumer that is not there any more.
 
-        nats-server 2.9 may keep one that was removed while a server was away: it is in no list, cannot be
-        removed, and no other one can take its messages. Created again under its name, it can be removed.
+        nats-server 2.9 may keep one that was removed, or made, while a server was away: it is in no list,
+        cannot be removed, and no other one can take its messages. Created again under its name, it can be.
         Where only the stream's leader counts it, another leader does not.
         """
         from nats.js.errors import APIError  # noqa: PLC0415  (with the extra only)
 
         self._refused += 1
         if self._refused >= _REFUSED_BEFORE_REPAIR:
-            for name in await self._removed.names(js):
+            for name in await self._known.names(js):
                 # All but the one that is still there are refused as the new one was.
                 with contextlib.suppress(APIError):
                     await self._create(js, name)

@@ -1,4 +1,4 @@
-"""Names of consumers that were removed: nats-server 2.9 may keep one that only its name can remove again."""
+"""Names of consumers that there were: nats-server 2.9 may keep one that only its name can remove again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST = 64
 before. Chosen."""
 
 
-class RemovedConsumers:
+class KnownConsumers:
     """Those of one part of a cluster's messages, in memory and in the bucket of what its next reader needs.
 
     Without the bucket, as where there is no group, they are known to this process only.
@@ -31,7 +31,7 @@ class RemovedConsumers:
         self._names: dict[str, None] = {}
 
     async def note(self, js: JetStreamContext, names: Iterable[str]) -> None:
-        """Remember names before these consumers are removed; whatever fails, they can be."""
+        """Remember names before these consumers are made or removed; whatever fails, they can be."""
         new = [name for name in names if name not in self._names]
         if not new:
             return
@@ -42,7 +42,7 @@ class RemovedConsumers:
                 await (await self._bucket(js)).put(self._key, json.dumps(list(self._names)).encode())
 
     async def names(self, js: JetStreamContext) -> list[str]:
-        """All that this process or an earlier reader removed, the newest first."""
+        """All that this process or an earlier reader made or removed, the newest first."""
         return list(reversed(dict.fromkeys([*await self._stored(js), *self._names])))
 
     async def _stored(self, js: JetStreamContext) -> list[str]:
