@@ -253,3 +253,12 @@ def test_gpus_of_all_ranks_that_idle_before_any_step_shows_it_have_late_hosts() 
 )
 def test_gpus_that_idle_otherwise_say_nothing_before_steps_do(data: JobData) -> None:
     assert idle_since(data, GpuColumn.BUSY) is None
+
+
+@pytest.mark.parametrize(("covered", "seen"), [(1, False), (2, False), (4, True), (12, True)])
+def test_a_row_of_many_steps_that_ends_within_that_time_does_not_show_it(covered: int, seen: bool) -> None:
+    """It is a mean of steps before the change and since."""
+    data = unseen([0.6, 0.6], [0.6] * 3, last_s=1014.0)
+    rows = replace(data.steps, steps_covered=np.full(len(data.steps), covered))
+
+    assert (idle_since(replace(data, steps=rows), GpuColumn.BUSY) is not None) is seen

@@ -184,8 +184,11 @@ def idle_since(job: JobData, kernels: GpuColumn) -> IdleSince | None:
         return None
     before, now, since = fell
     begin_s, end_s = gpu.time_unix_s[since[0] - 1], gpu.time_unix_s[since[-1]]
+    # A row of several steps is a mean of what was before the change and since.
+    mixed_s = float(steps.step_time_s[-1] * steps.steps_covered[-1]) if steps.steps_covered[-1] > 1 else 0.0
+    known_until_s = steps.time_unix_s[-1] - max(mixed_s, _NEWEST_STEP_S)
     # By another clock, what is newer is not known.
-    if begin_s < steps.time_unix_s[-1] - _NEWEST_STEP_S or end_s > job.now_unix_s + _NEWEST_STEP_S:
+    if begin_s < known_until_s or end_s > job.now_unix_s + _NEWEST_STEP_S:
         return None
     earlier = np.arange(max(0, since[0] - _BEFORE), since[0])
     idle = median(running[earlier], axis=0) - running[since].mean(axis=0)
