@@ -308,7 +308,7 @@ def test_a_requeued_job_is_live_again_and_counts_from_its_first_step(fleet):
         fleet.works(agent, range(1, 3))
         job = fleet.status()
         assert (job["ended"], job["outcome"], job["attempt"]) == (False, None, 2)
-        assert job["steps"] == {"count": 2, "last": 2}
+        assert job["steps"] == {"count": 2, "last": 2, "doubt": None}
         assert job["nodes"] == ["n1"]
         assert fleet.page()['perfd_step{perfd_job="llm"}'] == 2
     assert fleet.fired == {}

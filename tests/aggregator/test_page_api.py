@@ -449,7 +449,7 @@ def test_lists_of_jobs_wait_for_no_round(monkeypatch):
         assert {name: one["analyzed"] for name, one in entries.items()} == {"old": True, "new": False}
         assert entries["new"]["bottleneck"]["name"] == "not analyzed yet"
         assert entries["new"]["bottleneck"]["kind"] == "unknown"
-    assert (rows["new"]["step"], whole["new"]["steps"]) == (19, {"count": 19, "last": 19})
+    assert (rows["new"]["step"], whole["new"]["steps"]) == (19, {"count": 19, "last": 19, "doubt": None})
     assert short["new"]["gpu_count"] == 0
     assert after == {"old": True, "new": True}
 
@@ -562,7 +562,7 @@ def test_ended_jobs_of_history_follow_those_in_memory(tmp_path):
     assert {**entries["jobs"][1]}.keys() == entries["jobs"][0].keys()
     same = ("step", "step_time_s", "state", "ended", "analyzed", "bottleneck")
     assert [rows["jobs"][0][key] for key in same] == [rows["jobs"][1][key] for key in same]
-    assert entries["jobs"][1]["steps"] == {"count": 19, "last": 19}
+    assert entries["jobs"][1]["steps"] == {"count": 19, "last": 19, "doubt": None}
     assert [one["name"] for one in second["jobs"]] == names[1:2]
     assert second["page"] == {"offset": 1, "limit": 1, "matched": 3, "total": 3}
     assert second["jobs"][0]["gpu_count"] == 0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import urllib.request
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
+from aggregator.support import aggregator
 
 from perfd.aggregator.operations import OperationSteps
 from perfd.model import StepDoubt
@@ -19,6 +23,7 @@ from tests.aggregator.test_exact_steps import (
     rows_of,
     trained,
 )
+from tests.support.fake_agent import FakeAgent
 
 OPTIMIZER_US = 3_000
 STEADY = 0.002
@@ -145,3 +150,17 @@ def test_at_no_moment_are_micro_batches_certain_steps(parts: int, seed: int) -> 
         steps.put(times)
         pace = steps.pace
         assert pace is None or not pace.certain or pace.per_step == parts * len(sizes)
+
+
+def test_a_jobs_entry_for_the_page_has_the_doubt() -> None:
+    timeline = trained(lambda line, _: line.step([FSDP], pause_us=0), 80)
+    with aggregator(http_listen="127.0.0.1:0") as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        for times in timeline.records():
+            agent.send(replace(times, job="llm"))
+        running.tick()
+        with urllib.request.urlopen(f"http://{running.http_address}/api/v1/jobs") as answer:
+            (entry,) = json.load(answer)["jobs"]
+
+    assert entry["steps"]["doubt"] == "micro-batch"
+    assert entry["steps"]["last"] == 80

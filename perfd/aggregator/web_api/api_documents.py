@@ -58,7 +58,7 @@ def job_json(job: JobState, live: JobSummary | None, now_s: float, failure: str 
     if not analyzed:
         entry["bottleneck"] |= _PENDING
     table, origin = job.steps, job.ownership.origin
-    entry["steps"] = {"count": len(table), "last": table.last_step}
+    entry["steps"] = {"count": len(table), "last": table.last_step, "doubt": live.steps.doubt}
     entry |= {
         "analyzed": analyzed,
         "attempt": job.attempts.number,

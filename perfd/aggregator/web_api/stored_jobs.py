@@ -37,7 +37,7 @@ def stored_entry(one: EndedJob, now_unix_s: float, *, ranks: bool) -> dict[str, 
     entry = {
         **entry_of(live),
         **_known(one, now_unix_s),
-        "steps": {"count": live.steps.count, "last": live.steps.last},
+        "steps": {"count": live.steps.count, "last": live.steps.last, "doubt": live.steps.doubt},
         "attempt": one.attempt,
         "started_unix_s": one.started_unix_s,
         "ended_unix_s": end.time_unix_s if end else one.received_unix_s,
