@@ -290,7 +290,7 @@ def test_every_path_of_the_interface_answers(clock):
         (job,) = get(running, "/api/v1/jobs")["jobs"]
         assert (job["name"], job["steps"], job["attempt"], job["nodes"]) == (
             "a b/ü",
-            {"count": 30, "last": 30},
+            {"count": 30, "last": 30, "doubt": None},
             1,
             ["node0"],
         )

@@ -156,7 +156,7 @@ def test_the_interface_says_why_a_job_has_no_numbers(two_jobs, broken_analysis):
     )
     assert jobs["bad"]["bottleneck"]["kind"] == "analysis_failed"
     assert jobs["bad"]["bottleneck"]["evidence"] == [f"Analysis failed: {said[1]}"]
-    assert jobs["bad"]["steps"] == {"count": 2, "last": 2}
+    assert jobs["bad"]["steps"] == {"count": 2, "last": 2, "doubt": None}
     fleet = {row["name"]: row for row in json.loads(ask(two_jobs, "/api/v1/fleet")[1])["jobs"]}
     assert fleet["bad"]["bottleneck"]["kind"] == "analysis_failed"
     assert fleet["good"]["bottleneck"]["kind"] != "analysis_failed"
