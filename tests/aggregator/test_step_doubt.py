@@ -98,6 +98,24 @@ def test_a_discriminator_and_a_generator_are_one_step(period_us: int) -> None:
     assert_exact(rows, timeline.ends_us)
 
 
+@pytest.mark.parametrize("every", [5, 10])
+def test_what_is_sent_every_few_steps_makes_no_step_of_them(every: int) -> None:
+    """A moving average of the parameters, for example: it comes after the optimizer of a step."""
+
+    def train(line: Timeline, number: int) -> None:
+        line.step([DDP], pause_us=OPTIMIZER_US)
+        if number % every == every - 1:
+            line.step([[Op("Broadcast", size * MB, 20, 2_000) for size in (20, 21, 22)]], pause_us=0)
+            line.ends_us.pop()
+
+    timeline = trained(train, 120, jitter=STEADY)
+    rows, steps = rows_of(timeline)
+
+    assert steps.pace is not None
+    assert (steps.pace.operation, steps.pace.per_step) == ("AllReduce", 5)
+    assert_exact(rows, timeline.ends_us)
+
+
 def logged_loss(line: Timeline, number: int) -> None:
     """FSDP without micro-batches or clipping, which prints the mean loss of each tenth step."""
     line.step([FSDP])

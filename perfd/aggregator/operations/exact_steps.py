@@ -20,6 +20,7 @@ from perfd.analysis.operations.step_boundaries import (
     micro_batches_by_gathers,
     micro_batches_of,
     next_starts_us,
+    ran_between_us,
 )
 from perfd.analysis.operations.step_evidence import StepEvidence, come_at_once, evidence_of
 from perfd.model import StepDoubt, TrainingStep
@@ -99,16 +100,22 @@ class ExactSteps:
         self._steps_before = steps_before
         self._large: int | None = None
         """Operations of the repeats so far."""
-        self._held = NewestColumns(3, _HELD_PAUSES)
-        """Of the newest repeats: operations until then, pause and lead after it."""
+        self._held = NewestColumns(4, _HELD_PAUSES)
+        """Of the newest repeats: operations until then, begin, end and lead of the pause after it."""
 
     def look(
-        self, job: str, pace: StepPace, gathers: OperationStream | None = None, *, ended: bool = False
+        self,
+        job: str,
+        pace: StepPace,
+        gathers: OperationStream | None = None,
+        others: Sequence[OperationStream] = (),
+        *,
+        ended: bool = False,
     ) -> FoundSteps:
         """The new steps since the last call; if nothing else says how many repeats one has, pauses do.
 
-        `gathers` are those of the parameters that the stream reduces. Empty if it is unknown when operations
-        began. If the job has `ended`, nothing waits for more operations.
+        `gathers` are those of the parameters that the stream reduces, `others` what the rank does besides.
+        Empty if it is unknown when operations began. If the job has `ended`, nothing waits for more of them.
         """
         cycle = pace.cycle
         operations = self.stream.repeating(cycle)
@@ -119,7 +126,7 @@ class ExactSteps:
             self.newest = None
         self._large = cycle.large
         cuts = self._cuts(operations, cycle)
-        found, last, doubt = self._of_step(cuts, pace, gathers)
+        found, last, doubt = self._of_step(cuts, pace, gathers, others)
         marked = pace.sharded or pace.by_log or pace.numbered
         if not marked and _come_at_once(operations, cuts, cycle.large):
             doubt = StepDoubt.ROUNDS
@@ -143,14 +150,18 @@ class ExactSteps:
         return self.stream.seen - cycle.known * cycle.operations / cycle.large < cycle.operations
 
     def _of_step(
-        self, cuts: _Cuts, pace: StepPace, gathers: OperationStream | None
+        self,
+        cuts: _Cuts,
+        pace: StepPace,
+        gathers: OperationStream | None,
+        others: Sequence[OperationStream],
     ) -> tuple[int | None, int, StepDoubt | None]:
         """How many cuts apart steps end, at which of the first ones one does, and what else steps may be."""
         if pace.by_log:
             return *self._placed(cuts, pace.repeats), None
         if pace.sharded:
             return self._sharded(cuts, pace.repeats, gathers)
-        shown = self._evidence(cuts, pace)
+        shown = self._evidence(cuts, pace, others)
         doubt = shown.doubt if pace.counted else StepDoubt.MICRO_BATCHES
         if shown.together is not None:
             return *shown.together, doubt
@@ -180,7 +191,7 @@ class ExactSteps:
         """
         leads_us, ends_us = cuts.following_queued_us, cuts.last.end_us
         if gathers is not None:
-            until_us = next_starts_us(ends_us, gathers.newest_starts_us())[: len(cuts.pauses_us)]
+            until_us = next_starts_us(ends_us, gathers.newest_spans_us()[0])[: len(cuts.pauses_us)]
             until_us -= ends_us[: len(until_us)]
             shown = micro_batches_by_gathers(until_us, leads_us)
             if shown is not None:
@@ -189,19 +200,23 @@ class ExactSteps:
         each_us = float(ends_us[-1] - ends_us[0]) / max(1, len(cuts) - 1)
         return micro_batches_of(cuts.pauses_us, leads_us, each_us), False
 
-    def _evidence(self, cuts: _Cuts, pace: StepPace) -> StepEvidence:
-        """What the pauses after reductions of all gradients show."""
-        pauses_us = cuts.pauses_us
-        seen = cuts.last.seen[: len(pauses_us)]
+    def _evidence(self, cuts: _Cuts, pace: StepPace, others: Sequence[OperationStream]) -> StepEvidence:
+        """What the pauses after reductions of all gradients show, less the operations of others in them."""
+        ends_us, following_us = cuts.last.end_us[: len(cuts.following_us)], cuts.following_us
+        seen = cuts.last.seen[: len(ends_us)]
         newest = self._held.held[0, -1:]
         known = int(np.searchsorted(seen, newest, side="right")[0]) if len(newest) else 0
         if not (known and seen[known - 1] == newest):
             self._held.clear()
             known = 0
-        fresh = slice(known, None)
-        leads_us = cuts.following_queued_us[: len(pauses_us)]
-        self._held.put(np.array([seen[fresh], pauses_us[fresh], leads_us[fresh]], dtype=np.float64))
-        _, held_us, held_leads_us = self._held.held
+        leads_us = cuts.following_queued_us
+        fresh = [one[known:] for one in (seen, ends_us, following_us, leads_us)]
+        self._held.put(np.array(fresh, dtype=np.float64))
+        _, ends_us, following_us, held_leads_us = self._held.held
+        # Others may be reported later than the repeats before them.
+        held_us = following_us - ends_us
+        for other in others:
+            held_us -= ran_between_us(ends_us, following_us, other.newest_spans_us())
         if len(held_us) < 2:
             return StepEvidence(None, StepDoubt.MICRO_BATCHES)
         shown = evidence_of(
@@ -214,7 +229,7 @@ class ExactSteps:
         if shown.together is None:
             return shown
         count, last = shown.together
-        return StepEvidence((count, (last + len(pauses_us) - len(held_us)) % count), shown.doubt)
+        return StepEvidence((count, (last + len(seen) - len(held_us)) % count), shown.doubt)
 
     def _placed(self, cuts: _Cuts, repeats: int | None) -> tuple[int | None, int]:
         """Where steps of so many repeats end, if that is all that is known."""

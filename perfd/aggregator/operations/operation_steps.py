@@ -139,7 +139,7 @@ class OperationSteps:
         stream.put(times)
         exact = stream.timed
         if exact and times.operation != RECEIVE and max(times.sizes_bytes) <= _SCALAR_BYTES:
-            self._numbers.put(stream.newest_starts_us(len(times.sequences))[None])
+            self._numbers.put(stream.newest_spans_us(len(times.sequences))[:1])
         since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
         if exact and since_look_s >= (_LOOK_S if self._paced is None else _ROW_S):
             self._paced = self._pace(times.end_unix_ns)
@@ -210,7 +210,12 @@ class OperationSteps:
         gathers = None
         if stream.operation == _ENDING_STEPS:
             gathers = self._streams.get((stream.communicator, _GATHERING, None))
-        found = self._exact.look(job, replace(paced, cycle=cycle), gathers, ended=ended)
+        others = [
+            one
+            for one in self._streams.values()
+            if one is not stream and one.sizes.max(initial=0.0) > _SCALAR_BYTES
+        ]
+        found = self._exact.look(job, replace(paced, cycle=cycle), gathers, others, ended=ended)
         newest = self._exact.newest
         if anew or (self._recounted and found.rows):
             # What seemed to be steps was none, as while a job starts.
@@ -339,7 +344,7 @@ class OperationSteps:
         for one in self._streams.values():
             if one is paced.stream or one.sizes.max(initial=0.0) <= _SCALAR_BYTES:
                 continue
-            repeats = repeats_between(operations.start_us, one.newest_starts_us(), paced.cycle.large)
+            repeats = repeats_between(operations.start_us, one.newest_spans_us()[0], paced.cycle.large)
             if one.operation == RECEIVE or repeats <= _MOST_PASSES:
                 together = max(together, repeats)
         if together > 1:

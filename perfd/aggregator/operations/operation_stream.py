@@ -221,7 +221,7 @@ class OperationStream:
     def repeats_for_each(self, other: OperationStream, cycle: Cycle) -> float:
         """How many of its repeats there are for one operation of another stream, which has some."""
         held = self.newest.held
-        mine_us, theirs_us = held[START, self._large()[-cycle.known :]], other.newest_starts_us()
+        mine_us, theirs_us = held[START, self._large()[-cycle.known :]], other.newest_spans_us()[0]
         overall = self.per_s / cycle.operations / other.per_s
         if np.isnan(mine_us).any() or not len(theirs_us):
             return overall
@@ -240,7 +240,7 @@ class OperationStream:
         operations = self.repeating(cycle)
         if operations is None:
             return False
-        return come_in_breaks(operations.start_us, operations.end_us, other.newest_starts_us(), cycle.large)
+        return come_in_breaks(operations.start_us, operations.end_us, other.newest_spans_us()[0], cycle.large)
 
     def repeat(self) -> Cycle | None:
         """What of it repeats; None without that."""
@@ -379,11 +379,11 @@ class OperationStream:
             reported=reported == 1.0,
         )
 
-    def newest_starts_us(self, most: int = _HELD_OPERATIONS) -> Floats:
-        """When the newest operations began, since the last one whose start is unknown."""
-        starts_us = self.newest.held[START, -most:]
-        unknown = np.flatnonzero(np.isnan(starts_us))
-        return starts_us[unknown[-1] + 1 :] if len(unknown) else starts_us
+    def newest_spans_us(self, most: int = _HELD_OPERATIONS) -> Floats:
+        """When the newest operations began and ended, (2, n), since the last one whose start is unknown."""
+        spans_us = self.newest.held[START : END + 1, -most:]
+        unknown = np.flatnonzero(np.isnan(spans_us[0]))
+        return spans_us[:, unknown[-1] + 1 :] if len(unknown) else spans_us
 
     def _large(self) -> Ints:
         """Places of the operations that are not small."""

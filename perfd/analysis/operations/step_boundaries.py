@@ -116,6 +116,17 @@ def next_starts_us(ends_us: Floats, starts_us: Floats) -> Floats:
     return np.where(known, starts_us[np.minimum(place, len(starts_us) - 1)], np.nan)
 
 
+def ran_between_us(ends_us: Floats, following_us: Floats, spans_us: Floats) -> Floats:
+    """For how long of (n,) pauses, from `ends_us` to `following_us`, others ran that began in them.
+
+    `spans_us` (2, m) are the sorted starts of the others and their ends. At most the pause.
+    """
+    starts_us = spans_us[0]
+    total_us = np.concatenate(([0.0], np.nan_to_num(spans_us[1] - starts_us).cumsum()))
+    ran_us = total_us[starts_us.searchsorted(following_us)] - total_us[starts_us.searchsorted(ends_us)]
+    return np.minimum(ran_us, following_us - ends_us)
+
+
 def receives_of_step(durations_us: Floats) -> int | None:
     """How many receives of a pipeline stage make a step; None where that does not show.
 
