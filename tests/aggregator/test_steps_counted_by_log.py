@@ -7,7 +7,7 @@ from aggregator.test_exact_steps import FSDP, MB, Op, Timeline
 
 from perfd.aggregator.jobs import JobState, RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.model import TrainingStep
+from perfd.model import StepDoubt, TrainingStep
 
 LAYER = [Op("AllReduce", 32 * MB, 5_000), Op("AllReduce", 32 * MB, 1_700), Op("AllReduce", 31 * MB, 1_500)]
 LAYERS = 12
@@ -123,3 +123,26 @@ def test_a_few_lines_decide_nothing():
     job = job_of(steps_of_layers(120), every=25)
     assert job.operation_pace is not None
     assert job.operation_pace.per_step == pytest.approx(3)
+
+
+def test_the_log_leaves_no_doubt_where_it_counts_the_same_steps():
+    timeline = Timeline()
+    for _ in range(120):
+        # Micro-batches whose optimizer does not show would look the same.
+        timeline.step([FSDP], pause_us=0)
+    silent, spoken = job_of(timeline, every=1000), job_of(timeline)
+    assert silent.operation_pace is not None
+    assert spoken.operation_pace is not None
+    assert (silent.operation_pace.certain, spoken.operation_pace.certain) == (False, True)
+    assert spoken.operation_pace.per_step == pytest.approx(17)
+
+
+def test_what_the_log_counts_several_times_in_a_repeat_stays_in_doubt():
+    timeline = Timeline()
+    averaged = [Op("AllReduce", (20 + at) * MB, 30 if at else 400_000, 150) for at in range(12)]
+    for _ in range(100):
+        timeline.step([averaged], pause_us=0)
+    lines = [(8 * number, end_us / 1e6 + 0.05) for number, end_us in enumerate(timeline.ends_us, start=1)]
+    job = played(timeline, lines)
+    assert job.operation_pace is not None
+    assert job.operation_pace.doubt is StepDoubt.ROUNDS

@@ -32,11 +32,14 @@ class OperationStepRows:
         self._found = OperationSteps()
         self._rows = StepRows(limit)
         self._lines: deque[tuple[int, float]] = deque(maxlen=_LINES)
+        self._as_the_log = False
+        """Whether lines have shown that its steps are those of the log."""
 
     @property
     def pace(self) -> OperationPace | None:
         """Which operations show steps; None before the first."""
-        return self._found.pace
+        pace = self._found.pace
+        return replace(pace, doubt=None) if pace is not None and self._as_the_log else pace
 
     def put(self, times: CollectiveTimes, sent_unix_s: float) -> FoundSteps:
         """Add what one rank did; returns the rows that are complete by it."""
@@ -50,6 +53,7 @@ class OperationStepRows:
         if found.anew:
             self._rows = StepRows(self._limit)
             self._lines.clear()
+            self._as_the_log = False
         for row in found.rows:
             self._rows.put(row, sent_unix_s)
         return found
@@ -65,20 +69,22 @@ class OperationStepRows:
                 self._lines.clear()
             return
         self._lines.append((step, unix_s))
-        together = self._together() if len(self._lines) >= _FEWEST_LINES else 1
-        if together > 1:
+        together = self._together() if len(self._lines) >= _FEWEST_LINES else None
+        if together == 1:
+            self._as_the_log = True
+        elif together is not None:
             self._lines.clear()
             self._found.take_together(together)
 
-    def _together(self) -> int:
-        """How many steps by operations are one of the log's; 1 if that is not certain."""
+    def _together(self) -> int | None:
+        """How many steps by operations are one of the log's; None if that is not certain."""
         found = self._rows.table()
         if len(found) < 2:
-            return 1
+            return None
         step, unix_s = np.array(self._lines).T
         known = (unix_s >= found.time_unix_s[0]) & (unix_s <= found.time_unix_s[-1])
         if known.sum() < _FEWEST_LINES:
-            return 1
+            return None
         by_log = step[known] - step[known].mean()
         shown = np.interp(unix_s[known], found.time_unix_s, found.step)
         slope = float((by_log * shown).sum() / (by_log**2).sum())
@@ -86,7 +92,7 @@ class OperationStepRows:
         error = float(np.sqrt((missed**2).sum() / (len(missed) - 2) / (by_log**2).sum()))
         whole = round(slope)
         sure = abs(slope - whole) <= _UNSURE and _STANDARD_ERRORS * error <= _UNSURE
-        return whole if sure and 1 < whole <= _MOST_TOGETHER else 1
+        return whole if sure and 1 <= whole <= _MOST_TOGETHER else None
 
     def within(self, lines: StepTable) -> StepsWithinLines | None:
         """Steps one by one, by the numbers of the log's lines; None unless the newest covers several."""
