@@ -375,7 +375,7 @@ def test_numbers_that_rest_on_steps_in_doubt_say_so(doubt: StepDoubt | None, cou
     assert "50.5%" in text
     assert condition in text
     assert ("if each" in text) is (doubt is not None)
-    assert ("Step numbers in the log, or perfd.hook, say which" in text) is (doubt is not None)
+    assert ("Step times in the log, or perfd.hook, say which" in text) is (doubt is not None)
 
 
 def test_an_mfu_above_what_tensor_cores_allow_shows_that_steps_have_parts():

@@ -25,7 +25,7 @@ _PARTS_RATIO = 1.25
 """Over what tensor cores allow: of a step in two parts, MFU would seem twice as high. Chosen."""
 _PARTS = (
     "What repeats is only a part of a step: tensor cores are too little active for the FLOPs of whole ones."
-    " Print the steps' numbers, or report steps with perfd.hook."
+    " Print the steps' numbers and times, or report steps with perfd.hook."
 )
 
 _MOST_RANKS = 65_536

@@ -57,7 +57,7 @@ def _steps(summary: JobSummary) -> str:
         return f"1 {row}, step {steps.first}; {'' if steps.steady_count else 'not '}steady"
     rows = "rows by NCCL operations" if by_nccl else "lines"
     counted = several_steps(steps.doubt)
-    sure = "" if steps.doubt is None else ". Step numbers in the log, or perfd.hook, say which"
+    sure = "" if steps.doubt is None else ". Step times in the log, or perfd.hook, say which"
     return (
         f"{steps.count} {rows}, {counted} {steps.first} to {steps.last};"
         f" {steps.steady_count} of them steady{sure}"
