@@ -130,11 +130,11 @@ def test_the_log_leaves_no_doubt_where_it_counts_the_same_steps():
     for _ in range(120):
         # Micro-batches whose optimizer does not show would look the same.
         timeline.step([FSDP], pause_us=0)
-    silent, spoken = job_of(timeline, every=1000), job_of(timeline)
+    silent, logged = job_of(timeline, every=1000), job_of(timeline)
     assert silent.operation_pace is not None
-    assert spoken.operation_pace is not None
-    assert (silent.operation_pace.certain, spoken.operation_pace.certain) == (False, True)
-    assert spoken.operation_pace.per_step == pytest.approx(17)
+    assert logged.operation_pace is not None
+    assert (silent.operation_pace.certain, logged.operation_pace.certain) == (False, True)
+    assert logged.operation_pace.per_step == pytest.approx(17)
 
 
 def test_what_the_log_counts_several_times_in_a_repeat_stays_in_doubt():
