@@ -9,9 +9,8 @@ Agents of nodes with 8 GPUs each first send two minutes that they have kept, as 
 that every window of the analysis is full; then each sends one batch a second over real gRPC, and the
 page is read every 15 s, as Prometheus does. With `--beside` the perfd of another checkout takes the
 same, in turn. With `--uplink nats` agents publish to a nats-server on this machine, whose CPU time is not
-in that of the aggregator. With `--pace-s N` the agents' seconds, and the aggregator's rounds, last N seconds:
-for more agents than this machine can drive at once. It exits with 1 if not every batch that was sent was
-taken, once.
+in that of the aggregator. With `--pace-s N` the seconds of agents and aggregator last N seconds, for more agents
+than this machine can drive at once. It exits with 1 if not every batch that was sent was taken, once.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def measure(
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         rounds = folder / "rounds"
-        program = (str(Path(__file__).with_name("timed_rounds.py")), str(rounds))
+        program = (str(Path(__file__).with_name("timed_rounds.py")), str(rounds), str(pace_s))
         server = stack.enter_context(NatsServer(folder)) if uplink == "nats" else None
         config: dict[str, Any] = {} if server is None else {"nats": {"servers": [server.address]}}
         config["round_interval_s"] = pace_s
@@ -177,7 +176,6 @@ class _Drive:
         aggregator = self._aggregator
         # What is made in the meantime is late, and of all agents alike.
         start_ns, before, pages, late_s, cpu_s = time.time_ns(), 0, [], 0.0, 0.0
-        scrape_every = max(1, round(_SCRAPE_EVERY_S / self._pace_s))
         started_s = time.perf_counter()
         for second in range(_SETTLED_S + seconds):
             if second == _SETTLED_S:
@@ -191,7 +189,7 @@ class _Drive:
             await asyncio.gather(
                 *(self._send(agent, n, sequence, now_ns, away=away) for n, agent in enumerate(agents))
             )
-            if second >= _SETTLED_S and (second - _SETTLED_S) % scrape_every == 0:
+            if second % _SCRAPE_EVERY_S == _SETTLED_S:
                 read_s = time.perf_counter()
                 page = await asyncio.to_thread(aggregator.page)
                 pages.append((len(page), time.perf_counter() - read_s))
