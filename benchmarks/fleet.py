@@ -9,8 +9,9 @@ Agents of nodes with 8 GPUs each first send two minutes that they have kept, as 
 that every window of the analysis is full; then each sends one batch a second over real gRPC, and the
 page is read every 15 s, as Prometheus does. With `--beside` the perfd of another checkout takes the
 same, in turn. With `--uplink nats` agents publish to a nats-server on this machine, whose CPU time is not
-in that of the aggregator. With `--pace-s N` the seconds of agents and aggregator last N seconds, for more agents
-than this machine can drive at once. It exits with 1 if not every batch that was sent was taken, once.
+in that of the aggregator. With `--pace-s N` the seconds of agents and aggregator last N seconds, for
+more agents than this machine can drive at once. It exits with 1 if not every batch that was sent was
+taken, once.
 """
 
 from __future__ import annotations
