@@ -2,6 +2,7 @@
 
 from perfd.net.access_control import AccessControl
 from perfd.net.bearer_token import BearerToken
+from perfd.net.canceled_tasks import end_tasks
 from perfd.net.deadline import DeadlineReader, connect, left_s
 from perfd.net.http import (
     Handler,
@@ -40,6 +41,7 @@ __all__ = [
     "ServerTls",
     "client_context",
     "connect",
+    "end_tasks",
     "error_response",
     "is_loopback",
     "json_response",

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from perfd.config import NatsConfig
 from perfd.errors import ConfigError, PerfdError, reason_of
+from perfd.net.canceled_tasks import end_tasks
 from perfd.net.http import is_loopback
 from perfd.net.tls import client_context
 
@@ -170,8 +171,7 @@ class NatsConnector:
                         return
                     reason = ended.result()
                 finally:
-                    using.cancel()
-                    await asyncio.gather(using, return_exceptions=True)
+                    await end_tasks(using)
                     await client.close()
             except PerfdError as error:
                 reason = str(error)

@@ -24,7 +24,7 @@ from perfd.model import (
     Stored,
     Welcome,
 )
-from perfd.net import NatsConnector
+from perfd.net import NatsConnector, end_tasks
 
 _WELCOME_WITHIN_S = 5.0
 """How long the first batch of a spool's life waits for an aggregator to say what it has; without one that is
@@ -161,8 +161,7 @@ class NatsUplink(Uplink):
                 self._session = None
                 self._state = replace(self._state, connected=False)
             if work is not None:
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+                await end_tasks(work)
             publisher.end("over")
             await client.close()
 

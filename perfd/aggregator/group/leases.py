@@ -21,7 +21,7 @@ from perfd.aggregator.group.lease_entries import LeaseEntries, lease_value, memb
 from perfd.aggregator.group.sharing import GroupView, Holder, Holding, has_lease_time, is_valid, wanted
 from perfd.config import NatsGroupConfig, NatsListenConfig
 from perfd.errors import PerfdError
-from perfd.net import LoopThread, NatsConnector
+from perfd.net import LoopThread, NatsConnector, end_tasks
 from perfd.wire.subjects import lease_bucket
 
 if TYPE_CHECKING:
@@ -154,10 +154,7 @@ class Leases:
                 await asyncio.wait({turns}, timeout=_STOP_WITHIN_S / 3)
                 async with asyncio.timeout(_STOP_WITHIN_S / 3):
                     await self._leave(bucket)
-            tasks = [task for task in (turns, watching) if task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(*(task for task in (turns, watching) if task is not None))
 
     async def _require_same_partitions(self) -> None:
         """Raises `PerfdError` if the bucket's group divides its jobs into another number of partitions."""

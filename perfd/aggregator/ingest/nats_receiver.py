@@ -24,7 +24,7 @@ from perfd.aggregator.partition import Partition
 from perfd.config import NatsListenConfig
 from perfd.errors import PerfdError
 from perfd.model import NodeMessage
-from perfd.net import LoopThread, NatsConnector
+from perfd.net import LoopThread, NatsConnector, end_tasks
 from perfd.wire import subjects
 from perfd.wire.convert import encode_message
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WATCH_ENDS_WITHIN_S = 0.2
+"""What watches the reading has nothing to clean up. Chosen."""
 _STOP_WITHIN_S = 3.0
 """For the thread's end, and half of it to acknowledge what is stored."""
 _MOST_COMPLAINTS = 8
@@ -137,8 +139,7 @@ class NatsReceiver:
                 try:
                     reason = await reading.run()
                 finally:
-                    watching.cancel()
-                    await asyncio.gather(watching, return_exceptions=True)
+                    await end_tasks(watching, again_after_s=_WATCH_ENDS_WITHIN_S)
                 if reason:
                     raise PerfdError(reason)
         finally:
