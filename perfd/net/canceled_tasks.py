@@ -12,8 +12,8 @@ _CLEANED_UP_WITHIN_S = 5.0
 async def end_tasks(*tasks: asyncio.Future[Any], again_after_s: float = _CLEANED_UP_WITHIN_S) -> None:
     """Cancel tasks, again and again until they end; what they raise is dropped.
 
-    Up to Python 3.11 `asyncio.wait_for`, which libraries use, returns its result instead of a cancellation that
-    comes at the same moment: a loop around it would go on for ever.
+    Up to Python 3.11 `asyncio.wait_for`, which libraries use, returns its result instead of a cancellation
+    that comes at the same moment: a loop around it would go on for ever.
     """
     while left := [task for task in tasks if not task.done()]:
         for task in left:
