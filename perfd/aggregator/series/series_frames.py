@@ -65,6 +65,8 @@ class SeriesFrames:
         self._store = store
         self._made: Mapping[str, SeriesFrame] = {}
         self._fleet_made_s = -math.inf
+        self._left_out = 0
+        """Series of nodes beyond the limit, of this round."""
         self.newest: Mapping[str, SeriesFrame] = {}
         """All series of the newest round by group, those of rules too; no name is in two groups."""
         self._blocks = Blocks(label_chars=state.fleet.limits.name_chars)
@@ -84,14 +86,14 @@ class SeriesFrames:
         agents of a large fleet may be some seconds old.
         """
         whole = all_read or self._fleet_due(now_s)
+        left = self._state.fleet.limits.series
         jobs = self._jobs(derived, facts)
         # The aggregator's own series come first: they count what is left out.
         groups = {SELF: self._self(), "jobs": jobs}
         if whole:
             self._fleet_made_s = now_s
             groups = {SELF: groups[SELF], "agents": self._agents(now_s), "jobs": jobs}
-            groups["nodes"] = self._nodes(now_s)
-        left = self._state.fleet.limits.series
+            groups["nodes"] = self._nodes(now_s, left - _count(groups))
         groups = self._bounded(groups, left if whole else left - len(self._made["agents"].keys))
         if whole:
             self._blocks.keep(name for blocks in groups.values() for name in blocks)
@@ -124,7 +126,7 @@ class SeriesFrames:
         self, groups: Mapping[str, dict[BlockName, Block]], left: int
     ) -> dict[str, dict[BlockName, Block]]:
         """The groups without the blocks that are beyond the series that are `left`, which are counted."""
-        refused = 0
+        refused, self._left_out = self._left_out, 0
         bounded: dict[str, dict[BlockName, Block]] = {}
         for group, blocks in groups.items():
             bounded[group] = {}
@@ -151,7 +153,8 @@ class SeriesFrames:
                 blocks["job", name] = self._blocks.block(("job", name), values)
         return blocks
 
-    def _nodes(self, now_s: float) -> dict[BlockName, Block]:
+    def _nodes(self, now_s: float, left: int) -> dict[BlockName, Block]:
+        """Those of the nodes that fit into the series that are `left`; keys of others are not even made."""
         blocks: dict[BlockName, Block] = {}
         with self._state.lock:
             fleet = self._state.fleet
@@ -159,6 +162,11 @@ class SeriesFrames:
             for node in fleet.nodes.values():
                 if node.left:
                     continue
+                count = sum(one.values.size for one in node.readings.values())
+                if count > left:
+                    self._left_out += count
+                    continue
+                left -= count
                 with self._state.failures.contained(Part.NODE, node=node.name):
                     name = ("node", node.name, str(node.version))
                     keys = self._blocks.keys(name, partial(node_keys, self._names, node, fleet.jobs))
@@ -201,6 +209,10 @@ class SeriesFrames:
             for sample in family.samples
         ]
         return {(SELF,): self._blocks.block((SELF,), values)}
+
+
+def _count(groups: Mapping[str, Mapping[BlockName, Block]]) -> int:
+    return sum(len(block.keys) for blocks in groups.values() for block in blocks.values())
 
 
 def _joined(arrays: Sequence[Floats]) -> Floats:
