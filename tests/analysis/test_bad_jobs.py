@@ -49,16 +49,19 @@ def test_a_job_of_two_steps_is_too_short_for_a_verdict_and_is_shown_so() -> None
     assert "too few to judge where the time goes" in said(found)
 
 
-def test_operations_that_a_rank_did_not_report_are_said_unless_they_may_be_to_come() -> None:
+def test_operations_that_a_rank_did_not_report_are_said_unless_it_came_late_or_they_may_be_to_come() -> None:
     table = gradients(lags(40, 4, {}))
     durations_s = table.durations_s.copy()
     durations_s[-300:, 2] = np.nan
     to_come = summary(replace(table, durations_s=durations_s), times_s=[STEP_S] * 100)
-    durations_s[:500:2, 2] = np.nan
+    durations_s[:200, 1] = np.nan
+    late_agent = summary(replace(table, durations_s=durations_s), times_s=[STEP_S] * 100)
+    durations_s[200:500:2, 2] = np.nan
     lost = summary(replace(table, durations_s=durations_s), times_s=[STEP_S] * 100)
 
     assert [one.seen_ratio for one in to_come.nccl.ranks] == [1.0] * 4
-    assert [one.seen_ratio for one in lost.nccl.ranks] == pytest.approx([450 / 700] * 4)
+    assert [one.seen_ratio for one in late_agent.nccl.ranks] == [1.0] * 4
+    assert [one.seen_ratio for one in lost.nccl.ranks] == pytest.approx([350 / 499] * 4)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from analysis.jobs import description, gpu_table, job_data, step_table
 
+from perfd.analysis.collectives.late_rank_cost import CausedLosses
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
@@ -220,6 +222,9 @@ def test_no_more_is_lost_than_peers_wait_and_no_more_than_steps_are_longer() -> 
         # GPUs that always run a kernel, or are not seen.
         (0.04, 40, (1.0, 1.0), [1]),
         (0.04, 40, (), [1]),
+        # GPUs of which no sample is of these steps yet.
+        (0.2, 40, (math.nan, math.nan), []),
+        (0.35, 40, (math.nan, math.nan), [1]),
     ],
 )
 def test_where_hosts_limit_a_job_one_of_them_may_be_slower_for_a_while_by_chance(
@@ -342,3 +347,11 @@ def test_a_lost_operation_is_no_verdict_unless_nothing_can_be_said_without_it():
 
     assert Kind.MISSING_TELEMETRY not in kinds(gradients(lags(40, 4, {})))
     assert Kind.MISSING_TELEMETRY in kinds()
+
+
+def test_a_rank_that_is_seen_for_less_long_than_the_others_is_not_late_for_longer() -> None:
+    """One pipeline is late: of its second stage the blocks before are unknown, and of its third all."""
+    unknown = [np.nan] * 4
+    late = CausedLosses(np.array([[0.0] * 3 + [0.1] * 7, unknown + [0.1] * 6, [np.nan] * 10]))
+
+    assert late.persistence(0.05).tolist() == pytest.approx([0.7, 0.6, np.nan], nan_ok=True)

@@ -281,9 +281,12 @@ class _Late:
 
 
 def _seen_ratio(stack: CommunicatorBatch, rows: Ints) -> Floats:
-    """Of operations up to the newest that all ranks of a communicator reported: others may be to come."""
+    """Of operations between the first and the newest that all ranks of a communicator reported.
+
+    Before these, an agent had not come; after them, reports may be to come.
+    """
     matched = stack.parts.last_arriver[rows] >= 0
-    due = matched.shape[1] - np.argmax(matched[:, ::-1], axis=1)
+    due = matched.shape[1] - np.argmax(matched[:, ::-1], axis=1) - np.argmax(matched, axis=1)
     return np.asarray(matched.sum(axis=1) / due)
 
 

@@ -55,8 +55,12 @@ class CausedLosses:
         return median(self.at_least, axis=1)
 
     def persistence(self, least: float) -> Floats:
-        """The share of blocks in which the peers lose at least so much."""
-        blocks = np.isfinite(self.at_least).sum(axis=1)
+        """The share of blocks in which the peers lose at least so much.
+
+        Of the blocks that are known of any rank: one that is seen for less long is not late for longer.
+        """
+        known = np.isfinite(self.at_least)
+        blocks = np.where(known.any(axis=1), known.any(axis=0).sum(), 0)
         late = (self.at_least >= least).sum(axis=1)
         return np.asarray(np.where(blocks > 0, late / np.maximum(blocks, 1), np.nan))
 

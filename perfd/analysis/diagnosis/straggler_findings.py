@@ -75,13 +75,15 @@ def _slow_rank(facts: JobEvidence) -> Finding | None:
 def _by_chance(facts: JobEvidence, arrivals: Late, others: Sequence[Straggler]) -> bool:
     """Whether hosts limit the job, and that of the last rank has been slower by little, and not for long.
 
-    There what a host takes longer makes a step longer by as much, whichever it is.
+    There what a host takes longer makes a step longer by as much, whichever it is. While GPUs are
+    read, but none in these steps yet, hosts may limit it.
     """
     slow = arrivals.rank
     if slow is None or facts.step_time.median is None or any(one.rank == slow.rank for one in others):
         return False
     running = facts.activity.of_gpus(facts.activity.kernel_metric)
-    idle_ratio = 1 - float(running.min()) if len(running) else 0.0
+    idle = 1 - running[np.isfinite(running)]
+    idle_ratio = float(idle.max()) if len(idle) else float(len(running) > 0)
     late_s = (slow.late_for_steps or 0.0) * facts.step_time.median
     return bool(arrivals.gain_ratio < _HOST_NOISE * idle_ratio and late_s < _LASTS_S)
 
