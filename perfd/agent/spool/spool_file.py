@@ -152,7 +152,13 @@ def _prepare_schema(database: sqlite3.Connection, path: str) -> None:
 def _check_tables(database: sqlite3.Connection) -> None:
     """Raise an error if they are damaged; add what an older perfd did not write."""
     try:
-        if "crc32" not in {row[1] for row in database.execute("PRAGMA table_info(batch)")}:
+        columns = {
+            name: (kind, key) for _, name, kind, _, _, key in database.execute("PRAGMA table_info(batch)")
+        }
+        if columns.get("sequence") != ("INTEGER", 1):
+            # SQLite stores an integer primary key as the row's number: read as another column it is NULL.
+            raise _damaged("its batches have no sequence")
+        if "crc32" not in columns:
             # Also not part of version 1 at first. From here on, a row without a checksum is damaged.
             database.execute("BEGIN IMMEDIATE")
             database.execute("ALTER TABLE batch ADD COLUMN crc32 INTEGER")
