@@ -124,7 +124,7 @@ def ran_between_us(ends_us: Floats, following_us: Floats, spans_us: Floats) -> F
     starts_us = spans_us[0]
     total_us = np.concatenate(([0.0], np.nan_to_num(spans_us[1] - starts_us).cumsum()))
     ran_us = total_us[starts_us.searchsorted(following_us)] - total_us[starts_us.searchsorted(ends_us)]
-    return np.minimum(ran_us, following_us - ends_us)
+    return np.asarray(np.minimum(ran_us, following_us - ends_us))
 
 
 def receives_of_step(durations_us: Floats) -> int | None:
