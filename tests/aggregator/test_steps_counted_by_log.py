@@ -137,12 +137,22 @@ def test_the_log_leaves_no_doubt_where_it_counts_the_same_steps():
     assert logged.operation_pace.per_step == pytest.approx(17)
 
 
-def test_what_the_log_counts_several_times_in_a_repeat_stays_in_doubt():
+def test_parameters_that_are_averaged_every_eight_steps_of_the_log_show_these():
     timeline = Timeline()
     averaged = [Op("AllReduce", (20 + at) * MB, 30 if at else 400_000, 150) for at in range(12)]
     for _ in range(100):
         timeline.step([averaged], pause_us=0)
     lines = [(8 * number, end_us / 1e6 + 0.05) for number, end_us in enumerate(timeline.ends_us, start=1)]
-    job = played(timeline, lines)
-    assert job.operation_pace is not None
-    assert job.operation_pace.doubt is StepDoubt.ROUNDS
+    silent, logged = played(timeline, []), played(timeline, lines)
+
+    assert silent.operation_pace is not None
+    assert silent.operation_pace.doubt is StepDoubt.ROUNDS
+    assert logged.operation_pace is not None
+    assert logged.operation_pace.certain
+    assert logged.operation_pace.per_step == pytest.approx(12 / 8)
+    table = logged.step_table()
+    assert table.step[-1] == pytest.approx(800, abs=8)
+    assert set(table.steps_covered.tolist()) == {8}
+    assert table.step_time_s[-1] == pytest.approx(0.4035 / 8, rel=0.05)
+    # Rows of before the log was understood are the same.
+    assert table.step[0] == 16

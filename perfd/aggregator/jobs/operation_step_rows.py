@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ import numpy as np
 from perfd.aggregator.jobs.step_tables import StepRows
 from perfd.aggregator.operations import FoundSteps, OperationSteps
 from perfd.analysis.data.job_data import OperationPace, StepsWithinLines, StepTable
-from perfd.model import CollectiveTimes
+from perfd.model import CollectiveTimes, TrainingStep
 
 _PRINTED_S = 0.25
 """A line comes before the next step ends, and with some clocks before its own step does."""
@@ -34,12 +35,19 @@ class OperationStepRows:
         self._lines: deque[tuple[int, float]] = deque(maxlen=_LINES)
         self._as_the_log = False
         """Whether lines have shown that its steps are those of the log."""
+        self._of_log = 1
+        """Steps of the log in one by operations."""
+        self._recounted = False
+        """Whether the rows so far count otherwise since."""
 
     @property
     def pace(self) -> OperationPace | None:
         """Which operations show steps; None before the first."""
         pace = self._found.pace
-        return replace(pace, doubt=None) if pace is not None and self._as_the_log else pace
+        if pace is None or not self._as_the_log:
+            return pace
+        pauses = pace.pauses and replace(pace.pauses, step=pace.pauses.step * self._of_log)
+        return replace(pace, doubt=None, per_step=pace.per_step / self._of_log, pauses=pauses)
 
     def put(self, times: CollectiveTimes, sent_unix_s: float) -> FoundSteps:
         """Add what one rank did; returns the rows that are complete by it."""
@@ -53,10 +61,34 @@ class OperationStepRows:
         if found.anew:
             self._rows = StepRows(self._limit)
             self._lines.clear()
-            self._as_the_log = False
+            self._as_the_log, self._of_log, self._recounted = False, 1, False
+        if self._of_log > 1:
+            found = replace(found, rows=[_of_several(row, self._of_log) for row in found.rows])
+        if self._recounted and found.rows:
+            before = self._rows_before(found.rows[0].job)
+            self._rows, self._recounted = StepRows(self._limit), False
+            found = FoundSteps([*before, *found.rows], anew=True)
         for row in found.rows:
             self._rows.put(row, sent_unix_s)
         return found
+
+    def _rows_before(self, job: str) -> list[TrainingStep]:
+        """The rows so far, by the steps of the log."""
+        table = self._rows.table()
+        columns = (table.step, table.time_unix_s, table.step_time_s, table.steps_covered)
+        return [
+            _of_several(
+                TrainingStep(
+                    job=job,
+                    step=step,
+                    time_unix_ns=round(at_s * 1e9),
+                    step_time_s=None if math.isnan(took_s) else took_s,
+                    steps_covered=covered,
+                ),
+                self._of_log,
+            )
+            for step, at_s, took_s, covered in zip(*(one.tolist() for one in columns), strict=True)
+        ]
 
     def line(self, step: int, unix_s: float) -> None:
         """Add a line of the log that has a step and no time: it may count what operations show otherwise.
@@ -72,12 +104,16 @@ class OperationStepRows:
         together = self._together() if len(self._lines) >= _FEWEST_LINES else None
         if together == 1:
             self._as_the_log = True
+        elif together is not None and together > 1:
+            self._lines.clear()
+            self._found.take_together(round(together))
         elif together is not None:
             self._lines.clear()
-            self._found.take_together(together)
+            self._of_log = round(1 / together)
+            self._as_the_log = self._recounted = True
 
-    def _together(self) -> int | None:
-        """How many steps by operations are one of the log's; None if that is not certain."""
+    def _together(self) -> float | None:
+        """How many steps by operations are one of the log's, or which part of one is; None if not certain."""
         found = self._rows.table()
         if len(found) < 2:
             return None
@@ -90,9 +126,10 @@ class OperationStepRows:
         slope = float((by_log * shown).sum() / (by_log**2).sum())
         missed = shown - shown.mean() - slope * by_log
         error = float(np.sqrt((missed**2).sum() / (len(missed) - 2) / (by_log**2).sum()))
-        whole = round(slope)
-        sure = abs(slope - whole) <= _UNSURE and _STANDARD_ERRORS * error <= _UNSURE
-        return whole if sure and 1 <= whole <= _MOST_TOGETHER else None
+        if self._of_log == 1 and 0 < slope < 1 - _UNSURE:
+            whole = _whole(1 / slope, error / slope**2)
+            return None if whole is None else 1 / whole
+        return _whole(slope, error)
 
     def within(self, lines: StepTable) -> StepsWithinLines | None:
         """Steps one by one, by the numbers of the log's lines; None unless the newest covers several."""
@@ -111,3 +148,16 @@ class OperationStepRows:
         pauses = pace.pauses and replace(pace.pauses, step=pace.pauses.step + shift)
         steps = replace(found, step=found.step + shift)
         return StepsWithinLines(steps=steps, pace=replace(pace, pauses=pauses))
+
+
+def _whole(ratio: float, error: float) -> int | None:
+    """The whole number that a ratio with this standard error is; None if that is not certain."""
+    whole = round(ratio)
+    sure = abs(ratio - whole) <= _UNSURE and _STANDARD_ERRORS * error <= _UNSURE
+    return whole if sure and 1 <= whole <= _MOST_TOGETHER else None
+
+
+def _of_several(row: TrainingStep, each: int) -> TrainingStep:
+    """A row whose steps are so many each."""
+    took_s = None if row.step_time_s is None else row.step_time_s / each
+    return replace(row, step=row.step * each, steps_covered=row.steps_covered * each, step_time_s=took_s)
