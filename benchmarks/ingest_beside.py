@@ -55,7 +55,7 @@ def measure(nodes: int, jobs: int, seconds: int, warm_s: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         rounds = folder / "rounds"
-        program = (str(Path(__file__).with_name("timed_rounds.py")), str(rounds))
+        program = (str(Path(__file__).with_name("timed_rounds.py")), str(rounds), "1")
         aggregator = stack.enter_context(AggregatorProcess(folder, program=program, history=True))
         servers = {called: stack.enter_context(make(folder)) for called, (make, _) in _SERVERS.items()}
         return asyncio.run(

@@ -13,7 +13,7 @@ from perfd.aggregator.failures import Part
 from perfd.aggregator.job_news import shows_change
 from perfd.aggregator.jobs import JobEnd, JobState
 from perfd.aggregator.state import AggregatorState, job_data
-from perfd.aggregator.summary_turns import GPUS_PER_SECOND, LEAST_GPUS, SummaryTurn, WaitingJob, next_turn
+from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, counted_gpus, next_turn
 from perfd.analysis.data.job_data import GpuTable, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise, with_alerts
 from perfd.analysis.diagnosis.unknown_summaries import failed_summary
@@ -121,7 +121,7 @@ class JobSummaries:
             for name, job in self._fleet.jobs.items():
                 nodes = [self._fleet.nodes[node] for node in job.nodes if node in self._fleet.nodes]
                 gpus = sum(len(node.readings.gpu_history.layout.entities) for node in nodes)
-                gpus = max(gpus, LEAST_GPUS)
+                gpus = counted_gpus(gpus)
                 all_gpus += 0 if job.ended else gpus
                 known = self._live.known.get(name)
                 waited_s = now_s - self._looked_s.get(name, -math.inf)

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.summary_turns import GPUS_PER_SECOND, LEAST_GPUS, WaitingJob, next_turn
+from perfd.aggregator.summary_turns import GPUS_PER_SECOND, LEAST_GPUS, WaitingJob, counted_gpus, next_turn
 
 FLEET = {f"job{number}": 160 for number in range(50)}
 """1,000 nodes with 8 GPUs each."""
@@ -60,6 +60,13 @@ def test_a_job_larger_than_a_share_leaves_the_next_rounds_to_others_and_comes_ag
     at = [number for number, jobs in enumerate(made) if "large" in jobs]
     assert at[:3] == [0, 8, 16]
     assert [number for number, jobs in enumerate(made) if "small" in jobs] == at
+
+
+def test_a_job_of_16384_gpus_is_made_again_within_nine_seconds() -> None:
+    made = rounds({"large": counted_gpus(16_384)}, 41)
+    at = [number for number, jobs in enumerate(made) if jobs]
+    assert {later - earlier for earlier, later in pairwise(at)} <= {8, 9}
+    assert [counted_gpus(gpus) for gpus in (0, 8, 160, 1024)] == [LEAST_GPUS, 8, 160, 1024]
 
 
 def test_new_jobs_fill_a_round_also_where_few_go_on() -> None:
