@@ -13,7 +13,7 @@ from perfd.aggregator.jobs import JobState, RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import OperationSteps
 from perfd.aggregator.state.fleet import Fleet
-from perfd.model import CollectiveTimes, RankPlacement, StepSource, TimingSource, TrainingStep
+from perfd.model import CollectiveTimes, EventKind, RankPlacement, StepSource, TimingSource, TrainingStep
 
 SECOND_NS = 10**9
 MB = 1 << 20
@@ -216,6 +216,27 @@ def test_a_communicator_made_anew_goes_on_after_a_pause():
                 found += [row.step for row in steps.put(moved).rows]
     assert found == sorted(set(found))
     assert found[-1] > 200
+
+
+@pytest.mark.parametrize(("started_s", "attempts"), [(None, 1), (20.0, 1), (95.0, 2)])
+def test_operations_of_new_processes_are_those_of_another_attempt(started_s, attempts):
+    job = JobState("job", Limits(), AggregatorCounters())
+    job.rank_started(0, -30.0, 0.0)
+    events = []
+    for start, name in ((0, "first"), (100, "second")):
+        if start and started_s is not None:
+            job.rank_started(0, started_s, float(start))
+        rank = Rank([(name, operation, size) for _, operation, size in DDP], 0.25)
+        for second in range(30):
+            source = RecordSource(agent_id="a", node="n", sent_unix_s=start + second + 1.0, now_s=0.0)
+            for times in rank.second(second):
+                moved = record(name, times.operation, times.sizes_bytes, times.sequences[0], start + second)
+                events.append(job.collective_times(moved, source))
+    shown = [event for event in events if event is not None]
+    assert job.attempts.number == attempts == 1 + len(shown)
+    assert all(event.kind is EventKind.RESTARTED for event in shown)
+    # An attempt that goes on counts the steps of the one before.
+    assert job.steps.last_step > 200
 
 
 def test_a_log_that_shows_steps_takes_their_place():

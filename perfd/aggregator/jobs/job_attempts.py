@@ -9,7 +9,7 @@ from perfd.aggregator.jobs.job_lifetime import JobEnd
 from perfd.aggregator.jobs.record_source import RecordSource
 from perfd.aggregator.jobs.step_tables import StepRows
 from perfd.errors import RefusedError
-from perfd.model import Event, EventKind, JobOutcome
+from perfd.model import Event, EventKind, JobOutcome, TrainingStep
 
 _QUIET_S = 60.0
 """Without a report of any step; before that, an earlier step is not one of a new attempt. Chosen."""
@@ -162,6 +162,13 @@ class JobAttempts:
             # Another agent's log has already shown it.
             return None
         return f"Step {step} came after step {newest}: the job went back to a checkpoint."
+
+    def begins_with(self, step: TrainingStep) -> bool:
+        """Whether a timed step is the first one of a start that scheduler, launcher or a process reported."""
+        if self._begins_unix_s is None or step.time_unix_ns is None:
+            return False
+        lasted_s = (step.step_time_s or 0.0) * step.steps_covered
+        return step.time_unix_ns / 1e9 - lasted_s >= self._begins_unix_s
 
     def surely_begins(self, printed_unix_s: float) -> bool:
         """Whether a line is a new start's, even if it repeats an earlier one exactly."""

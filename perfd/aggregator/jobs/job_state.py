@@ -158,7 +158,7 @@ class JobState:
         self.communication.clear()
         self.memory.clear()
         self.attempts.forget_logs()
-        return self._restarted(source, "The job started again with another layout or model.")
+        return self._restarted(source.sent_unix_s, "The job started again with another layout or model.")
 
     def step(self, line: TrainingStep, source: RecordSource) -> Event | None:
         """Add a progress line; returns an event when it shows that the job went back to an earlier step.
@@ -219,30 +219,35 @@ class JobState:
         self.version += 1
         self._counters.rejected["phases_per_job"] += self.phases.put(block)
 
-    def collective_times(self, times: CollectiveTimes, source: RecordSource) -> None:
-        """Add what one rank reported of its collectives; where no log shows steps, they may."""
+    def collective_times(self, times: CollectiveTimes, source: RecordSource) -> Event | None:
+        """Add a rank's collectives, which show steps if no log does; returns an event for another start."""
         self.version += 1
         self.communication.collectives.put(times)
         self._sources.communicates = self._sources.communicates or times.communicator_size != 1
         if (self._by_log and not self.steps.several_a_line) or source.late or not source.member:
-            return
-        self._show(self.operation_steps.put(times, source.sent_unix_s), source.sent_unix_s)
+            return None
+        return self._show(self.operation_steps.put(times, source.sent_unix_s), source.sent_unix_s)
 
     @property
     def _by_log(self) -> bool:
         """Whether the log shows how long steps take."""
         return self.step_source is StepSource.LOG and self._sources.log_has_times
 
-    def _show(self, found: FoundSteps, unix_s: float) -> None:
+    def _show(self, found: FoundSteps, unix_s: float) -> Event | None:
         """Add what operations show, unless it is only kept beside the log's lines."""
         if self._by_log:
-            return
+            return None
         if found.anew or (found.rows and not self._sources.by_operations):
             # Lines of the log without times show less than operations do.
             self.steps = StepRows(self._limits.steps_per_job)
         self._sources.by_operations = self._sources.by_operations or bool(found.rows)
+        event = None
         for row in found.rows:
+            if self.attempts.begins_with(row):
+                # Nothing says how many of the steps before are computed again.
+                event = self._restarted(unix_s, "The job started again, and goes on.", line=row)
             self._put(row, unix_s)
+        return event
 
     def collective_progress(self, progress: CollectiveProgress, _source: RecordSource) -> None:
         """Add how far one rank is on one communicator."""
@@ -354,7 +359,9 @@ class JobState:
             and end.outcome is not JobOutcome.UNKNOWN
         ):
             self.communication.clear()
-            return self._restarted(source, f"Step {line.step} came after the job's end.", line=line)
+            return self._restarted(
+                source.sent_unix_s, f"Step {line.step} came after the job's end.", line=line
+            )
         return None
 
     def _start_from(self, line: TrainingStep, source: RecordSource, message: str) -> Event:
@@ -365,7 +372,7 @@ class JobState:
         self.phases.cut_from(line.step)
         lost = 0 if newest is None else max(0, newest - line.step + 1)
         return self._restarted(
-            source,
+            source.sent_unix_s,
             message,
             line=line,
             values={"lost_steps": float(lost), "lost_lines": float(lines)},
@@ -373,17 +380,16 @@ class JobState:
 
     def _restarted(
         self,
-        source: RecordSource,
+        sent_unix_s: float,
         message: str,
         *,
         line: TrainingStep | None = None,
         values: Mapping[str, float] | None = None,
     ) -> Event:
         self.lifetime.revive()
-        sent_unix_ns = round(source.sent_unix_s * 1e9)
         event = Event(
             kind=EventKind.RESTARTED,
-            time_unix_ns=(line.time_unix_ns if line else None) or sent_unix_ns,
+            time_unix_ns=(line.time_unix_ns if line else None) or round(sent_unix_s * 1e9),
             message=message,
             job=self.name,
             step=line.step if line else None,
