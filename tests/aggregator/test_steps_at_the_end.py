@@ -107,3 +107,21 @@ def test_an_end_changes_nothing_where_all_is_shown() -> None:
     job.event(ended(timeline))
 
     assert job.step_table().step.tolist() == before.step.tolist()
+
+
+@pytest.mark.parametrize("steps", [40, 41])
+def test_of_a_step_with_its_longest_pause_inside_the_last_part_counts_at_the_end(steps: int) -> None:
+    # Two models: the second one's forward pass takes longer than all between two steps.
+    first = [Op("AllReduce", size * MB, 5_000 if at else 30_000) for at, size in enumerate((25, 26, 60))]
+    second = [Op("AllReduce", size * MB, 5_000 if at else 90_000) for at, size in enumerate((40, 41, 90))]
+    # DDP's buckets are others in the first step.
+    at_once = [Op("AllReduce", 282 * MB, 30_000)]
+    timeline = trained(lambda line, number: line.step([[*first, *second] if number else at_once]), steps)
+    found = OperationSteps()
+    shown = chain.from_iterable(found.put(times).rows for times in timeline.records())
+    rows = [*shown, *found.end("job").rows]
+
+    assert [row.step for row in rows] == list(range(2, steps + 1))
+    assert rows[-1].time_unix_ns == timeline.ends_us[-1] * 1000
+    # The time of a part is not that of a step.
+    assert rows[-1].step_time_s is None

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.aggregator.operations.operation_stream import Cycle, OperationStream
-from perfd.aggregator.operations.report_columns import TimedOperations
+from perfd.aggregator.operations.report_columns import END, TimedOperations
 from perfd.aggregator.operations.row_ends import StepPace
 from perfd.analysis.data.job_data import Bools, Floats, StepPauses
 from perfd.analysis.data.robust_stats import median
@@ -35,6 +35,8 @@ _AT_ONCE_US = 500.0
 """Within a step the next gather begins sooner: an optimizer that runs before it takes longer."""
 _MISSED_RATIO = 0.25
 """Share of the first step's bytes that may be unreported."""
+_WHOLE_RATIO = 0.1
+"""Of a step's bytes, by which its two parts may seem more or less than that. Chosen."""
 _REPEATS_IN_DOUBT = 24
 """Before a micro-batch counts as a step for want of anything better; fewer if no more can be held."""
 
@@ -100,6 +102,8 @@ class ExactSteps:
         self._steps_before = steps_before
         self._large: int | None = None
         """Operations of the repeats so far."""
+        self._begun_ratio = 0.0
+        """What had moved of the next step where the first row began."""
         self._held = NewestColumns(4, _HELD_PAUSES)
         """Of the newest repeats: operations until then, begin, end and lead of the pause after it."""
 
@@ -254,6 +258,7 @@ class ExactSteps:
             by_bytes = float(cuts.last.moved_bytes[place]) / (cycle.moved_bytes * repeats)
             step = max(1, math.floor(by_bytes + _MISSED_RATIO))
             self.newest = _end(self._steps_before + step, cuts.last, place)
+            self._begun_ratio = by_bytes - step
             first = place + 1
         newest = self.newest
         first = max(first, int(cuts.last.seen.searchsorted(newest.seen, side="right")))
@@ -276,7 +281,24 @@ class ExactSteps:
             )
             newest, place = _end(newest.step + covered, cuts.last, at), at
         self.newest = newest
+        if ended:
+            rows += self._last_part(job, cuts, cycle.moved_bytes * repeats)
         return rows
+
+    def _last_part(self, job: str, cuts: _Cuts, step_bytes: float) -> list[TrainingStep]:
+        """The step that the job's last operations complete, if the longest pause is inside one.
+
+        What had moved of it at the first row's end and what moves after the last one's are a whole step then.
+        """
+        newest = self.newest
+        if newest is None or newest.seen != int(cuts.last.seen[-1]):
+            return []
+        rest_ratio = (self.stream.total_bytes - float(cuts.last.moved_bytes[-1])) / step_bytes
+        whole = abs(self._begun_ratio + rest_ratio - 1) <= _WHOLE_RATIO
+        if rest_ratio <= _MISSED_RATIO or not whole:
+            return []
+        end_us = float(self.stream.newest.held[END, -1])
+        return [TrainingStep(job=job, step=newest.step + 1, time_unix_ns=int(end_us) * 1000)]
 
     def _pauses(self, ends: _Cuts) -> StepPauses | None:
         place = self._place(ends.last)
