@@ -2,7 +2,8 @@
 
 A phase's cost is what its steps would gain without the fault: one minus the healthy step over the step of the
 phase, where the healthy step is the mean of the medians of the healthy phases before and after it. Steps of a
-stalling rank and of slow data are averaged instead, since they are uneven: four of five have no stall.
+stalling rank and of slow data are averaged instead, since they are uneven: four of five have no stall. Pauses
+that the job makes without a fault too, such as checkpoints, are left out of that mean.
 `spread_ratio` is half of the distance between both healthy phases, relative to the healthy step: the cost is
 not known better than that.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +22,11 @@ from benchmarks.gpu.phases import Phase, load
 
 _WARMUP_STEPS = 4
 """The first steps compile and allocate."""
+_STALLS = frozenset({"stall", "garbage"})
+"""Of these, single long steps are the fault."""
+_PAUSE_STEPS = 10.0
+"""Times the usual step, which one with a checkpoint or an evaluation takes at least in a healthy phase.
+Chosen."""
 _SETTLING_STEPS = 1
 """The first step after a fault still ends its work."""
 _UNEVEN = frozenset({"stall", "garbage", "storage", "decoding", "loader", "host"})
@@ -94,7 +101,8 @@ def read_steps(truth: Path) -> Steps:
 def measure(plan: Sequence[Phase], steps: Steps, truth: Path | None = None) -> list[PhaseTruth]:
     """Each phase that the job reached."""
     reached = [phase for phase in plan if phase.last_step <= len(steps.seconds)]
-    typical = [_typical_s(phase, steps) for phase in reached]
+    pause_s = _pause_s(reached, steps)
+    typical = [_typical_s(phase, steps, pause_s) for phase in reached]
     found = []
     for at, phase in enumerate(reached):
         times = {
@@ -121,14 +129,29 @@ def measure(plan: Sequence[Phase], steps: Steps, truth: Path | None = None) -> l
     return found
 
 
-def _typical_s(phase: Phase, steps: Steps) -> float:
+def _of_phase(phase: Phase, steps: Steps) -> Sequence[float]:
     first = phase.first_step
     if first == 1:
         first += _WARMUP_STEPS
     elif phase.kind == "healthy":
         first += _SETTLING_STEPS
-    seconds = steps.seconds[first - 1 : phase.last_step]
-    return statistics.mean(seconds) if phase.kind in _UNEVEN else statistics.median(seconds)
+    return steps.seconds[first - 1 : phase.last_step]
+
+
+def _pause_s(reached: Sequence[Phase], steps: Steps) -> float:
+    """From which length on a step is one of the job's own pauses; infinite for a job without any."""
+    healthy = [one for phase in reached if phase.kind == "healthy" for one in _of_phase(phase, steps)]
+    usual_s = statistics.median(healthy) if healthy else math.inf
+    return min((one for one in healthy if one >= _PAUSE_STEPS * usual_s), default=math.inf) / 2
+
+
+def _typical_s(phase: Phase, steps: Steps, pause_s: float) -> float:
+    seconds = _of_phase(phase, steps)
+    if phase.kind not in _UNEVEN:
+        return statistics.median(seconds)
+    if phase.kind in _STALLS:
+        return statistics.mean(seconds)
+    return statistics.mean([one for one in seconds if one < pause_s] or seconds)
 
 
 def _added_gpu_s(truth: Path, phase: Phase) -> float | None:

@@ -117,3 +117,16 @@ def test_slow_data_is_there_from_the_first_step_and_measured_by_the_healthy_step
     ]
     found, _ = measure(plan, steps([0.4] * 50 + [0.2] * 26))
     assert found.lost_ratio == pytest.approx(0.5)
+
+
+def test_checkpoints_that_healthy_steps_have_too_are_no_part_of_what_a_slow_host_costs():
+    plan = [
+        Phase(kind="healthy", first_step=1, last_step=40, ranks=(), size=0.0),
+        Phase(kind="host", first_step=41, last_step=60, ranks=(1,), size=1.0),
+        Phase(kind="healthy", first_step=61, last_step=80, ranks=(), size=0.0),
+    ]
+    seconds = [0.1] * 40 + [0.1, 0.3] * 10 + [0.1] * 20
+    for step in (20, 50, 70):
+        seconds[step] = 4.0
+
+    assert measure(plan, steps(seconds))[1].lost_ratio == pytest.approx(0.5, abs=0.03)
