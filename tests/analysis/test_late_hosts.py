@@ -262,3 +262,13 @@ def test_a_row_of_many_steps_that_ends_within_that_time_does_not_show_it(covered
     rows = replace(data.steps, steps_covered=np.full(len(data.steps), covered))
 
     assert (idle_since(replace(data, steps=rows), GpuColumn.BUSY) is not None) is seen
+
+
+@pytest.mark.parametrize(
+    ("unread", "which"), [(0, "GPUs of all ranks run a kernel"), (1, "The GPUs that are read run a kernel")]
+)
+def test_of_gpus_that_no_agent_reads_nothing_is_said(unread: int, which: str) -> None:
+    data = job(idle=(True,) * (4 - unread), more_work_s=(0.0,) * (4 - unread))
+
+    (late,) = (one for one in summary(data).findings if one.kind is Kind.LATE_HOSTS)
+    assert which in late.evidence[1]

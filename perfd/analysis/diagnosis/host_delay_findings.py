@@ -72,7 +72,7 @@ def judge_late_hosts(
     if sleeping is not None and sleeping.kind is Kind.LATE_HOSTS:
         return None
     if straggler is None and longer is None and sleeping is None and facts.idle_since is not None:
-        return _idle_since(facts.idle_since)
+        return _idle_since(facts.idle_since, _read(facts))
     if straggler is not None or longer is None or not (longer.ranks >= 0).all():
         return None
     computing, running = longer.computing_ratio, longer.running_ratio
@@ -95,7 +95,7 @@ def judge_late_hosts(
         f"In that time GPUs of {_ranks(longer.ranks, idle)} run no kernel, while those of"
         f" {_ranks(longer.ranks, waiting)} wait in one of NCCL (NVML)."
         if waiting.any()
-        else f"GPUs of all ranks run a kernel in only {percent(max(0.0, float(running.mean())))} of the added"
+        else f"{_read(facts)} run a kernel in only {percent(max(0.0, float(running.mean())))} of the added"
         " time (NVML): their hosts are late together."
     )
     return Finding(
@@ -110,10 +110,14 @@ def judge_late_hosts(
     )
 
 
-def _idle_since(idle: IdleSince) -> Finding:
+def _read(facts: JobEvidence) -> str:
+    return "The GPUs that are read" if facts.silent_gpu_ranks else "GPUs of all ranks"
+
+
+def _idle_since(idle: IdleSince, which: str) -> Finding:
     before, now = map(percent, idle.active_ratios)
     active = f"For {duration(idle.lasts_s)}, SMs are active {now} of the time, and were {before} before (GPM)"
-    rest = f"GPUs of all ranks run no kernel in {percent(idle.idle_ratio)} of it and more (NVML)"
+    rest = f"{which} run no kernel in {percent(idle.idle_ratio)} of it and more (NVML)"
     return Finding(
         kind=Kind.LATE_HOSTS,
         confidence=0.4,
