@@ -256,6 +256,14 @@ def test_a_wide_terminal_shows_trends_and_more_of_the_ranks() -> None:
     narrow = one_job(job, 80, 22, series)
     assert not any("over steps" in line for line in narrow)
 
+
+@pytest.mark.parametrize(("doubt", "title"), [(None, "step"), ("micro-batch", "step?")])
+def test_a_step_that_may_be_something_else_has_a_question_mark(doubt: str | None, title: str) -> None:
+    job = job_entry("llama")
+    job["steps"]["doubt"] = doubt
+    (numbers,) = [line for line in one_job(job) if line.startswith("MFU")]
+    assert title in numbers.split()
+
     row = fleet_row("llama", owner="nlp", wasted_gpu_h=12.34, trend_step_time_s=[0.5, 1.0])
     (line,) = drawn(fleet_screen(answered(row), at(0), 200, 20), 200)[-1:]
     assert all(value in line for value in ("▁█", "nlp", "12.3"))

@@ -129,9 +129,11 @@ def _sentences(job: Json, width: int) -> list[Text]:
 
 
 def _numbers(job: Json, width: int) -> list[Text]:
+    # What else a step may be is on the page and in `perfd diagnose`.
+    step = "step" if get(job, "steps", "doubt") is None else "step?"
     cells = [
         ("MFU", percent(get(job, "efficiency", "mfu_ratio"))),
-        ("step", duration(get(job, "step_time_s", "median"))),
+        (step, duration(get(job, "step_time_s", "median"))),
         ("tokens/s", count(get(job, "efficiency", "tokens_per_s"))),
         ("GPU", flops_per_s(get(job, "efficiency", "model_flops_per_s_per_gpu"))),
         ("comm", percent(get(job, "communication", "share_ratio"))),
