@@ -302,7 +302,11 @@ class AnalysisLoop:
         now_s: float,
     ) -> Sequence[Alert]:
         started_s = time.perf_counter()
-        changes = self._alerts.evaluate(now_unix_s, now_s, lambda job: _last_step(derived.get(job)))
+        with self._state.lock:
+            heard = {name for name, job in self._state.fleet.jobs.items() if job.ended or job.nodes}
+        changes = self._alerts.evaluate(
+            now_unix_s, now_s, lambda job: _last_step(derived.get(job)), lambda job: job not in heard
+        )
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
         self._history.alerts(changes, lambda: self._alerts.state(now_unix_s), now_unix_s)

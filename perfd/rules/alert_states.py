@@ -5,7 +5,7 @@ The transitions are those of rules/alerting.go of Prometheus 2.42.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from perfd.metrics.series import Labels, SeriesKey
@@ -63,6 +63,13 @@ class AlertBook:
             if alert.state is AlertState.PENDING:
                 alert = replace(alert, active_at_unix_s=alert.active_at_unix_s + outage_s)
             self._active[alert.identity] = _Active(alert, known.gone_since_unix_s, awaited_until_unix_s)
+
+    def wait(self, silent: Callable[[str], bool], until_unix_s: float) -> None:
+        """Keep restored alerts of jobs that are silent, by name, until then at least."""
+        for labels, active in self._active.items():
+            awaited, job = active.awaited_until_unix_s, active.alert.job
+            if job and awaited is not None and awaited < until_unix_s and silent(job):
+                self._active[labels] = replace(active, awaited_until_unix_s=until_unix_s)
 
     def shift(self, by_s: float) -> None:
         """Shift all times after a step of the clock.

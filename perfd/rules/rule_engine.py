@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,9 @@ _OUTAGE_TOLERANCE_S = 3600.0
 """After a longer outage a `for` starts over; Prometheus' `--rules.alert.for-outage-tolerance`."""
 _RETURN_WITHIN_S = 60.0
 """Time for agents to reconnect after a restart: twice their longest reconnect delay."""
+_LONGEST_RETURN_S = 900.0
+"""The most that a job's agents may need for that, if what lies between them and the aggregator fails, too.
+Chosen."""
 _STEP_S = 1.0
 """Drift of the wall clock above which it counts as a step."""
 _NO_ALERT_SERIES: tuple[SeriesKey, ...] = ()
@@ -71,8 +74,9 @@ class RuleEngine:
         """Continue from the state of an earlier engine with these rules; before the first evaluation.
 
         A restored alert stays for a minute, or for the longest range that its rule reads, even if
-        its expression does not hold: agents must reconnect, and ranges must fill. Returns the end of
-        alerts whose rule is gone. After an hour's outage pending alerts are dropped.
+        its expression does not hold: agents must reconnect, and ranges must fill. While its job is
+        silent the minute does not begin, for a quarter of an hour. Returns the end of alerts whose
+        rule is gone. After an hour's outage pending alerts are dropped.
         """
         self._follow(now_unix_s, steady_s)
         outage_s = max(0.0, now_unix_s - state.time_unix_s)
@@ -84,17 +88,25 @@ class RuleEngine:
             group.restore(by_rule, outage_s, now_unix_s)
         return [ended(active.alert, now_unix_s) for alerts in by_rule.values() for active in alerts]
 
-    def evaluate(self, store: SeriesStore, now_unix_s: float, steady_s: float | None = None) -> Evaluation:
+    def evaluate(
+        self,
+        store: SeriesStore,
+        now_unix_s: float,
+        steady_s: float | None = None,
+        silent: Callable[[str], bool] = lambda _job: False,
+    ) -> Evaluation:
         """Evaluate the groups that are due, and append what they record, `ALERTS` too, to the store.
 
         Time is only ever that of the arguments. If it went back since the last call,
-        all groups are due.
+        all groups are due. `silent` says of a job that it runs, as far as is known, and that no agent
+        has reported it since the alerts were restored.
         """
         self._follow(now_unix_s, steady_s)
         changes: list[Alert] = []
         failures: list[RuleFailure] = []
         for group in self._groups:
             if group.due(now_unix_s):
+                group.wait(silent, now_unix_s)
                 group.evaluate(store, now_unix_s, changes, failures)
         return Evaluation(
             time_unix_s=now_unix_s,
@@ -134,6 +146,8 @@ class _Group:
     def __init__(self, group: RuleGroup, external: External) -> None:
         self._group = group
         self._evaluated_unix_s: float | None = None
+        self._returns_by_unix_s: float | None = None
+        """When restored alerts are kept for their jobs no longer."""
         self._rules: list[_Alerting | _Recording] = []
         named: Counter[str] = Counter()
         for place, rule in enumerate(group.rules):
@@ -150,6 +164,8 @@ class _Group:
         """Shift all times by a step of the clock."""
         if self._evaluated_unix_s is not None:
             self._evaluated_unix_s += by_s
+        if self._returns_by_unix_s is not None:
+            self._returns_by_unix_s += by_s
         for rule in self._rules:
             if isinstance(rule, _Alerting):
                 rule.book.shift(by_s)
@@ -189,12 +205,25 @@ class _Group:
 
     def restore(self, by_rule: dict[str, list[ActiveAlert]], outage_s: float, now_unix_s: float) -> None:
         """Take the entries of this group's rules out of `by_rule`."""
-        longest_s = max((read.horizon_ms for read in self.reads()), default=0) / 1000
-        until = now_unix_s + max(_RETURN_WITHIN_S, longest_s)
+        self._returns_by_unix_s = now_unix_s + _LONGEST_RETURN_S
         for rule in self._rules:
             if isinstance(rule, _Alerting):
                 known = by_rule.pop(rule.identity, [])
+                until = now_unix_s + self._return_s
                 rule.book.restore(known, outage_s=outage_s, awaited_until_unix_s=until)
+
+    def wait(self, silent: Callable[[str], bool], now_unix_s: float) -> None:
+        """Keep the restored alerts of silent jobs."""
+        if self._returns_by_unix_s is None or now_unix_s >= self._returns_by_unix_s:
+            return
+        for rule in self._rules:
+            if isinstance(rule, _Alerting):
+                rule.book.wait(silent, now_unix_s + self._return_s)
+
+    @property
+    def _return_s(self) -> float:
+        """How long agents reconnect, and the longest range that is read fills."""
+        return max(_RETURN_WITHIN_S, max((read.horizon_ms for read in self.reads()), default=0) / 1000)
 
     def recorded(self) -> Iterator[Vector]:
         for rule in self._rules:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
-from perfd.model import Alert, AlertState
+from perfd.model import JOB_LABEL, Alert, AlertState
 from perfd.rules import RuleEngine
 from perfd.rules.files.rules_loader import parse_rules
 from perfd.rules.files.rules_source import RulesSource
@@ -184,6 +184,43 @@ def test_a_for_goes_on_after_a_step_of_the_clock_and_a_restart() -> None:
     later = server.again(50, 60, wrong_s=3000)
     assert later.states(109, x=11, wrong_s=3000)["High"] is AlertState.PENDING
     assert later.states(110, x=11, wrong_s=3000)["High"] is AlertState.FIRING
+
+
+OF_JOBS = "groups: [{name: g, rules: [{alert: Slow, expr: slow > 10}]}]"
+
+
+@pytest.mark.parametrize(("job", "lasts_s"), [("silent", 240), ("heard", 60), ("", 60)])
+def test_an_alert_of_a_job_that_is_silent_waits_a_minute_since_it_is_heard(job: str, lasts_s: int) -> None:
+    key = SeriesKey("slow", ((JOB_LABEL, job),) if job else ())
+    server = Server(OF_JOBS)
+    server.store.append(SeriesFrame(100.0, (key,), np.array([11.0])))
+    server.engine.evaluate(server.store, 100.0, 100.0)
+    later = server.again(100, 200, OF_JOBS)
+
+    def fires(time_s: float) -> bool:
+        nothing = SeriesFrame(time_s, (), np.zeros(0))
+        later.store.append(nothing)
+        # From 380 s on agents report this one, too.
+        silent = {"silent"} if time_s <= 380 else set()
+        return bool(later.engine.evaluate(later.store, time_s, time_s, silent.__contains__).alerts)
+
+    lasted_s = next(second for second in range(1, 1000) if not fires(200.0 + second))
+    assert lasted_s == lasts_s
+
+
+def test_an_alert_of_a_job_that_stays_silent_ends_after_a_quarter_of_an_hour() -> None:
+    key = SeriesKey("slow", ((JOB_LABEL, "llm"),))
+    server = Server(OF_JOBS)
+    server.store.append(SeriesFrame(100.0, (key,), np.array([11.0])))
+    server.engine.evaluate(server.store, 100.0, 100.0)
+    later = server.again(100, 200, OF_JOBS)
+
+    def fires(time_s: float) -> bool:
+        later.store.append(SeriesFrame(time_s, (), np.zeros(0)))
+        return bool(later.engine.evaluate(later.store, time_s, time_s, lambda _job: True).alerts)
+
+    lasted_s = next(second for second in range(1, 2000) if not fires(200.0 + second))
+    assert lasted_s == 900 + 59
 
 
 def test_an_alert_that_was_restored_waits_for_its_series_although_the_clock_steps() -> None:

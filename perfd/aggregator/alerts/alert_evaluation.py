@@ -82,15 +82,17 @@ class AlertEvaluation:
         now_unix_s: float,
         now_s: float,
         step_of: Callable[[str], int | None],
+        silent: Callable[[str], bool],
     ) -> Sequence[Alert]:
         """Evaluate the rules over the store when they are due.
 
+        `step_of` gives a job's newest step, `silent` whether it runs, and no agent reports it yet.
         Returns the alerts whose state changed, as they are now.
         """
         if not self._due(now_unix_s):
             return ()
         self._evaluated_unix_s = now_unix_s
-        evaluation = self._engine.evaluate(self.store, now_unix_s, now_s)
+        evaluation = self._engine.evaluate(self.store, now_unix_s, now_s, silent)
         self.recorded = evaluation.recorded
         self.active = evaluation.alerts
         self.firing = _firing_by_job(evaluation.alerts)
