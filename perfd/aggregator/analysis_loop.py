@@ -303,9 +303,9 @@ class AnalysisLoop:
     ) -> Sequence[Alert]:
         started_s = time.perf_counter()
         with self._state.lock:
-            heard = {name for name, job in self._state.fleet.jobs.items() if job.ended or job.nodes}
+            reported = {name for name, job in self._state.fleet.jobs.items() if job.ended or job.nodes}
         changes = self._alerts.evaluate(
-            now_unix_s, now_s, lambda job: _last_step(derived.get(job)), lambda job: job not in heard
+            now_unix_s, now_s, lambda job: _last_step(derived.get(job)), lambda job: job not in reported
         )
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s

@@ -98,7 +98,7 @@ class RuleEngine:
         """Evaluate the groups that are due, and append what they record, `ALERTS` too, to the store.
 
         Time is only ever that of the arguments. If it went back since the last call,
-        all groups are due. `silent` says of a job that it runs, as far as is known, and that no agent
+        all groups are due. `silent` says of a job that it has not ended, if known, and that no agent
         has reported it since the alerts were restored.
         """
         self._follow(now_unix_s, steady_s)

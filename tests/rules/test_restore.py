@@ -189,8 +189,8 @@ def test_a_for_goes_on_after_a_step_of_the_clock_and_a_restart() -> None:
 OF_JOBS = "groups: [{name: g, rules: [{alert: Slow, expr: slow > 10}]}]"
 
 
-@pytest.mark.parametrize(("job", "lasts_s"), [("silent", 240), ("heard", 60), ("", 60)])
-def test_an_alert_of_a_job_that_is_silent_waits_a_minute_since_it_is_heard(job: str, lasts_s: int) -> None:
+@pytest.mark.parametrize(("job", "lasts_s"), [("silent", 240), ("reported", 60), ("", 60)])
+def test_an_alert_of_a_job_that_is_silent_waits_a_minute_since_it_is_reported(job: str, lasts_s: int) -> None:
     key = SeriesKey("slow", ((JOB_LABEL, job),) if job else ())
     server = Server(OF_JOBS)
     server.store.append(SeriesFrame(100.0, (key,), np.array([11.0])))
