@@ -74,7 +74,7 @@ _MAX_EXAMPLE_CHARS = 300
 _CLEARED = b"      \n"
 """How a line ends that clears a progress bar."""
 _BAR = b"%|"
-_AFTER_BAR = re.compile(rb"%\|[^|]{0,1000}\| {1,40}\d{1,15}/\d{1,15} \[[^\]]{0,2000}\](?=[A-Za-z\[])")
+_AFTER_BAR = re.compile(rb"%\|[^|]{0,1000}\| {1,40}\d{1,15}/\d{1,15} \[[^\[\]]{0,2000}\](?=[A-Za-z\[])")
 """A bar behind which something was printed: it leaves the cursor at its end."""
 _LIKE_PROGRESS = re.compile(
     r"\d {0,20}(?:/|of) {0,20}\d|\|[^|]*\d|step\W{0,3}\d|loss\W{1,3}\d", re.IGNORECASE
