@@ -79,7 +79,7 @@ def test_a_full_aggregator_says_which_setting_makes_room(clock, caplog, capsys):
                 agent.send(step(1, job="c"))
         assert running.jobs() == ["a", "b"]
         assert "holds 2, as many as `max_jobs`" in running.jobs_problem()
-        (logged,) = caplog.records
+        (logged,) = (one for one in caplog.records if one.name.startswith("perfd."))
         assert (logged.bound, logged.setting) == ("jobs", "max_jobs")
         assert main(["status", "--aggregator", running.http_address]) == 0
         assert " ".join(capsys.readouterr().out.split()).endswith(running.jobs_problem())
