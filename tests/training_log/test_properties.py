@@ -165,6 +165,12 @@ def test_garbage_anywhere_never_invents_a_value(name: str, junk: bytes, data: st
     assert said(steps) <= WHOLE[name] | _without_a_neighbour(name, log, at) | _total_of_bar(name, log)
 
 
+def test_the_steps_of_an_epoch_are_not_those_of_the_job_where_its_name_is_damaged() -> None:
+    damaged = parse_log(b"x" + LOGS["epoch-loop"])
+
+    assert said(damaged) <= WHOLE["epoch-loop"]
+
+
 def test_a_bar_that_is_not_cleared_gives_no_number_of_steps_but_its_own() -> None:
     name = "hf-trainer-5-bars-at-the-end"
     damaged = parse_log(LOGS[name][:4548] + b"\x00" + LOGS[name][4548:])

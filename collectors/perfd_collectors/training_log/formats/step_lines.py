@@ -83,6 +83,8 @@ _LIBRARIES = {
 }
 _OF_ROLLOUTS = "| Async Level: "
 """In lines of prime-rl's orchestrator, which count the steps of its trainer, too."""
+_OF_EPOCH = re.compile(r"poch\W{0,3}[0-9]{1,6} ?/ ?[0-9]", re.IGNORECASE)
+"""In front of a step whose total is that of its epoch; its first letters may be spoilt."""
 _ANCHOR_CHARS = 160
 """The step is at the beginning of a line, after times and names of loggers."""
 OTHER_LINE = re.compile(
@@ -148,7 +150,7 @@ class StepLineParser(FormatParser):
             _per_step(found, text, step)
         if not self._out.description.framework or framework:
             self._out.describe(framework=framework or "training-loop")
-        if total is not None and not in_epoch:
+        if total is not None and not in_epoch and _OF_EPOCH.search(text, 0, anchor.start()) is None:
             self._out.describe(train_steps=total)
         add_step(self._steps, self._out.job, numbered, found, last_timestamp_ns(text[: anchor.start()]))
         return True
