@@ -60,7 +60,7 @@ class TraceError(PerfdError):
 
 
 class WithoutGpuError(TraceError):
-    """A trace of a host alone, as of a rank that uses no GPU."""
+    """A trace without GPU activity, such as that of a rank without a GPU."""
 
 
 class RulesError(ConfigError):

@@ -34,8 +34,7 @@ _OUTAGE_TOLERANCE_S = 3600.0
 _RETURN_WITHIN_S = 60.0
 """Time for agents to reconnect after a restart: twice their longest reconnect delay."""
 _LONGEST_RETURN_S = 900.0
-"""The most that a job's agents may need for that, if what lies between them and the aggregator fails, too.
-Chosen."""
+"""Longest time for that, if the message system between agents and aggregator fails, too. Chosen."""
 _STEP_S = 1.0
 """Drift of the wall clock above which it counts as a step."""
 _NO_ALERT_SERIES: tuple[SeriesKey, ...] = ()

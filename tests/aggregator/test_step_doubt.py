@@ -93,7 +93,7 @@ def test_a_discriminator_and_a_generator_are_one_step(period_us: int) -> None:
     rows, steps = rows_of(timeline)
 
     assert steps.pace is not None
-    # Evaluations cannot be told from what ends a step of ten parts.
+    # An evaluation looks like what ends a step of ten parts.
     assert (steps.pace.per_step, steps.pace.certain) == (8, period_us == 0)
     assert_exact(rows, timeline.ends_us)
 

@@ -188,7 +188,7 @@ def _counts_steps(name: str, record: Record) -> bool:
 
 
 def _total_of_bar(name: str, log: bytes) -> set[tuple[object, ...]]:
-    """What the Trainer's bar prints as its end: it counts when what cleared the bar is spoilt."""
+    """What the Trainer's bar prints as its end: it counts when what cleared the bar is damaged."""
     totals = {int(total) for total in re.findall(rb"\| \d+/(\d+) \[", log)}
     if not name.startswith("hf-trainer") or len(totals) != 1:
         return set()
@@ -196,7 +196,7 @@ def _total_of_bar(name: str, log: bytes) -> set[tuple[object, ...]]:
 
 
 def _without_a_neighbour(name: str, log: bytes, at: int) -> set[tuple[object, ...]]:
-    """Values of the log without the line that garbage spoilt: then the line was simply not there."""
+    """Values of the log without the line that garbage damaged: then the line was simply not there."""
     start = log.rfind(b"\n", 0, at) + 1
     end = log.find(b"\n", at) + 1 or len(log)
     return said_on_the_way(log[:start] + log[end:])

@@ -293,5 +293,5 @@ def test_what_may_be_no_step_is_not_called_one(stand_in: StandIn, tab: Tab) -> N
     shown(stand_in, tab, steps={"first": 1, "last": 90, "doubt": "micro-batch"}, train_steps=None)
 
     assert "step or micro-batch 90" in tab.text(".title")
-    assert tab.text("#step-time + dd").startswith("median of what is a step or micro-batch; p95")
+    assert tab.text("#step-time + dd").startswith("median per step or micro-batch; p95")
     assert "if each step or micro-batch is a step" in tab.text("#mfu + dd")

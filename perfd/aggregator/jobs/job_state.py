@@ -245,7 +245,7 @@ class JobState:
         for row in found.rows:
             if self.attempts.begins_with(row):
                 # Nothing says how many of the steps before are computed again.
-                event = self._restarted(unix_s, "The job started again, and goes on.", line=row)
+                event = self._restarted(unix_s, "The job started again.", line=row)
             self._put(row, unix_s)
         return event
 

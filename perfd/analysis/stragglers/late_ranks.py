@@ -24,7 +24,7 @@ _LEAST_SLOWDOWN = 0.03
 _EXPLAINS = 0.6
 """Of what ranks are late together, what the slow one's own excess must be."""
 _MOSTLY_SEEN = 0.8
-"""Of a rank's operations, those that must be known: of two ranks the one that lost more seems to wait less.
+"""Least share of a rank's operations that must be known: the rank that lost more of them seems to wait less.
 Chosen."""
 _APART = 2.0
 """How many times as far above its peers the slowest must be as the next one that is late."""

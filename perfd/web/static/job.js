@@ -118,7 +118,7 @@ const numbers = (job) => [
 function stepTimeNote(job) {
   const of = job.step_time_s;
   const outliers = of?.outlier_ratio > MANY_OUTLIERS ? `; ${percent(of.outlier_ratio)} of steps are outliers, not counted` : "";
-  return `median${job.steps?.doubt ? ` of what is a ${oneStep(job)}` : ""}; p95 ${duration(of?.p95)}${outliers}`;
+  return `median${job.steps?.doubt ? ` per ${oneStep(job)}` : ""}; p95 ${duration(of?.p95)}${outliers}`;
 }
 
 // Batches are fetched within the forward pass; the timer ends when the batch is on the GPU.

@@ -84,7 +84,7 @@ _LIBRARIES = {
 _OF_ROLLOUTS = "| Async Level: "
 """In lines of prime-rl's orchestrator, which count the steps of its trainer, too."""
 _OF_EPOCH = re.compile(r"poch\W{0,3}[0-9]{1,6} ?/ ?[0-9]", re.IGNORECASE)
-"""In front of a step whose total is that of its epoch; its first letters may be spoilt."""
+"""Before a step whose total is that of its epoch. The first letters may be damaged."""
 _ANCHOR_CHARS = 160
 """The step is at the beginning of a line, after times and names of loggers."""
 OTHER_LINE = re.compile(
