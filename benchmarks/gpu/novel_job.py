@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from loop_job import Tokens, wrapped
+from novel_everyday import compressed, lasting, normalized, recurrent, replicated, reported, scaled, threaded
 from novel_groups import broadcasted, critics, hosted, smoothed
 from novel_loops import actors, policy, sampled, serving
 from novel_models import Adapted, HeadsExchanged, Pictures, Routed, Setup, Transformer
@@ -328,6 +329,7 @@ KINDS: dict[str, Callable[[Setup], Step]] = {
             *(scheduled, adapters, evaluated, saved, bucketed, curriculum, pictures, regional, routed),
             *(distilled, contrastive, actors, serving, sampled, policy, accelerated, exchanged, unsynced),
             *(background, dropped, muon, owned, preferred, broadcasted, critics, hosted, smoothed),
+            *(compressed, lasting, normalized, recurrent, replicated, reported, scaled, threaded),
         )
     },
 }
@@ -337,15 +339,21 @@ def main() -> None:
     parser = job_arguments(__doc__)
     parser.add_argument("--kind", choices=KINDS, required=True)
     parser.add_argument("--print-every", type=int, default=5)
+    parser.add_argument(
+        "--printing-rank", type=int, help="the only rank that prints, from the end if negative"
+    )
     args = parser.parse_args()
     device = join()
     injector = PhaseInjector(args.plan, args.truth, dist.get_rank(), micro_batches=args.accumulate)
     try:
         step = KINDS[args.kind](Setup(args, device, injector))
+        silent = (
+            args.printing_rank is not None and args.printing_rank % dist.get_world_size() != dist.get_rank()
+        )
         for number in range(1, load(args.plan)[-1].last_step + 1):
             injector.begin_step()
             loss = step(number)
-            if loss is not None and number % args.print_every == 0:
+            if loss is not None and number % args.print_every == 0 and not silent:
                 print(f"{time.strftime('%H:%M:%S')} iter {number} loss {loss.item():.4f}", flush=True)
     finally:
         injector.close()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from benchmarks.gpu.phase_jobs import Job
+from benchmarks.gpu.phase_jobs import Job, megatron_of
 from benchmarks.gpu.phases import Fault
 
 _SILENT = ("--print-every", "100000")
+_LASTING = ("--layers", "16", "--hidden", "2048", "--micro-batch", "12", "--accumulate", "1")
+_LASTING_STEPS, _LASTING_STEPS_BETWEEN, _LASTING_FAULT_STEPS = 1000, 800, 150
+"""About 17 minutes at 0.31 s per step, the last fault after a quarter of an hour."""
 
 
 def _novel(
@@ -84,6 +88,40 @@ NOVEL_JOBS: Mapping[str, Job] = {
     "critics2": _novel("critics", _fault("gpu", 0.4, 1), *_SILENT, steps=60, size=(8, 2048), batch=(4, 1)),
     "hosted2": _novel("hosted", _fault("gpu", 0.4, 0), "--print-every", "1", steps=50, size=(6, 1536)),
     "smoothed2": _novel("smoothed", _fault("stall", 0.4, 0), *_SILENT, steps=90, size=(12, 2048)),
+    "normalized2": _novel(
+        "normalized", _fault("gpu", 0.4, 1), *_SILENT, steps=80, size=(16, 1024), batch=(64, 1)
+    ),
+    "compressed2": _novel("compressed", _fault("host", 0.6, 0), *_SILENT, steps=80, size=(12, 2048)),
+    "scaled2": _novel("scaled", _fault("gpu", 0.3, 0), "--printing-rank", "-1", steps=80, size=(12, 2048)),
+    "reported2": _novel("reported", _fault("host", 0.5, 1), *_SILENT, steps=80, size=(10, 2048)),
+    "threaded2": _novel(
+        "threaded", _fault("loader", 1.5), "--printing-rank", "-1", steps=80, size=(12, 2048)
+    ),
+    "recurrent2": _novel("recurrent", _fault("stall", 0.5, 1), steps=70, size=(3, 1024), batch=(64, 1)),
+    "replicated1": replace(
+        _novel("replicated", _fault("host", 0.6), steps=60, size=(10, 2048), batch=(8, 1)), gpus=1
+    ),
+    "lasting2": Job(
+        gpus=2,
+        script="novel_job.py",
+        loop=("--kind", "lasting", *_LASTING, "--print-every", "10"),
+        faults=(
+            _fault("gpu", 0.2, 1, steps=_LASTING_FAULT_STEPS),
+            _fault("stall", 0.8, 0, steps=_LASTING_FAULT_STEPS),
+            _fault("loader", 0.9, steps=_LASTING_FAULT_STEPS),
+        ),
+        healthy_steps=_LASTING_STEPS,
+        steps_between=_LASTING_STEPS_BETWEEN,
+    ),
+    "batches2": Job(
+        gpus=2,
+        megatron=megatron_of(
+            *(8, 16, "--rampup-batch-size", "4", "4", "240"),
+            *("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
+        ),
+        faults=(_fault("gpu", 0.3, 1, steps=24),),
+        healthy_steps=60,
+    ),
     "validated2": Job(
         gpus=2,
         script="lightning_job.py",
