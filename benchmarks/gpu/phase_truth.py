@@ -1,5 +1,10 @@
 """What each phase of a job with switched faults really cost, from what the job itself wrote.
 
+    python -m benchmarks.gpu.phase_truth FOLDER ...
+
+computes the costs in each `truth.json` below the folders anew, from the lengths of all steps in it, and
+prints those that change.
+
 A phase's cost is what its steps would gain without the fault: one minus the healthy step over the step of the
 phase, where the healthy step is the mean of the medians of the healthy phases before and after it. Steps of a
 stalling rank and of slow data are averaged instead, since they are uneven: four of five have no stall. Pauses
@@ -10,13 +15,15 @@ not known better than that.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.gpu.phases import Phase, load
 
@@ -32,6 +39,10 @@ _SETTLING_STEPS = 1
 _UNEVEN = frozenset({"stall", "garbage", "storage", "decoding", "loader", "host"})
 """Two workers that begin together end together, so that every second step waits for both batches; and a host
 that sleeps is ahead of its GPU until it has to wait for that, so that single steps take all of its delay."""
+_COSTS = ("step_s", "healthy_step_s", "lost_ratio", "spread_ratio")
+"""Fields of a `PhaseTruth` that follow from the lengths of steps."""
+_ROUNDED = 1e-4
+"""Of a step, by which a cost changes at most because lengths are stored in whole microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +93,18 @@ def write_truth(folder: Path) -> Path:
     path = folder / "truth.json"
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
+
+
+def computed_anew(document: dict[str, Any]) -> dict[str, Any]:
+    """What `write_truth` wrote, with costs by the rule of this version."""
+    seconds = document["steps_s"]
+    plan = [Phase(**{**one["phase"], "ranks": tuple(one["phase"]["ranks"])}) for one in document["phases"]]
+    measured = measure(plan, Steps(begin_unix_s=[0.0] * (len(seconds) + 1), seconds=seconds))
+    costs = [{name: getattr(one, name) for name in _COSTS} for one in measured]
+    return {
+        **document,
+        "phases": [{**one, **cost} for one, cost in zip(document["phases"], costs, strict=True)],
+    }
 
 
 def read_steps(truth: Path) -> Steps:
@@ -170,3 +193,34 @@ def _added_host_s(truth: Path, phase: Phase) -> float:
 
 def _rows(truth: Path, rank: int) -> list[dict[str, float]]:
     return [json.loads(line) for line in (truth / f"truth-rank{rank}.jsonl").read_text().splitlines()]
+
+
+def _both(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    return zip(document["phases"], computed_anew(document)["phases"], strict=True)
+
+
+def _changed(job: Path, stored: dict[str, Any], anew: dict[str, Any]) -> dict[str, Any]:
+    """The phase with the newer costs, shown if they differ."""
+    before, after = stored["lost_ratio"], anew["lost_ratio"]
+    if before is None or abs(after - before) < _ROUNDED:
+        return stored
+    print(f"{job}: {anew['phase']['kind']} costs {after:.1%}, was {before:.1%}")
+    return anew
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compute stored truths anew, and print what changes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    folders = parser.parse_args(argv).folders
+    for path in sorted(found for folder in folders for found in folder.rglob("truth.json")):
+        document = json.loads(path.read_text())
+        phases = [_changed(path.parent, *both) for both in _both(document)]
+        path.write_text(json.dumps({**document, "phases": phases}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

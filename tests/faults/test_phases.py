@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu.phase_jobs import JOBS
-from benchmarks.gpu.phase_truth import Steps, measure, write_truth
+from benchmarks.gpu.phase_truth import Steps, computed_anew, main, measure, write_truth
 from benchmarks.gpu.phases import Fault, Phase, faulty, load, phase_at, phases, save, slow_data
 
+STORED = sorted((Path(__file__).parents[2] / "benchmarks" / "gpu").glob("recorded_*/*/truth.json"))
 PLAN = phases([Fault(kind="gpu", size=0.2, ranks=(2,)), Fault(kind="loader", size=0.3)])
 
 
@@ -130,3 +133,30 @@ def test_checkpoints_that_healthy_steps_have_too_are_no_part_of_what_a_slow_host
         seconds[step] = 4.0
 
     assert measure(plan, steps(seconds))[1].lost_ratio == pytest.approx(0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: f"{path.parent.parent.name}/{path.parent.name}")
+def test_stored_costs_are_those_of_the_rule_in_force(path):
+    document = json.loads(path.read_text())
+
+    for stored, anew in zip(document["phases"], computed_anew(document)["phases"], strict=True):
+        assert stored["lost_ratio"] == pytest.approx(anew["lost_ratio"], abs=1e-4)
+
+
+def test_costs_by_an_older_rule_are_computed_anew_and_those_that_change_are_shown(tmp_path, capsys):
+    plan = [
+        Phase(kind="healthy", first_step=1, last_step=40),
+        Phase(kind="host", first_step=41, last_step=60, ranks=(1,), size=1.0),
+        Phase(kind="healthy", first_step=61, last_step=80),
+    ]
+    seconds = [0.1] * 40 + [0.1, 0.1, 0.1, 0.5] * 5 + [0.1] * 20
+    stored = [
+        {**asdict(one), "lost_ratio": None if one.phase.kind == "healthy" else 0.0}
+        for one in measure(plan, steps(seconds))
+    ]
+    path = tmp_path / "truth.json"
+    path.write_text(json.dumps({"name": "slow", "phases": stored, "steps_s": seconds}))
+
+    assert main([str(tmp_path)]) == 0
+    assert [one["lost_ratio"] for one in json.loads(path.read_text())["phases"]] == [None, 0.5, None]
+    assert "host costs 50.0%, was 0.0%" in capsys.readouterr().out
