@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from perfd.agent.agent import Agent
@@ -18,7 +18,6 @@ from perfd.config import AgentConfig, AggregatorConfig, GatewayConfig, parse
 from perfd.gateway import Gateway
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "deploy/kubernetes/perfd/values.schema.json").read_text())
-VALID = jsonschema.Draft202012Validator(SCHEMA)
 DEFINITIONS = SCHEMA["$defs"]
 OF_FILES = {
     "certificate",
@@ -40,6 +39,17 @@ ODD: dict[str, list[object]] = {
 }
 
 Place = tuple[str, ...]
+
+
+@functools.cache
+def _validator() -> Any:
+    import jsonschema  # noqa: PLC0415  (3 s, which whoever only collects tests need not wait)
+
+    return jsonschema.Draft202012Validator(SCHEMA)
+
+
+def is_valid(values: dict[str, Any]) -> bool:
+    return bool(_validator().is_valid(values))
 
 
 def leaves(name: str, place: Place = ()) -> Iterator[tuple[Place, str]]:
@@ -71,7 +81,7 @@ def accepted(
     for document in documents:
         for key, values in (required or {}).items():
             document[key] = values | document.get(key, {})
-    return [document for document in documents if VALID.is_valid({role: {"config": document}})]
+    return [document for document in documents if is_valid({role: {"config": document}})]
 
 
 @pytest.mark.slow
@@ -110,7 +120,7 @@ def test_a_gateway_starts_with_whatever_the_schema_takes(
 
 @pytest.mark.parametrize("config", [{"nats": {"partitions": 0}}, {"agent_identity": {"any_job": ["a"]}}])
 def test_a_value_that_a_gateway_does_not_take_is_refused(config: dict[str, Any]) -> None:
-    assert not VALID.is_valid({"gateway": {"config": config}})
+    assert not is_valid({"gateway": {"config": config}})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +133,7 @@ def test_a_value_that_a_gateway_does_not_take_is_refused(config: dict[str, Any])
     ],
 )
 def test_an_option_that_a_collector_does_not_take_is_refused(config: dict[str, Any]) -> None:
-    assert not VALID.is_valid({"agent": {"config": config}})
+    assert not is_valid({"agent": {"config": config}})
 
 
 @pytest.mark.parametrize(
@@ -137,9 +147,9 @@ def test_an_option_that_a_collector_does_not_take_is_refused(config: dict[str, A
     ],
 )
 def test_a_value_that_the_aggregator_does_not_take_is_refused(config: dict[str, Any]) -> None:
-    assert not VALID.is_valid({"aggregator": {"config": config}})
+    assert not is_valid({"aggregator": {"config": config}})
 
 
 def test_what_a_collector_of_others_takes_is_not_judged() -> None:
     config = {"collectors": {"mine": {"options": {"anything": [1]}}}}
-    assert VALID.is_valid({"agent": {"config": config}})
+    assert is_valid({"agent": {"config": config}})

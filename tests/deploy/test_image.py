@@ -11,8 +11,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from cyclonedx.schema import SchemaVersion
-from cyclonedx.validation.json import JsonStrictValidator
 from deploy.kubernetes.images import ENVIRONMENT, ROOT, STORE, Image, build, buildah
 from packaging.utils import canonicalize_name
 
@@ -69,6 +67,9 @@ def test_it_is_small_and_has_neither_compiler_nor_pip(files: list[Path]) -> None
 
 def test_it_lists_what_is_in_it(files: list[Path]) -> None:
     """As CycloneDX, with licenses, without the base."""
+    from cyclonedx.schema import SchemaVersion  # noqa: PLC0415  (3 s, as in tests/deploy/kubernetes/chart.py)
+    from cyclonedx.validation.json import JsonStrictValidator  # noqa: PLC0415
+
     (listed,) = [path for path in files if path.name == "sbom.cdx.json"]
     text = listed.read_text()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None

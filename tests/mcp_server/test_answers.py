@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 
-import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -135,6 +134,8 @@ def test_a_wrong_argument_is_refused_with_one_sentence_and_nothing_is_asked(name
 def test_the_defaults_of_a_tool_fit_its_own_schema(tool):
     required = {one.name: "x" for one in tool.parameters if one.required}
     values = {key: value for key, value in checked(tool.parameters, required).items() if value is not None}
+    import jsonschema  # noqa: PLC0415  (3 s, which whoever only collects tests need not wait)
+
     jsonschema.validate(values, schema_of(tool.parameters))
     for one in tool.parameters:
         if one.name == "limit":

@@ -45,7 +45,11 @@ def said_on_the_way(data: bytes) -> set[tuple[object, ...]]:
     return said([*records, *job.out.take(0)])
 
 
-WHOLE = {name: said_on_the_way(data) for name, data in LOGS.items()}
+@cache
+def whole(name: str) -> set[tuple[object, ...]]:
+    return said_on_the_way(LOGS[name])
+
+
 _OF_THE_LAST_LINE = ("slime",)
 """Logs whose rounds keep the values of the last update line, which may be any line beside another log."""
 
@@ -53,7 +57,7 @@ _OF_THE_LAST_LINE = ("slime",)
 @cache
 def printed_by_lines(name: str) -> set[tuple[object, ...]]:
     """Every value in the log, including lines that a later one in the same round replaces."""
-    known = printed(WHOLE[name])
+    known = printed(whole(name))
     if name in _OF_THE_LAST_LINE:
         lines = LOGS[name].splitlines(keepends=True)
         for left_out in range(len(lines)):
@@ -63,7 +67,7 @@ def printed_by_lines(name: str) -> set[tuple[object, ...]]:
 
 @pytest.mark.parametrize("name", LOGS)
 def test_a_whole_log_says_the_same_at_once_and_line_by_line(name: str) -> None:
-    assert said(parse_log(LOGS[name])) <= WHOLE[name]
+    assert said(parse_log(LOGS[name])) <= whole(name)
 
 
 @settings(max_examples=400, deadline=None)
@@ -71,7 +75,7 @@ def test_a_whole_log_says_the_same_at_once_and_line_by_line(name: str) -> None:
 def test_a_cut_log_never_invents_a_value(name: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(LOGS[name])))
 
-    assert said(parse_log(LOGS[name][:cut])) <= WHOLE[name]
+    assert said(parse_log(LOGS[name][:cut])) <= whole(name)
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -82,7 +86,7 @@ def test_no_cut_of_the_last_lines_invents_a_value(name: str) -> None:
     parser = LogParser(job)
     parser.feed(log[:start])
     for cut in range(start, len(log)):
-        assert said(parse_log(log[:cut])) <= WHOLE[name], log[:cut][-80:]
+        assert said(parse_log(log[:cut])) <= whole(name), log[:cut][-80:]
 
 
 def test_a_step_of_an_epoch_is_unknown_until_an_epoch_begins() -> None:
@@ -112,7 +116,7 @@ def test_a_log_read_from_its_middle_never_invents_a_step(name: str, data: st.Dat
 
     if not name.startswith(("hf-trainer", "lightning-tqdm", *_COUNTED_FROM_WHERE_READING_BEGAN)):
         # Not lines without a step, nor bars that are drawn twice.
-        assert said(steps) <= WHOLE[name]
+        assert said(steps) <= whole(name)
 
 
 @settings(max_examples=200, deadline=None)
@@ -151,7 +155,7 @@ def test_a_damaged_bar_invents_neither_steps_nor_their_number(name: str, at: int
     damaged = parse_log(log[:at] + junk + log[at:])
 
     found = [record for record in damaged if not _counts_steps(name, record)]
-    assert said(found) <= WHOLE[name] | _without_a_neighbour(name, log, at)
+    assert said(found) <= whole(name) | _without_a_neighbour(name, log, at)
 
 
 @settings(max_examples=400, deadline=None)
@@ -162,13 +166,13 @@ def test_garbage_anywhere_never_invents_a_value(name: str, junk: bytes, data: st
 
     steps = [record for record in parse_log(log[:at] + junk + log[at:]) if not _counts_steps(name, record)]
 
-    assert said(steps) <= WHOLE[name] | _without_a_neighbour(name, log, at) | _total_of_bar(name, log)
+    assert said(steps) <= whole(name) | _without_a_neighbour(name, log, at) | _total_of_bar(name, log)
 
 
 def test_the_steps_of_an_epoch_are_not_those_of_the_job_where_its_name_is_damaged() -> None:
     damaged = parse_log(b"x" + LOGS["epoch-loop"])
 
-    assert said(damaged) <= WHOLE["epoch-loop"]
+    assert said(damaged) <= whole("epoch-loop")
 
 
 def test_a_bar_that_is_not_cleared_gives_no_number_of_steps_but_its_own() -> None:
@@ -176,7 +180,7 @@ def test_a_bar_that_is_not_cleared_gives_no_number_of_steps_but_its_own() -> Non
     damaged = parse_log(LOGS[name][:4548] + b"\x00" + LOGS[name][4548:])
 
     found = [record for record in damaged if not _counts_steps(name, record)]
-    assert said(found) - WHOLE[name] == _total_of_bar(name, LOGS[name])
+    assert said(found) - whole(name) == _total_of_bar(name, LOGS[name])
 
 
 def _counts_steps(name: str, record: Record) -> bool:

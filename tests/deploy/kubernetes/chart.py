@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-import kubernetes_validate
 import yaml
 
 ROOT = Path(__file__).parents[3]
@@ -62,6 +60,8 @@ def one(documents: Sequence[Document], kind: str, name: str | None = None) -> Do
 
 def mistakes(document: Document, version: str) -> list[str]:
     """What a version of Kubernetes does not know or take of a document."""
+    import jsonschema  # noqa: PLC0415  (3 s, which whoever only collects tests need not wait)
+
     schema = CUSTOM.get(document["kind"])
     if schema is None:
         return core_mistakes(document, version)
@@ -72,6 +72,8 @@ def mistakes(document: Document, version: str) -> list[str]:
 
 
 def core_mistakes(document: Document, version: str) -> list[str]:
+    import kubernetes_validate  # noqa: PLC0415  (as jsonschema)
+
     try:
         kubernetes_validate.validate(document, version, strict=True)
     except kubernetes_validate.ValidationError as error:
