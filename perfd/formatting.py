@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TypeGuard
 
 UNKNOWN = "-"
@@ -50,6 +51,16 @@ def duration(seconds: float | None) -> str:
         if abs(seconds) < limit_s - unit_s / 20:
             return f"{seconds / unit_s:.1f} {unit}"
     return f"{seconds / 3600:.1f} h"
+
+
+def moment(unix_s: float | None) -> str:
+    """A time: `2026-11-25 14:03:10 UTC`."""
+    if not _known(unix_s):
+        return UNKNOWN
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, OSError, ValueError):
+        return UNKNOWN
 
 
 def data_size(size_bytes: float | None) -> str:

@@ -15,9 +15,9 @@ from perfd.aggregator.jobs import JobEnd, JobState
 from perfd.aggregator.state import AggregatorState, job_data
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, counted_gpus, next_turn
 from perfd.analysis.data.job_data import GpuTable, JobData
-from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise, with_alerts
+from perfd.analysis.diagnosis import AnalysisSettings, JobPast, JobSummary, summarise, with_alerts
 from perfd.analysis.diagnosis.unknown_summaries import failed_summary
-from perfd.analysis.findings import Finding, Moment, Verdict, steady_verdict
+from perfd.analysis.findings import FaultHistory, Finding, Moment, Verdict, steady_verdict
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import StepTimeChange, step_time_change
 from perfd.clock import Clock
@@ -105,6 +105,7 @@ class JobSummaries:
         self._verdicts: dict[str, Verdict] = {}
         self._found: dict[str, Sequence[Finding]] = {}
         """By job, in the newest round, before an earlier headline was held."""
+        self._faults: dict[str, FaultHistory] = {}
         self._changes: dict[str, tuple[Key, StepTimeChange | None]] = {}
         """By job; the key is that of the numbers that it belongs to."""
         self._looked_s: dict[str, float] = {}
@@ -182,7 +183,7 @@ class JobSummaries:
         """The summary of the whole job with its alerts; None when it is gone or its summary failed."""
         with self._failures.contained(Part.SUMMARY, job=job):
             derived = self._derive(self._whole, job, now_unix_s, self._clock.monotonic_s())
-            return with_alerts(derived.summary, alerts) if derived else None
+            return with_alerts(self._with_past(job, derived.summary), alerts) if derived else None
         return None
 
     def since(self, job: str, now_unix_s: float, since_unix_s: float) -> JobSummary | None:
@@ -252,6 +253,7 @@ class JobSummaries:
             self._whole.known.pop(name, None)
             self._verdicts.pop(name, None)
             self._found.pop(name, None)
+            self._faults.pop(name, None)
             self._changes.pop(name, None)
             self._looked_s.pop(name, None)
 
@@ -267,7 +269,31 @@ class JobSummaries:
         )
         prior = self._verdicts.get(job, Verdict())
         self._verdicts[job], findings = steady_verdict(prior, self._found[job], moment)
-        return replace(summary, findings=findings)
+        summary = replace(summary, findings=findings)
+        with self._state.lock:
+            if (known := self._fleet.jobs.get(job)) is None:
+                return summary
+            earlier = known.attempts.earlier_faults
+        self._faults.setdefault(job, FaultHistory(earlier)).take(findings, replace(moment, step=steps.last))
+        return self._with_past(job, summary)
+
+    def _with_past(self, job: str, summary: JobSummary) -> JobSummary:
+        """The summary with what the job went through since it started, in another aggregator too."""
+        faults = self._faults.get(job)
+        with self._state.lock:
+            if (known := self._fleet.jobs.get(job)) is None:
+                return summary
+            restarts, lost_s = known.attempts.restarts, known.attempts.lost_s
+            started_unix_s, ended = known.attempts.started_unix_s, known.ended
+            periods = known.attempts.earlier_faults if faults is None else faults.periods
+        # A job of the same name may have run before.
+        own = tuple(
+            replace(one, lasts=one.lasts and not ended)
+            for one in periods
+            if started_unix_s is None or one.seen_unix_s >= started_unix_s
+        )
+        past = JobPast(restarts_count=restarts, restarts_lost_s=lost_s, faults=own)
+        return replace(summary, past=past)
 
     def _derive(self, scope: _Scope, name: str, now_unix_s: float, now_s: float) -> Derived | None:
         with self._state.lock:

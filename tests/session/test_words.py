@@ -7,7 +7,8 @@ import pytest
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
 from perfd.analysis.communication.exposed_by_dimension import Dimension
 from perfd.analysis.communication.exposed_communication import Communication
-from perfd.analysis.findings import Culprit, Finding, Kind
+from perfd.analysis.diagnosis import JobPast
+from perfd.analysis.findings import Culprit, FaultPeriod, Finding, Kind
 from perfd.analysis.hang.error_events import ErrorSummary
 from perfd.analysis.steps.pipeline_bubble import Pipeline
 from perfd.model import EventKind
@@ -324,3 +325,54 @@ def test_what_is_said_of_a_number_is_below_the_number():
     line = "    step time   681.6 ms (median), p95 726.5 ms"
     assert wrapped(line, 40) == "    step time   681.6 ms (median), p95\n                726.5 ms\n"
     assert wrapped(line, 30) == "    step time   681.6 ms\n      (median), p95 726.5 ms\n"
+
+
+def _with_past(summary):
+    fault = {
+        "began_unix_s": 1_764_000_010.0,
+        "seen_unix_s": 1_764_000_130.0,
+        "first_step": 310,
+        "last_step": 412,
+    }
+    faults = [
+        FaultPeriod(
+            kind=Kind.STRAGGLER,
+            culprits=(Culprit(kind="rank", id=rank),),
+            gain_ratio=0.172,
+            lost_s=20.0 - rank,
+            **fault,
+        )
+        for rank in range(14)
+    ]
+    return dataclasses.replace(summary, past=JobPast(restarts_count=2, restarts_lost_s=200.0, faults=faults))
+
+
+def test_the_end_of_a_run_says_how_often_it_started_again_and_which_faults_it_had(summary):
+    text = in_words([_with_past(summary)])
+    assert (
+        "\nThe job started again 2 times, which cost 200.0 s, steps that were made twice included.\n" in text
+    )
+    assert (
+        "\nFaults while it ran:\n- straggler: rank 0 (2025-11-24 16:00:10 UTC to 2025-11-24 16:02:10 UTC,"
+        " 120.0 s, steps 310 to 412): cost 17.2% of a step, 20.0 s in all.\n"
+    ) in text
+    # Of many those that cost most are shown.
+    assert "rank 11 (2025" in text
+    assert "rank 12 (2025" not in text
+    assert "- 2 more, which cost less, are in the summary's `past`.\n" in text
+    assert "Faults while it ran" not in in_words([dataclasses.replace(summary, past=JobPast())])
+
+
+def test_a_report_has_a_table_of_earlier_faults_and_says_how_often_the_job_started_again(summary):
+    text = to_markdown(report_of_summary(_with_past(summary), "here"))
+    assert "The job started again 2 times, which cost 200.0 s" in text
+    assert "Faults while the job ran" in text
+    assert "straggler: rank 13" in text
+    assert "17.2% of a step, 7000.0 ms in all" in text
+
+
+def test_a_recorded_job_that_was_slow_says_so_after_its_end(summary):
+    (fault,) = summary.past.faults
+    assert (fault.kind, fault.lasts) == (Kind.STRAGGLER, False)
+    assert [culprit.id for culprit in fault.culprits] == [2]
+    assert summary.past.restarts_count == 0

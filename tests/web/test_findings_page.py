@@ -65,6 +65,22 @@ def test_effects_are_below_their_cause_and_other_findings_follow(stand_in: Stand
     assert "What to do: Use more workers." in tab.text("#findings")
 
 
+def test_faults_that_are_over_and_restarts_are_below_the_findings_of_now(stand_in: StandIn, tab: Tab) -> None:
+    over = {"lasts": False, "sentence": "straggler: rank 1 (10:00 to 10:05): cost 17.0% of a step."}
+    first = {"lasts": False, "sentence": "hang: rank 5 (09:00 to 09:02): cost 100.0% of a step."}
+    lasts = {"lasts": True, "sentence": "straggler: rank 3 (10:07 and goes on): cost 19.9% of a step."}
+    said = "The job started again once, which cost 40.0 s."
+    shown(stand_in, tab, past={"restarts_sentence": said, "faults": [first, over, lasts]})
+
+    assert tab.text("#restarts").replace("\xa0", " ") == said
+    # The newest comes first; one that goes on is a finding.
+    assert tab.count("#past-faults > li") == 2
+    assert tab.text("#past-faults > li") == over["sentence"]
+
+    shown(stand_in, tab, past={"restarts_sentence": "", "faults": [lasts]})
+    assert tab.count("#section-past *") == 0
+
+
 def test_what_stands_between_backticks_is_code_and_never_markup(stand_in: StandIn, tab: Tab) -> None:
     line = "Rank 3 waits 20 ms: `<img src=x onerror=fail()>` and a lone ` stay as they are."
     finding = {**SLOW, "evidence": [line], "advice": "Run `perfd doctor` on it, then `nvidia-smi -q`."}

@@ -17,6 +17,7 @@ from perfd.aggregator.history.database import (
 )
 from perfd.aggregator.history.ended_jobs import EndedJob, EndedJobs, ended_job
 from perfd.aggregator.history.history_rows import STEP_COLUMNS, phases_of, step_of
+from perfd.analysis.diagnosis import JobPast
 from perfd.errors import PerfdError
 from perfd.model import (
     Alert,
@@ -39,8 +40,19 @@ _FACTS: dict[str, type[GpuInfo | RankPlacement | ServerInfo]] = {
     "rank": RankPlacement,
     "server": ServerInfo,
 }
+
+
+class _StoredPast(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a stored summary only it has."""
+
+    past: JobPast = JobPast()
+
+
 _DESCRIPTIONS, _EVENTS = msgspec.json.Decoder(JobDescription), msgspec.json.Decoder(Event)
+_PASTS = msgspec.json.Decoder(_StoredPast)
 """Created at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
+_SUMMARY = "SELECT summary FROM jobs WHERE job = ? AND summary IS NOT NULL ORDER BY attempt DESC LIMIT 1"
+"""The newest summary of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +68,8 @@ class StoredJob:
     phases: Sequence[StepPhases]
     events: Sequence[tuple[str, Event]]
     """With the node that each came from."""
+    past: JobPast
+    """As of its newest stored summary."""
 
 
 class HistoryReader:
@@ -197,9 +211,8 @@ class HistoryReader:
 
     def summary(self, job: str) -> Any | None:  # noqa: ANN401  (JSON of a documented schema)
         """The newest stored summary of a job that may be long over, or None."""
-        query = "SELECT summary FROM jobs WHERE job = ? AND summary IS NOT NULL ORDER BY attempt DESC LIMIT 1"
         found = self._answer(
-            lambda reader: self._sound(reader(query, (job,)), lambda row: msgspec.json.decode(row[0]))
+            lambda reader: self._sound(reader(_SUMMARY, (job,)), lambda row: msgspec.json.decode(row[0]))
         )
         return found[0] if found else None
 
@@ -237,6 +250,8 @@ class HistoryReader:
             (job, attempt, phases),
         )
         event_rows = reader("SELECT node, body FROM events WHERE job = ? ORDER BY time_unix_s", (job,))
+        summary_rows = reader(_SUMMARY, (job,))
+        pasts = self._sound(summary_rows, lambda one: _PASTS.decode(one[0]).past)
         described = [(description,)] if description else []
         descriptions = self._sound(described, lambda one: _DESCRIPTIONS.decode(one[0]))
         return StoredJob(
@@ -248,6 +263,7 @@ class HistoryReader:
             steps=self._sound(step_rows, lambda one: step_of(job, one))[::-1],
             phases=self._sound(phase_rows, lambda one: phases_of(job, *one))[::-1],
             events=self._sound(event_rows, lambda one: (one[0], _EVENTS.decode(one[1]))),
+            past=pasts[0] if pasts else JobPast(),
         )
 
     def _sound(self, rows: Iterable[tuple[Any, ...]], decode: Callable[[tuple[Any, ...]], _T]) -> list[_T]:

@@ -78,7 +78,10 @@ def _restore_job(state: AggregatorState, stored: StoredJob, now_unix_s: float, n
         job.lifetime.ended_s = now_s - max(0.0, now_unix_s - job.ended_unix_s)
     with contained(Part.HISTORY):
         job.restore(
-            attempt=stored.attempt, started_unix_s=stored.started_unix_s, description=stored.description
+            attempt=stored.attempt,
+            started_unix_s=stored.started_unix_s,
+            description=stored.description,
+            past=stored.past,
         )
 
 

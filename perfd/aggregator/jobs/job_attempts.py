@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfd.aggregator.jobs.job_lifetime import JobEnd
 from perfd.aggregator.jobs.record_source import RecordSource
 from perfd.aggregator.jobs.step_tables import StepRows
+from perfd.analysis.diagnosis import JobPast
+from perfd.analysis.findings import FaultPeriod
 from perfd.errors import RefusedError
 from perfd.model import Event, EventKind, JobOutcome, TrainingStep
 
@@ -55,6 +58,20 @@ class JobAttempts:
         self._stepless: _Start | None = None
         self.first_step_s: float | None = None
         """How long the first step of an attempt took from its start, the longest so far."""
+        self.restarts = 0
+        """How often the job started again; another job of its name counts anew."""
+        self.lost_s: float | None = None
+        """How much time that has cost; None where no start says."""
+        self.earlier_faults: Sequence[FaultPeriod] = ()
+        """Those of the job that an earlier aggregator saw."""
+        self._newest_unix_s: float | None = None
+        """The time of its newest step."""
+
+    def restore(self, number: int, started_unix_s: float | None, past: JobPast) -> None:
+        """Go on where an earlier aggregator was."""
+        self.number, self.started_unix_s = number, started_unix_s
+        self.restarts, self.lost_s = past.restarts_count, past.restarts_lost_s
+        self.earlier_faults = past.faults
 
     @property
     def began_unix_s(self) -> float | None:
@@ -105,6 +122,7 @@ class JobAttempts:
 
     def stepped(self, step_unix_s: float) -> None:
         """Note the time of a step: the first one after a start shows how long that took."""
+        self._newest_unix_s = step_unix_s
         if self._stepless is not None and step_unix_s < self._stepless.unix_s:
             return
         if self._stepless is not None or self.first_step_s is None:
@@ -184,9 +202,15 @@ class JobAttempts:
         self._attempt_of.setdefault(source.agent_id, self.number)
         self._stepped_s = source.now_s
 
-    def next(self, time_unix_s: float) -> None:
-        """Begin another attempt."""
+    def next(self, time_unix_s: float, lost_s: float | None = None) -> None:
+        """Begin another attempt, by which so much time was lost."""
         self.number += 1
+        started_unix_s, newest_unix_s = self.started_unix_s, self._newest_unix_s
+        if started_unix_s is not None and newest_unix_s is not None and started_unix_s > newest_unix_s:
+            self.restarts, self.lost_s = 0, None
+        else:
+            self.restarts += 1
+            self.lost_s = self.lost_s if lost_s is None else (self.lost_s or 0.0) + lost_s
         self._begins_unix_s = None
         self._restarted_unix_s = time_unix_s
 

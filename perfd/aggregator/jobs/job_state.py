@@ -20,6 +20,7 @@ from perfd.aggregator.limits.bounded_records import bounded
 from perfd.aggregator.limits.plausible_values import plausible_description
 from perfd.aggregator.operations import FoundSteps, JobCommunication
 from perfd.analysis.data.job_data import Captured, OperationPace, StepTable
+from perfd.analysis.diagnosis import JobPast
 from perfd.analysis.steps import timed_by_arrival
 from perfd.errors import RefusedError
 from perfd.model import (
@@ -245,7 +246,8 @@ class JobState:
         for row in found.rows:
             if self.attempts.begins_with(row):
                 # Nothing says how many of the steps before are computed again.
-                event = self._restarted(unix_s, "The job started again.", line=row)
+                lost = {"lost_s": self.steps.lost_by(row, unix_s)["lost_s"]}
+                event = self._restarted(unix_s, "The job started again.", line=row, lost=lost)
             self._put(row, unix_s)
         return event
 
@@ -334,11 +336,15 @@ class JobState:
         return self.logs.silent_s(now_s)
 
     def restore(
-        self, *, attempt: int, started_unix_s: float | None, description: JobDescription | None
+        self,
+        *,
+        attempt: int,
+        started_unix_s: float | None,
+        description: JobDescription | None,
+        past: JobPast = JobPast(),  # noqa: B008  (immutable)
     ) -> None:
         """Go on with the attempt that history knows."""
-        self.attempts.number = attempt
-        self.attempts.started_unix_s = started_unix_s
+        self.attempts.restore(attempt, started_unix_s, past)
         self.description = None if description is None else plausible_description(description)
         self.version += 1
 
@@ -353,30 +359,21 @@ class JobState:
         shown = self.attempts.start_shown_by(line.step, printed_unix_s, source, self.steps, self.ended_unix_s)
         if shown is not None:
             return self._start_from(line, source, shown)
-        if (
-            self.lifetime.steps_on(printed_unix_s)
-            and end is not None
-            and end.outcome is not JobOutcome.UNKNOWN
-        ):
+        goes_on = self.lifetime.steps_on(printed_unix_s)
+        if goes_on and end is not None and end.outcome is not JobOutcome.UNKNOWN:
             self.communication.clear()
-            return self._restarted(
-                source.sent_unix_s, f"Step {line.step} came after the job's end.", line=line
-            )
+            lost = self.steps.lost_by(line, source.sent_unix_s)
+            message = f"Step {line.step} came after the job's end."
+            return self._restarted(source.sent_unix_s, message, line=line, lost=lost)
         return None
 
     def _start_from(self, line: TrainingStep, source: RecordSource, message: str) -> Event:
         """Begin an attempt with a line, and drop the steps that it computes again."""
         self.communication.clear()
-        newest = self.steps.last_step
-        lines = self.steps.cut_from(line.step)
+        lost = self.steps.lost_by(line, source.sent_unix_s)
+        self.steps.cut_from(line.step)
         self.phases.cut_from(line.step)
-        lost = 0 if newest is None else max(0, newest - line.step + 1)
-        return self._restarted(
-            source.sent_unix_s,
-            message,
-            line=line,
-            values={"lost_steps": float(lost), "lost_lines": float(lines)},
-        )
+        return self._restarted(source.sent_unix_s, message, line=line, lost=lost)
 
     def _restarted(
         self,
@@ -384,7 +381,7 @@ class JobState:
         message: str,
         *,
         line: TrainingStep | None = None,
-        values: Mapping[str, float] | None = None,
+        lost: Mapping[str, float] | None = None,
     ) -> Event:
         self.lifetime.revive()
         event = Event(
@@ -393,8 +390,8 @@ class JobState:
             message=message,
             job=self.name,
             step=line.step if line else None,
-            values=values or {},
+            values=lost or {},
         )
         self.events.append(event)
-        self.attempts.next(event.time_unix_ns / 1e9)
+        self.attempts.next(event.time_unix_ns / 1e9, event.values.get("lost_s"))
         return event

@@ -115,11 +115,27 @@ class StepRows:
         step_time_s, loss = self._floats[1, row], self._floats[6, row]
         return _same(step_time_s, _number(line.step_time_s)) and _same(loss, _first_loss(line.losses))
 
-    def cut_from(self, step: int) -> int:
-        """Forget the lines of `step` and later, as a resumed job does; returns how many they were."""
-        row = int(np.searchsorted(self._step[: self._rows], step))
-        removed, self._rows = self._rows - row, row
-        return removed
+    def lost_by(self, line: TrainingStep, fallback_unix_s: float) -> dict[str, float]:
+        """What a job lost that started again and now shows `line`: steps, their lines, and time in seconds.
+
+        `lost_s` is since the job had reached that step before, or its newest one, without the time that the
+        line says its own steps took.
+        """
+        if not self._rows:
+            return {"lost_steps": 0.0, "lost_lines": 0.0, "lost_s": 0.0}
+        row = int(np.searchsorted(self._step[: self._rows], line.step))
+        at_unix_s = fallback_unix_s if line.time_unix_ns is None else line.time_unix_ns / 1e9
+        took_s = 0.0 if row < self._rows else (line.step_time_s or 0.0) * line.steps_covered
+        reached_unix_s = float(self._floats[0, min(row, self._rows - 1)])
+        return {
+            "lost_steps": float(max(0, int(self._step[self._rows - 1]) - line.step + 1)),
+            "lost_lines": float(self._rows - row),
+            "lost_s": max(0.0, at_unix_s - reached_unix_s - took_s),
+        }
+
+    def cut_from(self, step: int) -> None:
+        """Forget the lines of `step` and later, as a resumed job does."""
+        self._rows = int(np.searchsorted(self._step[: self._rows], step))
 
     def table(self) -> StepTable:
         """A copy that later lines do not change."""

@@ -6,6 +6,7 @@ from perfd.analysis.diagnosis.checklist import Check, Checklist, CheckState
 from perfd.analysis.diagnosis.job_analysis import summarise
 from perfd.analysis.diagnosis.job_summary import (
     SCHEMA,
+    JobPast,
     JobSummary,
     StepsSummary,
     from_json,
@@ -20,6 +21,7 @@ __all__ = [
     "Check",
     "CheckState",
     "Checklist",
+    "JobPast",
     "JobSummary",
     "RunConfiguration",
     "StepsSummary",

@@ -12,7 +12,7 @@ from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
 from perfd.analysis.data.run_configuration import RunConfiguration
 from perfd.analysis.diagnosis.checklist import Checklist
-from perfd.analysis.findings import Finding, Kind, finding_json
+from perfd.analysis.findings import FaultPeriod, Finding, Kind, finding_json
 from perfd.analysis.hang import ErrorSummary
 from perfd.analysis.steps import (
     DataLoading,
@@ -24,11 +24,13 @@ from perfd.analysis.steps import (
     StepTime,
 )
 from perfd.analysis.stragglers import RankSlowdown
+from perfd.formatting import duration
 from perfd.model import Alert, ParallelLayout, StepDoubt, StepSource, alert_json, one_step
 
 __all__ = [
     "SCHEMA",
     "GpuSummary",
+    "JobPast",
     "JobSummary",
     "StepsSummary",
     "from_json",
@@ -78,6 +80,29 @@ class GpuSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobPast:
+    """What the job went through, which its newest numbers may no longer show."""
+
+    restarts_count: int = 0
+    """How often it started again."""
+    restarts_lost_s: float | None = None
+    """The time that this cost, steps that were computed again included; None where no start says."""
+    faults: Sequence[FaultPeriod] = ()
+    """The oldest first, those that go on included."""
+
+    @property
+    def restarts_sentence(self) -> str:
+        """How often it started again and what that cost; empty if it did not."""
+        if not self.restarts_count:
+            return ""
+        times = "once" if self.restarts_count == 1 else f"{self.restarts_count} times"
+        if self.restarts_lost_s is None:
+            return f"The job started again {times}."
+        lost = duration(self.restarts_lost_s)
+        return f"The job started again {times}, which cost {lost}, steps that were made twice included."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
     """One job of `perfd.summary/2`. Ratios are medians over steady steps; None where unknown."""
 
@@ -107,6 +132,7 @@ class JobSummary:
     """The guide's questions, answered by the numbers above."""
     troubles: Sequence[ErrorSummary] = ()
     """What the log, NCCL and the hardware complained of."""
+    past: JobPast = field(default_factory=JobPast)
     alerts: Sequence[Alert] = ()
     """Of the job, that fired; no number depends on them."""
     configuration: RunConfiguration = field(default_factory=RunConfiguration)
@@ -134,6 +160,11 @@ def job_json(summary: JobSummary) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))
     findings = [finding_json(finding) for finding in summary.findings]
     alerts = [alert_json(alert) for alert in summary.alerts]
+    plain["past"]["restarts_sentence"] = summary.past.restarts_sentence
+    plain["past"]["faults"] = [
+        {**fault, "headline": one.headline, "period": one.period, "cost": one.cost, "sentence": one.sentence}
+        for fault, one in zip(plain["past"]["faults"], summary.past.faults, strict=True)
+    ]
     return plain | {"bottleneck": findings[0], "findings": findings, "alerts": alerts}
 
 

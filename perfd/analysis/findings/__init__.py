@@ -4,6 +4,7 @@ Pure, and free of numpy: traces and servers use it too.
 """
 
 from perfd.analysis.findings.causal_graph import computation_leads, ranked
+from perfd.analysis.findings.fault_history import FaultHistory, FaultPeriod
 from perfd.analysis.findings.finding import Culprit, Effect, Finding, certainty_of, finding_json
 from perfd.analysis.findings.finding_kind import FAULTS, Kind, limits_job
 from perfd.analysis.findings.framework_options import (
@@ -20,6 +21,8 @@ __all__ = [
     "FAULTS",
     "Culprit",
     "Effect",
+    "FaultHistory",
+    "FaultPeriod",
     "Finding",
     "Kind",
     "Moment",

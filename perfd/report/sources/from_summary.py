@@ -59,8 +59,9 @@ def report_of_summary(job: JobSummary, source: str, series: Mapping[str, Any] | 
             *_gpu_tables(job, source),
             *_stage_tables(job, source),
             *_bandwidth_tables(job, source),
+            *_fault_tables(job, source),
         ],
-        notes=[_alert(alert) for alert in job.alerts],
+        notes=[*filter(None, [job.past.restarts_sentence]), *(_alert(alert) for alert in job.alerts)],
     )
 
 
@@ -246,6 +247,21 @@ def _stage_tables(job: JobSummary, source: str) -> list[ReportTable]:
                 )
                 for stage in job.pipeline.stages
             ],
+        )
+    ]
+
+
+def _fault_tables(job: JobSummary, source: str) -> list[ReportTable]:
+    if not job.past.faults:
+        return []
+    return [
+        ReportTable(
+            title="Faults while the job ran",
+            source=f"{source}; findings of each round, the oldest first",
+            columns=("fault", "when", "cost"),
+            rows=[(fault.headline, fault.period, fault.cost) for fault in job.past.faults],
+            text_columns=3,
+            shares=[fault.gain_ratio or 0.0 for fault in job.past.faults],
         )
     ]
 

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from perfd.analysis.collectives import bandwidth_words, busiest
 from perfd.analysis.communication import not_used
-from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.diagnosis import JobPast, JobSummary
 from perfd.analysis.findings import Finding
 from perfd.analysis.hang import ErrorSummary
 from perfd.formatting import rank_names
@@ -23,6 +23,8 @@ from perfd.session.text.summary_numbers import numbers_in_words
 
 _TROUBLES_SHOWN = 8
 """Lines of troubles at the end of a run; the summary has all."""
+_FAULTS_SHOWN = 12
+"""Faults at the end of a run, those that cost most; the summary has all."""
 _TROUBLE_CHARACTERS = 240
 """Longest message of a trouble: three lines of a terminal."""
 NO_JOB = "No training job found: no line in the log looks like the progress of a known framework."
@@ -100,7 +102,20 @@ def _job(summary: JobSummary) -> list[str]:
     if summary.others:
         lines += ["", "Also found:"]
         lines += [f"- {finding.kind.short_name}: {' '.join(finding.evidence)}" for finding in summary.others]
-    return [*lines, *_troubles(summary)]
+    return [*lines, *_past(summary.past), *_troubles(summary)]
+
+
+def _past(past: JobPast) -> list[str]:
+    """How often the job started again, and the faults that cost most, the oldest first."""
+    lines = ["", past.restarts_sentence] if past.restarts_sentence else []
+    shown = set(
+        sorted(range(len(past.faults)), key=lambda at: -(past.faults[at].lost_s or 0.0))[:_FAULTS_SHOWN]
+    )
+    if shown:
+        lines += ["", "Faults while it ran:"]
+        lines += [f"- {fault.sentence}" for at, fault in enumerate(past.faults) if at in shown]
+    hidden = len(past.faults) - len(shown)
+    return [*lines, *([f"- {hidden} more, which cost less, are in the summary's `past`."] if hidden else [])]
 
 
 def _of_job(job: str, alerts: Sequence[Alert], captures: Sequence[Captured]) -> list[str]:

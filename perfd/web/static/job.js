@@ -53,6 +53,7 @@ function draw(main, job, ranks, peers, series, alerts, captures, again) {
   section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
   section(main, "verdict", [job.bottleneck, job.ended], () => [headline(job, ranks)]);
   section(main, "findings", [job.other_findings, job.ended], () => otherFindings(job, ranks));
+  section(main, "past", job.past, () => past(job));
   section(main, "numbers", numbers(job), () => [cards(numbers(job))]);
   section(main, "breakdown", [job.bottleneck, job.breakdown, job.communication, job.optimizer, job.parallel, job.step_time_s], () => [
     el("h2", {}, "Step breakdown"), breakdownBar(job),
@@ -67,6 +68,17 @@ function draw(main, job, ranks, peers, series, alerts, captures, again) {
   section(main, "alerts", alerts, () => alertList(alerts));
   section(main, "captures", captures, () => captureList(job, captures));
   section(main, "troubles", job.troubles, () => troubleList(job));
+}
+
+// What the newest findings may no longer show: earlier faults, and how often the job started again.
+function past({ past: of }) {
+  const over = (of?.faults ?? []).filter((fault) => !fault.lasts);
+  if (!over.length && !of?.restarts_sentence) return [];
+  return [
+    el("h2", {}, "Earlier"),
+    of.restarts_sentence && el("p", { id: "restarts" }, prose(of.restarts_sentence)),
+    over.length > 0 && el("ul", { id: "past-faults" }, over.reverse().map((fault) => el("li", {}, prose(fault.sentence)))),
+  ].filter(Boolean);
 }
 
 const steps = (job) => progress(job.steps?.last, job.train_steps);

@@ -1,0 +1,214 @@
+"""What was wrong with a job while it ran, period by period: from when to when, by whom, and what it cost.
+
+A live finding is about the newest steps, so a fault that is over leaves the findings. The history keeps it.
+What limits a job all the time by its configuration is not a fault, and is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfd.analysis.findings.finding import Culprit, Finding
+from perfd.analysis.findings.finding_kind import FAULTS, Kind
+from perfd.analysis.findings.headline_hysteresis import Moment
+from perfd.formatting import duration, moment, percent
+from perfd.thresholds import THRESHOLDS
+
+_ALWAYS = FAULTS | {Kind.PERIODIC_STALL, Kind.GPU_CONTENTION}
+_IF_BEGUN = frozenset({Kind.DATA_LOADING, Kind.HOST_CONTENTION})
+"""Faults of one rank, or if they began while the job ran: otherwise it is how the job is set up."""
+_SAME_CAUSE = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENTION})
+"""Of all ranks, rounds find one of these first and another one with more evidence."""
+_LEAST_S = 2.0
+"""A fault that was found for less is one of an odd round. Chosen."""
+_AWAY_S = 10.0
+"""A fault that rounds do not find for longer, and for as many steps as blame is held, is over. Chosen."""
+_LONGEST_LOOK_S, _LONGEST_LOOK_STEPS = 10.0, 3
+"""No more than this, or so many steps, is counted between two looks: of a pause nothing is known. Chosen."""
+_MOST_PERIODS = 64
+"""Of one job, those that cost most: more than a person reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultPeriod:
+    """One fault, from its beginning to its end."""
+
+    kind: Kind
+    """Of several that rounds found for it, the one that was found for longest."""
+    culprits: Sequence[Culprit] = ()
+    began_unix_s: float
+    seen_unix_s: float
+    """When a round found it last."""
+    lasts: bool = False
+    """Whether the newest rounds find it."""
+    first_step: int | None = None
+    """None before any is known."""
+    last_step: int | None = None
+    gain_ratio: float | None = None
+    """The share of a step that it cost, the mean over the time that it was found; None if unknown."""
+    lost_s: float | None = None
+    """That share of the time that it lasted."""
+
+    @property
+    def lasted_s(self) -> float:
+        """From its beginning to its end."""
+        return self.seen_unix_s - self.began_unix_s
+
+    @property
+    def headline(self) -> str:
+        """What it was and who caused it, in short: `slow rank: rank 2`."""
+        names = ", ".join(map(str, self.culprits))
+        return f"{self.kind.short_name}: {names}" if names else self.kind.short_name
+
+    @property
+    def period(self) -> str:
+        """From when to when, how long, and which steps."""
+        end = "and goes on" if self.lasts else f"to {moment(self.seen_unix_s)}"
+        return f"{moment(self.began_unix_s)} {end}, {duration(self.lasted_s)}{self._steps}"
+
+    @property
+    def cost(self) -> str:
+        """What it cost, of a step and in all."""
+        if self.gain_ratio is None:
+            return "unknown"
+        return f"{percent(self.gain_ratio)} of a step, {duration(self.lost_s)} in all"
+
+    @property
+    def sentence(self) -> str:
+        """All of it, in words."""
+        return f"{self.headline} ({self.period}): cost {self.cost}."
+
+    @property
+    def _steps(self) -> str:
+        known = [one for one in (self.first_step, self.last_step) if one is not None]
+        if not known:
+            return ""
+        return f", step {known[0]}" if known[0] == known[-1] else f", steps {known[0]} to {known[-1]}"
+
+
+@dataclass(slots=True)
+class _Open:
+    """A fault that may go on."""
+
+    period: FaultPeriod
+    of_kind_s: dict[Kind, float] = field(default_factory=dict)
+    costly_s: float = 0.0
+    """For how long its cost was known."""
+
+
+class FaultHistory:
+    """Remembers the faults of one job. Without a clock; one thread at a time."""
+
+    def __init__(self, earlier: Iterable[FaultPeriod] = ()) -> None:
+        """`earlier` are those that an earlier aggregator remembered."""
+        self._over: list[FaultPeriod] = [replace(one, lasts=False) for one in earlier]
+        self._open: list[_Open] = []
+        self._looked_unix_s: float | None = None
+        self._newest_step: int | None = None
+        self.periods: Sequence[FaultPeriod] = tuple(self._over)
+        """All that lasted for longer than a round errs, the oldest first. Any thread may read it."""
+
+    def take(self, found: Sequence[Finding], now: Moment) -> None:
+        """Note the findings of a round, the one to act on first at the front; `now.step` is its newest step.
+
+        While the job makes no step, only that it hangs is news.
+        """
+        if now.step == self._newest_step and all(one.kind is not Kind.HANG for one in found):
+            return
+        looked, longest_s = (
+            self._looked_unix_s,
+            max(_LONGEST_LOOK_S, _LONGEST_LOOK_STEPS * (now.step_s or 0.0)),
+        )
+        passed_s = 0.0 if looked is None else min(max(0.0, now.unix_s - looked), longest_s)
+        self._looked_unix_s, self._newest_step = now.unix_s, now.step
+        noted: list[_Open] = []
+        for finding in found:
+            if not _is_fault(finding):
+                continue
+            known = next((one for one in self._open if _is_same(one.period, finding)), None)
+            if known is None:
+                before = [one.seen_unix_s for one in self._over if _is_same(one, finding)]
+                known = _begun(finding, now, max(before, default=-math.inf))
+                self._open.append(known)
+            if known not in noted:
+                noted.append(known)
+                _note(known, finding, now, passed_s)
+        for one in [one for one in self._open if one not in noted]:
+            one.period = replace(one.period, lasts=False)
+            if now.unix_s - one.period.seen_unix_s > _away_s(now):
+                self._open.remove(one)
+                self._keep(one.period)
+        shown = [*self._over, *(one.period for one in self._open if _is_long(one.period))]
+        self.periods = tuple(sorted(shown, key=lambda one: one.began_unix_s))
+
+    def _keep(self, period: FaultPeriod) -> None:
+        if not _is_long(period):
+            return
+        self._over.append(period)
+        if len(self._over) > _MOST_PERIODS:
+            self._over.remove(min(self._over, key=lambda one: (one.lost_s or 0.0, one.lasted_s)))
+
+
+def _is_fault(finding: Finding) -> bool:
+    if finding.may_be_over or not finding.confidence:
+        return False
+    begun = bool(finding.culprits) or finding.since_step is not None or finding.longer_for_s is not None
+    return finding.kind in _ALWAYS or (finding.kind in _IF_BEGUN and begun)
+
+
+def _is_same(period: FaultPeriod, finding: Finding) -> bool:
+    """Whether both have the same culprits; without any, whether they may have the same cause."""
+    if period.culprits or finding.culprits:
+        return list(period.culprits) == list(finding.culprits)
+    return period.kind is finding.kind or {period.kind, finding.kind} <= _SAME_CAUSE
+
+
+def _begun(finding: Finding, now: Moment, not_before_unix_s: float) -> _Open:
+    began_unix_s = max(now.unix_s - (finding.longer_for_s or 0.0), not_before_unix_s)
+    gain = _cost(finding)
+    return _Open(
+        FaultPeriod(
+            kind=finding.kind,
+            culprits=finding.culprits,
+            began_unix_s=began_unix_s,
+            seen_unix_s=now.unix_s,
+            first_step=now.step if finding.since_step is None else finding.since_step,
+            lost_s=None if gain is None else gain * (now.unix_s - began_unix_s),
+        ),
+        costly_s=0.0 if gain is None else now.unix_s - began_unix_s,
+    )
+
+
+def _note(known: _Open, finding: Finding, now: Moment, passed_s: float) -> None:
+    before, gain = known.period, _cost(finding)
+    passed_s = min(passed_s, now.unix_s - before.seen_unix_s)
+    known.of_kind_s[finding.kind] = known.of_kind_s.get(finding.kind, 0.0) + passed_s
+    lost_s, ratio = before.lost_s, before.gain_ratio
+    if gain is not None:
+        lost_s = (lost_s or 0.0) + gain * passed_s
+        known.costly_s += passed_s
+        ratio = lost_s / known.costly_s if known.costly_s else gain
+    known.period = replace(
+        before,
+        kind=max(known.of_kind_s, key=lambda kind: known.of_kind_s[kind]),
+        seen_unix_s=max(before.seen_unix_s, now.unix_s),
+        lasts=True,
+        last_step=now.step if now.step is not None else before.last_step,
+        gain_ratio=ratio,
+        lost_s=lost_s,
+    )
+
+
+def _cost(finding: Finding) -> float | None:
+    """While a job hangs, all of its time is lost."""
+    return 1.0 if finding.kind is Kind.HANG else finding.gain_ratio
+
+
+def _is_long(period: FaultPeriod) -> bool:
+    return period.lasted_s >= _LEAST_S
+
+
+def _away_s(now: Moment) -> float:
+    return max(_AWAY_S, THRESHOLDS.blame_hold_steps_count * (now.step_s or 0.0))
