@@ -20,7 +20,7 @@ from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.rules.promql.vector import describe
 from perfd.rules.rule_model import alert_series
-from perfd.rules.sample_matrix import STALE
+from perfd.rules.series_store import STALE
 from perfd.rules.unit_tests.series_notation import parse_series, parse_values
 from tests.support.prometheus import PrometheusServer, QueryResult, prometheus_server
 

@@ -8,8 +8,7 @@ import pytest
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.evaluation_error import EvaluationError
-from perfd.rules.sample_matrix import STALE
-from perfd.rules.series_store import SeriesStore
+from perfd.rules.series_store import STALE, SeriesStore
 
 NODES = [SeriesKey.of("load", {"node": node, "gpu": gpu}) for node in "ab" for gpu in "01"]
 LIMITS = [SeriesKey.of("limit", {"node": node, "rack": f"r{node}"}) for node in "ab"]

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules.label_matchers import Matcher, MatcherSet
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.sample_matrix import STALE
-from perfd.rules.series_store import Read, SeriesStore
+from perfd.rules.series_store import STALE, Read, SeriesStore
 
 A, B = SeriesKey.of("x", {"i": "a"}), SeriesKey.of("x", {"i": "b"})
 

@@ -13,7 +13,7 @@ from perfd.metrics.series import SeriesKey
 from perfd.rules.durations import format_duration, parse_duration
 from perfd.rules.problems import TextError
 from perfd.rules.promql.vector import describe
-from perfd.rules.sample_matrix import STALE
+from perfd.rules.series_store import STALE
 from perfd.rules.unit_tests.series_notation import parse_series, parse_values
 from perfd.rules.unit_tests.test_files import read_tests
 from perfd.rules.unit_tests.test_runner import run_tests

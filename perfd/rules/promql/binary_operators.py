@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 
 from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
-from perfd.rules.promql.operators import ARITHMETIC, COMPARISON
 from perfd.rules.promql.vector import Floats, Keys, Mask, Remembered, Vector, empty, without_name
 from perfd.rules.promql.vector_matching import (
     Groups,
@@ -16,12 +18,31 @@ from perfd.rules.promql.vector_matching import (
     the_one_of_each,
 )
 
+# What they do to numbers: as IEEE 754 says, never an exception.
+_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.divide,
+    "%": np.fmod,
+    "^": np.power,
+}
+_COMPARISON: Mapping[str, Callable[[Any, Any], Any]] = {
+    "==": np.equal,
+    "!=": np.not_equal,
+    ">": np.greater,
+    "<": np.less,
+    ">=": np.greater_equal,
+    "<=": np.less_equal,
+}
+SET_OPERATORS = frozenset({"and", "or", "unless"})
+
 
 class ScalarBinary:
     """An operator between two numbers; comparisons give 1 or 0."""
 
     def __init__(self, operator: str, left: ScalarNode, right: ScalarNode) -> None:
-        self._function = ARITHMETIC.get(operator) or COMPARISON[operator]
+        self._function = _ARITHMETIC.get(operator) or _COMPARISON[operator]
         self._left = left
         self._right = right
 
@@ -49,8 +70,8 @@ class VectorScalar:
     def __init__(
         self, operator: str, vector: VectorNode, number: ScalarNode, *, swapped: bool, as_bool: bool
     ) -> None:
-        self._is_filter = operator in COMPARISON and not as_bool
-        self._function = ARITHMETIC.get(operator) or COMPARISON[operator]
+        self._is_filter = operator in _COMPARISON and not as_bool
+        self._function = _ARITHMETIC.get(operator) or _COMPARISON[operator]
         self._vector = vector
         self._number = number
         self._swapped = swapped
@@ -75,8 +96,8 @@ class VectorBinary:
     def __init__(
         self, operator: str, left: VectorNode, right: VectorNode, matching: VectorMatching, *, as_bool: bool
     ) -> None:
-        self._is_filter = operator in COMPARISON and not as_bool
-        self._function = ARITHMETIC.get(operator) or COMPARISON[operator]
+        self._is_filter = operator in _COMPARISON and not as_bool
+        self._function = _ARITHMETIC.get(operator) or _COMPARISON[operator]
         self._left = left
         self._right = right
         self._matching = matching

@@ -12,7 +12,6 @@ from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, MatcherSet
 from perfd.rules.problems import Problem, TextError
 from perfd.rules.promql import aggregations, binary_operators, evaluation, functions, range_functions
 from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
-from perfd.rules.promql.operators import SETS
 from perfd.rules.promql.selectors import InstantSelector, RangeSelector
 from perfd.rules.promql.syntax import parse
 from perfd.rules.promql.vector import Vector
@@ -177,7 +176,7 @@ class _Compiler:
             vector, number = self.vector(tree.lhs), self.scalar(tree.rhs)
             return binary_operators.VectorScalar(operator, vector, number, swapped=False, as_bool=as_bool)
         sides = (self.vector(tree.lhs), self.vector(tree.rhs))
-        if operator in SETS:
+        if operator in binary_operators.SET_OPERATORS:
             return binary_operators.SetOperator(operator, *sides, _matching(tree.modifier))
         return binary_operators.VectorBinary(operator, *sides, _matching(tree.modifier), as_bool=as_bool)
 

@@ -12,8 +12,16 @@ from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import MatcherSet
 from perfd.rules.promql.evaluation import Instant
 from perfd.rules.promql.vector import Floats, Keys, Mask, Vector
-from perfd.rules.sample_matrix import Block, Columns, SampleMatrix, Times, is_value
-from perfd.rules.series_store import LOOKBACK_MS, Read, SeriesStore
+from perfd.rules.series_store import (
+    LOOKBACK_MS,
+    Block,
+    Columns,
+    Read,
+    SampleMatrix,
+    SeriesStore,
+    Times,
+    is_value,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from perfd.rules.label_matchers import METRIC_NAME_LABEL
 from perfd.rules.problems import Problem, TextError
 from perfd.rules.promql.subset import unquote
 from perfd.rules.promql.tokens import Token, tokenize
-from perfd.rules.sample_matrix import STALE
+from perfd.rules.series_store import STALE
 
 # Without hexadecimal numbers: `0x8` is nine zeros.
 _NUMBER = r"(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[iI]nf|[nN]a[nN])"

@@ -3,9 +3,14 @@
 Only nodes whose processes have the plugin import it: it is the one part of the agent that needs numpy.
 """
 
-from perfd_collectors.nccl.operations.operation_columns import Operation, Operations, OperationTiming
+from perfd_collectors.nccl.operations.operation_columns import (
+    Operation,
+    Operations,
+    OperationTiming,
+    TimingCheck,
+    check_times,
+)
 from perfd_collectors.nccl.operations.segment_reader import Reading, RingBuffers, SegmentReader
-from perfd_collectors.nccl.operations.timing_checks import TimingCheck, check_times
 from perfd_collectors.nccl.operations.window_reduction import (
     OperationWindow,
     busy_ns,

@@ -10,8 +10,7 @@ import numpy as np
 
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.operations.gpu_clock import GpuClock, GpuClockReadings
-from perfd_collectors.nccl.operations.operation_columns import RECORD, Operations
-from perfd_collectors.nccl.operations.timing_checks import check_times
+from perfd_collectors.nccl.operations.operation_columns import RECORD, Operations, check_times
 from perfd_collectors.nccl.operations.window_reduction import (
     OperationWindow,
     busy_ns,
