@@ -27,7 +27,7 @@ from perfd.analysis.diagnosis.host_delay_findings import (
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.imbalance_findings import judge_experts, judge_sequences
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
-from perfd.analysis.diagnosis.own_past_findings import judge_unplaced
+from perfd.analysis.diagnosis.own_past_findings import judge_unplaced, working_more
 from perfd.analysis.diagnosis.pipeline_findings import interleaving_gain, judge_pipeline
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
@@ -100,8 +100,10 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
 def _last_by_chance(facts: JobEvidence, straggler: Finding, starved: Finding | None) -> bool:
     """Whether all ranks wait for their input, and for as long as for the one that comes last.
 
-    Whichever has its data first waits for the others in NCCL.
+    Whichever has its data first waits for the others in NCCL. A GPU with more work is not last by chance.
     """
+    if working_more(facts) in straggler.concerned_ranks:
+        return False
     if starved is not None:
         return (starved.gain_ratio or 0.0) >= (straggler.gain_ratio or 0.0)
     asleep = facts.asleep_for_workers

@@ -222,7 +222,7 @@ def _each_step(job: JobData, steady: SteadySteps) -> EachStep:
     """Steps one by one where that is known, else the lines of the log."""
     within = job.within_lines
     if within is None:
-        return EachStep(job.steps, steady.rows, steady.unmarked, job.operation_pace)
+        return EachStep(job.steps, steady.rows, steady.every_unmarked, job.operation_pace)
     rows = steady_rows(within.steps, job.events)
     return EachStep(within.steps, rows.rows, rows.unmarked, within.pace)
 

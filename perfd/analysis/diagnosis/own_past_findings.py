@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from perfd.analysis.collectives import SlowRank, StallingRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
+from perfd.analysis.layout import PAIR_OPERATION
 from perfd.analysis.steps import LongerSteps
 from perfd.analysis.stragglers import OwnWork, ReadingRank
 from perfd.formatting import duration, percent
@@ -15,6 +18,10 @@ from perfd.thresholds import THRESHOLDS
 
 _MORE_WORK = 0.5
 """Of the added time, that a GPU computes for longer where it has more work. Chosen."""
+_SEEN_WAITING = 0.5
+"""Of the added time, that others are seen to wait in NCCL: then that shows whom they wait for. Chosen."""
+_SELDOM = 0.02
+"""Of the time in NCCL's kernels: with less, steps do not end with them. Chosen."""
 _SAME_CHANGE_STEPS = 4
 """Steps between which GPUs and collectives see one change: each needs some steps to see it. Chosen."""
 
@@ -34,6 +41,51 @@ def by_own_past(facts: JobEvidence, slow: SlowRank) -> Finding | None:
         ],
         gain_ratio=slow.gain_ratio,
         step_s=slow.since_s,
+    )
+
+
+def working_more(facts: JobEvidence) -> int | None:
+    """The rank whose GPU alone has more work since steps became longer, and still has; None without one."""
+    longer = facts.longer_steps
+    world = facts.parallel.world_size or 0
+    if longer is None or world < 2 or sorted(longer.ranks) != list(range(world)):
+        return None
+    more = longer.computing_ratio >= _MORE_WORK
+    as_before = np.abs(longer.computing_ratio) <= THRESHOLDS.late_hosts_compute_ratio
+    if more.sum() != 1 or not (more | as_before).all():
+        return None
+    rank = int(longer.ranks[more][0])
+    return rank if rank in facts.computing_more else None
+
+
+def by_own_gpu(facts: JobEvidence) -> Finding | None:
+    """A rank whose GPU alone has more work since steps became longer; None where NCCL shows who waits.
+
+    Of sends and receives in one kernel, as in an all-to-all, NCCL shows no waiting, and of hosts that reduce
+    gradients themselves nothing at all.
+    """
+    longer, rank = facts.longer_steps, working_more(facts)
+    if longer is None or rank is None or any(one.gain_ratio is not None for one in facts.nccl.ranks):
+        return None
+    pairs = any(kind.operation == PAIR_OPERATION for kind in facts.nccl.kinds)
+    if not pairs and max((one.busy_ratio or 0.0 for one in facts.nccl.ranks), default=0.0) >= _SELDOM:
+        return None
+    waiting = [one.wait_ratio or 0.0 for one in facts.nccl.ranks if one.rank != rank]
+    if max(waiting, default=0.0) >= _SEEN_WAITING * longer.gain_ratio:
+        return None
+    computing = min(1.0, float(longer.computing_ratio[longer.ranks == rank][0]))
+    now = duration(longer.since_s)
+    return _one_rank(
+        rank,
+        confidence=0.6,
+        evidence=[
+            f"Steps take {now} since step {longer.since_step}, {duration(longer.before_s)} before.",
+            f"The GPU of rank {rank} computes in {percent(computing)} of the added time (GPM).",
+            "Those of all others have no more work than before (GPM).",
+            *(["If experts are spread over ranks, its own may as well get more tokens."] if pairs else []),
+        ],
+        gain_ratio=longer.gain_ratio,
+        step_s=longer.since_s,
     )
 
 

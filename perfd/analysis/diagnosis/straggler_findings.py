@@ -9,6 +9,7 @@ import numpy as np
 from perfd.analysis.collectives import NcclRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.own_past_findings import (
+    by_own_gpu,
     by_own_past,
     by_stalls,
     is_unplaced,
@@ -69,7 +70,7 @@ def _slow_rank(facts: JobEvidence) -> Finding | None:
         finding = _by_activity(facts, straggler)
         if finding is not None:
             return finding
-    return None
+    return by_own_gpu(facts)
 
 
 def _by_chance(facts: JobEvidence, arrivals: Late, others: Sequence[Straggler]) -> bool:

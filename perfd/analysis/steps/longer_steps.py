@@ -20,6 +20,8 @@ from perfd.model import GpuColumn
 
 _FEWEST_SINCE, _MOST_SINCE = 6, 50
 """Lines of the log since the change; later those before are another time."""
+_MOST_SINCE_S = 15.0
+"""More short lines, up to this: GPUs take some seconds to show what they do. Chosen."""
 _BEFORE = 8
 """Lines of the log before the change, whose median was the pace. Chosen."""
 _LEAST_RATIO = 0.08
@@ -65,17 +67,22 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
     """
     times = steps.step_time_s[rows]
     before, fewest_since = lines_needed(steps, rows)
-    since = lines_since(times, before=before, fewest_since=fewest_since)
+    line_s = median(times[-_MOST_SINCE:] * steps.steps_covered[rows[-_MOST_SINCE:]])
+    most_since = max(_MOST_SINCE, int(np.nan_to_num(_MOST_SINCE_S / line_s))) if len(rows) else _MOST_SINCE
+    since = lines_since(times, before=before, fewest_since=fewest_since, most_since=most_since)
     metrics = [gpu.metrics.get(name) for name in (GpuColumn.SM_ACTIVE, GpuColumn.BUSY)]
     if since is None or metrics[0] is None or metrics[1] is None:
         return None
     first, change = len(rows) - since - before, len(rows) - since
     before_s, since_s = float(np.median(times[first:change])), float(np.median(times[change:]))
-    began, changed, newest = (steps.time_unix_s[rows[at]] for at in (first, change - 1, -1))
+    interval_s = _interval_s(gpu.time_unix_s[np.isfinite(metrics[0]).any(axis=1)])
+    changed, newest = (steps.time_unix_s[rows[at]] for at in (change - 1, -1))
+    # Short steps have few samples: those before them at the same pace count, too.
+    slower = np.flatnonzero(times[:first] >= (before_s + since_s) / 2)
+    of_pace = steps.time_unix_s[rows[slower[-1] + 1 if len(slower) else 0 : first + 1]]
+    began = min(of_pace[-1], max(of_pace[0], changed - (_FEWEST_SAMPLES + 1) * interval_s))
     sampled = (gpu.time_unix_s > began) & (gpu.time_unix_s <= newest)
-    counts = np.isfinite(metrics[0][sampled]).sum(axis=0)
     # Each is a mean since the sample before it, so that only whole ones belong to one of both times.
-    interval_s = (newest - began) / max(1, int(counts.max(initial=0)))
     earlier = sampled & (gpu.time_unix_s <= changed) & (gpu.time_unix_s - interval_s >= began)
     later = sampled & (gpu.time_unix_s - interval_s >= changed)
     if not earlier.any():
@@ -97,6 +104,11 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
         computing_ratio=computing,
         running_ratio=running,
     )
+
+
+def _interval_s(sampled_unix_s: Floats) -> float:
+    """From one sample to the next; 0 of fewer than two."""
+    return float(np.median(np.diff(sampled_unix_s))) if len(sampled_unix_s) > 1 else 0.0
 
 
 def rows_of_pace(steps: StepTable, rows: Ints) -> Ints:
@@ -127,11 +139,17 @@ def lines_needed(steps: StepTable, rows: Ints) -> tuple[int, int]:
     return _BEFORE // part, _FEWEST_SINCE // part
 
 
-def lines_since(times: Floats, *, before: int = _BEFORE, fewest_since: int = _FEWEST_SINCE) -> int | None:
+def lines_since(
+    times: Floats,
+    *,
+    before: int = _BEFORE,
+    fewest_since: int = _FEWEST_SINCE,
+    most_since: int = _MOST_SINCE,
+) -> int | None:
     """How many of the newest lines are longer than those before; None where they are not, or not all."""
     if len(times) < fewest_since + before:
         return None
-    newest = times[-(_MOST_SINCE + before) :]
+    newest = times[-(most_since + before) :]
     if newest.max() * (1 - _LEAST_RATIO) < newest.min():
         # The usual case: no two lines are far enough apart.
         return None
