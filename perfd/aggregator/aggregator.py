@@ -152,6 +152,7 @@ class Aggregator(ApiAnswers):
                 exporters=self._exporters,
                 registry=registry,
                 notify=self.send,
+                partition=partition,
             )
         except PerfdError:
             if history is not None:
@@ -312,8 +313,8 @@ class Aggregator(ApiAnswers):
         return self._partition is None or self._partition.held()
 
     def _try_tick(self) -> None:
-        if not self._holds():
-            # Another aggregator holds the partition: alerts from this one's old data would be wrong.
+        if self._partition is not None and not self._partition.serves():
+            # Another aggregator may hold the partition: alerts from this one's old data would be wrong.
             return
         try:
             self.tick()

@@ -11,13 +11,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from perfd.aggregator.alerts import AlertEvaluation
+from perfd.aggregator.alerts import AlertEvaluation, Announcements
 from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.failures import Part
 from perfd.aggregator.finding_news import FindingNews
 from perfd.aggregator.history import HistoryRecorder, HistoryStore, rows
 from perfd.aggregator.job_summaries import Derived, JobSummaries, LiveFacts
 from perfd.aggregator.nodes import NodeMemory
+from perfd.aggregator.partition import Partition
 from perfd.aggregator.round_builder import RoundBuilder
 from perfd.aggregator.series import MetricNames, SeriesFrames
 from perfd.aggregator.state import AggregatorState
@@ -56,8 +57,9 @@ class AnalysisLoop:
         exporters: ExporterRegistry,
         registry: CollectorRegistry,
         notify: Callable[[str, NewFinding], None],
+        partition: Partition | None = None,
     ) -> None:
-        """`notify` sends a message to the agent of a node, without waiting."""
+        """`notify` sends a message to the agent of a node, at once; others may continue a `partition`."""
         self._config = config
         self._state = state
         self._clock = clock
@@ -71,6 +73,7 @@ class AnalysisLoop:
         self._notify = notify
         self._news = FindingNews()
         self._alerts = AlertEvaluation(config.rules)
+        self._announcements = Announcements() if partition is None else Announcements(partition.held)
         for sentence in unknown_profiles(self._alerts.rules.groups, CAPTURE_LABEL, config.capture_profiles):
             log.warning("A rule asks for a capture profile that is not there.", extra={"reason": sentence})
         if history is not None:
@@ -309,14 +312,16 @@ class AnalysisLoop:
         )
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
-        self._history.alerts(changes, lambda: self._alerts.state(now_unix_s), now_unix_s)
+        stored = self._history.alerts(changes, lambda: self._alerts.state(now_unix_s), now_unix_s)
+        self._announcements.add(changes, stored, now_s)
+        due = self._announcements.due(now_s)
         self._captures.on_alerts(
-            changes,
-            self._alerts.active,
+            due,
+            self._announcements.known(self._alerts.active),
             lambda job: self._view_of_alert(job, derived),
             now_unix_s,
         )
-        return changes
+        return due
 
     def _export(
         self,
@@ -332,7 +337,7 @@ class AnalysisLoop:
                     frames=self.series.newest,
                     derived=derived,
                     facts=facts,
-                    active=self._alerts.active,
+                    active=self._announcements.known(self._alerts.active),
                     changes=changes,
                     forgotten=forgotten,
                     whole=self._whole,
@@ -343,8 +348,9 @@ class AnalysisLoop:
         """Hand the summaries of jobs that go on to the exporters, before the end."""
         if self._exporters:
             with self._lock:
+                known = self._announcements.known(self._alerts.active)
                 self._exporters.offer(
-                    self._rounds.last(self._now_unix_s, self.jobs(), self._whole, active=self._alerts.active)
+                    self._rounds.last(self._now_unix_s, self.jobs(), self._whole, active=known)
                 )
 
     def _view_of_alert(self, job: str, derived: Mapping[str, Derived]) -> JobView | None:

@@ -13,8 +13,8 @@ from perfd.wire.subjects import partition_of
 class SpareRows(Protocol):
     """Keeps encoded rows of the history outside of its database. Thread-safe."""
 
-    def keep(self, body: bytes) -> None:
-        """Replace what is kept, soon; returns at once."""
+    def keep(self, body: bytes, kept: Callable[[], None]) -> None:
+        """Replace what is kept, soon; returns at once, and calls `kept` once it, or something newer, is."""
 
     def take(self) -> bytes | None:
         """What an earlier holder kept; None for nothing. Raises `PerfdError` if that is not known now."""
@@ -33,6 +33,9 @@ class Partition:
     """Grows with each holder, so that writes of earlier holders are refused."""
     held: Callable[[], bool]
     """Whether the lease is still valid; callable from any thread."""
+    serves: Callable[[], bool]
+    """Whether to make numbers: also where the lease just ended as none can be renewed or claimed. What others
+    see of alerts waits until history has it, which refuses what an earlier holder writes."""
     members: Callable[[], int] = lambda: 1
     """How many aggregators the group has; callable from any thread."""
     spare: SpareRows | None = None

@@ -372,6 +372,6 @@ def test_others_may_call_an_aggregator_by_its_address() -> None:
 
 
 def test_a_partition_takes_the_records_of_its_own_jobs() -> None:
-    one = Partition(number=0, count=PARTITIONS, epoch=1, held=lambda: True)
+    one = Partition(number=0, count=PARTITIONS, epoch=1, held=lambda: True, serves=lambda: True)
     own, other = TrainingStep(job=JOB_OF_0, step=1), TrainingStep(job=JOB_OF_1, step=1)
     assert one.own([own, other]) == [own]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -40,8 +40,9 @@ class Spare:
         self.body: bytes | None = None
         self.cleared = threading.Event()
 
-    def keep(self, body: bytes) -> None:
+    def keep(self, body: bytes, kept: Callable[[], None]) -> None:
         self.body = body
+        kept()
 
     def take(self) -> bytes | None:
         return self.body

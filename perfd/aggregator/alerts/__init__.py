@@ -8,9 +8,11 @@ from perfd.aggregator.alerts.alertmanager_webhook import (
     read_webhook,
     unknown_job,
 )
+from perfd.aggregator.alerts.announcements import Announcements
 
 __all__ = [
     "AlertEvaluation",
+    "Announcements",
     "Decision",
     "WebhookOutcome",
     "job_of",

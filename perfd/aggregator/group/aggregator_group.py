@@ -166,6 +166,7 @@ class AggregatorGroup:
             count=self._group.partitions,
             epoch=epoch,
             held=held,
+            serves=partial(self._leases.serves, number, epoch),
             spare=self._spare.of(number, held),
             members=lambda: len(self._leases.view.members),
         )

@@ -39,6 +39,8 @@ _KEPT_LEASES = 20
 election of the servers, which takes up to 10 s."""
 _ANSWERS_FOR_S = 15.0
 """How long a holder whose lease is over answers with its last numbers, while it knows no other one."""
+_TRIED_WITHIN_S = 5.0
+"""From one attempt to keep the leases to the next, where a server that hangs has to be left first."""
 _WATCHER_KEPT_S = 30.0
 """When the server removes the consumer of a connection that is gone."""
 _RETRY_S = 0.5
@@ -71,6 +73,8 @@ class Leases:
         self._complaints: set[str] = set()
         self._released: set[int] = set()
         self._renewed_s = 0.0
+        self._tried_s = float("-inf")
+        """When this process last tried to keep its leases, or to reach the servers for that."""
         self._wrote_s = self._writable_since_s = float("-inf")
         """The newest write to the bucket, and the first one after the newest gap."""
         self._thread = LoopThread(self._run, name="perfd-leases")
@@ -96,6 +100,14 @@ class Leases:
     def answers(self, partition: int, epoch: int) -> bool:
         """Whether this aggregator answers for a partition, although its lease may just have ended."""
         return is_valid(self._holdings.get(partition), epoch, time.monotonic() - _ANSWERS_FOR_S)
+
+    def serves(self, partition: int, epoch: int) -> bool:
+        """Whether to make numbers of a partition: also where a lease just ended as it could not be renewed.
+
+        While the bucket has no leader none can be claimed either. A process that was paused did not try.
+        """
+        tried = time.monotonic() - self._tried_s < _TRIED_WITHIN_S
+        return self.held(partition, epoch) or (tried and self.answers(partition, epoch))
 
     def mine(self) -> dict[int, int]:
         """Epochs of the partitions that this aggregator should serve.
@@ -126,12 +138,14 @@ class Leases:
         await self._connector.keep_connected(inbox, self._take_part, self._note_lost, last_retry_s=_RETRY_S)
 
     def _note_lost(self, reason: str) -> None:
+        self._tried_s = time.monotonic()
         self._view = replace(self._view, connected=False)
         if reason not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(reason)
             log.warning("Leases of partitions cannot be renewed now.", extra={"reason": reason})
 
     async def _take_part(self, client: Client) -> None:
+        self._tried_s = time.monotonic()
         bucket = await self._bucket(client)
         self._entries.clear()
         watcher = await bucket.watch(">", inactive_threshold=_WATCHER_KEPT_S)
@@ -222,7 +236,7 @@ class Leases:
 
     async def _turn(self, bucket: KeyValue) -> None:
         before = self.mine()
-        now_s = time.monotonic()
+        now_s = self._tried_s = time.monotonic()
         if now_s - self._renewed_s >= self._group.lease_s / _RENEWALS_PER_LEASE:
             await self._renew(bucket)
             self._renewed_s = now_s

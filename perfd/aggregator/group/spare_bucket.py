@@ -47,8 +47,8 @@ class SpareBucket:
         self._name = spare_bucket(config.cluster)
         self._replicas = config.replicas
         self._lock = threading.Lock()
-        self._pending: dict[int, bytes | None] = {}
-        """What is to be kept of each partition; None: nothing."""
+        self._pending: dict[int, tuple[bytes | None, Callable[[], None]]] = {}
+        """What is to be kept of each partition, None for nothing, and what to call then."""
         self._changed: asyncio.Event | None = None
         self._written = threading.Condition(self._lock)
         self._js: JetStreamContext | None = None
@@ -74,10 +74,10 @@ class SpareBucket:
         """That of one partition, which is written only while `held` returns True."""
         return _SpareRows(self, partition, held)
 
-    def put(self, partition: int, body: bytes | None) -> None:
-        """Keep this, soon; None removes what is kept."""
+    def put(self, partition: int, body: bytes | None, kept: Callable[[], None] = lambda: None) -> None:
+        """Keep this, soon, and call `kept` then; None removes what is kept."""
         with self._lock:
-            self._pending[partition] = body
+            self._pending[partition] = body, kept
         self._thread.submit(self._wake())
 
     def get(self, partition: int) -> bytes | None:
@@ -149,15 +149,16 @@ class SpareBucket:
                 if not self._pending:
                     self._written.notify_all()
                     return
-                partition, body = next(iter(self._pending.items()))
+                partition, (body, kept) = next(iter(self._pending.items()))
             if body is None:
                 await bucket.purge(str(partition))
             elif len(body) + _HEADER_BYTES > client.max_payload:
                 self._complain(f"{len(body)} bytes are more than max_payload of the servers")
             else:
                 await bucket.put(str(partition), body)
+                kept()
             with self._lock:
-                if self._pending.get(partition) is body:
+                if self._pending[partition] == (body, kept):
                     del self._pending[partition]
 
     async def _wake(self) -> None:
@@ -190,9 +191,9 @@ class _SpareRows:
         self._partition = partition
         self._held = held
 
-    def keep(self, body: bytes) -> None:
+    def keep(self, body: bytes, kept: Callable[[], None]) -> None:
         if self._held():
-            self._bucket.put(self._partition, body)
+            self._bucket.put(self._partition, body, kept)
 
     def take(self) -> bytes | None:
         return self._bucket.get(self._partition)

@@ -35,17 +35,20 @@ class HistoryRecorder:
         if self._store is not None and rows:
             self._store.submit(rows)
 
-    def alerts(self, changed: Sequence[Alert], state: Callable[[], EngineState], now_unix_s: float) -> None:
+    def alerts(
+        self, changed: Sequence[Alert], state: Callable[[], EngineState], now_unix_s: float
+    ) -> Callable[[], bool]:
         """Write alerts that changed with the state of the rules; that alone now and then.
 
-        Returns once they are stored, unless that takes too long: an alert that is announced and not stored
-        would fire again, with another time, after a kill.
+        Returns, once they are stored or that takes too long, whether they are by now: an alert that is
+        announced and not stored would fire again, with another time, after a kill.
         """
         stored = self._alerts_unix_s
         if changed or stored is None or not 0 <= now_unix_s - stored < _ALERTS_EVERY_S:
             self.last_alerts(changed, state, now_unix_s)
         if self._store is not None and any(alert.fired_at_unix_s is not None for alert in changed):
-            self._store.wait_stored(_ALERT_STORED_WITHIN_S)
+            return self._store.safe_within(_ALERT_STORED_WITHIN_S)
+        return lambda: True
 
     def last_alerts(
         self, changed: Sequence[Alert], state: Callable[[], EngineState], now_unix_s: float

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 from perfd.aggregator.history.database import (
@@ -85,6 +86,8 @@ class HistoryStore(HistoryReader):
         self._spare = spare
         self._unstored = UnstoredRows()
         self._newest_kept: _Group | None = None
+        self._kept = self._surely_kept = 0
+        """How often `spare` was given rows, and up to which time it has them."""
         self.failed_rows = 0
         """Rows that could not be written."""
         self.written_rows = 0
@@ -126,7 +129,8 @@ class HistoryStore(HistoryReader):
         group = _Group(statements, done, sum(map(size_of, statements)))
         with self._changed:
             most_bytes = self._max_queued_bytes * (1.0 if done is None else _OF_AGENTS)
-            if not self._closing and self._queued_bytes + group.size_bytes <= most_bytes:
+            has_room = not group.size_bytes or self._queued_bytes + group.size_bytes <= most_bytes
+            if has_room and not self._closing:
                 if not self._queue:
                     self._changed.notify_all()
                 self._queue.append(group)
@@ -142,8 +146,22 @@ class HistoryStore(HistoryReader):
         stored = threading.Event()
         if not self.healthy or not self.submit((), stored.set):
             return False
-        if stored.wait(timeout_s):
-            return True
+        return self._wait(stored, timeout_s)
+
+    def safe_within(self, timeout_s: float) -> Callable[[], bool]:
+        """As `wait_stored`, of rows without `done`; returns whether they are stored by now, or in `spare`."""
+        stored = threading.Event()
+        with self._changed:
+            # What waits is given to `spare` as a whole, and from then on each row.
+            needed = self._kept + (not self._unstored)
+            self.submit((), stored.set)
+        if self.healthy:
+            self._wait(stored, timeout_s)
+        return lambda: stored.is_set() or self._surely_kept >= needed
+
+    def _wait(self, stored: threading.Event, timeout_s: float) -> bool:
+        if self._closing or stored.wait(timeout_s):
+            return stored.is_set()
         # A database that hangs is known to be away only later.
         with self._changed:
             self._keep(self._queue)
@@ -208,7 +226,11 @@ class HistoryStore(HistoryReader):
             added = [group for group in groups if group.done is None and self._unstored.add(group.statements)]
             if added:
                 self._newest_kept = added[-1]
-                self._spare.keep(self._unstored.encoded())
+                self._kept += 1
+                self._spare.keep(self._unstored.encoded(), partial(self._note_kept, self._kept))
+
+    def _note_kept(self, times: int) -> None:
+        self._surely_kept = max(times, self._surely_kept)
 
     def _run(self) -> None:
         while True:
