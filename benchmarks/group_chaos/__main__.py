@@ -2,7 +2,7 @@
 
     python -m benchmarks.group_chaos [--faults 200] [--seconds S] [--agents 6] [--members 3]
         [--batches-per-s 30] [--lease-s 3] [--seed 1] [--only nats member postgres storage agent]
-        [--single] [--postgres-away-s SECONDS] [--json]
+        [--how kill] [--single] [--postgres-away-s SECONDS] [--json]
 
 Three nats-servers with replicated streams, three aggregators, PostgreSQL, an S3 server (moto's) behind a
 proxy, and agents' real spools and uplinks, all on loopback. Each fault ends one or two of them at once, while
@@ -45,6 +45,7 @@ def main() -> int:
     parser.add_argument("--lease-s", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=[], help="nats, member, postgres, storage, agent")
+    parser.add_argument("--how", choices=("kill", "stop", "pause"), help="of servers and aggregators")
     parser.add_argument("--single", action="store_true", help="never two at once")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end before all faults")
     parser.add_argument("--postgres-away-s", type=float, default=0.0, help="before the faults")
@@ -66,6 +67,7 @@ def main() -> int:
             lease_s=args.lease_s,
             seed=args.seed,
             only=args.only,
+            how=args.how,
             single=args.single,
             seconds=args.seconds,
             postgres_away_s=args.postgres_away_s,
@@ -87,6 +89,7 @@ def _text(one: Outcome) -> str:
         f"jobs answer again after the kill or pause of an aggregator, s: {_spread(one.member_kill_s)}\n"
         f"with a step sent 1 s after the loss of a NATS server: {_spread(one.nats_loss_s)}, "
         f"{one.nats_loss_moves} partitions moved; "
+        f"the page was late by at most, s: {_spread(one.nats_loss_late_s)}\n"
         f"{one.overdue} times not within three minutes\n"
         f"load {one.load_average:.1f}"
     )

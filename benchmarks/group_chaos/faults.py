@@ -59,6 +59,8 @@ class Outcome:
     """From the kill of one aggregator alone until all jobs answer with newer steps."""
     nats_loss_s: list[float] = field(default_factory=list)
     """From the loss of one NATS server until all jobs answer with a step that was sent a second later."""
+    nats_loss_late_s: list[float] = field(default_factory=list)
+    """How far the page was behind what was sent, at most, from the loss of one NATS server until then."""
     overdue: int = 0
     """Faults after which not all jobs had newer steps within three minutes; the run goes on."""
     nats_loss_moves: int = 0
@@ -89,6 +91,7 @@ def run(
     lease_s: float = 3.0,
     seed: int = 1,
     only: Sequence[str] = (),
+    how: str | None = None,
     single: bool = False,
     seconds: float = float("inf"),
     postgres_away_s: float = 0.0,
@@ -116,11 +119,13 @@ def run(
             if number % _NEW_JOB_EVERY == _NEW_JOB_EVERY - 1:
                 for agent in site.agents:
                     agent.begin_job()
-            report(_fault(site, chance, outcome, only, single=single))
+            report(_fault(site, chance, outcome, only, how, single=single))
         return _quiet(site, outcome)
 
 
-def _fault(site: Site, chance: Random, outcome: Outcome, only: Sequence[str], *, single: bool) -> str:
+def _fault(
+    site: Site, chance: Random, outcome: Outcome, only: Sequence[str], how: str | None, *, single: bool
+) -> str:
     """One fault from its beginning to its end; returns it in words."""
     kinds = {kind: names for kind, names in site.part_names().items() if not only or kind in only}
     several = chance.random() < _TWO_AT_ONCE and not single
@@ -136,10 +141,10 @@ def _fault(site: Site, chance: Random, outcome: Outcome, only: Sequence[str], *,
     said = []
     for part in sorted(parts):
         site.down.add(part)
-        how, end = site.begin(part, chance)
+        done, end = site.begin(part, chance, how)
         ends.append((part, end))
-        said.append(f"{part} {how}")
-        site.faults[f"{part.rstrip('0123456789')} {how}"] += 1
+        said.append(f"{part} {done}")
+        site.faults[f"{part.rstrip('0123456789')} {done}"] += 1
     outcome.pairs += len(parts) > 1
     alone = said[0] if len(said) == 1 else ""
     if chance.random() < 0.3:
@@ -149,16 +154,18 @@ def _fault(site: Site, chance: Random, outcome: Outcome, only: Sequence[str], *,
         if alone.startswith("nats"):
             # What servers had already passed on says nothing about the others.
             wanted = site.wanted(_NATS_AHEAD_S)
-        in_time = _happens(lambda: site.answers(wanted))
+        late_s = [0.0]
+        in_time = _happens(lambda: site.answers(wanted, late_s.append))
         outcome.overdue += not in_time
         took_s = time.monotonic() - began_s
         took = f", answered after {took_s:.1f} s"
         if alone.startswith("nats"):
             outcome.nats_loss_s.append(took_s)
+            outcome.nats_loss_late_s.append(max(late_s))
             after = next(one for one in map(Member.holders, site.running()))
             moved = sum(a != b for a, b in zip(before, after, strict=False))
             outcome.nats_loss_moves += moved
-            took += f", {moved} partitions moved"
+            took += f", at most {max(late_s):.1f} s late, {moved} partitions moved"
         else:
             outcome.member_kill_s.append(took_s)
     else:
@@ -166,6 +173,9 @@ def _fault(site: Site, chance: Random, outcome: Outcome, only: Sequence[str], *,
     for part, end in ends:
         end()
         site.down.discard(part)
+    if single:
+        # One that just started does not lead, and its loss with the next one would be that of two.
+        _happens(site.has_healthy_nats)
     if chance.random() >= _AT_ONCE_AGAIN:
         wanted = site.wanted()
         outcome.overdue += not _happens(lambda: site.recovered() and site.answers(wanted))

@@ -72,8 +72,8 @@ class Site:
             "agent": [f"agent{n}" for n in range(len(self.agents))],
         }
 
-    def begin(self, part: str, chance: Random) -> tuple[str, Callable[[], None]]:
-        """End or pause a part; returns what that is, and what brings the part back."""
+    def begin(self, part: str, chance: Random, how: str | None = None) -> tuple[str, Callable[[], None]]:
+        """End or pause a part, if servers by `how`; returns what that is, and what brings the part back."""
         kind, number = part.rstrip("0123456789"), int(part.lstrip("abcdefghijklmnopqrstuvwxyz") or 0)
         if kind == "storage":
             if chance.random() < 0.5:
@@ -88,7 +88,7 @@ class Site:
         one: Any = self.postgres if kind == "postgres" else None
         one = self.nats[number] if kind == "nats" else one
         one = self.members[number] if kind == "member" else one
-        how = chance.choice(["kill", "kill", "stop", "pause"])
+        how = how or chance.choice(["kill", "kill", "stop", "pause"])
         if how == "pause":
             one.pause()
             return how, one.resume
@@ -113,17 +113,29 @@ class Site:
         ahead = round(ahead_s * self.batches_per_s / len(self.agents))
         return {agent.job: agent.sent[agent.job] + 1 + ahead for agent in self.agents}
 
-    def answers(self, wanted: dict[str, int]) -> bool:
-        """Whether one running member knows of these steps or newer ones."""
-        return any(
-            all(steps.get(job, 0) >= step for job, step in wanted.items())
-            for steps in map(_steps, self.running())
-        )
+    def answers(self, wanted: dict[str, int], late_s: Callable[[float], None] = lambda _: None) -> bool:
+        """Whether one running member knows of these steps or newer ones.
+
+        `late_s` gets how much earlier than now the newest step was sent that the one behind least knows.
+        """
+        sent = {agent.job: agent.sent[agent.job] for agent in self.agents}
+        found = [steps for one in self.running() if (steps := _steps(one))]
+        behind = [max((sent[job] - steps.get(job, 0) for job in sent), default=0) for steps in found]
+        if behind:
+            late_s(min(behind) * len(self.agents) / self.batches_per_s)
+        return any(all(steps.get(job, 0) >= step for job, step in wanted.items()) for steps in found)
 
     def leases(self) -> set[tuple[int, int | None]]:
         """Partition and epoch of each lease, as the first member that answers knows them."""
         found = next(filter(None, (one.get("/api/v1/group") for one in self.running())), None)
         return {(one["partition"], one["epoch"]) for one in found["partitions"]} if found else set()
+
+    def has_healthy_nats(self) -> bool:
+        """Whether all servers have all messages."""
+        try:
+            return all(one.get("/healthz").get("status") == "ok" for one in self.nats)
+        except urllib.error.URLError:
+            return False
 
     def recovered(self) -> bool:
         """Whether all members agree on who holds what, and know newer steps."""

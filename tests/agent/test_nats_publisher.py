@@ -102,12 +102,35 @@ def test_a_lost_message_is_overdue_while_later_ones_are_acknowledged() -> None:
         client = Client()
         publisher = await listening(client, [])
         await publish(publisher, 1)
-        since_s = publisher.waits_since_s
+        since_s = publisher.due_again_s
         await asyncio.sleep(0.001)
         await publish(publisher, 2, 3)
         await client.answer(1)
-        assert publisher.waits_since_s == since_s
+        assert publisher.due_again_s == since_s
         await client.answer(0)
-        assert publisher.waits_since_s > since_s
+        assert publisher.due_again_s > since_s
+
+    asyncio.run(publishing())
+
+
+def test_what_no_server_acknowledges_is_due_again_after_longer_and_longer() -> None:
+    async def publishing() -> None:
+        client, acknowledged = Client(), list[int]()
+        publisher = await listening(client, acknowledged)
+        waits_s = []
+        await publish(publisher, 1)
+        began_s = publisher.silent_since_s
+        for _ in range(3):
+            waits_s.append(round(publisher.due_again_s - asyncio.get_running_loop().time()))
+            publisher.begin_again()
+            await publish(publisher, 1)
+        assert waits_s == [1, 2, 4]
+        # The connection is of no use for as long as there is no answer.
+        assert publisher.silent_since_s == began_s
+        await client.answer(3)
+        assert acknowledged[-1] == 1
+        await publish(publisher, 2)
+        assert publisher.silent_since_s > began_s
+        assert round(publisher.due_again_s - asyncio.get_running_loop().time()) == 1
 
     asyncio.run(publishing())

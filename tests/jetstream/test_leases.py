@@ -127,3 +127,17 @@ def test_a_claim_whose_answer_is_lost_is_completed(
         epochs = until_all_held(leases)
         assert stored
         assert epochs[1] > stored[0]
+
+
+def test_numbers_are_made_while_no_lease_can_be_renewed_and_not_after_a_pause(
+    server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with member(server) as leases:
+        mine = until_all_held(leases)
+        server.kill()
+        seconds_until(lambda: not held(leases))
+        assert all(leases.serves(number, epoch) for number, epoch in mine.items())
+        # Whoever was paused did not try to renew, and others may have claimed them.
+        monkeypatch.setattr(leases, "_tried_s", float("-inf"))
+        monkeypatch.setattr(Leases, "_note_lost", lambda *_: None)
+        assert not any(leases.serves(number, epoch) for number, epoch in mine.items())

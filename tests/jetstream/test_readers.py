@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from perfd.aggregator.ingest import nats_stream
-from perfd.aggregator.ingest.nats_stream import Readers
+from perfd.aggregator.ingest.jetstream import nats_stream
+from perfd.aggregator.ingest.jetstream.nats_stream import Readers
 from perfd.config import NatsListenConfig
 
 pytestmark = pytest.mark.system

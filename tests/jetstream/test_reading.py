@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from perfd.aggregator.ingest import nats_reading
-from perfd.aggregator.ingest.nats_reading import NatsReading
+from perfd.aggregator.ingest.jetstream import nats_reading
+from perfd.aggregator.ingest.jetstream.nats_intake import NatsIntake
+from perfd.aggregator.ingest.jetstream.nats_reading import STREAM_ACKNOWLEDGMENT, NatsReading
 from perfd.aggregator.limits import NatsProgress
 from perfd.config import NatsListenConfig
 from tests.jetstream.test_sessions import Published
@@ -45,6 +46,12 @@ class Client:
         return SimpleNamespace(publish=publish)
 
 
+def intake(client: Client) -> NatsIntake:
+    """What a reading takes messages with."""
+    sessions = Published(None).sessions
+    return NatsIntake(client, sessions, NatsProgress(), asyncio.Lock(), STREAM_ACKNOWLEDGMENT)  # type: ignore[arg-type]
+
+
 def status(code: str, description: str) -> Any:
     return SimpleNamespace(headers={"Status": code, "Description": description}, data=b"")
 
@@ -58,9 +65,7 @@ async def read(*arriving: Any) -> tuple[str, Client]:
     """Why reading ended once the consumer was deleted, after these arrived."""
     client = Client()
     config = NatsListenConfig(servers=["nats://127.0.0.1:4222"])
-    reading = NatsReading(
-        client, config, "c", Published(None).sessions, NatsProgress(), caught_up=lambda: None
-    )  # type: ignore[arg-type]
+    reading = NatsReading(client, config, "c", intake(client), caught_up=lambda: None)  # type: ignore[arg-type]
     run = asyncio.create_task(reading.run())
     arrive = await client.subscribed
     for one in arriving:
@@ -86,9 +91,8 @@ def test_a_server_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def reading() -> str:
         config = NatsListenConfig(servers=["nats://127.0.0.1:4222"])
-        sessions = Published(None).sessions
-        progress = NatsProgress()
-        return await NatsReading(Client(), config, "c", sessions, progress, caught_up=lambda: None).run()  # type: ignore[arg-type]
+        client = Client()
+        return await NatsReading(client, config, "c", intake(client), caught_up=lambda: None).run()  # type: ignore[arg-type]
 
     assert asyncio.run(reading()) == "NATS does not answer."
 
@@ -97,9 +101,7 @@ def test_a_round_is_due_once_what_waited_has_been_taken() -> None:
     async def reading() -> int:
         client, calls = Client(), list[None]()
         config = NatsListenConfig(servers=["nats://127.0.0.1:4222"])
-        sessions = Published(None).sessions
-        progress = NatsProgress()
-        one = NatsReading(client, config, "c", sessions, progress, caught_up=lambda: calls.append(None))  # type: ignore[arg-type]
+        one = NatsReading(client, config, "c", intake(client), caught_up=lambda: calls.append(None))  # type: ignore[arg-type]
         run = asyncio.create_task(one.run())
         arrive = await client.subscribed
         for _ in range(3):

@@ -14,7 +14,7 @@ from perfd.agent.spool.spool import Spool
 from perfd.agent.uplink import NatsUplink
 from perfd.aggregator.audit import AuditLog
 from perfd.aggregator.ingest.ingest import Ingest
-from perfd.aggregator.ingest.nats_sessions import SILENT_AFTER_S, NatsSessions, Receipt
+from perfd.aggregator.ingest.jetstream.nats_sessions import SILENT_AFTER_S, NatsSessions, Receipt
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.state import AggregatorState
 from perfd.clock import VirtualClock

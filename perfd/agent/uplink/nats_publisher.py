@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
 _NO_RESPONDERS = "503"
+_AGAIN_AFTER_S = 1.0
+"""From the publication of a message without acknowledgment, which takes milliseconds, to the next. Chosen."""
+_USUAL_TIMES = 2.0
+"""An acknowledgment that takes so many times longer than the slowest of late is missing."""
+_FORGOTTEN_SHARE = 0.1
+"""Of the slowest acknowledgment, with each faster one."""
 
 
 def new_session(cluster: str, node: str) -> tuple[str, str]:
@@ -82,6 +88,12 @@ class NatsPublisher:
         self._published = 0
         self._waiting: OrderedDict[int, tuple[str, int | None, float]] = OrderedDict()
         """Published and not acknowledged: the subject, the batch's sequence and the time, by number."""
+        self._slowest_s = 0.0
+        """How long acknowledgments take of late, at most."""
+        self._tries = 0
+        """How often all was published again without an acknowledgment since."""
+        self._moved_s = 0.0
+        """When a server answered last, or something was published while nothing waited."""
         self.sent_sequence = self.acknowledged_sequence = first_sequence - 1
         self.changed = asyncio.Event()
         """Something was acknowledged or received."""
@@ -89,12 +101,19 @@ class NatsPublisher:
         """Why the session cannot continue, once that is so."""
 
     @property
-    def waits_since_s(self) -> float:
-        """When the oldest message without acknowledgment was published; only if there is one.
+    def silent_since_s(self) -> float:
+        """Since when messages wait and no server answers; only if there are such."""
+        return self._moved_s
+
+    @property
+    def due_again_s(self) -> float:
+        """When to publish again what is not acknowledged; only if there is something.
 
         A message can be lost alone, with the server that led the stream.
         """
-        return next(iter(self._waiting.values()))[2]
+        patience_s = max(_AGAIN_AFTER_S, _USUAL_TIMES * self._slowest_s)
+        published_s = next(iter(self._waiting.values()))[2]
+        return published_s + patience_s * (1 << self._tries)
 
     @property
     def waiting_messages(self) -> int:
@@ -105,6 +124,7 @@ class NatsPublisher:
         """Forget what waits for an acknowledgment: all after the acknowledged sequence is to be published."""
         self._waiting.clear()
         self.sent_sequence = self.acknowledged_sequence
+        self._tries = 0 if self.refused else self._tries + 1
         self.refused = False
 
     def end(self, reason: str) -> None:
@@ -190,7 +210,10 @@ class NatsPublisher:
         self._published += 1
         # What is overdue is not in order, and was acknowledged before.
         in_order = None if overdue else sequence
-        self._waiting[self._published] = subject, in_order, asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time()
+        if not self._waiting and not self._tries:
+            self._moved_s = now_s
+        self._waiting[self._published] = subject, in_order, now_s
         await self._client.publish(
             subject,
             payload,
@@ -225,7 +248,7 @@ class NatsPublisher:
     def _take_acknowledgment(self, number: int, message: Msg) -> None:
         if number not in self._waiting:
             return
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._moved_s = asyncio.get_running_loop().time()
         if (message.headers or {}).get("Status") == _NO_RESPONDERS:
             self.refused = True
             since_s = self._leaderless_since_s = self._leaderless_since_s or now_s
@@ -238,7 +261,9 @@ class NatsPublisher:
             self.end(refusal)
             return
         self._leaderless_since_s = None
-        del self._waiting[number]
+        self._tries = 0
+        took_s = now_s - self._waiting.pop(number)[2]
+        self._slowest_s = max(took_s, self._slowest_s * (1 - _FORGOTTEN_SHARE))
         # Acknowledgments overtake each other when a server is replaced; the spool goes in order.
         first = self._first_waiting() or self.sent_sequence + 1
         self.acknowledged_sequence = max(self.acknowledged_sequence, first - 1)

@@ -39,6 +39,8 @@ class UplinkState:
     sent_sequence: int = 0
     acknowledged_sequence: int = 0
     batches_sent: int = 0
+    batches_sent_again: int = 0
+    """Those that this process had sent before."""
     connections: int = 0
     unknown_messages: int = 0
 
@@ -267,7 +269,13 @@ class Uplink(ABC):
         )
         self._changed.notify_all()
 
+    def _count_again(self) -> None:
+        again = self._state.batches_sent_again + 1
+        self._state = replace(self._state, batches_sent_again=again)
+
     def _count_sent(self, sequence: int) -> None:
+        if sequence <= self._most_sent:
+            self._count_again()
         self._most_sent = max(self._most_sent, sequence)
         self._state = replace(self._state, sent_sequence=sequence, batches_sent=self._state.batches_sent + 1)
 

@@ -5,7 +5,7 @@ from perfd.aggregator.ingest.agent_sessions import AgentSession, IngestSessions
 from perfd.aggregator.ingest.grpc_server import TelemetryServer
 from perfd.aggregator.ingest.ingest import MAX_SEQUENCE, Ingest, check_hello
 from perfd.aggregator.ingest.ingest_thread import IngestThread
-from perfd.aggregator.ingest.nats_receiver import NatsReceiver
+from perfd.aggregator.ingest.jetstream import NatsReceiver
 
 __all__ = [
     "MAX_SEQUENCE",

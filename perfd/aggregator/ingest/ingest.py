@@ -24,7 +24,7 @@ from perfd.aggregator.partition import Partition
 from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable
 from perfd.clock import Clock
 from perfd.errors import PerfdError, RefusedError, WireError
-from perfd.model import Batch, Goodbye, Hello, Record, Welcome
+from perfd.model import Batch, Goodbye, Hello, JobOrigin, Record, Welcome
 from perfd.wire.service import REVISION
 
 log = logging.getLogger(__name__)
@@ -198,6 +198,26 @@ class Ingest:
         self._state.counters.ingest_s += self._clock.monotonic_s() - started_s
         return self._statements(agent, durable, unix_ns / 1e9)
 
+    def next_sequence(self, hello: Hello, waiting_before: int) -> int:
+        """From which number on batches of an agent may come; of a stranger, so many before its first one."""
+        with self._state.lock:
+            known = self._state.agents.get(hello.agent_id)
+        first = max(1, hello.first_sequence - waiting_before) if known is None else known.kept_sequence + 1
+        return min(first, hello.first_sequence)
+
+    def may_overtake(self, agent: AgentState, batch: Batch) -> bool:
+        """Whether a batch may be taken before others that are missing: it begins no job without its origin.
+
+        Of a job's labels, which name its alerts, the first batches say the most.
+        """
+        with self._state.lock:
+            if batch.sequence <= agent.last_sequence + 1:
+                return True
+            records = batch.records if self._partition is None else self._partition.own(batch.records)
+            known = {record.job for record in records if isinstance(record, JobOrigin)}
+            named = {job for record in records if (job := getattr(record, "job", None))}
+            return all(job in self._state.fleet.jobs for job in named - known)
+
     def delivered(self, agent: AgentState, sequence: int) -> None:
         """Note that a stream, which keeps what is not stored, delivers a batch."""
         with self._state.lock:
@@ -226,7 +246,7 @@ class Ingest:
             agent.stored_sequence = max(agent.stored_sequence, sequence)
             stored()
 
-        if sequence > agent.kept_sequence:
+        if agent.refused and sequence > agent.kept_sequence:
             # It comes after a batch that history had no room for, and waits for that one.
             return
         if self._history is None:

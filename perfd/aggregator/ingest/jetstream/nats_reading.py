@@ -1,26 +1,21 @@
-"""Pulls messages through one consumer, has them taken, and acknowledges what is stored."""
+"""Pulls messages through one consumer, and has them taken."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from perfd.aggregator.ingest.nats_sessions import NatsSessions, Receipt
-from perfd.aggregator.limits import NatsProgress
+from perfd.aggregator.ingest.jetstream.nats_intake import NatsIntake
 from perfd.config import NatsListenConfig
-from perfd.errors import PerfdError
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
-
-log = logging.getLogger(__name__)
 
 _PULL_MESSAGES = 256
 """That one request asks for at most."""
@@ -34,7 +29,8 @@ _SILENT_FOR_S = 3.0
 """A server that says nothing for so long is gone, or no longer leads the consumer."""
 _LOOK_EVERY_S = 0.1
 """How soon what was stored meanwhile is acknowledged while no message comes."""
-_ACKNOWLEDGED = b"+ACK"
+STREAM_ACKNOWLEDGMENT = b"+ACK"
+"""What the stream forgets a message by."""
 _STATUS, _DESCRIPTION = "Status", "Description"
 _HELD = "100"
 """Status of a heartbeat."""
@@ -42,10 +38,6 @@ _ENDED = {"404", "408"}
 """Statuses of a pull that has no more messages."""
 _TOO_LARGE = "MaxBytes"
 _COMPLETED = "Batch Completed"
-_REASON_CHARACTERS = 300
-"""Of the sentence that goes with a refused message: headers are short."""
-_HEADERS_BYTES = 1024
-"""What the headers of a refused message take at most, with the reason."""
 _PENDING_TOKEN, _TIME_TOKEN, _TOKENS = -1, -2, 9
 """In `$JS.ACK.STREAM.CONSUMER.DELIVERED.SEQUENCE.SEQUENCE.TIME_NS.PENDING`, counted from its end."""
 
@@ -58,8 +50,7 @@ class NatsReading:
         client: Client,
         config: NatsListenConfig,
         consumer: str,
-        sessions: NatsSessions,
-        progress: NatsProgress,
+        intake: NatsIntake,
         *,
         caught_up: Callable[[], None],
     ) -> None:
@@ -67,14 +58,13 @@ class NatsReading:
         self._caught_up: Callable[[], None] | None = caught_up
         self._client = client
         self._config = config
-        self._sessions = sessions
-        self._progress = progress
+        self._intake = intake
+        self._sessions = intake.sessions
+        self._progress = intake.progress
         self._pull_subject = f"$JS.API.CONSUMER.MSG.NEXT.{config.stream}.{consumer}"
         self._inbox = client.new_inbox()
         self._arrived: deque[Msg] = deque()
         self._something = asyncio.Event()
-        self._unsettled: deque[tuple[str, Receipt]] = deque()
-        """The subject of the acknowledgment, and what became of the message."""
         self._asked = 0
         """Messages that the present pull may still deliver."""
         self._pull_bytes = _PULL_BYTES
@@ -82,7 +72,6 @@ class NatsReading:
         self._received_s = 0.0
         """When the server answered last, or was asked."""
         self._over: str | None = None
-        self._complained = False
 
     async def run(self) -> str:
         """Read; returns why it ended, empty if what is not stored has to be delivered again."""
@@ -168,26 +157,12 @@ class NatsReading:
         self._arrived.clear()
         if not messages:
             return
-        taking = asyncio.ensure_future(asyncio.to_thread(self._take, messages))
-        try:
-            receipts = await asyncio.shield(taking)
-        except asyncio.CancelledError:
-            # The next reading uses the same sessions.
-            await asyncio.wait({taking})
-            raise
+        self._progress.delivered_s = time.monotonic()
+        await self._intake.take(messages)
         self._note(messages)
-        for message, receipt in zip(messages, receipts, strict=True):
-            for answer in receipt.answers:
-                await self._client.publish(answer.subject, answer.data)
-            if receipt.refused:
-                await self._set_aside(message, receipt)
-            self._unsettled.append((message.reply, receipt))
         if self._caught_up is not None and not self._progress.waiting_messages:
             self._caught_up()
             self._caught_up = None
-
-    def _take(self, messages: Sequence[Msg]) -> list[Receipt]:
-        return [self._sessions.take(message.subject, message.data) for message in messages]
 
     def _note(self, messages: Sequence[Msg]) -> None:
         progress = self._progress
@@ -198,35 +173,5 @@ class NatsReading:
             progress.lag_s = max(0.0, time.time() - int(tokens[_TIME_TOKEN]) / 1e9)
 
     async def _settle(self) -> None:
-        """Acknowledge what is stored; the rest waits."""
-        waiting: deque[tuple[str, Receipt]] = deque()
-        for reply, receipt in self._unsettled:
-            if receipt.settled:
-                await self._client.publish(reply, _ACKNOWLEDGED)
-                self._sessions.settled(receipt)
-            else:
-                waiting.append((reply, receipt))
-        self._unsettled = waiting
-        self._progress.unsettled_messages = len(waiting)
-        for answer in self._sessions.stored_messages():
-            await self._client.publish(answer.subject, answer.data)
-
-    async def _set_aside(self, message: Msg, receipt: Receipt) -> None:
-        """Keep a copy of what could not be taken, for a week, with the reason."""
-        self._progress.refused_messages += 1
-        if not self._complained:
-            self._complained = True
-            log.warning(
-                "A message in NATS cannot be taken: it is kept in the stream for refused ones. "
-                "Further ones are only counted.",
-                extra={"subject": message.subject, "reason": receipt.refused},
-            )
-        subject = message.subject.replace("perfd.from.", "perfd.refused.", 1)
-        headers = {"Perfd-Reason": receipt.refused[:_REASON_CHARACTERS].encode("ascii", "replace").decode()}
-        # The server counts the headers too, and ends the connection of whoever sends more than it takes.
-        kept = message.data[: self._client.max_payload - _HEADERS_BYTES]
-        try:
-            await self._client.jetstream().publish(subject, kept, headers=headers)
-        except Exception as error:
-            receipt.kept_for_later = True
-            raise PerfdError(f"NATS: a refused message cannot be stored: {error}") from error
+        await self._intake.settle()
+        self._progress.unsettled_messages = self._intake.unsettled_messages

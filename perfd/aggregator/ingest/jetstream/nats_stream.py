@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from perfd.aggregator.ingest.known_consumers import KnownConsumers
+from perfd.aggregator.ingest.jetstream.known_consumers import KnownConsumers
 from perfd.config import NatsListenConfig
 from perfd.errors import PerfdError
 from perfd.wire import subjects

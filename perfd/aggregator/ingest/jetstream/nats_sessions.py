@@ -19,6 +19,9 @@ SILENT_AFTER_S = 30.0
 """An agent that published nothing for so long is gone; it reports itself every 10 s."""
 
 
+_WAITING_BEFORE = 64
+"""Batches of an unknown agent that may be in the stream before one that came directly: as many as agents
+publish without an acknowledgment."""
 _SAID_AT_ONCE = 16
 """So many stored batches of an agent are said together, as gRPC acknowledges them."""
 _SAID_WITHIN_S = 5.0
@@ -95,10 +98,10 @@ class NatsSessions:
         """Whether an agent's batches, for which history had no room, have to be delivered again now."""
         return any(self._intake.unkept(session.agent) for session in self._sessions.values())
 
-    def take(self, subject: str, data: bytes) -> Receipt:
-        """Take a message; raises nothing for what is in it."""
+    def take(self, subject: str, data: bytes, *, direct: bool = False) -> Receipt:
+        """Take a message, `direct` if not in the stream's order; raises nothing for what is in it."""
         try:
-            return self._take(subject, data)
+            return self._take(subject, data, direct=direct)
         except WireError as error:
             self._intake.malformed()
             return Receipt(refused=str(error))
@@ -133,7 +136,7 @@ class NatsSessions:
         session = next(found, None)
         return None if session is None else f"{session.answers}.message"
 
-    def _take(self, subject: str, data: bytes) -> Receipt:
+    def _take(self, subject: str, data: bytes, *, direct: bool) -> Receipt:
         node = subjects.node_of(subject)
         message: AgentMessage | None = None
         failed: WireError | None = None
@@ -147,7 +150,7 @@ class NatsSessions:
         receipt = Receipt(subject=subject)
         session = self._sessions.get(sender.agent_id)
         if session is None or session.stale or session.name != name or session.agent.stream != session.number:
-            session = self._greet(node, published, receipt)
+            session = self._greet(node, published, receipt, direct=direct)
             if session is None:
                 return receipt
         elif sender.node != node or session.answers != subjects.to_session(self._cluster, node, name):
@@ -155,7 +158,10 @@ class NatsSessions:
         session.received_s = self._monotonic_s()
         if isinstance(message, Hello):
             return receipt
-        if isinstance(message, Batch) and not published.again:
+        if isinstance(message, Batch) and direct and not self._intake.may_overtake(session.agent, message):
+            receipt.kept_for_later = True
+            return receipt
+        if isinstance(message, Batch) and not published.again and not direct:
             self._intake.delivered(session.agent, message.sequence)
 
         def decoded() -> AgentMessage | None:
@@ -231,7 +237,9 @@ class NatsSessions:
     def _missing(agent: AgentState) -> Collection[int]:
         return frozenset(agent.missing) if agent.missing else ()
 
-    def _greet(self, node: str, published: convert.Published, receipt: Receipt) -> _Session | None:
+    def _greet(
+        self, node: str, published: convert.Published, receipt: Receipt, *, direct: bool
+    ) -> _Session | None:
         sender, name = published.sender, published.session
         if sender.node != node:
             raise self._foreign(sender, node)
@@ -242,6 +250,9 @@ class NatsSessions:
             receipt.kept_for_later = True
             return None
         number = next(self._numbers)
+        if direct:
+            # Those before it may wait in the stream: they are late, and no repeats.
+            sender = replace(sender, first_sequence=self._intake.next_sequence(sender, _WAITING_BEFORE))
         agent, welcome = self._intake.hello(sender, number, _credential(node, published.namespace))
         welcome = replace(welcome, says_stored=True)
         receipt.answers.append(Answer(subject=f"{answers}.message", data=convert.encode_message(welcome)))
@@ -251,7 +262,7 @@ class NatsSessions:
         session = _Session(
             name, number, agent, answers, self._monotonic_s(), keeps_until_stored=sender.keeps_until_stored
         )
-        if old is not None and old.answers == answers:
+        if old is not None:
             session.unsaid, session.unsaid_since_s = old.unsaid, old.unsaid_since_s
         self._sessions[sender.agent_id] = session
         self._events.agent_connected(agent.node)

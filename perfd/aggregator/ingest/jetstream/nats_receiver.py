@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from perfd.aggregator.ingest.agent_messages import AgentEvents
 from perfd.aggregator.ingest.ingest import Ingest
-from perfd.aggregator.ingest.nats_reading import NatsReading
-from perfd.aggregator.ingest.nats_sessions import NatsSessions
-from perfd.aggregator.ingest.nats_stream import (
+from perfd.aggregator.ingest.jetstream.direct_reading import DIRECT_ACKNOWLEDGMENT, DirectReading
+from perfd.aggregator.ingest.jetstream.nats_intake import NatsIntake
+from perfd.aggregator.ingest.jetstream.nats_reading import STREAM_ACKNOWLEDGMENT, NatsReading
+from perfd.aggregator.ingest.jetstream.nats_sessions import NatsSessions
+from perfd.aggregator.ingest.jetstream.nats_stream import (
     TAKE_OVER_AFTER_S,
     Readers,
     StreamMissingError,
@@ -35,6 +37,10 @@ log = logging.getLogger(__name__)
 
 _WATCH_ENDS_WITHIN_S = 0.2
 """What watches the reading has nothing to clean up. Chosen."""
+_DIRECTLY_WITHIN_S = 3.0
+"""A connection that brought a message without the stream so lately is in use: only the stream is silent."""
+_RETRY_S = 0.3
+"""To the next attempt to read through the stream on such a connection. Chosen."""
 _STOP_WITHIN_S = 3.0
 """For the thread's end, and half of it to acknowledge what is stored."""
 _MOST_COMPLAINTS = 8
@@ -62,10 +68,13 @@ class NatsReceiver:
         self._config = config
         self._connector = NatsConnector(config, key="nats", name="perfd aggregator")
         self._sessions = NatsSessions(intake, events, config.cluster, time.monotonic)
+        self._subject: str | None = None
+        """Of what may be taken without the stream: what an earlier holder of a lease stores is refused."""
+        self._turn = asyncio.Lock()
         if partition is None:
             self._readers = Readers(config, subjects.from_agents(config.cluster), TAKE_OVER_AFTER_S)
         else:
-            own = subjects.from_partition(config.cluster, partition.number, partition.count)
+            own = self._subject = subjects.from_partition(config.cluster, partition.number, partition.count)
             # This lease proves that the previous reader's has ended.
             self._readers = Readers(
                 config, own, 0.0, partition.held, name=f"{partition.number}of{partition.count}"
@@ -81,6 +90,8 @@ class NatsReceiver:
 
     def start(self) -> None:
         """Begin to connect."""
+        # The stream has its time, and then delivers in order what waits in it.
+        self.progress.delivered_s = time.monotonic()
         self._thread.start()
 
     def stop(self) -> None:
@@ -119,35 +130,53 @@ class NatsReceiver:
     async def _use(self, client: Client) -> None:
         """Read until canceled; raises `PerfdError` if a new connection may do better."""
         self._client = client
+        direct = None
+        if self._subject is not None:
+            intake = NatsIntake(client, self._sessions, self.progress, self._turn, DIRECT_ACKNOWLEDGMENT)
+            direct = asyncio.create_task(DirectReading(client, self._subject, intake, self.progress).run())
         try:
-            if not self._streams_exist:
-                await ensure_streams(client.jetstream(), self._config)
-                self._streams_exist = True
-            while True:
-                consumer = await self._open(client)
-                reading = NatsReading(
-                    client,
-                    self._config,
-                    consumer,
-                    self._sessions,
-                    self.progress,
-                    caught_up=self._caught_up,
-                )
-                watching = asyncio.create_task(
-                    self._readers.watch(client, lambda: self.progress.received_messages)
-                )
-                try:
-                    reason = await reading.run()
-                finally:
-                    await end_tasks(watching, again_after_s=_WATCH_ENDS_WITHIN_S)
-                if reason:
-                    raise PerfdError(reason)
+            await self._read(client, direct)
         finally:
             self._client = None
+            if direct is not None:
+                await end_tasks(direct, again_after_s=_WATCH_ENDS_WITHIN_S)
             if self._thread.stopping:
                 # The connection is still open, and the next aggregator need not wait.
                 async with asyncio.timeout(_STOP_WITHIN_S / 2):
                     await self._readers.close(client)
+
+    async def _read(self, client: Client, direct: asyncio.Task[None] | None) -> None:
+        """Read through one consumer after the other, on this connection as long as it brings messages."""
+        while True:
+            try:
+                await self._read_consumer(client)
+            except Exception as error:
+                took_s = self.progress.took_directly_s
+                if direct is None or direct.done() or time.monotonic() - took_s > _DIRECTLY_WITHIN_S:
+                    raise
+                self._note_lost(str(error))
+                await asyncio.sleep(_RETRY_S)
+
+    async def _read_consumer(self, client: Client) -> None:
+        """Read through one consumer until messages have to be delivered again; raises if it is gone."""
+        if not self._streams_exist:
+            await ensure_streams(client.jetstream(), self._config)
+            self._streams_exist = True
+        consumer = await self._open(client)
+        reading = NatsReading(
+            client,
+            self._config,
+            consumer,
+            NatsIntake(client, self._sessions, self.progress, self._turn, STREAM_ACKNOWLEDGMENT),
+            caught_up=self._caught_up,
+        )
+        watching = asyncio.create_task(self._readers.watch(client, lambda: self.progress.received_messages))
+        try:
+            reason = await reading.run()
+        finally:
+            await end_tasks(watching, again_after_s=_WATCH_ENDS_WITHIN_S)
+        if reason:
+            raise PerfdError(reason)
 
     async def _open(self, client: Client) -> str:
         from nats.js.errors import NotFoundError  # noqa: PLC0415  (with the extra only)

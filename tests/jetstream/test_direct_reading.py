@@ -1,0 +1,157 @@
+"""While the stream takes or delivers nothing, aggregators take batches from the agents themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jetstream.support import Node, until
+
+from perfd.aggregator.ingest.jetstream.direct_reading import DIRECT_ACKNOWLEDGMENT, DirectReading
+from perfd.aggregator.ingest.jetstream.nats_intake import NatsIntake
+from perfd.aggregator.limits import NatsProgress
+from perfd.model import Batch, JobOrigin, Record, TrainingStep
+from perfd.wire import subjects
+from tests.jetstream.test_sessions import History, Published, Receipt
+from tests.support.group_members import PARTITIONS, Member
+from tests.support.nats_server import NatsServer
+
+FROM = subjects.from_agent("default", "j", "n0")
+
+
+class Client:
+    """Notes what is published and who subscribes."""
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, bytes]] = []
+        self.arrive: Callable[[Any], Awaitable[None]] | None = None
+        self.changed = asyncio.Event()
+
+    async def subscribe(self, _subject: str, cb: Callable[[Any], Awaitable[None]]) -> Any:
+        async def unsubscribe() -> None:
+            self.arrive = None
+            self.changed.set()
+
+        self.arrive = cb
+        self.changed.set()
+        return SimpleNamespace(unsubscribe=unsubscribe)
+
+    async def publish(self, subject: str, data: bytes) -> None:
+        self.published.append((subject, data))
+        self.changed.set()
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            self.changed.clear()
+            await self.changed.wait()
+
+    def acknowledged(self) -> list[str]:
+        return [subject for subject, data in self.published if data == DIRECT_ACKNOWLEDGMENT]
+
+
+def test_batches_are_taken_while_the_stream_is_silent_and_acknowledged_once_stored() -> None:
+    async def reading() -> None:
+        client, history, progress = Client(), History(), NatsProgress()
+        published = Published(history)
+        intake = NatsIntake(client, published.sessions, progress, asyncio.Lock(), DIRECT_ACKNOWLEDGMENT)  # type: ignore[arg-type]
+        run = asyncio.create_task(DirectReading(client, FROM, intake, progress).run())  # type: ignore[arg-type]
+        await client.until(lambda: client.arrive is not None)
+        batch = Batch(sequence=1, sent_unix_ns=0, records=[TrainingStep(job="j", step=1), JobOrigin(job="j")])
+        assert client.arrive is not None
+        await client.arrive(SimpleNamespace(subject=FROM, data=published.message(batch), reply="ack.1"))
+        # Its agent was greeted.
+        await client.until(lambda: bool(client.published))
+        assert published.state.fleet.jobs["j"].steps.last_step == 1
+        assert client.acknowledged() == []
+        assert progress.undelivered_for_s(progress.took_directly_s + 5.0) == 5.0
+        history.commit()
+        await client.until(lambda: client.acknowledged() == ["ack.1"])
+        # The stream delivers something again.
+        progress.delivered_s = float("inf")
+        await client.until(lambda: client.arrive is None)
+        assert progress.undelivered_for_s(progress.took_directly_s + 5.0) == 0.0
+        run.cancel()
+
+    asyncio.run(reading())
+
+
+def test_batches_that_the_stream_delivers_after_later_ones_came_directly_are_stored() -> None:
+    history = History()
+    published = Published(history)
+
+    def direct(sequence: int, *more: Record) -> Receipt:
+        records = [*more, TrainingStep(job="j", step=sequence)]
+        batch = Batch(sequence=sequence, sent_unix_ns=0, records=records)
+        return published.sessions.take(FROM, published.message(batch, first=sequence), direct=True)
+
+    # Without its origin it would have other labels, and so would its alerts.
+    assert direct(20).kept_for_later
+    later = [direct(20, JobOrigin(job="j", cluster="c")), direct(21)]
+    earlier = [published.batch(sequence) for sequence in (17, 18, 19)]
+    assert not any(one.settled for one in earlier)
+    history.commit()
+    assert all(one.stored and one.settled for one in (*later, *earlier))
+    assert list(published.state.fleet.jobs["j"].steps.table().step) == [17, 18, 19, 20, 21]
+    # What came directly is delivered by the stream, too.
+    repeated = published.batch(20)
+    assert repeated.settled
+    assert not history.pending
+
+
+def test_what_waits_in_the_stream_of_an_agent_that_history_knows_is_stored_after_a_later_one() -> None:
+    history = History()
+    published = Published(history)
+    published.state.agents.restore("a", "n0", 15, 0.0)
+
+    def direct(sequence: int) -> Receipt:
+        records = [JobOrigin(job="j"), TrainingStep(job="j", step=sequence)]
+        batch = Batch(sequence=sequence, sent_unix_ns=0, records=records)
+        return published.sessions.take(FROM, published.message(batch, first=sequence), direct=True)
+
+    later = direct(20)
+    # Numbers that history has are not trusted either, as one of them may be damaged.
+    waiting = [published.batch(sequence) for sequence in range(13, 20)]
+    history.commit()
+    assert all(one.stored for one in (later, *waiting))
+
+
+@pytest.mark.system
+def test_a_stream_that_takes_nothing_is_not_noticed(tmp_path: Path) -> None:
+    """As while a stream has no leader, which cannot be had on purpose."""
+
+    async def moved_away(js: Any) -> None:
+        config = (await js.stream_info("perfd")).config
+        config.subjects = ["elsewhere.>"]
+        await js.update_stream(config)
+
+    async def back(js: Any) -> None:
+        config = (await js.stream_info("perfd")).config
+        config.subjects = ["perfd.from.>"]
+        await js.update_stream(config)
+
+    history = {"path": str(tmp_path / "history.sqlite")}
+    rules = {"builtin": False, "files": []}
+    with (
+        NatsServer(tmp_path) as server,
+        Member(tmp_path, [server.address], "m0", history=history, rules=rules) as member,
+    ):
+        node = Node(tmp_path / "n0", server.address, partitions=PARTITIONS)
+        node.uplink.start()
+        try:
+            last = node.produce(3)
+            assert until(lambda: member.newest_step(node.job) == last)
+            server.ask(moved_away)
+            last = node.produce(3)
+            assert until(lambda: member.newest_step(node.job) == last)
+            # What is stored leaves the spool.
+            assert until(lambda: node.spool.stats().batches == 0)
+            server.ask(back)
+            last = node.produce(3)
+            assert until(lambda: member.newest_step(node.job) == last)
+            assert until(lambda: node.spool.stats().batches == 0)
+        finally:
+            node.close(0.0)
