@@ -12,7 +12,7 @@ import numpy as np
 from perfd.aggregator.failures import Part
 from perfd.aggregator.job_news import shows_change
 from perfd.aggregator.jobs import JobEnd, JobState
-from perfd.aggregator.state import AggregatorState, job_data
+from perfd.aggregator.state import AggregatorState, all_compute, job_data
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, counted_gpus, next_turn
 from perfd.analysis.data.job_data import GpuTable, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobPast, JobSummary, summarise, with_alerts
@@ -31,6 +31,9 @@ _WINDOW_SLACK = 4
 
 _OLDEST_ASKED_S = 4.0
 """Requested numbers are not older, however many GPUs there are: few jobs are requested. Chosen."""
+
+_IDLE_S = 60.0
+"""Without a line, a step or an operation for longer, the activity of a job's GPUs is asked for. Chosen."""
 
 _NO_ORIGIN = JobOrigin(job="")
 
@@ -63,6 +66,8 @@ class LiveFacts:
     nodes: int
     ranks: int | None
     log_silent_s: float | None
+    idle_s: float | None = None
+    """How long nothing has shown it at work; None if no agent can see a log."""
     stepless_s: float | None = None
     """How long ago the job was started again without a step since."""
     first_step_s: float | None = None
@@ -210,6 +215,10 @@ class JobSummaries:
         change = self.step_time_change(job)
         with self._state.lock:
             state = self._fleet.jobs[job]
+            silent_s = state.log_silent_s(now_s)
+            idle_s = None if silent_s is None else state.logs.idle_s(now_s)
+            if idle_s is not None and idle_s > _IDLE_S and all_compute(self._fleet, state, now_s):
+                state.logs.works(now_s)
             return LiveFacts(
                 labels=state.labels,
                 origin=state.ownership.origin or _NO_ORIGIN,
@@ -221,7 +230,8 @@ class JobSummaries:
                 end=state.lifetime.end,
                 nodes=len(state.nodes),
                 ranks=found.summary.parallel.world_size or state.ownership.world_size,
-                log_silent_s=state.log_silent_s(now_s),
+                log_silent_s=silent_s,
+                idle_s=idle_s,
                 stepless_s=state.stepless_s(now_s),
                 first_step_s=state.attempts.first_step_s,
                 log_lines=state.logs.lines,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from perfd.aggregator.jobs.record_source import RecordSource
@@ -24,6 +25,7 @@ class JobLogs:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._logs: dict[tuple[str, str], _LogState] = {}
+        self._worked_s = -math.inf
 
     def __len__(self) -> int:
         return len(self._logs)
@@ -53,6 +55,15 @@ class JobLogs:
         silent_s = None if last is None else max(0.0, source.sent_unix_s - last / 1e9)
         self._logs[key] = _LogState(progress=progress, silent_s=silent_s, received_s=source.now_s)
         return True
+
+    def works(self, now_s: float) -> None:
+        """Note that something besides a log shows the job at work: a step, operations, its GPUs."""
+        self._worked_s = max(self._worked_s, now_s)
+
+    def idle_s(self, now_s: float) -> float | None:
+        """How long neither a log nor anything else has shown the job at work; None if no agent sees a log."""
+        silent_s = self.silent_s(now_s)
+        return None if silent_s is None else min(silent_s, max(0.0, now_s - self._worked_s))
 
     def leave(self, agent_id: str) -> None:
         """Note that an agent left: its view of a log shows no silence any more."""

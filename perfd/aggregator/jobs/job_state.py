@@ -194,6 +194,7 @@ class JobState:
             self.attempts.forget_logs()
         event = None
         if not source.late:
+            self.logs.works(source.now_s)
             if self._begins_again(line) or not self.steps.same_line(line):
                 event = self._new_line(line, source)
             self.attempts.line(line.step, source)
@@ -224,6 +225,8 @@ class JobState:
         """Add a rank's collectives, which show steps if no log does; returns an event for another start."""
         self.version += 1
         self.communication.collectives.put(times)
+        if not source.late:
+            self.logs.works(source.now_s)
         self._sources.communicates = self._sources.communicates or times.communicator_size != 1
         if (self._by_log and not self.steps.several_a_line) or source.late or not source.member:
             return None

@@ -47,6 +47,7 @@ def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[V
         ("perfd_job_nodes", job, facts.nodes),
         ("perfd_job_ranks", job, facts.ranks),
         ("perfd_log_silent_seconds", job, facts.log_silent_s),
+        ("perfd_idle_seconds", job, facts.idle_s),
         ("perfd_restart_stepless_seconds", job, facts.stepless_s),
         ("perfd_first_step_seconds", job, facts.first_step_s),
         ("perfd_log_lines_total", job, facts.log_lines),

@@ -6,7 +6,7 @@ from perfd.aggregator.state.batch_repeats import BatchVerdict
 from perfd.aggregator.state.durable_records import Durable
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.gpu_owners import gpu_owners
-from perfd.aggregator.state.job_snapshot import job_data
+from perfd.aggregator.state.job_snapshot import all_compute, job_data
 from perfd.aggregator.state.node_state import NodeState
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Durable",
     "Fleet",
     "NodeState",
+    "all_compute",
     "gpu_owners",
     "job_data",
 ]

@@ -16,7 +16,7 @@ from perfd.aggregator.state.gpu_owners import gpu_owners
 from perfd.aggregator.state.nic_bandwidth import ports_bytes_per_s
 from perfd.aggregator.state.node_state import NodeState
 from perfd.analysis.data.job_data import Captured, Floats, GpuKey, GpuTable, JobData, StepTable
-from perfd.analysis.data.robust_stats import known, median
+from perfd.analysis.data.robust_stats import known, mean, median
 from perfd.model import GpuColumn, RankPlacement
 
 _SEVERAL = 2
@@ -33,6 +33,10 @@ _MOST_CELLS = 32_000_000
 """Of the aligned samples of a large job: beyond this, slots become longer than the interval."""
 
 
+_NEWEST_S = 10.0
+"""Of GPU samples that show whether a job works now. Chosen."""
+_ACTIVE = 0.01
+"""Of the tensor cores: GPUs that wait in NCCL show 0. Chosen."""
 _KEPT_KEYS = 131_072
 """Of GPUs, which are the same in each round: those of 16,384 nodes, some 30 MB."""
 
@@ -96,6 +100,21 @@ def job_data(
         run_began_unix_s=job.attempts.began_unix_s,
         ended_unix_s=job.ended_unix_s,
     )
+
+
+def all_compute(fleet: Fleet, job: JobState, now_s: float) -> bool:
+    """Whether the tensor cores of all GPUs of a job that are read have been active in the newest samples."""
+    nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
+    if any(now_s - node.received_s > _NEWEST_S for node in nodes):
+        return False
+    active = []
+    for node in nodes:
+        since_unix_s = node.readings.gpu_history.newest_unix_s() - _NEWEST_S
+        for part in _parts(fleet, job, [node], None, since_unix_s):
+            if GpuColumn.TENSOR_ACTIVE not in part.metrics or not len(part.times_unix_s):
+                return False
+            active.append(mean(part.data[:, :, part.metrics.index(GpuColumn.TENSOR_ACTIVE)], axis=0).min())
+    return bool(active) and min(active) >= _ACTIVE
 
 
 def _placements(nodes: Sequence[NodeState], job: str) -> dict[str, tuple[RankPlacement, ...]]:

@@ -333,6 +333,14 @@ JOB_METRICS: Sequence[MetricInfo] = (
         absent="When no log is read, or the job has ended.",
     ),
     metric(
+        "perfd_idle_seconds",
+        "Time since anything showed the job at work: a line of its log, a step, a finished NCCL operation, or"
+        " tensor cores active on all of its GPUs.",
+        labels=JOB,
+        source="log collector, NCCL plugin, NVML",
+        absent="When no log is read, or the job has ended.",
+    ),
+    metric(
         "perfd_restart_stepless_seconds",
         "Time since the job was restarted; after several starts without a step, since the first of them.",
         labels=JOB,
