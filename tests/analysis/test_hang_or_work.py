@@ -157,6 +157,43 @@ def test_counters_may_stand_for_a_second_and_a_half_less_than_the_log(less_s: fl
     assert (found is not None) is hangs
 
 
+def test_a_log_that_prints_rarely_says_nothing_while_operations_begin() -> None:
+    paused = (0.0,) * RANKS
+
+    def job(still_s: float) -> JobData:
+        found = silent(30, behind=None, running=paused)
+        return replace(found, log_silent_s=900.0, nccl=[replace(one, still_s=still_s) for one in found.nccl])
+
+    assert hang(job(12.0)) is None
+    found = hang(job(70.0))
+    assert found is not None
+    assert found.evidence[0].startswith("Nothing has moved for 72 s")
+
+
+def test_a_pause_of_all_ranks_that_was_as_long_before_is_no_hang_though_no_newest_step_shows_it() -> None:
+    waiting = (1.0,) * RANKS
+    for longest_pause_s, hangs in ((0.0, True), (19.0, True), (21.0, False)):
+        job = replace(silent(30, behind=None, running=waiting), longest_pause_s=longest_pause_s)
+        assert (hang(job) is not None) is hangs
+    # One rank alone is behind: no pause explains that.
+    assert hang(replace(silent(30, running=waiting), longest_pause_s=100.0)) is not None
+
+
+def test_gpus_that_run_no_kernel_are_known_by_utilization_where_gpm_is_read_rarely() -> None:
+    job = silent(12, behind=None, running=(0.0,) * RANKS)
+    rarely = np.full((len(job.gpu.time_unix_s), RANKS), np.nan, np.float32)
+    rarely[::100] = 0.9
+    metrics = {GpuColumn.GRAPHICS_ACTIVE: rarely, **job.gpu.metrics}
+    assert hang(replace(job, gpu=replace(job.gpu, metrics=metrics))) is None
+
+
+def test_the_first_sample_of_a_pause_is_of_the_time_before_it_too() -> None:
+    job = silent(10.5, behind=None, running=(0.0,) * RANKS)
+    busy = job.gpu.metrics[GpuColumn.BUSY].copy()
+    busy[-11], busy[-10] = 1.0, 0.2
+    assert hang(replace(job, gpu=replace(job.gpu, metrics={**job.gpu.metrics, GpuColumn.BUSY: busy}))) is None
+
+
 def arrived(lines_unix_s: Sequence[float]) -> StepTable:
     """Lines that say a step and no time."""
     table = step_table([1.0] * len(lines_unix_s), time_unix_s=lines_unix_s)

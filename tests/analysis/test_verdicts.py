@@ -486,7 +486,7 @@ def test_a_hang_that_an_error_ended_is_reported_afterwards_and_a_good_end_is_non
 
 
 def test_a_checkpoint_that_has_begun_is_no_hang_until_it_lasts_a_quarter_of_an_hour():
-    standing = counters(5000, 5000, 4990, 5000, still_s=100.0)
+    standing = counters(5000, 5000, 4990, 5000, still_s=1000.0)
     begun = Event(kind=EventKind.CHECKPOINT_STARTED, time_unix_ns=round(1020.5e9), message="saving", step=20)
 
     assert hang(silent(100, nccl=standing, events=[begun])) is None
@@ -499,7 +499,7 @@ def test_a_checkpoint_that_has_begun_is_no_hang_until_it_lasts_a_quarter_of_an_h
 
 
 def test_after_the_first_evaluation_silence_is_judged_by_what_the_first_took():
-    standing = counters(5000, 5000, 4990, 5000, still_s=100.0)
+    standing = counters(5000, 5000, 4990, 5000, still_s=1000.0)
     first = Event(kind=EventKind.EVALUATION, time_unix_ns=round(1005.5e9), message="evaluated", step=5)
     again = replace(first, time_unix_ns=round(1070.5e9), step=20)
     steps = step_table([1.0] * 20, time_unix_s=[1000 + i + (50 if i > 5 else 0) for i in range(20)])

@@ -95,11 +95,18 @@ def job_data(
         launches=job.communication.launches.table(now_s),
         progress=job.communication.progress.newest(),
         captured=job.captured and _with_step_time(job.captured, every_step),
+        longest_pause_s=_longest_pause_s(every_step.time_unix_s, job.attempts.began_unix_s),
         log_silent_s=job.log_silent_s(now_s),
         started_unix_s=job.attempts.started_unix_s,
         run_began_unix_s=job.attempts.began_unix_s,
         ended_unix_s=job.ended_unix_s,
     )
+
+
+def _longest_pause_s(times_unix_s: Floats, began_unix_s: float | None) -> float:
+    own = times_unix_s if began_unix_s is None else times_unix_s[times_unix_s >= began_unix_s]
+    pauses_s = np.diff(own)
+    return float(pauses_s.max(initial=0.0, where=np.isfinite(pauses_s)))
 
 
 def all_compute(fleet: Fleet, job: JobState, now_s: float) -> bool:

@@ -368,6 +368,8 @@ class JobData:
     """None where a log shows the steps."""
     within_lines: StepsWithinLines | None = None
     """None unless a line of the log covers several steps, and operations show each."""
+    longest_pause_s: float = 0.0
+    """The longest time between two steps since the job started last, of which `steps` may be a part."""
     log_silent_s: float | None = None
     started_unix_s: float | None = None
     run_began_unix_s: float | None = None

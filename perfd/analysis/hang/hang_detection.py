@@ -84,7 +84,8 @@ def hang(job: JobData) -> Hang | None:
     if not clues:
         return None
     named = next((clue.culprits for clue in clues if clue.culprits), ())
-    if not named and silent_s < longest_pause_s(job.steps):
+    if not named and silent_s < max(longest_pause_s(job.steps), THRESHOLDS.hang_pauses * job.longest_pause_s):
+        # A pause that comes every half an hour is in no window of steps.
         return None
     nobody_waits = not named and clues == [counters] and _gpus_idle(job.gpu, silent_s)
     if nobody_waits and silent_s < THRESHOLDS.hang_certain_s:
@@ -130,9 +131,7 @@ def _computing_hosts(job: JobData, silent_s: float) -> Sequence[int]:
     Who waits for a GPU spins on its host, too, but then that GPU runs the kernel that waits.
     """
     rows = _newest(job.gpu, silent_s)
-    # GPM's column is read rarely.
-    each = (_running(job.gpu, rows, (name,)) for name in _OF_KERNELS)
-    running = next((found for found in each if found is not None), None)
+    running = _running(job.gpu, rows)
     if job.launches is None or running is None:
         return ()
     awake = (job.launches.age_s <= _NEWEST_S) & (job.launches.asleep_ratio[_TEN_SECONDS] <= _MOST_ASLEEP)
@@ -156,9 +155,9 @@ def _said(job: JobData, silent_s: float) -> str:
     if job.ended_unix_s is not None:
         code = _exit_code(job)
         return f"The job ended with exit code {code} after {silent_s:.0f} s without a step"
-    if job.log_silent_s is not None:
+    if job.log_silent_s == silent_s:
         return f"The log has been silent for {silent_s:.0f} s"
-    return "Nothing moved"
+    return f"Nothing has moved for {silent_s:.0f} s"
 
 
 def _exit_code(job: JobData) -> int | None:
@@ -213,12 +212,13 @@ def _excused_s(job: JobData) -> float:
 
 
 def _silent_s(job: JobData) -> float | None:
-    """Of the log; of a job without one, how long no rank has begun an NCCL operation."""
-    if job.log_silent_s is not None:
-        # A job that has not made a step yet loads, compiles and connects.
-        return job.log_silent_s if len(job.steps) else None
+    """Of the log and of NCCL: a log that prints rarely says nothing of a job whose ranks begin operations."""
     times = NcclTimeTable.of(job.nccl)
     moving = np.isfinite(times.operations)
+    if job.log_silent_s is not None:
+        # A job that has not made a step yet loads, compiles and connects.
+        still_s = float(times.still_s[moving].min()) + _REPORT_S if moving.any() else math.inf
+        return min(job.log_silent_s, still_s) if len(job.steps) else None
     if not moving.any():
         return None
     silent_s = float(times.still_s[moving].min())
@@ -339,20 +339,19 @@ def _gpus_idle(gpu: GpuTable, silent_s: float) -> bool:
 
 
 def _newest(gpu: GpuTable, silent_s: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """The readings of the silence, at most ten seconds of them."""
-    return gpu.time_unix_s >= (gpu.time_unix_s[-1] if len(gpu.time_unix_s) else 0.0) - min(silent_s, 10.0)
+    """The readings of the silence, at most ten seconds of them; the first is of the time before it, too."""
+    newest_unix_s = gpu.time_unix_s[-1] if len(gpu.time_unix_s) else 0.0
+    return gpu.time_unix_s >= newest_unix_s - min(silent_s - _REPORT_S, 10.0)
 
 
-def _running(
-    gpu: GpuTable,
-    rows: np.ndarray[tuple[int], np.dtype[np.bool_]],
-    names: Sequence[GpuColumn] = _OF_KERNELS,
-) -> Floats | None:
-    """Share of time in kernels, by GPU, by the first column that there is; None if that of one is unknown."""
-    running = next((_recent(gpu, name, rows) for name in names if name in gpu.metrics), None)
-    if running is None or np.count_nonzero(rows) < 3 or not np.isfinite(running).all():
-        return None
-    return running
+def _running(gpu: GpuTable, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats | None:
+    """Share of time in kernels, by GPU, by the first column that is known of each; None without one.
+
+    GPM's column is read rarely.
+    """
+    each = (_recent(gpu, name, rows) for name in _OF_KERNELS if name in gpu.metrics)
+    known = (found for found in each if found is not None and np.isfinite(found).all())
+    return next(known, None) if np.count_nonzero(rows) >= 3 else None
 
 
 def _recent(
