@@ -144,7 +144,8 @@ def _without_last(found: list[Piece]) -> Iterator[Piece]:
         yield replace(piece, records=kept)
 
 
-def _late(record: Record, by_ns: int) -> Record:
+def moved(record: Record, by_ns: int) -> Record:
+    """The record, so much later."""
     match record:
         case CollectiveTimes():
             starts, ends = record.start_unix_ns + by_ns, record.end_unix_ns + by_ns
@@ -165,9 +166,9 @@ def _apart(by_s: float) -> Alteration:
         for piece in found:
             kept = [left for record in piece.records if (left := _without(record, last, gpu)) is not None]
             yield replace(piece, records=kept)
-            moved = [own for record in piece.records if (own := _of_rank(record, last, gpu)) is not None]
-            if moved:
-                late = [_late(record, by_ns) for record in moved]
+            theirs = [own for record in piece.records if (own := _of_rank(record, last, gpu)) is not None]
+            if theirs:
+                late = [moved(record, by_ns) for record in theirs]
                 yield Piece(piece.unix_ns, _OTHER_NODE, records=late)
 
     return altered
@@ -203,7 +204,7 @@ def _again(record: Record, by_ns: int) -> Record:
         return replace(record, started_unix_ns=started, pid=None if record.pid is None else record.pid + 7)
     if isinstance(record, CollectiveTimes):
         record = replace(record, communicator=record.communicator[::-1])
-    return _late(record, by_ns)
+    return moved(record, by_ns)
 
 
 def _no(*scopes: Scope) -> Alteration:

@@ -33,7 +33,7 @@ _OLDEST_ASKED_S = 4.0
 """Requested numbers are not older, however many GPUs there are: few jobs are requested. Chosen."""
 
 _IDLE_S = 60.0
-"""Without a line, a step or an operation for longer, the activity of a job's GPUs is asked for. Chosen."""
+"""Without a line, a step or an operation for longer, the activity of a job's GPUs is looked at. Chosen."""
 
 _NO_ORIGIN = JobOrigin(job="")
 
