@@ -171,6 +171,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     round_stale_alert_s: float
     nats_lag_alert_s: float
     nats_unsettled_alert_count: int
+    nats_undelivered_alert_s: float
     nats_interruptions_alert_count: int
 
 

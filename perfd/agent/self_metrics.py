@@ -21,6 +21,7 @@ def agent_values(
         ("perfd_agent_uplink_reconnects_total", {}, max(0, uplink.connections - 1)),
         ("perfd_agent_uplink_unknown_messages_total", {}, uplink.unknown_messages),
         ("perfd_agent_batches_sent_total", {}, uplink.batches_sent),
+        ("perfd_agent_batches_sent_again_total", {}, uplink.batches_sent_again),
         ("perfd_agent_sequence", {}, last_sequence),
         ("perfd_agent_sent_sequence", {}, uplink.sent_sequence),
         ("perfd_agent_acknowledged_sequence", {}, uplink.acknowledged_sequence),

@@ -283,6 +283,10 @@ class Aggregator(ApiAnswers):
             return "Agents are not served."
         return self.stale()
 
+    def stream_problem(self) -> str | None:
+        """That NATS takes or delivers nothing, in a sentence; None if all is well."""
+        return self._nats.progress.stream_problem if self._nats is not None else None
+
     def _silence(self, labels: Mapping[str, str], duration_s: float, by: str, comment: str) -> str:
         config = self._config.exporters.alertmanager
         now_unix_s = self._clock.unix_ns() / 1e9

@@ -99,6 +99,10 @@ def test_batches_that_the_stream_delivers_after_later_ones_came_directly_are_sto
     # What came directly is delivered by the stream, too.
     repeated = published.batch(20)
     assert repeated.settled
+    assert published.state.counters.resent_batches == 0
+    published.batch(20, again=True)
+    assert published.state.counters.resent_batches == 1
+    history.commit()
     assert not history.pending
 
 

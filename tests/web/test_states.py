@@ -106,7 +106,7 @@ def test_an_alert_that_belongs_to_no_job_is_above_all_jobs(tab: Tab, stand_in: S
     assert "PerfdXid GPU 3 of n7 reports XID 79" in tab.text("main")
 
 
-@pytest.mark.parametrize("problem", ["history_problem", "jobs_problem"])
+@pytest.mark.parametrize("problem", ["history_problem", "jobs_problem", "stream_problem"])
 def test_what_is_not_kept_is_noted_above_every_view(tab: Tab, stand_in: StandIn, problem: str) -> None:
     sentence = "History cannot be written: database or disk is full"
     stand_in.answers["status"][problem] = sentence

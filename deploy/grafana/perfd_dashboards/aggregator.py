@@ -128,6 +128,15 @@ def _nats(itself: Dashboard) -> Dashboard:
         )
         .with_panel(
             graph(
+                "Without the stream",
+                q("increase(perfd_nats_direct_messages_total[$__rate_interval])", f"{_PLACE} taken directly"),
+                q("increase(perfd_resent_batches_total[$__rate_interval])", f"{_PLACE} sent again"),
+                unit=COUNT,
+                help_text="While the stream has no leader; agents send again what is not acknowledged.",
+            )
+        )
+        .with_panel(
+            graph(
                 "Set aside",
                 q("increase(perfd_nats_refused_messages_total[$__rate_interval])", _PLACE),
                 unit=COUNT,

@@ -299,6 +299,7 @@ class GroupPages:
         return {
             "history_problem": of_all("history_problem", *([missing] if missing else [])),
             "jobs_problem": of_all("jobs_problem"),
+            "stream_problem": of_all("stream_problem"),
         }
 
     def _group(self) -> dict[str, Any]:

@@ -153,6 +153,7 @@ class Ingest:
             if self._partition is None:
                 state.counters.lost_batches += lost
             agent.received_s = started_s
+            state.counters.resent_batches += again
             if verdict is BatchVerdict.REPEAT:
                 state.counters.repeated_batches += 1
                 if not again or self._history is None:

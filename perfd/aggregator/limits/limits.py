@@ -125,6 +125,7 @@ class AggregatorCounters:
     samples: int = 0
     records: int = 0
     repeated_batches: int = 0
+    resent_batches: int = 0
     late_batches: int = 0
     lost_batches: int = 0
     malformed_messages: int = 0

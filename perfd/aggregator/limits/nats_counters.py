@@ -26,6 +26,8 @@ class NatsProgress:
     """Taken from agents without the stream."""
     took_directly_s: float = float("-inf")
     """When that was last, monotonic."""
+    stream_problem: str | None = None
+    """That the stream takes or delivers nothing for longer than an election, in a sentence."""
     _undelivered_since_s: float = float("inf")
 
     def take_directly(self, messages: int, now_s: float) -> None:

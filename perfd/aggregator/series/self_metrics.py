@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -176,6 +177,7 @@ def _state_values(state: AggregatorState) -> list[Value]:
         ("perfd_records_total", {}, counters.records),
         ("perfd_samples_total", {}, counters.samples),
         ("perfd_repeated_batches_total", {}, counters.repeated_batches),
+        ("perfd_resent_batches_total", {}, counters.resent_batches),
         ("perfd_late_batches_total", {}, counters.late_batches),
         ("perfd_lost_batches_total", {}, counters.lost_batches),
         ("perfd_malformed_messages_total", {}, counters.malformed_messages),
@@ -240,6 +242,8 @@ def _nats_values(nats: NatsProgress | None) -> list[Value]:
         ("perfd_nats_received_messages_total", {}, nats.received_messages),
         ("perfd_nats_refused_messages_total", {}, nats.refused_messages),
         ("perfd_nats_interruptions_total", {}, nats.interruptions),
+        ("perfd_nats_direct_messages_total", {}, nats.direct_messages),
+        ("perfd_nats_undelivered_seconds", {}, nats.undelivered_for_s(time.monotonic())),
     ]
 
 

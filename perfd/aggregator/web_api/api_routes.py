@@ -122,6 +122,9 @@ class ApiSource(JobSource, Protocol):
     def jobs_problem(self) -> str | None:
         """Why new jobs are left out, in a sentence; None while there is room."""
 
+    def stream_problem(self) -> str | None:
+        """Why batches do not come through NATS, in a sentence; None if they do, or by gRPC."""
+
 
 def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> dict[str, Handler]:
     """Everything that the aggregator serves, by path; `live` is notified when a round is over.
@@ -161,6 +164,7 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
                 "unready": source.unready(),
                 "history_problem": source.history_problem(),
                 "jobs_problem": source.jobs_problem(),
+                "stream_problem": source.stream_problem(),
             }
         ),
     }

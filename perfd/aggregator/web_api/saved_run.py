@@ -257,6 +257,9 @@ class SavedRun:
     def jobs_problem(self) -> None:
         """No job is new."""
 
+    def stream_problem(self) -> None:
+        """Nothing comes."""
+
 
 def _picked(columns: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
     return {

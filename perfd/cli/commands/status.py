@@ -78,4 +78,6 @@ def _print_group(url: str, *, as_json: bool) -> int:
         console.print(group_table(group))
         if without:
             console.print(f"Partitions without an aggregator now: {', '.join(map(str, without))}.")
+        if problem := get(url, "/api/v1/status").get("stream_problem"):
+            console.print(problem, highlight=False, markup=False)
     return 1 if without else 0

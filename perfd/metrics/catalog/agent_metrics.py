@@ -97,6 +97,12 @@ AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
         source=_UPLINK,
         kind=ColumnKind.COUNTER,
     ),
+    metric(
+        "perfd_agent_batches_sent_again_total",
+        "Batches that this process had sent before: not acknowledged, or not stored in time.",
+        source=_UPLINK,
+        kind=ColumnKind.COUNTER,
+    ),
     metric("perfd_agent_sequence", "Number of the newest batch.", source=_SPOOL),
     metric("perfd_agent_sent_sequence", "Number of the newest batch sent.", source=_UPLINK),
     metric(

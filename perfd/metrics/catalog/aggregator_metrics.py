@@ -65,6 +65,12 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         kind=ColumnKind.COUNTER,
     ),
     metric(
+        "perfd_resent_batches_total",
+        "Batches that agents sent over NATS again: not acknowledged, or not stored in time.",
+        source=_SELF,
+        kind=ColumnKind.COUNTER,
+    ),
+    metric(
         "perfd_late_batches_total",
         "Batches that arrived after they were counted as lost.",
         source=_SELF,
@@ -100,6 +106,15 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         "perfd_nats_interruptions_total",
         "How often reading ended: connection lost, consumer removed, server without an answer or too fast.",
         kind=ColumnKind.COUNTER,
+    ),
+    _of_nats(
+        "perfd_nats_direct_messages_total",
+        "Messages taken from agents without the stream, which delivered nothing for a moment.",
+        kind=ColumnKind.COUNTER,
+    ),
+    _of_nats(
+        "perfd_nats_undelivered_seconds",
+        "For how long agents have sent messages of which none came through the stream; 0 if one did.",
     ),
     _of_group("perfd_partition_lease_held", "1 while the lease of this partition is valid."),
     _of_group("perfd_partition_epoch", "Epoch of the partition's lease; each new holder has a greater one."),

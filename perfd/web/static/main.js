@@ -94,7 +94,7 @@ async function refresh() {
     main.dataset.state = "live";
     draw();
     shownAt = new Date();
-    notice([status?.history_problem, status?.jobs_problem].filter(Boolean).join(" ") || null);
+    notice([status?.history_problem, status?.jobs_problem, status?.stream_problem].filter(Boolean).join(" ") || null);
     drawUpdated();
     // For measurements: docs/benchmarks.md.
     if (first) performance.mark("shown");

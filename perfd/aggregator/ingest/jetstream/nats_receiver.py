@@ -21,6 +21,7 @@ from perfd.aggregator.ingest.jetstream.nats_stream import (
     StreamMissingError,
     ensure_streams,
 )
+from perfd.aggregator.ingest.jetstream.stream_watch import StreamWatch
 from perfd.aggregator.limits import NatsProgress
 from perfd.aggregator.partition import Partition
 from perfd.config import NatsListenConfig
@@ -130,16 +131,17 @@ class NatsReceiver:
     async def _use(self, client: Client) -> None:
         """Read until canceled; raises `PerfdError` if a new connection may do better."""
         self._client = client
-        direct = None
+        direct = stuck = None
         if self._subject is not None:
+            stuck = asyncio.create_task(StreamWatch(client, self._readers, self.progress).run())
             intake = NatsIntake(client, self._sessions, self.progress, self._turn, DIRECT_ACKNOWLEDGMENT)
             direct = asyncio.create_task(DirectReading(client, self._subject, intake, self.progress).run())
         try:
             await self._read(client, direct)
         finally:
             self._client = None
-            if direct is not None:
-                await end_tasks(direct, again_after_s=_WATCH_ENDS_WITHIN_S)
+            beside = [task for task in (direct, stuck) if task is not None]
+            await end_tasks(*beside, again_after_s=_WATCH_ENDS_WITHIN_S)
             if self._thread.stopping:
                 # The connection is still open, and the next aggregator need not wait.
                 async with asyncio.timeout(_STOP_WITHIN_S / 2):

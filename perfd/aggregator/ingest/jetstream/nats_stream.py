@@ -206,6 +206,22 @@ class Readers:
             return int(sum((answer["state"].get("subjects") or {}).values()))
         return None
 
+    async def leader(self, client: Client) -> str | None:
+        """The name of the server that leads the stream; None if none answers or has a name."""
+        with contextlib.suppress(Exception):
+            found = (await self._ask(client, "STREAM.INFO", {})).get("cluster", {}).get("leader")
+            return None if found is None else str(found)
+        return None
+
+    async def step_down(self, client: Client) -> None:
+        """Ask the server that leads the stream to leave that to another one."""
+        await self._ask(client, "STREAM.LEADER.STEPDOWN", {})
+
+    def silence(self, leader: str | None) -> str:
+        """What is wrong with a stream that brings nothing, and what to do, in a sentence."""
+        who = f"server {leader}, which leads it" if leader else "the server that leads it"
+        return f"The stream {self._config.stream} in NATS takes or delivers nothing: restart {who}."
+
     async def close(self, client: Client) -> None:
         """Let the next aggregator read at once."""
         if self._own is not None:
