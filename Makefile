@@ -41,9 +41,11 @@ test: $(VENV)/.installed-dev ## Run the tests that need no services, without the
 	@echo "About 11,000 tests, 5 to 12 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
 
-# Tests of a file share recordings and services, and run in one process (tests/conftest.py).
-test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services
-	@$(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile -m "slow and not system"
+# Tests of a file share recordings and services, and run in one process (tests/conftest.py). Property tests run again,
+# with all their cases: `make test` generates a quarter of them.
+test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services, and property tests with all cases
+	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile \
+	  -m "(slow or hypothesis) and not system"
 
 # Three files at a time, because they mostly wait; those that share an image store or SLURM run in one process.
 # SYSTEM= runs one test at a time.

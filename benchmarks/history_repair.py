@@ -44,14 +44,14 @@ class Repair:
     flipped_pages: int
 
 
-def fill(path: Path, seed: int) -> None:
-    """Write a history of 32,013 rows, of which 2,000 have been deleted before."""
+def fill(path: Path, seed: int, *, one_in: int = 1) -> None:
+    """Write a history of 32,013 rows, of which 2,000 have been deleted before, or of one in so many."""
     chance = Random(seed)
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(
             f"PRAGMA journal_mode = WAL; PRAGMA user_version = {SCHEMA_VERSION}; {SCHEMA}"
         )
-        for table, rows in _rows(chance):
+        for table, rows in _rows(chance, one_in):
             connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows[0])
             connection.executemany(
                 f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})",
@@ -61,7 +61,7 @@ def fill(path: Path, seed: int) -> None:
         connection.commit()
 
 
-def _rows(chance: Random) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
+def _rows(chance: Random, one_in: int) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
     def steps(job: str, count: int) -> Iterator[tuple[Any, ...]]:
         for step in range(count):
             losses = json.dumps({"loss": chance.random()})
@@ -70,19 +70,34 @@ def _rows(chance: Random) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
     def body(size: int) -> str:
         return json.dumps({"value": chance.random(), "text": "x" * chance.randrange(size)})
 
-    yield "steps", [*steps("expired", 2_000), *(row for job in ("a", "b", "c") for row in steps(job, 4_000))]
-    yield "phases", [(job, 1, step, 1e9 + step, body(60)) for job in ("a", "b", "c") for step in range(4_000)]
-    yield "events", [("a", 1, f"node{n % 64}", 1e9 + n, "checkpoint", body(400)) for n in range(2_000)]
+    yield (
+        "steps",
+        [*steps("expired", 2_000 // one_in), *(row for job in "abc" for row in steps(job, 4_000 // one_in))],
+    )
+    yield (
+        "phases",
+        [(job, 1, step, 1e9 + step, body(60)) for job in ("a", "b", "c") for step in range(4_000 // one_in)],
+    )
+    yield (
+        "events",
+        [("a", 1, f"node{n % 64}", 1e9 + n, "checkpoint", body(400)) for n in range(2_000 // one_in)],
+    )
     yield (
         "alerts",
         [
             ("a", "PerfdSlow", f'{{"n": {n}}}', "firing", n, 1e9 + n, 1e9, body(900).encode())
-            for n in range(2_000)
+            for n in range(2_000 // one_in)
         ],
     )
     # Some do not fit in a page.
-    yield "captures", [(f"capture{n}", 1e9 + n, body(9_000 if n % 20 == 0 else 300)) for n in range(2_000)]
-    yield "node_memory", [(f"node{n % 64}", "incident", f"k{n}", 1e9 + n, body(200)) for n in range(1_936)]
+    yield (
+        "captures",
+        [(f"capture{n}", 1e9 + n, body(9_000 if n % 20 == 0 else 300)) for n in range(2_000 // one_in)],
+    )
+    yield (
+        "node_memory",
+        [(f"node{n % 64}", "incident", f"k{n}", 1e9 + n, body(200)) for n in range(1_936 // one_in)],
+    )
     yield "node_facts", [(f"node{n}", "gpu", "0", 1e9 + n, body(100)) for n in range(64)]
     yield "jobs", [(job, 1, 1e9, 1e9 + 5, body(500), body(2_000)) for job in ("a", "b", "c")]
     yield "agents", [(f"agent{n}", f"node{n}", n, 1e9 + n, "") for n in range(7)]

@@ -15,11 +15,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
+from tests.support.examples import ALL, examples
+
 # An example, and what makes it, may take as long as a loaded machine makes them take.
 # Continuous integration draws the same examples for the same tests; new ones come from every other run.
 settings.register_profile(
     "perfd",
     settings(),
+    max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,
@@ -33,6 +36,7 @@ _OF_THE_CALLER = re.compile(
     r"(PERFD|SLURM|SLURMD|OMPI|PMI|TORCHELASTIC|NCCL|NSYS|KINETO)_.*|(LOCAL_)?RANK|WORLD_SIZE|MASTER_ADDR|COLUMNS|LINES|(NO|FORCE)_COLOR"
 )
 _OF_THE_TESTS = {
+    ALL,
     "PERFD_SERVICES",
     "PERFD_SHARED",
     "PERFD_TORCH_PYTHON",

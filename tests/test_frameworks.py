@@ -18,6 +18,7 @@ def test_a_row_is_shown_by_tests_that_exist(row: list[str]) -> None:
     assert check_cited_tests(row[-1]), "no test is named"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["frameworks.md", "profiling-tasks.md"])
 def test_pytest_runs_each_test_by_its_name_on_a_page(page: str) -> None:
     assert unknown_to_pytest(ROOT / "docs" / page) == set()

@@ -57,6 +57,7 @@ def _patterns():
                         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pattern", "anywhere"), list(_patterns()))
 def test_a_pattern_takes_steps_in_proportion_to_its_input(pattern, anywhere):
     factor, text = growth(pattern, anywhere=anywhere)

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from perfd.agent.spool.spool import Spool
 from perfd.agent.spool.spool_identity import machine_fingerprint
 from perfd.errors import SpoolError, WireError
+from tests.support.examples import examples
 
 Open = Callable[..., Spool]
 
@@ -271,7 +272,7 @@ def test_a_spool_whose_tables_cannot_be_what_was_written_is_set_aside(
     assert (tmp_path / "spool.damaged.sqlite").exists()
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 # This one makes SQLite read the last column, the checksum, as NULL.
 @example(place=0.984769752077021, bit=7)
@@ -453,6 +454,9 @@ def test_a_spool_always_holds_exactly_what_it_should(tmp_path: Path) -> None:
     SpoolMachine.directory = tmp_path
     machine = SpoolMachine.TestCase
     machine.settings = settings(
-        max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        max_examples=25,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
     )
     machine("runTest").runTest()

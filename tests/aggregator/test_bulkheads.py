@@ -52,6 +52,7 @@ from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
 from perfd.rules.files.shipped_rules import builtin_rules
 from perfd.wire.convert import decode_agent_message, encode_message
+from tests.support.examples import examples
 from tests.support.fake_agent import FakeAgent
 
 
@@ -429,7 +430,7 @@ def summary_of_good():
 
 
 @pytest.mark.timeout(300)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     odd=st.lists(records("evil"), min_size=1, max_size=8),
     well=st.sampled_from([(), healthy("evil")]),
@@ -456,7 +457,7 @@ def test_no_record_that_the_wire_takes_stops_the_rounds_or_changes_another_job(r
     assert to_json(running.summary("good")) == summary_of_good()
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(record=records("evil"))
 def test_what_history_keeps_of_any_record_can_be_written(record):
     state = AggregatorState.empty(Limits())

@@ -45,6 +45,7 @@ from perfd.model import (
     JobDescription,
 )
 from perfd.wire.convert import encode_message
+from tests.support.examples import examples
 from tests.support.fake_agent import FakeAgent
 
 DAY_S = 86_400.0
@@ -136,7 +137,7 @@ def test_a_file_that_another_program_writes_is_written_later(path):
         max_size=12,
     )
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_rows_of_agents_in_one_transaction_end_as_if_written_one_by_one(written):
     def statement(agent, sequence, now_s, moved):
         if sequence is None:
@@ -238,7 +239,9 @@ def test_a_damaged_file_is_set_aside_and_what_can_be_read_is_kept(path, damage, 
 
 
 @pytest.mark.slow
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25), deadline=None
+)
 @given(seed=st.integers(0, 2**32), flips=st.sampled_from([1, 30]))
 # In the name of a column.
 @example(seed=403086952, flips=1)

@@ -33,10 +33,12 @@ def faults(mode: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_round_takes_its_arrays_from_what_the_one_before_freed() -> None:
     assert faults("keep") < faults("as it is") / 4
 
 
+@pytest.mark.slow
 def test_it_runs_under_a_limit_on_addresses_or_says_that_it_cannot(tmp_path: Path) -> None:
     config = tmp_path / "aggregator.yaml"
     config.write_text(f"history: {{path: {tmp_path / 'history.sqlite'}}}\n", encoding="utf-8")

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from perfd.aggregator.web_api.charts.rank_columns import METRICS, rank_columns, without_ranks
 from perfd.errors import PerfdError
+from tests.support.examples import examples
 from tests.support.large_job import large_job
 from tests.support.page_server import job_entry
 
@@ -154,7 +155,7 @@ VALUES = st.none() | st.floats(allow_nan=True, allow_infinity=True) | st.floats(
     ),
     st.integers(1, 200),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_whatever_ranks_report_the_answer_is_consistent(
     gpus: list[tuple[int | None, int, dict[str, float | None]]], columns: int
 ) -> None:

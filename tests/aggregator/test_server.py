@@ -26,6 +26,7 @@ from perfd.model import (
 )
 from perfd.wire.convert import encode_message
 from perfd.wire.v1 import telemetry_pb2 as pb
+from tests.support.examples import examples
 from tests.support.fake_agent import FakeAgent
 
 
@@ -190,7 +191,9 @@ def test_a_stream_that_does_not_begin_with_a_fit_hello_is_refused(running, first
         assert agent.end() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.binary(max_size=200))
 def test_no_bytes_of_an_agent_stop_the_aggregator(running, data):
     with FakeAgent(running.grpc_address, agent_id="fuzz", node="fuzz") as agent:

@@ -150,6 +150,7 @@ def test_an_optimizer_that_takes_longer_each_tenth_step_does_not_end_a_step_for_
     assert not steps.pace.certain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("parts", [2, 3, 4, 6, 8, 16, 32, 64])
 def test_at_no_moment_are_micro_batches_certain_steps(parts: int, seed: int) -> None:

@@ -96,6 +96,7 @@ def test_the_process_ends_while_pages_and_agents_are_connected():
         process.communicate()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_has_what_it_acknowledged(tmp_path):
     config = tmp_path / "aggregator.yaml"
     config.write_text(f"history: {{path: {tmp_path / 'h.sqlite'}}}")

@@ -15,6 +15,7 @@ from perfd.config import CaptureProfile, HistoryConfig, WebhookConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import CaptureRequest, CaptureState, CaptureStatus, CaptureTool
 from perfd.net.http import MAX_BODY_BYTES
+from tests.support.examples import examples
 from tests.support.fake_agent import FakeAgent
 
 PATH = "/api/v1/webhooks/alertmanager"
@@ -266,7 +267,7 @@ def test_what_is_not_understood_is_refused_with_the_reason(token, body, words):
 
 
 @given(st.binary(max_size=200) | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(as_json))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_garbage_never_raises_anything_else(body):
     with pytest.raises(PerfdError, match="webhook"):
         read_webhook(body)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, are_steady, pause_pattern
+from tests.support.examples import examples
 
 LASTS_US = 1_000
 
@@ -28,7 +29,7 @@ def steps(
     return [pause for step in each for pause in (*step, pause_us * chance.uniform(0.8, 1.2))]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.integers(2, 80), st.integers(0, 79), st.integers(0, 2**32))
 def test_any_cut_of_steps_with_a_longer_pause_has_their_number_of_operations(buckets, cut, seed):
     pauses = steps(60, buckets, random.Random(seed), pause_us=max(100_000.0, 2_000.0 * buckets))

@@ -17,6 +17,7 @@ from perfd.analysis.stragglers.peer_comparison import Pattern
 from perfd.analysis.stragglers.role_groups import others, peer_groups, role_blocks
 from perfd.model import GpuColumn, ParallelLayout
 from perfd.thresholds import THRESHOLDS
+from tests.support.examples import examples
 
 ACTIVE = st.sampled_from([0.0, 0.2, 0.3, 0.5, 0.55, 0.6, 0.8, 0.9, float("nan")])
 LAYOUTS = st.builds(
@@ -101,7 +102,7 @@ def stands_out(ratios: list[float], least: float) -> bool:
     return often >= THRESHOLDS.straggler_persistence_ratio and middle - 1 >= max(least, error)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(LAYOUTS, st.integers(0, 2**32 - 1), st.integers(0, 3))
 def test_the_same_ranks_are_named_as_by_comparing_them_one_by_one(
     layout: ParallelLayout, seed: int, slow: int

@@ -20,6 +20,7 @@ from perfd.analysis.diagnosis import SCHEMA, AnalysisSettings, from_json, summar
 from perfd.analysis.findings import Kind
 from perfd.gpu_peaks import load_peaks
 from perfd.model import Alert, AlertState, ParallelLayout
+from tests.support.examples import examples
 
 SETTINGS = AnalysisSettings(peaks=load_peaks())
 KEYS: dict[str, Any] = {
@@ -192,7 +193,7 @@ def numbers_in(value: Any, path: str = "") -> dict[str, float]:
     return {path: value} if isinstance(value, int | float) and not isinstance(value, bool) else {}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(HOLES)
 def test_absent_values_never_raise_and_never_become_zero(holes):
     whole = numbers_in(to_json([summarise(full_job(), SETTINGS)]))
@@ -214,7 +215,7 @@ def test_absent_values_never_raise_and_never_become_zero(holes):
             assert any(word in path for word in exempt), path
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.sets(st.sampled_from([field.name for field in fields(ParallelLayout)])),
     st.sets(st.sampled_from(["model", "precision", "recompute", "logged_flops_convention"])),
@@ -242,7 +243,7 @@ def test_timers_that_were_announced_and_never_came_are_unknown():
     assert summarise(replace(job, phases=empty), SETTINGS).optimizer.share_ratio is None
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.permutations(range(4)))
 def test_permuting_gpus_permutes_their_rows_and_changes_nothing_else(order):
     job = full_job()

@@ -73,6 +73,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_socket_that_is_swapped_for_a_link_changes_no_permissions_of_root(place):
     attacker = as_nobody(SWAP, place / "user" / "dynolog", place / "secret")
     try:

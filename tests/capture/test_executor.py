@@ -596,6 +596,7 @@ def test_a_job_near_the_timeout_of_nccl_is_left_alone(node):
     assert "silent for 310 s and NCCL gives up after 600 s" in node.until_state(CaptureState.REFUSED).reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps_left", "state"), [(21, CaptureState.DONE), (20, CaptureState.REFUSED)])
 def test_a_job_that_ends_before_the_report_is_written_is_left_alone(node, steps_left, state):
     """No lead, 8 s, 10 s for writing and 3 s of margin."""

@@ -89,6 +89,7 @@ def test_control_c_ends_the_script_and_its_worker(started):
     started.process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_the_script_and_its_worker(started, number):
     script, worker = started.started()

@@ -139,6 +139,7 @@ def test_running_out_of_memory_is_one_sentence():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_replay_that_is_ended_leaves_no_temporary_files(tmp_path, number):
     with subprocess.Popen(

@@ -58,6 +58,7 @@ def _seen(master: int, slave: int) -> bytes:
     return seen.removesuffix(b"END")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb",
     [["analyze", "--json"], ["trace", "table", "kernels", "--json"], ["report", "--json"]],
@@ -76,6 +77,7 @@ def test_a_large_trace_is_named_while_it_is_read_and_gone_at_the_end(
     assert screen.endswith(_CLEARED)
 
 
+@pytest.mark.slow
 def test_a_pipe_on_standard_error_gets_nothing(traces: list[Path]) -> None:
     _enlarge(traces[1])
     command = [sys.executable, "-m", "perfd", "analyze", str(traces[0].parent)]

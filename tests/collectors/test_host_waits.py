@@ -267,6 +267,7 @@ def real() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.mark.slow
 def test_processes_that_share_a_real_cpu_wait_for_it(real: ExitStack) -> None:
     cpu = min(os.sched_getaffinity(0))
     first, *_ = [_busy(real, cpu, 30.0) for _ in range(3)]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.fuzz.capture_targets import kineto_trace
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import targets
+from tests.support.examples import examples
 
 TARGETS = targets()
 
@@ -20,7 +21,7 @@ def test_a_reader_reads_its_own_corpus(name):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
 def test_a_reader_raises_nothing_but_its_own_refusals(name, data):
     target = TARGETS[name]

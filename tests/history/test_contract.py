@@ -36,6 +36,7 @@ from perfd.model import (
     ServerInfo,
     StepPhases,
 )
+from tests.support.examples import examples
 
 
 def test_a_restart_finds_jobs_as_they_were(location):
@@ -187,7 +188,7 @@ def test_numbers_that_json_has_no_word_for_do_not_stop_a_restart(location):
 kept_kinds = {kind: message for kind, message in RECORDS.items() if kind is not CollectiveTimes}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(60))
 @given(st.lists(st.one_of(*(of(kind, message) for kind, message in kept_kinds.items())), max_size=10))
 def test_whatever_the_wire_carries_can_be_kept_and_restored(location, records):
     location.renew()

@@ -28,6 +28,7 @@ from perfd.aggregator.history.history_rows import (
 from perfd.aggregator.state import AgentState
 from perfd.model import Alert, AlertState, CollectiveTimes
 from perfd.rules.rule_model import EngineState
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.system
 
@@ -113,7 +114,7 @@ def answers(history):
 
 
 @pytest.mark.timeout(900)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(15))
 @given(
     groups=st.lists(
         st.lists(_WRITTEN, max_size=6).map(lambda written: list(chain.from_iterable(written))), max_size=4

@@ -192,6 +192,7 @@ def test_over_http_a_page_under_another_name_is_refused(aggregator):
     assert [response.status_code for response in refused] == [421, 403]
 
 
+@pytest.mark.slow
 def test_over_http_silent_connections_keep_nobody_out(aggregator):
     """More of them than there are places: silent from the start, within a head, within a body."""
     head = b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 9\r\n"

@@ -30,6 +30,7 @@ def test_the_users_own_plugin_stays() -> None:
     assert with_plugin({VARIABLE: "none"}) == {VARIABLE: "none"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("configuration", "own_plugin", "said"),
     [

@@ -382,6 +382,7 @@ class WatchedJob:
             return bool(json.load(answer)["jobs"][0]["nccl"]["ranks"])
 
 
+@pytest.mark.slow
 def test_perfd_run_distinguishes_its_job_from_that_of_another_with_the_same_name(
     built: Path, tmp_path: Path
 ) -> None:
@@ -397,6 +398,7 @@ def test_perfd_run_distinguishes_its_job_from_that_of_another_with_the_same_name
     assert [job.ranks() for job in jobs] == [[0], [1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named_by", ["the user", "the configuration"])
 def test_perfd_run_and_the_plugin_use_the_folder_that_either_was_given(
     built: Path, tmp_path: Path, named_by: str

@@ -132,6 +132,7 @@ def came(aggregator: FakeAggregator, node: Node) -> Callable[[], bool]:
     return lambda: len(kept(aggregator)) >= node.begun
 
 
+@pytest.mark.slow
 def test_operations_before_in_and_after_the_time_without_an_agent_come_once_each(
     built: Path, aggregator: FakeAggregator, node: Node
 ) -> None:

@@ -28,6 +28,7 @@ def fetched(url: str) -> str:
     return text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_page_metrics_and_numbers_stay_until_a_signal_and_then_all_is_well(number: signal.Signals) -> None:
     with subprocess.Popen(

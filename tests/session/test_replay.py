@@ -93,6 +93,7 @@ def test_what_is_skipped_is_played_all_the_same_and_takes_no_time():
     assert clock.monotonic_s() == pytest.approx((35.0 - 25.0) / 2, abs=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", bundled_names())
 def test_two_replays_give_the_same_bytes_at_any_speed(name):
     clock = CountingClock()

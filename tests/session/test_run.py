@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from perfd.cli import main
 from tests.support.nsys_installation import install
 
 PERFD = [sys.executable, "-c", "import sys; from perfd.cli import main; sys.exit(main())"]
@@ -91,6 +92,7 @@ def test_a_job_passes_through_and_its_summary_is_printed_and_saved(tmp_path, con
     ]
 
 
+@pytest.mark.slow
 def test_what_was_recorded_of_a_run_gives_the_same_summary_again(tmp_path, configuration):
     recording = tmp_path / "recording"
     subprocess.run(
@@ -220,6 +222,7 @@ def taken():
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_a_usual_port_that_is_taken_does_not_keep_the_job_from_running(tmp_path, configuration, taken):
     configuration.write_text(
         f"aggregator: {{http_listen: '{taken}'}}\nagent: {{capture: {{enabled: false}}}}\n"
@@ -249,6 +252,7 @@ def test_a_command_that_is_no_training_job_is_said_to_be_none(tmp_path, configur
     assert (results(tmp_path) / "summary.json").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_made_costs_the_files_and_nothing_else(tmp_path, configuration):
     (tmp_path / "out").write_text("a file where the folder should be")
     done = subprocess.run(
@@ -307,6 +311,7 @@ def test_nothing_is_started_when_the_recording_would_overwrite_one(tmp_path, con
     assert not (tmp_path / "started").exists()
 
 
+@pytest.mark.slow
 def test_record_with_a_command_writes_a_recording_of_it(tmp_path, configuration):
     words = ("record", "--config", str(configuration), "--job", "t", "--out", str(tmp_path / "rec"), "--")
     done = perfd(*words, *TRAINER, "20", "0.01", cwd=tmp_path)
@@ -316,6 +321,7 @@ def test_record_with_a_command_writes_a_recording_of_it(tmp_path, configuration)
     assert "20 lines, steps 1 to 20" in replayed.stdout
 
 
+@pytest.mark.slow
 def test_record_without_a_command_writes_what_the_agent_sees(tmp_path):
     config = tmp_path / "agent.yaml"
     log = tmp_path / "train.log"
@@ -331,13 +337,13 @@ def test_record_without_a_command_writes_what_the_agent_sees(tmp_path):
     assert (job["name"], job["steps"]["count"]) == ("followed", 12)
 
 
-def test_replay_says_in_words_what_it_shows_in_json():
-    done = perfd("replay", "pp4_few", "--speed", "max")
-    assert done.returncode == 0
-    assert "The pipeline bubble limits this job" in done.stdout
-    assert "For the next run: Use more micro-batches" in done.stdout
-    assert "PerfdPipelineStall at step" in done.stdout
-    assert "34.9 of 35.0 s" in done.stdout or "35.0 of 35.0 s" in done.stdout
+def test_replay_says_in_words_what_it_shows_in_json(capsys):
+    assert main(["replay", "pp4_few", "--speed", "max"]) == 0
+    said = capsys.readouterr().out
+    assert "The pipeline bubble limits this job" in said
+    assert "For the next run: Use more micro-batches" in said
+    assert "PerfdPipelineStall at step" in said
+    assert "34.9 of 35.0 s" in said or "35.0 of 35.0 s" in said
 
 
 @pytest.mark.parametrize(
@@ -352,14 +358,19 @@ def test_replay_says_in_words_what_it_shows_in_json():
         (["pp4_few", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
     ],
 )
-def test_what_replay_cannot_do_is_one_sentence_and_exit_code_2(words, said):
-    done = perfd("replay", "--json", *words)
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stdout == ""
-    assert "Traceback" not in done.stderr
+def test_what_replay_cannot_do_is_one_sentence_and_exit_code_2(words, said, capsys):
+    try:
+        code = main(["replay", "--json", *words])
+    except SystemExit as refused:  # of argparse
+        code = refused.code
+    assert code == 2
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.out == ""
+    assert "Traceback" not in shown.err
 
 
+@pytest.mark.slow
 def test_an_alert_while_a_job_runs_puts_a_report_among_its_results(tmp_path, configuration):
     rules = tmp_path / "rules.yaml"
     rules.write_text(
@@ -449,6 +460,7 @@ def sockets():
         yield Path(directory)
 
 
+@pytest.mark.slow
 def test_a_job_for_kineto_gets_its_variables_and_runs_without_nsys(tmp_path, configuration, sockets):
     nsys = install(tmp_path / "nsys")
     configuration.write_text(
@@ -504,6 +516,7 @@ def test_a_training_loop_with_the_hook_finds_the_agent_of_its_own_run(tmp_path, 
     assert job["breakdown"]["forward_ratio"] is None or job["breakdown"]["forward_ratio"] > 0.5
 
 
+@pytest.mark.slow
 def test_a_socket_that_the_user_named_for_the_hook_stays(tmp_path, configuration):
     mine = str(tmp_path / "mine.sock")
     done = subprocess.run(

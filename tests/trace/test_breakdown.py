@@ -18,6 +18,7 @@ from perfd.trace.breakdown import phase_rows
 from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
 from perfd.trace.readers import kineto_reader as reader
 from perfd.trace.readers.trace_files import read_traces
+from tests.support.examples import examples
 from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
 
 _KINDS = {COMPUTE: "compute", MATMUL: "compute", NCCL: "communication", COPY: "memory"}
@@ -87,7 +88,7 @@ _OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(_OPERATIONS, st.integers(0, 30), st.integers(1, 60))
 def test_generated_operations_give_what_a_sweep_finds(operations, begin, length):
     steps = {4: (begin, begin + length), 5: (begin + length, begin + 2 * length)}
@@ -248,7 +249,7 @@ _PARTS = st.tuples(st.booleans(), st.integers(0, 300), st.integers(1, 200))
 """Of a program: whether the host waits, how long it works then, and what it launches."""
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.lists(_PARTS, min_size=2, max_size=12))
 def test_what_waiting_costs_is_what_the_same_program_gains_without_it(program):
     operations, calls = played(program, waits=True)

@@ -14,6 +14,7 @@ from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.diagnosis.trace_findings import diagnose
 from perfd.trace.diagnosis.trace_json import to_json
 from perfd.trace.readers.trace_files import read_traces
+from tests.support.examples import examples
 from tests.support.traces import COMPUTE, COPY, NCCL, NsysExport, Op, kineto, write_json
 
 
@@ -60,7 +61,7 @@ def _packed(path):
 
 
 @pytest.mark.parametrize("kind", ["json", "json.gz", "sqlite", "sqlite.gz"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_a_cut_trace_never_invents_a_number(files, kind, data, tmp_path_factory):
     whole = files[kind].read_bytes()
@@ -74,7 +75,7 @@ def test_a_cut_trace_never_invents_a_number(files, kind, data, tmp_path_factory)
 
 
 @pytest.mark.parametrize("kind", ["json", "json.gz", "sqlite"])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_any_damaged_byte_is_an_error_or_a_reading_but_never_a_crash(files, kind, data, tmp_path_factory):
     damaged = bytearray(files[kind].read_bytes())

@@ -229,6 +229,7 @@ def _program(folder, line):
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("head", "piece", "words"),
     [

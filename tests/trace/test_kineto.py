@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfd.errors import TraceError
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.readers import kineto_reader as reader
+from tests.support.examples import examples
 from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
 
 _OPERATIONS = [
@@ -264,7 +265,7 @@ def test_strings_that_look_like_the_end_of_an_event_do_not_cut_it(tmp_path):
     assert len(trace.operations) == 40
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(piece_bytes=st.integers(50, 4000))
 def test_the_size_of_pieces_does_not_matter(tmp_path_factory, piece_bytes):
     path = tmp_path_factory.mktemp("pieces") / "trace.json"

@@ -17,6 +17,7 @@ from perfd_collectors.training_log.timestamps import TimeZoneGuess
 from training_log.logs import values_of
 
 from perfd.model import Record, StepPhases, TrainingStep
+from tests.support.examples import examples
 from tests.support.whole_logs import parse_log
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "training_log"
@@ -70,7 +71,7 @@ def test_a_whole_log_says_the_same_at_once_and_line_by_line(name: str) -> None:
     assert said(parse_log(LOGS[name])) <= whole(name)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(name=names, data=st.data())
 def test_a_cut_log_never_invents_a_value(name: str, data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(LOGS[name])))
@@ -78,15 +79,22 @@ def test_a_cut_log_never_invents_a_value(name: str, data: st.DataObject) -> None
     assert said(parse_log(LOGS[name][:cut])) <= whole(name)
 
 
+def check_cuts(name: str, *, one_in: int) -> None:
+    """Of the cuts in the last lines, one in so many."""
+    log = LOGS[name]
+    for cut in range(max(0, len(log) - 400), len(log), one_in):
+        assert said(parse_log(log[:cut])) <= whole(name), log[:cut][-80:]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_cut_of_the_last_lines_invents_no_value(name: str) -> None:
+    check_cuts(name, one_in=16)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOGS)
 def test_no_cut_of_the_last_lines_invents_a_value(name: str) -> None:
-    log = LOGS[name]
-    start = max(0, len(log) - 400)
-    job = new_job("default", TimeZoneGuess(0))
-    parser = LogParser(job)
-    parser.feed(log[:start])
-    for cut in range(start, len(log)):
-        assert said(parse_log(log[:cut])) <= whole(name), log[:cut][-80:]
+    check_cuts(name, one_in=1)
 
 
 def test_a_step_of_an_epoch_is_unknown_until_an_epoch_begins() -> None:
@@ -100,7 +108,7 @@ def test_a_step_of_an_epoch_is_unknown_until_an_epoch_begins() -> None:
     assert steps == [4, 5, 6]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(name=names, data=st.data())
 def test_a_log_read_from_its_middle_never_invents_a_step(name: str, data: st.DataObject) -> None:
     log = LOGS[name]
@@ -119,7 +127,7 @@ def test_a_log_read_from_its_middle_never_invents_a_step(name: str, data: st.Dat
         assert said(steps) <= whole(name)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(name=names, data=st.data())
 def test_a_log_in_pieces_says_the_same_as_the_whole(name: str, data: st.DataObject) -> None:
     log = LOGS[name]
@@ -158,7 +166,7 @@ def test_a_damaged_bar_invents_neither_steps_nor_their_number(name: str, at: int
     assert said(found) <= whole(name) | _without_a_neighbour(name, log, at)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(name=names, junk=garbage, data=st.data())
 def test_garbage_anywhere_never_invents_a_value(name: str, junk: bytes, data: st.DataObject) -> None:
     log = LOGS[name]
@@ -206,13 +214,13 @@ def _without_a_neighbour(name: str, log: bytes, at: int) -> set[tuple[object, ..
     return said_on_the_way(log[:start] + log[end:])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=4000))
 def test_any_bytes_are_read(data: bytes) -> None:
     parse_log(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(name=names, data=st.data())
 def test_bytes_changed_at_random_are_read(name: str, data: st.DataObject) -> None:
     log = bytearray(LOGS[name])
@@ -224,7 +232,7 @@ def test_bytes_changed_at_random_are_read(name: str, data: st.DataObject) -> Non
     parse_log(bytes(log))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(first=names, second=names, data=st.data())
 def test_interleaving_two_logs_never_invents_a_printed_value(
     first: str, second: str, data: st.DataObject
