@@ -18,8 +18,10 @@ class Authority:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._openssl(
-            "req", "-x509", *_KEY, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2"
-        )
+            "req", "-x509", *_KEY, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=ca", "-days", "2",
+            # Python 3.13 and newer refuse an authority that does not say so.
+            "-addext", "keyUsage=critical,keyCertSign",
+        )  # fmt: skip
 
     def sign(self, name: str, *, names: str = "", common_name: str = "perfd") -> None:
         """Make `name`.pem and `name`.key; `names` are as openssl has them: `DNS:n0,URI:spiffe://x/node/n0`."""
