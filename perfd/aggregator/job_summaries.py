@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from perfd.aggregator.failures import Part
-from perfd.aggregator.job_news import shows_change
 from perfd.aggregator.jobs import JobEnd, JobState
 from perfd.aggregator.state import AggregatorState, all_compute, job_data
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, counted_gpus, next_turn
@@ -39,6 +38,8 @@ _NO_ORIGIN = JobOrigin(job="")
 
 Key = tuple[int, ...]
 _NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
+_SAME_STEP = 0.1
+"""Steps that differ by less from the usual one are as before: faults that are worth an alert cost more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class JobSummaries:
                 waited_s = now_s - self._looked_s.get(name, -math.inf)
                 if known is None or known.key != self._key(job):
                     presses = known is not None and (
-                        self._verdicts[name].pending or shows_change(job, known.data, known.summary)
+                        self._verdicts[name].pending or _shows_change(job, known.data, known.summary)
                     )
                     waiting.append(WaitingJob(name=name, waited_s=waited_s, gpus=gpus, pressing=presses))
                 elif self._verdicts[name].pending:
@@ -345,3 +346,23 @@ def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:
     return AnalysisSettings(
         convention=convention, peaks=peaks, network_bytes_per_s=config.network_bytes_per_s
     )
+
+
+def _shows_change(job: JobState, data: JobData, summary: JobSummary) -> bool:
+    """Compare what is known of a job with what its newest numbers were made of; cheap, and may be wrong.
+
+    Samples of GPUs are not looked at: they show in the numbers of the job's next turn.
+    """
+    return (
+        job.ended != (data.ended_unix_s is not None)
+        or job.attempts.started_unix_s != data.started_unix_s
+        or job.step_source != data.step_source
+        or len(job.events) != len(data.events)
+        or (len(job.events) > 0 and job.events[-1] is not data.events[-1])
+        or (job.description is not data.description and job.description != data.description)
+        or _unusual(job.steps.last_step_time_s, summary.step_time_s.median)
+    )
+
+
+def _unusual(step_s: float | None, usual_s: float | None) -> bool:
+    return step_s is not None and usual_s is not None and abs(step_s - usual_s) > _SAME_STEP * usual_s

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfd.collector import Collector, CollectorSpec, OnUnavailable, Options, Settings
 from perfd.errors import SandboxError, Unavailable, reason_of
 from perfd.model import JobOrigin, Record, job_end, job_origin
 from perfd_collectors.ranks.environment import parse_environ
-from perfd_collectors.slurm_jobs.job_entry import JobEntry, parse_entry
 from perfd_collectors.training_log.collector import TrainingLogOptions
 from perfd_collectors.training_log.collector import create as create_training_log
 from perfd_collectors.training_log.job_output import JobProcesses
@@ -24,6 +24,11 @@ _MOST_BYTES = 65_536
 """Of a file of the Prolog or Epilog: a list of 16,384 nodes is shorter."""
 _MOST_JOBS = 256
 """On one node: each may have a process that parses its output."""
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_NUMBER = re.compile(r"[0-9]{1,10}")
+_FROM_PROCESSES = ("SLURM_JOB_NAME", "SLURM_JOB_ACCOUNT")
+"""What slurmd does not pass to the Prolog."""
+_ARRAY = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 
 
 class SlurmJobsOptions(Options, frozen=True):
@@ -157,7 +162,7 @@ class SlurmJobsCollector:
             if (self._folder / name).stat().st_mtime < self._booted_unix_s:
                 self._ended.add(name)
                 return None
-        return parse_entry(self._text(name) or "")
+        return _parse_entry(self._text(name) or "")
 
     def _text(self, name: str) -> str | None:
         with contextlib.suppress(OSError), (self._folder / name).open("rb") as file:
@@ -195,3 +200,42 @@ SPEC = CollectorSpec(
     enabled=False,
     on_unavailable=OnUnavailable.RETRY,
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEntry:
+    """One start of a job on this node."""
+
+    number: str
+    """SLURM_JOB_ID of its processes."""
+    uid: int
+    environ: Mapping[str, str]
+    """Variables of SLURM, from the Prolog."""
+    log: str = "stdout"
+    """As `PERFD_LOG` in slurm.sh: `stdout`, `none`, or a file."""
+
+    @property
+    def name(self) -> str:
+        """What the job is called: its number, or array and index of an array's task."""
+        array, task = (self.environ.get(name, "") for name in _ARRAY)
+        return f"{array}_{task}" if array and task else self.number
+
+    def completed_by(self, environ: Mapping[str, str]) -> JobEntry:
+        """The entry with what only the environment of the job's processes has; the Prolog's values win."""
+        found = {name: environ[name] for name in _FROM_PROCESSES if name in environ}
+        # A user can set them to anything, and they make the job's name.
+        if all(_NUMBER.fullmatch(environ.get(name, "")) for name in _ARRAY):
+            found |= {name: environ[name] for name in _ARRAY}
+        return replace(self, environ={**found, **self.environ})
+
+
+def _parse_entry(text: str) -> JobEntry | None:
+    """The job of lines `NAME=VALUE`; None without the job's number and user."""
+    lines = (line.partition("=") for line in text.splitlines())
+    environ = {name: value for name, equals, value in lines if equals and _VARIABLE.fullmatch(name)}
+    # Processes of all parts of a heterogeneous job have the number of the first.
+    number = environ.get("SLURM_HET_JOB_ID") or environ.get("SLURM_JOB_ID", "")
+    uid = environ.get("SLURM_JOB_UID", "")
+    if not (_NUMBER.fullmatch(number) and _NUMBER.fullmatch(uid)):
+        return None
+    return JobEntry(number=number, uid=int(uid), environ=environ, log=environ.get("PERFD_LOG", "none"))

@@ -7,14 +7,11 @@ from perfd.aggregator.history.history_rows import (
     Statement,
     agent_left_row,
     agent_row,
-    alert_row,
     capture_row,
-    engine_row,
     job_rows,
     node_memory_row,
     rows,
     size_of,
-    summary_row,
 )
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.startup_recovery import restore
@@ -28,15 +25,12 @@ __all__ = [
     "StoredExporterMemory",
     "agent_left_row",
     "agent_row",
-    "alert_row",
     "capture_row",
     "configured_database",
     "configured_history",
-    "engine_row",
     "job_rows",
     "node_memory_row",
     "restore",
     "rows",
     "size_of",
-    "summary_row",
 ]

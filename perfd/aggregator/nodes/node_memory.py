@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfd.aggregator.history import HistoryStore
+from perfd.aggregator.history import HistoryStore, Statement, node_memory_row
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.nodes.drain_runner import DrainRunner
 from perfd.aggregator.nodes.hardware_counters import HardwareCounters
-from perfd.aggregator.nodes.node_rows import drain_row, incident_row, record_row
 from perfd.aggregator.state import AggregatorState, NodeState
 from perfd.aggregator.state.gpu_owners import gpu_owners
 from perfd.aggregator.state.gpu_shares import gpus_per_rank
@@ -24,6 +23,7 @@ from perfd.nodes import (
     Incident,
     IncidentKind,
     NodeLedger,
+    NodeRecord,
     NodeStanding,
     Scheduler,
     blames_of,
@@ -183,9 +183,9 @@ class NodeMemory:
     def keep(self) -> None:
         """Write what changed to history."""
         records, incidents = self._ledger.changes()
-        rows = [*map(record_row, records), *map(incident_row, incidents)]
+        rows = [*map(_record_row, records), *map(_incident_row, incidents)]
         if self._drains is not None:
-            rows += map(drain_row, self._drains.changes())
+            rows += map(_drain_row, self._drains.changes())
         if self._history is not None and rows:
             self._history.submit(rows)
 
@@ -343,3 +343,26 @@ def _scheduler(job: JobState) -> Scheduler | None:
     if origin.scheduler_restarts is not None or origin.nodes:
         return Scheduler.SLURM
     return Scheduler.KUBERNETES if origin.namespace else None
+
+
+def _record_row(record: NodeRecord) -> Statement:
+    """A node, without its incidents, which have rows of their own."""
+    body = {
+        "node": record.node,
+        "kind": record.kind,
+        "scheduler": record.scheduler,
+        "uuids": record.uuids,
+        "observed_gpu_s": record.observed_gpu_s,
+        "observed_unix_s": record.observed_unix_s,
+    }
+    return node_memory_row(record.node, "node", "", record.observed_unix_s, body)
+
+
+def _incident_row(incident: Incident) -> Statement:
+    """One incident."""
+    return node_memory_row(incident.node, "incident", incident.key, incident.last_unix_s, incident)
+
+
+def _drain_row(drain: Drain) -> Statement:
+    """A node that was taken out of scheduling."""
+    return node_memory_row(drain.node, "drain", str(drain.unix_s), drain.unix_s, drain)

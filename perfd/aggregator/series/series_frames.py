@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from perfd.aggregator.failures import Part
 from perfd.aggregator.job_summaries import Derived, LiveFacts
+from perfd.aggregator.jobs import JobRegistry
 from perfd.aggregator.series.job_series import job_values
 from perfd.aggregator.series.metric_names import MetricNames
-from perfd.aggregator.series.node_series import node_keys
 from perfd.aggregator.series.self_metrics import (
     agent_keys,
     agent_values,
@@ -25,10 +25,13 @@ from perfd.aggregator.series.self_metrics import (
     server_values,
 )
 from perfd.aggregator.series.series_blocks import Block, Blocks
-from perfd.aggregator.state import AggregatorState
+from perfd.aggregator.state import AggregatorState, NodeState
+from perfd.aggregator.state.gpu_owners import exported_gpu_owners, gpu_labels
 from perfd.analysis.data.job_data import Floats
 from perfd.metrics.catalog import Value
+from perfd.metrics.exposition import entity_labels
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.model import Scope
 from perfd.rules.series_store import SeriesStore
 
 BlockName = tuple[str, ...]
@@ -169,7 +172,7 @@ class SeriesFrames:
                 left -= count
                 with self._state.failures.contained(Part.NODE, node=node.name):
                     name = ("node", node.name, str(node.version))
-                    keys = self._blocks.keys(name, partial(node_keys, self._names, node, fleet.jobs))
+                    keys = self._blocks.keys(name, partial(_node_keys, self._names, node, fleet.jobs))
                     fresh = [one.fresh(now_s, stale_after_s).ravel() for one in node.readings.values()]
                     blocks[name] = Block(keys, _joined(fresh))
         return blocks
@@ -217,3 +220,20 @@ def _count(groups: Mapping[str, Mapping[BlockName, Block]]) -> int:
 
 def _joined(arrays: Sequence[Floats]) -> Floats:
     return np.concatenate(arrays) if arrays else np.zeros(0)
+
+
+def _node_keys(names: MetricNames, node: NodeState, jobs: JobRegistry) -> Iterable[SeriesKey]:
+    """The series of one node's readings: by scope, then by entity, then by metric."""
+    owners = exported_gpu_owners(node, jobs)
+    for scope, readings in node.readings.items():
+        exported = [names.exported(scope, column) for column in readings.layout.metrics.known]
+        for entity in readings.layout.entities.known:
+            labels = entity_labels(scope, entity, node.name)
+            if scope is Scope.GPU:
+                labels |= gpu_labels(node, entity, owners.get(entity, {}), jobs)
+            elif scope is Scope.RANK:
+                labels |= jobs.labels(entity.rpartition("/")[0])
+            # The labels are sorted once for an entity, not once for each of its metrics.
+            sorted_labels = SeriesKey.of("", labels).labels
+            for name in exported:
+                yield SeriesKey(name, sorted_labels)

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.gpu_owners import gpu_owners
-from perfd.aggregator.state.nic_bandwidth import ports_bytes_per_s
 from perfd.aggregator.state.node_state import NodeState
 from perfd.analysis.data.job_data import Captured, Floats, GpuKey, GpuTable, JobData, StepTable
 from perfd.analysis.data.robust_stats import known, mean, median
-from perfd.model import GpuColumn, RankPlacement
+from perfd.model import GpuColumn, NicColumn, RankPlacement, Scope
 
 _SEVERAL = 2
 """Only a node with so many jobs can have a GPU that jobs share."""
@@ -39,6 +38,7 @@ _ACTIVE = 0.01
 """Of the tensor cores: GPUs that wait in NCCL show 0. Chosen."""
 _KEPT_KEYS = 131_072
 """Of GPUs, which are the same in each round: those of 16,384 nodes, some 30 MB."""
+_PORT_COLUMNS = (NicColumn.LINK_UP, NicColumn.SPEED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,3 +281,18 @@ def _table(
         gpus=keys,
         metrics={GpuColumn(name): data[:, :, index] for index, name in enumerate(metrics)},
     )
+
+
+def ports_bytes_per_s(node: NodeState) -> float | None:
+    """What all ports that are up send at most together; None when none is known.
+
+    Other interfaces are left out: which of them NCCL would use is unknown.
+    """
+    readings = node.readings.get(Scope.NIC)
+    if readings is None or not {*_PORT_COLUMNS} <= set(readings.layout.metrics.known):
+        return None
+    ports = [at for at, name in enumerate(readings.layout.entities.known) if "/" in name]
+    columns = [readings.layout.metrics.known.index(name) for name in _PORT_COLUMNS]
+    up, speed = readings.values[np.ix_(ports, columns)].T
+    total = float(speed[(up == 1) & (speed > 0)].sum())
+    return total or None

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from perfd_collectors.nccl.debug_log import DebugLog
 from perfd_collectors.training_log.log_document import LogDocument
 from rich.console import Console
 from rich.table import Table
 
-from perfd.cli.tables.nccl_table import nccl_table
 from perfd.cli.terminal import Terminal
 from perfd.cli.terminal_table import TerminalTable
 from perfd.errors import PerfdError
@@ -199,7 +200,7 @@ def _phases_table(step: int, phases: Mapping[str, PhaseTime]) -> TerminalTable:
 
 def _show_rest(document: LogDocument, console: Console) -> None:
     if document.nccl:
-        console.print(nccl_table(document.nccl))
+        console.print(_nccl_table(document.nccl))
     console.print(f"{document.unrecognized_lines} of {document.lines} lines were not recognized.")
     if document.examples:
         console.print("Among these are lines that look like progress; please report them:")
@@ -213,3 +214,20 @@ def _number(value: float | None, form: str) -> str:
 
 def _text(value: object) -> str:
     return "unknown" if value is None else str(value)
+
+
+def _nccl_table(log: DebugLog) -> Table:
+    """Versions, networks, connections between ranks, and communicators by size."""
+    table = Table(title="NCCL", title_justify="left", show_header=False, box=None, pad_edge=False)
+    table.add_row("version", _listed(sorted(log.versions)))
+    table.add_row("network", _listed(sorted(log.networks)))
+    pairs = (f"{count} by {transport}" for transport, count in sorted(log.transports.items()))
+    table.add_row("connections", _listed(list(pairs)))
+    sizes = Counter({identity: one.ranks for (identity, _), one in log.communicators.items()}.values())
+    counted = (f"{count} of {size} ranks" for size, count in sorted(sizes.items(), reverse=True))
+    table.add_row("communicators", _listed(list(counted)))
+    return table
+
+
+def _listed(words: list[str]) -> str:
+    return ", ".join(words) or "unknown"

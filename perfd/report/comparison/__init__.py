@@ -1,11 +1,8 @@
 """What changed between two runs."""
 
 from perfd.report.comparison.bench_runs import measures_of_benchmarks, results_in
-from perfd.report.comparison.measures import MeasuredRun, Unit, measures_of_summary, measures_of_trace
+from perfd.report.comparison.measures import MeasuredRun, measures_of_summary, measures_of_trace
 from perfd.report.comparison.run_comparison import (
-    Change,
-    ChangeVerdict,
-    KernelChange,
     RunComparison,
     UnrelatedRunsError,
     compare,
@@ -14,12 +11,8 @@ from perfd.report.comparison.run_comparison import (
 from perfd.report.comparison.summary_files import jobs_of, one_job, read_summary, summary_of_run
 
 __all__ = [
-    "Change",
-    "ChangeVerdict",
-    "KernelChange",
     "MeasuredRun",
     "RunComparison",
-    "Unit",
     "UnrelatedRunsError",
     "compare",
     "jobs_of",

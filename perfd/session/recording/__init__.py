@@ -3,12 +3,11 @@
 from perfd.session.recording.best_effort_recorder import BestEffortRecorder
 from perfd.session.recording.collector_tee import tapped
 from perfd.session.recording.record_session import record
-from perfd.session.recording.recorded_streams import Playback, StreamPlayers, installed_players, open_playback
+from perfd.session.recording.recorded_streams import Playback, installed_players, open_playback
 
 __all__ = [
     "BestEffortRecorder",
     "Playback",
-    "StreamPlayers",
     "installed_players",
     "open_playback",
     "record",

@@ -2,7 +2,7 @@
 
 from perfd.session.text.checklist_text import checklist_in_words
 from perfd.session.text.result_files import save_results, summary_json
-from perfd.session.text.summary_text import findings_in_words, fitted, in_words, wrapped
+from perfd.session.text.summary_text import findings_in_words, fitted, in_words
 
 __all__ = [
     "checklist_in_words",
@@ -11,5 +11,4 @@ __all__ = [
     "in_words",
     "save_results",
     "summary_json",
-    "wrapped",
 ]

@@ -1,7 +1,7 @@
 """What limits a captured job, from the breakdown of its ranks."""
 
 from perfd.trace.diagnosis.confidence import MEASURED, MODELLED
-from perfd.trace.diagnosis.slow_rank_cause import Difference, PeerComparison
+from perfd.trace.diagnosis.slow_rank_cause import PeerComparison
 from perfd.trace.diagnosis.time_shares import TimeShares
 from perfd.trace.diagnosis.trace_analysis import (
     DEFAULT_PRECISION,
@@ -18,7 +18,6 @@ __all__ = [
     "MEASURED",
     "MODELLED",
     "Diagnosis",
-    "Difference",
     "PeerComparison",
     "RankAnalysis",
     "TimeShares",

@@ -4,8 +4,6 @@ from perfd.trace.roofline.hlo_cost import HloCost
 from perfd.trace.roofline.hlo_cost import costs as hlo_costs
 from perfd.trace.roofline.hlo_findings import (
     LAYOUT_CHANGE,
-    LayoutCopy,
-    ShardedProduct,
     layout_copies,
     neighbors,
     sharded_products,
@@ -13,7 +11,7 @@ from perfd.trace.roofline.hlo_findings import (
 from perfd.trace.roofline.hlo_fragment import read_fragment
 from perfd.trace.roofline.hlo_line import read_line, shape_words
 from perfd.trace.roofline.hlo_module import HloModule, read_module
-from perfd.trace.roofline.kernel_bottleneck import UNIT_NAMES, KernelJudgment, judge
+from perfd.trace.roofline.kernel_bottleneck import UNIT_NAMES, judge
 from perfd.trace.roofline.kernel_metrics import KernelMetrics
 from perfd.trace.roofline.ncu_report import read_ncu
 from perfd.trace.roofline.roofline_model import (
@@ -33,13 +31,10 @@ __all__ = [
     "UNIT_NAMES",
     "HloCost",
     "HloModule",
-    "KernelJudgment",
     "KernelMetrics",
-    "LayoutCopy",
     "OperationWork",
     "Placement",
     "RooflineVerdict",
-    "ShardedProduct",
     "hlo_costs",
     "judge",
     "layout_copies",

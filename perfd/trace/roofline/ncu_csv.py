@@ -17,7 +17,6 @@ from typing import Any
 from perfd.errors import TraceError
 from perfd.trace.roofline.kernel_metrics import KernelMetrics
 from perfd.trace.roofline.ncu_names import field_of_label, kernel_of
-from perfd.trace.roofline.ncu_rules import read_rule
 
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _TIMES = {"n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "": 1.0}
@@ -36,6 +35,39 @@ _DESCRIPTIONS = frozenset({
 _METRIC = re.compile(r"[a-z]\w*_[\w.]*", re.ASCII)
 """A column of a raw metric, such as `dram__bytes.sum`, which is the same in every language."""
 _SPACES = str.maketrans("", "", " \u00a0\u202f'\u2019")
+_PIPE = re.compile(
+    r"^([A-Za-z0-9 /()]{2,40}?) is the highest-utilized pipeline \((\d{1,3}(?:\.\d+)?)%\) based on elapsed"
+)
+_PIPES: Mapping[str, str] = {
+    "tensor": "tensor_ratio", "fma": "fma_ratio", "alu": "alu_ratio", "fp64": "fp64_ratio",
+    "fp16": "fp16_ratio",
+}  # fmt: skip
+_STALL = re.compile(r"spends (\d{1,9}(?:\.\d+)?) cycles being stalled (.{0,200})")
+_REASONS = tuple(
+    (reason, re.compile(words, re.IGNORECASE))
+    for reason, words in (
+        ("gmma", r"WARPGROUP"),
+        ("long scoreboard", r"scoreboard dependency on a L1TEX"),
+        ("short scoreboard", r"scoreboard dependency on an? MIO"),
+        ("mio throttle", r"MIO \(memory input/output\) instruction queue"),
+        ("lg throttle", r"L1 instruction queue for local and global"),
+        ("tex throttle", r"texture operations"),
+        ("barrier", r"sibling warps at a CTA barrier"),
+        ("membar", r"memory barrier"),
+        ("math pipe throttle", r"execution pipe to be available"),
+        ("wait", r"fixed latency"),
+        ("drain", r"memory instructions to complete"),
+        ("no instruction", r"instruction (?:fetch|cache)|not having the next instruction"),
+        ("imc miss", r"immediate constant"),
+        ("branch resolving", r"branch target"),
+        ("dispatch stall", r"dispatch"),
+        ("not selected", r"selected"),
+        ("sleeping", r"sleep"),
+    )
+)
+_SECTOR = re.compile(r"for global loads from L1TEX.{0,80}?only (\d{1,2}(?:\.\d+)?) of the 32 bytes")
+_EXCESSIVE = re.compile(r"uncoalesced global accesses.{0,80}?excessive sectors \((\d{1,3})% of")
+_CONFLICTS = re.compile(r"results? in (\d{1,15}) bank conflicts,.{0,60}?of the overall (\d{1,15}) wavefronts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +231,7 @@ def _kernel(name: str, rows: Iterable[Mapping[str, str]], numbers: _Numbers) -> 
                 labeled.setdefault(field, value)
             else:
                 raw[label] = value
-        for field, found in read_rule(row.get("Rule Description") or "").items():
+        for field, found in _read_rule(row.get("Rule Description") or "").items():
             if isinstance(found, tuple):
                 stalls.append(found)
             else:
@@ -214,3 +246,23 @@ def _kernel(name: str, rows: Iterable[Mapping[str, str]], numbers: _Numbers) -> 
         values["dram_bytes"] = bandwidth * values["duration_s"]
     values["stalls"] = values["stalls"] or tuple(sorted(stalls, key=lambda stall: -stall[1]))
     return KernelMetrics(name=name, **values)
+
+
+def _read_rule(text: str) -> dict[str, float | tuple[str, float]]:
+    """Fields of `KernelMetrics` that a sentence has; `stall` is a reason and its cycles. Empty for others."""
+    found: dict[str, float | tuple[str, float]] = {}
+    if pipe := _PIPE.search(text):
+        field = _PIPES.get(pipe[1].lower().split(" ")[0])
+        if field:
+            found[field] = float(pipe[2]) / 100
+    if stall := _STALL.search(text):
+        reason = next((name for name, words in _REASONS if words.search(stall[2])), None)
+        if reason:
+            found["stall"] = (reason, float(stall[1]))
+    if sector := _SECTOR.search(text):
+        found["bytes_used_per_sector"] = float(sector[1])
+    if excessive := _EXCESSIVE.search(text):
+        found["excessive_sector_ratio"] = float(excessive[1]) / 100
+    if conflicts := _CONFLICTS.search(text):
+        found["bank_conflicts"], found["shared_wavefronts"] = float(conflicts[1]), float(conflicts[2])
+    return found

@@ -7,7 +7,6 @@ from perfd_collectors.nccl.operations.operation_columns import (
     Operation,
     Operations,
     OperationTiming,
-    TimingCheck,
     check_times,
 )
 from perfd_collectors.nccl.operations.segment_reader import Reading, RingBuffers, SegmentReader
@@ -26,7 +25,6 @@ __all__ = [
     "Reading",
     "RingBuffers",
     "SegmentReader",
-    "TimingCheck",
     "busy_ns",
     "check_times",
     "keep_one_in",

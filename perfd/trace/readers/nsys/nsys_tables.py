@@ -22,7 +22,6 @@ from perfd.trace.model.intervals import Codes, Flags, Indices, Ns
 from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import GpuOperations, HostCalls, Phase
-from perfd.trace.readers.nsys.copy_names import copy_name
 from perfd.trace.readers.nsys.nccl_calls import NcclCall, call_name
 from perfd.trace.readers.nsys.nccl_payloads import decoded, schema_fields
 from perfd.trace.readers.nsys.read_window import limited
@@ -63,6 +62,8 @@ _THREAD_BITS = 24
 _MAX_TIME_NS = 10**17
 """Three years: what claims more is damaged, and sums of it would overflow."""
 _API_VERSION = re.compile(r"_v\d{1,8}$")
+_COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
+_MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,7 @@ class Tables:
             rows = self._columns(f"SELECT {_OPERATION}, {kinds_of} FROM {_COPIES}", 7)  # noqa: S608
             used, index = np.unique(rows.pop(), return_inverse=True)
             yield _named(rows, index + len(names), np.full(len(index), OperationKind.MEMORY))
-            names.extend(copy_name(int(key)) for key in used)
+            names.extend(_copy_name(int(key)) for key in used)
         # A graph captured as a whole is one operation: it keeps the GPU busy like its kernels would.
         for table, label, kind in (
             (_FILLS, "Memset", OperationKind.MEMORY),
@@ -383,3 +384,10 @@ def _named(rows: list[Ns], names: Ns, kinds: Ns | Codes) -> dict[str, Any]:
     """The columns of a table by name, from those of `_OPERATION`."""
     found = dict(zip(("start_ns", "end_ns", "device", "stream", "correlation", "process"), rows, strict=True))
     return {**found, "name": names.astype(np.int32), "kind": kinds.astype(np.uint8)}
+
+
+def _copy_name(key: int) -> str:
+    """As PyTorch names them, so that the tables of both profilers read alike."""
+    copy, source, target = key >> 16, key >> 8 & 0xFF, key & 0xFF
+    ends = f"{_MEMORY_KINDS.get(source, '?')} -> {_MEMORY_KINDS.get(target, '?')}"
+    return f"Memcpy {_COPY_KINDS.get(copy, '')} ({ends})".replace("  ", " ")
