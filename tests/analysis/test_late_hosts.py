@@ -272,3 +272,78 @@ def test_of_gpus_that_no_agent_reads_nothing_is_said(unread: int, which: str) ->
 
     (late,) = (one for one in summary(data).findings if one.kind is Kind.LATE_HOSTS)
     assert which in late.evidence[1]
+
+
+def idling(
+    active: Sequence[float], running: Sequence[Sequence[float]], *, row_s: float = 3.0, **fields: object
+) -> JobData:
+    """One sample a second of two GPUs, and one row of six steps, which ended after `row_s`."""
+    steps = step_table([row_s / 6])
+    steps = replace(steps, time_unix_s=np.array([1000.0 + row_s]), steps_covered=np.array([6]))
+    table = GpuTable(
+        time_unix_s=1000.0 + np.arange(len(active)),
+        gpus=[GpuKey(node="node0", gpu=str(rank), rank=rank) for rank in (0, 1)],
+        metrics={
+            GpuColumn.SM_ACTIVE: np.repeat(np.array([active]), 2, axis=0).T.astype(np.float32),
+            GpuColumn.BUSY: np.array(running, dtype=np.float32),
+        },
+    )
+    now = 1000.0 + len(active)
+    return job_data(steps, description=description(world_size=2, dp=2), gpu=table, now_unix_s=now, **fields)
+
+
+BUSY, STALLED, STARVED = (1.0, 1.0), (1.0, 0.1), (0.8, 0.4)
+HIGH, LOW = 0.9, 0.5
+
+
+def test_soon_after_a_start_gpus_that_idle_together_as_never_before_have_late_hosts():
+    data = idling([HIGH] * 3 + [LOW] * 3, [BUSY] * 3 + [STARVED] * 3)
+
+    found = idle_since(data, GpuColumn.BUSY)
+    assert found is not None
+    assert found.gain_ratio == pytest.approx(1 - LOW / HIGH, abs=0.01)
+    assert Kind.LATE_HOSTS in kinds(data)
+
+
+def test_soon_after_a_rank_that_stalled_slow_loaders_of_all_are_seen():
+    stalls = [LOW, HIGH, LOW, HIGH, LOW, LOW]
+    data = idling(
+        [HIGH] * 3 + stalls + [HIGH] * 2 + [LOW] * 3,
+        [BUSY] * 3 + [STALLED] * 6 + [BUSY] * 2 + [STARVED] * 3,
+        row_s=11.0,
+    )
+
+    assert idle_since(data, GpuColumn.BUSY) is not None
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(
+            idling([HIGH] * 3 + [LOW] * 3, [BUSY] * 3 + [STALLED] * 3), id="one waits for the other"
+        ),
+        pytest.param(idling([HIGH] * 3 + [LOW] * 2, [BUSY] * 3 + [STARVED] * 2), id="two samples"),
+        pytest.param(idling([HIGH] + [LOW] * 4, [BUSY] + [STARVED] * 4), id="one sample before"),
+        pytest.param(
+            idling(([HIGH] * 4 + [LOW] * 3) * 2, ([BUSY] * 4 + [STARVED] * 3) * 2),
+            id="generates texts and trains in turn",
+        ),
+        pytest.param(
+            idling([HIGH] * 3 + [LOW] * 3, [STARVED] * 3 + [STARVED] * 3), id="idles as much as before"
+        ),
+    ],
+)
+def test_few_samples_of_anything_else_say_nothing_of_hosts(data: JobData) -> None:
+    assert idle_since(data, GpuColumn.BUSY) is None
+
+
+def test_a_row_of_that_time_with_steps_as_short_as_before_speaks_against_it():
+    data = idling([HIGH] * 4 + [LOW] * 6, [BUSY] * 4 + [STARVED] * 6)
+
+    def with_row(step_s: float) -> JobData:
+        steps = step_table([0.5, step_s])
+        ends = np.array([1003.0, 1009.0])
+        return replace(data, steps=replace(steps, time_unix_s=ends, steps_covered=np.array([6, 6])))
+
+    assert idle_since(with_row(0.8), GpuColumn.BUSY) is not None
+    assert idle_since(with_row(0.5), GpuColumn.BUSY) is None
