@@ -337,7 +337,7 @@ def test_few_samples_of_anything_else_say_nothing_of_hosts(data: JobData) -> Non
     assert idle_since(data, GpuColumn.BUSY) is None
 
 
-def test_a_row_of_that_time_with_steps_as_short_as_before_speaks_against_it():
+def test_a_row_of_that_time_with_steps_as_short_as_before_rules_it_out():
     data = idling([HIGH] * 4 + [LOW] * 6, [BUSY] * 4 + [STARVED] * 6)
 
     def with_row(step_s: float) -> JobData:
