@@ -28,6 +28,8 @@ from perfd.model import Alert, JobOrigin, StepSource
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
 
+_GPUS_EVERY_S = 10.0
+"""GPUs of a job are counted again after so long: their number decides only when its numbers are made."""
 _OLDEST_ASKED_S = 4.0
 """Requested numbers are not older, however many GPUs there are: few jobs are requested. Chosen."""
 
@@ -114,6 +116,8 @@ class JobSummaries:
         self._faults: dict[str, FaultHistory] = {}
         self._changes: dict[str, tuple[Key, StepTimeChange | None]] = {}
         """By job; the key is that of the numbers that it belongs to."""
+        self._gpus: dict[str, tuple[int, float, int]] = {}
+        """By job, its nodes when its GPUs were counted, when that was, and as how many it counts."""
         self._looked_s: dict[str, float] = {}
         """By job, when its live numbers were asked for last, whatever came of it."""
         self._turn = SummaryTurn(jobs=(), credit_gpus=0.0)
@@ -126,9 +130,7 @@ class JobSummaries:
         waiting, all_gpus = [], 0
         with self._state.lock:
             for name, job in self._fleet.jobs.items():
-                nodes = [self._fleet.nodes[node] for node in job.nodes if node in self._fleet.nodes]
-                gpus = sum(len(node.readings.gpu_history.layout.entities) for node in nodes)
-                gpus = counted_gpus(gpus)
+                gpus = self._gpus_of(name, job, now_s)
                 all_gpus += 0 if job.ended else gpus
                 known = self._live.known.get(name)
                 waited_s = now_s - self._looked_s.get(name, -math.inf)
@@ -149,6 +151,15 @@ class JobSummaries:
         self._turned_s = now_s
         for name in self._turn.jobs:
             self._look(name, now_unix_s)
+
+    def _gpus_of(self, name: str, job: JobState, now_s: float) -> int:
+        """As how many GPUs a job counts, of late; called with the state's lock held."""
+        known = self._gpus.get(name)
+        if known is None or known[0] != len(job.nodes) or now_s - known[1] >= _GPUS_EVERY_S:
+            nodes = [self._fleet.nodes[node] for node in job.nodes if node in self._fleet.nodes]
+            gpus = sum(len(node.readings.gpu_history.layout.entities) for node in nodes)
+            known = self._gpus[name] = len(job.nodes), now_s, counted_gpus(gpus)
+        return known[2]
 
     def newest(self, job: str) -> Derived | None:
         """The live numbers that were made last; None when there are none, or its analysis failed since.
@@ -267,6 +278,7 @@ class JobSummaries:
             self._faults.pop(name, None)
             self._changes.pop(name, None)
             self._looked_s.pop(name, None)
+            self._gpus.pop(name, None)
 
     def _steadied(self, job: str, summary: JobSummary, now_unix_s: float) -> JobSummary:
         """The summary with the headline of earlier rounds, until another one has lasted."""

@@ -171,7 +171,7 @@ def test_the_interface_says_why_a_job_has_no_numbers(two_jobs, broken_analysis):
 @pytest.mark.parametrize(
     ("place", "name_of", "part"),
     [
-        ("perfd.aggregator.series.series_frames.job_values", lambda data, *_: data.name, "series"),
+        ("perfd.aggregator.series.series_frames.derived_values", lambda data, *_: data.name, "series"),
         ("perfd.aggregator.analysis_loop.job_view", lambda _, data, *__: data.name, "capture"),
         ("perfd.aggregator.history.history_recorder.summary_row", lambda name, *_: name, "history"),
         ("perfd.aggregator.captures.capture_service.CaptureService.captured", lambda _, name: name, "traces"),

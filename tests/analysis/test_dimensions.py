@@ -12,7 +12,7 @@ from analysis.test_captured import NOW_UNIX_S, STEPS, captured, finding, job, ki
 from analysis.test_nccl import table
 
 from perfd.aggregator.job_summaries import LiveFacts
-from perfd.aggregator.series.job_series import job_values
+from perfd.aggregator.series.job_series import derived_values
 from perfd.analysis.communication.exposed_by_dimension import Dimension, costliest, known_in_all
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, from_json, summarise, to_json
@@ -544,7 +544,7 @@ def test_each_dimension_is_a_series_with_its_source():
         step_time_change=None,
     )
 
-    values = job_values(data, summarise(data, AnalysisSettings()), facts)
+    values = derived_values(data, summarise(data, AnalysisSettings()), facts)
 
     reported = {
         (name, labels["dimension"], labels["source"]): value

@@ -9,7 +9,7 @@ import pytest
 from analysis.jobs import description, job_data, step_table
 
 from perfd.analysis.collectives import NcclSummary, SlowRank, StallingRank
-from perfd.analysis.data.job_data import JobData, LaunchTable
+from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, LaunchTable
 from perfd.analysis.diagnosis import AnalysisSettings
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.job_analysis import facts_of
@@ -17,7 +17,8 @@ from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.steps import DataLoading, LongerSteps, StepTime, gpu_activity, steady_rows
 from perfd.analysis.stragglers import OwnWork, PeriodicStall, ReadingRank, only_reader, reading_rank
-from perfd.model import ParallelLayout
+from perfd.analysis.stragglers.reading_rank import computing_more
+from perfd.model import GpuColumn, ParallelLayout
 
 BEFORE_S, SINCE_S, SINCE_STEP = 0.4, 0.5, 13
 GAIN = 1 - BEFORE_S / SINCE_S
@@ -255,3 +256,17 @@ def test_without_stalls_a_step_takes_what_it_usually_does() -> None:
     by_time = replace(known, stall=replace(stall, period_steps=None))
     (named,) = [one for one in find_bottlenecks(by_time) if one.kind is Kind.PERIODIC_STALL]
     assert named.evidence[0].startswith("Every 2600.0 ms a step takes 600.0 ms longer")
+
+
+def test_more_work_is_seen_in_the_newest_samples_that_are_known() -> None:
+    def ranks(active: list[list[float]]) -> frozenset[int]:
+        samples = np.array(active, np.float32)
+        keys = tuple(GpuKey(node="n", gpu=str(rank), rank=rank) for rank in range(samples.shape[1]))
+        times = np.arange(float(len(samples)))
+        return computing_more(GpuTable(time_unix_s=times, gpus=keys, metrics={GpuColumn.SM_ACTIVE: samples}))
+
+    lately = [[0.9, 0.5, 0.5], [0.5, 0.5, 0.9], [0.5, 0.5, 0.9], [0.5, 0.5, 0.9]]
+    assert ranks(lately) == {2}
+    # One whose newest samples are missing has its latest ones.
+    assert ranks([*lately, [0.5, 0.5, np.nan]]) == {2}
+    assert ranks(lately[:2]) == frozenset()

@@ -8,7 +8,7 @@ from analysis.test_late_hosts import job as late_job
 from analysis.test_nccl import DP4, table
 
 from perfd.aggregator.job_summaries import LiveFacts
-from perfd.aggregator.series.job_series import job_values
+from perfd.aggregator.series.job_series import derived_values
 from perfd.analysis.data.job_data import NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.metrics.catalog import METRICS
@@ -35,7 +35,7 @@ def exported(ranks: int = 4, late: int = 2, description: JobDescription = DP4) -
         collectives=tables,
         nccl=[NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=0) for r in range(ranks)],
     )
-    values = job_values(data, summarise(data, AnalysisSettings()), FACTS)
+    values = derived_values(data, summarise(data, AnalysisSettings()), FACTS)
     return {(name, *sorted(labels.items())): value for name, labels, value in values}
 
 
@@ -63,7 +63,7 @@ def test_ranks_groups_and_culprits_are_series():
 def test_a_finding_that_began_with_longer_steps_has_their_age() -> None:
     data = late_job()
 
-    values = job_values(data, summarise(data, AnalysisSettings()), FACTS)
+    values = derived_values(data, summarise(data, AnalysisSettings()), FACTS)
 
     lasted = [(labels, value) for name, labels, value in values if name == "perfd_finding_longer_seconds"]
     assert lasted == [({"perfd_job": "job", "kind": "late_hosts"}, pytest.approx(4.8))]

@@ -19,11 +19,15 @@ _MOST_TITLE_CHARS = 128
 """Longest label value; longer titles are cut."""
 
 
-def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Value]:
-    """The derived series of one job."""
+def identity_values(data: JobData, facts: LiveFacts) -> list[Value]:
+    """The series of one job that say what it is and whether it goes on; some change with time alone."""
+    return _identity(data, facts, facts.labels)
+
+
+def derived_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Value]:
+    """The derived series of one job. Of the facts they depend on those of `derived_from` only."""
     job = facts.labels
     values = [
-        *_identity(data, facts, job),
         *_steps(data, summary, facts, job),
         *_efficiency(summary, job),
         *_shares(summary, job),
@@ -34,6 +38,11 @@ def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Val
     ]
     values += [("perfd_alerts_firing", {**job, "alertname": name}, 1.0) for name in facts.alerts]
     return values
+
+
+def derived_from(facts: LiveFacts) -> tuple[object, ...]:
+    """What derived series depend on besides the job's numbers."""
+    return facts.labels, facts.step_time_change, facts.alerts
 
 
 def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[Value]:

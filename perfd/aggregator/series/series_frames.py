@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from perfd.aggregator.failures import Part
 from perfd.aggregator.job_summaries import Derived, LiveFacts
 from perfd.aggregator.jobs import JobRegistry
-from perfd.aggregator.series.job_series import job_values
+from perfd.aggregator.series.job_series import derived_from, derived_values, identity_values
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.self_metrics import (
     agent_keys,
@@ -72,6 +72,8 @@ class SeriesFrames:
         """Series of nodes beyond the limit, of this round."""
         self.newest: Mapping[str, SeriesFrame] = {}
         """All series of the newest round by group, those of rules too; no name is in two groups."""
+        self._derived: dict[str, tuple[Derived, tuple[object, ...], Block]] = {}
+        """By job, what its derived series were made of, and these."""
         self._blocks = Blocks(label_chars=state.fleet.limits.name_chars)
 
     def make(
@@ -152,9 +154,20 @@ class SeriesFrames:
             if not facts[name].exported:
                 continue
             with self._state.failures.contained(Part.SERIES, job=name):
-                values = job_values(found.data, found.summary, facts[name])
-                blocks["job", name] = self._blocks.block(("job", name), values)
+                identity = identity_values(found.data, facts[name])
+                blocks["job", name] = self._blocks.block(("job", name), identity)
+                blocks["derived", name] = self._derived_block(name, found, facts[name])
+        self._derived = {name: known for name, known in self._derived.items() if name in derived}
         return blocks
+
+    def _derived_block(self, name: str, found: Derived, facts: LiveFacts) -> Block:
+        """Made again only where its job's numbers are."""
+        known, depends = self._derived.get(name), derived_from(facts)
+        if known is not None and known[0] is found and known[1] == depends:
+            return known[2]
+        block = self._blocks.block(("derived", name), derived_values(found.data, found.summary, facts))
+        self._derived[name] = found, depends, block
+        return block
 
     def _nodes(self, now_s: float, left: int) -> dict[BlockName, Block]:
         """Those of the nodes that fit into the series that are `left`; keys of others are not even made."""

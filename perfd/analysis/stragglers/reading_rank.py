@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfd.analysis.collectives import SlowRank
 from perfd.analysis.data.job_data import Floats, GpuTable, JobData, LaunchTable
@@ -85,11 +87,25 @@ def computing_more(gpu: GpuTable) -> frozenset[int]:
     active = gpu.metrics.get(GpuColumn.SM_ACTIVE)
     if active is None or active.shape[1] < 2:
         return frozenset()
-    lately = np.array([_newest_mean(column) for column in active.T.astype(np.float64)])
+    lately = _newest_means(active)
     more = lately >= (1 + _MORE_ACTIVE) * others(lately)
     return frozenset(
         key.rank for key, much in zip(gpu.gpus, more, strict=True) if much and key.rank is not None
     )
+
+
+def _newest_means(samples: NDArray[np.floating[Any]]) -> Floats:
+    """Of each column the mean of the newest samples that are known; NaN with too few."""
+    newest = samples[-_NEWEST_SAMPLES:].astype(np.float64)
+    known = (
+        np.isfinite(newest).all(axis=0) if len(newest) == _NEWEST_SAMPLES else np.zeros(newest.shape[1], bool)
+    )
+    means = np.full(newest.shape[1], np.nan)
+    if known.any():
+        means[known] = newest[:, known].mean(axis=0)
+    for column in np.flatnonzero(~known):
+        means[column] = _newest_mean(samples[:, column].astype(np.float64))
+    return means
 
 
 def _newest_mean(samples: Floats) -> float:
