@@ -210,8 +210,8 @@ def test_a_job_that_is_forgotten_leaves_its_failure(two_jobs, clock, broken_anal
 
 
 def test_a_node_whose_series_cannot_be_made_leaves_those_of_others(clock, monkeypatch):
-    broken = failing_for("n1", series_frames.node_keys, lambda _, node, *__: node.name)
-    monkeypatch.setattr("perfd.aggregator.series.series_frames.node_keys", broken)
+    broken = failing_for("n1", series_frames._node_keys, lambda _, node, *__: node.name)
+    monkeypatch.setattr("perfd.aggregator.series.series_frames._node_keys", broken)
     with (
         aggregator(clock) as running,
         FakeAgent(running.grpc_address, agent_id="a", node="n1") as bad,
