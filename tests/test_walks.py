@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -13,6 +14,7 @@ from perfd_collectors import nvml, training_log
 from perfd.agent.agent import Agent
 from perfd.agent.collection import CollectorTask
 from perfd.aggregator import Aggregator
+from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Settings
 from perfd.config import (
@@ -23,6 +25,7 @@ from perfd.config import (
     RulesConfig,
     UplinkConfig,
 )
+from perfd.net import Request
 from perfd.testing.fake_nvml import FakeGpu, FakeNvml
 from tests.support.traced_value import TracedValue
 from tests.test_docs import ROOT, walks
@@ -32,10 +35,11 @@ _RULES = """
 groups:
 - name: power
   rules:
-  - alert: Hot
-    expr: perfd_gpu_power_watts > 400
+  - alert: {name}
+    expr: {expression}
 """
-_OF_EVERY_RECORD = {
+_TYPES = {"model/*": "types", "report/report_model.py": "types"}
+_OF_EVERY_RECORD = _TYPES | {
     "agent/collection/latest_samples.py": "the agent's own page",
     "agent/collection/batch_pace.py": "when the next batch is due",
     "agent/capture_setup.py": "what captures know of the job",
@@ -58,11 +62,28 @@ _BESIDE_THE_LINE = _OF_EVERY_RECORD | {
 }
 
 
-def _run(spec: CollectorSpec, options: dict[str, object], folder: Path, value: TracedValue) -> Aggregator:
+_BESIDE_THE_ALERT = _TYPES | {
+    "rules/promql/*": "the number that the alert has, before there is an alert",
+    "rules/rule_model.py": "the alert as the series ALERTS",
+    "aggregator/history/*": "history",
+    "aggregator/web_api/html_pages.py": "the page, once it is rendered",
+}
+
+
+def _run(
+    spec: CollectorSpec,
+    options: dict[str, object],
+    folder: Path,
+    value: TracedValue,
+    *,
+    alert: str = "Hot",
+    expression: str = "perfd_gpu_power_watts > 400",
+    then: Callable[[Aggregator], object] = lambda aggregator: None,
+) -> Aggregator:
     """An agent with one collector and an aggregator with one rule, for a few seconds of their own clock."""
     clock = VirtualClock(_START_NS)
     rules = folder / "rules.yaml"
-    rules.write_text(_RULES)
+    rules.write_text(_RULES.format(name=alert, expression=expression))
     aggregator = Aggregator(
         AggregatorConfig(
             listen="127.0.0.1:0", http_listen=None, rules=RulesConfig(builtin=False, files=[str(rules)])
@@ -93,19 +114,16 @@ def _run(spec: CollectorSpec, options: dict[str, object], folder: Path, value: T
                 sequence = agent.step()
                 assert sequence is None or agent.wait_acknowledged(sequence, 60.0)
                 aggregator.tick()
+            then(aggregator)
         finally:
             agent.stop()
             aggregator.stop()
     return aggregator
 
 
-def _walk(name: str) -> set[str]:
+def _check(name: str, traced: set[str], beside: dict[str, str], *, transport: bool = True) -> None:
     found = walks()
-    return {*found["Transport"][1], *found[name][1]}
-
-
-def _check(name: str, traced: set[str], beside: dict[str, str]) -> None:
-    walk = _walk(name)
+    walk = {*found[name][1], *(found["Transport"][1] if transport else ())}
     assert {file for file in walk if not any(f"/{module}".endswith(f"/{file}") for module in traced)} == set()
     extra = {module for module in traced if not any(f"/{module}".endswith(f"/{file}") for file in walk)}
     assert {module for module in extra if not any(fnmatch(module, pattern) for pattern in beside)} == set()
@@ -136,3 +154,26 @@ def test_the_walk_of_a_log_line_has_the_files_that_get_it(tmp_path: Path) -> Non
 
     assert [summary.name for summary in aggregator.summary()] == ["llm"]
     _check("A log line to MFU", value.modules, _BESIDE_THE_LINE)
+
+
+@pytest.mark.slow
+def test_the_walk_of_an_alert_has_the_files_that_get_it(tmp_path: Path) -> None:
+    value = TracedValue((40.7773125,), ("Alert Slow fires",))
+    pages = []
+
+    def read_report(aggregator: Aggregator) -> None:
+        report = report_routes(aggregator)["/reports/jobs/"]
+        pages.append(report(Request(method="GET", path="/reports/jobs/llm", rest="llm", query={})).body)
+
+    _run(
+        training_log.SPEC,
+        {"paths": [str(ROOT / "perfd/data/recordings/dp4/node0/stdout.log")]},
+        tmp_path,
+        value,
+        alert="Slow",
+        expression="perfd_step * 0 + 40.7773125",
+        then=read_report,
+    )
+
+    assert b"Alert Slow fires" in pages[0]
+    _check("An alert to a report", value.modules, _BESIDE_THE_ALERT, transport=False)

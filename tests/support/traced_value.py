@@ -1,4 +1,4 @@
-"""Follows one value through perfd: the modules of which a function gets it, or gives it back."""
+"""Follows one value through perfd: the modules of which a function gets it, holds it or gives it back."""
 
 from __future__ import annotations
 
@@ -65,7 +65,11 @@ class TracedValue:
         self._looking.now = True
         try:
             names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            given = [result] if event == "return" else [frame.f_locals.get(n) for n in names if n != "self"]
+            given = (
+                [result, *(one for n, one in frame.f_locals.items() if n != "self")]
+                if event == "return"
+                else [frame.f_locals.get(n) for n in names if n != "self"]
+            )
             if any(self._is_in(one) for one in given):
                 self._seen.add((module, code.co_name))
         finally:
