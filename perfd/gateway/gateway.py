@@ -89,7 +89,7 @@ class Gateway:
         if self._lost:
             log.info("NATS is connected again.")
         self._lost = False
-        await self._sessions.report_silent()
+        await self._sessions.watch()
 
     def _note_lost(self, reason: str) -> None:
         self._sessions.lost(reason)

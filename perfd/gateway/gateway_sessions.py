@@ -16,6 +16,7 @@ from perfd.aggregator.limits import Limits
 from perfd.clock import Clock
 from perfd.config import NatsGatewayConfig
 from perfd.errors import PerfdError, RefusedError, WireError
+from perfd.gateway.kept_batches import KeptBatches
 from perfd.model import (
     AggregatorMessage,
     CaptureCancel,
@@ -23,6 +24,7 @@ from perfd.model import (
     Hello,
     NewFinding,
     NodeMessage,
+    Stored,
     Welcome,
 )
 from perfd.wire import convert
@@ -34,6 +36,10 @@ _WELCOME_WITHIN_S = 5.0
 """How long a stream waits for an aggregator to say what it has; without one it begins all the same."""
 _REPORT_AFTER_S = 10.0
 """An agent that sends nothing is reported after so long: without that it is gone after 30 s."""
+_LOOK_EVERY_S = 1.0
+"""For batches that were lost."""
+_PATIENCE_S = 2.0
+"""How much longer than an agent on NATS a gateway waits for an acknowledgment: all is sent again."""
 _MOST_UNACKNOWLEDGED = 256
 """Messages of one stream that wait for the servers; more are read from the agent afterwards."""
 
@@ -60,6 +66,8 @@ class GatewaySessions:
         self.batches = 0
         self.client: Client | None = None
         """None while there is no connection."""
+        self._kept: dict[str, KeptBatches] = {}
+        """By agent, those with a stream last at the end."""
 
     def __iter__(self) -> Iterator[GatewaySession]:
         return iter(tuple(self._open))
@@ -89,6 +97,14 @@ class GatewaySessions:
             known_sequence=0 if known is None else max(known.last_sequence, known.received_sequence),
         )
 
+    def kept_by(self, agent_id: str) -> KeptBatches:
+        """What is known of the batches in an agent's spool, since its earlier streams here, too."""
+        kept = self._kept.pop(agent_id) if agent_id in self._kept else KeptBatches()
+        self._kept[agent_id] = kept
+        while len(self._kept) > self.limits.agents:
+            del self._kept[next(iter(self._kept))]
+        return kept
+
     def forget(self, session: GatewaySession) -> None:
         """A session has ended."""
         self._open.discard(session)
@@ -99,12 +115,18 @@ class GatewaySessions:
         for session in self:
             session.publisher.end(reason)
 
-    async def report_silent(self) -> None:
-        """Report agents that sent nothing for a while, until canceled."""
+    async def watch(self) -> None:
+        """Until canceled, report agents that sent nothing for a while, and have lost batches sent again."""
+        loop = asyncio.get_running_loop()
+        report_s = loop.time() + _REPORT_AFTER_S
         while True:
-            await asyncio.sleep(_REPORT_AFTER_S)
+            await asyncio.sleep(_LOOK_EVERY_S)
             for session in self:
-                await session.report_if_silent()
+                session.end_if_lost()
+            if loop.time() >= report_s:
+                report_s = loop.time() + _REPORT_AFTER_S
+                for session in self:
+                    await session.report_if_silent()
 
     def malformed(self) -> None:
         """See `AgentSessions`."""
@@ -147,6 +169,10 @@ class GatewaySession:
         self.agent_id = hello.agent_id
         self.node = hello.node
         config = sessions.config
+        loop = asyncio.get_running_loop()
+        self._changed = changed
+        self._kept = sessions.kept_by(hello.agent_id)
+        self._kept.begin(hello.first_sequence)
         self.publisher = NatsPublisher(
             client,
             config,
@@ -159,11 +185,12 @@ class GatewaySession:
             acknowledged=lambda _sequence: changed(),
             first_sequence=hello.first_sequence,
             namespace=credential.namespace or "",
+            published=lambda sequence, to: self._kept.published(sequence, to, loop.time()),
         )
 
     @property
     def stored_sequence(self) -> int:
-        return self.publisher.acknowledged_sequence
+        return self._kept.stored_sequence(self.publisher.acknowledged_sequence)
 
     @property
     def received_sequence(self) -> int:
@@ -211,7 +238,9 @@ class GatewaySession:
             await publisher.publish_encoded(data)
             return False
         repeated = sequence <= publisher.acknowledged_sequence
-        while not await publisher.publish_batch(data, sequence, self._sessions.clock.unix_ns()):
+        again, lost = sequence <= self._kept.sent_before, self._kept.lost.get(sequence, 0)
+        now_ns = self._sessions.clock.unix_ns()
+        while not await publisher.publish_batch(data, sequence, now_ns, again=again, lost=lost):
             await self._wait()
         self._sessions.batches += 1
         return repeated
@@ -221,6 +250,16 @@ class GatewaySession:
         sent, self._sent = self._sent, False
         if not sent and self.current:
             await self.publisher.report()
+
+    def end_if_lost(self) -> None:
+        """End the stream if a batch was lost: only the agent has it, and sends what is not stored again."""
+        now_s, publisher = asyncio.get_running_loop().time(), self.publisher
+        if not self.current:
+            return
+        if publisher.waiting_messages and now_s >= publisher.due_again_s + _PATIENCE_S:
+            publisher.end("NATS: the stream does not acknowledge what is published.")
+        elif self._kept.find_lost(now_s):
+            publisher.end("NATS lost batches: the agent sends them again.")
 
     def close(self, *, newest: bool) -> None:  # noqa: ARG002  (each session has its own subject)
         self._sessions.forget(self)
@@ -247,11 +286,17 @@ class GatewaySession:
 
     def _sender(self, first_sequence: int) -> Hello:
         now_ns = self._sessions.clock.unix_ns()
-        return replace(self._hello, first_sequence=first_sequence, sent_unix_ns=now_ns)
+        return replace(
+            self._hello, first_sequence=first_sequence, sent_unix_ns=now_ns, keeps_until_stored=True
+        )
 
     def _receive(self, message: AggregatorMessage | None) -> None:
         match message:
+            case Stored():
+                self._kept.stored(message)
+                self._changed()
             case Welcome():
+                self._kept.welcomed(message)
                 if not self._welcome.done():
                     self._welcome.set_result(message)
                 elif message.renew_identity:

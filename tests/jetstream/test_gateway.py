@@ -16,7 +16,7 @@ from jetstream.support import WAIT_S, aggregator, stored_steps, until
 
 from perfd.agent.collection.batcher import Batcher
 from perfd.agent.spool.spool import Spool
-from perfd.agent.uplink import GrpcUplink
+from perfd.agent.uplink import GrpcUplink, unstored_batches
 from perfd.aggregator import Aggregator
 from perfd.clock import SystemClock
 from perfd.config import GatewayConfig, NatsGatewayConfig, UplinkConfig
@@ -158,6 +158,33 @@ def test_kills_of_gateway_and_server_lose_and_repeat_nothing(tmp_path: Path, ser
             assert agent.uplink.wait_acknowledged(last, WAIT_S)
         assert until(lambda: stored_steps(history, agent.job) == list(range(1, last + 1)))
         assert running.state.counters.lost_batches == 0
+
+
+def test_batches_that_the_stream_lost_are_sent_again_by_the_agent(
+    tmp_path: Path, server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_AGAIN_AFTER_S", "_NEWEST_AGAIN_AFTER_S", "_OTHERS_AGAIN_AFTER_S"):
+        monkeypatch.setattr(unstored_batches, name, getattr(unstored_batches, name) / 30)
+
+    async def messages(js: Any) -> int:
+        return int((await js.stream_info("perfd")).state.messages)
+
+    async def purge(js: Any) -> None:
+        await js.purge_stream("perfd")
+
+    history = tmp_path / "history.sqlite"
+    with aggregator(history, server.address) as running:
+        assert until(lambda: running._nats is not None and running._nats.progress.reading)
+    with a_gateway(server) as gateway, streaming(tmp_path / "spool", gateway) as agent:
+        first = agent.produce(20)
+        assert until(lambda: server.ask(messages) >= first)
+        # What only the stream has stays in the spool.
+        assert not agent.uplink.wait_acknowledged(1, 1.0)
+        server.ask(purge)
+        with aggregator(history, server.address):
+            last = agent.produce(5)
+            assert until(lambda: stored_steps(history, agent.job) == list(range(1, last + 1)))
+            assert until(lambda: agent.spool.stats().batches == 0)
 
 
 def test_a_capture_is_requested_and_reported_through_the_gateway(tmp_path: Path, server: NatsServer) -> None:

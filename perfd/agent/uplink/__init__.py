@@ -4,6 +4,7 @@ from perfd.agent.uplink.grpc_uplink import GrpcUplink
 from perfd.agent.uplink.nats_publisher import NatsPublisher, new_session
 from perfd.agent.uplink.nats_uplink import NatsUplink
 from perfd.agent.uplink.partition_routes import PartitionRoutes
+from perfd.agent.uplink.unstored_batches import UnstoredBatches
 from perfd.agent.uplink.uplink import Uplink, UplinkState
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "NatsPublisher",
     "NatsUplink",
     "PartitionRoutes",
+    "UnstoredBatches",
     "Uplink",
     "UplinkState",
     "new_session",

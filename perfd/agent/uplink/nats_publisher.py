@@ -157,11 +157,12 @@ class NatsPublisher:
         await self.publish(self._hello(self.acknowledged_sequence + 1))
 
     async def publish_batch(
-        self, payload: bytes, sequence: int, sent_unix_ns: int, *, again: bool = False
+        self, payload: bytes, sequence: int, sent_unix_ns: int, *, again: bool = False, lost: int = 0
     ) -> bool:
         """Publish a batch, `again` if it may have been; False if those before it have to be acknowledged.
 
-        That is so after a gap: the agent dropped batches, as the sender states.
+        That is so after a gap: the agent dropped batches, as the sender states. `lost` is how often it was
+        acknowledged and not stored: the stream must not take it for a repeat.
         """
         if sequence > self.sent_sequence + 1:
             if self._waiting:
@@ -174,7 +175,7 @@ class NatsPublisher:
         to = self._subjects()
         self._note_published(sequence, to)
         for subject in to:
-            await self._publish(subject, payload, sequence, again=again)
+            await self._publish(subject, payload, sequence, again=again, lost=lost)
         self.sent_sequence = sequence
         return True
 
@@ -193,7 +194,14 @@ class NatsPublisher:
         return subjects.to_partition(self._config.cluster, partition, partitions, self._node)
 
     async def _publish(
-        self, subject: str, payload: bytes, sequence: int | None, *, again: bool = False, overdue: int = 0
+        self,
+        subject: str,
+        payload: bytes,
+        sequence: int | None,
+        *,
+        again: bool = False,
+        overdue: int = 0,
+        lost: int = 0,
     ) -> None:
         first = sequence if overdue else self._first_waiting(subject)
         if first is None:
@@ -220,7 +228,7 @@ class NatsPublisher:
             reply=f"{self._answers}.ack.{self._published}",
             headers=None
             if sequence is None
-            else {"Nats-Msg-Id": _message_id(sender, sequence, subject, overdue)},
+            else {"Nats-Msg-Id": _message_id(sender, sequence, subject, overdue or lost)},
         )
 
     def _first_waiting(self, subject: str | None = None) -> int | None:

@@ -45,6 +45,9 @@ class UnstoredBatches:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __contains__(self, sequence: int) -> bool:
+        return sequence in self._waiting
+
     @property
     def stored_sequence(self) -> int:
         """Up to which all that was published is stored."""
