@@ -38,7 +38,7 @@ PROCESSES := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)); echo $$((n <
 IN_PARALLEL := -n $(PROCESSES) --dist worksteal
 
 test: $(VENV)/.installed-dev ## Run the tests that need no services, without the slow ones
-	@echo "About 11,000 tests, 5 to 12 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
+	@echo "About 11,000 tests, 5 minutes of processor time. Slow tests: make test-slow. Real services: make test-system."
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
 
 # Tests of a file share recordings and services, and run in one process (tests/conftest.py). Property tests run again,

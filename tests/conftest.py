@@ -85,6 +85,7 @@ LONG_S = {
     "image": 388,
     "tests/exporters/test_mlflow_real.py": 272,
     "tests/capture/test_kineto_torch.py": 210,
+    "tests/training_log/test_properties.py": 200,
     "tests/exporters/test_wandb_real.py": 142,
     "tests/jetstream/test_kills.py": 114,
     "tests/deploy/test_packaging.py": 104,
