@@ -102,7 +102,9 @@ class NatsConnector:
                 ended(_sentence(error))
 
         async def closed() -> None:
-            ended(_sentence(client.last_error) if client.last_error else "The connection to NATS ended.")
+            # That of a server that does not answer says nothing about the one that is tried next.
+            if connected:
+                ended(_sentence(client.last_error) if client.last_error else "The connection to NATS ended.")
 
         client = Client()
         try:

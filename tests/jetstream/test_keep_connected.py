@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from perfd.config import NatsConfig
 from perfd.errors import PerfdError
 from perfd.net import NatsConnector
+from tests.support.nats_server import NatsServer
+from tests.support.services import free_port
 
 
 class Client:
@@ -115,3 +118,23 @@ def test_what_a_cancellation_ends_has_its_connection_until_it_is_done() -> None:
 
     assert open_at_end == [True]
     assert connector.clients[0].closed
+
+
+@pytest.mark.system
+def test_a_server_that_is_gone_does_not_end_the_connection_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.sample", lambda servers, _count: list(servers))
+
+    async def connecting(address: str) -> list[str]:
+        gone = f"nats://127.0.0.1:{free_port()}"
+        connector = NatsConnector(NatsConfig(servers=[gone, address]), key="nats", name="test")
+        reasons: list[str] = []
+        client = await connector.connect(inbox="_INBOX_test", ended=reasons.append)
+        await client.flush()
+        found = list(reasons)
+        await client.close()
+        return found
+
+    with NatsServer(tmp_path) as server:
+        assert asyncio.run(connecting(server.address)) == []
