@@ -128,8 +128,9 @@ def test_the_source_of_steps_is_known_and_whether_they_may_be_micro_batches(step
     assert newest - 4 / 0.25 * pace.per_step <= pace.row_end_sequence <= newest
 
 
-@pytest.mark.parametrize(("micro_batches", "known"), [(64, True), (65, False)])
-def test_a_step_has_at_most_64_micro_batches(micro_batches, known):
+@pytest.mark.parametrize(("micro_batches", "per_step"), [(64, 64), (65, 1)])
+def test_a_step_has_at_most_64_micro_batches(micro_batches, per_step):
+    """A number that is reduced more rarely may be that of an evaluation: what repeats may be a micro-batch."""
     one = [
         ("world", "AllGather", 64 * MB),
         ("world", "ReduceScatter", 32 * MB),
@@ -139,7 +140,10 @@ def test_a_step_has_at_most_64_micro_batches(micro_batches, known):
     for second in range(60):
         for times in rank.second(second):
             steps.put(times)
-    assert (steps.pace is not None) is known
+    assert steps.pace is not None
+    assert not steps.pace.certain
+    operations = {"AllGather": 1, "ReduceScatter": 2}
+    assert steps.pace.per_step == per_step * operations[steps.pace.operation]
 
 
 def test_what_the_job_did_before_it_trained_does_not_matter():

@@ -104,6 +104,7 @@ class OperationStepRows:
         together = self._together() if len(self._lines) >= _FEWEST_LINES else None
         if together == 1:
             self._as_the_log = True
+            self._found.settle()
         elif together is not None and together > 1:
             self._lines.clear()
             self._found.take_together(round(together))

@@ -39,6 +39,9 @@ _WHOLE_RATIO = 0.1
 """Of a step's bytes, by which its two parts may seem more or less than that. Chosen."""
 _REPEATS_IN_DOUBT = 24
 """Before a micro-batch counts as a step for want of anything better; fewer if no more can be held."""
+_REPEATS_TO_RECOUNT = _HELD_PAUSES
+"""What has not shown by then, in as many pauses as are compared, comes from something else: a loader that is
+slow for a while looks like steps of 10 micro-batches where a loop waits for its GPU every 10 to print."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +107,14 @@ class ExactSteps:
         """Operations of the repeats so far."""
         self._begun_ratio = 0.0
         """What had moved of the next step where the first row began."""
+        self._settled = False
+        """Whether the job's log counts as this does."""
         self._held = NewestColumns(4, _HELD_PAUSES)
         """Of the newest repeats: operations until then, begin, end and lead of the pause after it."""
+
+    def settle(self) -> None:
+        """The job's log counts the same steps: pauses no longer change the count."""
+        self._settled = True
 
     def look(
         self,
@@ -131,7 +140,11 @@ class ExactSteps:
         self._large = cycle.large
         cuts = self._cuts(operations, cycle)
         found, last, doubt = self._of_step(cuts, pace, gathers, others)
-        marked = pace.sharded or pace.by_log or pace.numbered
+        if self._keeps_count(found, cycle):
+            (found, last), doubt = self._placed(cuts, self.repeats), self.doubt
+        if self._settled:
+            doubt = None
+        marked = pace.sharded or pace.by_log or pace.numbered or self._settled
         if not marked and _come_at_once(operations, cuts, cycle.large):
             doubt = StepDoubt.ROUNDS
         few = len(cuts) < _REPEATS_IN_DOUBT and not self.stream.full and not ended
@@ -146,6 +159,12 @@ class ExactSteps:
         rows = self._rows(job, ends, cycle, found or 1, ended=ended)
         self.pauses = self._pauses(ends)
         return FoundSteps(rows, anew=anew)
+
+    def _keeps_count(self, found: int | None, cycle: Cycle) -> bool:
+        """Whether another count comes too late to be that of the steps so far."""
+        if self.newest is None or (found or 1) == (self.repeats or 1):
+            return False
+        return self._settled or self.stream.seen >= _REPEATS_TO_RECOUNT * cycle.operations
 
     def _began_alike(self, cycle: Cycle) -> bool:
         """Whether what repeated before was a part of this: this repeats since the first operation."""

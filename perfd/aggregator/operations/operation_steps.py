@@ -49,10 +49,9 @@ _NUMBERS = 2048
 _WHOLE_RATIO = 0.05
 """How far from a whole number the micro-batches of a step may seem, besides one operation more or less."""
 _MOST_MICRO_BATCHES = 64
-"""Of one step; of a larger number it is not clear whether it is a step. Chosen."""
+"""Of one step; scalars that are rarer are those of evaluations, or losses to print. Chosen."""
 _MOST_PASSES = 4
-"""Of a step that reduces several times and does something else once, as contrastive losses exchange
-embeddings: no job is known that evaluates or saves each fourth step or more often."""
+"""Of a step that does something else once, as contrastive losses do: no job evaluates each fourth step."""
 _SLOWER = 1.5
 """Repeats per scalar above which these are not one per repeat."""
 _NOTHING = FoundSteps()
@@ -100,6 +99,11 @@ class OperationSteps:
             exact=mark.exact,
             pauses=self._exact.pauses if mark.exact and self._exact is not None else None,
         )
+
+    def settle(self) -> None:
+        """The job's log counts the steps shown so far as they are."""
+        if self._exact:
+            self._exact.settle()
 
     def take_together(self, steps: int) -> None:
         """Count this many of the steps shown so far as one, as the job's log does.
@@ -286,22 +290,18 @@ class OperationSteps:
     def _pace(self, now_unix_ns: int) -> StepPace | None:
         """The stream that shows steps, and how many of its operations a step has."""
         streams = [one for one in self._streams.values() if now_unix_ns - one.newest_unix_ns < SILENT_NS]
-        cycles = [
-            (stream, cycle)
-            for stream in streams
-            if (cycle := stream.repeat()) and cycle.size_bytes > _SCALAR_BYTES
-        ]
+        cycles = [(one, cycle) for one in streams if (cycle := one.repeat())]
+        cycles = [one for one in cycles if one[1].size_bytes > _SCALAR_BYTES]
         # What a pipeline hands on may be larger than what ends its steps.
         cycles = [one for one in cycles if one[0].operation != RECEIVE] or cycles
-        paced = self._paced.stream if self._paced is not None else None
+        paced = self._paced and self._paced.stream
         # What sizes show, pauses need not.
         cycles = [one for one in cycles if not one[1].by_pauses] or [
             one for one in cycles if one[0] is paced or self._agreed(one[0])
         ]
         if not cycles:
             return None
-        mark = self._mark
-        current = mark.stream if mark is not None else None
+        current = (mark := self._mark) and mark.stream
         # Gathers of parameters are as large as the reductions of gradients that end a step.
         stream, cycle = max(
             cycles,
@@ -362,9 +362,9 @@ class OperationSteps:
     def _sharded_pace(self, stream: OperationStream, cycle: Cycle) -> StepPace | None:
         """How many repeats a step has; None while that is not clear."""
         ratios = self._scalars(stream, cycle)
-        slower = [(ratio, count) for ratio, count in ratios if ratio > _SLOWER]
+        slower = [one for one in ratios if one[0] > _SLOWER and round(one[0]) <= _MOST_MICRO_BATCHES]
         if not slower:
-            once = stream.operation in _SHARDED and any(ratio > 1 / _SLOWER for ratio, _ in ratios)
+            once = stream.operation in _SHARDED and any(1 / _SLOWER < one <= _SLOWER for one, _ in ratios)
             return StepPace(stream, cycle, 1 if once else None)
         whole = [round(ratio) for ratio, count in slower if _is_whole(ratio, count)]
         return StepPace(stream, cycle, max(whole)) if whole else None
@@ -385,8 +385,8 @@ class OperationSteps:
 
 def _may_show_better(streams: Sequence[OperationStream]) -> bool:
     """Whether what ends steps, such as a reduction of gradients, has only not repeated often enough yet."""
-    held = [one.sizes for one in streams if one.operation not in _HANDED_ON]
-    largest = [(sizes, float(sizes.max(initial=0.0))) for sizes in held]
+    held = (one.sizes for one in streams if one.operation not in _HANDED_ON)
+    largest = ((sizes, float(sizes.max(initial=0.0))) for sizes in held)
     return any(size > _SCALAR_BYTES and (sizes == size).sum() < _REPEATS_AWAITED for sizes, size in largest)
 
 
@@ -395,5 +395,4 @@ def _are_scalars(sizes: Floats) -> bool:
 
 
 def _is_whole(ratio: float, count: int) -> bool:
-    nearest = round(ratio)
-    return nearest <= _MOST_MICRO_BATCHES and abs(ratio - nearest) <= (_WHOLE_RATIO + 1 / count) * nearest
+    return abs(ratio - round(ratio)) <= (_WHOLE_RATIO + 1 / count) * round(ratio)

@@ -94,6 +94,8 @@ class OperationStream:
     """Where the report before the newest one ended."""
     alike: bool = False
     """Whether the operations that repeat were all of one size at the newest search."""
+    in_breaks: bool = False
+    """Whether its operations came in breaks of what shows steps, as an evaluation's do."""
     repeats_of_step: int = 1
     """How many repeats of its sizes are a step, by the job's log."""
     _numbered: bool = False
@@ -236,11 +238,12 @@ class OperationStream:
         return float(mine / cycle.large / (theirs * other._stride))
 
     def interrupted_by(self, other: OperationStream, cycle: Cycle) -> bool:
-        """Whether operations of another stream come in breaks that are longer than a repeat."""
-        operations = self.repeating(cycle)
-        if operations is None:
-            return False
-        return come_in_breaks(operations.start_us, operations.end_us, other.newest_spans_us()[0], cycle.large)
+        """Whether another's operations come in breaks longer than a repeat, or did when they came last."""
+        if (mine := self.repeating(cycle)) is not None:
+            starts_us = other.newest_spans_us()[0]
+            shown = come_in_breaks(mine.start_us, mine.end_us, starts_us, cycle.large)
+            other.in_breaks = other.in_breaks if shown is None else shown
+        return other.in_breaks
 
     def repeat(self) -> Cycle | None:
         """What of it repeats; None without that."""

@@ -158,15 +158,20 @@ def repeats_between(starts_us: Floats, others_us: Floats, period: int) -> int:
     return repeats if repeats <= _MOST_MICRO_BATCHES else 1
 
 
-def come_in_breaks(starts_us: Floats, ends_us: Floats, others_us: Floats, period: int) -> bool:
-    """Whether others, begun at (m,) times, come in pauses that last longer than `period` operations take."""
+def come_in_breaks(starts_us: Floats, ends_us: Floats, others_us: Floats, period: int) -> bool | None:
+    """Whether others, begun at (m,) times, come in pauses that last longer than `period` operations take.
+
+    None where none comes between the (n,) operations, or these are too few.
+    """
     if len(starts_us) <= period:
-        return False
+        return None
     usual_us = float(median(starts_us[period:] - starts_us[:-period]))
     within = others_us[(others_us >= starts_us[0]) & (others_us < starts_us[-1])]
+    if not len(within):
+        return None
     place = np.searchsorted(starts_us, within, side="right")
     pauses_us = starts_us[place] - ends_us[place - 1]
-    return bool(len(place)) and float(median(pauses_us)) > usual_us
+    return float(median(pauses_us)) > usual_us
 
 
 def _may_stand_out(ordered_us: Floats, count: int, least_us: float) -> bool:
