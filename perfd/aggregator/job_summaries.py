@@ -13,10 +13,18 @@ from perfd.aggregator.failures import Part
 from perfd.aggregator.jobs import JobEnd, JobState
 from perfd.aggregator.state import AggregatorState, all_compute, job_data
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, counted_gpus, next_turn
-from perfd.analysis.data.job_data import GpuTable, JobData
+from perfd.analysis.data.job_data import GpuTable, JobData, StepTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobPast, JobSummary, summarise, with_alerts
 from perfd.analysis.diagnosis.unknown_summaries import failed_summary
-from perfd.analysis.findings import FaultHistory, Finding, Moment, Verdict, steady_verdict
+from perfd.analysis.findings import (
+    FaultHistory,
+    Finding,
+    LastingFault,
+    Moment,
+    Verdict,
+    steady_verdict,
+    with_lasting_fault,
+)
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import StepTimeChange, step_time_change
 from perfd.clock import Clock
@@ -35,6 +43,9 @@ _OLDEST_ASKED_S = 4.0
 
 _IDLE_S = 60.0
 """Without a line, a step or an operation for longer, the activity of a job's GPUs is looked at. Chosen."""
+
+_NEWEST_STEPS, _FEWEST_LINES = 8, 3
+"""Whose median is the current pace: of a few, one may be an evaluation. Chosen."""
 
 _NO_ORIGIN = JobOrigin(job="")
 
@@ -113,6 +124,8 @@ class JobSummaries:
         self._verdicts: dict[str, Verdict] = {}
         self._found: dict[str, Sequence[Finding]] = {}
         """By job, in the newest round, before an earlier headline was held."""
+        self._lasting: dict[str, LastingFault | None] = {}
+        """By job, what began while it ran and goes on."""
         self._faults: dict[str, FaultHistory] = {}
         self._changes: dict[str, tuple[Key, StepTimeChange | None]] = {}
         """By job; the key is that of the numbers that it belongs to."""
@@ -187,7 +200,7 @@ class JobSummaries:
             if derived is None:
                 return None
             if derived is not known:
-                self._found[job] = derived.summary.findings
+                self._found[job] = self._with_lasting_fault(job, derived, now_unix_s)
             elif not self._verdicts[job].pending:
                 return derived
             steady = replace(derived, summary=self._steadied(job, derived.summary, now_unix_s))
@@ -275,10 +288,23 @@ class JobSummaries:
             self._whole.known.pop(name, None)
             self._verdicts.pop(name, None)
             self._found.pop(name, None)
+            self._lasting.pop(name, None)
             self._faults.pop(name, None)
             self._changes.pop(name, None)
             self._looked_s.pop(name, None)
             self._gpus.pop(name, None)
+
+    def _with_lasting_fault(self, job: str, derived: Derived, now_unix_s: float) -> Sequence[Finding]:
+        """What a round found, with the fault that goes on though its evidence is of long ago."""
+        newest_s = _newest_step_s(derived.data.steps)
+        self._lasting[job], found = with_lasting_fault(
+            self._lasting.get(job),
+            derived.summary.findings,
+            unix_s=now_unix_s,
+            step=derived.summary.steps.last,
+            newest_step_s=newest_s,
+        )
+        return found
 
     def _steadied(self, job: str, summary: JobSummary, now_unix_s: float) -> JobSummary:
         """The summary with the headline of earlier rounds, until another one has lasted."""
@@ -339,6 +365,14 @@ class JobSummaries:
         nodes = [self._fleet.nodes[name] for name in job.nodes if name in self._fleet.nodes]
         samples = 0 if job.ended else sum(node.readings.gpu_tables for node in nodes)
         return (id(job), job.version, samples, sum(node.version for node in nodes))
+
+
+def _newest_step_s(steps: StepTable) -> float | None:
+    """The median of the newest lines; None if none has a time."""
+    lines = int(np.searchsorted(steps.steps_covered[::-1].cumsum(), _NEWEST_STEPS)) + 1
+    newest_s = steps.step_time_s[-max(lines, _FEWEST_LINES) :]
+    newest_s = newest_s[np.isfinite(newest_s)]
+    return float(np.median(newest_s)) if len(newest_s) else None
 
 
 def _without_samples(data: JobData) -> JobData:

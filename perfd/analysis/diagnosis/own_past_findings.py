@@ -41,6 +41,7 @@ def by_own_past(facts: JobEvidence, slow: SlowRank) -> Finding | None:
         ],
         gain_ratio=slow.gain_ratio,
         step_s=slow.since_s,
+        longer_for_s=slow.longer_for_s,
     )
 
 
@@ -86,6 +87,7 @@ def by_own_gpu(facts: JobEvidence) -> Finding | None:
         ],
         gain_ratio=longer.gain_ratio,
         step_s=longer.since_s,
+        longer_for_s=longer.longer_for_s,
     )
 
 
@@ -247,7 +249,13 @@ def _reader_role(rank: int, evidence: list[str], *, since: SlowRank | StallingRa
 
 
 def _one_rank(
-    rank: int, *, confidence: float, evidence: list[str], gain_ratio: float | None, step_s: float
+    rank: int,
+    *,
+    confidence: float,
+    evidence: list[str],
+    gain_ratio: float | None,
+    step_s: float,
+    longer_for_s: float | None = None,
 ) -> Finding:
     """That one rank is late, by what is known of it alone."""
     return Finding(
@@ -258,4 +266,5 @@ def _one_rank(
         advice=advice.late_rank(rank),
         gain_ratio=gain_ratio,
         step_s=step_s,
+        longer_for_s=longer_for_s,
     )

@@ -16,6 +16,7 @@ from perfd.analysis.findings.framework_options import (
     unset_options,
 )
 from perfd.analysis.findings.headline_hysteresis import Moment, Verdict, steady_verdict
+from perfd.analysis.findings.lasting_fault import LastingFault, with_lasting_fault
 
 __all__ = [
     "FAULTS",
@@ -25,6 +26,7 @@ __all__ = [
     "FaultPeriod",
     "Finding",
     "Kind",
+    "LastingFault",
     "Moment",
     "OptionsOf",
     "Software",
@@ -39,4 +41,5 @@ __all__ = [
     "software_of",
     "steady_verdict",
     "unset_options",
+    "with_lasting_fault",
 ]

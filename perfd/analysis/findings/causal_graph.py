@@ -79,20 +79,32 @@ EXPLAINS: Mapping[Kind, Mapping[Kind, SymptomPart]] = {
 
 def ranked(findings: Sequence[Finding]) -> list[Finding]:
     """The root causes, the one to act on first at the front; what they explain is in their `effects`."""
-    causes = [_cause_of(symptom, findings) for symptom in findings]
+    causes = [cause_of(symptom, findings) for symptom in findings]
     effects: list[list[Effect]] = [[] for _ in findings]
     longer = list(findings)
     for symptom, direct in zip(findings, causes, strict=True):
         if direct is not None:
             root = _root(direct, causes)
             effects[root].append(_effect(findings[direct], symptom))
-            longer[root] = symptom if longer[root].longer_for_s is None else longer[root]
+            if longer[root].since_step is None and symptom.longer_for_s is not None:
+                longer[root] = symptom
     roots = [
         replace(_with_effects(root, found), longer_for_s=since.longer_for_s, since_step=since.since_step)
         for root, found, since, cause in zip(findings, effects, longer, causes, strict=True)
         if cause is None
     ]
-    return sorted(roots, key=_order)
+    return sorted(roots, key=acting_order)
+
+
+def acting_order(finding: Finding) -> tuple[bool, bool, bool, float]:
+    """What hangs, then other jobs on its GPUs, then by what there is to gain weighed by how sure that is.
+
+    What is broken weighs more.
+    """
+    gain = finding.gain_ratio
+    weight = finding.confidence * (_FAULT_WEIGHT if finding.kind in FAULTS else 1.0)
+    own = finding.kind is not Kind.GPU_CONTENTION
+    return finding.kind is not Kind.HANG, own, gain is None, -weight * (gain or 0.0)
 
 
 def computation_leads(roots: Sequence[Finding], computation: Finding) -> bool:
@@ -135,7 +147,7 @@ def _explainable(symptom: Finding, part: SymptomPart) -> float | None:
     return gain - waiting if part is SymptomPart.MOVING else waiting
 
 
-def _cause_of(symptom: Finding, findings: Sequence[Finding]) -> int | None:
+def cause_of(symptom: Finding, findings: Sequence[Finding]) -> int | None:
     """The place of the finding that explains most of it; None where what is left weighs more than that."""
     best, most = None, 0.0
     for place, cause in enumerate(findings):
@@ -180,14 +192,3 @@ def _with_effects(root: Finding, found: Sequence[Effect]) -> Finding:
         if not effect.evidence or effect.unexplained_ratio or not said.issuperset(effect.evidence)
     ]
     return replace(root, effects=tuple(news), gain_ratio=gain)
-
-
-def _order(finding: Finding) -> tuple[bool, bool, bool, float]:
-    """What hangs, then other jobs on its GPUs, then by what there is to gain weighed by how sure that is.
-
-    What is broken weighs more.
-    """
-    gain = finding.gain_ratio
-    weight = finding.confidence * (_FAULT_WEIGHT if finding.kind in FAULTS else 1.0)
-    own = finding.kind is not Kind.GPU_CONTENTION
-    return finding.kind is not Kind.HANG, own, gain is None, -weight * (gain or 0.0)

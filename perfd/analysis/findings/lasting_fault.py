@@ -1,0 +1,125 @@
+"""A fault that began while the job ran is found for as long as steps stay as long as it made them.
+
+Where no other rank has the same work, a slow rank or slow loaders show by the steps before: all others wait
+for longer than then. Windows of steps are short, and once those before have left them no round finds the
+fault, though it goes on, for hours perhaps. It is over once steps are nearer to what they took before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perfd.analysis.findings.causal_graph import acting_order, cause_of, explains
+from perfd.analysis.findings.finding import Finding
+from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
+from perfd.formatting import duration
+
+_KINDS = frozenset({Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.DATA_LOADING, Kind.HOST_CONTENTION})
+_NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}
+_LEAST_CONFIDENCE = 0.6
+"""Of what is said long after it was seen: that which is measured in part, at least."""
+_LEAST_S = 5.0
+"""Rounds that found it for less may have been wrong: the cause of a change is clear within this. Chosen."""
+_SAME_CHANGE_STEPS = 4
+"""Steps between which two findings see one change. Chosen."""
+_AS_MUCH = 0.5
+"""Of its cost, from which on another rank that is blamed takes its place. Chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastingFault:
+    """What rounds found by the steps before it."""
+
+    finding: Finding
+    """As found last."""
+    began_unix_s: float
+    """When rounds found it first, and last."""
+    seen_unix_s: float
+
+    @property
+    def before_s(self) -> float:
+        """A step before it."""
+        return (self.finding.step_s or 0.0) * (1 - (self.finding.gain_ratio or 0.0))
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether rounds found it for long enough."""
+        return self.seen_unix_s - self.began_unix_s >= _LEAST_S
+
+
+def with_lasting_fault(
+    prior: LastingFault | None,
+    found: Sequence[Finding],
+    *,
+    unix_s: float,
+    step: int | None,
+    newest_step_s: float | None,
+) -> tuple[LastingFault | None, Sequence[Finding]]:
+    """The fault that lasts after this round, and its findings with it, the one to act on first at the front.
+
+    `step` is the newest step and `newest_step_s` what the newest steps take; None where they are unknown.
+    """
+    fresh = next((one for one in found if _by_steps_before(one)), None)
+    if fresh is not None and not _is_effect_of(prior, fresh):
+        again = prior is not None and _is_same(prior.finding, fresh)
+        began_unix_s = prior.began_unix_s if again and prior is not None else unix_s
+        return LastingFault(finding=fresh, began_unix_s=began_unix_s, seen_unix_s=unix_s), found
+    if prior is None or not prior.is_sure or _is_over(prior, found, step, newest_step_s):
+        return None, found
+    if newest_step_s is None or any(_is_same(prior.finding, one) for one in found):
+        return prior, found
+    still = _lasting(prior, unix_s, newest_step_s)
+    others = [one for one in found if one.kind not in _NO_CAUSE and cause_of(one, [still]) is None]
+    return prior, sorted((still, *others), key=acting_order)
+
+
+def _by_steps_before(finding: Finding) -> bool:
+    known = finding.longer_for_s is not None and finding.gain_ratio is not None and finding.step_s is not None
+    sure = finding.confidence >= _LEAST_CONFIDENCE and not finding.may_be_over
+    return finding.kind in _KINDS and known and sure
+
+
+def _is_effect_of(prior: LastingFault | None, fresh: Finding) -> bool:
+    """Whether a round sees less of the same change: that hosts are late, and not why."""
+    if prior is None or not prior.is_sure or _is_same(prior.finding, fresh):
+        return False
+    since = prior.finding.since_step, fresh.since_step
+    apart = 0 if None in since else abs((since[0] or 0) - (since[1] or 0))
+    return apart <= _SAME_CHANGE_STEPS and explains(prior.finding, fresh)
+
+
+def _is_over(
+    prior: LastingFault, found: Sequence[Finding], step: int | None, newest_step_s: float | None
+) -> bool:
+    cause = prior.finding
+    if step is not None and cause.since_step is not None and step < cause.since_step:
+        # The job began anew.
+        return True
+    if newest_step_s is not None and newest_step_s <= (prior.before_s + (cause.step_s or 0.0)) / 2:
+        return True
+    least = _AS_MUCH * (cause.gain_ratio or 0.0)
+    return any(
+        one.culprits and not _is_same(cause, one) and (one.gain_ratio or 0.0) >= least
+        for one in found
+        if one.kind is Kind.STRAGGLER
+    )
+
+
+def _lasting(prior: LastingFault, unix_s: float, newest_step_s: float) -> Finding:
+    """The finding with what it cost when it was found, of a step that may be longer yet for other reasons."""
+    cause = prior.finding
+    found_s = cause.step_s or 0.0
+    step_s = max(newest_step_s, found_s)
+    still = f"The steps before are long ago, and steps still take {duration(newest_step_s)}."
+    return replace(
+        cause,
+        evidence=(*cause.evidence, still),
+        gain_ratio=(found_s - prior.before_s) / step_s,
+        step_s=step_s,
+        longer_for_s=(cause.longer_for_s or 0.0) + unix_s - prior.seen_unix_s,
+    )
+
+
+def _is_same(one: Finding, other: Finding) -> bool:
+    return (one.kind, one.culprits) == (other.kind, other.culprits)

@@ -1,0 +1,122 @@
+"""A fault that began while the job ran stays found for as long as steps are as long as it made them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import pytest
+
+from perfd.analysis.findings import Culprit, Finding, Kind, LastingFault, with_lasting_fault
+
+BEFORE_S, SINCE_S = 0.3, 0.4
+GAIN = 1 - BEFORE_S / SINCE_S
+NOTHING = Finding(kind=Kind.NONE, confidence=0.4)
+HOST = Finding(kind=Kind.HOST_BOUND, confidence=0.4, gain_ratio=0.1)
+LOADING = Finding(
+    kind=Kind.DATA_LOADING,
+    confidence=0.6,
+    gain_ratio=GAIN,
+    step_s=SINCE_S,
+    longer_for_s=2.0,
+    since_step=100,
+    evidence=("Steps take 400 ms since step 100.",),
+)
+
+
+def slow(rank: int, *, gain: float = GAIN, longer_for_s: float | None = 2.0) -> Finding:
+    return Finding(
+        kind=Kind.STRAGGLER,
+        confidence=0.6,
+        culprits=(Culprit(kind="rank", id=rank),),
+        gain_ratio=gain,
+        step_s=SINCE_S,
+        longer_for_s=longer_for_s,
+    )
+
+
+def played(
+    looks: Iterable[tuple[Sequence[Finding], float | None]], *, first_step: int = 100
+) -> list[Sequence[Finding]]:
+    """What is found at looks a second apart; each has a round's findings and the newest steps' time."""
+    prior: LastingFault | None = None
+    said = []
+    for at, (found, newest_s) in enumerate(looks):
+        prior, shown = with_lasting_fault(
+            prior, found, unix_s=1e9 + at, step=first_step + 3 * at, newest_step_s=newest_s
+        )
+        said.append(shown)
+    return said
+
+
+@pytest.mark.parametrize("fault", [LOADING, slow(1)])
+def test_it_is_found_for_an_hour_after_the_steps_before_have_left_all_windows(fault: Finding) -> None:
+    said = played([([fault], SINCE_S)] * 6 + [([NOTHING], SINCE_S)] * 3600)
+    for shown in said[6:]:
+        (head,) = shown
+        assert (head.kind, head.culprits, head.may_be_over) == (fault.kind, fault.culprits, False)
+        assert head.gain_ratio == pytest.approx(GAIN)
+    assert said[-1][0].longer_for_s == pytest.approx(2.0 + 3600)
+    assert said[-1][0].evidence[-1].endswith("steps still take 400.0 ms.")
+
+
+def test_it_is_over_with_steps_nearer_to_those_before() -> None:
+    middle_s = (BEFORE_S + SINCE_S) / 2
+    looks = [([LOADING], SINCE_S)] * 6 + [([NOTHING], middle_s + 0.001)]
+    assert played(looks)[-1][0].kind is Kind.DATA_LOADING
+    assert played([*looks, ([NOTHING], middle_s - 0.001), ([NOTHING], SINCE_S)])[-2:] == [[NOTHING]] * 2
+
+
+def test_what_rounds_found_for_less_than_five_seconds_does_not_last() -> None:
+    assert played([([LOADING], SINCE_S)] * 5 + [([NOTHING], SINCE_S)])[-1] == [NOTHING]
+    assert played([([LOADING], SINCE_S)] * 6 + [([NOTHING], SINCE_S)])[-1][0].kind is Kind.DATA_LOADING
+
+
+def test_what_peers_or_timers_show_is_over_when_they_no_longer_do() -> None:
+    by_peers = slow(1, longer_for_s=None)
+    assert played([([by_peers], SINCE_S)] * 9 + [([NOTHING], SINCE_S)])[-1] == [NOTHING]
+
+
+def test_what_it_costs_is_what_it_added_to_a_step_that_other_things_make_longer_yet() -> None:
+    shown = played([([LOADING], SINCE_S)] * 6 + [([HOST], 2 * SINCE_S)])[-1]
+    assert shown[0].gain_ratio == pytest.approx((SINCE_S - BEFORE_S) / (2 * SINCE_S))
+    assert shown[0].step_s == 2 * SINCE_S
+
+
+def test_its_symptoms_are_no_problems_of_their_own_and_other_problems_stay() -> None:
+    other = Finding(kind=Kind.OPTIMIZER, confidence=0.8, gain_ratio=0.05)
+    costly = replace(other, kind=Kind.COMMUNICATION, gain_ratio=0.6)
+    assert [one.kind for one in played([([LOADING], SINCE_S)] * 6 + [([HOST, other], SINCE_S)])[-1]] == [
+        Kind.DATA_LOADING,
+        Kind.OPTIMIZER,
+    ]
+    shown = played([([slow(1)], SINCE_S)] * 6 + [([costly], SINCE_S)])[-1]
+    assert [one.kind for one in shown] == [Kind.STRAGGLER, Kind.COMMUNICATION]
+    shown = played([([LOADING], SINCE_S)] * 6 + [([costly], SINCE_S)])[-1]
+    assert [one.kind for one in shown] == [Kind.COMMUNICATION, Kind.DATA_LOADING]
+
+
+@pytest.mark.parametrize(("gain", "lasts"), [(0.13, False), (0.12, True)])
+def test_another_rank_that_costs_half_as_much_takes_its_place(gain: float, lasts: bool) -> None:
+    shown = played([([slow(1)], SINCE_S)] * 6 + [([slow(0, gain=gain, longer_for_s=None)], SINCE_S)])[-1]
+    assert ("rank 1" in [one.culprit_names for one in shown]) is lasts
+
+
+def test_late_hosts_of_the_same_change_do_not_replace_the_loaders_that_make_them_late() -> None:
+    late = replace(LOADING, kind=Kind.LATE_HOSTS)
+    kinds = [shown[0].kind for shown in played([([LOADING], SINCE_S)] * 6 + [([late], SINCE_S)] * 9)]
+    assert kinds == [Kind.DATA_LOADING] * 15
+    later = replace(late, since_step=105)
+    assert played([([LOADING], SINCE_S)] * 6 + [([later], SINCE_S)])[-1][0].kind is Kind.LATE_HOSTS
+
+
+def test_a_job_that_began_anew_has_no_fault_of_before() -> None:
+    prior = LastingFault(finding=LOADING, began_unix_s=0.0, seen_unix_s=60.0)
+    anew = with_lasting_fault(prior, [NOTHING], unix_s=70.0, step=3, newest_step_s=SINCE_S)
+    assert anew == (None, [NOTHING])
+
+
+def test_while_no_step_is_known_nothing_is_said_and_nothing_forgotten() -> None:
+    said = played([([LOADING], SINCE_S)] * 6 + [([NOTHING], None), ([NOTHING], SINCE_S)])
+    assert said[-2] == [NOTHING]
+    assert said[-1][0].kind is Kind.DATA_LOADING
