@@ -130,7 +130,7 @@ def test_the_source_of_steps_is_known_and_whether_they_may_be_micro_batches(step
 
 @pytest.mark.parametrize(("micro_batches", "per_step"), [(64, 64), (65, 1)])
 def test_a_step_has_at_most_64_micro_batches(micro_batches, per_step):
-    """A number that is reduced more rarely may be that of an evaluation: what repeats may be a micro-batch."""
+    """A number that is reduced more rarely may be an evaluation's: what repeats may be a micro-batch."""
     one = [
         ("world", "AllGather", 64 * MB),
         ("world", "ReduceScatter", 32 * MB),
