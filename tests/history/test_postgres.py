@@ -21,6 +21,7 @@ from history.support import DAY_S, Node, PostgresLocation, keep, step_rows, writ
 from perfd.aggregator.history import configured_history
 from perfd.aggregator.history.history_rows import rows
 from perfd.aggregator.history.postgres import PostgresDatabase, schema_version
+from perfd.aggregator.partition import Partition
 from perfd.config import HistoryConfig
 from perfd.doctor.node_probe import probe_history
 from perfd.errors import PerfdError
@@ -443,3 +444,19 @@ def test_synchronous_commit_cannot_be_off(cluster, postgres):
     database.open()
     assert database._connection.execute("SHOW synchronous_commit").fetchone() == ("on",)
     database.close()
+
+
+def test_a_holder_whose_lease_is_over_does_not_wait_for_a_later_one(cluster, postgres):
+    """Other partitions of its aggregator start after it."""
+
+    def partition(epoch: int, *, held: bool) -> Partition:
+        return Partition(number=1, count=2, epoch=epoch, held=lambda: held, serves=lambda: held)
+
+    config = HistoryConfig(url=cluster.url_of(postgres.database))
+    later = PostgresDatabase(config, start_wait_s=0.0, partition=partition(7, held=True))
+    later.open()
+    try:
+        with pytest.raises(PerfdError, match="lease 7"):
+            PostgresDatabase(config, start_wait_s=1e6, partition=partition(5, held=False)).open()
+    finally:
+        later.close()

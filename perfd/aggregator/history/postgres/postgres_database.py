@@ -100,6 +100,8 @@ class PostgresDatabase:
             schema=None if partition is None else f"perfd_{partition.number}",
         )
         self._start_wait_s = start_wait_s
+        # Others start after this one, and a later holder keeps the lock.
+        self._lease = partition
         self._connection: PostgresConnection | None = None
         self._generation: int | None = None
         """Counts the aggregators that have opened it; None before the first time."""
@@ -125,7 +127,7 @@ class PostgresDatabase:
             try:
                 return self._open()
             except (HistoryUnavailableError, HistoryLockedError) as error:
-                if monotonic() >= deadline_s:
+                if monotonic() >= deadline_s or not self._holds():
                     raise PerfdError(
                         f"The history at {self.place} cannot be used: {error} The aggregator does not start "
                         "without it; agents keep their batches."
@@ -225,6 +227,9 @@ class PostgresDatabase:
         self._days = partitions.existing(connection)
         found = connection.execute("SELECT unix_s FROM retention").fetchone()
         return None if found is None else float(found[0])
+
+    def _holds(self) -> bool:
+        return self._lease is None or self._lease.held()
 
     def _lock(self, connection: PostgresConnection) -> None:
         key = "%s, hashtext(current_schema())"
