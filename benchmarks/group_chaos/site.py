@@ -116,11 +116,12 @@ class Site:
     def answers(self, wanted: dict[str, int], late_s: Callable[[float], None] = lambda _: None) -> bool:
         """Whether one running member knows of these steps or newer ones.
 
-        `late_s` gets how much earlier than now the newest step was sent that the one behind least knows.
+        `late_s` gets how much earlier than now the newest step was sent that the one behind least shows; jobs
+        that it does not show, as while their partition moves, are left out.
         """
         sent = {agent.job: agent.sent[agent.job] for agent in self.agents}
         found = [steps for one in self.running() if (steps := _steps(one))]
-        behind = [max((sent[job] - steps.get(job, 0) for job in sent), default=0) for steps in found]
+        behind = [max((sent[job] - steps[job] for job in sent if job in steps), default=0) for steps in found]
         if behind:
             late_s(min(behind) * len(self.agents) / self.batches_per_s)
         return any(all(steps.get(job, 0) >= step for job, step in wanted.items()) for steps in found)

@@ -90,6 +90,7 @@ def partition(number: int) -> dict[str, Handler]:
         **dict.fromkeys(same, answer(number)),
         "/api/v1/fleet": lambda _: Response(body=json.dumps(fleet).encode()),
         "/api/v1/jobs": jobs,
+        "/api/v1/status": lambda _: Response(body=b"{}"),
     }
 
 
@@ -311,6 +312,20 @@ def test_status_lists_who_has_which_partition(capsys: pytest.CaptureFixture[str]
         assert "Partitions without an aggregator now: 1." in shown
         assert main(["status", "--cluster", "--json", "--aggregator", server.address]) == 1
         assert json.loads(capsys.readouterr().out)["schema"] == "perfd.group/1"
+    finally:
+        server.close()
+
+
+def test_status_names_the_server_of_a_stream_that_brings_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = {"history_problem": None, "jobs_problem": None, "stream_problem": "Restart server s1."}
+    monkeypatch.setitem(PARTITION[0], "/api/v1/status", lambda _: Response(body=json.dumps(problem).encode()))
+    found, _ = pages({0: "here", 1: "peer", 2: AWAY})
+    server = HttpServer("127.0.0.1:0", found.routes())
+    try:
+        assert main(["status", "--cluster", "--aggregator", server.address]) == 0
+        assert "Restart server s1." in capsys.readouterr().out
     finally:
         server.close()
 
