@@ -542,3 +542,20 @@ def test_a_job_whose_output_says_nothing_is_shown_what_perfd_understands():
     assert summary.bottleneck.kind is Kind.UNKNOWN
     assert "no steady step" in summary.bottleneck.evidence[-1]
     assert "perfd parse LOG" in summary.bottleneck.advice
+
+
+@pytest.mark.parametrize(("ratio", "named"), [(1.3, [2, 5]), (1.12, [2])])
+def test_two_ranks_that_compute_as_much_longer_are_named_together(ratio: float, named: list[int]):
+    """Each hides what the other one costs; one that is slower by less is not named with it."""
+    steps = step_table([1.0] * 20)
+    tensor, streaming = [0.3] * 8, [0.7] * 8
+    for rank, more in ((2, 1.3), (5, ratio)):
+        tensor[rank], streaming[rank] = 0.3 * more, 0.7 * (1 + (more - 1) * 0.7)
+    gpu = gpu_table(steps, {"tensor_active_ratio": tensor, "sm_active_ratio": streaming})
+    found = summarise(
+        job_data(steps, description=description(world_size=8, dp=8), gpu=gpu), AnalysisSettings()
+    ).bottleneck
+
+    assert found.kind is Kind.STRAGGLER
+    assert [culprit.id for culprit in found.culprits] == named
+    assert found.gain_ratio == pytest.approx(1 - 1 / 1.21, abs=0.02)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from analysis.jobs import step_table
@@ -180,3 +182,25 @@ def test_intervals_in_seconds_are_alike_within_a_tenth(jitter: float, is_period:
     stall = found(times)
 
     assert (stall is not None and stall.period_steps is None) is is_period
+
+
+@pytest.mark.parametrize("every", [8, 20])
+def test_lines_of_several_steps_show_stalls_by_their_period(every: int) -> None:
+    steps = step_table([0.5 + (3.0 / 4 if line % (every // 4) == 1 else 0.0) for line in range(60)])
+    lines = replace(steps, step=4 * (np.arange(60) + 1), steps_covered=np.full(60, 4))
+    stall = periodic_stall(lines, np.arange(60), [], LAYOUT)
+
+    if every < 3 * 4:
+        assert stall is None, "every second line is longer: layouts may alternate"
+        return
+    assert stall is not None
+    assert (stall.period_steps, stall.stalls) == (every, 12)
+    assert stall.stall_s == pytest.approx(3.0, abs=0.01)
+    assert stall.cost_ratio == pytest.approx(3.0 / (20 * 0.5 + 3.0), abs=0.01)
+
+
+def test_lines_that_cover_different_numbers_of_steps_show_no_period() -> None:
+    steps = step_table([0.5 + (1.0 if line % 5 == 1 else 0.0) for line in range(60)])
+    covered = np.where(np.arange(60) < 30, 4, 2)
+
+    assert periodic_stall(replace(steps, steps_covered=covered), np.arange(60), [], LAYOUT) is None

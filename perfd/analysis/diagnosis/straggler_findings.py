@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,6 +30,10 @@ _HOST_NOISE = 0.25
 Chosen: 0.21 in a healthy loop that samples a graph on its hosts (2 H100, 2026-11-25)."""
 _LASTS_S = 10.0
 """A rank that is late for longer is not so by chance. Chosen."""
+_ALIKE = 0.75
+"""Of how long peers would wait for the slowest rank, what makes another one as slow. Chosen."""
+_MOST_ALIKE = 4
+"""Ranks that are named together: more are another kind of job. Chosen."""
 _SLOWER_CLOCK = 0.95
 """Of the peers' median clock; above it the clock is not evidence. Chosen."""
 
@@ -45,9 +50,28 @@ def one_rank_loads_slowly(data: DataLoading) -> bool:
 def judge_straggler(facts: JobEvidence) -> Finding | None:
     """The rank that the others wait for, or its role if it may wait for data itself; None without one."""
     found = _slow_rank(facts)
+    if found is not None and found.kind is Kind.STRAGGLER:
+        found = _with_others_alike(facts, found)
     if found is None or not may_read_for_others(facts, found.concerned_ranks):
         return found
     return of_root(found)
+
+
+def _with_others_alike(facts: JobEvidence, found: Finding) -> Finding:
+    """The finding of a rank, and of others that compute about as much longer: each hides what others cost."""
+    culprits = [culprit.id for culprit in found.culprits if culprit.kind == "rank"]
+    for sorted_worst_first in (facts.stragglers_by_timers, facts.stragglers_by_activity):
+        computing = [one for one in sorted_worst_first if one.pattern is not Pattern.IDLE]
+        alike = [one for one in computing if one.wait_ratio >= _ALIKE * computing[0].wait_ratio]
+        if not 2 <= len(alike) <= _MOST_ALIKE or not set(culprits) <= {one.rank for one in alike}:
+            continue
+        return replace(
+            found,
+            culprits=tuple(Culprit(kind="rank", id=rank) for rank in sorted(one.rank for one in alike)),
+            evidence=(*found.evidence, *(_describe(one) for one in alike if one.rank != culprits[0])),
+            gain_ratio=max(found.gain_ratio or 0.0, min(one.wait_ratio for one in alike)),
+        )
+    return found
 
 
 def _slow_rank(facts: JobEvidence) -> Finding | None:

@@ -57,7 +57,8 @@ def periodic_stall(
 ) -> PeriodicStall | None:
     """Stalls of one period among the newest of these rows; None without, or where they cost little.
 
-    At least four stalls, the start and three periods, are needed. Lines of several steps show no single one.
+    At least four stalls, the start and three periods, are needed. Lines may cover several steps, all as many:
+    then the period is known to so many.
     """
     found = (
         _regular(steps, rows[-newest:], collectives, parallel, exact=newest < max(_NEWEST))
@@ -76,8 +77,8 @@ def _regular(
     exact: bool,
 ) -> PeriodicStall | None:
     """Of all these rows; with `exact`, as so few are alike by chance sooner, every interval is the period."""
-    times, numbers = steps.step_time_s[rows], steps.step[rows]
-    if not len(rows) or (steps.steps_covered[rows] != 1).any():
+    times, numbers, covered = steps.step_time_s[rows], steps.step[rows], steps.steps_covered[rows]
+    if not len(rows) or (covered != covered[-1]).any():
         return None
     stalled = _stalled(times)
     if stalled.sum() < THRESHOLDS.periodic_stall_count:
@@ -86,7 +87,7 @@ def _regular(
     cost = float((times[stalled] - usual_s).sum() / times.sum())
     apart, ends = np.diff(numbers[stalled]), steps.time_unix_s[rows][stalled]
     period = int(np.median(apart))
-    if cost < THRESHOLDS.periodic_stall_ratio or period < _SHORTEST_STEPS:
+    if cost < THRESHOLDS.periodic_stall_ratio or period < _SHORTEST_STEPS * covered[-1]:
         return None
     same = apart == period if exact else apart % period == 0
     by_steps = float(same.mean()) >= (1.0 if exact else _REGULAR_RATIO)
@@ -95,7 +96,7 @@ def _regular(
     period_s = float(np.median(np.diff(ends)))
     if steps.time_unix_s[rows][-1] - ends[-1] > _OVER_PERIODS * period_s:
         return None
-    stall_s = float(np.median(times[stalled]) - usual_s)
+    stall_s = float(covered[-1] * (np.median(times[stalled]) - usual_s))
     return PeriodicStall(
         period_steps=period if by_steps else None,
         period_s=period_s,
