@@ -21,8 +21,8 @@ from perfd.trace.memory.memory_snapshot import MemoryEvent, Stack, StackFrame
 from perfd.trace.model.host_spans import HostSpans, SpanKind
 from perfd.trace.readers.chrome_json import PIECE_BYTES, ChromeEvent, ChromeFile
 from perfd.trace.readers.detailed_events import DetailedEvent, detail_of, whole
-from perfd.trace.readers.host_span_events import HostSpanEvents, code_line
 from perfd.trace.readers.kineto_columns import Columns, Times
+from perfd.trace.readers.kineto_host_spans import HostSpanEvents, code_line
 
 _NAMES = {"[memory]": 0, "[OutOfMemory]": 1}
 _HOST_DEVICE_TYPE = 0

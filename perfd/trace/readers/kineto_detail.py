@@ -10,9 +10,9 @@ from perfd.trace.model.intervals import Ns
 from perfd.trace.model.trace_detail import NamedCalls, TraceDetail, no_named_calls
 from perfd.trace.readers.chrome_json import ChromeEvent
 from perfd.trace.readers.detailed_events import SizedArgs, whole
-from perfd.trace.readers.host_span_events import HostSpanEvents
 from perfd.trace.readers.kineto_columns import Times
 from perfd.trace.readers.kineto_events import CALL_CATEGORIES, GPU_CATEGORIES, KinetoEvents
+from perfd.trace.readers.kineto_host_spans import HostSpanEvents
 
 _NO_SIZES = SizedArgs()
 
