@@ -50,13 +50,20 @@ class DirectReading:
         while True:
             await self._follow(silent=time.monotonic() - self._progress.delivered_s > SILENT_FOR_S)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_EVERY_S):
+                async with asyncio.timeout(self._pause_s()):
                     await self._something.wait()
             self._something.clear()
             if self._arrived:
                 await self._take()
             if self._intake.unsettled_messages:
                 await self._intake.settle()
+
+    def _pause_s(self) -> float:
+        """Until the stream may be silent, where nothing else is to do."""
+        if self._subscription is not None or self._intake.unsettled_messages:
+            return _LOOK_EVERY_S
+        left_s = self._progress.delivered_s + SILENT_FOR_S - time.monotonic()
+        return min(max(_LOOK_EVERY_S, left_s), SILENT_FOR_S)
 
     async def _follow(self, *, silent: bool) -> None:
         if silent and self._subscription is None:
