@@ -68,3 +68,17 @@ def test_evaluations_that_reduce_a_number_rarely_do_not_stop_the_steps(layers: i
     assert rows[-1].step >= EVALUATED_EVERY * EVALUATIONS - 4
     late_us = [row.time_unix_ns / 1000 - timeline.ends_us[row.step - 1] for row in rows[-100:]]
     assert max(map(abs, late_us)) < SECOND_US
+
+
+def test_gradients_that_are_compressed_from_the_tenth_step_on_make_no_thousand_steps_of_the_first_ten() -> (
+    None
+):
+    whole, buckets, after = 10, 8, 90
+    first = [Op("AllReduce", 64 * MB, 15_000, 9_000)] * buckets
+    small = [
+        one for _ in range(buckets) for one in (Op("AllReduce", 192 * 1024, 9_000), Op("AllReduce", MB, 900))
+    ]
+
+    timeline = trained(lambda line, number: line.step([first if number < whole else small]), whole + after)
+    rows, _ = rows_of(timeline)
+    assert whole + after - 8 <= rows[-1].step <= whole + after

@@ -272,10 +272,11 @@ class ExactSteps:
             if not len(reported):
                 return []
             place = int(reported[0])
-            # Other operations come before the first step, such as a first exchange of embeddings; they move
-            # less.
+            # Other operations come before the first step, such as a first exchange of embeddings, which move
+            # less, or gradients that are compressed from some step on only, which moved far more.
             by_bytes = float(cuts.last.moved_bytes[place]) / (cycle.moved_bytes * repeats)
-            step = max(1, math.floor(by_bytes + _MISSED_RATIO))
+            at_most = math.ceil(int(cuts.last.seen[place]) / (cycle.operations * repeats))
+            step = max(1, min(at_most, math.floor(by_bytes + _MISSED_RATIO)))
             self.newest = _end(self._steps_before + step, cuts.last, place)
             self._begun_ratio = by_bytes - step
             first = place + 1
