@@ -204,3 +204,10 @@ def test_lines_that_cover_different_numbers_of_steps_show_no_period() -> None:
     covered = np.where(np.arange(60) < 30, 4, 2)
 
     assert periodic_stall(replace(steps, steps_covered=covered), np.arange(60), [], LAYOUT) is None
+
+
+def test_an_evaluation_long_after_the_last_stall_does_not_begin_them_anew() -> None:
+    stalls, quiet_steps = steps_with_stalls(60, 5, 0.6), 90
+    after = [*stalls, *steps_with_stalls(quiet_steps - 1, quiet_steps, 0.0)]
+    assert found([*stalls, *after[60:64]]) is not None
+    assert found([*after, 1.4, 0.5]) is None

@@ -94,7 +94,8 @@ def _regular(
     if not np.isfinite(ends).all() or not (by_steps or (not exact and _regular_in_time(np.diff(ends)))):
         return None
     period_s = float(np.median(np.diff(ends)))
-    if steps.time_unix_s[rows][-1] - ends[-1] > _OVER_PERIODS * period_s:
+    # The newest one may be an evaluation, long after the stalls ended.
+    if max(steps.time_unix_s[rows][-1] - ends[-1], ends[-1] - ends[-2]) > _OVER_PERIODS * period_s:
         return None
     stall_s = float(covered[-1] * (np.median(times[stalled]) - usual_s))
     return PeriodicStall(
