@@ -20,6 +20,8 @@ from perfd.analysis.findings import Finding, Kind
 BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG})
 _LIVE_STEPS = 50
 _LIVE_ROWS = 4 * _LIVE_STEPS
+LIVE = AnalysisSettings(window_steps=_LIVE_STEPS)
+"""As a live session sets it."""
 _SETTLE_STEPS = 3
 
 
@@ -60,13 +62,13 @@ def judge(scenario: Scenario, *, every_s: float = 1.0) -> Verdict:
     onset_s, step_s, cost = _truth(scenario, trace)
     length_s = max(scenario.length_s, (trace.hung_at_s or 0.0) + 40)
     fleet = Fleet(Limits(), AggregatorCounters())
-    live, due_s = AnalysisSettings(window_steps=_LIVE_STEPS), 5.0
+    due_s = 5.0
     wrongly: set[int] = set()
     detected_s: float | None = None
     summary: JobSummary | None = None
     for sent in batches(scenario, trace, length_s):
         while sent.at_s >= due_s and JOB in fleet.jobs:
-            summary = _look(fleet, due_s, live)
+            summary = look(fleet, due_s, LIVE)
             named = blamed_by(summary.findings)
             allowed = scenario.may_be_blamed if due_s >= onset_s else frozenset[int]()
             wrongly |= named - allowed
@@ -77,7 +79,7 @@ def judge(scenario: Scenario, *, every_s: float = 1.0) -> Verdict:
             agent_id=sent.node, node=sent.node, sent_unix_s=sent.sent_unix_s, now_s=sent.at_s, late=False
         )
         fleet.apply(sent.records, source)
-    summary = _look(fleet, length_s + 1, live)
+    summary = look(fleet, length_s + 1, LIVE)
     named = blamed_by(summary.findings)
     return Verdict(
         scenario=scenario,
@@ -103,7 +105,8 @@ def blamed_by(findings: Iterable[Finding]) -> frozenset[int]:
     )
 
 
-def _look(fleet: Fleet, now_s: float, settings: AnalysisSettings) -> JobSummary:
+def look(fleet: Fleet, now_s: float, settings: AnalysisSettings) -> JobSummary:
+    """What is said at one moment, in seconds since the job's start."""
     data = job_data(
         fleet, fleet.jobs[JOB], now_unix_s=START_UNIX_S + now_s, now_s=now_s, window_steps=_LIVE_ROWS
     )

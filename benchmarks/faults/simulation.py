@@ -60,10 +60,12 @@ class Trace:
 
 def simulate(scenario: Scenario) -> Trace:
     """Run the job to its end, or to where it hangs."""
-    return _Job(scenario).run()
+    return Job(scenario).run()
 
 
-class _Job:
+class Job:
+    """A job that is simulated step by step."""
+
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.random = np.random.default_rng(scenario.seed)
