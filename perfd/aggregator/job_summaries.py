@@ -315,6 +315,7 @@ class JobSummaries:
             step=newest,
             steady_steps=0 if steps.of_earlier_start else steps.steady_steps_count,
             step_s=summary.step_time_s.median,
+            newest_step=steps.last,
         )
         prior = self._verdicts.get(job, Verdict())
         self._verdicts[job], findings = steady_verdict(prior, self._found[job], moment)
@@ -323,7 +324,7 @@ class JobSummaries:
             if (known := self._fleet.jobs.get(job)) is None:
                 return summary
             earlier = known.attempts.earlier_faults
-        self._faults.setdefault(job, FaultHistory(earlier)).take(findings, replace(moment, step=steps.last))
+        self._faults.setdefault(job, FaultHistory(earlier)).take(findings, moment)
         return self._with_past(job, summary)
 
     def _with_past(self, job: str, summary: JobSummary) -> JobSummary:

@@ -28,7 +28,10 @@ def seen(
     for at_s, look in enumerate(looks):
         if look is not None:
             step = 20 if stands else 20 + at_s
-            history.take([look], Moment(unix_s=BEGAN_UNIX_S + at_s, step=step, steady_steps=20, step_s=1.0))
+            history.take(
+                [look],
+                Moment(unix_s=BEGAN_UNIX_S + at_s, step=step, steady_steps=20, step_s=1.0, newest_step=step),
+            )
     return history.periods
 
 

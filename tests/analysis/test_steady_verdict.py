@@ -130,9 +130,12 @@ def test_blame_is_over_also_where_no_more_steps_come():
     assert said == [Kind.STRAGGLER] * 6 + [Kind.LAUNCH_BOUND] * 3
 
 
-def test_blame_that_one_look_found_is_over_with_the_next_one():
-    assert heads([LAUNCH] * 5 + [slow(3)] + [LAUNCH] * 2) == [LAUNCH] * 5 + [slow(3)] + [LAUNCH] * 2
-    assert heads([slow(3), slow(2), LAUNCH], first_step=100)[-1] is LAUNCH
+def test_blame_that_one_look_found_is_over_unless_the_next_but_one_finds_it_again():
+    said = heads([LAUNCH] * 5 + [slow(3)] + [LAUNCH] * 3)
+    assert [one.may_be_over for one in said] == [False] * 6 + [True] + [False] * 2
+    assert (said[6].culprits, said[7:]) == (slow(3).culprits, [LAUNCH] * 2)
+    assert changes(heads([LAUNCH] * 5 + [slow(3), LAUNCH] * 4 + [LAUNCH] * 9)) == 2
+    assert heads([slow(3), slow(2), LAUNCH, LAUNCH], first_step=100)[-1] is LAUNCH
 
 
 def test_that_hosts_are_late_is_held_after_one_look_since_it_names_no_rank():
@@ -278,10 +281,34 @@ def test_more_frequent_looks_at_the_same_change_no_headline_that_seldom_ones_hav
 NOTHING = Finding(kind=Kind.NONE, confidence=0.4)
 
 
-@pytest.mark.parametrize(("one", "other"), [(NOTHING, COMPUTE), (COMPUTE, UNKNOWN), (HOST, UNKNOWN)])
-def test_what_shows_no_cause_replaces_a_headline_only_after_twice_the_time(one: Finding, other: Finding):
+@pytest.mark.parametrize(("one", "other"), [(COMPUTE, UNKNOWN), (HOST, UNKNOWN)])
+def test_an_unknown_cause_replaces_a_headline_only_after_twice_the_time(one: Finding, other: Finding):
     said = heads([one] * 5 + [other] * 20)
     assert said.index(other) == 5 + 2 * HOLD_S
+
+
+def test_what_differs_by_a_threshold_only_is_replaced_after_a_minute():
+    said = heads([NOTHING] * 5 + [COMPUTE] * 80)
+    assert said.index(COMPUTE) == 5 + 8 * HOLD_S
+
+
+@pytest.mark.parametrize("other", [UNKNOWN, COMPUTE, COSTLY, Finding(kind=Kind.LATE_HOSTS, confidence=0.6)])
+def test_without_another_step_only_a_rank_or_a_hang_replaces_a_headline(other: Finding):
+    verdict, said = Verdict(), []
+    for at_s, look in enumerate([HOST] * 5 + [other] * 60 + [HANG]):
+        step = min(100 + at_s, 104)
+        now = Moment(unix_s=at_s, step=None, steady_steps=100, step_s=1.0, newest_step=step)
+        verdict, findings = steady_verdict(verdict, [look], now)
+        said.append(findings[0])
+    assert said == [HOST] * 65 + [HANG]
+
+
+def test_the_rank_that_was_known_by_its_role_is_the_same_one_later():
+    role = (Culprit(kind="broadcast root", id=0),)
+    late = Finding(kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.3, culprits=role, ranks=(0,))
+    said = heads([NOTHING] * 5 + [late] * 5 + [stalls(0, 0.1)] + [NOTHING] * 20)
+    assert changes(said) == 2
+    assert {one.kind for one in said} == {Kind.NONE, Kind.LATE_HOSTS}
 
 
 def test_behind_a_blamed_rank_what_shows_no_cause_changes_in_the_usual_time():

@@ -50,6 +50,14 @@ def judge_compute(facts: JobEvidence) -> Finding:
     captured = facts.capture is not None and facts.capture.used
     if computing is None or computing < THRESHOLDS.compute_ratio or (mfu is None and not captured):
         return _unknown(facts, evidence, computing)
+    if not captured and _idle_is_unclear(facts):
+        # What the rest of the time is, a host that launches late or the computation itself, is not seen yet.
+        return Finding(
+            kind=Kind.UNKNOWN,
+            confidence=0.0,
+            evidence=[*evidence, "GPUs were read too rarely so far to say how long they run no kernel."],
+            advice=advice.MORE_STEPS,
+        )
     if memory := _memory_confidence(facts):
         return Finding(
             kind=Kind.MEMORY_BOUND,
@@ -154,6 +162,13 @@ def _unseen(facts: JobEvidence, computing: float | None) -> tuple[str, str]:
         "Without timers of forward and backward it is unknown where the rest of the step goes.",
         advice.PHASE_TIMERS,
     )
+
+
+def _idle_is_unclear(facts: JobEvidence) -> bool:
+    """Whether GPUs show how long they run kernels, in fewer samples than it takes to say what is usual."""
+    running = facts.activity.metrics.get(facts.activity.kernel_metric)
+    seen = running is not None and bool(np.isfinite(running).any())
+    return seen and not _compute_is_timed(facts) and not facts.activity.usual(running)
 
 
 def _compute_is_timed(facts: JobEvidence) -> bool:

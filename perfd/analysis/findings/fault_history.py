@@ -111,18 +111,18 @@ class FaultHistory:
         """All that lasted for longer than a round errs, the oldest first. Any thread may read it."""
 
     def take(self, found: Sequence[Finding], now: Moment) -> None:
-        """Note the findings of a round, the one to act on first at the front; `now.step` is its newest step.
+        """Note the findings of a round, the one to act on first at the front.
 
         While the job makes no step, only that it hangs is news.
         """
-        if now.step == self._newest_step and all(one.kind is not Kind.HANG for one in found):
+        if now.newest_step == self._newest_step and all(one.kind is not Kind.HANG for one in found):
             return
         looked, longest_s = (
             self._looked_unix_s,
             max(_LONGEST_LOOK_S, _LONGEST_LOOK_STEPS * (now.step_s or 0.0)),
         )
         passed_s = 0.0 if looked is None else min(max(0.0, now.unix_s - looked), longest_s)
-        self._looked_unix_s, self._newest_step = now.unix_s, now.step
+        self._looked_unix_s, self._newest_step = now.unix_s, now.newest_step
         noted: list[_Open] = []
         for finding in found:
             if not _is_fault(finding):
@@ -174,7 +174,7 @@ def _begun(finding: Finding, now: Moment, not_before_unix_s: float) -> _Open:
             culprits=finding.culprits,
             began_unix_s=began_unix_s,
             seen_unix_s=now.unix_s,
-            first_step=now.step if finding.since_step is None else finding.since_step,
+            first_step=now.newest_step if finding.since_step is None else finding.since_step,
             lost_s=None if gain is None else gain * (now.unix_s - began_unix_s),
         ),
         costly_s=0.0 if gain is None else now.unix_s - began_unix_s,
@@ -195,7 +195,7 @@ def _note(known: _Open, finding: Finding, now: Moment, passed_s: float) -> None:
         kind=max(known.of_kind_s, key=lambda kind: known.of_kind_s[kind]),
         seen_unix_s=max(before.seen_unix_s, now.unix_s),
         lasts=True,
-        last_step=now.step if now.step is not None else before.last_step,
+        last_step=now.newest_step if now.newest_step is not None else before.last_step,
         gain_ratio=ratio,
         lost_s=lost_s,
     )

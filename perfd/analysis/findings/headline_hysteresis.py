@@ -7,8 +7,9 @@ steps, because the evidence has gaps in a window that a fault just fills; then t
 One that names no rank, that hosts are late, is held after a single round, too.
 
 That nothing limits the job and that computation does differ by a threshold, not by a change in the job: one
-of these replaces another only once it lasted twice as long, as does an unknown cause any other headline. By
-then a fault that lowers the activity of GPUs is found. An unknown cause is the absence of evidence, as before
+of these replaces another only once it lasted eight times as long. An unknown cause replaces any other
+headline after twice as long: by then a fault that lowers the activity of GPUs is found. Without another step
+nothing changes that names no rank. An unknown cause is the absence of evidence, as before
 the first samples of a job whose steps are short: it is replaced after half as long.
 
 If steps became longer before the headline was found, that is the same change, of which a later round may show
@@ -29,13 +30,15 @@ from perfd.thresholds import THRESHOLDS
 
 _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}
 _AT_ONCE = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.ANALYSIS_FAILED})
-_OF_ONE_RANK = frozenset({Kind.STRAGGLER, Kind.PERIODIC_STALL})
-"""Of the same rank, these are one fault."""
+_OF_ONE_RANK = frozenset({Kind.STRAGGLER, Kind.PERIODIC_STALL, Kind.LATE_HOSTS})
+"""Of the same rank, or its role, these are one fault."""
 _OVER_AT_ONCE = frozenset({Kind.HANG, Kind.ANALYSIS_FAILED})
 _CONFIRMED_S = 1.0
 """A rank that is blamed again after so long, and a step later, is not blamed by one odd round. Chosen."""
 _LITTLE_EVIDENCE = 2.0
 """Times as long as others a headline lasts if what replaces it has no more evidence of a cause. Chosen."""
+_NO_CHANGE = 8.0
+"""Times as long as others that one of `COMPUTATION` lasts beside another: about a minute. Chosen."""
 _NO_EVIDENCE = 0.5
 """Times as long as others that an unknown cause lasts once rounds find one. Chosen."""
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
@@ -59,6 +62,8 @@ class Moment:
     steady_steps: int
     step_s: float | None = None
     """How long one takes."""
+    newest_step: int | None = None
+    """The newest one that is known, however late; None without steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,8 @@ class Verdict:
     """Whether rounds a second and a step apart have found `blamed`."""
     cleared_since: Moment | None = None
     """Since when rounds have another headline than `blamed`; None while they have it."""
+    newest_step: int | None = None
+    """That of the newest round."""
 
     @property
     def pending(self) -> bool:
@@ -95,6 +102,21 @@ def steady_verdict(
     found only for a moment are no longer found, or another cause costs far more; otherwise once others were
     found for some steps and seconds in a row.
     """
+    settled = prior.settled
+    if settled is not None and _shows_nothing_new(prior, found[0], now):
+        return prior, _at_front(settled, found)
+    verdict, findings = _verdict(replace(prior, newest_step=now.newest_step), found, now)
+    return replace(verdict, newest_step=now.newest_step), findings
+
+
+def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
+    """Whether the job has made no step since a headline that blames no rank: another one rests on no more."""
+    stands = now.newest_step is not None and now.newest_step == prior.newest_step
+    at_once = head.kind in _AT_ONCE - {Kind.LATE_HOSTS} or bool(head.culprits)
+    return stands and prior.blamed is None and not at_once
+
+
+def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
     since = prior.cleared_since or now
     held, blamed = not _cleared(since, now), prior.blamed
     effect = prior.confirmed and _explained(blamed, prior.blamed_since, found[0])
@@ -110,7 +132,7 @@ def steady_verdict(
         return _blaming(prior, head, now), found
     verdict, findings = _settled(prior, found, now)
     over = _young(prior.blamed_since or now, now) or _cleared(since, now)
-    if prior.blamed is None or over or _has_effect(head, prior.blamed) or _found_once(prior, prior.blamed):
+    if prior.blamed is None or over or _has_effect(head, prior.blamed) or _found_once(prior, since, now):
         return verdict, findings
     still = next((one for one in found if _same(one, prior.blamed)), None)
     if still is not None and _far_costlier(head, still):
@@ -193,10 +215,15 @@ def _less_of_same_fault(blamed: Finding, head: Finding) -> bool:
     """
     if not blamed.culprits or not {blamed.kind, head.kind} <= _OF_ONE_RANK:
         return False
-    if blamed.culprits == head.culprits:
+    if blamed.culprits == head.culprits or _of_same_ranks(blamed, head):
         less = (head.gain_ratio or 0.0) < (blamed.gain_ratio or 0.0)
         return blamed.kind is not head.kind and less
     return not head.culprits and bool(head.ranks) and set(blamed.concerned_ranks) <= set(head.ranks)
+
+
+def _of_same_ranks(blamed: Finding, head: Finding) -> bool:
+    """Whether both are about the same ranks, one by their role."""
+    return bool(blamed.concerned_ranks) and list(blamed.concerned_ranks) == list(head.concerned_ranks)
 
 
 def _mixes(settled: Finding, head: Finding) -> bool:
@@ -205,8 +232,10 @@ def _mixes(settled: Finding, head: Finding) -> bool:
     return settled.since_step is not None and head.since_step is None and less
 
 
-def _found_once(prior: Verdict, blamed: Finding) -> bool:
-    return not prior.confirmed and bool(blamed.culprits)
+def _found_once(prior: Verdict, since: Moment, now: Moment) -> bool:
+    """Whether a rank was found by one round only, and not again a second later."""
+    once = prior.blamed is not None and bool(prior.blamed.culprits) and not prior.confirmed
+    return once and now.unix_s - since.unix_s >= _CONFIRMED_S
 
 
 def _has_effect(head: Finding, blamed: Finding) -> bool:
@@ -270,8 +299,9 @@ def _patience(settled: Finding | None, head: Finding, *, blamed: bool) -> float:
     """Times as long as others that the headline lasts; while a blamed rank is shown instead, no longer."""
     if settled is not None and settled.kind is Kind.UNKNOWN:
         return _NO_EVIDENCE
-    neither = settled is not None and settled.kind in COMPUTATION and head.kind in COMPUTATION
-    little = neither or head.kind is Kind.UNKNOWN or _was_its_effect(head, settled)
+    if settled is not None and settled.kind in COMPUTATION and head.kind in COMPUTATION:
+        return 1.0 if blamed else _NO_CHANGE
+    little = head.kind is Kind.UNKNOWN or _was_its_effect(head, settled)
     return _LITTLE_EVIDENCE if little and not blamed else 1.0
 
 
