@@ -48,16 +48,9 @@ def judge_compute(facts: JobEvidence) -> Finding:
         return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence)
     # Without an MFU, only a capture shows that what runs is compute, and which.
     captured = facts.capture is not None and facts.capture.used
-    if computing is None or computing < THRESHOLDS.compute_ratio or (mfu is None and not captured):
+    unclear = not captured and (mfu is None or _idle_is_unclear(facts))
+    if computing is None or computing < THRESHOLDS.compute_ratio or unclear:
         return _unknown(facts, evidence, computing)
-    if not captured and _idle_is_unclear(facts):
-        # What the rest of the time is, a host that launches late or the computation itself, is not seen yet.
-        return Finding(
-            kind=Kind.UNKNOWN,
-            confidence=0.0,
-            evidence=[*evidence, "GPUs were read too rarely so far to say how long they run no kernel."],
-            advice=advice.MORE_STEPS,
-        )
     if memory := _memory_confidence(facts):
         return Finding(
             kind=Kind.MEMORY_BOUND,
@@ -145,6 +138,9 @@ def _unseen(facts: JobEvidence, computing: float | None) -> tuple[str, str]:
             else (_ANY_GPU, f"{advice.PHASE_TIMERS} {advice.NO_GPU}")
         )
         return f"perfd saw neither timers of forward and backward nor {gpu}.", todo
+    if computing >= THRESHOLDS.compute_ratio and _idle_is_unclear(facts):
+        # The rest of the time may be a host that launches late, or the computation itself.
+        return "GPUs were read too rarely so far to say how long they run no kernel.", advice.MORE_STEPS
     if computing >= THRESHOLDS.compute_ratio and not facts.gpu_seen:
         return f"How well it computes is unknown: perfd did not see {_ANY_GPU}.", advice.NO_GPU
     if computing >= THRESHOLDS.compute_ratio:

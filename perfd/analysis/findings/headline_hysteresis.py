@@ -102,18 +102,17 @@ def steady_verdict(
     found only for a moment are no longer found, or another cause costs far more; otherwise once others were
     found for some steps and seconds in a row.
     """
-    settled = prior.settled
-    if settled is not None and _shows_nothing_new(prior, found[0], now):
-        return prior, _at_front(settled, found)
+    shown = prior.blamed or prior.settled
+    if shown is not None and _shows_nothing_new(prior, found[0], now):
+        return prior, _at_front(shown if prior.cleared_since is None else _may_be_over(shown), found)
     verdict, findings = _verdict(replace(prior, newest_step=now.newest_step), found, now)
     return replace(verdict, newest_step=now.newest_step), findings
 
 
 def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
-    """Whether the job has made no step since a headline that blames no rank: another one rests on no more."""
+    """Whether the job has made no step since the headline, so that one that names no rank shows no more."""
     stands = now.newest_step is not None and now.newest_step == prior.newest_step
-    at_once = head.kind in _AT_ONCE - {Kind.LATE_HOSTS} or bool(head.culprits)
-    return stands and prior.blamed is None and not at_once
+    return stands and head.kind not in _AT_ONCE - {Kind.LATE_HOSTS} and not head.culprits
 
 
 def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
@@ -190,7 +189,8 @@ def _explained(headline: Finding | None, since: Moment | None, head: Finding) ->
     """Whether a round's first finding is an effect of the headline, from the same change in the job."""
     if headline is None or since is None or head.since_step is None:
         return False
-    known = since.step if headline.since_step is None else headline.since_step + _SAME_CHANGE_STEPS
+    began = since.newest_step if since.step is None else since.step
+    known = began if headline.since_step is None else headline.since_step + _SAME_CHANGE_STEPS
     return head.kind in EXPLAINS.get(headline.kind, {}) and known is not None and head.since_step <= known
 
 
