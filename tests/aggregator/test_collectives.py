@@ -549,3 +549,40 @@ def test_what_came_before_a_hole_of_seconds_is_forgotten(
 
     (table,) = tables(state)
     assert table.sequence.tolist() == (after if forgotten else before + after)
+
+
+def timed(rank: int, communicator: str, at_s: float, *, exact: bool = True) -> CollectiveTimes:
+    """A record of a whole second: two operations, the first at `at_s`, the other one 0.1 s later."""
+    found = times(rank, [0, 1], communicator=communicator)
+    window_ns = int(at_s) * 1_000_000_000
+    return replace(
+        found,
+        start_unix_ns=window_ns,
+        end_unix_ns=window_ns + 1_000_000_000,
+        start_increments_us=[round(at_s % 1 * 1e6), 100_000] if exact else (),
+    )
+
+
+def shown(reported: list[CollectiveTimes]) -> list[str]:
+    found, _ = rows()
+    for one in reported:
+        found.put(one)
+    return sorted(name for stack in found.stacks() for name in stack.communicators)
+
+
+def test_a_communicator_that_another_one_of_its_ranks_took_the_place_of_says_nothing_of_now():
+    old = [timed(rank, "old", 10.2) for rank in (0, 1)]
+    new = [timed(rank, "new", 10.6) for rank in (0, 1)]
+    assert shown(old + new) == ["new"]
+    # Until all of its ranks have reported the other one, it may go on.
+    assert shown([*old, new[0]]) == ["old"]
+    # It is still in use, as one of two for different things is.
+    assert shown([*old, *new, *(timed(rank, "old", 12.0) for rank in (0, 1))]) == ["new", "old"]
+    # One of other ranks takes no place.
+    assert shown([*old, *(replace(one, rank=one.rank + 2) for one in new)]) == ["new", "old"]
+
+
+def test_without_the_times_of_operations_one_second_decides_nothing():
+    old = [timed(rank, "old", 10.2, exact=False) for rank in (0, 1)]
+    assert shown(old + [timed(rank, "new", 10.6, exact=False) for rank in (0, 1)]) == ["new", "old"]
+    assert shown(old + [timed(rank, "new", 11.6, exact=False) for rank in (0, 1)]) == ["new"]

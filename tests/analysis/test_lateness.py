@@ -176,6 +176,17 @@ def test_a_rank_that_costs_a_tenth_of_a_step_is_named_with_what_it_costs(ranks):
     assert any("would save 10.0% of the step" in sentence for sentence in summary.bottleneck.evidence)
 
 
+def test_two_ranks_that_are_each_the_last_of_the_other_blame_neither():
+    """In two communicators of the same ranks: what is late in one cannot be what the other waits for."""
+    first = gradients(lags(40, 2, {1: 0.3}), buckets=5)
+    other = gradients(lags(40, 2, {0: 0.2}), buckets=5, communicator="cd")
+    assert blamed(judged(first)) == [1]
+    assert blamed(judged(first, other)) == []
+    # Of three, two that are late are not all of them.
+    three = gradients(lags(40, 3, {1: 0.3}), buckets=5)
+    assert blamed(judged(three, gradients(lags(40, 3, {1: 0.2}), buckets=5, communicator="cd"))) == [1]
+
+
 def newly_late(lag_s: float, longer_s: float) -> JobSummary:
     """Rank 1 of two is late by as much for each bucket of the newest 20 of 60 steps, which take longer."""
     longer = lags(60, 2, {})

@@ -65,6 +65,10 @@ class CollectiveBuffer:
         """Global rank of each column; -1 until it reports."""
         self._reported_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
         """When each column's rank last reported it, by the clock of its node."""
+        self._first_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
+        """When its first operation began, or had at the earliest, by the same clock; 0 before that."""
+        self._last_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
+        """When its newest one began, or had at the latest."""
         self._newest: Ints = np.empty((1, columns), dtype=np.int64)
         """The newest operation that each column's rank reported, -1 before any."""
         self._ends: Ints = np.empty((1, 2), dtype=np.int64)
@@ -114,6 +118,19 @@ class CollectiveBuffer:
         silent_ns = newest_unix_ns[ranks] - self._reported_unix_ns[:count]
         return np.asarray(~((silent_ns > left_after_ns) & (ranks >= 0)).any(axis=1))
 
+    def replaced(self) -> Bools:
+        """Which communicators had ended, on each of their ranks, when another one of the same ranks began."""
+        count = len(self._names)
+        ranks, first, last = (
+            array[:count] for array in (self._ranks, self._first_unix_ns, self._last_unix_ns)
+        )
+        found: Bools = np.zeros(count, dtype=np.bool_)
+        for row in np.flatnonzero((last <= first.max(axis=0, initial=0)).all(axis=1)).tolist():
+            others = (ranks == ranks[row]).all(axis=1) & (first >= last[row]).all(axis=1)
+            others[row] = False
+            found[row] = ranks[row].min() >= 0 and others.any()
+        return found
+
     def put(self, row: int, column: int, times: CollectiveTimes) -> None:
         """Add what one rank of a communicator reported."""
         known = self._ranks[row, column]
@@ -129,6 +146,12 @@ class CollectiveBuffer:
         self._sources[row] = times.source
         self._note_method(row, times)
         self._reported_unix_ns[row, column] = times.end_unix_ns
+        first_ns, last_ns = times.start_unix_ns, times.end_unix_ns
+        if times.start_increments_us:
+            last_ns = first_ns + 1_000 * sum(times.start_increments_us)
+            first_ns += 1_000 * times.start_increments_us[0]
+        self._first_unix_ns[row, column] = self._first_unix_ns[row, column] or first_ns
+        self._last_unix_ns[row, column] = last_ns
         self._windows.put(row, column, times, new_ratio=_new_ratio(times, int(self._newest[row, column])))
         if reported is not None:
             self._newest[row, column] = max(self._newest[row, column], reported.sequence[-1])
@@ -292,6 +315,8 @@ class CollectiveBuffer:
     def _make_rows(self, rows: int) -> None:
         self._ranks = roomier(self._ranks, (rows,))
         self._reported_unix_ns = roomier(self._reported_unix_ns, (rows,))
+        self._first_unix_ns = roomier(self._first_unix_ns, (rows,))
+        self._last_unix_ns = roomier(self._last_unix_ns, (rows,))
         self._newest = roomier(self._newest, (rows,))
         self._ends = roomier(self._ends, (rows,))
         self._sequence = roomier(self._sequence, (rows,))
@@ -303,7 +328,7 @@ class CollectiveBuffer:
 
     def _clear(self, row: int) -> None:
         self._ranks[row] = -1
-        self._reported_unix_ns[row] = 0
+        self._reported_unix_ns[row] = self._first_unix_ns[row] = self._last_unix_ns[row] = 0
         self._newest[row] = -1
         self._ends[row] = 0
         self._methods[row] = Method()

@@ -201,6 +201,7 @@ class RankTally:
         losses = LateRankLosses(self._judged, self._world, step_s, inside=self._inside)
         window, lateness = self._lateness(losses, step_s)
         late = _Late.of(lateness)
+        known_peers &= ~late.by_each_other(self._roles)[ranks]
         reported = (*_gains(losses, window, late.caused, step_time_s, together), late.last, late.persistence)
         gain, error, of_step_s, over, late_for, last, persistence = (
             np.where(known_peers, column[ranks], np.nan) for column in reported
@@ -268,6 +269,16 @@ class _Late:
     persistence: Floats
     lost: Floats
     """What others cost each rank."""
+
+    def by_each_other(self, roles: Ints) -> Bools:
+        """Which ranks are last for all of their peers, as these are for them: each in other communicators."""
+        last = (self.last >= THRESHOLDS.straggler_share_ratio) & (
+            self.persistence >= THRESHOLDS.straggler_block_persistence_ratio
+        )
+        known = roles >= 0
+        peers = np.bincount(roles[known], minlength=1)
+        late = np.bincount(roles[known & last], minlength=len(peers))
+        return np.asarray(known & ((peers > 1) & (late == peers))[roles])
 
     @classmethod
     def of(cls, late: Lateness) -> _Late:
