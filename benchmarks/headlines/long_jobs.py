@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.headlines.__main__ import recordings
-from benchmarks.headlines.altered import Piece, pieces, write
+from benchmarks.headlines.alterations import Piece, pieces, write
 from benchmarks.headlines.repeated_job import LongJob, stretches
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.findings import Kind

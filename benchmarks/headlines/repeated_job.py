@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.headlines.altered import Piece, moved
+from benchmarks.headlines.alterations import Piece, moved
 from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.model import (
     CollectiveProgress,

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.headlines.altered import ALTERATIONS, judged, pieces, write
+from benchmarks.headlines.alterations import pieces, write
+from benchmarks.headlines.altered import ALTERATIONS, judged
 from perfd.model import CollectiveTimes, RankPlacement
 from perfd.recording.recording_format import open_recording
 
