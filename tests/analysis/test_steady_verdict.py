@@ -303,6 +303,16 @@ def test_without_another_step_only_a_rank_or_a_hang_replaces_a_headline(other: F
     assert said == [HOST] * 65 + [HANG]
 
 
+def test_what_has_just_begun_is_shown_before_the_next_line_of_the_log():
+    began = Finding(kind=Kind.DATA_LOADING, confidence=0.6, gain_ratio=0.3, longer_for_s=2.0)
+    verdict, said = Verdict(), []
+    for at_s, look in enumerate([HOST] * 5 + [began]):
+        now = Moment(unix_s=at_s, step=104, steady_steps=100, step_s=1.0, newest_step=104)
+        verdict, findings = steady_verdict(verdict, [look], now)
+        said.append(findings[0])
+    assert said == [HOST] * 5 + [began]
+
+
 def test_the_rank_that_was_known_by_its_role_is_the_same_one_later():
     role = (Culprit(kind="broadcast root", id=0),)
     late = Finding(kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.3, culprits=role, ranks=(0,))

@@ -102,17 +102,21 @@ def steady_verdict(
     found only for a moment are no longer found, or another cause costs far more; otherwise once others were
     found for some steps and seconds in a row.
     """
-    shown = prior.blamed or prior.settled
-    if shown is not None and _shows_nothing_new(prior, found[0], now):
-        return prior, _at_front(shown if prior.cleared_since is None else _may_be_over(shown), found)
+    if prior.settled is not None and _shows_nothing_new(prior, found[0], now):
+        return prior, _at_front(prior.settled, found)
     verdict, findings = _verdict(replace(prior, newest_step=now.newest_step), found, now)
     return replace(verdict, newest_step=now.newest_step), findings
 
 
 def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
-    """Whether the job has made no step since the headline, so that one that names no rank shows no more."""
+    """Whether the job has made no step since a headline that blames no rank, nor is one blamed now.
+
+    Blame is over after some seconds in any case: rows of operations may be that long. What has just begun may
+    be seen by GPUs and hosts before the log's next line.
+    """
     stands = now.newest_step is not None and now.newest_step == prior.newest_step
-    return stands and head.kind not in _AT_ONCE - {Kind.LATE_HOSTS} and not head.culprits
+    at_once = head.kind in _AT_ONCE - {Kind.LATE_HOSTS} or bool(head.culprits) or _just_began(head, now)
+    return stands and prior.blamed is None and not at_once
 
 
 def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
