@@ -135,7 +135,7 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
         return _blaming(prior, head, now), found
     verdict, findings = _settled(prior, found, now)
     over = _young(prior.blamed_since or now, now) or _cleared(since, now)
-    if prior.blamed is None or over or _has_effect(head, prior.blamed) or _found_once(prior, since, now):
+    if prior.blamed is None or over or _has_effect(head, prior.blamed) or _found_once(prior, prior.blamed):
         return verdict, findings
     still = next((one for one in found if _same(one, prior.blamed)), None)
     if still is not None and _far_costlier(head, still):
@@ -236,10 +236,8 @@ def _mixes(settled: Finding, head: Finding) -> bool:
     return settled.since_step is not None and head.since_step is None and less
 
 
-def _found_once(prior: Verdict, since: Moment, now: Moment) -> bool:
-    """Whether a rank was found by one round only, and not again a second later."""
-    once = prior.blamed is not None and bool(prior.blamed.culprits) and not prior.confirmed
-    return once and now.unix_s - since.unix_s >= _CONFIRMED_S
+def _found_once(prior: Verdict, blamed: Finding) -> bool:
+    return not prior.confirmed and bool(blamed.culprits)
 
 
 def _has_effect(head: Finding, blamed: Finding) -> bool:
