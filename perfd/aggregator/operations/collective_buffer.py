@@ -124,12 +124,17 @@ class CollectiveBuffer:
         ranks, first, last = (
             array[:count] for array in (self._ranks, self._first_unix_ns, self._last_unix_ns)
         )
-        found: Bools = np.zeros(count, dtype=np.bool_)
-        for row in np.flatnonzero((last <= first.max(axis=0, initial=0)).all(axis=1)).tolist():
-            others = (ranks == ranks[row]).all(axis=1) & (first >= last[row]).all(axis=1)
-            others[row] = False
-            found[row] = ranks[row].min() >= 0 and others.any()
-        return found
+        if not (last <= first.max(axis=0, initial=0)).all(axis=1).any():
+            # The usual case: all go on.
+            return np.zeros(count, dtype=np.bool_)
+        _, group = np.unique(ranks, axis=0, return_inverse=True)
+        group = group.reshape(-1)
+        in_turn = np.lexsort((first[:, 0], group))
+        newest = np.zeros(count, dtype=np.int64)
+        newest[group[in_turn]] = in_turn
+        other = newest[group]
+        ended = (first[other] >= last).all(axis=1)
+        return np.asarray(ended & (other != np.arange(count)) & (ranks.min(axis=1) >= 0))
 
     def put(self, row: int, column: int, times: CollectiveTimes) -> None:
         """Add what one rank of a communicator reported."""
