@@ -126,6 +126,8 @@ def test_jobs_of_a_killed_aggregator_are_answered_by_another_and_sent_is_stored(
         last = {node.job: node.spool.last_sequence for node in nodes}
         seconds_until(lambda: all(members[0].newest_step(job) == step for job, step in last.items()))
         assert started_alerts(members[1]) == fired
+        # While a consumer is made the newest come directly, and before those that wait in the stream.
+        seconds_until(lambda: len(rows(tmp_path, "SELECT step FROM steps")) == sum(last.values()))
         members[0].stop()
         seconds_until(lambda: shared(members[1:]))
         assert len(members[1].get("/api/v1/http_sd")) == PARTITIONS
@@ -172,8 +174,13 @@ def test_a_holder_that_was_paused_neither_answers_nor_writes_when_it_comes_back(
         last = {node.job: node.spool.last_sequence for node in nodes}
         seconds_until(lambda: all(first.newest_step(job) == step for job, step in last.items()))
         assert started_alerts(first) == started_alerts(second) == fired
-        stored: dict[str, list[int]] = {}
-        for number in range(PARTITIONS):
-            for job, step in cluster.sql(f"SELECT job, step FROM perfd_{number}.steps ORDER BY step"):
-                stored.setdefault(job, []).append(step)
-        assert stored == {job: list(range(1, step + 1)) for job, step in last.items()}
+
+        def stored() -> dict[str, list[int]]:
+            found: dict[str, list[int]] = {}
+            for number in range(PARTITIONS):
+                for job, step in cluster.sql(f"SELECT job, step FROM perfd_{number}.steps ORDER BY step"):
+                    found.setdefault(job, []).append(step)
+            return found
+
+        # While a consumer is made the newest come directly, and before those that wait in the stream.
+        seconds_until(lambda: stored() == {job: list(range(1, step + 1)) for job, step in last.items()})
