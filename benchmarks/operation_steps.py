@@ -171,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 continue
             counts[starts][1] += 1
             newest, sure = found.rows[-1].step, f", {found.doubt}" if found.doubt else ""
-            if truth is None or not truth.step_s:
+            if truth is None or not any(found.beside(truth)):
                 print(f"{name:60} {newest}{sure}")
                 continue
             last, error = max(truth.step_s), error_ratio(found, truth, exact=starts)

@@ -121,10 +121,10 @@ def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
 
 def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
     since = prior.cleared_since or now
-    held, blamed = not _cleared(since, now), prior.blamed
-    effect = prior.confirmed and _explained(blamed, prior.blamed_since, found[0])
-    if blamed is not None and held and (effect or _less_of_same_fault(blamed, found[0])):
-        return replace(prior, cleared_since=since), _at_front(_may_be_over(blamed), found[1:])
+    still_blamed = _still_blamed(prior, found[0], now)
+    if still_blamed is not None:
+        blamed, shown = still_blamed
+        return replace(prior, blamed=blamed, cleared_since=since), _at_front(shown, found[1:])
     settled = prior.settled
     if settled is not None and _last_of_late_hosts(prior, settled, found[0], now):
         return replace(prior, missed_since=prior.missed_since or now), _at_front(settled, found[1:])
@@ -150,6 +150,19 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
         cleared_since=since,
     )
     return verdict, _at_front(shown, findings)
+
+
+def _still_blamed(prior: Verdict, head: Finding, now: Moment) -> tuple[Finding, Finding] | None:
+    """What is still blamed, and as what it is shown, where a round's first finding is of the same fault."""
+    blamed, held = prior.blamed, not _cleared(prior.cleared_since or now, now)
+    if blamed is None:
+        return None
+    if _seen_otherwise(blamed, head, more=held):
+        # One fault keeps its name, and in time has the figures of what still finds it.
+        shown = blamed if held else replace(_with_figures(blamed, head), evidence=head.evidence)
+        return shown, shown
+    effect = prior.confirmed and _explained(blamed, prior.blamed_since, head)
+    return (blamed, _may_be_over(blamed)) if held and (effect or _with_others(blamed, head)) else None
 
 
 def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
@@ -212,16 +225,22 @@ def _last_of_late_hosts(prior: Verdict, settled: Finding, head: Finding, now: Mo
     return not again and other <= _AS_MUCH * (settled.gain_ratio or 0.0)
 
 
-def _less_of_same_fault(blamed: Finding, head: Finding) -> bool:
-    """Whether a round's first finding is the fault of the blamed rank, seen less well.
+def _seen_otherwise(blamed: Finding, head: Finding, *, more: bool) -> bool:
+    """Whether a round's first finding is the fault of the blamed rank, by steps with and without it.
 
-    By steps with and without it, so that it costs less; or together with the ranks that are late with it.
+    With `more` only if it costs less so: what costs more shows it better.
     """
+    kinds = {blamed.kind, head.kind}
+    if not blamed.culprits or len(kinds) == 1 or not kinds <= _OF_ONE_RANK:
+        return False
+    same = blamed.culprits == head.culprits or _of_same_ranks(blamed, head)
+    return same and not (more and (head.gain_ratio or 0.0) >= (blamed.gain_ratio or 0.0))
+
+
+def _with_others(blamed: Finding, head: Finding) -> bool:
+    """Whether a round's first finding is that fault, with the ranks that are late with the blamed one."""
     if not blamed.culprits or not {blamed.kind, head.kind} <= _OF_ONE_RANK:
         return False
-    if blamed.culprits == head.culprits or _of_same_ranks(blamed, head):
-        less = (head.gain_ratio or 0.0) < (blamed.gain_ratio or 0.0)
-        return blamed.kind is not head.kind and less
     return not head.culprits and bool(head.ranks) and set(blamed.concerned_ranks) <= set(head.ranks)
 
 
