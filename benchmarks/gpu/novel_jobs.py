@@ -113,6 +113,19 @@ NOVEL_JOBS: Mapping[str, Job] = {
         healthy_steps=_LASTING_STEPS,
         steps_between=_LASTING_STEPS_BETWEEN,
     ),
+    # Faults that last for longer than the windows in which a change of pace is looked for.
+    "slowlater2": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "8", *_SILENT),
+        faults=(_fault("gpu", 0.25, 0, steps=350),),
+        healthy_steps=60,
+    ),
+    "latelater2": Job(
+        gpus=2,
+        loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "8", *_SILENT),
+        faults=(_fault("loader", 1.3, steps=180),),
+        healthy_steps=60,
+    ),
     "batches2": Job(
         gpus=2,
         megatron=megatron_of(
