@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from perfd.aggregator.failures import Part
-from perfd.aggregator.jobs import JobEnd, JobState
+from perfd.aggregator.jobs import JobState
+from perfd.aggregator.live_facts import NO_ORIGIN, LiveFacts
 from perfd.aggregator.state import AggregatorState, all_compute, job_data
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, counted_gpus, next_turn
 from perfd.analysis.data.job_data import GpuTable, JobData, StepTable
@@ -24,6 +25,7 @@ from perfd.analysis.findings import (
     Verdict,
     steady_verdict,
     with_lasting_fault,
+    without_last_of_late_hosts,
 )
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import StepTimeChange, step_time_change
@@ -31,7 +33,7 @@ from perfd.clock import Clock
 from perfd.config import AnalysisConfig
 from perfd.errors import ConfigError
 from perfd.gpu_peaks import load_peaks
-from perfd.model import Alert, JobOrigin, StepSource
+from perfd.model import Alert, StepSource
 
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
@@ -46,8 +48,6 @@ _IDLE_S = 60.0
 
 _NEWEST_STEPS, _FEWEST_LINES = 8, 3
 """Whose median is the current pace: of a few, one may be an evaluation. Chosen."""
-
-_NO_ORIGIN = JobOrigin(job="")
 
 Key = tuple[int, ...]
 _NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
@@ -65,35 +65,6 @@ class Derived:
     summary: JobSummary
     made_s: float
     """Monotonic time of the numbers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LiveFacts:
-    """What is known of a job now and is not in the arrays of the analysis."""
-
-    labels: Mapping[str, str]
-    """Those of all its series."""
-    origin: JobOrigin = _NO_ORIGIN
-    het_groups: Mapping[str, int] = field(default_factory=dict)
-    """Each node's group in a heterogeneous job."""
-    attempt: int
-    nodes: int
-    ranks: int | None
-    log_silent_s: float | None
-    idle_s: float | None = None
-    """How long nothing has shown it at work; None if no agent can see a log."""
-    stepless_s: float | None = None
-    """How long ago the job was started again without a step since."""
-    first_step_s: float | None = None
-    """How long its first step took from a start, the longest so far."""
-    log_lines: int | None
-    unrecognized_lines: int | None
-    step_time_change: StepTimeChange | None
-    alerts: Sequence[str] = ()
-    """Names of the alerts of the job that fire, sorted."""
-    exported: bool = True
-    """Whether its numbers are series."""
-    end: JobEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +184,10 @@ class JobSummaries:
         """The summary of the whole job with its alerts; None when it is gone or its summary failed."""
         with self._failures.contained(Part.SUMMARY, job=job):
             derived = self._derive(self._whole, job, now_unix_s, self._clock.monotonic_s())
-            return with_alerts(self._with_past(job, derived.summary), alerts) if derived else None
+            if derived is None:
+                return None
+            found = without_last_of_late_hosts(self._lasting.get(job), derived.summary.findings)
+            return with_alerts(self._with_past(job, replace(derived.summary, findings=found)), alerts)
         return None
 
     def since(self, job: str, now_unix_s: float, since_unix_s: float) -> JobSummary | None:
@@ -246,7 +220,7 @@ class JobSummaries:
                 state.logs.works(now_s)
             return LiveFacts(
                 labels=state.labels,
-                origin=state.ownership.origin or _NO_ORIGIN,
+                origin=state.ownership.origin or NO_ORIGIN,
                 het_groups={
                     node: group for node, group in state.ownership.het_groups.items() if node in state.nodes
                 },

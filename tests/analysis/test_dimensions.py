@@ -11,7 +11,7 @@ from analysis.jobs import description, phase_table
 from analysis.test_captured import NOW_UNIX_S, STEPS, captured, finding, job, kinds
 from analysis.test_nccl import table
 
-from perfd.aggregator.job_summaries import LiveFacts
+from perfd.aggregator.live_facts import LiveFacts
 from perfd.aggregator.series.job_series import derived_values
 from perfd.analysis.communication.exposed_by_dimension import Dimension, costliest, known_in_all
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime

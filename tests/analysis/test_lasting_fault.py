@@ -67,6 +67,17 @@ def test_it_is_over_with_steps_nearer_to_those_before() -> None:
     assert played([*looks, ([NOTHING], middle_s - 0.001), ([NOTHING], SINCE_S)])[-2:] == [[NOTHING]] * 2
 
 
+def test_for_half_a_minute_after_it_the_last_of_all_hosts_is_not_blamed_for_its_steps() -> None:
+    last, other = slow(1, longer_for_s=None), slow(2, gain=0.2, longer_for_s=None)
+    looks: list[tuple[Sequence[Finding], float | None]] = [([LOADING], SINCE_S)] * 6
+    said = played([*looks, *[([last, NOTHING], BEFORE_S)] * 32])
+    assert said[6] == said[36] == [NOTHING]
+    assert said[37] == [last, NOTHING]
+    (alone,) = played([*looks, ([last], BEFORE_S)])[-1]
+    assert (alone.kind, alone.may_be_over) == (Kind.DATA_LOADING, True)
+    assert played([*looks, ([other], BEFORE_S)])[-1] == [other]
+
+
 def test_what_rounds_found_for_less_than_five_seconds_does_not_last() -> None:
     assert played([([LOADING], SINCE_S)] * 5 + [([NOTHING], SINCE_S)])[-1] == [NOTHING]
     assert played([([LOADING], SINCE_S)] * 6 + [([NOTHING], SINCE_S)])[-1][0].kind is Kind.DATA_LOADING
@@ -100,6 +111,16 @@ def test_its_symptoms_are_no_problems_of_their_own_and_other_problems_stay() -> 
 def test_another_rank_that_costs_half_as_much_takes_its_place(gain: float, lasts: bool) -> None:
     shown = played([([slow(1)], SINCE_S)] * 6 + [([slow(0, gain=gain, longer_for_s=None)], SINCE_S)])[-1]
     assert ("rank 1" in [one.culprit_names for one in shown]) is lasts
+
+
+@pytest.mark.parametrize(("longer", "blamed"), [(1.09, False), (1.11, True)])
+def test_of_hosts_that_are_late_together_the_last_is_not_blamed_unless_steps_are_longer_yet(
+    longer: float,
+    blamed: bool,
+) -> None:
+    last = slow(1, longer_for_s=None)
+    said = played([([LOADING], SINCE_S)] * 6 + [([last], longer * SINCE_S)] * 5)
+    assert [one.kind for one in said[-1]] == [Kind.STRAGGLER if blamed else Kind.DATA_LOADING]
 
 
 def test_late_hosts_of_the_same_change_do_not_replace_the_loaders_that_make_them_late() -> None:

@@ -7,7 +7,7 @@ from analysis.jobs import job_data, step_table
 from analysis.test_late_hosts import job as late_job
 from analysis.test_nccl import DP4, table
 
-from perfd.aggregator.job_summaries import LiveFacts
+from perfd.aggregator.live_facts import LiveFacts
 from perfd.aggregator.series.job_series import derived_values
 from perfd.analysis.data.job_data import NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, summarise

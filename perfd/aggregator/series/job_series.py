@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from perfd.aggregator.job_summaries import LiveFacts
+from perfd.aggregator.live_facts import LiveFacts
 from perfd.analysis.communication import Communication
 from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.diagnosis import JobSummary

@@ -11,8 +11,9 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from perfd.aggregator.failures import Part
-from perfd.aggregator.job_summaries import Derived, LiveFacts
+from perfd.aggregator.job_summaries import Derived
 from perfd.aggregator.jobs import JobRegistry
+from perfd.aggregator.live_facts import LiveFacts
 from perfd.aggregator.series.job_series import derived_from, derived_values, identity_values
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.self_metrics import (

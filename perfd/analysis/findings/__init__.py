@@ -16,7 +16,11 @@ from perfd.analysis.findings.framework_options import (
     unset_options,
 )
 from perfd.analysis.findings.headline_hysteresis import Moment, Verdict, steady_verdict
-from perfd.analysis.findings.lasting_fault import LastingFault, with_lasting_fault
+from perfd.analysis.findings.lasting_fault import (
+    LastingFault,
+    with_lasting_fault,
+    without_last_of_late_hosts,
+)
 
 __all__ = [
     "FAULTS",
@@ -42,4 +46,5 @@ __all__ = [
     "steady_verdict",
     "unset_options",
     "with_lasting_fault",
+    "without_last_of_late_hosts",
 ]

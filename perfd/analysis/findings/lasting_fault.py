@@ -23,6 +23,12 @@ _LEAST_S = 5.0
 """Rounds that found it for less may have been wrong: the cause of a change is clear within this. Chosen."""
 _SAME_CHANGE_STEPS = 4
 """Steps between which two findings see one change. Chosen."""
+_ADDED_RATIO = 0.1
+"""Of a step, by which a rank that becomes slow besides makes it longer. Chosen, as for a longer step."""
+_ALIKE = 0.1
+"""Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
+_LEFT_S = 30.0
+"""How long waiting in collectives is judged, so that it shows a fault that is over."""
 _AS_MUCH = 0.5
 """Of its cost, from which on another rank that is blamed takes its place. Chosen."""
 
@@ -36,6 +42,8 @@ class LastingFault:
     began_unix_s: float
     """When rounds found it first, and last."""
     seen_unix_s: float
+    over_unix_s: float | None = None
+    """Since when steps are shorter again; None while it lasts."""
 
     @property
     def before_s(self) -> float:
@@ -65,13 +73,37 @@ def with_lasting_fault(
         again = prior is not None and _is_same(prior.finding, fresh)
         began_unix_s = prior.began_unix_s if again and prior is not None else unix_s
         return LastingFault(finding=fresh, began_unix_s=began_unix_s, seen_unix_s=unix_s), found
-    if prior is None or not prior.is_sure or _is_over(prior, found, step, newest_step_s):
+    if prior is None or not prior.is_sure or _began_anew(prior, step):
+        return None, found
+    if prior.over_unix_s is None and _is_over(prior, newest_step_s):
+        prior = replace(prior, over_unix_s=unix_s)
+    if prior.over_unix_s is not None:
+        left = unix_s - prior.over_unix_s <= _LEFT_S
+        return (prior, without_last_of_late_hosts(prior, found)) if left else (None, found)
+    if _is_replaced(prior, found, newest_step_s):
         return None, found
     if newest_step_s is None or any(_is_same(prior.finding, one) for one in found):
         return prior, found
     still = _lasting(prior, unix_s, newest_step_s)
-    others = [one for one in found if one.kind not in _NO_CAUSE and cause_of(one, [still]) is None]
+    last = Kind.STRAGGLER if not still.culprits and _is_as_long(prior, newest_step_s) else None
+    others = [one for one in found if one.kind not in {*_NO_CAUSE, last} and cause_of(one, [still]) is None]
     return prior, sorted((still, *others), key=acting_order)
+
+
+def without_last_of_late_hosts(prior: LastingFault | None, found: Sequence[Finding]) -> Sequence[Finding]:
+    """Findings without a rank that is only the last of all, whose hosts were late: it costs as much.
+
+    What shows the steps before is gone first, and waiting in the steps of the fault later.
+    """
+    if prior is None or not prior.is_sure or prior.finding.culprits:
+        return found
+    gain = prior.finding.gain_ratio or 0.0
+    kept = [
+        one
+        for one in found
+        if one.kind is not Kind.STRAGGLER or abs((one.gain_ratio or 0.0) - gain) > _ALIKE * gain
+    ]
+    return kept or [replace(prior.finding, may_be_over=True)]
 
 
 def _by_steps_before(finding: Finding) -> bool:
@@ -89,21 +121,33 @@ def _is_effect_of(prior: LastingFault | None, fresh: Finding) -> bool:
     return apart <= _SAME_CHANGE_STEPS and explains(prior.finding, fresh)
 
 
-def _is_over(
-    prior: LastingFault, found: Sequence[Finding], step: int | None, newest_step_s: float | None
-) -> bool:
+def _began_anew(prior: LastingFault, step: int | None) -> bool:
+    since_step = prior.finding.since_step
+    return step is not None and since_step is not None and step < since_step
+
+
+def _is_over(prior: LastingFault, newest_step_s: float | None) -> bool:
+    middle_s = (prior.before_s + (prior.finding.step_s or 0.0)) / 2
+    return newest_step_s is not None and newest_step_s <= middle_s
+
+
+def _is_replaced(prior: LastingFault, found: Sequence[Finding], newest_step_s: float | None) -> bool:
+    """Whether another rank is blamed that costs about as much."""
     cause = prior.finding
-    if step is not None and cause.since_step is not None and step < cause.since_step:
-        # The job began anew.
-        return True
-    if newest_step_s is not None and newest_step_s <= (prior.before_s + (cause.step_s or 0.0)) / 2:
-        return True
+    if not cause.culprits and _is_as_long(prior, newest_step_s):
+        # Of all hosts that are late, one is the last.
+        return False
     least = _AS_MUCH * (cause.gain_ratio or 0.0)
     return any(
         one.culprits and not _is_same(cause, one) and (one.gain_ratio or 0.0) >= least
         for one in found
         if one.kind is Kind.STRAGGLER
     )
+
+
+def _is_as_long(prior: LastingFault, newest_step_s: float | None) -> bool:
+    """Whether steps are no longer than the fault alone made them."""
+    return newest_step_s is not None and newest_step_s <= (1 + _ADDED_RATIO) * (prior.finding.step_s or 0.0)
 
 
 def _lasting(prior: LastingFault, unix_s: float, newest_step_s: float) -> Finding:
