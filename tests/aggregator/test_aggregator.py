@@ -425,13 +425,13 @@ def test_rounds_go_on_by_themselves_and_survive_one_that_fails(caplog):
     try:
         with caplog.at_level(logging.ERROR):
             broken["x"] = None
-            while not caplog.records:
+            # Others log, too: gRPC, of a loop that another test closed.
+            while not running.state.counters.failed_ticks:
                 running._stopping.wait(0.01)
             del broken["x"]
         before = running.state.counters.ticks
         while running.state.counters.ticks < before + 3:
             running._stopping.wait(0.01)
-        assert running.state.counters.failed_ticks >= 1
-        assert "tries again" in caplog.records[0].message
+        assert any("tries again" in one.message for one in caplog.records)
     finally:
         running.stop()

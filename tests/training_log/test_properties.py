@@ -51,8 +51,9 @@ def whole(name: str) -> set[tuple[object, ...]]:
     return said_on_the_way(LOGS[name])
 
 
-_OF_THE_LAST_LINE = ("slime",)
-"""Logs whose rounds keep the values of the last update line, which may be any line beside another log."""
+_OF_THE_LAST_LINE = ("slime", "allennlp")
+"""Logs whose rounds keep the values of the last update line, which may be any line beside another log, or
+whose bars are of a validation where a line before says so."""
 
 
 @cache
