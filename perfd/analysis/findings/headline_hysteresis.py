@@ -112,11 +112,17 @@ def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
     """Whether the job has made no step since a headline that blames no rank, nor is one blamed now.
 
     Blame is over after some seconds in any case: rows of operations may be that long. What has just begun may
-    be seen by GPUs and hosts before the log's next line.
+    be seen by GPUs and hosts before the log's next line, and a capture may show why.
     """
     stands = now.newest_step is not None and now.newest_step == prior.newest_step
     at_once = head.kind in _AT_ONCE - {Kind.LATE_HOSTS} or bool(head.culprits) or _just_began(head, now)
-    return stands and prior.blamed is None and not at_once
+    return stands and prior.blamed is None and not (at_once or _shows_why(head, prior.settled))
+
+
+def _shows_why(head: Finding, settled: Finding | None) -> bool:
+    """Whether a capture was read that has the cause of what the headline only suspects."""
+    measured = settled is not None and (head.certainty, settled.certainty) == ("measured", "possible")
+    return measured and settled is not None and settled.kind in EXPLAINS.get(head.kind, {})
 
 
 def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
