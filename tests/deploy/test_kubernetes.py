@@ -434,8 +434,10 @@ def test_thresholds_of_rules_are_values() -> None:
     assert changed["PerfdGpuTooHot"] == " or ".join(map(limited.format, ("hw", "sw")))
     assert changed["PerfdNodeSuspect"] == "perfd_node_suspect_ratio >= 0.99"
     assert changed["PerfdServerKvCacheFull"].endswith("> 0.5 and perfd_server_queued_requests > 0")
-    assert changed["PerfdGpuIdle"].endswith(
-        "< 0.1 unless on (cluster, namespace, perfd_job) perfd_job_ended == 1"
+    active = 'perfd_gpu_sm_active_ratio{perfd_job!=""}'
+    assert changed["PerfdGpuIdle"] == (
+        f"avg_over_time({active}[5m]) < 0.1 and {active}"
+        " unless on (cluster, namespace, perfd_job) perfd_job_ended == 1"
     )
 
 
