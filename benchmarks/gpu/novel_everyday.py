@@ -192,20 +192,30 @@ def lasting(setup: Setup) -> Step:
     def step(number: int) -> torch.Tensor | None:
         loss = train(number)
         if number % _LASTING_EVALUATION_STEPS == 0:
-            model.eval()
-            with torch.no_grad():
-                total = torch.zeros((), device=setup.device)
-                for _ in range(_EVALUATION_BATCHES):
-                    tokens = setup.tokens()
-                    total += loss_against(tokens[:, 1:], model(tokens[:, :-1]))
-                dist.all_reduce(total)
-            model.train()
+            evaluate(setup, model, _EVALUATION_BATCHES)
         if number % _LASTING_SAVING_STEPS == 0:
-            states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-            sharded_checkpoint.save(states, checkpoint_id=folder)
-            dist.barrier()
-            if dist.get_rank() == 0:
-                shutil.rmtree(folder)
+            save_shards(model, optimizer, folder)
         return loss
 
     return step
+
+
+def evaluate(setup: Setup, model: nn.Module, batches: int) -> None:
+    """All ranks evaluate, and reduce their loss."""
+    model.eval()
+    with torch.no_grad():
+        total = torch.zeros((), device=setup.device)
+        for _ in range(batches):
+            tokens = setup.tokens()
+            total += loss_against(tokens[:, 1:], model(tokens[:, :-1]))
+        dist.all_reduce(total)
+    model.train()
+
+
+def save_shards(model: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """All ranks write their shards into a folder, which is removed again."""
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
+    sharded_checkpoint.save(states, checkpoint_id=folder)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)

@@ -9,7 +9,6 @@ prints its loss every few steps. Without a GPU it runs on CPUs with gloo, for a 
 from __future__ import annotations
 
 import random
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,18 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from loop_job import Tokens, wrapped
-from novel_everyday import compressed, lasting, normalized, recurrent, replicated, reported, scaled, threaded
+from novel_everyday import (
+    compressed,
+    evaluate,
+    lasting,
+    normalized,
+    recurrent,
+    replicated,
+    reported,
+    save_shards,
+    scaled,
+    threaded,
+)
 from novel_groups import broadcasted, critics, hosted, smoothed
 from novel_loops import actors, policy, sampled, serving
 from novel_models import Adapted, HeadsExchanged, Pictures, Routed, Setup, Transformer
@@ -26,9 +36,7 @@ from novel_updates import background, dropped, muon, owned, preferred
 from phase_injector import PhaseInjector
 from phases import job_arguments, load
 from torch import nn
-from torch.distributed import checkpoint as sharded_checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn.functional import all_gather
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -98,14 +106,7 @@ def evaluated(setup: Setup) -> Step:
     def step(number: int) -> torch.Tensor | None:
         loss = train(number)
         if number % _EVALUATION_STEPS == 0:
-            model.eval()
-            with torch.no_grad():
-                total = torch.zeros((), device=setup.device)
-                for _ in range(_EVALUATION_BATCHES):
-                    tokens = setup.tokens()
-                    total += loss_against(tokens[:, 1:], model(tokens[:, :-1]))
-                dist.all_reduce(total)
-            model.train()
+            evaluate(setup, model, _EVALUATION_BATCHES)
         return loss
 
     return step
@@ -121,11 +122,7 @@ def saved(setup: Setup) -> Step:
     def step(number: int) -> torch.Tensor | None:
         loss = train(number)
         if number % _SAVING_STEPS == 0:
-            states = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True))
-            sharded_checkpoint.save(states, checkpoint_id=folder)
-            dist.barrier()
-            if dist.get_rank() == 0:
-                shutil.rmtree(folder)
+            save_shards(model, optimizer, folder)
         return loss
 
     return step

@@ -54,7 +54,7 @@ def whole(name: str) -> set[tuple[object, ...]]:
 _OF_THE_LAST_LINE = ("slime",)
 """Logs whose rounds keep the values of the last update line, which may be any line beside another log."""
 _VALIDATED = {"allennlp": re.compile(rb"\bloss: ([\d.]+)")}
-"""Bars that are a validation's where a line before says so; beside another log they may seem to train."""
+"""Validation bars, marked as such by the line before only: next to another log they look like training."""
 
 
 @cache

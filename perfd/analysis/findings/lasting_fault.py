@@ -2,7 +2,7 @@
 
 Where no other rank has the same work, a slow rank or slow loaders show by the steps before: all others wait
 for longer than then. Windows of steps are short, and once those before have left them no round finds the
-fault, though it goes on, for hours perhaps. It is over once steps are nearer to what they took before it.
+fault, although it may go on for hours. It is over once steps are nearer to what they took before it.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _lasting(prior: LastingFault, unix_s: float, newest_step_s: float) -> Findin
     cause = prior.finding
     found_s = cause.step_s or 0.0
     step_s = max(newest_step_s, found_s)
-    still = f"The steps before are long ago, and steps still take {duration(newest_step_s)}."
+    still = f"It goes on: steps still take {duration(newest_step_s)}."
     return replace(
         cause,
         evidence=(*cause.evidence, still),
