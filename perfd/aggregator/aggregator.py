@@ -17,7 +17,7 @@ from perfd.aggregator.audit import AuditLog
 from perfd.aggregator.captures import CaptureService, ReportStorage
 from perfd.aggregator.history import StoredExporterMemory, configured_history, restore
 from perfd.aggregator.http_endpoints import HttpEndpoints
-from perfd.aggregator.ingest import Ingest, IngestSessions, IngestThread, NatsReceiver, TelemetryServer
+from perfd.aggregator.ingest import Ingest, IngestThread, NatsReceiver, TelemetryServer
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits, failed_captures
 from perfd.aggregator.partition import Partition
@@ -125,10 +125,10 @@ class Aggregator(ApiAnswers):
                 drains=DrainRunner(drain_limits(config.nodes), audit) if config.nodes.drain else None,
                 failed_captures=lambda: failed_captures(service.failed()),
             )
-            intake = Ingest(state, clock, history, partition)
+            intake = Ingest(state, clock, history, service, partition)
             queries = ChartQueries(config.history, clock) if config.history.query_url else None
             self._nats = (
-                NatsReceiver(config.nats, intake, service, partition, caught_up=self._round_due.set)
+                NatsReceiver(config.nats, intake, partition, caught_up=self._round_due.set)
                 if config.nats
                 else None
             )
@@ -169,7 +169,7 @@ class Aggregator(ApiAnswers):
             queries=queries,
             links=config.links,
         )
-        self._server = TelemetryServer(IngestSessions(intake, service), config.agent_identity)
+        self._server = TelemetryServer(intake, config.agent_identity)
         service.send_through(self.send)
         self._ingest = IngestThread(self._server)
         self._tick_thread = threading.Thread(target=self._tick_forever, name="perfd-rounds", daemon=True)

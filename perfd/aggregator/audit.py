@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from perfd.clock import Clock, SystemClock
-from perfd.errors import ConfigError
+from perfd.errors import ConfigError, RefusedError
 
 log = logging.getLogger(__name__)
 _REPEATS_AFTER_S = 60.0
@@ -77,6 +77,11 @@ class AuditLog:
         facts = {"reason": refusal.value, "actor": actor, "about": about, "since_last": since}
         log.warning(sentence, extra=facts)
         self._write({"action": "refused", "sentence": sentence, **facts})
+
+    def refusal(self, refusal: Refusal, sentence: str, *, actor: str, about: str = "") -> RefusedError:
+        """As `refused`; returns what to raise."""
+        self.refused(refusal, sentence, actor=actor, about=about)
+        return RefusedError(sentence)
 
     def did(self, action: str, *, actor: str, **facts: object) -> None:
         """Note that `actor` did something that matters, for example started a capture."""

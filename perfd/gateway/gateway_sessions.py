@@ -138,8 +138,7 @@ class GatewaySessions:
 
     def refuse(self, sentence: str, *, actor: str) -> RefusedError:
         """See `AgentSessions`."""
-        self._audit.refused(Refusal.AGENT_CREDENTIAL, sentence, actor=actor)
-        return RefusedError(sentence)
+        return self._audit.refusal(Refusal.AGENT_CREDENTIAL, sentence, actor=actor)
 
     def close(self) -> None:
         """See `AgentSessions`."""

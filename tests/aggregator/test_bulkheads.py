@@ -347,7 +347,7 @@ def run_rounds(*batches, **config):
     """An aggregator after three rounds in 15 s; each batch is a node with its records."""
     clock = VirtualClock(START_NS + STEPS * 10**9)
     running = Aggregator(AggregatorConfig(http_listen=None, **config), clock, manual=True)
-    intake = Ingest(running.state, clock, None)
+    intake = Ingest(running.state, clock, None, running._captures)
     for stream, (node, sent_unix_ns, found) in enumerate(batches, 1):
         hello = Hello(agent_id=node, node=node, perfd_version="", sent_unix_ns=START_NS, first_sequence=1)
         agent, _ = intake.hello(hello, stream)

@@ -88,7 +88,7 @@ def records(number, unix_ns):
 def test_a_job_that_goes_on_holds_no_more():
     clock = VirtualClock(round(START_S * 1e9))
     with aggregator(clock, limits=LIMITS, rules=RulesConfig(builtin=True)) as running:
-        ingest = Ingest(running.state, clock, None)
+        ingest = Ingest(running.state, clock, None, running._captures)
         hello = Hello(
             agent_id="a", node="n0", perfd_version="", sent_unix_ns=clock.unix_ns(), first_sequence=1
         )

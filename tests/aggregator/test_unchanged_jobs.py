@@ -11,7 +11,7 @@ from perfd.model import Batch, Hello, JobOrigin, TrainingStep
 def test_series_of_a_job_without_news_stay_and_have_its_newest_labels() -> None:
     clock = VirtualClock(1_764_000_000_000_000_000)
     running = Aggregator(AggregatorConfig(listen="127.0.0.1:0", http_listen=None), clock, manual=True)
-    intake = running._server._sessions.intake  # type: ignore[attr-defined]
+    intake = running._server._sessions  # type: ignore[attr-defined]
     hello = Hello(agent_id="a", node="n0", perfd_version="1", sent_unix_ns=clock.unix_ns(), first_sequence=1)
     agent, _ = intake.hello(hello, 1)
 

@@ -73,8 +73,8 @@ class Published:
         self.clock = VirtualClock(1)
         self.state = AggregatorState.empty(Limits(), AuditLog(None, self.clock), [])
         self.events = Events()
-        intake = Ingest(self.state, self.clock, history)  # type: ignore[arg-type]
-        self.sessions = NatsSessions(intake, self.events, "default", self.clock.monotonic_s)
+        intake = Ingest(self.state, self.clock, history, self.events)  # type: ignore[arg-type]
+        self.sessions = NatsSessions(intake, "default", self.clock.monotonic_s)
 
     def message(
         self,

@@ -1,22 +1,14 @@
-"""What the gRPC server needs of whoever takes agents' messages, and how an aggregator takes them."""
+"""What the gRPC server needs of whoever takes agents' messages, and who is informed about agents."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Protocol
 
 from perfd.aggregator.ingest.agent_credential import AgentCredential
-from perfd.aggregator.ingest.agent_messages import AgentEvents, AgentMessages
-from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.limits import Limits
-from perfd.aggregator.state import AgentState
 from perfd.errors import RefusedError
-from perfd.model import Hello, Welcome
-from perfd.wire.convert import decode_agent_message
-from perfd.wire.sample_tables import TableReader
+from perfd.model import CaptureFilesRemoved, CaptureFileUpload, CaptureStatus, Hello, Welcome
 
 
 class AgentSession(Protocol):
@@ -84,80 +76,20 @@ class AgentSessions(Protocol):
         """No more sessions follow."""
 
 
-class IngestSessions:
-    """Sessions whose messages are applied to an aggregator's state."""
+class AgentEvents(Protocol):
+    """Listens to agents that connect, leave and report on captures. Called from any thread."""
 
-    def __init__(self, intake: Ingest, events: AgentEvents) -> None:
-        self.intake = intake
-        self.events = events
-        self.messages = AgentMessages(intake, events)
-        self.large = ThreadPoolExecutor(1, "perfd-large-messages")
-        self.limits = intake.limits
-        self.malformed = intake.malformed
-        self.rejected = intake.rejected
-        self.refuse = intake.refuse
+    def agent_connected(self, node: str) -> None:
+        """A node's stream is open."""
 
-    async def open(
-        self, hello: Hello, number: int, credential: AgentCredential, changed: Callable[[], None]
-    ) -> tuple[AgentSession | None, Welcome]:
-        """See `AgentSessions`."""
-        agent, welcome = self.intake.hello(hello, number, credential)
-        return (None if agent is None else _IngestSession(self, agent, number, changed)), welcome
+    def agent_gone(self, node: str) -> None:
+        """A node's stream broke."""
 
-    def close(self) -> None:
-        """See `AgentSessions`."""
-        self.large.shutdown(wait=False, cancel_futures=True)
+    def capture_status(self, node: str, status: CaptureStatus) -> None:
+        """An agent reported the state of a capture."""
 
+    def capture_files_removed(self, node: str, removed: CaptureFilesRemoved) -> None:
+        """An agent removed files of a capture; it may report this twice."""
 
-class _IngestSession:
-    """See `AgentSession`."""
-
-    def __init__(
-        self, sessions: IngestSessions, agent: AgentState, number: int, stored: Callable[[], None]
-    ) -> None:
-        self._intake, self._events = sessions.intake, sessions.events
-        self._messages, self._large = sessions.messages, sessions.large
-        self._agent = agent
-        self._number = number
-        self._stored = stored
-        self._tables = TableReader()
-        self.agent_id = agent.agent_id
-
-    @property
-    def node(self) -> str:
-        return self._agent.node
-
-    @property
-    def stored_sequence(self) -> int:
-        return self._agent.stored_sequence
-
-    @property
-    def received_sequence(self) -> int:
-        return self._agent.last_sequence
-
-    @property
-    def current(self) -> bool:
-        return self._agent.stream == self._number
-
-    @property
-    def has_to_resend(self) -> bool:
-        return self._intake.unkept(self._agent)
-
-    def connected(self) -> None:
-        self._events.agent_connected(self.node)
-
-    async def take(self, data: bytes) -> bool:
-        if len(data) <= self._intake.limits.large_message_bytes:
-            return self._take(data)
-        return await asyncio.get_running_loop().run_in_executor(self._large, self._take, data)
-
-    def _take(self, data: bytes) -> bool:
-        before = self._agent.stored_sequence
-        decode = partial(decode_agent_message, data, self._tables.decode)
-        sequence = self._messages.take(self._agent, decode, self._stored)
-        return sequence is not None and 0 < sequence <= before
-
-    def close(self, *, newest: bool) -> None:
-        self._intake.left(self._agent, self._number)
-        if newest:
-            self._events.agent_gone(self.node)
+    def capture_file_upload(self, node: str, upload: CaptureFileUpload) -> None:
+        """An agent uploaded a file of a capture, or could not yet; it may report this twice."""

@@ -1,12 +1,15 @@
-"""What is done with each message of an agent, without the network: greet, judge, apply, keep."""
+"""What is done with each message of an agent, whatever brought it: decode, judge, apply, keep."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from perfd.aggregator.audit import AuditLog, Refusal
+from perfd.aggregator.audit import Refusal
 from perfd.aggregator.failures import Part
 from perfd.aggregator.history import (
     HistoryStore,
@@ -18,51 +21,45 @@ from perfd.aggregator.history import (
     size_of,
 )
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential
+from perfd.aggregator.ingest.agent_greeting import MAX_SEQUENCE, greet
+from perfd.aggregator.ingest.agent_sessions import AgentEvents, AgentSession
 from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.partition import Partition
 from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable
 from perfd.clock import Clock
-from perfd.errors import PerfdError, RefusedError, WireError
-from perfd.model import Batch, Goodbye, Hello, JobOrigin, Record, Welcome
-from perfd.wire.service import REVISION
+from perfd.errors import BatchError, RefusedError, WireError
+from perfd.model import (
+    AgentMessage,
+    Batch,
+    CaptureFilesRemoved,
+    CaptureFileUpload,
+    CaptureStatus,
+    Goodbye,
+    Hello,
+    JobOrigin,
+    Record,
+    Welcome,
+)
+from perfd.wire.convert import decode_agent_message
+from perfd.wire.sample_tables import TableReader
 
 log = logging.getLogger(__name__)
-MAX_SEQUENCE = 1 << 62
-"""Of a batch."""
 _SLICE_RECORDS = 1_000
 """Records that are applied at once. An agent's usual batch has about ten."""
 _BETWEEN_SLICES_S = 0.001
 """For which the state is free between parts of a large batch: rounds and pages get their turn."""
 
 
-def check_hello(hello: Hello, credential: AgentCredential, limits: Limits, audit: AuditLog) -> None:
-    """Raises `WireError` if it is malformed, and `RefusedError` if the credential is not for its node."""
-    if hello.revision != REVISION:
-        raise WireError(
-            f"The agent speaks revision {hello.revision} of the protocol and this aggregator {REVISION}: "
-            "install the same major version of perfd on both."
-        )
-    if not hello.agent_id or not hello.node:
-        raise WireError("A Hello must name the agent and its node.")
-    if max(len(hello.agent_id), len(hello.node)) > limits.name_chars:
-        raise WireError(f"The names of an agent and its node have at most {limits.name_chars} characters.")
-    if hello.first_sequence > MAX_SEQUENCE:
-        raise WireError(f"The sequence {hello.first_sequence} is out of range.")
-    if not credential.may_be(hello.node):
-        sentence = "The credential of this agent is not for the node that it names."
-        audit.refused(Refusal.AGENT_CREDENTIAL, sentence, actor=credential.principal, about=hello.node)
-        raise RefusedError(sentence)
-
-
 class Ingest:
-    """Takes messages into the state, from any thread."""
+    """Takes messages into the state, from any thread; the `AgentSessions` of an aggregator."""
 
     def __init__(
         self,
         state: AggregatorState,
         clock: Clock,
         history: HistoryStore | None,
+        events: AgentEvents,
         partition: Partition | None = None,
     ) -> None:
         """With a `partition`, takes only its jobs. Agents publish to several, so sequences have gaps."""
@@ -70,67 +67,70 @@ class Ingest:
         self._clock = clock
         self._history = history
         self._partition = partition
+        self.events = events
+        self.large = ThreadPoolExecutor(1, "perfd-large-messages")
+        """Decodes messages that would keep other agents waiting."""
 
     def hello(
         self, hello: Hello, stream: int, credential: AgentCredential = ANYBODY
     ) -> tuple[AgentState | None, Welcome]:
-        """Open a stream for an agent; no agent when this one has to take a new identity first.
-
-        Raises `WireError` if the Hello is malformed, `RefusedError` if the sender may not use that identity,
-        and `PerfdError` if there is no room.
-        """
-        state = self._state
-        check_hello(hello, credential, state.fleet.limits, state.audit)
-        unix_ns = self._clock.unix_ns()
-        with state.lock:
-            known = state.agents.get(hello.agent_id)
-            if (
-                known is not None
-                and hello.first_sequence - known.last_sequence > state.fleet.limits.hello_jump
-            ):
-                raise self._refused(
-                    Refusal.SEQUENCE_JUMP,
-                    "An agent's first sequence is too far ahead of the newest one that is stored.",
-                    actor=hello.node,
-                )
-            new = known is None or known.left
-            known_epoch = known.epoch if known is not None else ""
-            greeting = state.agents.greet(
-                hello,
-                stream,
-                self._clock.monotonic_s(),
-                unix_ns,
-                principal=credential.principal,
-                namespace=credential.namespace,
-                # A partition knows only the lives in which the agent's node ran its jobs.
-                every_life=self._partition is None,
-            )
-            if greeting is None:
-                raise PerfdError("This aggregator is at its limit of agents; start another one.")
-            if greeting.agent is None:
-                state.audit.refused(
-                    Refusal.AGENT_IDENTITY,
-                    "Two agents have one spool identity, as on a copied disk: this one must renew it.",
-                    actor=credential.principal or hello.node,
-                )
-                return None, Welcome(last_sequence=0, sent_unix_ns=unix_ns, renew_identity=True)
-            if self._partition is None:
-                state.counters.lost_batches += greeting.lost
-            agent = greeting.agent
-            if known_epoch != agent.epoch and known_epoch and self._history is not None:
-                # Otherwise a spool that was opened again would be a stranger to the next aggregator.
-                # The epoch of a new agent is stored with its first batch.
-                self._history.submit([agent_row(agent, agent.stored_sequence, unix_ns / 1e9)])
-        if greeting.warning:
-            log.warning(greeting.warning, extra={"node": hello.node, "shown_as": greeting.agent.node})
-        if new:
-            log.info("An agent connected.", extra={"node": agent.node, "version": agent.perfd_version})
-        return agent, Welcome(
-            last_sequence=agent.stored_sequence,
-            received_sequence=agent.kept_sequence,
-            known_sequence=agent.last_sequence,
-            sent_unix_ns=unix_ns,
+        """Open a stream for an agent; see `greet`, also for what is raised."""
+        return greet(
+            hello,
+            stream,
+            credential,
+            state=self._state,
+            clock=self._clock,
+            history=self._history,
+            of_partition=self._partition is not None,
         )
+
+    async def open(
+        self, hello: Hello, number: int, credential: AgentCredential, changed: Callable[[], None]
+    ) -> tuple[AgentSession | None, Welcome]:
+        """See `AgentSessions`."""
+        agent, welcome = self.hello(hello, number, credential)
+        return (None if agent is None else _Session(self, agent, number, changed)), welcome
+
+    def close(self) -> None:
+        """See `AgentSessions`."""
+        self.large.shutdown(wait=False, cancel_futures=True)
+
+    def take(
+        self,
+        agent: AgentState,
+        decode: Callable[[], AgentMessage | None],
+        stored: Callable[[], None],
+        *,
+        again: bool = False,
+    ) -> int | None:
+        """Take what `decode` returns; returns the sequence if it is a batch, also one that is left out.
+
+        What cannot be taken is left out and counted. `stored` and `again` are as for `batch`. Raises
+        `RefusedError` if the batch cannot be the next.
+        """
+        sequence: int | None = None
+        try:
+            message = decode()
+            if isinstance(message, Batch):
+                sequence = message.sequence
+                # Before the batch is acknowledged: history writes in order.
+                for record in message.records:
+                    if isinstance(record, CaptureFilesRemoved):
+                        self.events.capture_files_removed(agent.node, record)
+                    elif isinstance(record, CaptureFileUpload):
+                        self.events.capture_file_upload(agent.node, record)
+                self.batch(agent, message, stored, again=again)
+            elif isinstance(message, CaptureStatus):
+                self.events.capture_status(agent.node, message)
+            elif isinstance(message, Goodbye):
+                self._goodbye(agent, message)
+        except RefusedError:
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever it is, the agent would send it again for ever)
+            sequence = error.sequence if isinstance(error, BatchError) else None
+            self._left_out(agent, error, sequence, stored)
+        return sequence
 
     def batch(
         self, agent: AgentState, batch: Batch, stored: Callable[[], None], *, again: bool = False
@@ -147,11 +147,8 @@ class Ingest:
         started_s = self._clock.monotonic_s()
         unix_ns = self._clock.unix_ns()
         with state.lock:
-            if agent.jumps(batch.sequence, state.fleet.limits):
-                raise self._jump(agent, batch.sequence)
-            verdict, lost = agent.take(batch.sequence, state.fleet.limits)
-            if self._partition is None:
-                state.counters.lost_batches += lost
+            verdict, lost = self._judge(agent, batch.sequence)
+            state.counters.lost_batches += lost
             agent.received_s = started_s
             state.counters.resent_batches += again
             if verdict is BatchVerdict.REPEAT:
@@ -255,7 +252,7 @@ class Ingest:
         elif not self._history.submit([*statements, agent_row(agent, sequence, unix_ns / 1e9)], done):
             agent.refuse(sequence)
 
-    def goodbye(self, agent: AgentState, goodbye: Goodbye) -> None:
+    def _goodbye(self, agent: AgentState, goodbye: Goodbye) -> None:
         """Know that an agent stops as it was asked to."""
         log.info("An agent left.", extra={"node": agent.node, "reason": goodbye.reason})
         with self._state.lock:
@@ -291,7 +288,7 @@ class Ingest:
         with self._state.lock:
             self._state.counters.malformed_messages += 1
 
-    def left_out(
+    def _left_out(
         self, agent: AgentState, error: Exception, sequence: int | None, stored: Callable[[], None]
     ) -> None:
         """Count a message of a stream that goes on without it; its batch is acknowledged in its turn.
@@ -306,10 +303,7 @@ class Ingest:
             first = agent.malformed_messages == 1
             verdict = BatchVerdict.REPEAT
             if sequence is not None and 0 < sequence <= MAX_SEQUENCE:
-                if agent.jumps(sequence, state.fleet.limits):
-                    raise self._jump(agent, sequence)
-                verdict, lost = agent.take(sequence, state.fleet.limits)
-                lost = lost if self._partition is None else 0
+                verdict, lost = self._judge(agent, sequence)
                 state.counters.lost_batches += lost + (verdict is BatchVerdict.NEW)
         if first:
             log.warning(
@@ -324,18 +318,18 @@ class Ingest:
 
     def refuse(self, sentence: str, *, actor: str) -> RefusedError:
         """Note that a peer without a credential was turned away; returns what to raise."""
-        return self._refused(Refusal.AGENT_CREDENTIAL, sentence, actor=actor)
+        return self._state.audit.refusal(Refusal.AGENT_CREDENTIAL, sentence, actor=actor)
 
-    def _jump(self, agent: AgentState, sequence: int) -> RefusedError:
-        return self._refused(
-            Refusal.SEQUENCE_JUMP,
-            f"Batch {sequence} cannot follow {agent.last_sequence}: connect again and say what is lost.",
-            actor=agent.node,
-        )
-
-    def _refused(self, refusal: Refusal, sentence: str, *, actor: str, about: str = "") -> RefusedError:
-        self._state.audit.refused(refusal, sentence, actor=actor, about=about)
-        return RefusedError(sentence)
+    def _judge(self, agent: AgentState, sequence: int) -> tuple[BatchVerdict, int]:
+        """What to do with a batch, and how many before it are lost; raises `RefusedError` for a jump."""
+        limits = self._state.fleet.limits
+        if agent.jumps(sequence, limits):
+            sentence = (
+                f"Batch {sequence} cannot follow {agent.last_sequence}: connect again and say what is lost."
+            )
+            raise self._state.audit.refusal(Refusal.SEQUENCE_JUMP, sentence, actor=agent.node)
+        verdict, lost = agent.take(sequence, limits)
+        return verdict, lost if self._partition is None else 0
 
     def _statements(self, agent: AgentState, durable: list[Durable], now_unix_s: float) -> list[Statement]:
         if self._history is None:
@@ -353,3 +347,54 @@ class Ingest:
             return statements
         self._state.counters.rejected["history_bytes_per_agent_and_day"] += len(statements)
         return []
+
+
+class _Session:
+    """See `AgentSession`."""
+
+    def __init__(self, intake: Ingest, agent: AgentState, number: int, stored: Callable[[], None]) -> None:
+        self._intake = intake
+        self._agent = agent
+        self._number = number
+        self._stored = stored
+        self._tables = TableReader()
+        self.agent_id = agent.agent_id
+
+    @property
+    def node(self) -> str:
+        return self._agent.node
+
+    @property
+    def stored_sequence(self) -> int:
+        return self._agent.stored_sequence
+
+    @property
+    def received_sequence(self) -> int:
+        return self._agent.last_sequence
+
+    @property
+    def current(self) -> bool:
+        return self._agent.stream == self._number
+
+    @property
+    def has_to_resend(self) -> bool:
+        return self._intake.unkept(self._agent)
+
+    def connected(self) -> None:
+        self._intake.events.agent_connected(self.node)
+
+    async def take(self, data: bytes) -> bool:
+        if len(data) <= self._intake.limits.large_message_bytes:
+            return self._take(data)
+        return await asyncio.get_running_loop().run_in_executor(self._intake.large, self._take, data)
+
+    def _take(self, data: bytes) -> bool:
+        before = self._agent.stored_sequence
+        decode = partial(decode_agent_message, data, self._tables.decode)
+        sequence = self._intake.take(self._agent, decode, self._stored)
+        return sequence is not None and 0 < sequence <= before
+
+    def close(self, *, newest: bool) -> None:
+        self._intake.left(self._agent, self._number)
+        if newest:
+            self._intake.events.agent_gone(self.node)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from perfd.aggregator.ingest.agent_messages import AgentEvents
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.ingest.jetstream.direct_reading import DIRECT_ACKNOWLEDGMENT, DirectReading
 from perfd.aggregator.ingest.jetstream.nats_intake import NatsIntake
@@ -59,7 +58,6 @@ class NatsReceiver:
         self,
         config: NatsListenConfig,
         intake: Ingest,
-        events: AgentEvents,
         partition: Partition | None = None,
         *,
         caught_up: Callable[[], None] = lambda: None,
@@ -68,7 +66,7 @@ class NatsReceiver:
         self._caught_up = caught_up
         self._config = config
         self._connector = NatsConnector(config, key="nats", name="perfd aggregator")
-        self._sessions = NatsSessions(intake, events, config.cluster, time.monotonic)
+        self._sessions = NatsSessions(intake, config.cluster, time.monotonic)
         self._subject: str | None = None
         """Of what may be taken without the stream: what an earlier holder of a lease stores is refused."""
         self._turn = asyncio.Lock()

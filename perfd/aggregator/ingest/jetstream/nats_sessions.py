@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perfd.aggregator.ingest.agent_credential import AgentCredential
-from perfd.aggregator.ingest.agent_messages import AgentEvents, AgentMessages
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.state import AgentState
 from perfd.errors import BatchError, PerfdError, RefusedError, WireError
@@ -81,12 +80,8 @@ class _Session:
 class NatsSessions:
     """Not thread-safe, but for `subject_of`. The subject on which a message came says which node sent it."""
 
-    def __init__(
-        self, intake: Ingest, events: AgentEvents, cluster: str, monotonic_s: Callable[[], float]
-    ) -> None:
+    def __init__(self, intake: Ingest, cluster: str, monotonic_s: Callable[[], float]) -> None:
         self._intake = intake
-        self._events = events
-        self._messages = AgentMessages(intake, events)
         self._cluster = cluster
         self._monotonic_s = monotonic_s
         # Not those of gRPC's streams.
@@ -218,7 +213,7 @@ class NatsSessions:
         receipt: Receipt,
     ) -> None:
         agent, sender = session.agent, published.sender
-        take = partial(self._messages.take, again=published.again)
+        take = partial(self._intake.take, again=published.again)
         missing = self._missing(agent)
         stored = partial(setattr, receipt, "stored", True)
         try:
@@ -265,7 +260,7 @@ class NatsSessions:
         if old is not None:
             session.unsaid, session.unsaid_since_s = old.unsaid, old.unsaid_since_s
         self._sessions[sender.agent_id] = session
-        self._events.agent_connected(agent.node)
+        self._intake.events.agent_connected(agent.node)
         return session
 
     def _foreign(self, sender: Hello, node: str) -> RefusedError:
@@ -276,7 +271,7 @@ class NatsSessions:
     def _close(self, agent_ids: Collection[str]) -> None:
         for session in self._popped(agent_ids):
             self._intake.left(session.agent, session.number)
-            self._events.agent_gone(session.agent.node)
+            self._intake.events.agent_gone(session.agent.node)
 
     def _popped(self, agent_ids: Collection[str]) -> Iterator[_Session]:
         for agent_id in agent_ids:
