@@ -45,6 +45,7 @@ _OF_EVERY_RECORD = _TYPES | {
     "agent/capture_setup.py": "what captures know of the job",
 }
 _BESIDE_THE_SAMPLE = _OF_EVERY_RECORD | {
+    "protobuf_encoding.py": "where the numbers of such tables are, learned from the first one",
     "aggregator/state/gpu_history.py": "analysis and charts",
     "rules/rule_model.py": "the alert as the series ALERTS",
     "aggregator/alerts/*": "the alert",

@@ -36,12 +36,19 @@ from perfd.model import (
     Stored,
     Welcome,
 )
-from perfd.wire.encoded_messages import check_record_count
+from perfd.protobuf_encoding import BYTES, VARINT, read_tag, read_varint, skip_value
 from perfd.wire.sample_tables import decode_table, encode_table
 from perfd.wire.structs import Struct, UnknownKindError
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 _M = TypeVar("_M", bound=Message)
+
+MAX_RECORDS = 100_000
+"""In a batch: as many as an agent has pending at most."""
+_UNCOUNTED_BYTES = 64 * 1024
+"""Messages up to this size are decoded as they are: 32,768 empty records fit."""
+_BATCH, _SEQUENCE, _SAMPLES, _RECORD = 2, 1, 3, 4
+"""Fields of an `AgentMessage` and a `Batch` (telemetry.proto)."""
 
 _RECORDS = {
     "gpu_info": Struct(model.GpuInfo, pb.GpuInfo),
@@ -142,7 +149,7 @@ def decode_agent_message(data: bytes, tables: _DecodeTable = decode_table) -> Ag
 
     Raises `BatchError`, with the sequence, when only the records of a batch are invalid or too many.
     """
-    check_record_count(data)
+    _check_record_count(data)
     return cast("AgentMessage | None", from_wire(_parse(pb.AgentMessage, data), tables))
 
 
@@ -158,7 +165,7 @@ def sequence_of(agent_message: bytes) -> int | None:
 
     Raises `WireError` if it cannot be read, has too many records, or states a sender: streams do not.
     """
-    check_record_count(agent_message)
+    _check_record_count(agent_message)
     envelope = _parse(pb.AgentMessage, agent_message)
     if envelope.HasField("sender") or envelope.session or envelope.namespace:
         raise WireError("A message in a stream must not name another sender.")
@@ -179,13 +186,13 @@ def encode_sender(sender: Hello, session: str, namespace: str = "", *, again: bo
 
 def decode_sender(data: bytes) -> Published:
     """Who published a message, which stays encoded; raises `WireError` if that is missing."""
-    check_record_count(data)
+    _check_record_count(data)
     return _sender(_parse(pb.AgentMessage, data))
 
 
 def decode_published(data: bytes) -> Published:
     """A message with its sender; raises as `decode_agent_message`, and `WireError` without a sender."""
-    check_record_count(data)
+    _check_record_count(data)
     envelope = _parse(pb.AgentMessage, data)
     return replace(_sender(envelope), message=cast("AgentMessage | None", from_wire(envelope)))
 
@@ -230,6 +237,45 @@ def check(record: Record) -> None:
             _record_to_wire(record)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise WireError(f"A {type(record).__name__} cannot be sent: {error}.") from error
+
+
+def _check_record_count(agent_message: bytes) -> None:
+    """Raise `BatchError` when a message holds a batch of more records than an agent sends at once.
+
+    An empty record takes two bytes of a message, and a hundred times as much when it is decoded. Raises
+    `WireError` for fields that cannot be skipped.
+    """
+    if len(agent_message) <= _UNCOUNTED_BYTES:
+        return
+    records = position = 0
+    try:
+        while position < len(agent_message):
+            # Protobuf merges a batch that is there twice, and skips fields that it does not know.
+            field, wire_type, position = read_tag(agent_message, position)
+            end = skip_value(agent_message, wire_type, position)
+            if field == _BATCH and wire_type == BYTES:
+                _, position = read_varint(agent_message, position)
+                records = _counted(agent_message, position, end, records)
+            position = end
+    except IndexError:
+        # It ends too early, which decoding it says in words.
+        return
+    except ValueError as error:
+        raise WireError(str(error)) from error
+
+
+def _counted(data: bytes, position: int, end: int, records: int) -> int:
+    """`records` and those of the batch from `position` to `end`."""
+    sequence = 0
+    while position < end:
+        field, wire_type, position = read_tag(data, position)
+        if wire_type == VARINT and field == _SEQUENCE:
+            sequence, _ = read_varint(data, position)
+        position = skip_value(data, wire_type, position)
+        records += wire_type == BYTES and field in {_SAMPLES, _RECORD}
+        if records > MAX_RECORDS:
+            raise BatchError(f"A batch holds more than {MAX_RECORDS} records.", sequence=sequence)
+    return records
 
 
 def _batch_to_wire(batch: Batch) -> pb.Batch:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from perfd.errors import WireError
 from perfd.model import ColumnBlock, SampleTable, Scope
-from perfd.wire import encoded_messages as encoded
+from perfd.protobuf_encoding import BYTES, read_tag, read_varint, skip_value
 from perfd.wire.structs import UnknownKindError, enum_by_name
 from perfd.wire.v1 import telemetry_pb2 as pb
 
@@ -140,7 +140,7 @@ def _form_of(data: bytes, table: SampleTable) -> _Form | None:
         return None
     try:
         spans = _number_spans(data)
-    except (IndexError, WireError):
+    except (IndexError, ValueError):
         return None
     # With rows, each column has values: one span each, or one of them has two and this is refused.
     if len(spans) != 1 + len(columns) or spans != sorted(spans):
@@ -161,18 +161,18 @@ def _number_spans(data: bytes) -> list[tuple[int, int]]:
     values: list[tuple[int, int]] = []
     position = 0
     while position < len(data):
-        field, kind, position = encoded.tag(data, position)
-        end = encoded.skipped(data, kind, position)
-        if kind == encoded.BYTES:
-            _, position = encoded.varint(data, position)
+        field, kind, position = read_tag(data, position)
+        end = skip_value(data, kind, position)
+        if kind == BYTES:
+            _, position = read_varint(data, position)
             if field == _TIMES:
                 times.append((position, end))
             elif field == _COLUMNS:
                 while position < end:
-                    inner, kind, position = encoded.tag(data, position)
-                    stop = encoded.skipped(data, kind, position)
-                    if kind == encoded.BYTES and inner == _VALUES:
-                        values.append((encoded.varint(data, position)[1], stop))
+                    inner, kind, position = read_tag(data, position)
+                    stop = skip_value(data, kind, position)
+                    if kind == BYTES and inner == _VALUES:
+                        values.append((read_varint(data, position)[1], stop))
                     position = stop
         position = end
     return [*times, *values]
