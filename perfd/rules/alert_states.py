@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from perfd.metrics.series import Labels, SeriesKey
 from perfd.model import Alert, AlertState
-from perfd.rules.promql.evaluation_error import EvaluationError
+from perfd.rules.promql.evaluation import EvaluationError
 from perfd.rules.rule_model import ActiveAlert, AlertingRule
 from perfd.rules.series_store import to_ms
 from perfd.rules.templates import TemplateData

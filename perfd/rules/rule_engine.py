@@ -11,9 +11,8 @@ import numpy as np
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import Alert
 from perfd.rules.alert_states import AlertBook, External, ended
-from perfd.rules.promql.compiler import Query, compile_query
-from perfd.rules.promql.evaluation_error import EvaluationError
-from perfd.rules.promql.vector import Keys, Remembered, Vector, empty
+from perfd.rules.promql.compiler import compile_query
+from perfd.rules.promql.evaluation import EvaluationError, Keys, Query, Remembered, Vector, empty
 from perfd.rules.rule_model import (
     ActiveAlert,
     EngineState,

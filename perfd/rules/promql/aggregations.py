@@ -11,10 +11,18 @@ from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
-from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
-from perfd.rules.promql.evaluation_error import EvaluationError
+from perfd.rules.promql.evaluation import (
+    EvaluationError,
+    Floats,
+    Instant,
+    Keys,
+    Remembered,
+    ScalarNode,
+    Vector,
+    VectorNode,
+    empty,
+)
 from perfd.rules.promql.quantiles import quantiles
-from perfd.rules.promql.vector import Floats, Keys, Remembered, Vector, empty
 
 Groups = NDArray[np.intp]
 

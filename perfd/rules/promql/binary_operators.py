@@ -7,8 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
-from perfd.rules.promql.vector import Floats, Keys, Mask, Remembered, Vector, empty, without_name
+from perfd.rules.promql.evaluation import (
+    Floats,
+    Instant,
+    Keys,
+    Mask,
+    Remembered,
+    ScalarNode,
+    Vector,
+    VectorNode,
+    empty,
+    without_name,
+)
 from perfd.rules.promql.vector_matching import (
     Groups,
     Pairs,

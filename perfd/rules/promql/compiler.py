@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from datetime import timedelta
 
-import numpy as np
 import promql_parser as pp
 
 from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, MatcherSet
 from perfd.rules.problems import Problem, TextError
 from perfd.rules.promql import aggregations, binary_operators, evaluation, functions, range_functions
-from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
+from perfd.rules.promql.evaluation import Query, ScalarNode, VectorNode
 from perfd.rules.promql.selectors import InstantSelector, RangeSelector
 from perfd.rules.promql.syntax import parse
-from perfd.rules.promql.vector import Vector
 from perfd.rules.promql.vector_matching import VectorMatching
-from perfd.rules.series_store import Read, SeriesStore
 
 # Pairs, as the parser's enumerations cannot be keys of a dictionary.
 _OPERATORS = (
@@ -32,24 +28,6 @@ _MANY_SIDES = (
 _LABEL_FUNCTIONS = {"label_replace", "label_join"}
 _NO_EFFECT = {"sort", "sort_desc"}
 """The results of rules have no order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """A compiled expression. It remembers matches between evaluations, so one thread at a time."""
-
-    text: str
-    reads: tuple[Read, ...]
-    """What a store must keep for it."""
-    _node: VectorNode = field(repr=False)
-
-    def evaluate(self, store: SeriesStore, time_ms: int) -> Vector:
-        """The result at an instant; a number is the value of the series without labels.
-
-        Raises `EvaluationError` when the series of the moment do not allow the expression.
-        """
-        with np.errstate(all="ignore"):
-            return self._node.vector(Instant(store, time_ms))
 
 
 def compile_query(text: str) -> Query:

@@ -9,9 +9,18 @@ import numpy as np
 
 from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, compile_regex
-from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
+from perfd.rules.promql.evaluation import (
+    Floats,
+    Instant,
+    Keys,
+    Remembered,
+    ScalarNode,
+    Vector,
+    VectorNode,
+    empty,
+    without_name,
+)
 from perfd.rules.promql.selectors import InstantSelector, RangeSelector
-from perfd.rules.promql.vector import Floats, Keys, Remembered, Vector, empty, without_name
 
 
 def _round(values: Floats, to_nearest: float) -> Floats:

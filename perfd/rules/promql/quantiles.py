@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from perfd.rules.promql.vector import Floats
+from perfd.rules.promql.evaluation import Floats
 
 
 def quantiles(fraction: float, values: Floats) -> Floats:

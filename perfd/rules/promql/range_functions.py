@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.rules.promql.evaluation import Instant, ScalarNode
+from perfd.rules.promql.evaluation import Floats, Instant, Mask, Remembered, ScalarNode, Vector, without_name
 from perfd.rules.promql.quantiles import quantiles
 from perfd.rules.promql.selectors import RangeSelector, Samples, scatter
-from perfd.rules.promql.vector import Floats, Mask, Remembered, Vector, without_name
 
 
 @dataclass(frozen=True, slots=True)

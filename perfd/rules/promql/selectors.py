@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import MatcherSet
-from perfd.rules.promql.evaluation import Instant
-from perfd.rules.promql.vector import Floats, Keys, Mask, Vector
+from perfd.rules.promql.evaluation import Floats, Instant, Keys, Mask, Vector
 from perfd.rules.series_store import (
     LOOKBACK_MS,
     Block,

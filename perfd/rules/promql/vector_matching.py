@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
-from perfd.rules.promql.evaluation_error import EvaluationError
+from perfd.rules.promql.evaluation import EvaluationError, Keys, Mask, describe
 from perfd.rules.promql.functions import with_label
-from perfd.rules.promql.vector import Keys, Mask, describe
 
 Groups = NDArray[np.intp]
 
