@@ -30,6 +30,7 @@ from novel_everyday import (
     threaded,
 )
 from novel_groups import broadcasted, critics, hosted, smoothed
+from novel_habits import budgeted, evaluatedalone, gossiped, profiled, recompiled
 from novel_loops import actors, policy, sampled, serving
 from novel_models import Adapted, HeadsExchanged, Pictures, Routed, Setup, Transformer
 from novel_updates import background, dropped, muon, owned, preferred
@@ -327,6 +328,7 @@ KINDS: dict[str, Callable[[Setup], Step]] = {
             *(distilled, contrastive, actors, serving, sampled, policy, accelerated, exchanged, unsynced),
             *(background, dropped, muon, owned, preferred, broadcasted, critics, hosted, smoothed),
             *(compressed, lasting, normalized, recurrent, replicated, reported, scaled, threaded),
+            *(budgeted, evaluatedalone, gossiped, profiled, recompiled),
         )
     },
 }

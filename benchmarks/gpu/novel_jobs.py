@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from benchmarks.gpu.phase_jobs import Job, megatron_of
+from benchmarks.gpu.phase_jobs import PP2, Job, megatron_of
 from benchmarks.gpu.phases import Fault
 
 _SILENT = ("--print-every", "100000")
@@ -134,6 +134,49 @@ NOVEL_JOBS: Mapping[str, Job] = {
         ),
         faults=(_fault("gpu", 0.3, 1, steps=24),),
         healthy_steps=60,
+    ),
+    "recompiled2": _novel("recompiled", _fault("gpu", 0.3, 0), steps=150, size=(12, 2048)),
+    "profiled2": _novel("profiled", _fault("host", 0.6, 1, steps=60), *_SILENT, steps=100, size=(12, 2048)),
+    "evaluatedalone2": _novel("evaluatedalone", _fault("gpu", 0.3, 1), steps=100, size=(12, 2048)),
+    "gossiped2": _novel("gossiped", _fault("gpu", 0.3, 0), *_SILENT, steps=80, size=(12, 2048)),
+    "budgeted2": _novel("budgeted", _fault("gpu", 0.3, 1), *_SILENT, steps=60, size=(12, 2048)),
+    "crowded2": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "4", *_SILENT),
+        faults=(_fault("crowded", 4, 1), _fault("crowded", 4)),
+        healthy_steps=80,
+        steps_between=60,
+    ),
+    "copying2": Job(
+        gpus=2,
+        loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "8", "--print-every", "10"),
+        faults=(_fault("copying", 0.4, 0),),
+        healthy_steps=80,
+    ),
+    "emptied2": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "8", "--micro-batch", "1", "--print-every", "10"),
+        faults=(_fault("emptied", 1, 1),),
+        healthy_steps=70,
+    ),
+    "sweep2": Job(
+        gpus=2,
+        script="sweep_job.py",
+        own_launcher=True,
+        loop=("--micro-batch", "8", "--layers", "7"),
+        healthy_steps=180,
+    ),
+    "megatronrare2": Job(
+        gpus=2,
+        megatron=megatron_of(8, 16, "--log-interval", "20"),
+        faults=(_fault("gpu", 0.3, 1, steps=40),),
+        healthy_steps=100,
+    ),
+    "megatronuneven2": Job(
+        gpus=2,
+        megatron=megatron_of(12, 16, *PP2, "--decoder-first-pipeline-num-layers", "8"),
+        faults=(_fault("host", 0.4, 1, steps=30),),
+        healthy_steps=50,
     ),
     "validated2": Job(
         gpus=2,

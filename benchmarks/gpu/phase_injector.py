@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from disturbances import CrowdedCore, copy_for, empty_cache
 from phases import Phase, load, phase_at
 from torch.utils.data import dataloader
 
@@ -61,6 +62,7 @@ class PhaseInjector:
         self._product_s = 0.0
         self._factors: list[torch.Tensor] = []
         self._objects: list[list[int]] = []
+        self._core = CrowdedCore()
 
     @property
     def micro_batches(self) -> int:
@@ -80,8 +82,12 @@ class PhaseInjector:
         if self._step == self._first_fault_step:
             begun_s = [self._begun_s[step] for step in range(_FIRST_TIMED_STEP, self._step + 1)]
             self._step_s = statistics.median(after - before for before, after in itertools.pairwise(begun_s))
-        phase = phase_at(self._plan, self._step)
+        phase, before = phase_at(self._plan, self._step), self._phase
         self._phase = phase if phase is not None and phase.holds(self.rank) else None
+        if self._phase is not before:
+            self._core.leave()
+            if self._phase is not None and self._phase.kind == "crowded":
+                self._core.crowd(round(self._phase.size))
         if self._phase is not None and self._phase.stalls_at(self._step):
             if self._phase.kind == "garbage":
                 self._collect_garbage()
@@ -95,6 +101,12 @@ class PhaseInjector:
         added_s = self._phase.size * self._step_s / self._micro_batches
         if self._phase.kind == "host":
             self._sleep(added_s)
+        if self._phase.kind == "copying" and self._cuda:
+            begun_s = time.perf_counter()
+            copy_for(added_s, torch.device("cuda", torch.cuda.current_device()))
+            self._row["host_s"] += time.perf_counter() - begun_s
+        if self._phase.kind == "emptied":
+            empty_cache()
         if self._phase.kind == "gpu":
             self._multiply(max(1, round(added_s / self._product_s)))
 
@@ -111,6 +123,7 @@ class PhaseInjector:
 
     def close(self) -> None:
         """Write the rest. Waits for the GPU."""
+        self._core.leave()
         self._row["end_unix_s"] = time.time()
         self._write_row()
         self._log.close()
