@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from perfd.doctor.check_result import CheckResult, Level
+from perfd.doctor.check_result import Outcome, check, ok, warn
 from perfd.doctor.node_facts import NodeFacts
 from perfd.formatting import data_size
 
@@ -12,57 +12,50 @@ _SEGMENT_BYTES = 9 << 20
 """Largest segment of a process: eight ring buffers of 1 MiB and a table (collectors/nccl_plugin/layout.h)."""
 
 
-def check_nccl_plugin(facts: NodeFacts) -> CheckResult:
+@check("nccl_plugin", "NCCL profiler plugin")
+def check_nccl_plugin(facts: NodeFacts) -> Outcome:
     """Whether the plugin for timing collectives is installed."""
-    title = "NCCL profiler plugin"
     if facts.nccl_plugin is None:
-        return CheckResult(
-            check="nccl_plugin",
-            level=Level.WARN,
-            title=title,
-            what="libnccl-profiler-perfd.so not found: communication is only measured by the job's timers",
-            fix="Reinstall perfd on a machine with a C compiler, which builds the plugin.",
+        return warn(
+            "libnccl-profiler-perfd.so not found: communication is only measured by the job's timers",
+            "Reinstall perfd on a machine with a C compiler, which builds the plugin.",
         )
-    return CheckResult(check="nccl_plugin", level=Level.OK, title=title, what=str(facts.nccl_plugin))
+    return ok(str(facts.nccl_plugin))
 
 
-def check_shared_memory(facts: NodeFacts) -> CheckResult:
+@check("shared_memory", "shared memory for the NCCL plugin")
+def check_shared_memory(facts: NodeFacts) -> Outcome:
     """Whether the plugin has enough shared memory; without it, the job runs but nothing is recorded."""
     memory = facts.shared_memory
-    title = "shared memory for the NCCL plugin"
     fix = (
         "Give the job a larger /dev/shm (containers: --shm-size=1g), or set PERFD_NCCL_DIR to another"
         " directory in memory, and collectors.nccl.options.directory of the agent to the same one."
     )
     if memory.problem:
-        what = f"{memory.path} is not writable: {memory.problem}; NCCL operations are not recorded"
-        return CheckResult(check="shared_memory", level=Level.WARN, title=title, what=what, fix=fix)
+        return warn(f"{memory.path} is not writable: {memory.problem}; NCCL operations are not recorded", fix)
     needed_bytes = max(1, len(facts.nvml.gpus)) * _SEGMENT_BYTES
     free = f"{memory.path}: {data_size(memory.free_bytes)} free"
     if memory.free_bytes < needed_bytes:
-        what = f"{free}, {data_size(needed_bytes)} needed ({data_size(_SEGMENT_BYTES)} per GPU)"
-        return CheckResult(check="shared_memory", level=Level.WARN, title=title, what=what, fix=fix)
-    return CheckResult(check="shared_memory", level=Level.OK, title=title, what=free)
+        return warn(f"{free}, {data_size(needed_bytes)} needed ({data_size(_SEGMENT_BYTES)} per GPU)", fix)
+    return ok(free)
 
 
-def check_nccl_settings(facts: NodeFacts) -> CheckResult:
+@check("nccl_settings", "NCCL's variables")
+def check_nccl_settings(facts: NodeFacts) -> Outcome:
     """Whether NCCL's variables disable fast paths, or name devices that the node lacks."""
-    title, settings = "NCCL's variables", facts.nccl_settings
+    settings = facts.nccl_settings
     doubts = [
         f"{name}={setting.value} ({setting.source}) {problem}"
         for name, setting in sorted(settings.items())
         if (problem := _problem(name, setting.value, facts))
     ]
     if doubts:
-        return CheckResult(
-            check="nccl_settings",
-            level=Level.WARN,
-            title=title,
-            what="; ".join(doubts),
-            fix="Unset what is not intended before starting a job: NCCL's defaults are usually the fastest.",
+        return warn(
+            "; ".join(doubts),
+            "Unset what is not intended before starting a job: NCCL's defaults are usually the fastest.",
         )
     what = ", ".join(f"{name}={setting.value}" for name, setting in sorted(settings.items()))
-    return CheckResult(check="nccl_settings", level=Level.OK, title=title, what=what or "none set")
+    return ok(what or "none set")
 
 
 _OFF = frozenset({"", "0"})
