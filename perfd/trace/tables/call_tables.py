@@ -11,7 +11,7 @@ from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.model.trace_detail import NamedCalls
 from perfd.trace.tables.distribution import COLUMNS, distributions
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 CALL_OUTLIER_NS = 50_000
 """A launch call that takes longer is an outlier, and so is a delay of twice as long: HolisticTraceAnalysis'
@@ -46,7 +46,7 @@ def _calls(name: str, title: str, calls: Sequence[tuple[int | None, NamedCalls]]
     return TraceTable(
         name=name,
         title=title,
-        columns=(RANK, TableColumn("call"), *COLUMNS),
+        columns=(*named("rank call"), *COLUMNS),
         rows=[row for rank, found in calls for row in _call_rows(rank, found)],
         missing=missing,
     )
@@ -64,19 +64,9 @@ def launches(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="launches",
         title="Launches: the call, the wait until the kernel begins, the kernel",
-        columns=(
-            RANK,
-            TableColumn("operation"),
-            TableColumn("count", "count"),
-            TableColumn("call_median_s", "s"),
-            TableColumn("call_max_s", "s"),
-            TableColumn("queue_median_s", "s"),
-            TableColumn("queue_max_s", "s"),
-            TableColumn("run_median_s", "s"),
-            TableColumn("run_max_s", "s"),
-            TableColumn("short_count", "count"),
-            TableColumn("slow_call_count", "count"),
-            TableColumn("late_count", "count"),
+        columns=named(
+            "rank operation count call_median_s call_max_s queue_median_s queue_max_s run_median_s "
+            "run_max_s short_count slow_call_count late_count"
         ),
         rows=[row for trace in traces for row in _launch_rows(trace)],
         missing="No trace has the host's launches.",

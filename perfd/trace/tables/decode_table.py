@@ -8,7 +8,7 @@ import numpy as np
 
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.model.serving_steps import step_name
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 _DECODE, _ENDING = "decode step", " step"
 
@@ -18,16 +18,7 @@ def decode_gaps(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="decode-gaps",
         title="Time from one decode step to the next, by what runs between them",
-        columns=(
-            RANK,
-            TableColumn("between"),
-            TableColumn("count", "count"),
-            TableColumn("median_s", "s"),
-            TableColumn("max_s", "s"),
-            TableColumn("longest_at_s", "s"),
-            TableColumn("other_steps_s", "s"),
-            TableColumn("delay_s", "s"),
-        ),
+        columns=named("rank between count median_s max_s longest_at_s other_steps_s delay_s"),
         rows=[row for trace in traces for row in _rows(trace)],
         missing="No trace has decode steps of a server: SGLang and vLLM name them when profiled.",
     )

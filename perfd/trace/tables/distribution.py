@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.trace.model.intervals import Ns
-from perfd.trace.tables.trace_table import Cell, TableColumn
+from perfd.trace.tables.trace_table import Cell, named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +43,7 @@ class DurationSpread:
         )
 
 
-COLUMNS = (
-    TableColumn("share_ratio", "ratio"),
-    TableColumn("total_s", "s"),
-    TableColumn("count", "count"),
-    *(TableColumn(f"{name}_s", "s") for name in ("mean", "median", "min", "p95", "max", "deviation")),
-)
+COLUMNS = named("share_ratio total_s count mean_s median_s min_s p95_s max_s deviation_s")
 
 
 def distributions(groups: Ns, durations_ns: Ns) -> list[DurationSpread]:

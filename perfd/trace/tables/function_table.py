@@ -8,7 +8,7 @@ import numpy as np
 
 from perfd.trace.model.host_spans import HostSpans, SpanKind
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 
 def functions(traces: Sequence[RankTrace]) -> TraceTable:
@@ -16,15 +16,7 @@ def functions(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="functions",
         title="Python functions",
-        columns=(
-            RANK,
-            TableColumn("function"),
-            TableColumn("calls_count", "count"),
-            TableColumn("total_s", "s"),
-            TableColumn("total_ratio", "ratio"),
-            TableColumn("self_s", "s"),
-            TableColumn("call_s", "s"),
-        ),
+        columns=named("rank function calls_count total_s total_ratio self_s call_s"),
         rows=[row for trace in traces for row in _rows(trace)],
         missing="No trace has Python functions: record with PyTorch's profiler and with_stack=True.",
     )

@@ -10,11 +10,10 @@ from perfd.formatting import percent
 from perfd.trace.breakdown import GraphUse, RankTimeline, graph_launches, graph_use
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.distribution import COLUMNS, distributions
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 _ALL_IN_GRAPHS = 0.99
 """Share of launches in graphs: nothing is left to gain."""
-_BUSY = TableColumn("busy_ratio", "ratio")
 
 
 def graphs(traces: Sequence[RankTrace]) -> TraceTable:
@@ -22,18 +21,9 @@ def graphs(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="graphs",
         title="What CUDA graphs could replace, and what prevents it",
-        columns=(
-            RANK,
-            TableColumn("in_graphs_ratio", "ratio"),
-            TableColumn("repeats_count", "count"),
-            TableColumn("operations_count", "count"),
-            TableColumn("same_ratio", "ratio"),
-            TableColumn("waits_count", "count"),
-            TableColumn("reads_count", "count"),
-            TableColumn("launch_gap_s", "s"),
-            TableColumn("gain_s", "s"),
-            TableColumn("gain_ratio", "ratio"),
-            TableColumn("prevented_by"),
+        columns=named(
+            "rank in_graphs_ratio repeats_count operations_count same_ratio waits_count reads_count "
+            "launch_gap_s gain_s gain_ratio prevented_by"
         ),
         rows=sorted(_rows(traces), key=lambda row: -float(row[8] or 0)),
         missing="No trace has the host's launches.",
@@ -45,7 +35,7 @@ def launches(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="graph-launches",
         title="CUDA graphs that ran, each launch from its first to its last operation",
-        columns=(RANK, TableColumn("graph"), TableColumn("nodes_count", "count"), *COLUMNS, _BUSY),
+        columns=(*named("rank graph nodes_count"), *COLUMNS, *named("busy_ratio")),
         rows=[row for trace in traces for row in _launched(trace)],
         missing="No trace has a CUDA graph.",
     )

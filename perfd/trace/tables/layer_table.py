@@ -11,7 +11,7 @@ import numpy as np
 from perfd.trace.model.intervals import Ns
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 _LONGEST = 512
 """Kernels of a layer, at most."""
@@ -45,18 +45,9 @@ def layers(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="layers",
         title="A layer of the model, from repeating kernels",
-        columns=(
-            RANK,
-            TableColumn("layer"),
-            TableColumn("passes_count", "count"),
-            TableColumn("layers_count", "count"),
-            TableColumn("position", "count"),
-            TableColumn("role"),
-            TableColumn("class"),
-            TableColumn("kernel"),
-            TableColumn("median_s", "s"),
-            TableColumn("total_s", "s"),
-            TableColumn("layer_share_ratio", "ratio"),
+        columns=named(
+            "rank layer passes_count layers_count position role class kernel median_s total_s "
+            "layer_share_ratio"
         ),
         rows=[row for trace in traces for row in _rows(trace)],
         missing="No kernel sequence looks like layers: three in a row, and at least half of all kernels.",

@@ -11,7 +11,7 @@ import numpy as np
 from perfd.trace.model.host_spans import SpanKind, SpanLabel
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.operator_tables import launching_spans, module_words, places_of
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 _DTYPE_BYTES = {
     "float": 4, "double": 8, "int": 4, "long": 8, "long int": 8, "short": 2, "bool": 1, "unsigned char": 1,
@@ -25,16 +25,7 @@ def modules(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="modules",
         title="Modules, and the least that their operators read (each input once)",
-        columns=(
-            RANK,
-            TableColumn("module"),
-            TableColumn("operators_count", "count"),
-            TableColumn("gpu_s", "s"),
-            TableColumn("gpu_ratio", "ratio"),
-            TableColumn("read_bytes", "bytes"),
-            TableColumn("read_ratio", "ratio"),
-            TableColumn("read_bytes_per_s", "bytes/s"),
-        ),
+        columns=named("rank module operators_count gpu_s gpu_ratio read_bytes read_ratio read_bytes_per_s"),
         rows=[row for trace in traces for row in _rows(trace)],
         missing="No trace has modules: record with PyTorch's profiler (with_stack, with_modules).",
     )

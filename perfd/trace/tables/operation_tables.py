@@ -13,7 +13,7 @@ from perfd.trace.model.kernel_classes import uses_tensor_cores
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.distribution import COLUMNS, distributions
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 _SIZE_LIMITS = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 """Bounds between classes of copies: latency counts below the first, bandwidth above the last."""
@@ -26,7 +26,7 @@ def kernels(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="kernels",
         title="Kernels",
-        columns=(RANK, TableColumn("kernel"), TableColumn("class"), TableColumn("tensor_cores"), *COLUMNS),
+        columns=(*named("rank kernel class tensor_cores"), *COLUMNS),
         rows=[row for trace in traces for row in _kernel_rows(trace)],
     )
 
@@ -47,14 +47,7 @@ def shapes(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="shapes",
         title="Kernels by blocks and threads",
-        columns=(
-            RANK,
-            TableColumn("kernel"),
-            TableColumn("blocks"),
-            TableColumn("threads"),
-            TableColumn("persistent"),
-            *COLUMNS,
-        ),
+        columns=(*named("rank kernel blocks threads persistent"), *COLUMNS),
         rows=[row for trace in traces for row in _shape_rows(trace)],
         missing="No trace has the shapes of launches.",
     )
@@ -95,17 +88,13 @@ def copy_sizes(traces: Sequence[RankTrace]) -> TraceTable:
 
 
 def _copies(traces: Sequence[RankTrace], *, name: str, title: str, by_size: bool) -> TraceTable:
-    sizes = ("size_bytes", "mean_bytes", "median_bytes", "min_bytes", "max_bytes")
     return TraceTable(
         name=name,
         title=title,
         columns=(
-            RANK,
-            TableColumn("operation"),
-            *([TableColumn("sizes")] if by_size else []),
+            *named("rank operation sizes" if by_size else "rank operation"),
             *COLUMNS,
-            *(TableColumn(one, "bytes") for one in sizes),
-            TableColumn("bytes_per_s", "bytes/s"),
+            *named("size_bytes mean_bytes median_bytes min_bytes max_bytes bytes_per_s"),
         ),
         rows=[row for trace in traces for row in _copy_rows(trace, by_size)],
         missing="No copy and no fill is in the trace.",

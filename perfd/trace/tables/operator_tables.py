@@ -12,7 +12,7 @@ from perfd.trace.breakdown import launching_call
 from perfd.trace.model.host_spans import HostSpans, SpanKind
 from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 _MISSING = "No trace has operators: they are in those of PyTorch's profiler with ProfilerActivity.CPU."
 _NOT_OWN = re.compile(r"(?:^|/)torch/|^<|^(?:contextlib|threading|functools|runpy)\.py\(")
@@ -27,19 +27,9 @@ def operators(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="operators",
         title="Operators",
-        columns=(
-            RANK,
-            TableColumn("operator"),
-            TableColumn("shapes"),
-            TableColumn("dtypes"),
-            TableColumn("module"),
-            TableColumn("line"),
-            TableColumn("count", "count"),
-            TableColumn("gpu_self_s", "s"),
-            TableColumn("gpu_total_s", "s"),
-            TableColumn("host_self_s", "s"),
-            TableColumn("host_total_s", "s"),
-            TableColumn("operations_count", "count"),
+        columns=named(
+            "rank operator shapes dtypes module line count gpu_self_s gpu_total_s host_self_s "
+            "host_total_s operations_count"
         ),
         rows=[row for trace in traces for row in _operator_rows(trace)],
         missing=_MISSING,
@@ -51,16 +41,7 @@ def lines(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="lines",
         title="GPU time by line of code",
-        columns=(
-            RANK,
-            TableColumn("line"),
-            TableColumn("module"),
-            TableColumn("operator"),
-            TableColumn("kernel"),
-            TableColumn("count", "count"),
-            TableColumn("gpu_s", "s"),
-            TableColumn("share_ratio", "ratio"),
-        ),
+        columns=named("rank line module operator kernel count gpu_s share_ratio"),
         rows=[row for trace in traces for row in _line_rows(trace)],
         missing=_MISSING,
     )

@@ -12,7 +12,7 @@ from perfd.trace.breakdown.collective_instances import instances
 from perfd.trace.model.intervals import Coverage
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 
 def overlap(traces: Sequence[RankTrace]) -> TraceTable:
@@ -24,18 +24,9 @@ def overlap(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="overlap",
         title="Collectives, and what overlaps them",
-        columns=(
-            RANK,
-            TableColumn("group"),
-            TableColumn("operation"),
-            TableColumn("count", "count"),
-            TableColumn("total_s", "s"),
-            TableColumn("beside_matmul_ratio", "ratio"),
-            TableColumn("beside_compute_ratio", "ratio"),
-            TableColumn("exposed_ratio", "ratio"),
-            TableColumn("exposed_s", "s"),
-            TableColumn("hole_s", "s"),
-            TableColumn("next_class"),
+        columns=named(
+            "rank group operation count total_s beside_matmul_ratio beside_compute_ratio "
+            "exposed_ratio exposed_s hole_s next_class"
         ),
         rows=[row for trace in traces for row in _rows(trace)],
         missing="No trace has collectives.",

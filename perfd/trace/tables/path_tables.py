@@ -9,7 +9,7 @@ from perfd.trace.breakdown.path_gains import path_gains
 from perfd.trace.model.host_spans import SpanKind
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.operator_tables import launching_spans
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 _MISSING = "No rank has all its GPU records."
 
@@ -20,15 +20,7 @@ def critical_path_parts(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="critical-path",
         title="Critical path across all ranks",
-        columns=(
-            RANK,
-            TableColumn("class"),
-            TableColumn("operator"),
-            TableColumn("name"),
-            TableColumn("count", "count"),
-            TableColumn("path_s", "s"),
-            TableColumn("share_ratio", "ratio"),
-        ),
+        columns=named("rank class operator name count path_s share_ratio"),
         rows=_part_rows(found[1], found[2]) if found else [],
         missing=_MISSING,
     )
@@ -40,13 +32,7 @@ def gains(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="path-gains",
         title="Gain if a class of work on the critical path took no time",
-        columns=(
-            TableColumn("class"),
-            TableColumn("path_s", "s"),
-            TableColumn("share_ratio", "ratio"),
-            TableColumn("gain_s", "s"),
-            TableColumn("gain_ratio", "ratio"),
-        ),
+        columns=named("class path_s share_ratio gain_s gain_ratio"),
         rows=_gain_rows(*found) if found else [],
         missing=_MISSING,
     )

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from perfd.trace.breakdown import PhaseRow, RankTimeline, range_rows
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import RANK, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import TraceTable, named
 
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?:\.\d+)?")
 
@@ -19,21 +19,9 @@ def ranges(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="ranges",
         title="Named ranges, by pattern",
-        columns=(
-            RANK,
-            TableColumn("range"),
-            TableColumn("domain"),
-            TableColumn("count", "count"),
-            TableColumn("host_total_s", "s"),
-            TableColumn("host_median_s", "s"),
-            TableColumn("host_min_s", "s"),
-            TableColumn("host_max_s", "s"),
-            TableColumn("gpu_s", "s"),
-            TableColumn("gpu_busy_s", "s"),
-            TableColumn("operations_count", "count"),
-            TableColumn("payload_mean", "number"),
-            TableColumn("payload_min", "number"),
-            TableColumn("payload_max", "number"),
+        columns=named(
+            "rank range domain count host_total_s host_median_s host_min_s host_max_s gpu_s "
+            "gpu_busy_s operations_count payload_mean payload_min payload_max"
         ),
         rows=[
             (

@@ -9,14 +9,13 @@ import numpy as np
 from perfd.trace.breakdown import launching_call
 from perfd.trace.model.intervals import Coverage, Ns
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 CONSECUTIVE_NS = 30_000
 """Shorter gaps between kernels that were both launched are `kernel_wait`: as in HolisticTraceAnalysis 0.5.0,
 whose documentation says 30 nanoseconds, but which compares microseconds."""
 QUEUE_LIMIT = 1024
 """Launches that CUDA queues before a further one blocks: HolisticTraceAnalysis' default."""
-_STREAM = TableColumn("stream", "count")
 
 
 def streams(traces: Sequence[RankTrace]) -> TraceTable:
@@ -24,16 +23,7 @@ def streams(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="streams",
         title="Streams",
-        columns=(
-            RANK,
-            _STREAM,
-            TableColumn("priority", "count"),
-            TableColumn("operations_count", "count"),
-            TableColumn("busy_s", "s"),
-            TableColumn("busy_ratio", "ratio"),
-            TableColumn("alone_s", "s"),
-            TableColumn("beside_others_ratio", "ratio"),
-        ),
+        columns=named("rank stream priority operations_count busy_s busy_ratio alone_s beside_others_ratio"),
         rows=[row for trace in traces for row in _stream_rows(trace)],
     )
 
@@ -85,15 +75,7 @@ def queue(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="queue",
         title="Queue length of each stream, over its changes",
-        columns=(
-            RANK,
-            _STREAM,
-            TableColumn("changes_count", "count"),
-            TableColumn("mean_length", "count"),
-            TableColumn("median_length", "count"),
-            TableColumn("max_length", "count"),
-            TableColumn("full_s", "s"),
-        ),
+        columns=named("rank stream changes_count mean_length median_length max_length full_s"),
         rows=[row for trace in traces for row in _queue_rows(trace)],
         missing="No trace has the host's launches.",
     )
@@ -127,16 +109,7 @@ def idle(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="idle",
         title="Gaps of each stream by cause",
-        columns=(
-            RANK,
-            _STREAM,
-            TableColumn("idle_s", "s"),
-            TableColumn("host_wait_s", "s"),
-            TableColumn("kernel_wait_s", "s"),
-            TableColumn("other_s", "s"),
-            TableColumn("median_gap_s", "s"),
-            TableColumn("max_gap_s", "s"),
-        ),
+        columns=named("rank stream idle_s host_wait_s kernel_wait_s other_s median_gap_s max_gap_s"),
         rows=[row for trace in traces for row in _idle_rows(trace)],
         missing="No stream has two operations.",
     )

@@ -12,7 +12,7 @@ import numpy as np
 from perfd.trace.breakdown import launching_call
 from perfd.trace.model.intervals import Flags
 from perfd.trace.model.rank_trace import GpuOperations, HostCalls, Phase, RankTrace
-from perfd.trace.tables.trace_table import RANK, Cell, TableColumn, TraceTable
+from perfd.trace.tables.trace_table import Cell, TraceTable, named
 
 _Columns = TypeVar("_Columns", GpuOperations, HostCalls)
 
@@ -22,18 +22,7 @@ def timeline(traces: Sequence[RankTrace]) -> TraceTable:
     return TraceTable(
         name="timeline",
         title="Timeline of operations",
-        columns=(
-            RANK,
-            TableColumn("start_s", "s"),
-            TableColumn("stream", "count"),
-            TableColumn("operation"),
-            TableColumn("class"),
-            TableColumn("duration_s", "s"),
-            TableColumn("gap_s", "s"),
-            TableColumn("range"),
-            TableColumn("blocks"),
-            TableColumn("threads"),
-        ),
+        columns=named("rank start_s stream operation class duration_s gap_s range blocks threads"),
         rows=[row for trace in traces for row in _rows(trace)],
     )
 

@@ -30,4 +30,22 @@ class TraceTable:
     """Why there are no rows, if there are none."""
 
 
-RANK = TableColumn("rank", "count")
+_UNITS = {"_bytes_per_s": "bytes/s", "_s": "s", "_bytes": "bytes", "_ratio": "ratio", "_count": "count"}
+"""By the end of a column's name, the longest first."""
+_COUNTS = frozenset(
+    {"rank", "stream", "priority", "position", "count", "mean_length", "median_length", "max_length"}
+)
+_NUMBERS = frozenset({"payload_min", "payload_mean", "payload_max"})
+
+
+def named(names: str) -> tuple[TableColumn, ...]:
+    """Columns by their names, with spaces between, and with the units that these state; others hold text."""
+    return tuple(TableColumn(name, _unit(name)) for name in names.split())
+
+
+def _unit(name: str) -> str:
+    if name in _COUNTS:
+        return "count"
+    if name in _NUMBERS:
+        return "number"
+    return next((unit for end, unit in _UNITS.items() if f"_{name}".endswith(end)), "")
