@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.collector import ColumnKind
 from perfd.metrics.catalog.metric_info import MetricInfo, metric
 
 _NODE = ("node",)
@@ -47,14 +46,12 @@ AGENT_METRICS: Sequence[MetricInfo] = (
         "Records that the agent dropped because a queue or its spool was full.",
         labels=_NODE,
         source="agent",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_agent_unknown_records_total",
         "Records of unknown kinds, from an agent newer than the aggregator.",
         labels=_NODE,
         source="aggregator",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_collector_success",
@@ -79,29 +76,17 @@ _UPLINK, _SPOOL = "the agent's uplink", "the agent's spool"
 AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
     metric("perfd_agent_build_info", "Version of the agent; always 1.", labels=("version",), source="agent"),
     metric("perfd_agent_uplink_connected", "1 while the aggregator is connected, else 0.", source=_UPLINK),
-    metric(
-        "perfd_agent_uplink_reconnects_total",
-        "Connections after the first.",
-        source=_UPLINK,
-        kind=ColumnKind.COUNTER,
-    ),
+    metric("perfd_agent_uplink_reconnects_total", "Connections after the first.", source=_UPLINK),
     metric(
         "perfd_agent_uplink_unknown_messages_total",
         "Messages of unknown kinds, from an aggregator newer than this agent.",
         source=_UPLINK,
-        kind=ColumnKind.COUNTER,
     ),
-    metric(
-        "perfd_agent_batches_sent_total",
-        "Batches sent, including repeats.",
-        source=_UPLINK,
-        kind=ColumnKind.COUNTER,
-    ),
+    metric("perfd_agent_batches_sent_total", "Batches sent, including repeats.", source=_UPLINK),
     metric(
         "perfd_agent_batches_sent_again_total",
         "Batches that this process had sent before: not acknowledged, or not stored in time.",
         source=_UPLINK,
-        kind=ColumnKind.COUNTER,
     ),
     metric("perfd_agent_sequence", "Number of the newest batch.", source=_SPOOL),
     metric("perfd_agent_sent_sequence", "Number of the newest batch sent.", source=_UPLINK),
@@ -113,17 +98,11 @@ AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
     metric("perfd_agent_spool_bytes", "Unacknowledged bytes in the spool.", source=_SPOOL),
     metric("perfd_agent_spool_batches", "Unacknowledged batches in the spool.", source=_SPOOL),
     metric("perfd_agent_spool_writable", "0 while batches cannot be written to disk, else 1.", source=_SPOOL),
-    metric(
-        "perfd_agent_dropped_batches_total",
-        "Batches lost because the spool was full.",
-        source=_SPOOL,
-        kind=ColumnKind.COUNTER,
-    ),
+    metric("perfd_agent_dropped_batches_total", "Batches lost because the spool was full.", source=_SPOOL),
     metric(
         "perfd_agent_dropped_records_total",
         "Records lost because a queue or the spool was full.",
         source="agent",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_collector_duration_seconds",
@@ -151,7 +130,6 @@ AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
         "Runs skipped because an earlier one took too long.",
         labels=_COLLECTOR,
         source="the agent's runner",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_collector_running_seconds",

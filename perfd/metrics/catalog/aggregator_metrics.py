@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.collector import ColumnKind
-from perfd.metrics.catalog.metric_info import JOB, MetricInfo, metric
+from perfd.metrics.catalog.metric_info import MetricInfo, metric, of_job
 
 _SELF = "aggregator"
 
 
-def _of_exporter(name: str, help_text: str, *, kind: ColumnKind = ColumnKind.COUNTER) -> MetricInfo:
+def _of_exporter(name: str, help_text: str) -> MetricInfo:
     absent = "Without that exporter in `exporters`."
-    return metric(name, help_text, labels=("exporter",), source=_SELF, absent=absent, kind=kind)
+    return metric(name, help_text, labels=("exporter",), source=_SELF, absent=absent)
 
 
-def _of_nats(name: str, help_text: str, *, kind: ColumnKind = ColumnKind.GAUGE) -> MetricInfo:
-    return metric(name, help_text, source=_SELF, absent="Without `nats`.", kind=kind)
+def _of_nats(name: str, help_text: str) -> MetricInfo:
+    return metric(name, help_text, source=_SELF, absent="Without `nats`.")
 
 
 def _of_group(name: str, help_text: str) -> MetricInfo:
@@ -55,38 +54,25 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         source=_SELF,
         absent="Without that outcome.",
     ),
-    metric("perfd_batches_total", "Batches received.", source=_SELF, kind=ColumnKind.COUNTER),
-    metric("perfd_records_total", "Records received.", source=_SELF, kind=ColumnKind.COUNTER),
-    metric("perfd_samples_total", "Values in sample tables received.", source=_SELF, kind=ColumnKind.COUNTER),
-    metric(
-        "perfd_repeated_batches_total",
-        "Batches received before.",
-        source=_SELF,
-        kind=ColumnKind.COUNTER,
-    ),
+    metric("perfd_batches_total", "Batches received.", source=_SELF),
+    metric("perfd_records_total", "Records received.", source=_SELF),
+    metric("perfd_samples_total", "Values in sample tables received.", source=_SELF),
+    metric("perfd_repeated_batches_total", "Batches received before.", source=_SELF),
     metric(
         "perfd_resent_batches_total",
         "Batches that agents sent over NATS again: not acknowledged, or not stored in time.",
         source=_SELF,
-        kind=ColumnKind.COUNTER,
     ),
-    metric(
-        "perfd_late_batches_total",
-        "Batches that arrived after they were counted as lost.",
-        source=_SELF,
-        kind=ColumnKind.COUNTER,
-    ),
+    metric("perfd_late_batches_total", "Batches that arrived after they were counted as lost.", source=_SELF),
     metric(
         "perfd_lost_batches_total",
         "Gaps in agents' sequences, including those filled later (perfd_late_batches_total).",
         source=_SELF,
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_malformed_messages_total",
         "Messages that could not be decoded. A batch is skipped; any other message closes its stream.",
         source=_SELF,
-        kind=ColumnKind.COUNTER,
     ),
     _of_nats("perfd_nats_reading", "1 while this aggregator reads the messages of its cluster from NATS."),
     _of_nats("perfd_nats_waiting_messages", "Messages in the stream that are not read yet."),
@@ -95,22 +81,18 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
     _of_nats(
         "perfd_nats_received_messages_total",
         "Messages read from NATS, those that were delivered again included.",
-        kind=ColumnKind.COUNTER,
     ),
     _of_nats(
         "perfd_nats_refused_messages_total",
         "Messages that could not be taken; the stream for refused ones keeps them, with the reason.",
-        kind=ColumnKind.COUNTER,
     ),
     _of_nats(
         "perfd_nats_interruptions_total",
         "How often reading ended: connection lost, consumer removed, server without an answer or too fast.",
-        kind=ColumnKind.COUNTER,
     ),
     _of_nats(
         "perfd_nats_direct_messages_total",
         "Messages taken from agents without the stream, which delivered nothing for a moment.",
-        kind=ColumnKind.COUNTER,
     ),
     _of_nats(
         "perfd_nats_undelivered_seconds",
@@ -126,7 +108,6 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         labels=("bound",),
         source=_SELF,
         absent="When nothing was refused by that limit.",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_refused_total",
@@ -134,7 +115,6 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         labels=("reason",),
         source=_SELF,
         absent="When nothing was refused for that reason.",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_webhook_requests_total",
@@ -142,7 +122,6 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         labels=("outcome",),
         source=_SELF,
         absent="Without that outcome.",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_webhook_alerts_total",
@@ -150,25 +129,12 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         labels=("outcome",),
         source=_SELF,
         absent="Without that outcome.",
-        kind=ColumnKind.COUNTER,
     ),
-    metric(
-        "perfd_ingest_seconds_total", "Time spent applying batches.", source=_SELF, kind=ColumnKind.COUNTER
-    ),
-    metric("perfd_ticks_total", "Rounds of analysis and rules.", source=_SELF, kind=ColumnKind.COUNTER),
-    metric("perfd_failed_ticks_total", "Rounds that failed.", source=_SELF, kind=ColumnKind.COUNTER),
-    metric(
-        "perfd_tick_seconds_total",
-        "Time spent in rounds of analysis and rules.",
-        source=_SELF,
-        kind=ColumnKind.COUNTER,
-    ),
-    metric(
-        "perfd_rule_evaluation_seconds_total",
-        "Time spent on evaluating rules.",
-        source=_SELF,
-        kind=ColumnKind.COUNTER,
-    ),
+    metric("perfd_ingest_seconds_total", "Time spent applying batches.", source=_SELF),
+    metric("perfd_ticks_total", "Rounds of analysis and rules.", source=_SELF),
+    metric("perfd_failed_ticks_total", "Rounds that failed.", source=_SELF),
+    metric("perfd_tick_seconds_total", "Time spent in rounds of analysis and rules.", source=_SELF),
+    metric("perfd_rule_evaluation_seconds_total", "Time spent on evaluating rules.", source=_SELF),
     metric(
         "perfd_round_timestamp_seconds",
         "Time of the newest completed round. If it is older than 30 s (or 5 rounds, if longer), /metrics"
@@ -182,12 +148,11 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         labels=("part",),
         source=_SELF,
         absent="When that part did not fail.",
-        kind=ColumnKind.COUNTER,
     ),
-    metric(
+    of_job(
         "perfd_job_failing",
         "1 while a part of the work on a job fails; other jobs are not affected.",
-        labels=(*JOB, "part"),
+        labels=("part",),
         source=_SELF,
         absent="When nothing of the job fails.",
     ),
@@ -202,35 +167,30 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         "Rows written to history.",
         source=_SELF,
         absent="Without `history.path` and `history.url`.",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_history_failed_rows_total",
         "Rows that could not be written to history.",
         source=_SELF,
         absent="Without `history.path` and `history.url`.",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_history_damaged_rows_total",
         "Rows of the history that were left out because they cannot be read.",
         source=_SELF,
         absent="Without `history.path` and `history.url`.",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_history_lost_rows_total",
         "Rows of a damaged history file that its repair could not save.",
         source=_SELF,
         absent="Without `history.path` and `history.url`.",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_history_unreadable_pages_total",
         "Pages of a damaged history file of which its repair could read nothing: their rows are not counted.",
         source=_SELF,
         absent="Without `history.path` and `history.url`.",
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_history_unstored_agents",
@@ -241,14 +201,10 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
     _of_exporter("perfd_exporter_rounds_total", "Rounds passed to the exporter."),
     _of_exporter("perfd_exporter_failed_rounds_total", "Rounds in which the exporter failed."),
     _of_exporter("perfd_exporter_dropped_rounds_total", "Rounds dropped because the exporter was too slow."),
-    _of_exporter("perfd_exporter_queued_rounds", "Rounds waiting for the exporter.", kind=ColumnKind.GAUGE),
+    _of_exporter("perfd_exporter_queued_rounds", "Rounds waiting for the exporter."),
     _of_exporter("perfd_exporter_seconds_total", "Time spent by the exporter's thread."),
     _of_exporter("perfd_exporter_sent_total", "Samples, alerts, rows or lines accepted by the receiver."),
     _of_exporter("perfd_exporter_lost_total", "Samples, alerts, rows or lines refused or dropped."),
     _of_exporter("perfd_exporter_retries_total", "Failed deliveries that are retried."),
-    _of_exporter(
-        "perfd_exporter_pending",
-        "Samples, alerts or rows waiting for the receiver.",
-        kind=ColumnKind.GAUGE,
-    ),
+    _of_exporter("perfd_exporter_pending", "Samples, alerts or rows waiting for the receiver."),
 )

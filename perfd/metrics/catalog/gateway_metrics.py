@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.collector import ColumnKind
 from perfd.metrics.catalog.metric_info import MetricInfo, metric
 
 _SELF = "gateway"
@@ -16,10 +15,7 @@ GATEWAY_METRICS: Sequence[MetricInfo] = (
     metric("perfd_gateway_nats_connected", "1 while NATS is connected, else 0.", source=_SELF),
     metric("perfd_gateway_agents", "Agents with an open stream.", source=_SELF),
     metric(
-        "perfd_gateway_batches_total",
-        "Batches published, those that were sent again included.",
-        source=_SELF,
-        kind=ColumnKind.COUNTER,
+        "perfd_gateway_batches_total", "Batches published, those that were sent again included.", source=_SELF
     ),
     metric(
         "perfd_gateway_unacknowledged_messages",
@@ -30,7 +26,6 @@ GATEWAY_METRICS: Sequence[MetricInfo] = (
         "perfd_gateway_malformed_messages_total",
         "Messages of agents that could not be read, and were left out.",
         source=_SELF,
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_gateway_rejected_total",
@@ -38,6 +33,5 @@ GATEWAY_METRICS: Sequence[MetricInfo] = (
         labels=("bound",),
         source=_SELF,
         absent="When nothing was refused by that limit.",
-        kind=ColumnKind.COUNTER,
     ),
 )

@@ -72,15 +72,17 @@ def _unit(name: str) -> str:
 
 
 def metric(
-    name: str,
-    help_text: str,
-    *,
-    labels: Sequence[str] = (),
-    source: str,
-    absent: str = _NEVER,
-    kind: ColumnKind = ColumnKind.GAUGE,
+    name: str, help_text: str, *, labels: Sequence[str] = (), source: str, absent: str = _NEVER
 ) -> MetricInfo:
-    """A row of the catalog; the unit follows from the name."""
+    """A row of the catalog; unit and kind follow from the name."""
+    kind = ColumnKind.COUNTER if name.endswith("_total") else ColumnKind.GAUGE
     return MetricInfo(
         name=name, kind=kind, unit=_unit(name), labels=labels, help=help_text, source=source, absent=absent
     )
+
+
+def of_job(
+    name: str, help_text: str, *, labels: Sequence[str] = (), source: str, absent: str = _NEVER
+) -> MetricInfo:
+    """A row about a job, with those labels besides the job's own."""
+    return metric(name, help_text, labels=(*JOB, *labels), source=source, absent=absent)

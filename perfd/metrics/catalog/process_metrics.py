@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.collector import ColumnKind
 from perfd.metrics.catalog.metric_info import MetricInfo, metric
 
 _KERNEL, _PYTHON = "kernel", "the interpreter"
 _GENERATION = ("generation",)
 
 PROCESS_METRICS: Sequence[MetricInfo] = (
-    metric(
-        "process_cpu_seconds_total",
-        "User and system CPU time of the process.",
-        source=_KERNEL,
-        kind=ColumnKind.COUNTER,
-    ),
+    metric("process_cpu_seconds_total", "User and system CPU time of the process.", source=_KERNEL),
     metric("process_resident_memory_bytes", "Resident memory of the process.", source=_KERNEL),
     metric("process_virtual_memory_bytes", "Virtual memory of the process.", source=_KERNEL),
     metric(
@@ -30,26 +24,18 @@ PROCESS_METRICS: Sequence[MetricInfo] = (
         labels=("implementation", "major", "minor", "patchlevel", "version"),
         source=_PYTHON,
     ),
-    metric(
-        "python_gc_collections_total",
-        "Garbage collections.",
-        labels=_GENERATION,
-        source=_PYTHON,
-        kind=ColumnKind.COUNTER,
-    ),
+    metric("python_gc_collections_total", "Garbage collections.", labels=_GENERATION, source=_PYTHON),
     metric(
         "python_gc_objects_collected_total",
         "Objects that the garbage collector freed.",
         labels=_GENERATION,
         source=_PYTHON,
-        kind=ColumnKind.COUNTER,
     ),
     metric(
         "python_gc_objects_uncollectable_total",
         "Objects that the garbage collector could not free.",
         labels=_GENERATION,
         source=_PYTHON,
-        kind=ColumnKind.COUNTER,
     ),
 )
 """Metrics of an agent's or aggregator's own process."""
