@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from perfd.analysis.findings import Finding, Kind
 from perfd.analysis.serving.engine_snapshot import Latency
@@ -17,24 +18,30 @@ from perfd.thresholds import THRESHOLDS
 _BYTE_BITS = 8
 """Bits of a weight in fp8 or int8, the quantization that is advised."""
 
-Judge = Callable[[ServerRates, TheoryComparison | None], Finding | None]
+
+_Found: TypeAlias = tuple[float, tuple[str, ...]]
+"""The confidence of a finding and its evidence; its kind is that of the check."""
+_Check = Callable[[ServerRates, TheoryComparison | None], _Found | None]
 
 
 def diagnose(measured: ServerRates, comparison: TheoryComparison | None = None) -> tuple[Finding, ...]:
     """All findings, the most certain first. Those about decode speed need theory."""
-    found = [finding for judge in _JUDGES if (finding := judge(measured, comparison)) is not None]
-    explained = {Kind.LARGE_BATCH, Kind.CPU_OVERHEAD, Kind.CUDA_GRAPH}
-    slow = _slow_decode(measured, comparison)
-    kinds = {finding.kind for finding in found}
-    if slow is not None and not explained & kinds:
-        found.append(slow)
-    late = _slow_prefill(measured, comparison)
-    if late is not None and not {Kind.QUEUEING, Kind.KV_MEMORY, Kind.LONG_PROMPTS} & kinds:
-        found.append(late)
-    return tuple(sorted(found, key=lambda finding: -finding.confidence))
+    findings: dict[Kind, Finding] = {}
+    for kind, check in _CHECKS.items():
+        if _EXPLAINED_BY.get(kind, frozenset()) & findings.keys():
+            continue
+        if (found := check(measured, comparison)) is not None:
+            confidence, evidence = found
+            advice = advice_for(kind, measured.now.engine)
+            findings[kind] = Finding(kind=kind, confidence=confidence, evidence=evidence, advice=advice)
+    return tuple(sorted(findings.values(), key=lambda finding: -finding.confidence))
 
 
-def _large_batch(measured: ServerRates, comparison: TheoryComparison | None) -> Finding | None:
+def _found(confidence: float, *evidence: str) -> _Found:
+    return confidence, evidence
+
+
+def _large_batch(measured: ServerRates, comparison: TheoryComparison | None) -> _Found | None:
     if comparison is None or comparison.step is None or measured.tpot.p50 is None:
         return None
     step, p50 = comparison.step, measured.tpot.p50
@@ -42,24 +49,18 @@ def _large_batch(measured: ServerRates, comparison: TheoryComparison | None) -> 
     if step.kv_ratio < THRESHOLDS.serving_kv_reads_ratio or not above_floor:
         return None
     ratio = comparison.tpot_over_step_ratio or 0.0
-    return Finding(
-        kind=Kind.LARGE_BATCH,
-        confidence=0.8 if ratio < THRESHOLDS.serving_slow_decode_ratio else 0.6,
-        evidence=(
-            (
-                f"{step.batch:.0f} sequences with {step.context_tokens:.0f} tokens each read KV cache for "
-                f"{duration(step.kv_s)} of a step, beside {duration(step.weights_s)} for "
-                f"the weights: "
-                f"this batch allows {duration(step.total_s)}, a lone sequence "
-                f"{duration(comparison.tpot_floor_s)}."
-            ),
-            f"TPOT p50 is {duration(p50)}, {ratio:.2f} times what this batch allows.",
-        ),
-        advice=advice_for(Kind.LARGE_BATCH, measured.now.engine),
+    return _found(
+        0.8 if ratio < THRESHOLDS.serving_slow_decode_ratio else 0.6,
+        f"{step.batch:.0f} sequences with {step.context_tokens:.0f} tokens each read KV cache for "
+        f"{duration(step.kv_s)} of a step, beside {duration(step.weights_s)} for "
+        f"the weights: "
+        f"this batch allows {duration(step.total_s)}, a lone sequence "
+        f"{duration(comparison.tpot_floor_s)}.",
+        f"TPOT p50 is {duration(p50)}, {ratio:.2f} times what this batch allows.",
     )
 
 
-def _prefill_interference(measured: ServerRates, comparison: TheoryComparison | None) -> Finding | None:
+def _prefill_interference(measured: ServerRates, comparison: TheoryComparison | None) -> _Found | None:
     between = measured.latencies.get(Latency.ITL) or measured.latencies.get(Latency.TPOT)
     if (
         between is None
@@ -84,15 +85,10 @@ def _prefill_interference(measured: ServerRates, comparison: TheoryComparison | 
         )
     if measured.computed_prompt_tokens_per_s:
         evidence.append(f"{measured.computed_prompt_tokens_per_s:.0f} prompt tokens/s are computed.")
-    return Finding(
-        kind=Kind.PREFILL_INTERFERENCE,
-        confidence=0.8 if measured.computed_prompt_tokens_per_s else 0.6,
-        evidence=tuple(evidence),
-        advice=advice_for(Kind.PREFILL_INTERFERENCE, measured.now.engine),
-    )
+    return _found(0.8 if measured.computed_prompt_tokens_per_s else 0.6, *evidence)
 
 
-def _long_prompts(measured: ServerRates, comparison: TheoryComparison | None) -> Finding | None:
+def _long_prompts(measured: ServerRates, comparison: TheoryComparison | None) -> _Found | None:
     ttft = measured.latencies.get(Latency.TTFT)
     if comparison is None or not comparison.prompt_tokens_measured or ttft is None or not ttft.p50:
         return None
@@ -102,20 +98,14 @@ def _long_prompts(measured: ServerRates, comparison: TheoryComparison | None) ->
         or floor < THRESHOLDS.serving_long_prompt_steps * comparison.tpot_floor_s
     ):
         return None
-    return Finding(
-        kind=Kind.LONG_PROMPTS,
-        confidence=0.8,
-        evidence=(
-            (
-                f"Prompts have {comparison.prompt_tokens:.0f} tokens on average, which take at least "
-                f"{duration(floor)} to compute; TTFT p50 is {duration(ttft.p50)}."
-            ),
-        ),
-        advice=advice_for(Kind.LONG_PROMPTS, measured.now.engine),
+    return _found(
+        0.8,
+        f"Prompts have {comparison.prompt_tokens:.0f} tokens on average, which take at least "
+        f"{duration(floor)} to compute; TTFT p50 is {duration(ttft.p50)}.",
     )
 
 
-def _kv_memory(measured: ServerRates, _comparison: TheoryComparison | None) -> Finding | None:
+def _kv_memory(measured: ServerRates, _comparison: TheoryComparison | None) -> _Found | None:
     used, waiting = measured.now.kv_cache_used_ratio, measured.now.queued_requests or 0
     preempted = measured.preemptions_per_s or 0.0
     full = used is not None and used >= THRESHOLDS.serving_kv_full_ratio
@@ -128,15 +118,10 @@ def _kv_memory(measured: ServerRates, _comparison: TheoryComparison | None) -> F
         evidence.append(
             f"{preempted:.2g} requests/s are thrown out for want of cache and are computed again."
         )
-    return Finding(
-        kind=Kind.KV_MEMORY,
-        confidence=0.9 if full and preempted else 0.8,
-        evidence=tuple(evidence),
-        advice=advice_for(Kind.KV_MEMORY, measured.now.engine),
-    )
+    return _found(0.9 if full and preempted else 0.8, *evidence)
 
 
-def _unused_kv_memory(measured: ServerRates, _comparison: TheoryComparison | None) -> Finding | None:
+def _unused_kv_memory(measured: ServerRates, _comparison: TheoryComparison | None) -> _Found | None:
     now = measured.now
     used, waiting, running, most = (
         now.kv_cache_used_ratio, now.queued_requests, now.running_requests, now.max_running_requests
@@ -148,73 +133,50 @@ def _unused_kv_memory(measured: ServerRates, _comparison: TheoryComparison | Non
     if most is not None:
         reached = "is reached" if at_limit else "is not reached"
         evidence.append(f"{running:.0f} requests run; the limit of {most:.0f} {reached}.")
-    return Finding(
-        kind=Kind.UNUSED_KV_MEMORY,
-        confidence=0.8 if at_limit else 0.4,
-        evidence=tuple(evidence),
-        advice=advice_for(Kind.UNUSED_KV_MEMORY, now.engine),
-    )
+    return _found(0.8 if at_limit else 0.4, *evidence)
 
 
-def _low_cache_hits(measured: ServerRates, _comparison: TheoryComparison | None) -> Finding | None:
+def _low_cache_hits(measured: ServerRates, _comparison: TheoryComparison | None) -> _Found | None:
     ratio = measured.prefix_hit_ratio
     prefill_matters = (measured.computed_prompt_tokens_per_s or 0.0) > (
         measured.generation_tokens_per_s or float("inf")
     )
     if ratio is None or ratio >= THRESHOLDS.serving_cache_hit_ratio or not prefill_matters:
         return None
-    return Finding(
-        kind=Kind.LOW_CACHE_HITS,
-        confidence=0.4,
-        evidence=(
-            (
-                f"{percent(ratio)} of prompt tokens come from the prefix cache, while "
-                f"{measured.computed_prompt_tokens_per_s:.0f} prompt tokens/s are computed, more than are "
-                f"generated."
-            ),
-        ),
-        advice=advice_for(Kind.LOW_CACHE_HITS, measured.now.engine),
+    return _found(
+        0.4,
+        f"{percent(ratio)} of prompt tokens come from the prefix cache, while "
+        f"{measured.computed_prompt_tokens_per_s:.0f} prompt tokens/s are computed, more than are "
+        f"generated.",
     )
 
 
-def _few_requests(measured: ServerRates, comparison: TheoryComparison | None) -> Finding | None:
+def _few_requests(measured: ServerRates, comparison: TheoryComparison | None) -> _Found | None:
     running = measured.now.running_requests
     if comparison is None or not running or measured.now.queued_requests or comparison.step is None:
         return None
     critical = comparison.theory.critical_batch
     if comparison.step.batch >= THRESHOLDS.serving_few_requests_ratio * critical:
         return None
-    return Finding(
-        kind=Kind.FEW_REQUESTS,
-        confidence=0.6,
-        evidence=(
-            (
-                f"{comparison.step.batch:.0f} sequences per replica decode at once and none wait; reading"
-                f" the weights would serve about {critical:.0f} at little more cost."
-            ),
-        ),
-        advice=advice_for(Kind.FEW_REQUESTS, measured.now.engine),
+    return _found(
+        0.6,
+        f"{comparison.step.batch:.0f} sequences per replica decode at once and none wait; reading"
+        f" the weights would serve about {critical:.0f} at little more cost.",
     )
 
 
-def _cuda_graph(measured: ServerRates, _comparison: TheoryComparison | None) -> Finding | None:
+def _cuda_graph(measured: ServerRates, _comparison: TheoryComparison | None) -> _Found | None:
     ratio = measured.cuda_graph_ratio
     if ratio is None or ratio >= THRESHOLDS.serving_graph_ratio or not measured.now.running_requests:
         return None
-    return Finding(
-        kind=Kind.CUDA_GRAPH,
-        confidence=0.8 if measured.span_s else 0.4,
-        evidence=(
-            (
-                f"{percent(ratio)} of decode passes run as a CUDA graph; "
-                f"{measured.now.running_requests:.0f} requests run."
-            ),
-        ),
-        advice=advice_for(Kind.CUDA_GRAPH, measured.now.engine),
+    return _found(
+        0.8 if measured.span_s else 0.4,
+        f"{percent(ratio)} of decode passes run as a CUDA graph; "
+        f"{measured.now.running_requests:.0f} requests run.",
     )
 
 
-def _cpu_overhead(measured: ServerRates, comparison: TheoryComparison | None) -> Finding | None:
+def _cpu_overhead(measured: ServerRates, comparison: TheoryComparison | None) -> _Found | None:
     busy = measured.gpu_busy_ratio
     # A GPU that computed nothing at all is not kept from it by overhead.
     if busy is None or not 0 < busy < THRESHOLDS.serving_gpu_busy_ratio or not measured.now.running_requests:
@@ -222,15 +184,10 @@ def _cpu_overhead(measured: ServerRates, comparison: TheoryComparison | None) ->
     evidence = [f"The GPU runs forward passes in {percent(busy)} of the time in which there is work."]
     if comparison is not None and comparison.tpot_over_step_ratio is not None:
         evidence.append(f"TPOT is {comparison.tpot_over_step_ratio:.1f} times what the batch allows.")
-    return Finding(
-        kind=Kind.CPU_OVERHEAD,
-        confidence=0.8,
-        evidence=tuple(evidence),
-        advice=advice_for(Kind.CPU_OVERHEAD, measured.now.engine),
-    )
+    return _found(0.8, *evidence)
 
 
-def _queueing(measured: ServerRates, _comparison: TheoryComparison | None) -> Finding | None:
+def _queueing(measured: ServerRates, _comparison: TheoryComparison | None) -> _Found | None:
     waiting, running = measured.now.queued_requests, measured.now.running_requests
     queue, ttft = measured.latencies.get(Latency.QUEUE), measured.latencies.get(Latency.TTFT)
     long_wait = bool(
@@ -248,15 +205,10 @@ def _queueing(measured: ServerRates, _comparison: TheoryComparison | None) -> Fi
         evidence.append(
             f"Half of the requests wait {duration(queue.p50)} or more, of a TTFT p50 of {duration(ttft.p50)}."
         )
-    return Finding(
-        kind=Kind.QUEUEING,
-        confidence=0.9 if many and long_wait else 0.6,
-        evidence=tuple(evidence),
-        advice=advice_for(Kind.QUEUEING, measured.now.engine),
-    )
+    return _found(0.9 if many and long_wait else 0.6, *evidence)
 
 
-def _replica_imbalance(measured: ServerRates, _comparison: TheoryComparison | None) -> Finding | None:
+def _replica_imbalance(measured: ServerRates, _comparison: TheoryComparison | None) -> _Found | None:
     loads = {
         load.replica: load.running_requests
         for load in measured.now.replicas
@@ -269,51 +221,34 @@ def _replica_imbalance(measured: ServerRates, _comparison: TheoryComparison | No
     # Two requests on two replicas are not an imbalance worth a finding.
     if average < 2 or loads[busiest] < (1 + THRESHOLDS.serving_imbalance_ratio) * average:
         return None
-    return Finding(
-        kind=Kind.REPLICA_IMBALANCE,
-        confidence=0.6,
-        evidence=(
-            (
-                f"Replica {busiest} runs {loads[busiest]:.0f} requests, the mean of {len(loads)} is "
-                f"{average:.1f}; with "
-                "attention or expert parallelism over them all wait for the busiest."
-            ),
-        ),
-        advice=advice_for(Kind.REPLICA_IMBALANCE, measured.now.engine),
+    return _found(
+        0.6,
+        f"Replica {busiest} runs {loads[busiest]:.0f} requests, the mean of {len(loads)} is "
+        f"{average:.1f}; with "
+        "attention or expert parallelism over them all wait for the busiest.",
     )
 
 
-def _speculation(measured: ServerRates, _comparison: TheoryComparison | None) -> Finding | None:
+def _speculation(measured: ServerRates, _comparison: TheoryComparison | None) -> _Found | None:
     length = measured.spec_accept_length
     if length is None or length >= THRESHOLDS.serving_accept_tokens:
         return None
     share = "" if measured.spec_accept_ratio is None else f", {percent(measured.spec_accept_ratio)} of drafts"
-    return Finding(
-        kind=Kind.SPECULATION,
-        confidence=0.6,
-        evidence=(f"A verification step accepts {length:.2f} tokens, its own included{share}.",),
-        advice=advice_for(Kind.SPECULATION, measured.now.engine),
-    )
+    return _found(0.6, f"A verification step accepts {length:.2f} tokens, its own included{share}.")
 
 
-def _slow_decode(measured: ServerRates, comparison: TheoryComparison | None) -> Finding | None:
+def _slow_decode(measured: ServerRates, comparison: TheoryComparison | None) -> _Found | None:
     if comparison is None or measured.tpot.p50 is None:
         return None
     ratio = comparison.tpot_over_step_ratio
     if ratio is None or comparison.step is None or ratio < THRESHOLDS.serving_slow_decode_ratio:
         return None
-    return Finding(
-        kind=Kind.SLOW_DECODE,
-        confidence=0.4,
-        evidence=(
-            (
-                f"TPOT p50 is {duration(measured.tpot.p50)}; {comparison.step.batch:.0f} sequences with "
-                f"{context_tokens(measured) or 0:.0f} tokens each allow "
-                f"{duration(comparison.step.total_s)}."
-            ),
-            *_faster_floors(comparison.theory, comparison.step),
-        ),
-        advice=advice_for(Kind.SLOW_DECODE, measured.now.engine),
+    return _found(
+        0.4,
+        f"TPOT p50 is {duration(measured.tpot.p50)}; {comparison.step.batch:.0f} sequences with "
+        f"{context_tokens(measured) or 0:.0f} tokens each allow "
+        f"{duration(comparison.step.total_s)}.",
+        *_faster_floors(comparison.theory, comparison.step),
     )
 
 
@@ -329,7 +264,7 @@ def _faster_floors(theory: Theory, step: DecodeStep) -> Iterator[str]:
     yield f"The hardware would allow {', '.join(faster)}."
 
 
-def _slow_prefill(measured: ServerRates, comparison: TheoryComparison | None) -> Finding | None:
+def _slow_prefill(measured: ServerRates, comparison: TheoryComparison | None) -> _Found | None:
     ttft, queue = measured.latencies.get(Latency.TTFT), measured.latencies.get(Latency.QUEUE)
     if comparison is None or not comparison.prompt_tokens_measured or ttft is None or not ttft.p50:
         return None
@@ -340,30 +275,31 @@ def _slow_prefill(measured: ServerRates, comparison: TheoryComparison | None) ->
         return None
     known = queue is not None and queue.p50 is not None
     queued = f", {duration(waiting)} of it in the queue" if known else ""
-    return Finding(
-        kind=Kind.SLOW_PREFILL,
-        confidence=0.6 if known else 0.4,
-        evidence=(
-            (
-                f"TTFT p50 is {duration(ttft.p50)}{queued}; the mean prompt of"
-                f" {comparison.prompt_tokens:.0f} tokens takes at least {duration(floor)} to compute."
-            ),
-        ),
-        advice=advice_for(Kind.SLOW_PREFILL, measured.now.engine),
+    return _found(
+        0.6 if known else 0.4,
+        f"TTFT p50 is {duration(ttft.p50)}{queued}; the mean prompt of"
+        f" {comparison.prompt_tokens:.0f} tokens takes at least {duration(floor)} to compute.",
     )
 
 
-_JUDGES: Sequence[Judge] = (
-    _large_batch,
-    _prefill_interference,
-    _long_prompts,
-    _kv_memory,
-    _unused_kv_memory,
-    _low_cache_hits,
-    _few_requests,
-    _cuda_graph,
-    _cpu_overhead,
-    _queueing,
-    _replica_imbalance,
-    _speculation,
-)
+_CHECKS: Mapping[Kind, _Check] = {
+    Kind.LARGE_BATCH: _large_batch,
+    Kind.PREFILL_INTERFERENCE: _prefill_interference,
+    Kind.LONG_PROMPTS: _long_prompts,
+    Kind.KV_MEMORY: _kv_memory,
+    Kind.UNUSED_KV_MEMORY: _unused_kv_memory,
+    Kind.LOW_CACHE_HITS: _low_cache_hits,
+    Kind.FEW_REQUESTS: _few_requests,
+    Kind.CUDA_GRAPH: _cuda_graph,
+    Kind.CPU_OVERHEAD: _cpu_overhead,
+    Kind.QUEUEING: _queueing,
+    Kind.REPLICA_IMBALANCE: _replica_imbalance,
+    Kind.SPECULATION: _speculation,
+    Kind.SLOW_DECODE: _slow_decode,
+    Kind.SLOW_PREFILL: _slow_prefill,
+}
+_EXPLAINED_BY: Mapping[Kind, frozenset[Kind]] = {
+    Kind.SLOW_DECODE: frozenset({Kind.LARGE_BATCH, Kind.CPU_OVERHEAD, Kind.CUDA_GRAPH}),
+    Kind.SLOW_PREFILL: frozenset({Kind.QUEUEING, Kind.KV_MEMORY, Kind.LONG_PROMPTS}),
+}
+"""Kinds that are found only if none of these is, which come before them."""
