@@ -57,6 +57,21 @@ def test_one_rank_that_stalls_every_fifth_step_is_named_with_period_and_cost() -
     assert stall.usual_s == pytest.approx(0.5, abs=0.01)
 
 
+def test_who_others_waited_for_in_an_earlier_fault_is_not_who_stalls_now() -> None:
+    """All ranks stall every five steps, after rank 2 was late in ten of 40 steps."""
+    per_s = 60 / sum(steps_with_stalls(60, 5, 0.6))
+    operations = replace(all_reduces(100, 4, 0.6, [2]), operations_per_s=per_s)
+    operations.durations_s[40:] = 0.01
+    later = [0.5] * 40 + steps_with_stalls(60, 5, 0.6)
+    stall = found(later, [operations])
+
+    assert stall is not None
+    assert (stall.period_steps, stall.rank) == (5, None)
+    assert found(later, [replace(operations, operations_per_s=None)]) is not None
+    now = replace(all_reduces(100, 5, 0.6, [2]), operations_per_s=per_s)
+    assert (found(later, [now]) or stall).rank == 2
+
+
 def test_it_is_known_within_three_periods() -> None:
     times = steps_with_stalls(40, 5, 0.6)
     known = [count for count in range(1, 41) if found(times[:count]) is not None]

@@ -105,7 +105,7 @@ def _regular(
         stall_s=stall_s,
         stalls=int(stalled.sum()),
         cost_ratio=cost,
-        rank=_waited_for(collectives, parallel, stall_s),
+        rank=_waited_for(collectives, parallel, stall_s, since_s=int(stalled.sum()) * period_s),
     )
 
 
@@ -127,15 +127,25 @@ def _regular_in_time(apart_s: Floats) -> bool:
 
 
 def _waited_for(
-    collectives: Sequence[CollectiveTable | CollectiveStack], parallel: ParallelLayout, stall_s: float
+    collectives: Sequence[CollectiveTable | CollectiveStack],
+    parallel: ParallelLayout,
+    stall_s: float,
+    *,
+    since_s: float,
 ) -> int | None:
-    """The rank that is the last in nearly all operations in which others wait for most of a stall."""
+    """The rank that is the last in nearly all operations in which others wait for most of a stall.
+
+    Of operations of the last `since_s`: in earlier ones they may have waited for another reason.
+    """
     last: list[Ints] = []
     for batch in stacked(collectives, parallel):
         if not batch.matched:
             continue
         longest = np.where(batch.parts.last_arriver >= 0, batch.parts.wait_s.max(axis=-1, initial=0.0), 0.0)
-        row, operation = np.nonzero(longest >= _LARGE * stall_s)
+        lengths, per_s = batch.collectives.lengths, batch.collectives.operations_per_s
+        recent = lengths - np.nan_to_num(np.ceil(per_s * since_s), nan=np.inf)
+        of_stalls = np.arange(longest.shape[1]) >= recent[:, None]
+        row, operation = np.nonzero((longest >= _LARGE * stall_s) & of_stalls)
         last.append(batch.ranks[row, batch.parts.last_arriver[row, operation]])
     ranks, counts = (
         np.unique(np.concatenate(last), return_counts=True) if last else (np.zeros(0), np.zeros(0))
