@@ -72,6 +72,7 @@ def test_work_that_one_rank_got_and_no_other_lost_is_not_of_its_experts(
         ranks=np.arange(4),
         computing_ratio=np.array(added),
         running_ratio=np.ones(4),
+        active_before_ratio=np.full(4, 0.9),
     )
 
     found = expert_imbalance(busy, EXPERTS, longer)

@@ -76,6 +76,7 @@ def seen(operation: str, wait_ratio: float) -> list[Finding]:
         ranks=np.arange(2),
         computing_ratio=np.array([0.0, 0.9]),
         running_ratio=np.array([1.0, 1.0]),
+        active_before_ratio=np.full(2, 0.9),
     )
     kind = NcclKind(
         group=None, operation=operation, communicators=1, transfer_s=1e-4, wait_ratio=0.0, kernel_ratio=0.05,

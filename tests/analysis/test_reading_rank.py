@@ -83,6 +83,7 @@ def longer(computing_ratio: float, *, since_step: int = SINCE_STEP) -> LongerSte
         ranks=np.arange(2),
         computing_ratio=np.array([computing_ratio, 0.1]),
         running_ratio=np.ones(2),
+        active_before_ratio=np.full(2, 0.9),
     )
 
 

@@ -256,6 +256,37 @@ def test_a_rank_that_slept_in_an_earlier_fault_did_not_sleep_just_before_the_cha
     assert loading(job(launches([[0.4], [0.4], [0.4, 0.2, 0.2, 0.2], always]))) is None
 
 
+LAST = (True, False, False, False)
+"""The GPU of rank 0 idles; the others wait for it in a kernel of NCCL."""
+
+
+def test_ranks_that_wait_in_nccl_wait_for_data_themselves_if_their_hosts_began_to_sleep() -> None:
+    found = loading(job(idle=LAST))
+
+    assert found is not None
+    assert (found.culprits, found.gain_ratio) == ((), pytest.approx(GAIN))
+    assert any("GPUs of ranks 1, 2, 3 wait in NCCL" in sentence for sentence in found.evidence)
+
+
+@pytest.mark.parametrize(
+    ("table", "seen"),
+    [
+        (launches([[0.4], [0.4], [0.24], [0.2]]), {}),
+        (launches([[0.4, 0.0, 0.0, 0.0]] * 2 + [[0.2, 0.0, 0.0, 0.0], [0.03, 0.0, 0.0, 0.0]]), {}),
+        (SINCE, {"more_work_s": [0, 0.1, 0.1, 0.1]}),
+    ],
+    ids=["they slept before", "they do not sleep", "their GPUs have more to do"],
+)
+def test_otherwise_they_wait_for_that_rank(table: LaunchTable, seen: dict[str, object]) -> None:
+    assert loading(job(table, idle=LAST, **seen)) is None
+
+
+def test_hosts_that_were_never_ahead_of_their_gpus_may_sleep_until_the_last_rank_comes() -> None:
+    slack = job(idle=LAST)
+    half = {**slack.gpu.metrics, GpuColumn.SM_ACTIVE: slack.gpu.metrics[GpuColumn.SM_ACTIVE] / 2}
+    assert loading(replace(slack, gpu=replace(slack.gpu, metrics=half))) is None
+
+
 def test_busy_workers_make_it_more_certain() -> None:
     found = loading(job(launches([[0.4], [0.4], [0.2], [0.03]], busy=0.99)))
 
@@ -371,6 +402,29 @@ def test_a_rank_that_comes_last_while_all_wait_for_busy_workers_is_not_named_unt
     )
     found = summarise(data, AnalysisSettings()).findings
     assert any(one.kind is Kind.STRAGGLER for one in found) is named
+
+
+@pytest.mark.parametrize(("asleep", "named"), [(0.2, False), (0.185, False), (0.16, True)])
+def test_a_rank_that_seems_to_cost_about_what_waiting_of_all_hosts_does_is_the_last_by_chance(
+    asleep: float, named: bool
+) -> None:
+    steps = step_table([STEP_S] * 100)
+    seen = gpus(steps, idle=(False,) * RANKS)
+    idling = {**seen.metrics, GpuColumn.BUSY: np.full(seen.metrics[GpuColumn.BUSY].shape, 0.7)}
+    data = job_data(
+        steps,
+        description=description(world_size=RANKS, dp=RANKS),
+        collectives=[gradients(lags(20, RANKS, {0: 0.2}))],
+        nccl=[NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(RANKS)],
+        launches=launches([[asleep]] * 4),
+        gpu=replace(seen, metrics=idling),
+    )
+    found = summarise(data, AnalysisSettings()).findings
+
+    assert [one.kind for one in found if one.kind in {Kind.STRAGGLER, Kind.DATA_LOADING}][-1:] != []
+    blamed = [one for one in found if one.kind is Kind.STRAGGLER]
+    assert bool(blamed) is named
+    assert all(one.gain_ratio == pytest.approx(0.2, abs=0.01) for one in blamed)
 
 
 def readings(counts: Sequence[tuple[float, float]], *, rank: int = 0) -> LaunchReadings:

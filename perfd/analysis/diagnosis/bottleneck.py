@@ -40,6 +40,8 @@ _Judge = Callable[[JobEvidence], Finding | None]
 
 _OF_COUNTERS = (Kind.HANG, Kind.MISSING_TELEMETRY)
 """They rest on counts of all operations, seen or not, or are about those that were not seen."""
+_ALIKE = 0.1
+"""Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
 _STARTED_AGAIN = Finding(
     kind=Kind.UNKNOWN,
     confidence=0.0,
@@ -105,7 +107,7 @@ def _last_by_chance(facts: JobEvidence, straggler: Finding, starved: Finding | N
     if working_more(facts) in straggler.concerned_ranks:
         return False
     if starved is not None:
-        return (starved.gain_ratio or 0.0) >= (straggler.gain_ratio or 0.0)
+        return (1 + _ALIKE) * (starved.gain_ratio or 0.0) >= (straggler.gain_ratio or 0.0)
     asleep = facts.asleep_for_workers
     return facts.data.share_ratio is None and asleep is not None and (straggler.gain_ratio or 0.0) < asleep
 

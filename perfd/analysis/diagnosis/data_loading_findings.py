@@ -14,6 +14,8 @@ from perfd.thresholds import THRESHOLDS
 
 _ALIKE = 0.05
 """GPUs that differ by less do alike: their samples are no more exact."""
+_MOST_SHOWN = 8
+"""Ranks in a sentence."""
 
 
 class _Cause(Enum):
@@ -92,6 +94,12 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
         evidence.append(
             f"The GPU that idles most runs no kernel in {percent(hosts.idlest_ratio)} of the time (NVML);"
             " whichever rank gets its data first waits for the others in NCCL."
+        )
+    if hosts.waiting_ranks:
+        shown = ", ".join(map(str, hosts.waiting_ranks[:_MOST_SHOWN]))
+        evidence.append(
+            f"GPUs of ranks {shown} wait in NCCL (GPM) for a rank that comes later yet, and their own hosts"
+            " sleep, which they did not while they waited for their GPUs before."
         )
     if hosts.lead_lost:
         evidence.append("Hosts are less far ahead of their GPUs than before (NCCL).")

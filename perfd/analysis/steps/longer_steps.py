@@ -53,6 +53,8 @@ class LongerSteps:
     0 for a GPU that idles, and a little more for one that waits in NCCL. NaN is unknown."""
     running_ratio: Floats
     """(g,): the share of the added time with any kernel on the GPU, those of NCCL included."""
+    active_before_ratio: Floats
+    """(g,): the share of the time before in which multiprocessors were active; NaN is unknown."""
 
     @property
     def gain_ratio(self) -> float:
@@ -103,6 +105,7 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
         ranks=np.array([-1 if key.rank is None else key.rank for key in gpu.gpus], dtype=np.int64),
         computing_ratio=computing,
         running_ratio=running,
+        active_before_ratio=mean(metrics[0][earlier], axis=0),
     )
 
 

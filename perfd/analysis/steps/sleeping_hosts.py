@@ -2,7 +2,9 @@
 
 A host that launches too slowly is busy, and one that waits for its GPU is ahead of it. Where the threads that
 launch work sleep on every rank, and the GPUs idle as long, hosts wait for something else; between two steps
-of a training loop that is the next batch.
+of a training loop that is the next batch. Of ranks that all wait for a batch, one gets it last, and GPUs of
+the others wait for it in NCCL. Their own hosts wait for a batch, too, if they sleep now and never did while
+they waited for GPUs that were busy.
 """
 
 from __future__ import annotations
@@ -47,6 +49,11 @@ _DUE_LINES = 2.0
 """Times what a line takes, after which the next one is overdue. Chosen."""
 _CLOCKS_S = 0.25
 """Most by which clocks of steps and readings differ: with a later change, hosts slept more before it."""
+_BUSY = 0.75
+"""Of the time, from which on a GPU's activity shows that its host waits for it. Chosen."""
+_AWAKE = 0.05
+"""Of the time: a host that slept no more while it waited for a busy GPU does not sleep to wait for it.
+Chosen: 0.01 in a loop whose hosts spin (2 H100, 2026-11-26)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +76,8 @@ class SleepingHosts:
     """Whether the time lies between a step's last reduction and the next one's first; None if unknown."""
     lead_lost: bool = False
     """Whether hosts are less ahead of their GPUs than before."""
+    waiting_ranks: tuple[int, ...] = ()
+    """Whose GPUs wait in NCCL meanwhile, for the rank that comes last."""
     idle_ratio: float | None = None
     """The share of time in which GPUs run no kernel, the least of all; None where a change shows it."""
     idlest_ratio: float | None = None
@@ -127,7 +136,10 @@ def sleeping_hosts(
     table = job.launches
     if table is None or not world or len(table.rank) != world:
         return None
-    change = _longer(each, longer) or _less_active(job.gpu, each)
+    waiting_ranks = _waiting_in_nccl(longer)
+    change = None
+    if waiting_ranks is not None:
+        change = _longer(each, waiting_ranks) or _less_active(job.gpu, each)
     since = None if change is None else _asleep_since(table, change, job.now_unix_s)
     return since or (_all_along(table, each, activity) if lasts else None)
 
@@ -153,19 +165,19 @@ class _Change:
     lasts_s: float
     gain_ratio: float
     lead_lost: bool = False
+    waiting_ranks: frozenset[int] = frozenset()
+    """Whose GPUs wait in NCCL in the added time."""
     shown: Mapping[str, Any]
     """Fields of `SleepingHosts` that say what changed."""
 
 
-def _longer(each: EachStep, longer: LongerSteps | None) -> _Change | None:
+def _longer(each: EachStep, waiting_ranks: frozenset[int]) -> _Change | None:
     """Steps that became longer."""
     steps, rows = each.steps, each.unmarked
     times = steps.step_time_s[rows]
     before, fewest_since = lines_needed(steps, rows)
     since = lines_since(times, before=before, fewest_since=fewest_since)
-    if since is None or (
-        longer is not None and bool((longer.running_ratio > THRESHOLDS.sleeping_hosts_kernels_ratio).any())
-    ):
+    if since is None:
         return None
     before_s = float(np.median(times[len(times) - since - before : len(times) - since]))
     newest = rows[len(rows) - since :]
@@ -178,8 +190,24 @@ def _longer(each: EachStep, longer: LongerSteps | None) -> _Change | None:
         lasts_s=float((steps.step_time_s[newest] * steps.steps_covered[newest]).sum()),
         gain_ratio=1 - before_s / since_s,
         lead_lost=lead_lost,
+        waiting_ranks=waiting_ranks,
         shown={"since_step": since_step, "before_s": before_s, "since_s": since_s, "at_begin": at_begin},
     )
+
+
+def _waiting_in_nccl(longer: LongerSteps | None) -> frozenset[int] | None:
+    """Ranks whose GPUs run kernels in the added time; None where these may be more than waiting.
+
+    Before it their hosts must have waited for these GPUs, which were busy: how they wait for them is known.
+    """
+    if longer is None:
+        return frozenset()
+    running = longer.running_ratio > THRESHOLDS.sleeping_hosts_kernels_ratio
+    working = longer.computing_ratio > THRESHOLDS.late_hosts_compute_ratio
+    were_busy = longer.active_before_ratio >= _BUSY
+    if (running.all() and len(running)) or (running & (working | ~were_busy)).any():
+        return None
+    return frozenset(longer.ranks[running].tolist())
 
 
 def _less_active(gpu: GpuTable, each: EachStep) -> _Change | None:
@@ -234,12 +262,17 @@ def _asleep_since(table: LaunchTable, change: _Change, now_unix_s: float) -> Sle
     )
     if not (more or change.lead_lost):
         return None
+    in_nccl = np.isin(table.rank, list(change.waiting_ranks))
+    if in_nccl.any() and (slept_before is None or (slept_before[in_nccl] > _AWAKE).any()):
+        # A host that sleeps while it waits for its GPU may do so now.
+        return None
     workers, busy = _loaders(table, window)
     return SleepingHosts(
         asleep_ratio=float(asleep.min()),
         gain_ratio=gain,
         longer_for_s=change.lasts_s,
         lead_lost=change.lead_lost,
+        waiting_ranks=tuple(sorted(change.waiting_ranks)),
         loader_workers=workers,
         loader_busy_ratio=busy,
         **change.shown,
