@@ -78,6 +78,22 @@ def test_an_unknown_cause_is_replaced_after_half_as_long_and_comes_back_after_tw
         assert said.index(UNKNOWN, 10) == 25 + 2 * HOLD_S
 
 
+def test_that_nothing_else_limits_a_job_is_no_first_verdict_before_rounds_found_it_for_some_seconds():
+    for compute in (COMPUTE, Finding(kind=Kind.NONE, confidence=0.6, evidence=("MFU is 42%.",))):
+        said = heads([compute] * 10, first_step=5)
+        assert {one.kind for one in said[: int(HOLD_S / 2)]} == {Kind.UNKNOWN}
+        assert said[0].evidence[:-1] == tuple(compute.evidence)
+        assert "too short a time" in said[0].evidence[-1]
+        assert said[int(HOLD_S / 2) :] == [compute] * (10 - int(HOLD_S / 2))
+    # What limits it is said at once, as before: one headline where there were two.
+    bubble = Finding(kind=Kind.PIPELINE_BUBBLE, confidence=0.9, gain_ratio=0.21)
+    assert [one.kind for one in heads([COMPUTE] * 2 + [bubble] * 8)] == [Kind.UNKNOWN] * 2 + [bubble.kind] * 8
+    # Nor does it wait after a rank was blamed for as long.
+    said = heads([UNKNOWN] + [slow(3)] * 6 + [COMPUTE] * 6, first_step=5)
+    assert [one.kind for one in said[-3:]] == [Kind.COMPUTE_BOUND] * 3
+    assert {one.kind for one in said[1:]} == {Kind.STRAGGLER, Kind.COMPUTE_BOUND}
+
+
 def test_with_long_steps_it_lasts_for_some_steps():
     said = heads([LAUNCH] * 5 + [HOST] * 60, step_s=4.0)
     assert said.index(HOST) == pytest.approx(5 + 4 * HOLD_STEPS, abs=4)
@@ -160,7 +176,7 @@ def test_a_cause_that_costs_far_more_is_said_at_once_and_a_clock_that_is_low_for
 
 
 def test_the_first_verdict_after_few_steps_does_not_wait():
-    looks = [UNKNOWN] * 3 + [COMPUTE] * 3
+    looks = [UNKNOWN] * 3 + [HOST] * 3
     assert heads(looks, first_step=7, step_s=1.0) == looks
 
 
@@ -264,8 +280,9 @@ def test_a_blamed_rank_explains_longer_steps_without_a_rank_but_is_not_blamed_fo
 def test_causes_change_at_most_once_in_the_time_that_one_is_held(looks):
     said = heads(looks)
     # An unknown cause is held for less, and replaces another one only after longer.
-    assert changes(said) <= len(looks) / HOLD_S + (said[0] is UNKNOWN)
-    assert all(finding in looks[: place + 1] for place, finding in enumerate(said))
+    assert changes(said) <= len(looks) / HOLD_S + (said[0].kind is Kind.UNKNOWN)
+    early = len(list(itertools.takewhile(lambda one: one.kind is Kind.UNKNOWN, said)))
+    assert all(finding in looks[: place + 1] for place, finding in enumerate(said) if place >= early)
 
 
 @given(st.lists(st.sampled_from([LAUNCH, HOST, UNKNOWN, slow(1)]), min_size=2, max_size=30))
@@ -313,14 +330,14 @@ def test_what_has_just_begun_is_shown_before_the_next_line_of_the_log():
 def test_the_rank_that_was_known_by_its_role_is_the_same_one_later():
     role = (Culprit(kind="broadcast root", id=0),)
     late = Finding(kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.3, culprits=role, ranks=(0,))
-    said = heads([NOTHING] * 5 + [late] * 5 + [stalls(0, 0.1)] + [NOTHING] * 20)
+    said = heads([NOTHING] * 9 + [late] * 5 + [stalls(0, 0.1)] + [NOTHING] * 20)[4:]
     assert changes(said) == 2
     assert {one.kind for one in said} == {Kind.NONE, Kind.LATE_HOSTS}
 
 
 def test_behind_a_blamed_rank_what_shows_no_cause_changes_in_the_usual_time():
     # The fault ends after 8 s, and a rank is blamed for another 3.
-    said = heads([NOTHING] * 2 + [COMPUTE] * 3 + [slow(1)] * 3 + [COMPUTE] * 9)
+    said = heads([NOTHING] * 6 + [COMPUTE] * 3 + [slow(1)] * 3 + [COMPUTE] * 9)[4:]
     assert [one.kind for one in said] == [
         *[Kind.NONE] * 5,
         *[Kind.STRAGGLER] * 6,
@@ -330,6 +347,21 @@ def test_behind_a_blamed_rank_what_shows_no_cause_changes_in_the_usual_time():
 
 def stalls(rank: int, gain_ratio: float) -> Finding:
     return replace(slow(rank), kind=Kind.PERIODIC_STALL, gain_ratio=gain_ratio)
+
+
+def test_a_rank_that_the_next_look_finds_by_its_stalls_is_not_blamed_by_one_odd_look():
+    """As in recording preferred2: half a millisecond in ten of its host, which costs 6% of a step."""
+    small = replace(slow(1), gain_ratio=0.084)
+    behind = [COMPUTE, stalls(1, 0.072)]
+    said = heads([COMPUTE] * 6 + [small, behind, small, behind, behind] + [COMPUTE] * 8)[4:]
+    assert [one.kind for one in said] == [
+        *[Kind.COMPUTE_BOUND] * 2,
+        *[Kind.STRAGGLER] * 6,
+        *[Kind.COMPUTE_BOUND] * 7,
+    ]
+    assert [one.may_be_over for one in said[2:8]] == [False] * 5 + [True]
+    other = heads([COMPUTE] * 6 + [small, [COMPUTE, stalls(2, 0.072)], COMPUTE])
+    assert [one.kind for one in other[-3:]] == [Kind.STRAGGLER, Kind.COMPUTE_BOUND, Kind.COMPUTE_BOUND]
 
 
 @pytest.mark.parametrize("gain_ratio", [0.19, 0.21])

@@ -9,8 +9,10 @@ One that names no rank, that hosts are late, is held after a single round, too.
 That nothing limits the job and that computation does differ by a threshold, not by a change in the job: one
 of these replaces another only once it lasted eight times as long. An unknown cause replaces any other
 headline after twice as long: by then a fault that lowers the activity of GPUs is found. Without another step
-nothing changes that names no rank. An unknown cause is the absence of evidence, as before
-the first samples of a job whose steps are short: it is replaced after half as long.
+nothing changes that names no rank. An unknown cause is the absence of evidence, as before the first samples
+of a job whose steps are short: it is replaced after half as long. The first verdict is not that nothing else
+limits the job before rounds found that for as long: shares of time are of seconds before the first step, too,
+so that what limits it shows late.
 
 If steps became longer before the headline was found, that is the same change, of which a later round may show
 less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays.
@@ -23,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
+from perfd.analysis.findings.advice import MORE_STEPS
 from perfd.analysis.findings.causal_graph import EXPLAINS
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
@@ -75,7 +78,8 @@ class Verdict:
     settled_since: Moment | None = None
     """Since when rounds have found `settled`."""
     missed_since: Moment | None = None
-    """Since when rounds find another one; None while they find it, or blame a rank."""
+    """Since when rounds find another one, before the first also only computation or a slow rank; None while
+    they find `settled`."""
     blamed: Finding | None = None
     """The headline that blames a rank, as last found; None once that is over."""
     blamed_since: Moment | None = None
@@ -141,13 +145,14 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
         return _blaming(prior, head, now), found
     verdict, findings = _settled(prior, found, now)
     over = _young(prior.blamed_since or now, now) or _cleared(since, now)
-    if prior.blamed is None or over or _has_effect(head, prior.blamed) or _found_once(prior, prior.blamed):
+    if prior.blamed is None or over or _has_effect(head, prior.blamed):
         return verdict, findings
-    still = next((one for one in found if _same(one, prior.blamed)), None)
-    if still is not None and _far_costlier(head, still):
+    still, otherwise = _found_still(prior.blamed, found)
+    once = still is None and not otherwise and _found_once(prior, prior.blamed)
+    if once or (still is not None and _far_costlier(head, still)):
         return verdict, findings
     blamed = still or prior.blamed
-    shown = still or _may_be_over(blamed)
+    shown = blamed if otherwise or still is not None else _may_be_over(blamed)
     verdict = replace(
         verdict,
         blamed=blamed,
@@ -171,6 +176,12 @@ def _still_blamed(prior: Verdict, head: Finding, now: Moment) -> tuple[Finding, 
     return (blamed, _may_be_over(blamed)) if held and (effect or _with_others(blamed, head)) else None
 
 
+def _found_still(blamed: Finding, found: Sequence[Finding]) -> tuple[Finding | None, bool]:
+    """The same finding behind a round's first one, and whether there is another one of that rank's fault."""
+    still = next((one for one in found if _same(one, blamed)), None)
+    return still, any(_seen_otherwise(blamed, one, more=False) for one in found)
+
+
 def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
     none = replace(prior, blamed=None, blamed_since=None, confirmed=False, cleared_since=None)
     if head.kind in _OVER_AT_ONCE:
@@ -178,18 +189,19 @@ def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
     again = prior.blamed is not None and _same(prior.blamed, head)
     since = (prior.blamed_since if again else None) or now
     confirmed = again and (prior.confirmed or _apart(since, now, 1, _CONFIRMED_S))
-    return replace(none, blamed=head, blamed_since=since, confirmed=confirmed)
+    # The first headline that blames no rank does not begin to wait once this is over.
+    seen_since = now if prior.settled is None and prior.missed_since is None else prior.missed_since
+    return replace(none, blamed=head, blamed_since=since, confirmed=confirmed, missed_since=seen_since)
 
 
 def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
     """The same for a headline that blames no rank."""
     head, settled = found[0], prior.settled
     since = prior.missed_since or now
-    if _young(since, now):
-        # There is nothing to hold before the first verdict.
-        return Verdict() if head.kind is Kind.UNKNOWN else _found(prior, head, now), found
+    if settled is None or _young(since, now):
+        return _first(prior, found, now, since)
     times = _patience(settled, head, blamed=prior.blamed is not None)
-    if settled is None or _just_began(head, now) or _lasted(since, now, times):
+    if _just_began(head, now) or _lasted(since, now, times):
         return _found(prior, head, now), found
     if _same(settled, head):
         if not _mixes(settled, head):
@@ -201,6 +213,24 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
         return _found(prior, head, now), found
     held = still or settled
     return replace(_found(prior, held, now), missed_since=since), _at_front(held, found)
+
+
+def _first(
+    prior: Verdict, found: Sequence[Finding], now: Moment, since: Moment
+) -> tuple[Verdict, Sequence[Finding]]:
+    """There is nothing to hold before the first verdict."""
+    head = found[0]
+    if head.kind is Kind.UNKNOWN and _young(since, now):
+        return Verdict(), found
+    if prior.settled is None and head.kind in COMPUTATION and not _lasted(since, now, _NO_EVIDENCE):
+        return Verdict(missed_since=since), (_too_early(head), *found[1:])
+    return _found(prior, head, now), found
+
+
+def _too_early(head: Finding) -> Finding:
+    """The first seconds of a job that seems to compute well."""
+    early = "It has trained for too short a time to say that nothing else limits it."
+    return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=(*head.evidence, early), advice=MORE_STEPS)
 
 
 def _found(prior: Verdict, settled: Finding, now: Moment) -> Verdict:
