@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import nan
 
 
 class Scope(StrEnum):
@@ -71,3 +72,25 @@ class SampleTable:
     times_unix_ns: Sequence[int]
     entities: Sequence[str]
     columns: Mapping[str, Sequence[float]]
+
+    @classmethod
+    def of_rows(
+        cls, scope: Scope, time_unix_ns: int, rows: Mapping[str, Mapping[str, float]]
+    ) -> SampleTable | None:
+        """Values by entity and column at one time, of the entities that have any; None if none has."""
+        present = {entity: values for entity, values in rows.items() if values}
+        if not present:
+            return None
+        names = dict.fromkeys(name for values in present.values() for name in values)
+        return cls(
+            scope=scope,
+            times_unix_ns=[time_unix_ns] * len(present),
+            entities=list(present),
+            columns={name: [values.get(name, nan) for values in present.values()] for name in names},
+        )
+
+    @classmethod
+    def of_node(cls, time_unix_ns: int, values: Mapping[str, float]) -> SampleTable:
+        """Values by column of the node as a whole, at one time."""
+        columns = {name: [float(value)] for name, value in values.items()}
+        return cls(scope=Scope.NODE, times_unix_ns=[time_unix_ns], entities=[""], columns=columns)

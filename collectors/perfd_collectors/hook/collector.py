@@ -174,15 +174,11 @@ class HookCollector:
         return self.unsound_messages + self.foreign_messages
 
     def _counts(self) -> SampleTable:
-        return SampleTable(
-            scope=Scope.NODE,
-            times_unix_ns=[self._clock.unix_ns()],
-            entities=[""],
-            columns={
-                "hook_unsound_messages": [float(self.unsound_messages)],
-                "hook_foreign_messages": [float(self.foreign_messages)],
-            },
-        )
+        counts = {
+            "hook_unsound_messages": self.unsound_messages,
+            "hook_foreign_messages": self.foreign_messages,
+        }
+        return SampleTable.of_node(self._clock.unix_ns(), counts)
 
     def _descriptions(self, messages: Sequence[HookMessage]) -> list[Record]:
         """The description of each new job, and of one that restarted with another layout.

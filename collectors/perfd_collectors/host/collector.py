@@ -87,7 +87,9 @@ class HostCollector:
         if now_s >= self._slow_due_s:
             self._slow_due_s = now_s + self._slow_interval_s
             parts += [(Scope.NIC, self._links(interfaces)), (Scope.NIC, self._port_health())]
-        return [table for scope, rows in parts if (table := _table(scope, now_ns, rows)) is not None]
+        return [
+            table for scope, rows in parts if (table := SampleTable.of_rows(scope, now_ns, rows)) is not None
+        ]
 
     def close(self) -> None:
         """Nothing to free."""
@@ -181,19 +183,6 @@ def _interface_link(path: Path) -> Mapping[str, float]:
     if megabits.isdigit() and int(megabits):
         link["speed_bytes_per_s"] = int(megabits) * 1e6 / 8
     return link
-
-
-def _table(scope: Scope, now_ns: int, rows: Rows) -> SampleTable | None:
-    present = {entity: values for entity, values in rows.items() if values}
-    if not present:
-        return None
-    names = dict.fromkeys(name for values in present.values() for name in values)
-    return SampleTable(
-        scope=scope,
-        times_unix_ns=[now_ns] * len(present),
-        entities=list(present),
-        columns={name: [values.get(name, math.nan) for values in present.values()] for name in names},
-    )
 
 
 def _expression(option: str, text: str) -> re.Pattern[str]:

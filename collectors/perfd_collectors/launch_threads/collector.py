@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from perfd.collector import CollectorSpec, Options, Settings
@@ -29,22 +28,9 @@ class LaunchThreadsCollector:
             pid: self._processes.get(pid) or LaunchThreads(self._settings.proc, pid) for pid in pids
         }
         read = {pid: process.read() for pid, process in self._processes.items()}
-        rows = {f"{rank.job}/{rank.rank}": read[rank.pid] for rank in ranks if read[rank.pid]}
-        if not rows:
-            return []
-        present = {name for row in rows.values() for name in row}
-        return [
-            SampleTable(
-                scope=Scope.RANK,
-                times_unix_ns=[self._settings.clock.unix_ns()] * len(rows),
-                entities=list(rows),
-                columns={
-                    column.name: [row.get(column.name, math.nan) for row in rows.values()]
-                    for column in COLUMNS
-                    if column.name in present
-                },
-            )
-        ]
+        rows = {f"{rank.job}/{rank.rank}": read[rank.pid] for rank in ranks}
+        table = SampleTable.of_rows(Scope.RANK, self._settings.clock.unix_ns(), rows)
+        return [] if table is None else [table]
 
     def close(self) -> None:
         """Nothing to free."""

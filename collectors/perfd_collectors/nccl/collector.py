@@ -300,7 +300,7 @@ class NcclCollector:
         progress = {self._name(path): process.progress() for path, process in self._processes.items()}
         self._settings.bookmark.text = msgspec.json.encode(self._progress | progress).decode()
         if self._processes or self._ignored:
-            records.append(_ignored_segments(len(self._ignored), now_unix_ns))
+            records.append(SampleTable.of_node(now_unix_ns, {"nccl_ignored_segments": len(self._ignored)}))
         unreported = [path for path in self._ignored if path not in self._reported_files]
         for path in unreported[: _MAX_REPORTED_FILES - len(self._reported_files)]:
             self._reported_files.add(path)
@@ -317,15 +317,6 @@ class NcclCollector:
 
 def _recording_mode(*, gpu_time: bool) -> RecordingMode:
     return RecordingMode.OPERATIONS | (RecordingMode.GPU_TIME if gpu_time else RecordingMode.NOTHING)
-
-
-def _ignored_segments(count: int, now_unix_ns: int) -> SampleTable:
-    return SampleTable(
-        scope=Scope.NODE,
-        times_unix_ns=[now_unix_ns],
-        entities=[""],
-        columns={"nccl_ignored_segments": [float(count)]},
-    )
 
 
 def _read_bookmark(text: str | None) -> dict[str, SegmentProgress]:

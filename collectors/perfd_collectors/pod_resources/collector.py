@@ -53,18 +53,11 @@ class PodResourcesCollector:
             )
         self._warned = claims > 0
         allocatable = self._api.allocatable()
-        table = SampleTable(
-            scope=Scope.NODE,
-            times_unix_ns=[self._clock.unix_ns()],
-            entities=[""],
-            columns={
-                "allocated_gpu_devices": [float(len(given))],
-                "allocatable_gpu_devices": [
-                    math.nan if allocatable is None else float(allocatable_gpus(allocatable))
-                ],
-            },
-        )
-        return [table, *self._news(given)]
+        counts = {
+            "allocated_gpu_devices": len(given),
+            "allocatable_gpu_devices": math.nan if allocatable is None else allocatable_gpus(allocatable),
+        }
+        return [SampleTable.of_node(self._clock.unix_ns(), counts), *self._news(given)]
 
     def close(self) -> None:
         self._api.close()

@@ -185,14 +185,7 @@ class PodsCollector:
             return []
         missing = [pod for pod in pods if pod.end is None and not pod.own_agent and self._wants_agent(pod)]
         self._missing_agents.look(missing)
-        return [
-            SampleTable(
-                scope=Scope.NODE,
-                times_unix_ns=[now_unix_ns],
-                entities=[""],
-                columns={"pods_without_agent": [float(len(missing))]},
-            )
-        ]
+        return [SampleTable.of_node(now_unix_ns, {"pods_without_agent": len(missing)})]
 
     def _wants_agent(self, pod: KnownPod) -> bool:
         return pod.facts is not None and wants_agent(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfd.collector import UNNAMED_JOB, LocalRank, NumberedRank, Options, PciAddress, Settings
 from perfd.errors import NothingHere, Unavailable
-from perfd.model import JobOrigin, RankPlacement, Record, SampleTable, Scope
+from perfd.model import JobOrigin, RankPlacement, Record, SampleTable
 from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import optional
 from perfd_collectors.ranks.doubled_ranks import DoubledRanks
@@ -356,13 +356,12 @@ class RanksCollector:
         *,
         foreign: int,
     ) -> SampleTable:
-        columns = {"rank_processes": [float(ranks)], "foreign_rank_processes": [float(foreign)]}
+        counts = {"rank_processes": ranks, "foreign_rank_processes": foreign}
         if held or self._root_pid is not None:
-            unreadable = sum(not process.readable for process in processes.values())
-            columns["unreadable_processes"] = [float(unreadable)]
+            counts["unreadable_processes"] = sum(not process.readable for process in processes.values())
         if self._nvml is not None:
-            columns["gpu_processes"] = [float(len(held))]
-        return SampleTable(scope=Scope.NODE, times_unix_ns=[now_ns], entities=[""], columns=columns)
+            counts["gpu_processes"] = len(held)
+        return SampleTable.of_node(now_ns, counts)
 
 
 def _open(nvml: Nvml, sys: Path) -> list[Gpu]:

@@ -127,7 +127,7 @@ class HostWaits:
             if key in self._before and times.at_s > self._before[key].at_s
         }
         self._before, self._node = now, node
-        return _table(rows, now_unix_ns)
+        return SampleTable.of_rows(Scope.RANK, now_unix_ns, rows)
 
     def _reader(self, key: tuple[int, int | None]) -> ProcessReader:
         if key not in self._readers:
@@ -221,15 +221,3 @@ def _key(rank: RankPlacement) -> tuple[int, int | None]:
 
 def _gpu(rank: RankPlacement) -> int:
     return -1 if rank.gpu is None else rank.gpu
-
-
-def _table(rows: Mapping[str, Mapping[str, float]], now_unix_ns: int) -> SampleTable | None:
-    if not rows:
-        return None
-    names = [column.name for column in COLUMNS if any(column.name in row for row in rows.values())]
-    return SampleTable(
-        scope=Scope.RANK,
-        times_unix_ns=[now_unix_ns] * len(rows),
-        entities=list(rows),
-        columns={name: [row.get(name, math.nan) for row in rows.values()] for name in names},
-    )

@@ -118,7 +118,8 @@ class ServingCollector:
         for name, server in self._servers.items():
             if (info := server.described(name)) is not None:
                 described[name] = info
-        return [*self._descriptions.changed(described, now_s), *_tables(self._settings.clock.unix_ns(), rows)]
+        table = SampleTable.of_rows(Scope.SERVER, self._settings.clock.unix_ns(), rows)
+        return [*self._descriptions.changed(described, now_s), *([] if table is None else [table])]
 
     def close(self) -> None:
         """Nothing to free: connections are closed after each response."""
@@ -230,18 +231,3 @@ def _access(options: ServingOptions) -> ServerAccess:
         ca=options.ca, certificate=options.certificate, key=options.key, insecure=options.insecure
     )
     return ServerAccess(timeout_s=options.timeout_s, authorization_file=file, tls=tls)
-
-
-def _tables(now_ns: int, rows: Mapping[str, Mapping[str, float]]) -> Sequence[Record]:
-    present = {name: values for name, values in rows.items() if values}
-    if not present:
-        return []
-    names = dict.fromkeys(name for values in present.values() for name in values)
-    return [
-        SampleTable(
-            scope=Scope.SERVER,
-            times_unix_ns=[now_ns] * len(present),
-            entities=list(present),
-            columns={name: [values.get(name, math.nan) for values in present.values()] for name in names},
-        )
-    ]
