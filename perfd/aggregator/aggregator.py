@@ -278,7 +278,6 @@ class Aggregator(ApiAnswers):
         self._live.notify()
 
     def unready(self) -> str | None:
-        """Why agents are not served or numbers are old, in a sentence; None if all is well."""
         if not self._started or self._stopping.is_set():
             return "Agents are not served."
         return self.stale()

@@ -85,7 +85,6 @@ class ApiAnswers:
         return found
 
     def jobs(self) -> list[str]:
-        """Names of the jobs in memory."""
         return self._rounds.jobs()
 
     def summary(self, job: str | None = None) -> list[JobSummary]:
@@ -193,7 +192,6 @@ class ApiAnswers:
         return found, count
 
     def trend(self, job: str) -> list[float]:
-        """Step time over the last hour of a job in memory, in at most 30 points."""
         with self._state.lock:
             known = self._state.fleet.jobs.get(job)
             table = known.step_table() if known else None
@@ -226,11 +224,9 @@ class ApiAnswers:
         return self._captures.list()
 
     def stored_file(self, url: str, max_bytes: int) -> bytes:
-        """A report in object storage; raises `StorageError`."""
         return self._captures.stored_file(url, max_bytes)
 
     def file_link(self, capture_id: str, name: str) -> tuple[str, float]:
-        """An address of a capture's stored file, and for how many seconds; raises `StorageError`."""
         return self._captures.file_link(capture_id, name)
 
     def start_capture(self, body: StartBody) -> Mapping[str, Any]:
@@ -291,20 +287,16 @@ class ApiAnswers:
         return self._charts.gpu_series(job, points, rank, newest_s)
 
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:
-        """The summary of a job that only history knows."""
         return self._history.summary(job) if self._history else None
 
     def history_problem(self) -> str | None:
-        """Why history cannot be written, in a sentence; None if it can, or there is none."""
         return self._history.problem if self._history else None
 
     def jobs_problem(self) -> str | None:
-        """Why new jobs are left out, in a sentence; None while there is room."""
         with self._state.lock:
             return self._state.fleet.jobs.problem
 
     def stale(self) -> str | None:
-        """Why the numbers are old, in a sentence; None if they are current."""
         age_s = self._rounds.stale_s
         if age_s is None:
             return None

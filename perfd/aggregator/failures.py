@@ -131,7 +131,7 @@ class Failures:
             return sorted(self._failing)
 
     def forget(self, jobs: Iterable[str]) -> None:
-        """Drop what is known of jobs that are gone."""
+        """Forget the failures of jobs that are gone."""
         gone = set(jobs)
         with self._lock:
             self._failing = {key: text for key, text in self._failing.items() if key[0] not in gone}

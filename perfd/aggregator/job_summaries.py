@@ -256,7 +256,7 @@ class JobSummaries:
         return change
 
     def forget(self, jobs: Iterable[str]) -> None:
-        """Drop what is known of jobs that are gone."""
+        """Forget the numbers of jobs that are gone."""
         for name in jobs:
             self._live.known.pop(name, None)
             self._whole.known.pop(name, None)

@@ -189,7 +189,6 @@ class ObjectStorage:
         return None if key == url else key
 
     def url_of(self, key: str) -> str:
-        """The address of a key, without credentials."""
         return f"{self.url}/{key}"
 
     def _open(self, endpoint: str | None) -> S3Store:

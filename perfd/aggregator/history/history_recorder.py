@@ -72,7 +72,7 @@ class HistoryRecorder:
             self.add([summary_row(summary.name, attempt, to_json([summary])["jobs"][0])])
 
     def forget(self, jobs: Iterable[str]) -> None:
-        """Drop what is known of jobs that are gone."""
+        """Forget what was written of jobs that are gone."""
         for job in jobs:
             self._summary_s.pop(job, None)
 

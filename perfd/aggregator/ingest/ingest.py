@@ -275,16 +275,13 @@ class Ingest:
 
     @property
     def limits(self) -> Limits:
-        """What agents may send."""
         return self._state.fleet.limits
 
     def rejected(self, bound: str) -> None:
-        """Count what was refused because of a limit."""
         with self._state.lock:
             self._state.counters.rejected[bound] += 1
 
     def malformed(self) -> None:
-        """Count a message that could not be understood."""
         with self._state.lock:
             self._state.counters.malformed_messages += 1
 
@@ -317,7 +314,6 @@ class Ingest:
             self._keep(agent, sequence, [], stored, self._clock.unix_ns())
 
     def refuse(self, sentence: str, *, actor: str) -> RefusedError:
-        """Note that a peer without a credential was turned away; returns what to raise."""
         return self._state.audit.refusal(Refusal.AGENT_CREDENTIAL, sentence, actor=actor)
 
     def _judge(self, agent: AgentState, sequence: int) -> tuple[BatchVerdict, int]:

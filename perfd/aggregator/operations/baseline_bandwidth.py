@@ -24,7 +24,7 @@ class BaselineBandwidth:
         """Seconds a byte of the large operations, since the last median."""
 
     def make_room(self, rows: int) -> None:
-        """Have so many rows."""
+        """Have so many rows of bandwidths."""
         self._largest_bytes = roomier(self._largest_bytes, (rows,))
         self._s_per_byte = roomier(self._s_per_byte, (rows,))
         self._stretches += [[] for _ in range(rows - len(self._stretches))]

@@ -66,7 +66,7 @@ class CollectiveRows:
         self._left_after_ns = _UNTIMED_AFTER_NS
 
     def clear(self) -> None:
-        """Forget everything: the job started again."""
+        """Forget all operations: the job started again."""
         self._left_after_ns = _LEFT_AFTER_NS
         self._rings.clear()
         self._rows.clear()
@@ -165,7 +165,7 @@ class ProgressRows:
         return progress if progress.members is known else replace(progress, members=known)
 
     def clear(self) -> None:
-        """Forget everything: the job started again."""
+        """Forget how far ranks are: the job started again."""
         self._newest.clear()
         self._members.clear()
         self._member_cells = 0

@@ -50,7 +50,7 @@ class HostWaitReadings:
         self._read_s[row] = read_s
 
     def clear(self) -> None:
-        """Forget everything: the job started again."""
+        """Forget the waits of all hosts: the job started again."""
         self._rows.clear()
 
     def table(self, now_s: float) -> HostWaitTable | None:

@@ -63,7 +63,7 @@ class LaunchReadings:
             self._workers[row] = workers
 
     def clear(self) -> None:
-        """Forget everything: the job started again."""
+        """Forget all launches: the job started again."""
         self._rows.clear()
 
     def table(self, now_s: float) -> LaunchTable | None:

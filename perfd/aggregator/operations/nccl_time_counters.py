@@ -67,7 +67,7 @@ class NcclTimeCounters:
         self._counts[row] = count + 1
 
     def clear(self) -> None:
-        """Forget everything: the job started again."""
+        """Forget all counters: the job started again."""
         self._rows.clear()
 
     def table(self) -> NcclTimeTable:

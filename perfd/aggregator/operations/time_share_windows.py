@@ -35,7 +35,7 @@ class TimeShareWindows:
         time."""
 
     def make_room(self, rows: int) -> None:
-        """Have so many rows."""
+        """Have so many rows of windows."""
         self._ratio = roomier(self._ratio, (rows,))
         self._operations = roomier(self._operations, (rows,))
         self._start_ns = roomier(self._start_ns, (rows,))

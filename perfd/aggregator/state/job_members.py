@@ -66,7 +66,7 @@ class JobMembers:
             self._jobs[name].ownership.agrees(node)
 
     def place(self, placement: RankPlacement, node: NodeState, source: RecordSource) -> list[Durable]:
-        """Know where a rank runs."""
+        """Take a rank's place into its node and job; returns what history has to keep."""
         job = self.job(placement.job, source)
         if job is None:
             return []

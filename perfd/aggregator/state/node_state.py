@@ -127,7 +127,7 @@ class NodeState:
         return None
 
     def place(self, placement: RankPlacement, agent_id: str = "", now_s: float = -math.inf) -> bool:
-        """Know where a rank runs; returns whether that is news.
+        """Note which of the node's processes and GPUs a rank has; returns whether that is news.
 
         A GPU serves the job that came last, and those with which it shares the GPU: whose placements the
         same agent still repeats. Placements restored from history, by no agent, share nothing.

@@ -132,7 +132,6 @@ class SavedRun:
         return [entry for name in jobs for entry in self.overview(name, ranks=ranks)]
 
     def fleet(self) -> dict[str, Any]:
-        """The keys of schema perfd.fleet/2."""
         return self._page.fleet
 
     def stored_rows(
@@ -187,7 +186,6 @@ class SavedRun:
         within: tuple[float, float] | None = None,
         newest_s: float | None = None,
     ) -> dict[str, Any] | None:
-        """Columns of schema perfd.series/1, at most so many points of them."""
         found = self._page.jobs.get(job)
         if found is None:
             return None
@@ -208,11 +206,9 @@ class SavedRun:
         return None if found is None else found.gpu_series
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Alerts, newest first."""
         return self._page.alerts
 
     def agents(self) -> list[dict[str, Any]]:
-        """Agents."""
         return self._page.agents
 
     def nodes(self, *, blamed_only: bool = True, node: str | None = None) -> list[dict[str, Any]]:
@@ -224,7 +220,6 @@ class SavedRun:
         ]
 
     def captures(self) -> list[dict[str, Any]]:
-        """Captures, oldest first."""
         return self._page.captures
 
     def stored_file(self, url: str, max_bytes: int) -> Never:

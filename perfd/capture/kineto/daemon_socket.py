@@ -87,7 +87,7 @@ class KinetoEndpoint:
         self._problem = "The Kineto endpoint was stopped."
 
     def clients(self) -> Sequence[KinetoClient]:
-        """The clients that polled within the last minute."""
+        """See `ClientRegistry.clients`; from any thread."""
         with self._lock:
             return self._registry.clients(self._clock.monotonic_s())
 
@@ -102,7 +102,7 @@ class KinetoEndpoint:
             return self._registry.delivery(key)
 
     def withdraw_all(self) -> None:
-        """Withdraw all orders."""
+        """See `ClientRegistry.withdraw_all`; from any thread."""
         with self._lock:
             self._registry.withdraw_all()
 

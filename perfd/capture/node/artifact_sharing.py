@@ -102,7 +102,6 @@ class FolderSharing(Sharing):
         return copying.leave("it was interrupted." if given_up() else slow)
 
     def remove_old(self, monotonic_s: float) -> None:
-        """Start removing expired captures of all nodes; does not wait."""
         if not self._turn.acquire(blocking=False):
             return
         try:

@@ -43,7 +43,6 @@ class WandbProcess:
             )
 
     def send(self, job: str, message: Message, *, timeout_s: float) -> None:
-        """Wait until W&B has the message."""
         self._socket.settimeout(timeout_s + (START_WITHIN_S if isinstance(message, OpenRun) else 0.0))
         try:
             answer = self._ask(WorkerRequest(job, message))

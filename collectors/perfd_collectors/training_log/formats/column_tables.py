@@ -42,7 +42,6 @@ class ColumnTableParser(FormatParser):
         return bool(self._columns)
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         if not line.complete or line.damaged:
             return False
         text = line.text.strip()

@@ -61,7 +61,6 @@ class ComposerParser(FormatParser):
         return self._block is not None
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         if not line.complete or line.damaged:
             return False
         if _HEAD.match(line.text):

@@ -69,7 +69,6 @@ class DeepSpeedParser(FormatParser):
         return self._profiler_rows is not None
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete line."""
         if not line.complete:
             return False
         text = line.text

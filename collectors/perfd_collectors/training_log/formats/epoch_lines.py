@@ -179,7 +179,6 @@ class EpochLineParser(FormatParser):
         self._keras_batches: int | None = None
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         if not line.complete or line.damaged or self._out.description.framework not in _OWN | LOOPS:
             return False
         text = in_english(line.text)

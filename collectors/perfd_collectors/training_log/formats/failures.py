@@ -48,7 +48,6 @@ class FailureParser(FormatParser):
         return bool(self._open)
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete line."""
         if not line.complete:
             return False
         text = line.text.rstrip()

@@ -71,7 +71,6 @@ class HuggingFaceParser(FormatParser):
         self._before: _Clock | None = None
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete line."""
         return line.complete and (self._dict(line.text) or self._about(line.text))
 
     def flush(self) -> None:

@@ -46,7 +46,6 @@ class JsonLineParser(FormatParser):
         self._elapsed: tuple[int, float] | None = None
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         if not line.complete or line.damaged:
             return False
         text = line.text.strip()

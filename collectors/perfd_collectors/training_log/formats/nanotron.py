@@ -34,7 +34,6 @@ class NanotronParser(FormatParser):
     keywords: Sequence[bytes] = (b"iteration: ",)
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete line."""
         anchor = _ANCHOR.search(line.text) if line.complete else None
         if anchor is None:
             return False

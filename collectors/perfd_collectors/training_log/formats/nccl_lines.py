@@ -24,7 +24,6 @@ class NcclLineParser(FormatParser):
         return False
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete line."""
         if not line.complete or not any(word in line.text for word in ("NCCL INFO", "NCCL version")):
             return False
         for remark in self._log.feed(line.text.rstrip()):

@@ -82,7 +82,6 @@ class OwnPatternParser(FormatParser):
         return True
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         if not line.complete or line.damaged or len(line.text) > _MAX_LINE_CHARS:
             return False
         match = next((found for one in self._patterns if (found := one.search(line.text))), None)

@@ -87,7 +87,6 @@ class StepBlockParser(FormatParser):
         return self._style is not None
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         if not line.complete or line.damaged:
             return False
         if epoch := _EPOCH.match(line.text):

@@ -114,7 +114,6 @@ class StepLineParser(FormatParser):
         self._newest = 0
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         if not line.complete or line.damaged:
             return False
         text = in_english(plain_numbers(line.text))

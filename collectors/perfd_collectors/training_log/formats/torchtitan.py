@@ -62,7 +62,6 @@ class TorchtitanParser(FormatParser):
         """Micro-batches per rank's batch in the pipeline."""
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete line."""
         return line.complete and (self._step(line) or self._validate(line.text) or self._about(line.text))
 
     def _step(self, line: LogLine) -> bool:

@@ -20,12 +20,10 @@ class CsvFileReader:
         self.restart()
 
     def restart(self) -> None:
-        """The file begins anew."""
         self._held = b""
         self._names: Sequence[str] | None = None
 
     def feed(self, data: bytes) -> Iterator[MetricRow]:
-        """The rows that are complete with these further bytes."""
         *lines, self._held = (self._held + data).split(b"\n")
         if len(self._held) > _MOST_LINE_BYTES:
             self._held = b""

@@ -35,7 +35,6 @@ class EventFileReader:
         self.restart()
 
     def restart(self) -> None:
-        """The file begins anew."""
         self._held = bytearray()
         self._skip_bytes = 0
         self._damaged = False
@@ -46,7 +45,6 @@ class EventFileReader:
         self._closed_step: int | None = None
 
     def feed(self, data: bytes) -> Iterator[MetricRow]:
-        """The rows that are complete with these further bytes."""
         skipped = min(self._skip_bytes, len(data))
         self._skip_bytes -= skipped
         if self._damaged:

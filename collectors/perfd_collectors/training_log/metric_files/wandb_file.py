@@ -37,7 +37,6 @@ class WandbFileReader:
         self.restart()
 
     def restart(self) -> None:
-        """The file begins anew."""
         self._held = bytearray()
         self._offset = 0
         """In the file, of the first byte held."""
@@ -48,7 +47,6 @@ class WandbFileReader:
         self._foreign = False
 
     def feed(self, data: bytes) -> Iterator[MetricRow]:
-        """The rows that are complete with these further bytes."""
         if self._foreign:
             return
         self._held += data

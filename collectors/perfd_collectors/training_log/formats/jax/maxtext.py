@@ -21,7 +21,6 @@ class MaxTextParser(FormatParser):
     keywords: Sequence[bytes] = (b"completed step: ", b"Num_devices: ")
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         if not line.complete or line.damaged:
             return False
         if devices := _DEVICES.search(line.text):

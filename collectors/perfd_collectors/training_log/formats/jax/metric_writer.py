@@ -35,7 +35,6 @@ class MetricWriterParser(FormatParser):
         self._lines = 0
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         said = None if not line.complete or line.damaged else _LINE.match(line.text)
         if said is None:
             return False

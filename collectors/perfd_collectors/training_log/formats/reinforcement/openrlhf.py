@@ -27,7 +27,6 @@ class OpenRlhfParser(FormatParser):
     keywords: Sequence[bytes] = (b"Global step ", b"Evaluation completed in ", b"Train epoch [", b"Episode [")
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         if not line.complete or line.damaged:
             return False
         inner = _INNER_BAR.search(line.text) and any(name in line.text for name in _INNER_LOSSES)

@@ -55,7 +55,6 @@ class ResultBlockParser(FormatParser):
         return self._box is not None or self._rows is not None
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         if not line.complete or line.damaged:
             return False
         text = line.text.rstrip()

@@ -33,7 +33,6 @@ class SlimeParser(FormatParser):
         """Whether all updates of the round were read."""
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line."""
         said = None if not line.complete or line.damaged else _LINE.search(line.text)
         if said is None:
             return False

@@ -22,7 +22,6 @@ class VerlParser(FormatParser):
     keywords: Sequence[bytes] = (b"step:",)
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete line."""
         anchor = _ANCHOR.search(line.text) if line.complete else None
         if anchor is None:
             return False
