@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from perfd import __version__
+from perfd.aggregator.web_api.capture_files import CaptureSource
 from perfd.aggregator.web_api.compare_routes import compare_routes
 from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits, with_stored
 from perfd.aggregator.web_api.job_routes import JobSource, job_response
@@ -49,7 +50,7 @@ _INDEX = """perfd aggregator {version}
 """
 
 
-class ApiSource(JobSource, Protocol):
+class ApiSource(JobSource, CaptureSource, Protocol):
     """What the interface serves. Every method may be called from any thread."""
 
     def metrics(self, headers: Mapping[str, str]) -> MetricsPage:
@@ -94,12 +95,6 @@ class ApiSource(JobSource, Protocol):
 
     def nodes(self, *, blamed_only: bool = True, node: str | None = None) -> list[dict[str, Any]]:
         """Nodes of schema perfd.nodes/1, the most suspect first."""
-
-    def captures(self) -> list[dict[str, Any]]:
-        """Captures, oldest first."""
-
-    def stored_file(self, url: str, max_bytes: int) -> bytes:
-        """A report in object storage; raises `StorageError`."""
 
     def file_link(self, capture_id: str, name: str) -> tuple[str, float]:
         """An address of a capture's stored file, and for how many seconds; raises `StorageError`."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from perfd.aggregator.web_api.charts import peer_matrices, rank_columns, without_ranks
+from perfd.aggregator.web_api.compare_routes import SummarySource
 from perfd.aggregator.web_api.fleet_pages import with_limits
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Kind
@@ -20,20 +21,14 @@ _MAX_POINTS = 2000
 """Of a chart: more than a screen has pixels in a row of charts. Chosen."""
 
 
-class JobSource(Protocol):
-    """Who knows jobs. Its methods are called from any thread."""
+class JobSource(SummarySource, Protocol):
+    """Who knows jobs."""
 
     def overview(self, job: str | None = None, *, ranks: bool = True) -> list[dict[str, Any]]:
         """One entry per job, or that of one job, of schema perfd.jobs/2, with or without its ranks."""
 
-    def summary(self, job: str | None = None) -> list[JobSummary]:
-        """Summaries of one job or all, in memory."""
-
     def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
         """The summary of a job from a moment on; None when it is not in memory."""
-
-    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
-        """The summary of a job that only history knows."""
 
     def steps(self, job: str, first_step: int, limit: int) -> list[dict[str, Any]] | None:
         """Progress lines of a job; None when it is not known."""

@@ -10,9 +10,8 @@ import msgspec
 
 from perfd.aggregator.captures import DOCUMENT_NAME, PERFETTO_NAME, REPORT_NAME, TimeoutCall
 from perfd.aggregator.web_api.capture_files import MAX_FILE_BYTES, folders_of, is_file, read_file, url_of
-from perfd.aggregator.web_api.compare_routes import summary_of
+from perfd.aggregator.web_api.compare_routes import RunSource, summary_of
 from perfd.aggregator.web_api.html_pages import html_document, html_response, message_page
-from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError, StorageError
 from perfd.net import Handler, Request, Response, error_response
 from perfd.report.render.finding_png import finding_picture
@@ -20,23 +19,11 @@ from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import CHART_POINTS, report_of_summary
 
 
-class ReportSource(Protocol):
-    """What reports are made of. Every method may be called from any thread."""
-
-    def summary(self, job: str | None = None) -> list[JobSummary]:
-        """Summaries of one job or all, in memory."""
-
-    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
-        """The summary of a job that only history knows."""
+class ReportSource(RunSource, Protocol):
+    """What reports are made of."""
 
     def series(self, job: str, points: int) -> dict[str, Any] | None:
         """Columns of schema perfd.series/1, at most so many points of them."""
-
-    def captures(self) -> list[dict[str, Any]]:
-        """Captures, oldest first."""
-
-    def stored_file(self, url: str, max_bytes: int) -> bytes:
-        """A report in object storage; raises `StorageError`."""
 
 
 def report_routes(source: ReportSource, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
