@@ -54,6 +54,9 @@ _NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
 _SAME_STEP = 0.1
 """Steps that differ by less from the usual one are as before: faults that are worth an alert cost more."""
 
+_STEPS_OF_STALL = 3
+"""A job without a new step for so many usual ones may hang. Chosen: as soon as alerts should come."""
+
 
 @dataclass(frozen=True, slots=True)
 class Derived:
@@ -120,7 +123,9 @@ class JobSummaries:
                 waited_s = now_s - self._looked_s.get(name, -math.inf)
                 if known is None or known.key != self._key(job):
                     presses = known is not None and (
-                        self._verdicts[name].pending or _shows_change(job, known.data, known.summary)
+                        self._verdicts[name].pending
+                        or _shows_change(job, known.data, known.summary)
+                        or _stalls(job, known.data, known.summary, waited_s)
                     )
                     waiting.append(WaitingJob(name=name, waited_s=waited_s, gpus=gpus, pressing=presses))
                 elif self._verdicts[name].pending:
@@ -382,6 +387,18 @@ def _shows_change(job: JobState, data: JobData, summary: JobSummary) -> bool:
         or (len(job.events) > 0 and job.events[-1] is not data.events[-1])
         or (job.description is not data.description and job.description != data.description)
         or _unusual(job.steps.last_step_time_s, summary.step_time_s.median)
+    )
+
+
+def _stalls(job: JobState, data: JobData, summary: JobSummary, waited_s: float) -> bool:
+    """Whether there is no further step since the numbers were made, long enough ago for several."""
+    usual_s, newest_unix_s = summary.step_time_s.median, job.steps.last_unix_s
+    return (
+        usual_s is not None
+        and newest_unix_s is not None
+        and waited_s > _STEPS_OF_STALL * usual_s
+        and len(data.steps) > 0
+        and newest_unix_s == data.steps.time_unix_s[-1]
     )
 
 

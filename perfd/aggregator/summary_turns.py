@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 GPUS_PER_SECOND = 1024
-"""Whose numbers are made in a second. While all jobs have no more, every round makes all."""
+"""Whose numbers are made in a second at most, in a fleet of any size."""
+GPUS_IN_EACH_ROUND = 256
+"""While all jobs have no more, every round makes all. Chosen: 32 nodes, whose numbers cost 1% of a core."""
+_SECONDS_FOR_ALL = 4.0
+"""In which the numbers of a larger fleet are made once: every second, those of 128 nodes would cost eight
+times as much per node as those of 1,000. Chosen: as old as requested numbers may be."""
 LEAST_GPUS = 8
 """An analysis costs at least as much as that of a job with so many: 128 small jobs fill a second."""
 _PRESSING_SHARE = 0.5
@@ -16,6 +22,11 @@ _CHEAPER_FROM, _CHEAPER = 1024, 0.5
 """GPUs of a job beyond so many count less: its analysis takes 17 µs per GPU with 16,384, 28 µs with 160."""
 _LONGEST_SHARE_S = 1.0
 """Slow or rare rounds have no more to do than others: they would become slower still."""
+
+
+def gpus_per_second(all_gpus: int) -> float:
+    """Of how many GPUs numbers are made in a second, where all jobs have so many."""
+    return min(GPUS_PER_SECOND, max(GPUS_IN_EACH_ROUND, all_gpus / _SECONDS_FOR_ALL))
 
 
 def counted_gpus(gpus: int) -> int:
@@ -55,18 +66,22 @@ def next_turn(
     a share takes those of later rounds, too. `all_gpus` are those of all jobs that go on.
     """
     ordered = sorted(waiting, key=lambda job: (-job.waited_s, job.gpus, job.name))
-    if max(all_gpus, sum(job.gpus for job in ordered)) <= GPUS_PER_SECOND:
+    most = max(all_gpus, sum(job.gpus for job in ordered))
+    if most <= GPUS_IN_EACH_ROUND:
         return SummaryTurn(jobs=tuple(job.name for job in ordered), credit_gpus=0.0)
-    share = GPUS_PER_SECOND * min(max(elapsed_s, 0.0), _LONGEST_SHARE_S)
-    credit = min(credit_gpus + share, GPUS_PER_SECOND * _LONGEST_SHARE_S)
+    per_second = gpus_per_second(most)
+    share = per_second * min(max(elapsed_s, 0.0), _LONGEST_SHARE_S)
+    credit = min(credit_gpus + share, per_second * _LONGEST_SHARE_S)
     chosen: dict[str, None] = {}
-    first = credit * _PRESSING_SHARE
+    # A fleet whose numbers could all be made in a second makes those that press, or are new, in each round.
+    few = most <= GPUS_PER_SECOND
+    first = left = most if few else GPUS_PER_SECOND * _PRESSING_SHARE * share / per_second
     for job in ordered:
         # One that takes several shares would come first again and again.
-        if job.pressing and job.gpus <= first:
+        if (job.pressing or math.isinf(job.waited_s)) and job.gpus <= left:
             chosen[job.name] = None
-            first -= max(1, job.gpus)
-            credit -= max(1, job.gpus)
+            left -= max(1, job.gpus)
+    credit -= min(first - left, max(0.0, credit) * _PRESSING_SHARE)
     for job in ordered:
         if credit <= 0:
             break

@@ -25,6 +25,7 @@ class Nodes:
         self._seconds = 0
         self.power_w = 500.0
         self.step_time_s: dict[str, float] = {}
+        self.stalled: set[str] = set()
         for job, node in self._names:
             first = int(node.rpartition("node")[2]) * _GPUS
             self._apply(node, [place(first + gpu, gpu, job=job) for gpu in range(_GPUS)])
@@ -41,7 +42,7 @@ class Nodes:
         now_s = START_S + self._seconds
         for job, node in self._names:
             records = [gpus(now_s, count=_GPUS, power_w=self.power_w, tensor_active_ratio=0.5)]
-            if node.endswith("node0"):
+            if node.endswith("node0") and job not in self.stalled:
                 took_s = self.step_time_s.get(job, 1.0)
                 records.append(step(self._seconds, job=job, time_s=now_s, step_time_s=took_s))
             self._apply(node, records)
@@ -86,6 +87,20 @@ def test_a_job_whose_steps_change_is_analyzed_in_the_next_round() -> None:
         for _ in range(8):
             page = fleet.second()
         assert min(page[_step_of(f"job{job}")] for job in range(_JOBS)) > fleet.newest_step - 8
+
+
+def test_a_job_without_further_steps_is_analyzed_before_its_turn() -> None:
+    def looks(fleet: Nodes, name: str) -> int:
+        pages = [fleet.second() for _ in range(24)]
+        return len({page[f'perfd_goodput_ratio{{perfd_job="{name}"}}'] for page in pages})
+
+    with nodes(jobs=_JOBS) as fleet:
+        for _ in range(16):
+            fleet.second()
+        # Every four seconds, as all others; of a job that stalls it falls with time.
+        usual = looks(fleet, "job3")
+        fleet.stalled.add("job3")
+        assert looks(fleet, "job3") > usual
 
 
 def test_rules_about_nodes_see_their_newest_values(tmp_path: Path) -> None:

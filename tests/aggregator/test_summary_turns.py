@@ -5,7 +5,15 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.summary_turns import GPUS_PER_SECOND, LEAST_GPUS, WaitingJob, counted_gpus, next_turn
+from perfd.aggregator.summary_turns import (
+    GPUS_IN_EACH_ROUND,
+    GPUS_PER_SECOND,
+    LEAST_GPUS,
+    WaitingJob,
+    counted_gpus,
+    gpus_per_second,
+    next_turn,
+)
 
 FLEET = {f"job{number}": 160 for number in range(50)}
 """1,000 nodes with 8 GPUs each."""
@@ -36,9 +44,29 @@ def rounds(
 
 
 def test_a_fleet_that_fits_into_one_round_is_made_in_every_round() -> None:
-    small = {"a": 1, "b": GPUS_PER_SECOND - 1}
+    small = {"a": 1, "b": GPUS_IN_EACH_ROUND - 1}
     assert rounds(small, 3, every_s=0.1) == [("a", "b")] * 3
     assert rounds({**small, "c": 1}, 3) != [("a", "b", "c")] * 3
+
+
+def test_each_node_of_a_fleet_of_any_size_costs_as_much() -> None:
+    for nodes in (60, 100, 250, 500):
+        made = rounds({f"job{number}": 160 for number in range(nodes // 20)}, 81)
+        # Of 8 GPUs each; every second, as in fleets of up to 32 nodes, it would be 8.
+        per_node_and_s = sum(map(len, made[1:])) * 160 / nodes / 80
+        assert per_node_and_s <= max(2.0, GPUS_IN_EACH_ROUND / nodes) * 1.05
+
+
+def test_new_jobs_do_not_wait_for_their_share_of_a_fleet_that_fits_into_a_second() -> None:
+    made = rounds(dict.fromkeys((f"job{number}" for number in range(40)), LEAST_GPUS), 2)
+    assert len(made[0]) == 40
+    assert len(made[1]) < 40
+
+
+def test_a_large_job_that_shows_a_change_is_made_in_every_round_until_there_are_more() -> None:
+    alone = rounds({"large": GPUS_PER_SECOND}, 40, pressing={"large"})
+    assert sum(map(bool, alone[:20])) <= 6
+    assert all(alone[20:])
 
 
 def test_the_jobs_of_a_large_fleet_are_spread_evenly_over_rounds() -> None:
@@ -102,7 +130,7 @@ def test_where_all_jobs_show_a_change_none_waits_longer_than_without() -> None:
     st.sets(st.text(min_size=1)),
 )
 def test_every_job_has_its_turn(gpus: dict[str, int], every_s: float, pressing: set[str]) -> None:
-    share = GPUS_PER_SECOND * min(every_s, 1.0)
+    share = gpus_per_second(sum(gpus.values())) * min(every_s, 1.0)
     cycle = math.ceil(sum(max(1, one) for one in gpus.values()) / share) + 1
     # What presses takes up to half of the share once more.
     pressing = {name for name in gpus if name in pressing or len(name) % 2}
