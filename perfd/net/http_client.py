@@ -12,10 +12,10 @@ from perfd.net.deadline import connect, left_s, limit
 
 
 class BoundedConnection(http.client.HTTPConnection):
-    """Raises `TimeoutError` at `deadline_s`, set before each request, when its answer is not whole by then.
+    """An HTTP connection that raises `TimeoutError` when an answer is not whole at `deadline_s`.
 
-    http.client's own limit is one of each read, so that a byte now and then holds its caller for ever,
-    and it has none for finding a name.
+    It is set before each request. http.client's own limit is one of each read, so that a byte now and then
+    holds its caller for ever, and it has none for finding a name.
     """
 
     deadline_s = float("inf")

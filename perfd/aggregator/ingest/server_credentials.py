@@ -14,7 +14,10 @@ log = logging.getLogger(__name__)
 
 
 class ServerCertificates:
-    """Raises `ConfigError` when the files cannot be used at the start; later the last good ones stay."""
+    """The certificate that agents are shown, read again when its files change.
+
+    Raises `ConfigError` when these cannot be used at the start; later the last good ones stay.
+    """
 
     def __init__(self, tls: TlsConfig) -> None:
         if tls.certificate is None or tls.key is None:

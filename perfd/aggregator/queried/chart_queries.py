@@ -38,7 +38,10 @@ class AskedRange:
 
 
 class ChartQueries:
-    """Raises `ConfigError` if the server's address or a secret file cannot be used."""
+    """The charts of a job as a Prometheus-compatible server has them.
+
+    Raises `ConfigError` if the server's address or a secret file cannot be used.
+    """
 
     def __init__(self, config: HistoryConfig, clock: Clock) -> None:
         self._ranges = PrometheusRanges(config, clock)

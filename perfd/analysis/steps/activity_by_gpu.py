@@ -74,7 +74,7 @@ class GpuActivity:
 
     @property
     def when(self) -> str:
-        """What the samples are of, in words."""
+        """Which time the samples of the GPUs' activity are of, in words."""
         return "the time in which the job trains" if self.source == TRAINING_TIME else "steady steps"
 
     def usual(self, values: NDArray[np.floating] | None) -> bool:

@@ -71,7 +71,7 @@ class EmailSender:
 
 
 class _BoundedSmtp(smtplib.SMTP):
-    """Raises `TimeoutError` when the whole exchange is not over at the deadline.
+    """An exchange with a mail server that raises `TimeoutError` when it is not over at the deadline.
 
     smtplib's own limit is one of each read, and it has none for finding a name.
     """

@@ -75,7 +75,7 @@ class SglangLog:
         return True
 
     def snapshot(self) -> Snapshot | None:
-        """The newest state of all ranks; None before the first batch."""
+        """What the log shows of SGLang now, of all ranks; None before the first batch."""
         if not self.lines:
             return None
         replicas = list(self._replicas.values())

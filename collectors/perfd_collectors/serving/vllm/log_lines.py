@@ -61,7 +61,7 @@ class VllmLog:
         return True
 
     def snapshot(self) -> Snapshot | None:
-        """The newest state of all engines; None before the first statistics."""
+        """What the log shows of vLLM now, of all engines; None before the first statistics."""
         if not self._engines:
             return None
         engines = list(self._engines.values())

@@ -39,8 +39,8 @@ class StepCounter:
         self._groups: dict[int | None, str | None] = {}
         self.steps = 0
 
-    def search(self, text: str, *, anywhere: bool) -> int:
-        """The steps to look for the pattern at the start, or anywhere."""
+    def steps_on(self, text: str, *, anywhere: bool) -> int:
+        """How many steps the regular expression takes on a text, at its start or anywhere in it."""
         self._text, self.steps = text, 0
         self._groups.clear()
         starts = range(len(text) + 1) if anywhere else range(1)
@@ -186,10 +186,10 @@ def _growth(pattern: re.Pattern[Any], *, anywhere: bool, size: int) -> tuple[flo
         for pump in [*repeated, *(_FILLERS[:6] if prefix else _FILLERS)]:
             for fail in _FAILS:
                 count = max(6, size // len(pump))
-                small = counter.search(prefix + pump * count + fail, anywhere=anywhere)
+                small = counter.steps_on(prefix + pump * count + fail, anywhere=anywhere)
                 if small < 4 * size:
                     continue
-                large = counter.search(prefix + pump * (2 * count) + fail, anywhere=anywhere)
+                large = counter.steps_on(prefix + pump * (2 * count) + fail, anywhere=anywhere)
                 if large >= _MOST_STEPS:
                     return math.inf, f"{prefix!r} + {pump!r} * n + {fail!r}"
                 if large / small > worst[0]:
