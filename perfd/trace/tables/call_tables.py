@@ -11,7 +11,7 @@ from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.model.trace_detail import NamedCalls
 from perfd.trace.tables.distribution import COLUMNS, distributions
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, TraceTable, named, table_of_ranks
 
 CALL_OUTLIER_NS = 50_000
 """A launch call that takes longer is an outlier, and so is a delay of twice as long: HolisticTraceAnalysis'
@@ -59,21 +59,17 @@ def _call_rows(rank: int | None, calls: NamedCalls) -> Iterator[tuple[Cell, ...]
         yield rank, calls.names[one.group], *one.cells(total_ns)
 
 
-def launches(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "launches",
+    "Launches: the call, the wait until the kernel begins, the kernel",
+    named(
+        "rank operation count call_median_s call_max_s queue_median_s queue_max_s run_median_s "
+        "run_max_s short_count slow_call_count late_count"
+    ),
+    missing="No trace has the host's launches.",
+)
+def launches(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """By kernel: its launch calls, how long it queued, how long it ran."""
-    return TraceTable(
-        name="launches",
-        title="Launches: the call, the wait until the kernel begins, the kernel",
-        columns=named(
-            "rank operation count call_median_s call_max_s queue_median_s queue_max_s run_median_s "
-            "run_max_s short_count slow_call_count late_count"
-        ),
-        rows=[row for trace in traces for row in _launch_rows(trace)],
-        missing="No trace has the host's launches.",
-    )
-
-
-def _launch_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     at = launching_call(trace)
     known = at >= 0
     operations, calls = trace.operations, trace.calls

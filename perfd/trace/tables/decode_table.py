@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.model.serving_steps import step_name
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, named, table_of_ranks
 
 _DECODE, _ENDING = "decode step", " step"
 
 
-def decode_gaps(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "decode-gaps",
+    "Time from one decode step to the next, by what runs between them",
+    named("rank between count median_s max_s longest_at_s other_steps_s delay_s"),
+    missing="No trace has decode steps of a server: SGLang and vLLM name them when profiled.",
+)
+def decode_gaps(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """By what ran between two decode steps: time from start to start, and where it was longest."""
-    return TraceTable(
-        name="decode-gaps",
-        title="Time from one decode step to the next, by what runs between them",
-        columns=named("rank between count median_s max_s longest_at_s other_steps_s delay_s"),
-        rows=[row for trace in traces for row in _rows(trace)],
-        missing="No trace has decode steps of a server: SGLang and vLLM name them when profiled.",
-    )
-
-
-def _rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     steps = sorted(
         (phase.start_ns, phase.end_ns, kind)
         for phase in trace.phases

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from perfd.trace.model.host_spans import HostSpans, SpanKind
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, named, table_of_ranks
 
 
-def functions(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "functions",
+    "Python functions",
+    named("rank function calls_count total_s total_ratio self_s call_s"),
+    missing="No trace has Python functions: record with PyTorch's profiler and with_stack=True.",
+)
+def functions(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """By function: calls, own time, and time including callees; recursion counts once."""
-    return TraceTable(
-        name="functions",
-        title="Python functions",
-        columns=named("rank function calls_count total_s total_ratio self_s call_s"),
-        rows=[row for trace in traces for row in _rows(trace)],
-        missing="No trace has Python functions: record with PyTorch's profiler and with_stack=True.",
-    )
-
-
-def _rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     spans = trace.detail.spans if trace.detail else None
     if spans is None or not len(spans):
         return

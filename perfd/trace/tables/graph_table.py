@@ -10,7 +10,7 @@ from perfd.formatting import percent
 from perfd.trace.breakdown import GraphUse, RankTimeline, graph_launches, graph_use
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.distribution import COLUMNS, distributions
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, TraceTable, named, table_of_ranks
 
 _ALL_IN_GRAPHS = 0.99
 """Share of launches in graphs: nothing is left to gain."""
@@ -30,18 +30,14 @@ def graphs(traces: Sequence[RankTrace]) -> TraceTable:
     )
 
 
-def launches(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "graph-launches",
+    "CUDA graphs that ran, each launch from its first to its last operation",
+    (*named("rank graph nodes_count"), *COLUMNS, *named("busy_ratio")),
+    missing="No trace has a CUDA graph.",
+)
+def launches(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """One row for each graph of each rank."""
-    return TraceTable(
-        name="graph-launches",
-        title="CUDA graphs that ran, each launch from its first to its last operation",
-        columns=(*named("rank graph nodes_count"), *COLUMNS, *named("busy_ratio")),
-        rows=[row for trace in traces for row in _launched(trace)],
-        missing="No trace has a CUDA graph.",
-    )
-
-
-def _launched(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     timeline = RankTimeline(trace)
     found = graph_launches(timeline)
     graph = np.repeat(np.arange(len(found)), [len(one.span_ns) for one in found])

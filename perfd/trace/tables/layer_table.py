@@ -11,7 +11,7 @@ import numpy as np
 from perfd.trace.model.intervals import Ns
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, named, table_of_ranks
 
 _LONGEST = 512
 """Kernels of a layer, at most."""
@@ -40,21 +40,16 @@ class _Layers:
     """First kernel and number of layers of each run: a pass through the model."""
 
 
-def layers(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "layers",
+    "A layer of the model, from repeating kernels",
+    named(
+        "rank layer passes_count layers_count position role class kernel median_s total_s layer_share_ratio"
+    ),
+    missing="No kernel sequence looks like layers: three in a row, and at least half of all kernels.",
+)
+def layers(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """One row per operation of a layer: role, class and time, combined over a rank's layers and passes."""
-    return TraceTable(
-        name="layers",
-        title="A layer of the model, from repeating kernels",
-        columns=named(
-            "rank layer passes_count layers_count position role class kernel median_s total_s "
-            "layer_share_ratio"
-        ),
-        rows=[row for trace in traces for row in _rows(trace)],
-        missing="No kernel sequence looks like layers: three in a row, and at least half of all kernels.",
-    )
-
-
-def _rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     operations = trace.operations
     chosen = np.flatnonzero(operations.kind != OperationKind.MEMORY)
     if not len(chosen):

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from perfd.trace.model.host_spans import SpanKind, SpanLabel
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.operator_tables import launching_spans, module_words, places_of
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, named, table_of_ranks
 
 _DTYPE_BYTES = {
     "float": 4, "double": 8, "int": 4, "long": 8, "long int": 8, "short": 2, "bool": 1, "unsigned char": 1,
@@ -20,18 +19,14 @@ _DTYPE_BYTES = {
 }  # fmt: skip
 
 
-def modules(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "modules",
+    "Modules, and the least that their operators read (each input once)",
+    named("rank module operators_count gpu_s gpu_ratio read_bytes read_ratio read_bytes_per_s"),
+    missing="No trace has modules: record with PyTorch's profiler (with_stack, with_modules).",
+)
+def modules(trace: RankTrace) -> list[tuple[Cell, ...]]:
     """By module: GPU time, its operators' input bytes, and both shares."""
-    return TraceTable(
-        name="modules",
-        title="Modules, and the least that their operators read (each input once)",
-        columns=named("rank module operators_count gpu_s gpu_ratio read_bytes read_ratio read_bytes_per_s"),
-        rows=[row for trace in traces for row in _rows(trace)],
-        missing="No trace has modules: record with PyTorch's profiler (with_stack, with_modules).",
-    )
-
-
-def _rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
     spans = trace.detail.spans if trace.detail else None
     if spans is None or not spans.are(SpanKind.MODULE).any():
         return []

@@ -13,7 +13,7 @@ from perfd.trace.model.kernel_classes import uses_tensor_cores
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.distribution import COLUMNS, distributions
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, TraceTable, named, table_of_ranks
 
 _SIZE_LIMITS = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 """Bounds between classes of copies: latency counts below the first, bandwidth above the last."""
@@ -21,17 +21,9 @@ _SIZE_LIMITS = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20)
 _PERSISTENT = re.compile(r"persistent", re.IGNORECASE)
 
 
-def kernels(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks("kernels", "Kernels", (*named("rank kernel class tensor_cores"), *COLUMNS))
+def kernels(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """By name: how often, how long, and how the durations are spread."""
-    return TraceTable(
-        name="kernels",
-        title="Kernels",
-        columns=(*named("rank kernel class tensor_cores"), *COLUMNS),
-        rows=[row for trace in traces for row in _kernel_rows(trace)],
-    )
-
-
-def _kernel_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     operations = trace.operations
     chosen = operations.kind != OperationKind.MEMORY
     durations = (operations.end_ns - operations.start_ns)[chosen]
@@ -42,18 +34,14 @@ def _kernel_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
         yield trace.rank, name, trace.classes[one.group], tensor_cores, *one.cells(total_ns)
 
 
-def shapes(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "shapes",
+    "Kernels by blocks and threads",
+    (*named("rank kernel blocks threads persistent"), *COLUMNS),
+    missing="No trace has the shapes of launches.",
+)
+def shapes(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """Kernels by name, blocks and threads."""
-    return TraceTable(
-        name="shapes",
-        title="Kernels by blocks and threads",
-        columns=(*named("rank kernel blocks threads persistent"), *COLUMNS),
-        rows=[row for trace in traces for row in _shape_rows(trace)],
-        missing="No trace has the shapes of launches.",
-    )
-
-
-def _shape_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     detail, operations = trace.detail, trace.operations
     if detail is None:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from perfd.trace.breakdown import launching_call
 from perfd.trace.model.host_spans import HostSpans, SpanKind
 from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, named, table_of_ranks
 
 _MISSING = "No trace has operators: they are in those of PyTorch's profiler with ProfilerActivity.CPU."
 _NOT_OWN = re.compile(r"(?:^|/)torch/|^<|^(?:contextlib|threading|functools|runpy)\.py\(")
@@ -20,31 +19,6 @@ _NOT_OWN = re.compile(r"(?:^|/)torch/|^<|^(?:contextlib|threading|functools|runp
 _BACKWARD = re.compile(r"^autograd::|Backward\d*$")
 _LINE = re.compile(r"(?P<file>[^()]{1,512})\((?P<line>\d{1,9})\): (?P<function>.{1,512})")
 _MODULE = "nn.Module: "
-
-
-def operators(traces: Sequence[RankTrace]) -> TraceTable:
-    """By operator, inputs, module and line: host and GPU time, of itself and with what it calls."""
-    return TraceTable(
-        name="operators",
-        title="Operators",
-        columns=named(
-            "rank operator shapes dtypes module line count gpu_self_s gpu_total_s host_self_s "
-            "host_total_s operations_count"
-        ),
-        rows=[row for trace in traces for row in _operator_rows(trace)],
-        missing=_MISSING,
-    )
-
-
-def lines(traces: Sequence[RankTrace]) -> TraceTable:
-    """GPU time by line of code, module, operator and kernel."""
-    return TraceTable(
-        name="lines",
-        title="GPU time by line of code",
-        columns=named("rank line module operator kernel count gpu_s share_ratio"),
-        rows=[row for trace in traces for row in _line_rows(trace)],
-        missing=_MISSING,
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +64,17 @@ def launching_spans(trace: RankTrace, spans: HostSpans) -> Ns:
     return found
 
 
-def _operator_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
+@table_of_ranks(
+    "operators",
+    "Operators",
+    named(
+        "rank operator shapes dtypes module line count gpu_self_s gpu_total_s host_self_s "
+        "host_total_s operations_count"
+    ),
+    missing=_MISSING,
+)
+def operators(trace: RankTrace) -> list[tuple[Cell, ...]]:
+    """By operator, inputs, module and line: host and GPU time, of itself and with what it calls."""
     spans = trace.detail.spans if trace.detail else None
     if spans is None or not len(spans):
         return []
@@ -140,7 +124,14 @@ def _with_nested(own: list[float], parent: Ns, chosen: Flags) -> list[float]:
     return total
 
 
-def _line_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
+@table_of_ranks(
+    "lines",
+    "GPU time by line of code",
+    named("rank line module operator kernel count gpu_s share_ratio"),
+    missing=_MISSING,
+)
+def lines(trace: RankTrace) -> list[tuple[Cell, ...]]:
+    """GPU time by line of code, module, operator and kernel."""
     spans = trace.detail.spans if trace.detail else None
     if spans is None or not len(spans):
         return []

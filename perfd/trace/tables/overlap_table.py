@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,28 +12,24 @@ from perfd.trace.breakdown.collective_instances import instances
 from perfd.trace.model.intervals import Coverage
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, named, table_of_ranks
 
 
-def overlap(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "overlap",
+    "Collectives, and what overlaps them",
+    named(
+        "rank group operation count total_s beside_matmul_ratio beside_compute_ratio "
+        "exposed_ratio exposed_s hole_s next_class"
+    ),
+    missing="No trace has collectives.",
+)
+def overlap(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """By group and operation: how much of it compute hides, and the next compute kernel.
 
     `hole_s` is the time from the end of compute before or during a collective to the next compute kernel: the
     delay that a tensor-parallel all-reduce adds to the next product.
     """
-    return TraceTable(
-        name="overlap",
-        title="Collectives, and what overlaps them",
-        columns=named(
-            "rank group operation count total_s beside_matmul_ratio beside_compute_ratio "
-            "exposed_ratio exposed_s hole_s next_class"
-        ),
-        rows=[row for trace in traces for row in _rows(trace)],
-        missing="No trace has collectives.",
-    )
-
-
-def _rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     timeline = RankTimeline(trace)
     operations = trace.operations
     is_product = np.array([label == "matmul" for label in trace.classes], dtype=np.bool_)

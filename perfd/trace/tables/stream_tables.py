@@ -9,7 +9,7 @@ import numpy as np
 from perfd.trace.breakdown import launching_call
 from perfd.trace.model.intervals import Coverage, Ns
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, named, table_of_ranks
 
 CONSECUTIVE_NS = 30_000
 """Shorter gaps between kernels that were both launched are `kernel_wait`: as in HolisticTraceAnalysis 0.5.0,
@@ -18,23 +18,19 @@ QUEUE_LIMIT = 1024
 """Launches that CUDA queues before a further one blocks: HolisticTraceAnalysis' default."""
 
 
-def streams(traces: Sequence[RankTrace]) -> TraceTable:
-    """How busy each stream is, and for how long nothing else runs beside it."""
-    return TraceTable(
-        name="streams",
-        title="Streams",
-        columns=named("rank stream priority operations_count busy_s busy_ratio alone_s beside_others_ratio"),
-        rows=[row for trace in traces for row in _stream_rows(trace)],
-    )
-
-
 def _by_stream(trace: RankTrace) -> Iterator[tuple[int, Ns]]:
     stream = trace.operations.stream
     for one in sorted(set(stream.tolist())):
         yield one, np.flatnonzero(stream == one)
 
 
-def _stream_rows(trace: RankTrace) -> list[tuple[Cell, ...]]:
+@table_of_ranks(
+    "streams",
+    "Streams",
+    named("rank stream priority operations_count busy_s busy_ratio alone_s beside_others_ratio"),
+)
+def streams(trace: RankTrace) -> list[tuple[Cell, ...]]:
+    """How busy each stream is, and for how long nothing else runs beside it."""
     operations = trace.operations
     span_ns = int(operations.end_ns.max() - operations.start_ns[0])
     found = [
@@ -70,18 +66,14 @@ def _alone_ns(parts: Sequence[Coverage]) -> list[int]:
     return [int(value) for value in weights]
 
 
-def queue(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "queue",
+    "Queue length of each stream, over its changes",
+    named("rank stream changes_count mean_length median_length max_length full_s"),
+    missing="No trace has the host's launches.",
+)
+def queue(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """How many operations are launched and have not begun, at each change."""
-    return TraceTable(
-        name="queue",
-        title="Queue length of each stream, over its changes",
-        columns=named("rank stream changes_count mean_length median_length max_length full_s"),
-        rows=[row for trace in traces for row in _queue_rows(trace)],
-        missing="No trace has the host's launches.",
-    )
-
-
-def _queue_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     at = launching_call(trace)
     for stream, rows in _by_stream(trace):
         launched = rows[at[rows] >= 0]
@@ -104,18 +96,14 @@ def _queue_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
         )
 
 
-def idle(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "idle",
+    "Gaps of each stream by cause",
+    named("rank stream idle_s host_wait_s kernel_wait_s other_s median_gap_s max_gap_s"),
+    missing="No stream has two operations.",
+)
+def idle(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """Gaps of each stream by cause."""
-    return TraceTable(
-        name="idle",
-        title="Gaps of each stream by cause",
-        columns=named("rank stream idle_s host_wait_s kernel_wait_s other_s median_gap_s max_gap_s"),
-        rows=[row for trace in traces for row in _idle_rows(trace)],
-        missing="No stream has two operations.",
-    )
-
-
-def _idle_rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     at = launching_call(trace)
     operations = trace.operations
     for stream, rows in _by_stream(trace):

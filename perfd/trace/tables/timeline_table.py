@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from fnmatch import fnmatchcase
 from typing import TypeVar
@@ -12,22 +12,18 @@ import numpy as np
 from perfd.trace.breakdown import launching_call
 from perfd.trace.model.intervals import Flags
 from perfd.trace.model.rank_trace import GpuOperations, HostCalls, Phase, RankTrace
-from perfd.trace.tables.trace_table import Cell, TraceTable, named
+from perfd.trace.tables.trace_table import Cell, named, table_of_ranks
 
 _Columns = TypeVar("_Columns", GpuOperations, HostCalls)
 
 
-def timeline(traces: Sequence[RankTrace]) -> TraceTable:
+@table_of_ranks(
+    "timeline",
+    "Timeline of operations",
+    named("rank start_s stream operation class duration_s gap_s range blocks threads"),
+)
+def timeline(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     """One row per operation, with the gap before it on its stream and the innermost range of its launch."""
-    return TraceTable(
-        name="timeline",
-        title="Timeline of operations",
-        columns=named("rank start_s stream operation class duration_s gap_s range blocks threads"),
-        rows=[row for trace in traces for row in _rows(trace)],
-    )
-
-
-def _rows(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     operations, detail = trace.operations, trace.detail
     ranges = _innermost(trace)
     ends: dict[int, int] = {}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+
+from perfd.trace.model.rank_trace import RankTrace
 
 Cell = str | int | float | None
 """None for unknown."""
@@ -49,3 +52,23 @@ def _unit(name: str) -> str:
     if name in _NUMBERS:
         return "number"
     return next((unit for end, unit in _UNITS.items() if f"_{name}".endswith(end)), "")
+
+
+def table_of_ranks(
+    name: str, title: str, columns: Sequence[TableColumn], *, missing: str = ""
+) -> Callable[
+    [Callable[[RankTrace], Iterable[tuple[Cell, ...]]]], Callable[[Sequence[RankTrace]], TraceTable]
+]:
+    """Makes what gives the rows of one rank into what gives the table of all."""
+
+    def of_all(
+        rows: Callable[[RankTrace], Iterable[tuple[Cell, ...]]],
+    ) -> Callable[[Sequence[RankTrace]], TraceTable]:
+        @wraps(rows)
+        def table(traces: Sequence[RankTrace]) -> TraceTable:
+            found = [row for trace in traces for row in rows(trace)]
+            return TraceTable(name=name, title=title, columns=columns, rows=found, missing=missing)
+
+        return table
+
+    return of_all
