@@ -19,6 +19,7 @@ from perfd.doctor.capture_checks import (
 from perfd.doctor.check_result import CheckResult, Level, Outcome, check, fail, ok, warn
 from perfd.doctor.nccl_checks import check_nccl_plugin, check_nccl_settings, check_shared_memory
 from perfd.doctor.node_facts import DirectoryFacts, HistoryServerFacts, NodeFacts, StorageFacts
+from perfd.doctor.stream_checks import check_stream
 from perfd.formatting import data_size, duration
 from perfd.net import PUBLISHED_HEADER_BYTES
 
@@ -223,6 +224,7 @@ CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
     check_aggregator,
     check_history,
     check_gateway,
+    check_stream,
     check_uploads,
     check_reports,
     check_promtool,

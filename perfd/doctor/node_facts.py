@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.capture.nsys import Installation
+from perfd.doctor.stream_facts import StreamFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,4 +203,6 @@ class NodeFacts:
     """None without the aggregator's configuration."""
     gateway: GatewayFacts | None
     """None without the gateway's configuration."""
+    stream: StreamFacts | None = None
+    """None where the aggregator's configuration has no `nats`, or is not known."""
     promtool: Path | None

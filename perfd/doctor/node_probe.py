@@ -41,6 +41,7 @@ from perfd.doctor.node_facts import (
     ProcessFacts,
 )
 from perfd.doctor.storage_probe import probe_reports, probe_upload
+from perfd.doctor.stream_probe import probe_stream
 from perfd.errors import CaptureError, PerfdError
 from perfd.net import NatsConnector, split_address
 from perfd.net.postgres_extra import require_postgres
@@ -102,6 +103,7 @@ def probe(
         reports=None if aggregator is None else probe_reports(aggregator.object_storage),
         history=None if aggregator is None else probe_history(aggregator.history),
         gateway=None if gateway is None else probe_gateway(gateway.nats),
+        stream=None if aggregator is None or aggregator.nats is None else probe_stream(aggregator.nats),
         promtool=Path(promtool) if promtool else None,
     )
 

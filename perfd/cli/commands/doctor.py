@@ -31,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--aggregator-config",
         type=Path,
         metavar="FILE",
-        help="the aggregator's configuration, to check its history on this machine",
+        help="the aggregator's configuration, to check its history on this machine, and its stream in NATS",
     )
     parser.add_argument(
         "--gateway-config",
