@@ -77,6 +77,21 @@ def test_all_ranks_whose_gpus_idle_in_longer_steps_have_late_hosts_and_no_rank_i
     assert "perfd.hook" in first.advice
 
 
+@pytest.mark.parametrize("paused_steps", [8, 30])
+def test_a_pause_before_longer_steps_with_more_work_is_no_sign_of_late_hosts(paused_steps: int):
+    # A new shape stops all ranks to compile, and has more work from then on.
+    sampled = gpus(
+        step_table([BEFORE_S] * (12 + paused_steps) + [SINCE_S] * 8), more_work_s=[SINCE_S - BEFORE_S] * 4
+    )
+    pause = slice(12 * SAMPLES_PER_STEP, (12 + paused_steps) * SAMPLES_PER_STEP)
+    for values in sampled.metrics.values():
+        values[pause] = 0.0
+
+    data = job([BEFORE_S] * 12 + [paused_steps * BEFORE_S] + [SINCE_S] * 8)
+
+    assert Kind.LATE_HOSTS not in kinds(replace(data, gpu=sampled))
+
+
 def test_first_ranks_of_tensor_groups_that_idle_read_the_data_for_the_others():
     first = summary(job(tp=2, idle=(True, False, True, False))).bottleneck
 

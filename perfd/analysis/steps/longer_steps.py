@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from perfd.analysis.data.job_data import Floats, GpuTable, Ints, StepTable
+from perfd.analysis.data.job_data import Bools, Floats, GpuTable, Ints, StepTable
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, mean, median
 from perfd.analysis.steps.steady_steps import SteadySteps, lines_are_means
 from perfd.model import GpuColumn
@@ -32,6 +32,8 @@ _MOSTLY = 0.85
 """Of the lines since that are nearer to the new time of a step, and of those before to the old one."""
 _NEWEST = 2
 """Lines that must all be: the change lasts."""
+_PAUSE = 5.0
+"""Times the new time of a step: a row that is longer holds a pause, such as to compile or to save. Chosen."""
 _FEWEST_SAMPLES = 3
 """Of each GPU since the change: NVML's share of time with a kernel is coarse."""
 
@@ -87,6 +89,8 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
     # Each is a mean since the sample before it, so that only whole ones belong to one of both times.
     earlier = sampled & (gpu.time_unix_s <= changed) & (gpu.time_unix_s - interval_s >= began)
     later = sampled & (gpu.time_unix_s - interval_s >= changed)
+    training = rows[change - 1 :][times[change - 1 :] < _PAUSE * since_s]
+    later &= ~_in_pauses(gpu.time_unix_s, interval_s, steps, training)
     if not earlier.any():
         return None
     longer_s = since_s - before_s
@@ -107,6 +111,15 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
         running_ratio=running,
         active_before_ratio=mean(metrics[0][earlier], axis=0),
     )
+
+
+def _in_pauses(sampled_unix_s: Floats, interval_s: float, steps: StepTable, rows: Ints) -> Bools:
+    """Which samples hold some of a pause: of time between these rows that is longer than a sample."""
+    begin = steps.time_unix_s[rows][:-1]
+    end = (steps.time_unix_s[rows] - steps.step_time_s[rows] * steps.steps_covered[rows])[1:]
+    pauses = end - begin > interval_s
+    inside = (sampled_unix_s[:, None] > begin[pauses]) & (sampled_unix_s[:, None] - interval_s < end[pauses])
+    return np.asarray(inside.any(axis=1))
 
 
 def _interval_s(sampled_unix_s: Floats) -> float:
