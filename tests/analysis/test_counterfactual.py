@@ -367,6 +367,8 @@ def test_the_third_stall_at_an_equal_distance_names_the_rank_and_the_period() ->
         ([19, 24, 29], [3, 2, 3]),  # In turn.
         ([15, 24, 29], [3, 3, 3]),  # Not regular.
         ([27, 28, 29], [3, 3, 3]),  # Each step: that is slow, not stalling.
+        ([25, 27, 29], [3, 3, 3]),  # A profiler of the job's own makes a few steps long.
+        ([24, 27, 29], [3, 3, 3]),
         ([9, 14, 19], [3, 3, 3]),  # Over.
         ([19, 24, 29], [9, 9, 9]),  # All wait alike: nobody of them is late.
     ],

@@ -18,6 +18,8 @@ _STEPS = 40
 """The newest, in which stalls are looked for."""
 _FEWEST = 3
 """Stalls of one rank: between two there is only one distance, so nothing that could be regular."""
+_SHORTEST_STEPS = 3
+"""From stall to stall. At shorter distances any few long steps are regular, as those of a profiler are."""
 _LEAST_RATIO = 0.25
 """Of the usual step, by which a step with a stall is longer."""
 _NEWER, _OLDER = 3, 1
@@ -55,7 +57,7 @@ def stalled_steps(step_time_s: Floats) -> Ints:
     alike = np.abs(distances - distances[0]) <= 1
     # As far back as they are regular.
     regular = len(alike) if alike.all() else int(np.argmin(alike))
-    if regular + 1 < _FEWEST or distances[0] < 2 or ago[0] > distances[0]:
+    if regular + 1 < _FEWEST or distances[:regular].min() < _SHORTEST_STEPS or ago[0] > distances[0]:
         return none
     return ago[: regular + 1]
 
