@@ -56,6 +56,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     pipeline_excess_ratio: float
     pipeline_trace_stall_ratio: float
     pipeline_imbalance_ratio: float
+    pipeline_uneven_ratio: float
     pipeline_expected_ratio: float
     idle_ratio: float
     unaccounted_ratio: float

@@ -56,6 +56,19 @@ def copying(bytes_per_s: float) -> JobSummary:
     )
 
 
+def two_stages(imbalance: float) -> JobSummary:
+    """They stall little in all, and only since the second one has less to do."""
+    busy_s = [0.9 * 0.98, 0.9 * (0.98 - 2 * imbalance)]
+    return judge(
+        by_rank={
+            "forward-backward": [0.9] * 2,
+            "forward-compute": [one / 3 for one in busy_s],
+            "backward-compute": [2 * one / 3 for one in busy_s],
+        },
+        job=pipeline_job(2, 16),
+    )
+
+
 EDGES = [
     (Kind.OPTIMIZER, timer("optimizer"), 0.151, 0.149),
     (Kind.COMMUNICATION, timer("all-grads-sync"), 0.151, 0.149),
@@ -78,6 +91,7 @@ EDGES = [
     (Kind.HOST_TRANSFER, copying, 8.01e9, 7.99e9),
     # 7 of 35, and 7 of 36.
     (Kind.PIPELINE_BUBBLE, lambda count: judge(job=pipeline_job(8, int(count))), 28, 29),
+    (Kind.PIPELINE_IMBALANCE, two_stages, 0.101, 0.099),
     (Kind.LAUNCH_BOUND, lambda share: judged(captured(launch_ratio=share)), 0.101, 0.099),
     (Kind.SYNCHRONIZATION, lambda share: judged(captured(synchronization_ratio=share)), 0.051, 0.049),
 ]

@@ -27,12 +27,13 @@ def judge_pipeline(facts: JobEvidence, *, left_ratio: float = 1.0) -> Finding | 
             theory or 0.0
         ) >= THRESHOLDS.pipeline_stall_ratio and expected >= THRESHOLDS.pipeline_expected_ratio
         return _expected_bubble(facts, expected) if reported else None
+    imbalance = pipeline.imbalance_ratio or 0.0
     if (
         pipeline.stall_ratio < THRESHOLDS.pipeline_stall_ratio
         and (pipeline.excess_ratio or 0) < THRESHOLDS.pipeline_excess_ratio
+        and imbalance < THRESHOLDS.pipeline_uneven_ratio
     ):
         return None
-    imbalance = pipeline.imbalance_ratio or 0.0
     unequal = imbalance > max(pipeline.stall_ratio / 2, THRESHOLDS.pipeline_imbalance_ratio)
     waiting = pipeline.source == SOURCE_WAITING
     stalled = "wait for each other in" if waiting else "compute nothing in"
