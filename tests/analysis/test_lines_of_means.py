@@ -11,7 +11,7 @@ from analysis.jobs import phase_table, step_table
 from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, StepTable
 from perfd.analysis.diagnosis import summarise
-from perfd.analysis.steps import leaves_pace, rows_of_pace, steady_rows
+from perfd.analysis.steps import gpu_activity, leaves_pace, rows_of_pace, steady_rows
 from perfd.model import GpuColumn
 
 USUAL_S, LONGER_S = 0.18, 0.24
@@ -121,3 +121,12 @@ def test_a_few_long_lines_are_enough_for_samples_of_a_gpu():
     """Four lines of ten steps: too few of them to be usual, but each has many samples."""
     job = one_gpu([0.9, *[0.4] * 4], 1000, 1100, 0.4)
     assert idle_gain(job) == pytest.approx(0.4, abs=0.1)
+
+
+@pytest.mark.parametrize(("covered", "usual"), [(20, True), (1, False)])
+def test_samples_and_not_lines_say_what_is_usual_of_a_gpu(covered: int, usual: bool) -> None:
+    """Two lines hold many samples each, whether NCCL shows their steps or nothing does."""
+    table = lines([0.3 * 20 / covered] * 2, covered)
+    gpu = one_gpu([1.2] * 2, 0, 0, 0).gpu
+    activity = gpu_activity(gpu, table, np.arange(2))
+    assert activity.usual(activity.metrics[GpuColumn.BUSY]) is usual

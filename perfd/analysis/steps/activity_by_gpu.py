@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from perfd.analysis.data.job_data import Floats, GpuKey, GpuTable, Ints, JobData, StepTable
 from perfd.analysis.data.robust_stats import mean, median
 from perfd.analysis.steps.longer_steps import lines_since
+from perfd.analysis.steps.steady_steps import lines_are_means
 from perfd.analysis.steps.training_time import training_samples
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
@@ -103,13 +104,15 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints, *, few_samples: bo
     has one sample at most and the median over steps is one over samples. When the
     log has no times of steps, each sample in which the job trains stands for itself.
 
-    With `few_samples` each sample stands for itself, and NVML's share of time with a kernel
-    is their mean: it is of a moment, so that most of few may say that a GPU never idles.
+    Each sample also stands for itself where lines are means over several steps, and with `few_samples`.
+    Then NVML's share of time with a kernel is their mean: it is of a moment, so that most of few may say
+    that a GPU never idles.
     """
     timed = bool(np.isfinite(steps.step_time_s).any())
     if timed:
         samples, groups = _samples_in_steps(gpu.time_unix_s, steps, rows)
-        if few_samples:
+        if few_samples or lines_are_means(steps, rows):
+            samples = _spread(samples)
             groups = np.arange(len(samples))
     else:
         samples = _spread(training_samples(gpu))
