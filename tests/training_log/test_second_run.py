@@ -102,6 +102,18 @@ def test_two_runs_side_by_side_with_steps_of_their_own_are_distinguished() -> No
     assert steps(records)[20:] == list(range(steps(records)[20], 1061))
 
 
+def test_a_slower_run_that_goes_on_after_the_first_has_not_begun_again() -> None:
+    """Two trainings of a search over settings, each on its own GPU; few lines until the faster one ends."""
+    lines = sorted(run(45, step_s=0.4) + run(45, step_s=0.9, start_s=0.05))
+
+    records = read(lines)
+
+    assert steps(records) == list(range(1, 46))
+    ((kind, message),) = events(records)
+    assert kind is EventKind.LOG_ERROR
+    assert message.startswith("Two training runs print steps to one output")
+
+
 def test_a_restart_from_a_checkpoint_is_no_second_run() -> None:
     log = run(50) + [(time_s + 60, step + 40) for time_s, step in run(60)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -18,7 +19,8 @@ job wait for each other in each step. Chosen."""
 _MOST_LINES = 4096
 """That wait for the decision; more are dropped."""
 _INTERVALS = 8
-_TURNS = 20
+_TURNS, _TURNS_UNTIL_OVER = 20, 5
+"""While both runs print, and where the first one is over: a run that begins again was not behind before."""
 _FEWEST_LINES_BEHIND = 10
 """Ranks of a job print the same step within a few lines; two runs diverge. Both chosen, not measured."""
 _FEWEST_OTHERS = 20
@@ -38,6 +40,8 @@ class RepeatedLines(Generic[T]):
     """Whether a new step came after the last repeated one."""
     _behind: deque[int] = field(default_factory=lambda: deque(maxlen=_TURNS))
     """By how many lines repeated steps were behind, each after a new step."""
+    diverge: bool = False
+    """Whether repeated steps fall behind more and more: two runs print at the same time."""
 
     def new_step(self, now_s: float | None) -> None:
         """Note a step that was not seen before, and when it was printed by a steady clock, if known."""
@@ -55,6 +59,7 @@ class RepeatedLines(Generic[T]):
         if self._turned:
             self._turned = False
             self._behind.append(behind)
+            self.diverge = self.diverge or self._falls_behind(_TURNS)
         if now_s is None or not self._newest_s:
             return []
         if self._waiting and step <= self._waiting[-1][0]:
@@ -71,18 +76,19 @@ class RepeatedLines(Generic[T]):
             or quiet_s < max(_QUIET_S, _QUIET_INTERVALS * interval_s)
         ):
             return []
+        if self._falls_behind(_TURNS_UNTIL_OVER):
+            self.diverge = True
+            return []
         lines = [line for _, line in self._waiting]
         self.restart()
         return lines
 
-    @property
-    def diverge(self) -> bool:
-        """Whether repeated steps fall behind more and more: two runs print at the same time."""
-        behind = self._behind
+    def _falls_behind(self, turns: int) -> bool:
+        behind = list(self._behind)
         return (
-            len(behind) == _TURNS
+            len(behind) >= turns
             and behind[-1] >= max(_FEWEST_LINES_BEHIND, 2 * behind[0])
-            and all(before <= after for before, after in zip(behind, list(behind)[1:], strict=False))
+            and all(before <= after for before, after in pairwise(behind))
         )
 
     def restart(self) -> None:
