@@ -147,6 +147,38 @@ NOVEL_JOBS: Mapping[str, Job] = {
         healthy_steps=80,
         steps_between=60,
     ),
+    "crowdedall2": Job(
+        gpus=2,
+        loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "4", *_SILENT),
+        faults=(_fault("crowded", 4, steps=200),),
+        healthy_steps=100,
+    ),
+    # From nearly the first step on, too little to be named, and one fault soon after the other.
+    "earlyslow2": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "6", "--print-every", "10"),
+        faults=(_fault("gpu", 0.3, 1, steps=130),),
+        healthy_steps=7,
+    ),
+    "earlyloader2": Job(
+        gpus=2,
+        loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "6", *_SILENT),
+        faults=(_fault("loader", 1.4, steps=90),),
+        healthy_steps=7,
+    ),
+    "slight2": Job(
+        gpus=2,
+        loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "6", *_SILENT),
+        faults=(_fault("gpu", 0.07, 1, steps=100),),
+        healthy_steps=60,
+    ),
+    "inturn2": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "2", "--micro-batch", "6", *_SILENT),
+        faults=(_fault("gpu", 0.3, 0, steps=25), _fault("gpu", 0.3, 1, steps=25), _fault("host", 1.2, 0)),
+        healthy_steps=40,
+        steps_between=4,
+    ),
     "copying2": Job(
         gpus=2,
         loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "8", "--print-every", "10"),
@@ -171,6 +203,32 @@ NOVEL_JOBS: Mapping[str, Job] = {
         megatron=megatron_of(8, 16, "--log-interval", "20"),
         faults=(_fault("gpu", 0.3, 1, steps=40),),
         healthy_steps=100,
+    ),
+    "megatronsharded2": Job(
+        gpus=2,
+        megatron=megatron_of(
+            *(8, 16, "--use-torch-fsdp2", "--untie-embeddings-and-output-weights"),
+            *("--ckpt-format", "torch_dist", "--log-interval", "5"),
+        ),
+        faults=(_fault("gpu", 0.3, 0, steps=30),),
+        healthy_steps=40,
+    ),
+    "megatronlong2": Job(
+        gpus=2,
+        megatron=megatron_of(
+            *(8, 4, "--seq-length", "8192", "--max-position-embeddings", "8192", "--micro-batch-size", "1"),
+            *("--recompute-granularity", "full", "--recompute-method", "uniform"),
+            *("--recompute-num-layers", "1", "--log-interval", "10", "--use-distributed-optimizer"),
+        ),
+        faults=(_fault("loader", 0.6, steps=30),),
+        healthy_steps=40,
+    ),
+    "trainerrare2": Job(
+        gpus=2,
+        script="trainer_job.py",
+        loop=("--micro-batch", "4", "--layers", "8", "--hidden", "1536", "--print-every", "50"),
+        faults=(_fault("gpu", 0.35, 1, steps=100),),
+        healthy_steps=150,
     ),
     "megatronuneven2": Job(
         gpus=2,

@@ -89,6 +89,7 @@ def main() -> None:
     parser = job_arguments(__doc__)
     parser.add_argument("--fsdp", action="store_true", help="parameters sharded over the ranks")
     parser.add_argument("--evaluate-every", type=int, metavar="STEPS", help="and write a checkpoint")
+    parser.add_argument("--print-every", type=int, default=5, metavar="STEPS")
     args = parser.parse_args()
     rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     steps = load(args.plan)[-1].last_step
@@ -107,7 +108,7 @@ def main() -> None:
         gradient_accumulation_steps=args.accumulate,
         bf16=torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
-        logging_steps=5,
+        logging_steps=args.print_every,
         **(_checked(args.evaluate_every) if args.evaluate_every else {"save_strategy": "no"}),
         report_to=[],
         dataloader_num_workers=2,
