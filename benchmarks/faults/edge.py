@@ -60,13 +60,17 @@ class Sent:
     records: tuple[Record, ...]
 
 
-def batches(scenario: Scenario, trace: Trace, length_s: float) -> list[Sent]:
-    """Everything that the aggregator gets, in order."""
+def batches(
+    scenario: Scenario, trace: Trace, length_s: float, *, began_s: float = 0.0, first_step: int = 0
+) -> list[Sent]:
+    """Everything that the aggregator gets, in order; the job began then, with the step after that one."""
     random = np.random.default_rng(scenario.seed + 1)
     sent: list[Sent] = []
     for first in range(0, scenario.ranks, GPUS_PER_NODE):
         ranks = range(first, min(first + GPUS_PER_NODE, scenario.ranks))
-        sent += _Node(scenario, trace, ranks, random).batches(length_s)
+        node = _Node(scenario, trace, ranks, random)
+        node.began_s, node.first_step = began_s, first_step
+        sent += node.batches(length_s)
     return sorted(sent, key=lambda batch: batch.at_s)
 
 
@@ -74,7 +78,9 @@ class _Node:
     def __init__(self, scenario: Scenario, trace: Trace, ranks: range, random: np.random.Generator) -> None:
         self.scenario, self.trace, self.ranks, self.random = scenario, trace, ranks, random
         self.name = f"node{ranks[0] // GPUS_PER_NODE}"
-        self.clock_s = START_UNIX_S + random.normal(0, _CLOCK_SIGMA_S)
+        off_s = dict(enumerate(scenario.clocks_off_s)).get(ranks[0] // GPUS_PER_NODE, 0.0)
+        self.clock_s = START_UNIX_S + off_s + random.normal(0, _CLOCK_SIGMA_S)
+        self.began_s, self.first_step = 0.0, 0
         self.phase_s = random.uniform(0.2, 1.0)
         self.silent = {scenario.rank} if scenario.fault is Fault.MISSING_RANK else set()
         self.processes = {rank: _Process(trace, rank, random) for rank in ranks}
@@ -82,6 +88,7 @@ class _Node:
 
     def batches(self, length_s: float) -> Iterator[Sent]:
         begun = 0.0
+        self.clock_s += self.began_s
         for second in range(int(length_s) + 1):
             ended = second + self.phase_s
             records: list[Record] = [] if second else list(self._introduction())
@@ -94,7 +101,7 @@ class _Node:
                 records += self._log(ended)
             delay = self.random.uniform(0.01, 0.3)
             yield Sent(
-                at_s=ended + delay,
+                at_s=self.began_s + ended + delay,
                 node=self.name,
                 sent_unix_s=self.clock_s + ended,
                 records=tuple(records),
@@ -104,23 +111,32 @@ class _Node:
     def _introduction(self) -> Iterator[Record]:
         scenario = self.scenario
         batch = scenario.data * scenario.micro_batches
+        plain = scenario.stages == 1 and not scenario.in_dimensions
         yield JobDescription(
             job=JOB,
-            framework="megatron-lm" if scenario.stages > 1 else "torchtitan",
+            framework="torchtitan" if plain or scenario.sharded_in_nodes else "megatron-lm",
             parallel=ParallelLayout(
                 world_size=scenario.ranks,
-                tp=1,
-                cp=1,
+                tp=scenario.tensor,
+                cp=scenario.context,
                 pp=scenario.stages,
                 dp=scenario.data,
+                ep=None if scenario.experts == 1 else scenario.experts,
+                vp=None if scenario.chunks == 1 else scenario.chunks,
                 micro_batch_size=1,
-                global_batch_size=batch if scenario.stages > 1 else scenario.data,
+                global_batch_size=scenario.data if plain else batch,
             ),
         )
         for local, rank in enumerate(self.ranks):
             yield GpuInfo(index=local, name="NVIDIA H200", max_sm_clock_hz=1.98e9)
             yield RankPlacement(
-                job=JOB, rank=rank, local_rank=local, world_size=scenario.ranks, gpu=local, pid=1000 + local
+                job=JOB,
+                rank=rank,
+                local_rank=local,
+                world_size=scenario.ranks,
+                gpu=local,
+                pid=1000 + local + int(self.began_s),
+                started_unix_ns=round(1e9 * self.clock_s),
             )
 
     def _log(self, until_s: float) -> Iterator[Record]:
@@ -131,7 +147,7 @@ class _Node:
             self.printed += every
             yield TrainingStep(
                 job=JOB,
-                step=last + 1,
+                step=self.first_step + last + 1,
                 time_unix_ns=round(1e9 * (self.clock_s + ends[last])),
                 step_time_s=(ends[last] - begun) / every,
                 steps_covered=every,

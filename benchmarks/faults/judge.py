@@ -102,6 +102,11 @@ def blamed_by(findings: Iterable[Finding]) -> frozenset[int]:
         if finding.kind in BLAMING
         for culprit in finding.culprits
         if culprit.kind == "rank"
+    ) | frozenset(
+        rank
+        for finding in findings
+        if finding.kind in BLAMING and any(culprit.kind == "node" for culprit in finding.culprits)
+        for rank in finding.ranks
     )
 
 

@@ -10,155 +10,22 @@ then, and the least and the most of its gain. The exit code is 1 if a rank was b
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
-
-from benchmarks.faults.edge import JOB, batches
+from benchmarks.faults.edge import JOB, Sent, batches
+from benchmarks.faults.fault_kinds import KINDS, FaultKind
 from benchmarks.faults.judge import LIVE, blamed_by, look
+from benchmarks.faults.layouts import Effect, LayoutJob, Simulated
 from benchmarks.faults.noise import held_out_world
 from benchmarks.faults.scenario import Scenario
-from benchmarks.faults.simulation import Job
 from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state import Fleet
-from perfd.analysis.data.job_data import Floats
-from perfd.model import TrainingStep
+from perfd.model import GpuInfo, JobDescription, RankPlacement, Record, TrainingStep
 
 _FIRST_LOOK_S = 5.0
-_ONSET_S = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """What a step has that a healthy one has not; by rank, or the same for all."""
-
-    longer: Floats | float = 0.0
-    """All compute, as a share of it."""
-    stall_s: Floats | float = 0.0
-    """Before the step, with an idle GPU."""
-    work_s: Floats | float = 0.0
-    """Before the step, on the GPU."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FaultKind:
-    """One job: what each step has, and who is to blame when."""
-
-    effect: Callable[[int, float], Effect]
-    """Of the step's number and the seconds since the job's start."""
-    ranks: frozenset[int] = frozenset()
-    until_s: float = np.inf
-    """Until when they may be blamed; a fault is in the steps that are judged for some time after its end."""
-    onset_s: float = _ONSET_S
-    log_until_s: float = np.inf
-    shape: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _of(ranks: Sequence[int], value: float, count: int = 8) -> Floats:
-    return np.where(np.isin(np.arange(count), ranks), value, 0.0)
-
-
-def _slow(*ranks: int, by: float, count: int = 8) -> Callable[[int, float], Effect]:
-    return lambda _, now_s: Effect(_of(ranks, by, count) if now_s > _ONSET_S else 0.0)
-
-
-def _uneven(number: int, least: float, most: float, count: int = 8) -> Floats:
-    return np.random.default_rng(number).uniform(least, most, count)
-
-
-KINDS: Mapping[str, FaultKind] = {
-    "healthy": FaultKind(effect=lambda *_: Effect()),
-    "loaders of all stop for 1.5 s every 50 steps": FaultKind(
-        effect=lambda step, now_s: Effect(stall_s=1.5 if now_s > _ONSET_S and step % 50 == 0 else 0.0),
-        shape={"length_s": 110.0},
-    ),
-    "loaders of all slow by 40%, unevenly": FaultKind(
-        effect=lambda step, now_s: Effect(stall_s=_uneven(step, 0.06, 0.14) if now_s > _ONSET_S else 0.0)
-    ),
-    "rank 3 slow by 12%, rank 5 by 6%": FaultKind(
-        effect=lambda _, now_s: Effect(_of([3], 0.12) + _of([5], 0.06) if now_s > _ONSET_S else 0.0),
-        ranks=frozenset({3}),
-    ),
-    "ranks 2 and 5 slow by 20%": FaultKind(effect=_slow(2, 5, by=0.2), ranks=frozenset({2, 5})),
-    "pipelines: ranks 1 and 6 slow by 25%": FaultKind(
-        effect=_slow(1, 6, by=0.25),
-        ranks=frozenset({1, 6}),
-        shape={"data": 4, "stages": 2, "step_s": 0.5, "length_s": 90.0},
-    ),
-    "pipelines: rank 5 of four stages slow by 30%": FaultKind(
-        effect=_slow(5, by=0.3),
-        ranks=frozenset({5}),
-        shape={"data": 2, "stages": 4, "step_s": 0.8, "length_s": 90.0},
-    ),
-    "steps grow by 10% a minute": FaultKind(
-        effect=lambda _, now_s: Effect(0.1 * now_s / 60), shape={"length_s": 180.0}
-    ),
-    "power cap: rank 6 slow by 15% from the start": FaultKind(
-        effect=lambda *_: Effect(_of([6], 0.15)), ranks=frozenset({6}), onset_s=0.0
-    ),
-    "heat: rank 4 slow by 25% for 20 s": FaultKind(
-        effect=lambda _, now_s: Effect(_of([4], 0.25) if _ONSET_S < now_s < 2 * _ONSET_S else 0.0),
-        ranks=frozenset({4}),
-        until_s=52.0,
-    ),
-    "rack: all slow by 30% for 20 s": FaultKind(
-        effect=lambda _, now_s: Effect(0.3 if _ONSET_S < now_s < 2 * _ONSET_S else 0.0)
-    ),
-    "generates texts for 6 s every 20 steps, hosts busy": FaultKind(
-        effect=lambda step, _: Effect(stall_s=6.0 if step and step % 20 == 0 else 0.0),
-        shape={"length_s": 120.0},
-    ),
-    "generates texts of random length every 20 steps": FaultKind(
-        effect=lambda step, _: Effect(work_s=_uneven(step, 4, 6) if step and step % 20 == 0 else 0.0),
-        shape={"length_s": 120.0},
-    ),
-    "each step another rank slow by 30%": FaultKind(
-        effect=lambda step, now_s: Effect(
-            _of([int(_uneven(step, 0, 8)[0])], 0.3) if now_s > _ONSET_S else 0.0
-        )
-    ),
-    "rank 0 evaluates alone for 2 s every 40 steps": FaultKind(
-        effect=lambda step, _: Effect(work_s=_of([0], 2.0) if step and step % 40 == 0 else 0.0),
-        ranks=frozenset({0}),
-        onset_s=0.0,
-        shape={"length_s": 120.0},
-    ),
-    "rank 7 late in one of three steps": FaultKind(
-        effect=lambda step, now_s: Effect(
-            stall_s=_of([7], 0.1) if now_s > _ONSET_S and step % 3 == 0 else 0.0
-        ),
-        ranks=frozenset({7}),
-    ),
-    "one of two nodes slow by 12%": FaultKind(
-        effect=_slow(*range(8, 16), by=0.12, count=16), shape={"data": 16, "length_s": 70.0}
-    ),
-    "the log stops at 30 s, rank 2 slow by 25% from then on": FaultKind(
-        effect=lambda _, now_s: Effect(_of([2], 0.25) if now_s > 30 else 0.0),
-        ranks=frozenset({2}),
-        log_until_s=30.0,
-    ),
-    "two ranks, one slow by 12%": FaultKind(
-        effect=_slow(1, by=0.12, count=2), ranks=frozenset({1}), shape={"data": 2}
-    ),
-}
-
-
-class _Simulated(Job):
-    def __init__(self, scenario: Scenario, kind: FaultKind) -> None:
-        super().__init__(scenario)
-        self._kind = kind
-
-    def _pace(self, number: int, strength: float) -> Floats:
-        effect = self._kind.effect(number, float(self.free.min()))
-        return np.asarray(super()._pace(number, strength) * (1 + effect.longer))
-
-    def _before(self, number: int, strength: float) -> tuple[Floats, Floats]:
-        stall_s, work_s = super()._before(number, strength)
-        effect = self._kind.effect(number, float(self.free.min()))
-        return stall_s + effect.stall_s, work_s + effect.work_s
+_DESCRIBING = (JobDescription, GpuInfo, RankPlacement)
 
 
 @dataclass(slots=True)
@@ -178,7 +45,7 @@ def watched(kind: FaultKind, *, gpu_samples: bool, seed: int) -> tuple[list[str]
     fleet, due_s = Fleet(Limits(), AggregatorCounters()), _FIRST_LOOK_S
     runs: list[_Run] = []
     wrongly: set[int] = set()
-    for sent in batches(scenario, _Simulated(scenario, kind).run(), scenario.length_s):
+    for sent in _sent(kind, scenario):
         while sent.at_s >= due_s and JOB in fleet.jobs:
             summary = look(fleet, due_s, LIVE)
             blamed, head = blamed_by(summary.findings), summary.bottleneck
@@ -196,6 +63,30 @@ def watched(kind: FaultKind, *, gpu_samples: bool, seed: int) -> tuple[list[str]
         )
         fleet.apply(records, source)
     return [_line(run) for run in runs], frozenset(wrongly)
+
+
+def _sent(kind: FaultKind, scenario: Scenario) -> Iterator[Sent]:
+    """What agents send, in order; an agent that begins late describes its node and ranks then."""
+    trace = simulated(kind.effect, scenario).run()
+    restart = kind.restart
+    sent = batches(scenario, trace, restart.ends_s if restart else scenario.length_s)
+    if restart is not None:
+        again = replace(scenario, **restart.shape)
+        done = sum(end <= restart.ends_s for end in trace.step_end_s)
+        of_second = simulated(restart.effect, again).run()
+        sent += batches(again, of_second, again.length_s, began_s=restart.begins_s, first_step=done)
+    unsaid: dict[str, list[Record]] = {}
+    for one in sent:
+        if one.at_s >= kind.agent_from_s.get(one.node, 0.0):
+            yield replace(one, records=(*unsaid.pop(one.node, ()), *one.records))
+        else:
+            described = [record for record in one.records if isinstance(record, _DESCRIBING)]
+            unsaid.setdefault(one.node, []).extend(described)
+
+
+def simulated(effect: Callable[[int, float], Effect], scenario: Scenario) -> Simulated:
+    """The job, before it has run."""
+    return (LayoutJob if scenario.in_dimensions else Simulated)(scenario, effect)
 
 
 def _line(run: _Run) -> str:

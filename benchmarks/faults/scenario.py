@@ -69,6 +69,14 @@ class Scenario:
     world: World
     data: int = 2
     stages: int = 1
+    tensor: int = 1
+    context: int = 1
+    experts: int = 1
+    """Ranks that share the experts; a part of the data-parallel ones."""
+    chunks: int = 1
+    """Of the model in each stage: more are interleaved."""
+    sharded_in_nodes: bool = False
+    """Parameters are sharded over the GPUs of each node."""
     overlap: bool = True
     """Gradients are reduced while the backward pass runs, as by PyTorch's DDP."""
     step_s: float = 0.1
@@ -78,6 +86,8 @@ class Scenario:
     transfer_ratio: float = 0.06
     """Of a step: the gradients' transfer."""
     gpu_samples: bool = True
+    clocks_off_s: tuple[float, ...] = ()
+    """Of the first nodes, beside what the clock of each is off."""
     fault: Fault = Fault.NONE
     strength: float = 0.0
     rank: int = 0
@@ -86,7 +96,13 @@ class Scenario:
 
     @property
     def ranks(self) -> int:
-        return self.data * self.stages
+        return self.tensor * self.context * self.data * self.stages
+
+    @property
+    def in_dimensions(self) -> bool:
+        """Whether it has others than data and stages."""
+        groups = max(self.tensor, self.context, self.experts, self.chunks)
+        return groups > 1 or self.sharded_in_nodes
 
     @property
     def truth(self) -> frozenset[int]:
