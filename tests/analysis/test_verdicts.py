@@ -83,6 +83,21 @@ def test_one_slow_group_among_its_sisters_is_found():
     assert (group.reference, group.ranks, group.group) == (Reference.SISTERS, (4, 5), "tp")
 
 
+@pytest.mark.parametrize("costliest", [0, 1])
+def test_slow_groups_that_cost_about_as_much_keep_their_order(costliest):
+    layout = description(world_size=16, tp=2, dp=8, micro_batch_size=1, global_batch_size=8)
+    slow_s = {1: 0.030, 2: 0.030}
+    slow_s[1 + costliest] += 0.001
+    pairs = [
+        table([2 * pair, 2 * pair + 1], [0, 0], transfer_s=slow_s.get(pair, 0.01), communicator=f"c{pair}")
+        for pair in range(8)
+    ]
+
+    found = finding(summary(pairs, job=layout), Kind.SLOW_LINK)
+
+    assert ranks_of(found) == ["tp[2,3]", "tp[4,5]"]
+
+
 def on_one_node(slow: CollectiveTable, gpu_name: str) -> JobSummary:
     """A job of four GPUs of a node, whose NCCL warns that it goes through shared memory."""
     gpus = GpuTable(

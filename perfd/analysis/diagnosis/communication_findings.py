@@ -19,6 +19,8 @@ _WORTH_A_WORD = 0.01
 """Of a step: of a dimension that takes less nothing is said."""
 _SHOWN = 4
 """Groups that are described; the others are counted."""
+_AS_COSTLY = 0.5
+"""Of what the costliest slow group costs, from which another one is named beside it. Chosen."""
 _REFERENCES = {
     Reference.HISTORY: "what it reached earlier in this job",
     Reference.SISTERS: "the median of the other groups of its kind",
@@ -220,17 +222,20 @@ def judge_links(facts: JobEvidence) -> Finding | None:
     slow = facts.nccl.slow_groups
     if not slow:
         return None
-    evidence = [f"{_describe(group)} ({facts.nccl.source})." for group in slow[:_SHOWN]]
+    # In the order of their ranks: groups that cost as much would change places at each look.
+    costly = [group for group in slow if group.lost_ratio >= _AS_COSTLY * slow[0].lost_ratio]
+    shown = sorted(costly, key=lambda group: (group.ranks, group.operation))[:_SHOWN]
+    evidence = [f"{_describe(group)} ({facts.nccl.source})." for group in shown]
     evidence.append(
         "That is transfer alone: what ranks wait for each other is not in it, so no rank is to blame."
     )
     evidence += [f"{remark} (NCCL_DEBUG)" for remark in facts.transport_remarks]
-    if len(slow) > _SHOWN:
-        evidence.append(f"{len(slow) - _SHOWN} more groups are slow.")
+    if len(slow) > len(shown):
+        evidence.append(f"{len(slow) - len(shown)} more groups are slow.")
     return Finding(
         kind=Kind.SLOW_LINK,
         confidence=0.9 if facts.transport_remarks else max(_CONFIDENCE[group.reference] for group in slow),
-        culprits=tuple(Culprit(kind="group", id=_name(group)) for group in slow[:_SHOWN]),
+        culprits=tuple(Culprit(kind="group", id=_name(group)) for group in shown),
         evidence=evidence,
         advice=advice.NVLINK_UNUSED if slow[0].reference is Reference.LINKS else advice.LINKS_OF_GROUP,
         gain_ratio=min(1.0, max(group.lost_ratio for group in slow)),
