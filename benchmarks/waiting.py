@@ -11,14 +11,15 @@ rank becomes late with the first round, so that its fault fills the stretch that
 Round by round the records of one more step come in, as they do from the agents of all nodes, and then the
 aggregator looks at the job as it does live: it copies what it holds, the newest `--held` operations of each
 kind (at most 64), and makes the summary. Nothing is kept from one look to the next one but freed memory, as
-`perfd aggregator` keeps it. Not timed is what comes before, gRPC and protobuf; and these jobs have no samples
-of GPUs.
+`perfd aggregator` keeps it, whose settings of Python's collector hold, too. Not timed is what comes before,
+gRPC and protobuf; and these jobs have no samples of GPUs.
 
 `--json` prints one object: `schema`, and of each job `ranks`, `communicators`, `durations` and `records` held
 in all; `late`, `nobody_late` and `newly_late`, each with `median` and `min` over rounds, in milliseconds, of
 `arrival_ms`, `copy_ms`, `diagnosis_ms`, of which `split_ms` is a part, and `look_ms`, copy and diagnosis
 together; `right`, whether in all rounds the rank that is always late was named, and nobody in the job without
-one; and `newly_named`, in how many rounds the one that becomes late was.
+one; and `newly_named`, in how many rounds the one that becomes late was, from round `newly_named_from` on, or
+null. Its steps are longer by as much as it is late, and fewer than four of them name nobody.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ import numpy as np
 
 from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.series import tune_malloc
+from perfd.aggregator.series import tune_memory
 from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.data.job_data import CollectiveStack, Ints
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
@@ -51,7 +52,7 @@ from perfd.model import (
     TrainingStep,
 )
 
-SCHEMA = "perfd.bench.waiting/4"
+SCHEMA = "perfd.bench.waiting/5"
 TENSOR, STAGES, PER_NODE = 8, 8, 8
 LATE_RANK = 77
 _JOB = "made"
@@ -114,30 +115,33 @@ class MadeJob:
         self._ranks = ranks
         self.set_late(late)
         self._random = np.random.default_rng(1)
-        self._step = _BEGUN
+        self._step, self._end_ns = _BEGUN, _BEGUN * _STEP_NS
         data = ranks // (TENSOR * STAGES)
         self.layout = ParallelLayout(world_size=ranks, tp=TENSOR, cp=1, pp=STAGES, dp=data)
         self.apply([[JobDescription(job=_JOB, framework="megatron-lm", parallel=self.layout)]])
 
     def set_late(self, late: int | None) -> None:
-        """Who is late from the next step on, if anybody."""
+        """Who is late from the next step on, if anybody, by which steps are longer from then on."""
         self._late = [] if late is None else [late]
         self._groups = _groups(self._ranks, self._late)
+        self._lengthened_ns = _LAGS * _LATE_NS * len(self._late)
 
     def records(self, steps: int = 1) -> list[list[Record]]:
         """Records of the next steps by node; each has all of a rank's operations of one kind."""
-        ends_ns = [step * _STEP_NS for step in range(self._step + 1, self._step + steps + 1)]
-        self._step += steps
+        step_ns = _STEP_NS + self._lengthened_ns
+        numbers = range(self._step + 1, self._step + steps + 1)
+        ends_ns = [self._end_ns + step_ns * (step - self._step) for step in numbers]
+        self._step, self._end_ns = numbers[-1], ends_ns[-1]
         nodes: list[list[Record]] = [[] for _ in range(self._ranks // PER_NODE)]
         for group in self._groups:
-            for times in self._times(group, ends_ns):
+            for times in self._times(group, numbers, ends_ns):
                 nodes[times.rank // PER_NODE].append(times)
         for node, records in enumerate(nodes):
             ranks = range(node * PER_NODE, (node + 1) * PER_NODE)
-            records += [_counters(ranks, end_ns // _STEP_NS, end_ns) for end_ns in ends_ns]
+            records += [_counters(ranks, *times) for times in zip(numbers, ends_ns, strict=True)]
         nodes[0] += [
-            TrainingStep(job=_JOB, step=end_ns // _STEP_NS, step_time_s=1.0, time_unix_ns=end_ns)
-            for end_ns in ends_ns
+            TrainingStep(job=_JOB, step=step, step_time_s=step_ns / 1e9, time_unix_ns=end_ns)
+            for step, end_ns in zip(numbers, ends_ns, strict=True)
         ]
         return nodes
 
@@ -145,9 +149,8 @@ class MadeJob:
         """Take what agents tell, a batch a node."""
         for node, records in enumerate(nodes):
             name = f"node{node}"
-            self._fleet.apply(
-                records, RecordSource(agent_id=name, node=name, sent_unix_s=self._step, now_s=self._step)
-            )
+            now_s = self._end_ns / 1e9
+            self._fleet.apply(records, RecordSource(agent_id=name, node=name, sent_unix_s=now_s, now_s=now_s))
 
     def round(self, times: _Times) -> bool:
         """One more step and a look at it; returns whether who is late is named, and nobody else."""
@@ -158,7 +161,8 @@ class MadeJob:
         # As in the aggregator, nothing but its state is left of a batch.
         del records
         arrived = clock()
-        data = job_data(self._fleet, self._fleet.jobs[_JOB], now_unix_s=self._step, now_s=self._step)
+        now_s = self._end_ns / 1e9
+        data = job_data(self._fleet, self._fleet.jobs[_JOB], now_unix_s=now_s, now_s=now_s)
         copied = clock()
         summary = summarise(data, AnalysisSettings())
         diagnosed = clock()
@@ -173,12 +177,14 @@ class MadeJob:
         """What the aggregator holds of collectives."""
         return self._fleet.jobs[_JOB].communication.collectives.stacks()
 
-    def _times(self, group: _Group, ends_ns: Sequence[int]) -> Iterator[CollectiveTimes]:
+    def _times(
+        self, group: _Group, steps: Sequence[int], ends_ns: Sequence[int]
+    ) -> Iterator[CollectiveTimes]:
         late_ns = group.late_ns[group.ranks]
         begun_ns = late_ns[..., None] + np.array(ends_ns) - _STEP_NS // 2
         durations_ns = (late_ns.max(axis=1, keepdims=True) - late_ns + _TRANSFER_NS)[..., None]
         durations_ns = durations_ns + self._random.integers(0, _NOISE_NS, begun_ns.shape)
-        sequences = [_KEEP * (end_ns // _STEP_NS) for end_ns in ends_ns]
+        sequences = [_KEEP * step for step in steps]
         columns = (group.ranks.tolist(), durations_ns.tolist(), begun_ns.tolist())
         for index, (ranks, durations, starts) in enumerate(zip(*columns, strict=True)):
             for place, (rank, each_ns, starts_ns) in enumerate(zip(ranks, durations, starts, strict=True)):
@@ -192,7 +198,7 @@ class MadeJob:
                     operation="Recv" if pair and place else group.operation,
                     peer=1 - place if pair else None,
                     timing=TimingSource.GPU,
-                    start_unix_ns=ends_ns[0] - _STEP_NS,
+                    start_unix_ns=ends_ns[0] - _STEP_NS - self._lengthened_ns,
                     end_unix_ns=ends_ns[-1],
                     count=_KEEP * len(ends_ns),
                     total_s=_KEEP * sum(each_ns) / 1e9,
@@ -207,18 +213,18 @@ class MadeJob:
 
 def measure(ranks: int = 16_384, held: int = 12, rounds: int = 15) -> dict[str, Any]:
     """Milliseconds of a step's arrival, of the copy of what is held, and of the diagnosis with its split."""
-    tune_malloc()
+    tune_memory()
     jobs = [MadeJob(ranks, held, late) for late in (LATE_RANK, None, None)]
     for job in jobs:
         job.apply(job.records(held))
         job.round(_Times())
-    times, right, newly_named = [_Times() for _ in jobs], True, 0
+    times, right, newly_named = [_Times() for _ in jobs], True, list[int]()
     jobs[-1].set_late(LATE_RANK)
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         for job, of_job in zip(jobs, times, strict=True):
             named = job.round(of_job)
             right &= named or job is jobs[-1]
-            newly_named += named and job is jobs[-1]
+            newly_named += [number] * (named and job is jobs[-1])
     stacks = jobs[0].stacks()
     return {
         "schema": SCHEMA,
@@ -230,7 +236,8 @@ def measure(ranks: int = 16_384, held: int = 12, rounds: int = 15) -> dict[str, 
         "nobody_late": times[1].milliseconds(),
         "newly_late": times[2].milliseconds(),
         "right": right,
-        "newly_named": newly_named,
+        "newly_named": len(newly_named),
+        "newly_named_from": min(newly_named, default=None),
     }
 
 
@@ -294,7 +301,8 @@ def main() -> None:
         columns = (result[case][name] for case in ("late", "nobody_late", "newly_late"))
         print(f"{words:44}" + "".join(f"{one['median']:8.1f}{one['min']:8.1f}" for one in columns))
     print(f"who is late is named, and nobody else: {result['right']}")
-    print(f"who becomes late is named in {result['newly_named']} of {args.rounds} rounds")
+    first = f", from round {result['newly_named_from']} on" if result["newly_named"] else ""
+    print(f"who becomes late is named in {result['newly_named']} of {args.rounds} rounds{first}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import resource
 import signal
@@ -15,7 +14,7 @@ import msgspec
 from perfd import logs
 from perfd.aggregator import Aggregator
 from perfd.aggregator.group import AggregatorGroup
-from perfd.aggregator.series import tune_malloc
+from perfd.aggregator.series import tune_memory
 from perfd.cli.signals import set_by_signals
 from perfd.config import AggregatorConfig, load
 from perfd.errors import ConfigError
@@ -28,9 +27,6 @@ _FEWEST_ADDRESSES_BYTES = 500_000_000
 _SWITCH_EVERY_S = 0.0005
 """Python's 5 ms is how long a round waits, each time numpy lets go of the interpreter, for the thread that
 decodes batches: with 500 nodes its rounds took 5 to 6 times their CPU time, now 3 times."""
-_COLLECT_AFTER = 20_000, 20, 20
-"""Objects, and collections of the younger generation. The series of 1,000 nodes are half a million objects,
-which last: with Python's 700, 10 and 10 the collector took 5% of the CPU time of rounds, 0.14 s of one."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +51,8 @@ def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; history is written before it ends."""
     logs.configure(args.log_level, json_lines=args.log_json)
     config = effective_config(args)
-    tune_malloc()
+    tune_memory()
     sys.setswitchinterval(_SWITCH_EVERY_S)
-    gc.set_threshold(*_COLLECT_AFTER)
     _check_address_space()
     allow_many_connections()
     stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
