@@ -74,6 +74,8 @@ def _culprits(
         elif culprit.kind == "gpu":
             node, slash, gpu = str(culprit.id).rpartition("/")
             found += [(node, gpu)] if slash and node else []
+        elif culprit.kind == "node":
+            found.append((str(culprit.id), ""))
     if kind is IncidentKind.SLOW_LINK:
         found = [place for group in summary.nccl.slow_groups for place in _of_ranks(group.ranks, places)]
     return [(node, "") for node, _ in found] if kind in _WHOLE_NODE else found

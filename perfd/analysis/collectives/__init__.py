@@ -3,12 +3,13 @@
 from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
 from perfd.analysis.collectives.by_dimension import NcclDimension
 from perfd.analysis.collectives.by_rank import NcclRank
-from perfd.analysis.collectives.nccl_summary import NcclSummary, SlowRank, StallingRank, nccl
+from perfd.analysis.collectives.nccl_summary import LateTogether, NcclSummary, SlowRank, StallingRank, nccl
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING, with_waiting
 from perfd.analysis.collectives.slow_links import Reference, SlowGroup
 
 __all__ = [
     "SOURCE_WAITING",
+    "LateTogether",
     "NcclDimension",
     "NcclRank",
     "NcclSummary",

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import numpy as np
 
 from perfd.analysis.collectives.by_dimension import DimensionTally
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST, onset, possible
-from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses, Lateness, LateRankLosses
-from perfd.analysis.counterfactual import late_stretch, step_change
+from perfd.analysis.collectives.late_rank_cost import (
+    ALL_HELD,
+    LONG,
+    RECENT,
+    CausedLosses,
+    Lateness,
+    LateRankLosses,
+)
+from perfd.analysis.counterfactual import (
+    LateSet,
+    late_ranks_together,
+    late_stretch,
+    step_change,
+)
 from perfd.analysis.data.job_data import Bools, Floats, Ints
-from perfd.analysis.data.robust_stats import highest, mean, median, over_last
+from perfd.analysis.data.robust_stats import by_peers, highest, mean, over_last
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.operations.p2p_timing import knows_receivers
 from perfd.analysis.operations.step_segmentation import AnalysisWindow
@@ -22,7 +35,9 @@ from perfd.thresholds import THRESHOLDS
 _FEWEST_OPERATIONS = 20
 """Fewer matched operations say nothing of a rank."""
 _MOST_RANKS = 1024
-"""Ranks in a summary: half of them cost others the most, half wait the most."""
+"""Ranks in a summary: of more only those at either end, since each record costs time at each look."""
+_AT_EITHER_END = 256
+"""Ranks that cost others the most, and as many that wait the most. Chosen."""
 _NEWEST = 5
 """Steps that are now."""
 _MOST_REPLAYED = 16
@@ -79,6 +94,8 @@ class RankShares:
     """Which of the ranks of a `perfd.analysis.operations.rank_index` they are."""
     columns: tuple[Floats, ...]
     """In the order of `_MEASURED`."""
+    late_sets: Sequence[Sequence[LateSet]] = ()
+    """Ranks that are late together, of each way to put ranks together."""
 
     @property
     def busy(self) -> Floats:
@@ -95,8 +112,8 @@ class RankShares:
         chosen = np.arange(len(self.places))
         if len(chosen) > _MOST_RANKS:
             # A page of 16,384 ranks helps no user: those at either end matter.
-            costly = highest(np.nan_to_num(self.columns[2]), _MOST_RANKS // 2)
-            waiting = highest(np.nan_to_num(self.wait), _MOST_RANKS // 2)
+            costly = highest(np.nan_to_num(self.columns[2]), _AT_EITHER_END)
+            waiting = highest(np.nan_to_num(self.wait), _AT_EITHER_END)
             chosen = np.union1d(costly, waiting)
         columns = [
             [None if value != value else value for value in column[chosen].tolist()]  # noqa: PLR0124 - NaN
@@ -129,6 +146,8 @@ class RankTally:
         self.scales: list[Floats] = []
         """Of each stack, (c,): the share of all time for a second in its operations; 0 is unknown."""
         self._judged: list[tuple[CommunicatorBatch, Bools]] = []
+        self._waits: list[tuple[Ints, Floats]] = []
+        """(c, g) twice, of each stack: its ranks, and what each waits as a share of time."""
         self._inside: list[tuple[CommunicatorBatch, Bools]] = []
         """Groups of ranks with different work."""
 
@@ -159,6 +178,7 @@ class RankTally:
         waits = scale[:, None] * result.waited_s
         self.wait += self._by_rank(stack.ranks, waits)
         self.dimensions.add(stack, useful, waits)
+        self._waits.append((stack.ranks, waits))
         gaps = np.flatnonzero(useful & (result.operations < stack.collectives.lengths))
         np.minimum.at(self.seen, stack.ranks[gaps], _seen_ratio(stack, gaps)[:, None])
         if not stack.matched and knows_receivers(stack.collectives):
@@ -184,12 +204,14 @@ class RankTally:
         step_time_s: Floats,
         *,
         together: Bools | None = None,
+        sets: Sequence[Ints] = (),
     ) -> RankShares:
         """What is known of each of the ranks. Of those `in_doubt` none is blamed: another one may be late.
 
         `in_kernels` is the share of time of each, usually and lately. `step_s` is how long a step usually
         takes, and `step_time_s` how long each of the newest took, the newest last. Work of ranks `together`
-        with others, by place, is launched by one process.
+        with others, by place, is launched by one process. `sets` are ways to put ranks together: by place the
+        number of the set, as of a node, -1 where it is unknown.
         """
         busy, lately = in_kernels
         known_wait = self.operations[ranks] >= _FEWEST_OPERATIONS
@@ -214,11 +236,18 @@ class RankTally:
         longer, waited = _longer(step_time_s, step_s), np.nan_to_num(late.lost[ranks])
         most = np.nan_to_num(np.fmax(busy, lately), nan=1.0) * longer
         known = np.isfinite(gain)
-        slowdown = self._by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), ranks, known, np.divide)
-        excess = self._by_peers(-waited / longer, ranks, known, np.subtract)
+        roles = np.where(known, self._roles[ranks], -1)
+        slowdown = by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), roles, np.divide)
+        excess = by_peers(-waited / longer, roles, np.subtract)
         of_gain = gain, error, last, persistence, slowdown, excess, of_step_s, over, late_for
         columns = busy, wait, *of_gain, self.seen[ranks]
-        return RankShares(ranks, columns)
+        late_sets = []
+        for of_place in sets:
+            recent = losses.waits_of_peers(RECENT)
+            held = partial(losses.waits_of_peers, ALL_HELD)
+            found = late_ranks_together(recent, held, of_place, step_time_s, self._waits)
+            late_sets.append([one for one in found if known_peers[np.isin(ranks, one.places)].all()])
+        return RankShares(ranks, columns, late_sets)
 
     def _lateness(self, losses: LateRankLosses, step_s: float | None) -> tuple[AnalysisWindow, Lateness]:
         """Over as much time as it takes to see a late rank."""
@@ -241,17 +270,6 @@ class RankTally:
             if stack.matched and stack.ranks.shape[1] > 1:
                 np.minimum.at(peers, stack.ranks[judged], stack.ranks.shape[1])
         return peers
-
-    def _by_peers(self, own: Floats, ranks: Ints, known: Bools, compared: np.ufunc) -> Floats:
-        """Each rank's own value compared with the usual one of its peers; NaN where that is unknown."""
-        result = np.full(len(ranks), np.nan)
-        for role in np.unique(self._roles[ranks[known]]):
-            peers = np.flatnonzero(known & (self._roles[ranks] == role))
-            # Of two, the other one.
-            usual = own[peers][::-1] if len(peers) == 2 else np.full(len(peers), float(median(own[peers])))
-            usual = np.where((usual > 0) | (compared is not np.divide), usual, np.nan)
-            result[peers] = compared(own[peers], usual)
-        return result
 
     def _by_rank(self, ranks: Ints, values: Floats | Ints) -> Floats:
         spread = np.broadcast_to(values, ranks.shape)
@@ -327,7 +345,7 @@ def _gains(
         return gains, errors, of_step_s, over, late_for
     replayed, errors[costly] = losses.gains(window, costly, step_time_s)
     gains[costly] = np.clip(replayed, 0.0, 1.0)
-    for place in costly[gains[costly] >= THRESHOLDS.straggler_certain_wait_ratio].tolist():
+    for place in costly[gains[costly] >= THRESHOLDS.straggler_certain_wait_ratio / 2].tolist():
         late = losses.late_steps(place)
         stretch = late_stretch(late)
         late_for[place] = late.sum() if stretch is None else stretch.steps

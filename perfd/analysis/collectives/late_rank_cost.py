@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.collectives.wait_attribution import losses_by_step, steps_per_s, waits_by_step
+from perfd.analysis.collectives import wait_attribution as attributed
 from perfd.analysis.counterfactual import (
+    WaitsOfPeers,
     error_of_gains,
     excess_by_step,
     gains_by_step,
@@ -33,7 +34,8 @@ from perfd.analysis.operations.step_segmentation import AnalysisWindow, StepPeri
 RECENT, LONG = AnalysisWindow(newest_s=5.0), AnalysisWindow(newest_s=30.0)
 """How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then
 in the second."""
-_ALL_HELD = AnalysisWindow(each=1000)
+ALL_HELD = AnalysisWindow(each=1000)
+"""All operations in the table, step by step."""
 _GATHERING = "AllGather"
 """Its result is needed within the step, so that no rank catches up in a later one."""
 _ALL = 4
@@ -159,11 +161,22 @@ class LateRankLosses:
     def late_steps(self, place: int) -> Bools:
         """Of each step that is held, the newest last, whether the rank was late for its peers."""
         excess_s: list[Floats] = []
-        for source, shape in self._of_peers(_ALL_HELD):
+        for source, shape in self._of_peers(ALL_HELD):
             waits = source.waits_of(shape, np.array([place]))
             if len(waits.places) and not shape.needed_at_once:
                 excess_s += [excess_by_step(waits.waited_s[:1], waits.members[:1])[0]]
         return late_steps(excess_s)
+
+    def waits_of_peers(self, window: AnalysisWindow) -> list[WaitsOfPeers]:
+        """What all members of each communicator of peers wait, step by step."""
+        found = []
+        for source, shape in self._of_peers(window):
+            ranks = source.stack.ranks[shape.rows]
+            waits = source.waits_of(shape, ranks[:, 0])
+            first = waits.members == 0
+            rows, waited_s = waits.communicators[first], waits.waited_s[first]
+            found.append(WaitsOfPeers(ranks[rows], waited_s, source.per_s(shape)[rows], shape.blocks))
+        return found
 
     def _of_peers(self, window: AnalysisWindow) -> Iterator[tuple[_Source, StepShape]]:
         for source in self._sources:
@@ -293,7 +306,7 @@ class _Source:
         if shape.needed_at_once:
             operations = shape.steps * shape.per_step // shape.blocks
             return np.asarray(shape.paces / operations)
-        return steps_per_s(shape, shape.per_step, self.step_s)
+        return attributed.steps_per_s(shape, shape.per_step, self.step_s)
 
     def waits_of(self, shape: StepShape, places: Ints, *, at_most: bool = False) -> _Waits:
         """The waits of all members of the shape's communicators that have a rank in `places`.
@@ -321,7 +334,7 @@ class _Source:
         elif self.stack.operation == _GATHERING:
             waited = np.where(known, wait_s, 0.0).max(axis=2)
         else:
-            waited = _lag_at_end(last, np.where(known, wait_s, 0.0))
+            waited = attributed.lag_at_end(last, np.where(known, wait_s, 0.0))
         waited = np.where(known.any(axis=2), waited, np.nan)
         return _Waits(rows, by_place[members][rows, columns], columns, waited[of_row])
 
@@ -329,9 +342,9 @@ class _Source:
         """The first so many columns of `Lateness`; of pairs the last one alone."""
         last, wait_s, absent = self._operations(shape)
         if self.of_peers:
-            by_step = losses_by_step(last, wait_s, shape, self.step_s, columns=columns)
+            by_step = attributed.losses_by_step(last, wait_s, shape, self.step_s, columns=columns)
         else:
-            by_step = waits_by_step(wait_s, shape, self.step_s)[None]
+            by_step = attributed.waits_by_step(wait_s, shape, self.step_s)[None]
         if absent is not None:
             by_step[:, absent] = np.nan
         rows = self._rows(shape)
@@ -363,19 +376,6 @@ class _Source:
     def _rows(self, shape: StepShape) -> slice | Ints:
         """All of them are a view, which costs nothing."""
         return slice(None) if len(shape.rows) == len(self.stack.ranks) else shape.rows
-
-
-def _lag_at_end(last: Ints, wait_s: Floats) -> Floats:
-    """(k, steps, g): the longest wait of a step, less what the rank that caused it waits itself later in it.
-
-    By so much it has caught up since: not the rank was late, but its NCCL kernel waited for a multiprocessor.
-    `last` (k, steps, operations) is the last rank of each operation, `wait_s` (..., g) what each waited.
-    """
-    later = np.maximum.accumulate(wait_s[:, :, ::-1], axis=2)[:, :, ::-1][:, :, 1:]
-    made_up = np.take_along_axis(later, np.maximum(last, 0)[:, :, :-1, None], axis=3)
-    wait_s = wait_s.copy()
-    wait_s[:, :, :-1] -= made_up
-    return np.asarray(np.maximum(wait_s.max(axis=2), 0.0))
 
 
 def _in_blocks(by_step: Floats, blocks: int) -> Floats:

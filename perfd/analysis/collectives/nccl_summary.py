@@ -26,6 +26,7 @@ from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
 from perfd.analysis.collectives.steps_by_waits import StepsOfOperations, in_steps
 from perfd.analysis.collectives.waits_by_step import waits_by_step
 from perfd.analysis.counterfactual import (
+    LateSet,
     PeriodicStalls,
     SlowSince,
     periodic_stalls,
@@ -89,6 +90,24 @@ class StallingRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LateTogether:
+    """Ranks of a node or of a context group that come later than their peers elsewhere."""
+
+    node: str = ""
+    """Empty for a context group."""
+    ranks: Sequence[int]
+    gain_ratio: float
+    """The share of a step that the job would gain if they were as fast as those."""
+    gain_error_ratio: float
+    persistence_ratio: float
+    """The share of recent steps in which they were late."""
+    whole: bool = True
+    """Whether they do not wait for each other meanwhile."""
+    awaited_rank: int | None = None
+    """The one that the others wait for, if it is one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NcclSummary:
     """NCCL's view of a job's communication; empty and None if not recorded."""
 
@@ -104,6 +123,10 @@ class NcclSummary:
     """Of very many those that take most of the time."""
     ranks: Sequence[NcclRank] = ()
     """Of very many those that the others wait for most, and that wait most."""
+    late_nodes: Sequence[LateTogether] = ()
+    """Nodes whose ranks come later than their peers on others, the costliest first."""
+    late_rings: Sequence[LateTogether] = ()
+    """Context groups whose ranks come later than those of others."""
     peer_waits: PeerWaits = field(default_factory=PeerWaits)
     """Who waits for whom; of very many ranks those that matter."""
     stage_wait_ratios: Sequence[float] = ()
@@ -149,10 +172,17 @@ def nccl(
     recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
     timed = np.isfinite(recorded)
     together = launched_together(job, known.ranks)
-    shares = tally.shares(
-        known.reporting, (recorded, lately), known.in_doubt, step_s, of_steps.each_s, together=together
-    )
     where = places(job, known.ranks, speeds or LinkSpeeds(inside_bytes_per_s={}, network_bytes_per_s={}))
+    few = sum(len(one.ranks) for one in placed) <= _MOST_COMMUNICATORS
+    shares = tally.shares(
+        known.reporting,
+        (recorded, lately),
+        known.in_doubt,
+        step_s,
+        of_steps.each_s,
+        together=together,
+        sets=(where.node, _rings(known.ranks, parallel)) if few else (),
+    )
     measures = [measures_of(stack, where) for stack in placed]
     slow_rank, stalling = _by_steps(of_steps, known, job.steps, step_s, parallel)
     share, wait = _of_all(shares) if times else (None, None)
@@ -164,6 +194,8 @@ def nccl(
         kinds=kinds_of(stacks, measures),
         groups=groups_of(stacks, measures),
         ranks=shares.records(known.ranks),
+        late_nodes=_late_together(shares.late_sets[:1], known, where.names),
+        late_rings=_late_together(shares.late_sets[1:], known),
         peer_waits=_peer_waits(placed, tally, shares, known),
         stage_wait_ratios=_stage_waits(tally, known, parallel) if times else (),
         slow_groups=slow_groups(stacks, [one.expected for one in measures]),
@@ -175,6 +207,33 @@ def nccl(
         lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),
     )
+
+
+def _rings(ranks: Ints, parallel: ParallelLayout) -> Ints:
+    """The context group of each rank, -1 in a job without."""
+    tensor, context = parallel.tp or 1, parallel.cp or 1
+    group = ranks // (tensor * context) * tensor + ranks % tensor
+    return group if context > 1 else np.full(len(ranks), -1)
+
+
+def _late_together(
+    late: Sequence[Sequence[LateSet]], known: RankIndex, names: Sequence[str] = ()
+) -> tuple[LateTogether, ...]:
+    """Of one way to put ranks together, or of none; `names` are of its sets, by number."""
+    found = [
+        LateTogether(
+            node=names[one.number] if names else "",
+            ranks=known.ranks[one.places].tolist(),
+            gain_ratio=one.gain_ratio,
+            gain_error_ratio=one.error_ratio,
+            persistence_ratio=one.persistence_ratio,
+            whole=one.whole,
+            awaited_rank=None if one.awaited is None else int(known.ranks[one.awaited]),
+        )
+        for sets in late
+        for one in sets
+    ]
+    return tuple(sorted(found, key=lambda one: -one.gain_ratio))
 
 
 def launched_together(job: JobData, ranks: Ints) -> Bools:

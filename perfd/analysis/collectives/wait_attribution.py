@@ -106,3 +106,16 @@ def _longest(last: Ints, of_others: Floats, ranks: int) -> Floats:
         place = (step, group, last[:, :, operation])
         longest[place] = np.maximum(longest[place], of_others[:, :, operation])
     return longest
+
+
+def lag_at_end(last: Ints, wait_s: Floats) -> Floats:
+    """(k, steps, g): the longest wait of a step, less what the rank that caused it waits itself later in it.
+
+    By so much it has caught up since: not the rank was late, but its NCCL kernel waited for a multiprocessor.
+    `last` (k, steps, operations) is the last rank of each operation, `wait_s` (..., g) what each waited.
+    """
+    later = np.maximum.accumulate(wait_s[:, :, ::-1], axis=2)[:, :, ::-1][:, :, 1:]
+    made_up = np.take_along_axis(later, np.maximum(last, 0)[:, :, :-1, None], axis=3)
+    wait_s = wait_s.copy()
+    wait_s[:, :, :-1] -= made_up
+    return np.asarray(np.maximum(wait_s.max(axis=2), 0.0))

@@ -13,17 +13,25 @@ from perfd.analysis.counterfactual.gain_by_step import (
     gains_by_step,
     trimmed_mean,
 )
+from perfd.analysis.counterfactual.late_together import (
+    LateSet,
+    WaitsOfPeers,
+    late_ranks_together,
+)
 from perfd.analysis.counterfactual.own_history import SlowSince, slow_since
 from perfd.analysis.counterfactual.stalling_rank import PeriodicStalls, periodic_stalls, stalled_steps
 
 __all__ = [
+    "LateSet",
     "LateStretch",
     "PeriodicStalls",
     "SlowSince",
     "StepChange",
+    "WaitsOfPeers",
     "error_of_gains",
     "excess_by_step",
     "gains_by_step",
+    "late_ranks_together",
     "late_steps",
     "late_stretch",
     "periodic_stalls",

@@ -168,3 +168,24 @@ def newest_by_chance(newest: int, as_extreme: int, steps: int) -> float:
     of change, asked at any time: Vovk, Nouretdinov and Gammerman 2003, "Testing exchangeability on-line".)
     """
     return math.comb(newest + as_extreme, newest) / math.comb(steps, newest)
+
+
+def by_peers(own: Floats, roles: Ints, compared: np.ufunc) -> Floats:
+    """(n,): each value compared with the usual one of its role, as by `np.subtract`.
+
+    NaN where the role is -1; and with `np.divide`, where the usual one is 0.
+    """
+    result = np.full(len(own), np.nan)
+    places = np.flatnonzero(roles >= 0)
+    places = places[np.argsort(roles[places], kind="stable")]
+    _, counts = np.unique(roles[places], return_counts=True)
+    # Roles are of as many ranks each, as nearly always, or are looked at one by one.
+    alike = len(set(counts.tolist())) == 1
+    of_roles = [places.reshape(len(counts), -1)] if alike else np.split(places, np.cumsum(counts)[:-1])
+    for peers in of_roles:
+        values = own[peers]
+        # Of two, the other one.
+        usual = values[..., ::-1] if peers.shape[-1] == 2 else median(values, axis=-1)[..., None]
+        usual = np.where((usual > 0) | (compared is not np.divide), usual, np.nan)
+        result[peers] = compared(values, usual)
+    return result

@@ -59,7 +59,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     mixed = bool(facts.shared.doubled)
     if straggler is not None and (mixed or _last_by_chance(facts, straggler, starved)):
         straggler = None
-    slow = {culprit.id for culprit in straggler.culprits} if straggler else set()
+    slow = set(straggler.concerned_ranks) if straggler and straggler.culprits else set()
     left = 1 - ((straggler.gain_ratio if straggler else None) or 0.0)
     of_time: tuple[_Judge, ...] = (
         judge_tensor_groups,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfd.analysis.collectives import NcclRank
+from perfd.analysis.collectives import LateTogether, NcclRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.own_past_findings import (
     by_own_gpu,
@@ -20,8 +20,8 @@ from perfd.analysis.diagnosis.own_past_findings import (
 )
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
-from perfd.analysis.stragglers import Late, Pattern, Straggler, late
-from perfd.formatting import percent
+from perfd.analysis.stragglers import Late, Pattern, Straggler, late, slow_together
+from perfd.formatting import percent, rank_names
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
@@ -76,14 +76,9 @@ def _with_others_alike(facts: JobEvidence, found: Finding) -> Finding:
 
 def _slow_rank(facts: JobEvidence) -> Finding | None:
     """By when ranks arrive, by timers of each rank or by GPM."""
-    others = (*facts.stragglers_by_timers, *facts.stragglers_by_activity)
-    arrivals = late(
-        facts.nccl.ranks,
-        {straggler.rank for straggler in others},
-        steps_known=facts.step_time.median is not None,
-    )
-    if arrivals is not None and not _by_chance(facts, arrivals, others):
-        return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
+    by_arrivals = _last_to_arrive(facts)
+    if by_arrivals is not None:
+        return by_arrivals
     if facts.nccl.stalling is not None:
         return by_stalls(facts, facts.nccl.stalling)
     if facts.nccl.slow_since is not None and not is_unplaced(facts, facts.nccl.slow_since):
@@ -95,6 +90,59 @@ def _slow_rank(facts: JobEvidence) -> Finding | None:
         if finding is not None:
             return finding
     return by_own_gpu(facts)
+
+
+def _last_to_arrive(facts: JobEvidence) -> Finding | None:
+    """A rank, all of a node, or ranks of which it is unknown who is slow; None where none is late."""
+    others = (*facts.stragglers_by_timers, *facts.stragglers_by_activity)
+    arrivals = late(
+        facts.nccl.ranks,
+        {straggler.rank for straggler in others},
+        steps_known=facts.step_time.median is not None,
+    )
+    named = {straggler.rank for straggler in others[:1]}
+    if arrivals is not None and arrivals.rank is not None:
+        named.add(arrivals.rank.rank)
+    for together in (facts.nccl.late_nodes, facts.nccl.late_rings):
+        slow = slow_together(
+            together,
+            facts.nccl.ranks,
+            steps_known=facts.step_time.median is not None,
+            pipelines=facts.parallel.pp != 1,
+        )
+        found = _of_those_together(facts, slow) if slow and named <= set(slow.ranks) else None
+        if found is not None and (not named or found.culprits[0].kind == "node"):
+            return found
+    if arrivals is None or _by_chance(facts, arrivals, others):
+        return None
+    return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
+
+
+def _of_those_together(facts: JobEvidence, slow: LateTogether) -> Finding | None:
+    """Their node, or the one of them that the others wait for; None where it is unknown which that is."""
+    evidence = [
+        f"{rank_names(slow.ranks).capitalize()} come later than their peers elsewhere.",
+        f"They do in {percent(slow.persistence_ratio)} of recent steps ({facts.nccl.source}).",
+    ]
+    if slow.whole and slow.node:
+        culprit, look_at = Culprit(kind="node", id=slow.node), advice.slow_node(slow.node, slow.ranks)
+        gained = f"As fast as those, node {slow.node} would save"
+    elif not slow.whole and slow.awaited_rank is not None:
+        rank = slow.awaited_rank
+        culprit, look_at = Culprit(kind="rank", id=rank), advice.late_rank(rank)
+        evidence.append(f"Among themselves all others wait, and rank {rank} does not.")
+        gained = f"As fast as its peers, rank {rank} would save"
+    else:
+        return None
+    return Finding(
+        kind=Kind.STRAGGLER,
+        confidence=0.8,
+        culprits=(culprit,),
+        ranks=tuple(slow.ranks) if slow.whole else (),
+        evidence=[*evidence, f"{gained} {percent(slow.gain_ratio)} of the step."],
+        advice=look_at,
+        gain_ratio=slow.gain_ratio,
+    )
 
 
 def _by_chance(facts: JobEvidence, arrivals: Late, others: Sequence[Straggler]) -> bool:

@@ -296,6 +296,15 @@ def late_ranks(ranks: Sequence[int]) -> str:
     )
 
 
+def slow_node(node: str, ranks: Sequence[int]) -> str:
+    """All ranks of a node are slower than those of others."""
+    return (
+        f"Look at what all of node {node} shares: power and cooling, CPU clocks, memory, its file system, and"
+        f" other processes. A capture of {rank_names(ranks[:1])} and a peer on another node shows whether"
+        " GPUs compute longer or hosts keep them waiting."
+    )
+
+
 def busy_gpu(rank: int | None) -> str:
     """A slow rank of which only the timer of the input shows a sign; None where it is not known which."""
     look = "another process on its GPU, a lower clock, and more work than its peers have."

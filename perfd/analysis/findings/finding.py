@@ -26,7 +26,7 @@ def certainty_of(confidence: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """What causes a finding: a `rank`, `stage`, `tensor rank`, `broadcast root`, `gpu` or `group`.
+    """What causes a finding: a `rank`, `stage`, `tensor rank`, `broadcast root`, `gpu`, `node` or `group`.
 
     A GPU is `node/index`.
     """

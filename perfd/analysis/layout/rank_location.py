@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,8 @@ class RankLocations:
 
     node: Ints
     """The number of its node, -1 where it is unknown."""
+    names: Sequence[str]
+    """Of these nodes, by number."""
     inside_bytes_per_s: Floats
     network_bytes_per_s: Floats
     network_source: str
@@ -47,6 +49,7 @@ def places(job: JobData, ranks: Ints, speeds: LinkSpeeds) -> RankLocations:
     node[placed] = known_node[of_known]
     return RankLocations(
         node=node,
+        names=tuple(numbers),
         inside_bytes_per_s=_of_node(speeds.inside_bytes_per_s, numbers)[node],
         network_bytes_per_s=_of_node(speeds.network_bytes_per_s, numbers)[node],
         network_source=speeds.network_source,

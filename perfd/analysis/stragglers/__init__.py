@@ -23,6 +23,7 @@ from perfd.analysis.stragglers.reading_rank import (
 )
 from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences, unequal_sequences
 from perfd.analysis.stragglers.shared_gpus import SharedGpus, shared_gpus
+from perfd.analysis.stragglers.slow_together import slow_together
 
 __all__ = [
     "ActivityComparison",
@@ -48,6 +49,7 @@ __all__ = [
     "periodic_stall",
     "reading_rank",
     "shared_gpus",
+    "slow_together",
     "slowdowns",
     "stragglers_by_timers",
     "unequal_sequences",

@@ -81,7 +81,7 @@ NCCL_METRICS: Sequence[MetricInfo] = (
         "Share of time in which a rank waits for others in NCCL kernels.",
         labels=("rank",),
         source="perfd's NCCL plugin or NCCL's Inspector",
-        absent="With fewer than 20 matched operations; of more than 1,024 ranks, all but the extremes.",
+        absent="With fewer than 20 matched operations; of more than 1,024 ranks, all but 256 at either end.",
     ),
     of_job(
         "perfd_rank_gain_ratio",
