@@ -221,15 +221,23 @@ def probe_processes(proc: Path) -> ProcessFacts:
 
 def probe_directory(path: Path) -> DirectoryFacts:
     """Whether a directory, or its nearest existing parent, is writable, and its free space."""
-    existing = path
     try:
-        while not existing.exists():
-            existing = existing.parent
+        existing = _nearest_existing(path)
         # Permissions are not sufficient: root may write everywhere, but not on a read-only mount.
         with TemporaryDirectory(prefix=".perfd-doctor-", dir=existing):
             return DirectoryFacts(path=path, free_bytes=free_bytes(existing))
     except OSError as error:
         return DirectoryFacts(path=path, free_bytes=0, problem=error.strerror or str(error))
+
+
+def _nearest_existing(path: Path) -> Path:
+    """The path itself or its nearest parent that exists; raises OSError if that cannot be known."""
+    try:
+        # Since Python 3.14 `Path.exists` is false for errors, too, such as a name that is too long.
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return _nearest_existing(path.parent)
+    return path
 
 
 def _used_bytes(path: Path) -> int:
