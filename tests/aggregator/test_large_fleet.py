@@ -121,11 +121,14 @@ def test_rules_about_nodes_see_their_newest_values(tmp_path: Path) -> None:
 
 
 def test_what_nodes_read_is_shown_within_five_seconds_and_at_once_of_few_nodes() -> None:
-    for jobs, within_s in ((_JOBS, 5), (2, 1)):
+    for jobs, within_s in ((_JOBS, 5), (4, 5), (2, 1)):
         with nodes(jobs=jobs) as fleet:
             for _ in range(7):
                 fleet.second()
             fleet.power_w = 650.0
             pages = [fleet.second() for _ in range(within_s)]
+            # Those of more nodes are not made in each round.
+            powers = {value for page in pages for name, value in page.items() if "gpu_power_watts" in name}
+            assert len(powers) == (1 if within_s == 1 else 2)
             shown = [value for name, value in pages[-1].items() if name.startswith("perfd_gpu_power_watts")]
             assert shown == [650.0] * (10 * jobs * _GPUS)

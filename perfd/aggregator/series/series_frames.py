@@ -36,8 +36,8 @@ from perfd.model import Scope
 from perfd.rules.series_store import SeriesStore
 
 BlockName = tuple[str, ...]
-_NODES_IN_EACH_ROUND = 256
-"""Of so many nodes all series are made in each round: 2,048 GPUs, as analyses are (`summary_turns`)."""
+_NODES_IN_EACH_ROUND = 32
+"""Of so many nodes all series are made in each round: 256 GPUs, as analyses are (`summary_turns`)."""
 _OTHERWISE_EVERY_S = 5.0
 """Of more nodes, those that no rule reads in between: as often as the shipped rules about nodes."""
 SELF = "self"
