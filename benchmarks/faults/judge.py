@@ -97,16 +97,7 @@ def judge(scenario: Scenario, *, every_s: float = 1.0) -> Verdict:
 def blamed_by(findings: Iterable[Finding]) -> frozenset[int]:
     """The ranks that findings name as the cause of the others' waiting."""
     return frozenset(
-        int(culprit.id)
-        for finding in findings
-        if finding.kind in BLAMING
-        for culprit in finding.culprits
-        if culprit.kind == "rank"
-    ) | frozenset(
-        rank
-        for finding in findings
-        if finding.kind in BLAMING and any(culprit.kind == "node" for culprit in finding.culprits)
-        for rank in finding.ranks
+        rank for finding in findings if finding.kind in BLAMING for rank in finding.culprit_ranks
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from analysis.jobs import job_data, step_table
 from analysis.test_late_hosts import job as late_job
@@ -11,6 +13,7 @@ from perfd.aggregator.live_facts import LiveFacts
 from perfd.aggregator.series.job_series import derived_values
 from perfd.analysis.data.job_data import NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
+from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.metrics.catalog import METRICS
 from perfd.model import JobDescription, ParallelLayout
 
@@ -37,6 +40,20 @@ def exported(ranks: int = 4, late: int = 2, description: JobDescription = DP4) -
     )
     values = derived_values(data, summarise(data, AnalysisSettings()), FACTS)
     return {(name, *sorted(labels.items())): value for name, labels, value in values}
+
+
+@pytest.mark.parametrize("kind", ["node", "rank"])
+def test_one_rank_stands_for_a_slow_node(kind):
+    culprit = Culprit(kind=kind, id="n1" if kind == "node" else 3)
+    slow = Finding(kind=Kind.STRAGGLER, confidence=0.8, culprits=(culprit,), ranks=(2, 3))
+    data = job_data(step_table([0.1] * 200), description=DP4)
+    summary = replace(summarise(data, AnalysisSettings()), findings=[slow])
+
+    series = derived_values(data, summary, FACTS)
+
+    named = [labels["rank"] for name, labels, _ in series if name == "perfd_culprit_confidence_ratio"]
+    assert named == ["2" if kind == "node" else "3"]
+    assert list(slow.culprit_ranks) == ([2, 3] if kind == "node" else [3])
 
 
 def test_ranks_groups_and_culprits_are_series():

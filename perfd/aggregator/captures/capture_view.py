@@ -50,12 +50,7 @@ def job_view(state: AggregatorState, data: JobData, summary: JobSummary, tool: C
         nodes=nodes,
         ranks=ranks,
         layout=data.description.parallel if data.description else ParallelLayout(),
-        culprits=tuple(
-            int(culprit.id)
-            for finding in summary.findings
-            for culprit in finding.culprits
-            if culprit.kind == "rank"
-        ),
+        culprits=tuple(rank for finding in summary.findings for rank in finding.culprit_ranks),
         tool=tool,
         pace=_pace(data),
         object_folder=job_folder(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from perfd.aggregator.live_facts import LiveFacts
 from perfd.analysis.communication import Communication
 from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.findings import Finding
 from perfd.formatting import kind_of_source
 from perfd.metrics.catalog import Value
 
@@ -217,16 +218,21 @@ def _findings(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
         for kind, lasted_s in longer_for_s.items()
     ]
     named = {
-        (finding.kind.value, str(culprit.id)): finding.confidence
+        (finding.kind.value, str(rank)): finding.confidence
         for finding in summary.findings
-        for culprit in finding.culprits
-        if culprit.kind == "rank"
+        for rank in _one_of_node(finding)
     }
     values += [
         ("perfd_culprit_confidence_ratio", {**job, "kind": kind, "rank": rank}, sure)
         for (kind, rank), sure in named.items()
     ]
     return values
+
+
+def _one_of_node(finding: Finding) -> Sequence[int]:
+    """The ranks that are culprits; of a node the first one, since an alert for each would be as many."""
+    on_node = any(culprit.kind == "node" for culprit in finding.culprits)
+    return finding.culprit_ranks[:1] if on_node else finding.culprit_ranks
 
 
 def _phases(data: JobData, job: Mapping[str, str]) -> list[Value]:

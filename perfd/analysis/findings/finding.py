@@ -112,6 +112,13 @@ class Finding:
         return [rank for rank in named if isinstance(rank, int)] or self.ranks
 
     @property
+    def culprit_ranks(self) -> Sequence[int]:
+        """Ranks that are named, or that are on a node that is."""
+        on_node = any(culprit.kind == "node" for culprit in self.culprits)
+        named = [int(culprit.id) for culprit in self.culprits if culprit.kind == "rank"]
+        return [*named, *self.ranks] if on_node else named
+
+    @property
     def culprit_names(self) -> str:
         """`rank 3, rank 7`; empty without culprits."""
         return ", ".join(map(str, self.culprits))

@@ -263,7 +263,7 @@ JOB_METRICS: Sequence[MetricInfo] = (
     *NCCL_METRICS,
     of_job(
         "perfd_culprit_confidence_ratio",
-        "Confidence that a rank is the culprit of a finding.",
+        "Confidence that a rank is the culprit of a finding, or the first one on a node that is.",
         labels=("kind", "rank"),
         source=_ANALYSIS,
         absent="When the rank is not a culprit.",
