@@ -278,6 +278,33 @@ def test_communicators_that_are_no_longer_used_give_no_table_and_make_room() -> 
     assert not counters.rejected
 
 
+def in_turn(state: CollectiveRows, communicators: str, *, each_s: int, count: int) -> list[bool]:
+    """Communicators of ranks 0 and 1 one after the other, and which are new at the end."""
+    for at, name in enumerate(communicators):
+        for second in range(at * each_s, (at + 1) * each_s):
+            span = {"start_unix_ns": second * 10**9, "end_unix_ns": (second + 1) * 10**9 - 1}
+            first = (second - at * each_s) * count
+            for rank in (0, 1):
+                reported = times(rank, list(range(first, first + count)), communicator=name)
+                state.put(replace(reported, **span))
+    (stack,) = state.stacks()
+    assert list(stack.communicators) == [communicators[-1]]
+    assert stack.renewed is not None
+    return stack.renewed.tolist()
+
+
+@pytest.mark.parametrize(
+    ("names", "each_s", "count", "new"),
+    [("abc", 3, 16, [True]), ("ab", 11, 16, [False]), ("ab", 3, 4, [False]), ("a", 3, 16, [False])],
+    ids=["anew every 3 s", "11 s ago", "after a few of the start", "the only one"],
+)
+def test_a_communicator_is_new_for_ten_seconds_after_it_took_the_place_of_another(
+    names: str, each_s: int, count: int, new: list[bool]
+) -> None:
+    state, _ = rows(slots=1024)
+    assert in_turn(state, names, each_s=each_s, count=count) == new
+
+
 def test_what_an_agent_with_a_new_spool_sends_again_is_counted_once() -> None:
     def reported(first: int, count: int, start_s: int, end_s: int) -> CollectiveTimes:
         return replace(

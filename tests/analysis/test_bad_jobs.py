@@ -10,16 +10,17 @@ import pytest
 from analysis.jobs import description, job_data, step_table
 from analysis.test_lateness import BUCKETS, STEP_S, blamed, gradients, judged, lags
 
-from perfd.analysis.data.job_data import CollectiveTable, NcclTime
+from perfd.analysis.data.job_data import CollectiveStack, CollectiveTable, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
-from perfd.model import Event, EventKind, RankPlacement
+from perfd.analysis.operations.communicator_batch import stacked
+from perfd.model import Event, EventKind, ParallelLayout, RankPlacement
 
 LATE = {1: 0.3}
 
 
 def summary(
-    *tables: CollectiveTable, times_s: list[float], ranks: range = range(4), **known: Any
+    *tables: CollectiveTable | CollectiveStack, times_s: list[float], ranks: range = range(4), **known: Any
 ) -> JobSummary:
     busy = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in ranks]
     job = description(world_size=4, dp=4)
@@ -40,6 +41,21 @@ def test_with_a_rank_missing_nobody_is_blamed_and_the_missing_one_is_said() -> N
     assert blamed(found) == []
     assert Kind.MISSING_TELEMETRY in {one.kind for one in found.findings}
     assert "ranks 2, 3" in said(found)
+
+
+def test_in_communicators_that_just_took_the_place_of_others_nobody_is_last_and_that_is_said() -> None:
+    made = stacked([gradients(lags(40, 4, LATE))], ParallelLayout(world_size=4, dp=4))[0].collectives
+    lasting, anew = (
+        summary(replace(made, renewed=np.array([renewed])), times_s=[STEP_S] * 100)
+        for renewed in (False, True)
+    )
+
+    assert blamed(lasting) == [1]
+    assert blamed(anew) == []
+    assert anew.nccl.renewed
+    missing = next(one for one in anew.findings if one.kind is Kind.MISSING_TELEMETRY)
+    assert "took the place of others" in missing.evidence[0]
+    assert "same process groups" in missing.advice
 
 
 def test_a_job_of_two_steps_is_too_short_for_a_verdict_and_is_shown_so() -> None:

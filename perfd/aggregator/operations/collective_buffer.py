@@ -22,6 +22,11 @@ _HOLE_NS = 3 * 10**9
 """More than a step's pause between windows, and less than the pause between samples."""
 _HOLE_OPERATIONS = 16
 """Sequence numbers that are missing at least, before those around them are of different windows."""
+_MOST_AT_START = 16
+"""Operations after which a communicator is no longer one of a job's start only. Chosen."""
+_NEW_NS = 10 * 10**9
+"""For how long one is new that took the place of another: a rank that is late for longer is not so by chance.
+Chosen."""
 _MOST_SEQUENCE = 1 << 62
 """Larger sequence numbers are garbage, and sums of them would not fit."""
 _Value = TypeVar("_Value", np.float64, np.int64)
@@ -118,15 +123,20 @@ class CollectiveBuffer:
         silent_ns = newest_unix_ns[ranks] - self._reported_unix_ns[:count]
         return np.asarray(~((silent_ns > left_after_ns) & (ranks >= 0)).any(axis=1))
 
-    def replaced(self) -> Bools:
-        """Which communicators had ended, on each of their ranks, when another one of the same ranks began."""
+    def succession(self) -> tuple[Bools, Bools]:
+        """Which communicators are over, as others of their ranks began later, and which of those are new.
+
+        One is over if it had ended on each of its ranks. One is new for ten seconds, unless what it follows
+        are a few operations of a job's start.
+        """
         count = len(self._names)
+        replaced, renewed = np.zeros((2, count), dtype=np.bool_)
         ranks, first, last = (
             array[:count] for array in (self._ranks, self._first_unix_ns, self._last_unix_ns)
         )
         if not (last <= first.max(axis=0, initial=0)).all(axis=1).any():
             # The usual case: all go on.
-            return np.zeros(count, dtype=np.bool_)
+            return replaced, renewed
         _, group = np.unique(ranks, axis=0, return_inverse=True)
         group = group.reshape(-1)
         in_turn = np.lexsort((first[:, 0], group))
@@ -134,7 +144,10 @@ class CollectiveBuffer:
         newest[group[in_turn]] = in_turn
         other = newest[group]
         ended = (first[other] >= last).all(axis=1)
-        return np.asarray(ended & (other != np.arange(count)) & (ranks.min(axis=1) >= 0))
+        replaced = np.asarray(ended & (other != np.arange(count)) & (ranks.min(axis=1) >= 0))
+        used = self._ends[:count, 1] - self._ends[:count, 0] >= _MOST_AT_START
+        renewed[other[replaced & used]] = True
+        return replaced, renewed & ((last - first).max(axis=1, initial=0) < _NEW_NS)
 
     def put(self, row: int, column: int, times: CollectiveTimes) -> None:
         """Add what one rank of a communicator reported."""
@@ -162,8 +175,11 @@ class CollectiveBuffer:
             self._newest[row, column] = max(self._newest[row, column], reported.sequence[-1])
             self._put_operations(row, column, reported)
 
-    def stack(self, in_use: Bools) -> CollectiveStack | None:
-        """A copy of what is held of communicators that are in use, and whose ranks are all known."""
+    def stack(self, in_use: Bools, renewed: Bools) -> CollectiveStack | None:
+        """A copy of what is held of communicators that are in use, and whose ranks are all known.
+
+        Those flagged `renewed` have hardly begun, in place of others.
+        """
         count = len(self._names)
         lengths = self._ends[:count, 1] - self._ends[:count, 0]
         whole = (self._ranks[:count] >= 0).all(axis=1)
@@ -183,6 +199,7 @@ class CollectiveBuffer:
             kernel_ratio=self._windows.usual_ratio(rows),
             operations_per_s=operations_per_s,
             counted_s=counted_s,
+            renewed=renewed[rows],
             best_s_per_byte=self._paces.s_per_byte(rows),
             best_size_bytes=self._paces.largest_bytes(rows),
             timings=_picked(self._timings, rows),

@@ -75,7 +75,10 @@ class CollectiveRows:
 
     def stacks(self) -> list[CollectiveStack]:
         """All communicators that are in use and of which every rank is known; those alike are together."""
-        stacks = [rings.stack(self._in_use(rings) & ~rings.replaced()) for rings in self._rings.values()]
+        stacks = []
+        for rings in self._rings.values():
+            replaced, renewed = rings.succession()
+            stacks.append(rings.stack(self._in_use(rings) & ~replaced, renewed))
         return [stack for stack in stacks if stack is not None]
 
     def _note(self, rank: int, unix_ns: int) -> None:

@@ -145,6 +145,8 @@ class RankTally:
         """The share of operations that all their ranks reported, the least of any communicator."""
         self.scales: list[Floats] = []
         """Of each stack, (c,): the share of all time for a second in its operations; 0 is unknown."""
+        self.renewed = False
+        """Whether communicators have just taken the place of others: who is last in them is chance."""
         self._judged: list[tuple[CommunicatorBatch, Bools]] = []
         self._waits: list[tuple[Ints, Floats]] = []
         """(c, g) twice, of each stack: its ranks, and what each waits as a share of time."""
@@ -192,6 +194,9 @@ class RankTally:
             peers = (least >= 0) & (least == most)
             self._inside.append((stack, useful & (first >= 0) & ~peers))
             useful &= peers
+            if (renewed := stack.collectives.renewed) is not None:
+                self.renewed |= bool((useful & renewed).any())
+                useful &= ~renewed
             self.peer_operations += self._by_rank(stack.ranks, np.where(useful, counts, 0)[:, None])
         self._judged.append((stack, useful))
 

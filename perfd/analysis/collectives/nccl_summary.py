@@ -141,6 +141,8 @@ class NcclSummary:
     """Ranks that hand something to others by broadcast in each step, in a job of unknown layout."""
     missing_ranks: Sequence[int] = ()
     """Ranks that report nothing although others do: then no rank of their stage can be blamed."""
+    renewed: bool = False
+    """Whether communicators took the place of others seconds ago: who is last in them may be chance."""
     untimed_ranks: Sequence[int] = ()
     """Ranks that report no times on the GPU although others do: then shares of time are unknown."""
     lost_operations: int | None = None
@@ -184,7 +186,9 @@ def nccl(
         sets=(where.node, _rings(known.ranks, parallel)) if few else (),
     )
     measures = [measures_of(stack, where) for stack in placed]
-    slow_rank, stalling = _by_steps(of_steps, known, job.steps, step_s, parallel)
+    slow_rank, stalling = (
+        (None, None) if tally.renewed else _by_steps(of_steps, known, job.steps, step_s, parallel)
+    )
     share, wait = _of_all(shares) if times else (None, None)
     return NcclSummary(
         share_ratio=share,
@@ -203,6 +207,7 @@ def nccl(
         stalling=stalling,
         roots=broadcast_roots(stacks, parallel),
         missing_ranks=tuple(known.missing.tolist()),
+        renewed=tally.renewed,
         untimed_ranks=tuple(known.ranks[known.reporting[~timed]].tolist()) if timed.any() else (),
         lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),

@@ -156,6 +156,8 @@ class CollectiveStack:
     best_size_bytes: Floats
     counted_s: Floats | None = None
     """(c,); None if unreported."""
+    renewed: Bools | None = None
+    """(c,): whether it took the place of another one of its ranks some seconds ago; None if unreported."""
     timings: Sequence[TimingSource]
     sources: Sequence[str]
     methods: Sequence[Method] | None = None

@@ -76,6 +76,11 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
             f"No NCCL timings came from {rank_names(facts.nccl.missing_ranks)} ({facts.nccl.source}), so"
             " no rank of their stage is named for waiting in collectives."
         )
+    if facts.nccl.renewed:
+        evidence.append(
+            "Communicators took the place of others a few seconds ago, so no rank is named by who comes last"
+            f" ({facts.nccl.source}): that takes ten seconds of their operations."
+        )
     if facts.nccl.lost_operations and (evidence or facts.nccl.wait_ratio is None):
         # Some lost of many change nothing: the rest is matched all the same.
         evidence.append(
@@ -117,4 +122,6 @@ def _advice(facts: JobEvidence) -> str:
         texts.append(advice.CAPTURE)
     elif facts.nccl.untimed_ranks or facts.untimed:
         texts.append(advice.ONE_NCCL)
+    if facts.nccl.renewed:
+        texts.append(advice.LASTING_COMMUNICATORS)
     return " ".join(texts) or advice.LOST_OPERATIONS

@@ -341,6 +341,9 @@ NAMES_OF_THEIR_OWN = (
     "Start each job with a `perfd run` of its own, so that perfd can distinguish their ranks."
 )
 ONE_NCCL = "Use one NCCL version, 2.27 or newer, and one perfd configuration on all nodes."
+LASTING_COMMUNICATORS = (
+    "Use the same process groups throughout the job: to make them costs time, and hides which rank is late."
+)
 LOST_OPERATIONS = (
     "Check perfd_agent_up of the job's nodes, and whether their agents get CPU time: the plugin overwrites"
     " operations that are not read in time."
