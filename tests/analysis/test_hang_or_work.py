@@ -123,13 +123,23 @@ def test_a_rank_that_computes_on_its_host_while_its_gpu_is_idle_does_not_hang() 
         ((0.51, 0.0, 0.0, 0.0), waiting),
         # It waits for its GPU.
         ((0.49, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0)),
-        # Of its GPU nothing is known.
-        ((0.49, 0.0, 0.0, 0.0), None),
     ):
         found = hang(silent(30, asleep=asleep, running=running))
         assert found is not None
         assert found.culprits == (0,)
     assert hang(silent(900, asleep=(0.49, 0.0, 0.0, 0.0), running=waiting)) is not None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "asleep", "hangs"),
+    [(30.0, 0.49, False), (59.0, 0.49, False), (60.0, 0.49, True), (8.0, 0.51, True)],
+)
+def test_where_gpus_are_not_read_a_rank_whose_host_runs_may_compute_for_a_minute(
+    seconds: float, asleep: float, hangs: bool
+) -> None:
+    """As in recording validated2 with a sample of GPUs in ten seconds: rank 0 validates alone for 28 s."""
+    found = hang(silent(seconds, asleep=(asleep, 0.0, 0.0, 0.0)))
+    assert (found is not None) is hangs
 
 
 def test_where_nobody_is_known_to_be_missing_any_rank_may_be_the_one() -> None:

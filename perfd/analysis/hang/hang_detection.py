@@ -128,13 +128,16 @@ def _ranks_with_io(job: JobData) -> Sequence[int]:
 def _computing_hosts(job: JobData, silent_s: float) -> Sequence[int]:
     """Ranks whose host runs all the time while their GPU runs no kernel: a copy is pickled, for example.
 
-    Who waits for a GPU spins on its host, too, but then that GPU runs the kernel that waits.
+    Who waits for a GPU spins on its host, too, but then that GPU runs the kernel that waits. Where GPUs were
+    not read in the silence, either may be until it has lasted long.
     """
     rows = _newest(job.gpu, silent_s)
     running = _running(job.gpu, rows)
-    if job.launches is None or running is None:
+    if job.launches is None or (running is None and silent_s >= THRESHOLDS.hang_certain_s):
         return ()
     awake = (job.launches.age_s <= _NEWEST_S) & (job.launches.asleep_ratio[_TEN_SECONDS] <= _MOST_ASLEEP)
+    if running is None:
+        return [int(rank) for rank in job.launches.rank[awake]]
     idle = [
         key.rank
         for key, ratio in zip(job.gpu.gpus, running, strict=True)
