@@ -89,6 +89,8 @@ class Verdict:
     """Since when rounds have another headline than `blamed`; None while they have it."""
     newest_step: int | None = None
     """That of the newest round."""
+    steady_steps: int = 0
+    """The most that a round since the job began had: slow steps of its start turn out not to be steady."""
 
     @property
     def pending(self) -> bool:
@@ -106,10 +108,12 @@ def steady_verdict(
     found only for a moment are no longer found, or another cause costs far more; otherwise once others were
     found for some steps and seconds in a row.
     """
+    if now.steady_steps and (now.newest_step or 0) >= (prior.newest_step or 0):
+        now = replace(now, steady_steps=max(now.steady_steps, prior.steady_steps))
     if prior.settled is not None and _shows_nothing_new(prior, found[0], now):
         return prior, _at_front(prior.settled, found)
     verdict, findings = _verdict(replace(prior, newest_step=now.newest_step), found, now)
-    return replace(verdict, newest_step=now.newest_step), findings
+    return replace(verdict, newest_step=now.newest_step, steady_steps=now.steady_steps), findings
 
 
 def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
@@ -264,13 +268,13 @@ def _last_of_late_hosts(prior: Verdict, settled: Finding, head: Finding, now: Mo
 def _seen_otherwise(blamed: Finding, head: Finding, *, more: bool) -> bool:
     """Whether a round's first finding is the fault of the blamed rank, by steps with and without it.
 
-    With `more` only if it costs less so: what costs more shows it better.
+    With `more` only if it costs not far more so: that shows it better.
     """
     kinds = {blamed.kind, head.kind}
     if not blamed.culprits or len(kinds) == 1 or not kinds <= _OF_ONE_RANK:
         return False
     same = blamed.culprits == head.culprits or _of_same_ranks(blamed, head)
-    return same and not (more and (head.gain_ratio or 0.0) >= (blamed.gain_ratio or 0.0))
+    return same and not (more and _far_costlier(head, blamed))
 
 
 def _with_others(blamed: Finding, head: Finding) -> bool:
