@@ -200,6 +200,16 @@ def test_another_slow_rank_is_said_at_once():
     assert heads([slow(1), slow(2), slow(1)]) == [slow(1), slow(2), slow(1)]
 
 
+def test_a_bubble_whose_stages_look_unequal_for_a_look_is_still_the_bubble():
+    """As in a recorded run whose rank 2 becomes slow by 4%."""
+    bubble = Finding(kind=Kind.PIPELINE_BUBBLE, confidence=0.9, gain_ratio=0.24)
+    stage = (Culprit(kind="stage", id=1),)
+    unequal = Finding(kind=Kind.PIPELINE_IMBALANCE, confidence=0.9, gain_ratio=0.12, culprits=stage)
+    assert heads([bubble, unequal, slow(2)]) == [bubble, bubble, slow(2)]
+    assert heads([bubble, *[unequal] * 9])[-1] is unequal
+    assert heads([bubble, replace(unequal, gain_ratio=0.4)])[-1].kind is Kind.PIPELINE_IMBALANCE
+
+
 @pytest.mark.parametrize(("restarted", "held"), [(False, True), (True, False)])
 def test_a_headline_is_held_though_slow_steps_of_the_start_turn_out_not_to_be_steady(
     restarted: bool, held: bool

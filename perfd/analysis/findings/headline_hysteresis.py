@@ -45,6 +45,8 @@ _NO_CHANGE = 8.0
 _NO_EVIDENCE = 0.5
 """Times as long as others that an unknown cause lasts once rounds find one. Chosen."""
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
+_OF_STAGES = frozenset({Kind.PIPELINE_BUBBLE, Kind.PIPELINE_IMBALANCE})
+"""Both are of one stall, and which it is depends on whether unequal stages explain half of it."""
 _AS_MUCH = 0.1
 """Of what hosts of all ranks cost: by how much that differs between rounds. Chosen."""
 _GAP_S = 2.0
@@ -213,7 +215,8 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
         return replace(_found(prior, settled, now), missed_since=since), _at_front(settled, found)
     still = next((one for one in found if _same(one, settled)), None)
     blamed_before = still is None and bool(settled.culprits)
-    if blamed_before or (_far_costlier(head, still) and not _was_its_effect(head, settled)):
+    counted = settled if {head.kind, settled.kind} == _OF_STAGES else still
+    if blamed_before or (_far_costlier(head, counted) and not _was_its_effect(head, settled)):
         return _found(prior, head, now), found
     held = still or settled
     return replace(_found(prior, held, now), missed_since=since), _at_front(held, found)
