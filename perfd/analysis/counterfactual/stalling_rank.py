@@ -8,6 +8,7 @@ a checkpoint by one rank and a health check on one node look so.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -76,11 +77,14 @@ def periodic_stalls(step_time_s: Floats, waits_s: Floats) -> PeriodicStalls | No
     usual_wait_s = median(waited, axis=0)
     waited_more_s = waited - usual_wait_s
     culprits = [_culprit(waited_more_s, int(step), newest[step] - usual_s) for step in ago]
-    # Operations arrive a little later than a line of the log.
-    known = culprits[1:] if culprits[0] is None else culprits
-    place = known[0]
-    if place is None or len(set(known)) != 1:
+    # Operations arrive a little later than a line of the log; and a step may be long for another reason, too,
+    # such as an evaluation, so that in stalls before it less is known.
+    first = 1 if culprits[0] is None else 0
+    known = list(takewhile(lambda place: place is not None, culprits[first:]))
+    ago = ago[: first + len(known)]
+    if len(ago) < _FEWEST or len(set(culprits) - {None}) != 1:
         return None
+    place = next(one for one in known if one is not None)
     period = float(np.diff(ago).mean())
     stalled_s = float(np.median(newest[ago]))
     longer_s = (stalled_s - usual_s) / period
