@@ -187,13 +187,13 @@ def test_two_ranks_that_are_each_the_last_of_the_other_blame_neither():
     assert blamed(judged(three, gradients(lags(40, 3, {1: 0.2}), buckets=5, communicator="cd"))) == [1]
 
 
-def newly_late(lag_s: float, longer_s: float) -> JobSummary:
+def newly_late(lag_s: float, longer_s: float, *, busy_s: float = 6.0) -> JobSummary:
     """Rank 1 of two is late by as much for each bucket of the newest 20 of 60 steps, which take longer."""
     longer = lags(60, 2, {})
     longer[40:, 1] = lag_s
     table = gradients(longer, buckets=4)
     steps = step_table([STEP_S] * 40 + [STEP_S + longer_s] * 20)
-    times = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(2)]
+    times = [NcclTime(rank=rank, busy_s=busy_s, span_s=10.0, lost_operations=0) for rank in range(2)]
     return summarise(
         job_data(
             steps,
@@ -204,6 +204,16 @@ def newly_late(lag_s: float, longer_s: float) -> JobSummary:
         ),
         AnalysisSettings(),
     )
+
+
+@pytest.mark.parametrize(("busy_s", "shown"), [(6.0, True), (0.9, False)])
+def test_kernels_that_are_of_the_time_before_are_no_evidence_beside_what_others_wait_since(
+    busy_s: float, shown: bool
+) -> None:
+    """As in recording threaded2: a wait of a third of a step beside kernels of 9% of it."""
+    summary = newly_late(0.3 * STEP_S, 0.3 * STEP_S, busy_s=busy_s)
+    assert blamed(summary) == [1]
+    assert any("own NCCL kernels take" in sentence for sentence in summary.bottleneck.evidence) is shown
 
 
 @pytest.mark.parametrize("longer", [0.12, 0.2, 0.3])

@@ -194,7 +194,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         f"Rank {slow.rank} is the last to arrive for {percent(arrivals.last_ratio)} of its peers' waiting in"
         f" collectives ({facts.nccl.source})."
     )
-    own = _own_kernels(facts, slow)
+    own = _own_kernels(facts, slow, arrivals.gain_ratio)
     evidence = [
         arrival,
         f"As fast as its peers, it would save {percent(arrivals.gain_ratio)} of the step{own}.",
@@ -215,12 +215,15 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
     )
 
 
-def _own_kernels(facts: JobEvidence, slow: NcclRank) -> str:
-    """Communication of the rank beside that of its peers: the mean over ranks shows neither."""
-    if slow.busy_ratio is None:
-        return ""
+def _own_kernels(facts: JobEvidence, slow: NcclRank, gain_ratio: float) -> str:
+    """Communication of the rank beside that of its peers: the mean over ranks shows neither.
+
+    Nothing where the others wait for longer than their usual kernels take: those are of the time before.
+    """
     peers = [one.busy_ratio for one in facts.nccl.ranks if one.rank != slow.rank]
     known = [ratio for ratio in peers if ratio is not None]
+    if slow.busy_ratio is None or (known and max(known) < gain_ratio):
+        return ""
     others = f", those of the others {percent(float(np.mean(known)))}" if known else ""
     return f"; its own NCCL kernels take {percent(slow.busy_ratio)}{others}"
 
