@@ -78,7 +78,7 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
         )
     if facts.nccl.renewed:
         evidence.append(
-            "Communicators took the place of others a few seconds ago, so no rank is named by who comes last"
+            "Communicators took the place of others a few seconds ago, so no rank is named for coming last"
             f" ({facts.nccl.source}): that takes ten seconds of their operations."
         )
     if facts.nccl.lost_operations and (evidence or facts.nccl.wait_ratio is None):
