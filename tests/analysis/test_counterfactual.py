@@ -379,16 +379,22 @@ def test_other_long_steps_are_nobodys_stalls(at: list[int], ranks: list[int]) ->
 
 def test_an_evaluation_in_the_step_of_the_first_stall_does_not_hide_the_later_ones() -> None:
     """As in recording lasting2: a step with both takes 2 s, and the others wait for less than half of it."""
-    lasted, waited = stalling([14, 19, 24, 29], [3, 3, 3, 3])
-    lasted[14] += 1.0
+    lasted, waited = stalling([9, 14, 19, 24, 29], [3, 3, 3, 3, 3])
+    lasted[9] += 1.0
     found = periodic_stalls(lasted, waited)
     assert found is not None
-    assert (found.place, found.period_steps, found.stalls) == (3, 5, 3)
+    assert (found.place, found.period_steps, found.stalls) == (3, 5, 4)
     assert found.gain_ratio == pytest.approx(0.12 / 1.12)
-    # Of three there are then two, and where another rank is one of them nobody is named.
+    # It takes one more of them then, and where another rank is one of them nobody is named.
     assert periodic_stalls(lasted[:25], waited[:25]) is None
-    waited[19] = waited[19, ::-1]
+    another = waited.copy()
+    another[19] = waited[19, ::-1]
+    assert periodic_stalls(lasted, another) is None
+    # Nor where they cost little beside that step, as in recording saved2.
+    stalled = [14, 19, 24, 29]
+    lasted[stalled], waited[stalled] = 1.0 + (lasted[stalled] - 1.0) / 2, waited[stalled] / 2
     assert periodic_stalls(lasted, waited) is None
+    assert periodic_stalls(lasted[10:], waited[10:]) is not None
 
 
 def test_a_stall_whose_waits_are_not_reported_yet_counts_by_its_time() -> None:

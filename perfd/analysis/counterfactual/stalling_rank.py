@@ -23,6 +23,8 @@ _SHORTEST_STEPS = 3
 """From stall to stall. At shorter distances any few long steps are regular, as those of a profiler are."""
 _LEAST_RATIO = 0.25
 """Of the usual step, by which a step with a stall is longer."""
+_LEAST_BESIDE = 0.1
+"""Of the time, what stalls cost at least where another long step is one of them. Chosen."""
 _NEWER, _OLDER = 3, 1
 """Steps by which operations and the log's lines may be apart."""
 _NOT_IT, _IT = 0.5, 0.25
@@ -78,23 +80,27 @@ def periodic_stalls(step_time_s: Floats, waits_s: Floats) -> PeriodicStalls | No
     waited_more_s = waited - usual_wait_s
     culprits = [_culprit(waited_more_s, int(step), newest[step] - usual_s) for step in ago]
     # Operations arrive a little later than a line of the log; and a step may be long for another reason, too,
-    # such as an evaluation, so that in stalls before it less is known.
+    # such as an evaluation: then it takes one more, and stalls that cost a good part of a step.
     first = 1 if culprits[0] is None else 0
     known = list(takewhile(lambda place: place is not None, culprits[first:]))
+    others = first + len(known) < len(ago)
     ago = ago[: first + len(known)]
-    if len(ago) < _FEWEST or len(set(culprits) - {None}) != 1:
+    if len(ago) < _FEWEST + others or len(set(culprits) - {None}) != 1:
         return None
     place = next(one for one in known if one is not None)
     period = float(np.diff(ago).mean())
     stalled_s = float(np.median(newest[ago]))
     longer_s = (stalled_s - usual_s) / period
+    gain_ratio = longer_s / (usual_s + longer_s)
+    if others and gain_ratio < _LEAST_BESIDE:
+        return None
     return PeriodicStalls(
         place=place,
         period_steps=round(period),
         stalls=len(ago),
         usual_s=usual_s,
         stalled_s=stalled_s,
-        gain_ratio=longer_s / (usual_s + longer_s),
+        gain_ratio=gain_ratio,
     )
 
 
