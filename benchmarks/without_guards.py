@@ -27,6 +27,7 @@ def _keep_at_once(
     sequence: int,
     statements: list[Any],
     stored: Callable[[], None],
+    _unix_ns: int,
 ) -> None:
     agent.stored_sequence = max(agent.stored_sequence, sequence)
     ingest._history.submit(statements, lambda: None)  # noqa: SLF001
@@ -35,6 +36,6 @@ def _keep_at_once(
 
 if __name__ == "__main__":
     fleet.bounded = job_state.bounded = _unbounded
-    convert.check_record_count = lambda _: None
+    convert._check_record_count = lambda _: None  # noqa: SLF001
     Ingest._keep = _keep_at_once  # type: ignore[method-assign]  # noqa: SLF001
     sys.exit(main())
