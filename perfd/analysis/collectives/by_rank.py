@@ -250,7 +250,8 @@ class RankTally:
         for of_place in sets:
             recent = losses.waits_of_peers(RECENT)
             held = partial(losses.waits_of_peers, ALL_HELD)
-            found = late_ranks_together(recent, held, of_place, step_time_s, self._waits)
+            lost = partial(_more_lost, losses, self._roles)
+            found = late_ranks_together(recent, held, of_place, step_time_s, self._waits, lost)
             late_sets.append([one for one in found if known_peers[np.isin(ranks, one.places)].all()])
         return RankShares(ranks, columns, late_sets)
 
@@ -312,6 +313,12 @@ class _Late:
             persistence=late.persistence(THRESHOLDS.straggler_certain_wait_ratio / 2),
             lost=mean(late.waits, axis=1),
         )
+
+
+def _more_lost(losses: LateRankLosses, roles: Ints) -> Floats:
+    """By place, what it waits in recent steps beyond what is usual of its role."""
+    lost = np.nan_to_num(mean(losses.lateness(RECENT).waits, axis=1))
+    return by_peers(lost, roles, np.subtract)
 
 
 def _seen_ratio(stack: CommunicatorBatch, rows: Ints) -> Floats:

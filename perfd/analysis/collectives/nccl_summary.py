@@ -101,6 +101,8 @@ class LateTogether:
     gain_error_ratio: float
     persistence_ratio: float
     """The share of recent steps in which they were late."""
+    waits_ratio: float = 0.0
+    """What the middle one of them waits meanwhile, less what is usual of its role, as a share of the time."""
     whole: bool = True
     """Whether they do not wait for each other meanwhile."""
     awaited_rank: int | None = None
@@ -232,6 +234,7 @@ def _late_together(
             gain_ratio=one.gain_ratio,
             gain_error_ratio=one.error_ratio,
             persistence_ratio=one.persistence_ratio,
+            waits_ratio=one.waits_ratio,
             whole=one.whole,
             awaited_rank=None if one.awaited is None else int(known.ranks[one.awaited]),
         )

@@ -53,6 +53,8 @@ class LateSet:
     """Its standard error, from the scatter of steps."""
     persistence_ratio: float
     """The share of recent steps in which they were late."""
+    waits_ratio: float = 0.0
+    """What the middle one of them waits meanwhile, less what is usual of its role, as a share of the time."""
     whole: bool = True
     """Whether they do not wait for each other meanwhile."""
     awaited: int | None = None
@@ -69,23 +71,27 @@ class _Member:
     persistence_ratio: float
 
 
-def late_ranks_together(
+def late_ranks_together(  # noqa: PLR0917
     recent: Sequence[WaitsOfPeers],
     held: Callable[[], Sequence[WaitsOfPeers]],
     set_of: Ints,
     step_time_s: Floats,
     waits: Sequence[tuple[Ints, Floats]],
+    lost: Callable[[], Floats],
 ) -> list[LateSet]:
     """Sets that cost at least half of what makes a straggler; `set_of` is by place, -1 where unknown.
 
     `recent` steps are judged, and all that are `held` say since when. `step_time_s` has one entry per step,
-    the newest last. `waits` are ranks of communicators of any kind, (c, g), and the share of time each waits.
+    the newest last. `waits` are ranks of communicators of any kind, (c, g), and the share of time each
+    usually waits; `lost` is by place what each waits in recent steps, less what is usual of its role.
     """
     members = _by_set(recent, set_of)
-    found = [one for number, of_set in members.items() if (one := _late(number, of_set)) is not None]
+    counts = {number: int((set_of == number).sum()) for number in members}
+    late = [_late(number, of_set, counts[number]) for number, of_set in members.items()]
+    found = [one for one in late if one is not None]
     if not found:
         return []
-    all_steps = held()
+    all_steps, lost_ratio = held(), lost()
     inside, in_all = np.zeros((2, len(set_of)))
     for ranks, ratios in waits:
         sets = set_of[ranks]
@@ -96,7 +102,8 @@ def late_ranks_together(
     for one in found:
         most_ratio = float(np.median(in_all[set_of != one.number]))
         dated = _since_onset(one, all_steps, set_of, step_time_s, most_ratio)
-        judged.append(_with_fellows(dated, inside[one.places], most_ratio))
+        with_waits = replace(dated, waits_ratio=float(np.nanmedian(lost_ratio[one.places])))
+        judged.append(_with_fellows(with_waits, inside[one.places], most_ratio))
     return judged
 
 
@@ -174,8 +181,9 @@ def _members(waited_s: Floats, mine: Bools, per_s: float, blocks: int) -> list[_
     return [_Member(gain, lag, error, late) for lag in lags.tolist()]
 
 
-def _late(number: int, members: dict[int, _Member]) -> LateSet | None:
-    if len(members) < _FEWEST_RANKS:
+def _late(number: int, members: dict[int, _Member], of_set: int) -> LateSet | None:
+    """None also where too few of the ranks of the set, `of_set`, are seen."""
+    if len(members) < max(_FEWEST_RANKS, _MOST_OF_THEM * of_set):
         return None
     of_all = np.array([[one.gain_ratio, one.lag_ratio, one.error_ratio] for one in members.values()])
     gain, _, error = np.nan_to_num(np.median(of_all, axis=0)).tolist()

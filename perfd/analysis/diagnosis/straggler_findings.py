@@ -103,12 +103,15 @@ def _last_to_arrive(facts: JobEvidence) -> Finding | None:
     named = {straggler.rank for straggler in others[:1]}
     if arrivals is not None and arrivals.rank is not None:
         named.add(arrivals.rank.rank)
-    for together in (facts.nccl.late_nodes, facts.nccl.late_rings):
+    layout = facts.parallel
+    # A node that is one tensor or context group is late with any of its ranks.
+    of_group = (layout.tp or 1) * (layout.cp or 1)
+    nodes = [node for node in facts.nccl.late_nodes if len(node.ranks) > of_group]
+    for together in (nodes, facts.nccl.late_rings):
         slow = slow_together(
             together,
-            facts.nccl.ranks,
             steps_known=facts.step_time.median is not None,
-            pipelines=facts.parallel.pp != 1,
+            inner_groups=any((size or 1) > 1 for size in (layout.tp, layout.cp)) or layout.pp != 1,
         )
         found = _of_those_together(facts, slow) if slow and named <= set(slow.ranks) else None
         if found is not None and (not named or found.culprits[0].kind == "node"):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from perfd.analysis.collectives import LateTogether, NcclRank
+from perfd.analysis.collectives import LateTogether
 from perfd.thresholds import THRESHOLDS
 
 _SIGMAS = 5.0
@@ -24,12 +22,12 @@ _EXPLAINS = 0.25
 
 
 def slow_together(
-    late: Sequence[LateTogether], ranks: Sequence[NcclRank], *, steps_known: bool, pipelines: bool
+    late: Sequence[LateTogether], *, steps_known: bool, inner_groups: bool
 ) -> LateTogether | None:
     """The one that the others wait for; None where none is, or several may be.
 
-    `late` are all that are, by however little. With `pipelines`, one that is late alone may be so
-    with another one.
+    `late` are all that are, by however little. With `inner_groups` (pipelines, tensor or context groups) one
+    that is late alone may be so with another one, or with one of its ranks.
     """
     least = (
         THRESHOLDS.straggler_certain_wait_ratio
@@ -38,19 +36,12 @@ def slow_together(
     )
     if not late:
         return None
-    excess = {rank.rank: rank.excess_ratio for rank in ranks}
-    ordered = sorted(late, key=lambda one: -_less_waiting(one, excess))
+    ordered = sorted(late, key=lambda one: one.waits_ratio)
     first, others = ordered[0], ordered[1:]
-    leads = _less_waiting(first, excess)
-    if (pipelines or others) and leads < _EXPLAINS * first.gain_ratio:
+    if others and others[0].waits_ratio - first.waits_ratio < _APART * first.gain_ratio:
         return None
-    if others and leads - _less_waiting(others[0], excess) < _APART * first.gain_ratio:
+    if inner_groups and first.whole and -first.waits_ratio < _EXPLAINS * first.gain_ratio:
         return None
     always = first.persistence_ratio >= THRESHOLDS.straggler_persistence_ratio
     enough = first.gain_ratio >= max(_LEAST * least, _SIGMAS * first.gain_error_ratio)
     return first if always and enough else None
-
-
-def _less_waiting(one: LateTogether, excess: dict[int, float | None]) -> float:
-    known = [ratio for rank in one.ranks if (ratio := excess.get(rank)) is not None]
-    return float(np.median(known)) if known else 0.0
