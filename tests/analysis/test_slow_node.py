@@ -79,13 +79,6 @@ def test_a_rank_that_the_others_of_its_node_wait_for_is_named() -> None:
     assert tuple(found.culprits) == (Culprit(kind="rank", id=11),)
 
 
-def test_a_rank_that_its_context_group_waits_for_is_named() -> None:
-    """A ring of four ranks, which all come late to the reduction of gradients over all sixteen."""
-    shape = {"data": 4, "context": 4, "step_s": 0.6, "micro_batches": 2, "length_s": 50.0}
-    found = _judged(lambda rank: 0.2 if rank == 6 else 0.0, gpu_samples=False, **shape)
-    assert tuple(found.culprits) == (Culprit(kind="rank", id=6),)
-
-
 def test_a_node_that_is_one_tensor_group_is_not_named() -> None:
     """It is late with any of its ranks, which wait for each other."""
     shape = {"data": 2, "tensor": 8, "step_s": 0.6, "micro_batches": 2}

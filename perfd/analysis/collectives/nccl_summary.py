@@ -127,8 +127,6 @@ class NcclSummary:
     """Of very many those that the others wait for most, and that wait most."""
     late_nodes: Sequence[LateTogether] = ()
     """Nodes whose ranks come later than their peers on others, the costliest first."""
-    late_rings: Sequence[LateTogether] = ()
-    """Context groups whose ranks come later than those of others."""
     peer_waits: PeerWaits = field(default_factory=PeerWaits)
     """Who waits for whom; of very many ranks those that matter."""
     stage_wait_ratios: Sequence[float] = ()
@@ -185,7 +183,7 @@ def nccl(
         step_s,
         of_steps.each_s,
         together=together,
-        sets=(where.node, _rings(known.ranks, parallel)) if few else (),
+        sets=(where.node,) if few else (),
     )
     measures = [measures_of(stack, where) for stack in placed]
     slow_rank, stalling = (
@@ -200,8 +198,7 @@ def nccl(
         kinds=kinds_of(stacks, measures),
         groups=groups_of(stacks, measures),
         ranks=shares.records(known.ranks),
-        late_nodes=_late_together(shares.late_sets[:1], known, where.names),
-        late_rings=_late_together(shares.late_sets[1:], known),
+        late_nodes=_late_together(shares.late_sets, known, where.names),
         peer_waits=_peer_waits(placed, tally, shares, known),
         stage_wait_ratios=_stage_waits(tally, known, parallel) if times else (),
         slow_groups=slow_groups(stacks, [one.expected for one in measures]),
@@ -214,13 +211,6 @@ def nccl(
         lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),
     )
-
-
-def _rings(ranks: Ints, parallel: ParallelLayout) -> Ints:
-    """The context group of each rank, -1 in a job without."""
-    tensor, context = parallel.tp or 1, parallel.cp or 1
-    group = ranks // (tensor * context) * tensor + ranks % tensor
-    return group if context > 1 else np.full(len(ranks), -1)
 
 
 def _late_together(

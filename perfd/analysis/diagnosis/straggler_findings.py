@@ -107,15 +107,14 @@ def _last_to_arrive(facts: JobEvidence) -> Finding | None:
     # A node that is one tensor or context group is late with any of its ranks.
     of_group = (layout.tp or 1) * (layout.cp or 1)
     nodes = [node for node in facts.nccl.late_nodes if len(node.ranks) > of_group]
-    for together in (nodes, facts.nccl.late_rings):
-        slow = slow_together(
-            together,
-            steps_known=facts.step_time.median is not None,
-            inner_groups=any((size or 1) > 1 for size in (layout.tp, layout.cp)) or layout.pp != 1,
-        )
-        found = _of_those_together(facts, slow) if slow and named <= set(slow.ranks) else None
-        if found is not None and (not named or found.culprits[0].kind == "node"):
-            return found
+    slow = slow_together(
+        nodes,
+        steps_known=facts.step_time.median is not None,
+        inner_groups=any((size or 1) > 1 for size in (layout.tp, layout.cp)) or layout.pp != 1,
+    )
+    found = _of_those_together(facts, slow) if slow and named <= set(slow.ranks) else None
+    if found is not None and (not named or found.culprits[0].kind == "node"):
+        return found
     if arrivals is None or _by_chance(facts, arrivals, others):
         return None
     return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
