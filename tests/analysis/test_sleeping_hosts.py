@@ -373,23 +373,39 @@ def test_while_workers_of_all_ranks_are_busy_the_gpu_that_idles_most_counts_for_
     assert (found.confidence, found.culprits) == (0.8, ())
     assert found.gain_ratio == pytest.approx(1 - 0.38 / 0.6, abs=0.01)
     assert any("GPU that idles most runs no kernel in 36." in sentence for sentence in found.evidence)
-    assert loading(job(launches([[0.5]] * 4, busy=0.79), [0.6] * 20, idle=waiting)) is None
-    of_three = replace(busy, loader_busy_ratio=np.tile([1.0, 1.0, 1.0, 0.5], (4, 1)))
+    apart = [[0.5, 0.5, 0.5, 0.39]] * 4
+    assert loading(job(launches(apart, busy=0.79), [0.6] * 20, idle=waiting)) is None
+    of_three = replace(launches(apart), loader_busy_ratio=np.tile([1.0, 1.0, 1.0, 0.5], (4, 1)))
     assert loading(job(of_three, [0.6] * 20, idle=waiting)) is None
+
+
+@pytest.mark.parametrize(("least", "found"), [(0.41, True), (0.39, False)])
+def test_hosts_that_sleep_for_as_long_as_each_other_all_wait_though_one_gpu_alone_idles(
+    least: float, found: bool
+) -> None:
+    # Each host reads its data itself, and none waits for its GPU: that would keep it awake.
+    table = launches([[0.5, 0.5, least, 0.5]] * 4)
+    named = loading(job(table, [0.6] * 20, idle=(False, True, False, False)))
+
+    assert (named is not None) is found
+    if named is not None:
+        assert named.culprits == ()
+        assert named.gain_ratio == pytest.approx(1 - 0.38 / 0.6, abs=0.01)
 
 
 @pytest.mark.parametrize(
     ("asleep", "busy", "gpus_seen", "named"),
     [
-        (0.5, 0.8, False, False),
-        (0.5, 0.79, False, True),
-        (0.04, 0.8, False, True),
-        (0.5, 0.8, True, True),
+        ([0.5, 0.5, 0.5, 0.39], 0.8, False, False),
+        ([0.5, 0.5, 0.5, 0.39], 0.79, False, True),
+        ([0.5, 0.5, 0.5, 0.41], 0.79, False, False),
+        ([0.04], 0.8, False, True),
+        ([0.5], 0.8, True, True),
     ],
-    ids=["all wait", "workers keep up", "costs more", "GPUs are busy"],
+    ids=["all wait", "workers keep up", "all sleep as long", "costs more", "GPUs are busy"],
 )
 def test_a_rank_that_comes_last_while_all_wait_for_busy_workers_is_not_named_until_gpus_show_the_cost(
-    asleep: float, busy: float, gpus_seen: bool, named: bool
+    asleep: list[float], busy: float, gpus_seen: bool, named: bool
 ) -> None:
     steps = step_table([STEP_S] * 100)
     data = job_data(
@@ -397,7 +413,7 @@ def test_a_rank_that_comes_last_while_all_wait_for_busy_workers_is_not_named_unt
         description=description(world_size=RANKS, dp=RANKS),
         collectives=[gradients(lags(20, RANKS, {0: 0.1}))],
         nccl=[NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(RANKS)],
-        launches=launches([[asleep]] * 4, busy=busy),
+        launches=launches([asleep] * 4, busy=busy),
         **({"gpu": gpus(steps, idle=(False,) * RANKS)} if gpus_seen else {}),
     )
     found = summarise(data, AnalysisSettings()).findings

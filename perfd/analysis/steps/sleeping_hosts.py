@@ -51,6 +51,8 @@ _CLOCKS_S = 0.25
 """Most by which clocks of steps and readings differ: with a later change, hosts slept more before it."""
 _BUSY = 0.75
 """Of the time, from which on a GPU's activity shows that its host waits for it. Chosen."""
+_AS_LONG = 0.8
+"""Of the host that sleeps longest, from which on another one sleeps for as long. Chosen."""
 _AWAKE = 0.05
 """Of the time: a host that slept no more while it waited for a busy GPU does not sleep to wait for it.
 Chosen: 0.01 in a loop whose hosts spin (2 H100, 2026-11-26)."""
@@ -145,14 +147,21 @@ def sleeping_hosts(
 
 
 def asleep_for_workers(table: LaunchTable | None, activity: GpuActivity, world: int | None) -> float | None:
-    """The least share of time that a rank's host sleeps while loader workers of all ranks are busy.
+    """The least share of time that a rank's host sleeps while hosts of all ranks wait for their data.
 
-    None where workers of a rank keep up, and once GPUs have been seen for long enough to say more. Until
-    then a rank may come last by chance: whichever has its data first waits for the others in NCCL.
+    They do while loader workers of all ranks are busy, until GPUs have been seen for long enough to say more,
+    and where all sleep for as long as each other while a GPU idles. Then a rank may come last by chance: whichever has its data
+    first waits for the others in NCCL, and its host, which waits for no GPU, sleeps all the same.
     """
     if table is None or not world or len(table.rank) != world:
         return None
-    if activity.usual(activity.metrics.get(activity.kernel_metric)) or not _all_busy(table):
+    alike = _asleep_alike(table, _SETTLED)
+    if activity.usual(activity.metrics.get(activity.kernel_metric)):
+        idlest = 1 - float(np.min(activity.of_gpus(activity.kernel_metric)))
+        waits = alike and idlest >= THRESHOLDS.idle_ratio
+    else:
+        waits = alike or _all_busy(table)
+    if not waits:
         return None
     return known(float(np.min(table.asleep_ratio[_SETTLED])))
 
@@ -301,9 +310,10 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
     if not len(long_enough):
         return None
     window = min(max(int(long_enough[0]), _USUAL), len(table.span_s) - 1)
-    # While workers of all ranks are too slow, a GPU without work is one of whoever gets its data last: the
+    # While all wait for their data, a GPU without work is one of whoever gets its data last: the
     # others run a kernel that waits for it.
-    counted = np.full(len(idle), idle.max()) if _all_busy(table) else idle
+    together = _all_busy(table) or _asleep_alike(table, window)
+    counted = np.full(len(idle), idle.max()) if together else idle
     lost = np.minimum(counted, table.asleep_ratio[window])
     if not bool((lost >= THRESHOLDS.idle_ratio).all()):
         return None
@@ -379,6 +389,14 @@ def _before(table: LaunchTable, window: int, since_s: Floats) -> Floats | None:
 def _all_busy(table: LaunchTable) -> bool:
     """Whether the loader workers of all ranks are never done; False where they are not seen."""
     return bool((table.loader_busy_ratio[_SETTLED] >= THRESHOLDS.loader_workers_busy_ratio).all())
+
+
+def _asleep_alike(table: LaunchTable, window: int) -> bool:
+    """Whether hosts of several ranks sleep for a good part of the time, and all for as long as each other."""
+    asleep = table.asleep_ratio[window]
+    if len(asleep) < 2:
+        return False
+    return bool(asleep.min() >= max(THRESHOLDS.idle_ratio, _AS_LONG * asleep.max()))
 
 
 def _loaders(table: LaunchTable, window: int) -> tuple[int | None, float | None]:
