@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from analysis.jobs import job_data, step_table
+from analysis.jobs import description, job_data, step_table
+from analysis.test_lateness import STEP_S, gradients, lags
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import HostWaitReadings
-from perfd.analysis.data.job_data import HostWaitTable
-from perfd.analysis.diagnosis import AnalysisSettings
+from perfd.analysis.data.job_data import HostWaitTable, NcclTime
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.diagnosis.host_delay_findings import judge_contention
 from perfd.analysis.diagnosis.job_analysis import facts_of
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
@@ -86,6 +87,25 @@ def test_contention_explains_the_straggler_that_it_causes_and_no_other() -> None
 
     assert roots(straggler(3)) == [(Kind.HOST_CONTENTION, [Kind.STRAGGLER])]
     assert roots(straggler(1))[0] == (Kind.STRAGGLER, [])
+
+
+@pytest.mark.parametrize(("least", "named"), [(0.11, False), (0.09, True)])
+def test_a_rank_that_comes_last_while_hosts_of_all_wait_for_cpus_is_not_blamed(
+    least: float, named: bool
+) -> None:
+    """It costs a fifth of a step: all must wait for half of that."""
+    last = job_data(
+        step_table([STEP_S] * 100),
+        description=description(world_size=4, dp=4),
+        collectives=[gradients(lags(20, 4, {0: 0.2}))],
+        nccl=[NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(4)],
+        host_waits=waits(cpu_wait_ratio=[0.4, 0.3, least, 0.5]),
+    )
+    found = summarise(last, AnalysisSettings()).findings
+
+    assert any(one.kind is Kind.STRAGGLER for one in found) is named
+    contended = next(one for one in found if one.kind is Kind.HOST_CONTENTION)
+    assert contended.culprits == ()
 
 
 def test_readings_of_ranks_that_fell_silent_or_began_again_do_not_count() -> None:

@@ -33,7 +33,7 @@ from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_t
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
 from perfd.formatting import duration, percent
 from perfd.mfu_tier import attainable_mfu
-from perfd.model import one_step
+from perfd.model import RankColumn, one_step
 from perfd.thresholds import THRESHOLDS
 
 _Judge = Callable[[JobEvidence], Finding | None]
@@ -42,6 +42,9 @@ _OF_COUNTERS = (Kind.HANG, Kind.MISSING_TELEMETRY)
 """They rest on counts of all operations, seen or not, or are about those that were not seen."""
 _ALIKE = 0.1
 """Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
+_CPUS = (RankColumn.CPU_WAIT, RankColumn.CPU_THROTTLED)
+_CONTENDED = 0.5
+"""Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
 _STARTED_AGAIN = Finding(
     kind=Kind.UNKNOWN,
     confidence=0.0,
@@ -100,12 +103,17 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
 
 
 def _last_by_chance(facts: JobEvidence, straggler: Finding, starved: Finding | None) -> bool:
-    """Whether all ranks wait for their input, and for as long as for the one that comes last.
+    """Whether all ranks wait for their input or for CPUs, and for as long as for the one that comes last.
 
-    Whichever has its data first waits for the others in NCCL. A GPU with more work is not last by chance.
+    Whichever is done first waits for the others in NCCL. A GPU with more work is not last by chance.
     """
     if working_more(facts) in straggler.concerned_ranks:
         return False
+    if any(
+        one.column in _CPUS and one.of_all and one.least >= _CONTENDED * (straggler.gain_ratio or 0.0)
+        for one in facts.contention
+    ):
+        return True
     if starved is not None:
         return (1 + _ALIKE) * (starved.gain_ratio or 0.0) >= (straggler.gain_ratio or 0.0)
     asleep = facts.asleep_for_workers

@@ -27,6 +27,8 @@ class HostContention:
     """Whether too many of the job's ranks do to name one."""
     value: float
     """Of the first: a share of time, or page faults per second."""
+    least: float
+    """Of the rank that waits least; 0 where one is unknown."""
     others: float | None
     """The median of the others; None without any."""
     beside: Mapping[RankColumn, float]
@@ -54,6 +56,7 @@ def host_contention(table: HostWaitTable | None) -> tuple[HostContention, ...]:
                 ranks=tuple(table.rank[order].tolist()),
                 of_all=len(late) > max(1, _MOST_NAMED_RATIO * len(waits)),
                 value=float(waits[order[0]]),
+                least=float(waits.min()),
                 others=known(float(median(rest))) if len(rest) else None,
                 beside={
                     other: float(of_rank[order[0]])
