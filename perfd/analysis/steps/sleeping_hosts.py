@@ -150,8 +150,9 @@ def asleep_for_workers(table: LaunchTable | None, activity: GpuActivity, world: 
     """The least share of time that a rank's host sleeps while hosts of all ranks wait for their data.
 
     They do while loader workers of all ranks are busy, until GPUs have been seen for long enough to say more,
-    and where all sleep for as long as each other while a GPU idles. Then a rank may come last by chance: whichever has its data
-    first waits for the others in NCCL, and its host, which waits for no GPU, sleeps all the same.
+    and where all sleep for as long as each other while a GPU idles. Then a rank may come last by chance:
+    whichever has its data first waits for the others in NCCL, and its host, which waits for no GPU, sleeps
+    all the same.
     """
     if table is None or not world or len(table.rank) != world:
         return None
