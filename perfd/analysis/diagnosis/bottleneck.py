@@ -109,15 +109,12 @@ def _last_by_chance(facts: JobEvidence, straggler: Finding, starved: Finding | N
     """
     if working_more(facts) in straggler.concerned_ranks:
         return False
-    if any(
-        one.column in _CPUS and one.of_all and one.least >= _CONTENDED * (straggler.gain_ratio or 0.0)
-        for one in facts.contention
-    ):
+    gain = straggler.gain_ratio or 0.0
+    if any(one.column in _CPUS and one.of_all and one.least >= _CONTENDED * gain for one in facts.contention):
         return True
-    if starved is not None:
-        return (1 + _ALIKE) * (starved.gain_ratio or 0.0) >= (straggler.gain_ratio or 0.0)
-    asleep = facts.asleep_for_workers
-    return facts.data.share_ratio is None and asleep is not None and (straggler.gain_ratio or 0.0) < asleep
+    if starved is not None and (1 + _ALIKE) * (starved.gain_ratio or 0.0) >= gain:
+        return True
+    return facts.data.share_ratio is None and gain < (facts.asleep_for_workers or 0.0)
 
 
 def _with_advice(finding: Finding, facts: JobEvidence) -> Finding:

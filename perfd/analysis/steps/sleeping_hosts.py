@@ -311,10 +311,9 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
     if not len(long_enough):
         return None
     window = min(max(int(long_enough[0]), _USUAL), len(table.span_s) - 1)
-    # While all wait for their data, a GPU without work is one of whoever gets its data last: the
+    # While workers of all ranks are too slow, a GPU without work is one of whoever gets its data last: the
     # others run a kernel that waits for it.
-    together = _all_busy(table) or _asleep_alike(table, window)
-    counted = np.full(len(idle), idle.max()) if together else idle
+    counted = np.full(len(idle), idle.max()) if _all_busy(table) else idle
     lost = np.minimum(counted, table.asleep_ratio[window])
     if not bool((lost >= THRESHOLDS.idle_ratio).all()):
         return None
