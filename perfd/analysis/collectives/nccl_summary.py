@@ -91,10 +91,9 @@ class StallingRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LateTogether:
-    """Ranks of a node or of a context group that come later than their peers elsewhere."""
+    """Ranks of a node that come later than their peers elsewhere."""
 
-    node: str = ""
-    """Empty for a context group."""
+    node: str
     ranks: Sequence[int]
     gain_ratio: float
     """The share of a step that the job would gain if they were as fast as those."""

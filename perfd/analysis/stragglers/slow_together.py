@@ -1,4 +1,4 @@
-"""Which node or context group is slow, when its ranks are late together.
+"""Which node is slow, when its ranks are late together.
 
 One whose pipelines lead to a slow one is late with it, but waits meanwhile. So of several that are late
 the one whose ranks wait less than their peers is the slow one.
