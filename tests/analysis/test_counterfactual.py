@@ -14,6 +14,7 @@ from perfd.analysis.counterfactual import (
     gains_by_step,
     late_steps,
     late_stretch,
+    latest_excess_by_step,
     periodic_stalls,
     slow_since,
     stalled_steps,
@@ -220,6 +221,40 @@ def test_the_change_of_any_steps_is_a_share_of_a_step_or_unknown(
 
 def test_what_made_steps_long_further_back_is_another_fault() -> None:
     assert change([1.0] * 30 + [0.8] * 8 + [1.0] * 5, 5) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("healthy", "found"), [(5, 0.2), (4, 0.0)])
+def test_steps_of_another_ranks_fault_are_not_what_a_fault_is_compared_with(
+    healthy: int, found: float
+) -> None:
+    # The other one lasts for 25 steps, and ends when this one begins; 5 healthy steps are needed.
+    step_time_s = np.array([0.8] * healthy + [1.0] * 25 + [1.0] * 10)
+    others_late = np.arange(len(step_time_s)) >= healthy
+
+    of_both = step_change(step_time_s, LateStretch(steps=10), others_late[2:])
+    assert of_both is not None
+    assert of_both.gain_ratio == pytest.approx(found)
+    assert (of_both.before_s, of_both.since_s) == (0.8 if found else 1.0, 1.0)
+    alone = step_change(step_time_s, LateStretch(steps=10))
+    assert alone is not None
+    assert alone.gain_ratio == pytest.approx(0.0)
+
+
+def test_another_rank_is_late_if_it_is_by_half_of_what_is_usual_of_this_one() -> None:
+    own_s, other_s = np.full(30, 0.1), np.repeat([0.051, 0.049], 15)
+    assert late_steps([other_s], [own_s]).tolist() == [True] * 15 + [False] * 15
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_the_latest_other_member_is_seen_by_how_much_it_comes_after_the_middle_one(ranks: int) -> None:
+    waits_s = np.full((1, 2, ranks), 0.5)
+    waits_s[0, 0, -1] = 0.2
+    waits_s[0, 1, 0] = 0.2
+
+    found = latest_excess_by_step(waits_s, np.array([0]))[0]
+    assert found[0] == pytest.approx(0.3)
+    assert found[1] <= 0.0
+    assert latest_excess_by_step(waits_s[:, :, :1], np.array([0])).tolist() == [[0.0, 0.0]]
 
 
 @pytest.mark.parametrize(("seen_later", "found"), [(0, 0.2), (5, 0.2), (15, 0.0)])

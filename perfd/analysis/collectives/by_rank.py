@@ -358,10 +358,10 @@ def _gains(
     replayed, errors[costly] = losses.gains(window, costly, step_time_s)
     gains[costly] = np.clip(replayed, 0.0, 1.0)
     for place in costly[gains[costly] >= THRESHOLDS.straggler_certain_wait_ratio / 2].tolist():
-        late = losses.late_steps(place)
+        late, others_late = losses.late_steps(place)
         stretch = late_stretch(late)
         late_for[place] = late.sum() if stretch is None else stretch.steps
-        change = None if stretch is None else step_change(step_time_s, stretch)
+        change = None if stretch is None else step_change(step_time_s, stretch, others_late)
         if stretch is None or change is None:
             continue
         of_it = AnalysisWindow(each=stretch.steps + stretch.over) if stretch.over else window

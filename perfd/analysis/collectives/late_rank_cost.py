@@ -24,6 +24,7 @@ from perfd.analysis.counterfactual import (
     excess_by_step,
     gains_by_step,
     late_steps,
+    latest_excess_by_step,
     trimmed_mean,
 )
 from perfd.analysis.data.job_data import Bools, Floats, Ints
@@ -158,14 +159,20 @@ class LateRankLosses:
         steps = max((shape.steps for _, shape in self._of_peers(window)), default=0)
         return float(mean(step_time_s[max(0, len(step_time_s) - steps) :]))
 
-    def late_steps(self, place: int) -> Bools:
-        """Of each step that is held, the newest last, whether the rank was late for its peers."""
-        excess_s: list[Floats] = []
+    def late_steps(self, place: int) -> tuple[Bools, Bools]:
+        """Of each step that is held, the newest last, whether the rank was late for its peers.
+
+        And whether another one was, by half and more of what is usual for this one now.
+        """
+        own_s: list[Floats] = []
+        others_s: list[Floats] = []
         for source, shape in self._of_peers(ALL_HELD):
             waits = source.waits_of(shape, np.array([place]))
             if len(waits.places) and not shape.needed_at_once:
-                excess_s += [excess_by_step(waits.waited_s[:1], waits.members[:1])[0]]
-        return late_steps(excess_s)
+                first = waits.waited_s[:1], waits.members[:1]
+                own_s += [excess_by_step(*first)[0]]
+                others_s += [latest_excess_by_step(*first)[0]]
+        return late_steps(own_s), late_steps(others_s, own_s)
 
     def waits_of_peers(self, window: AnalysisWindow) -> list[WaitsOfPeers]:
         """What all members of each communicator of peers wait, step by step."""

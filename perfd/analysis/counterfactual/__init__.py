@@ -11,6 +11,7 @@ from perfd.analysis.counterfactual.gain_by_step import (
     error_of_gains,
     excess_by_step,
     gains_by_step,
+    latest_excess_by_step,
     trimmed_mean,
 )
 from perfd.analysis.counterfactual.late_together import (
@@ -34,6 +35,7 @@ __all__ = [
     "late_ranks_together",
     "late_steps",
     "late_stretch",
+    "latest_excess_by_step",
     "periodic_stalls",
     "slow_since",
     "stalled_steps",

@@ -40,20 +40,27 @@ _REPORTED_S = 1.5
 """Operations are reported each second, so that with short steps the log is further ahead."""
 
 
-def late_steps(excess_s: Sequence[Floats]) -> Bools:
+def late_steps(excess_s: Sequence[Floats], usual_of_s: Sequence[Floats] | None = None) -> Bools:
     """Of each step, the newest last, whether a rank came late by half and more of what is usual for it now.
 
     `excess_s` is by operation, (steps,) each: by how much later than its peers it came. For some operations
-    of a step it has caught up, so that those count for which it was latest.
+    of a step it has caught up, so that those count for which it was latest. With `usual_of_s`, as long, what
+    is usual is that of another rank.
     """
+    latest_s = _latest_s(excess_s)
+    usual_of = latest_s if usual_of_s is None else _latest_s(usual_of_s)
+    newest_s = [known for count in _USUAL_STEPS if len(known := _known(usual_of[-count:]))]
+    usual_s = max((float(np.quantile(known, _USUAL_QUANTILE)) for known in newest_s), default=0.0)
+    return np.asarray(latest_s > max(usual_s, 0.0) / 2)
+
+
+def _latest_s(excess_s: Sequence[Floats]) -> Floats:
     steps = max(map(len, excess_s), default=0)
     latest_s = np.full(steps, np.nan)
     for of_operation_s in excess_s:
         held = slice(steps - len(of_operation_s), steps)
         latest_s[held] = np.fmax(latest_s[held], of_operation_s)
-    newest_s = [known for count in _USUAL_STEPS if len(known := _known(latest_s[-count:]))]
-    usual_s = max((float(np.quantile(known, _USUAL_QUANTILE)) for known in newest_s), default=0.0)
-    return np.asarray(latest_s > max(usual_s, 0.0) / 2)
+    return latest_s
 
 
 def _known(values: Floats) -> Floats:
@@ -108,11 +115,22 @@ class StepChange:
         return self.error_s / self.since_s
 
 
-def step_change(step_time_s: Floats, stretch: LateStretch) -> StepChange | None:
+def step_change(
+    step_time_s: Floats, stretch: LateStretch, others_late: Bools | None = None
+) -> StepChange | None:
     """About the steps of the stretch and those before, by the log; None where unknown.
 
-    `step_time_s` has one entry per step, the newest last.
+    `step_time_s` has one entry per step, the newest last, and so has `others_late`: steps before in which
+    another rank was late do not count if enough others are known, as they were longer for its fault.
     """
+    if others_late is not None and others_late.any():
+        end = len(step_time_s) - stretch.steps - stretch.over
+        earlier = np.arange(len(step_time_s)) < end
+        counts = np.ones(len(step_time_s), dtype=np.bool_)
+        newest = min(len(counts), len(others_late))
+        counts[len(counts) - newest :] = ~others_late[len(others_late) - newest :]
+        if np.isfinite(step_time_s[earlier & counts]).sum() >= _FEWEST_BEFORE:
+            step_time_s = step_time_s[counts | ~earlier]
     at_onset = _change(step_time_s, stretch.steps, stretch.over)
     later = max(_seen_later(step_time_s), int(_MISSED * stretch.steps))
     if at_onset is None or (at_onset.gain_ratio <= 0 and later <= _SEEN_LATER and not stretch.over):

@@ -65,6 +65,17 @@ def excess_by_step(waits_s: Floats, members: Ints) -> Floats:
     return np.asarray(own - np.asarray(median(others)))
 
 
+def latest_excess_by_step(waits_s: Floats, members: Ints) -> Floats:
+    """(k, steps): how much later than the median of all the last other member came; same arguments."""
+    groups, steps, ranks = waits_s.shape
+    if ranks < 2:
+        return np.zeros((groups, steps))
+    excess = np.asarray(median(waits_s))[..., None] - waits_s
+    excess[np.arange(groups), :, members] = -np.inf
+    # The median of two is in the middle between them.
+    return np.asarray(np.fmax.reduce(excess, axis=2) * (2 if ranks == 2 else 1))
+
+
 def error_of_gains(waits_s: Floats, members: Ints) -> Floats:
     """(k,): the standard error of the excess that `gains_by_step` removes, in seconds; same arguments."""
     if waits_s.shape[2] < 2:
