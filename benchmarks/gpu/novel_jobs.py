@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from benchmarks.gpu.phase_jobs import PP2, Job, megatron_of
+from benchmarks.gpu.phase_jobs import PP2, TP2, Job, megatron_of
 from benchmarks.gpu.phases import Fault
 
 _SILENT = ("--print-every", "100000")
@@ -150,8 +150,60 @@ NOVEL_JOBS: Mapping[str, Job] = {
     "crowdedall2": Job(
         gpus=2,
         loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "4", *_SILENT),
-        faults=(_fault("crowded", 4, steps=200),),
+        faults=(_fault("crowded", 1, steps=60),),
         healthy_steps=100,
+    ),
+    # Work of hosts that do not sleep in it, as where the main process decodes its data.
+    "busyall2": Job(
+        gpus=2,
+        loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "6", *_SILENT),
+        faults=(_fault("busy", 1.4, steps=70),),
+        healthy_steps=80,
+    ),
+    "busyearly2": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "6", "--print-every", "10"),
+        faults=(_fault("busy", 1.4, steps=80),),
+        healthy_steps=7,
+    ),
+    "busyone2": Job(
+        gpus=2,
+        loop=("--wrap", "ddp", "--accumulate", "1", "--micro-batch", "6", *_SILENT),
+        faults=(_fault("busy", 1.2, 1),),
+        healthy_steps=80,
+    ),
+    "earlyhost2": Job(
+        gpus=2,
+        loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "6", *_SILENT),
+        faults=(_fault("host", 1.3, 0, steps=90),),
+        healthy_steps=7,
+    ),
+    "inturnsharded2": Job(
+        gpus=2,
+        loop=("--wrap", "fsdp2", "--accumulate", "1", "--micro-batch", "8", "--print-every", "10"),
+        faults=(
+            _fault("loader", 1.4, steps=30),
+            _fault("gpu", 0.35, 1, steps=30),
+            _fault("loader", 1.4, 0, steps=30),
+        ),
+        healthy_steps=60,
+        steps_between=5,
+    ),
+    "inturnpp2": Job(
+        gpus=2,
+        megatron=megatron_of(8, 16, *PP2),
+        faults=(_fault("gpu", 0.35, 0, steps=25), _fault("gpu", 0.35, 1, steps=25)),
+        healthy_steps=40,
+        steps_between=5,
+    ),
+    "megatronevaluated2": Job(
+        gpus=2,
+        megatron=megatron_of(
+            *(8, 16, *TP2, "--eval-interval", "30", "--eval-iters", "6", "--split", "90,10,0"),
+            *("--log-interval", "10"),
+        ),
+        faults=(_fault("gpu", 0.6, 1, steps=30),),
+        healthy_steps=75,
     ),
     # From nearly the first step on, too little to be named, and one fault soon after the other.
     "earlyslow2": Job(

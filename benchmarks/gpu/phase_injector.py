@@ -101,9 +101,13 @@ class PhaseInjector:
         added_s = self._phase.size * self._step_s / self._micro_batches
         if self._phase.kind == "host":
             self._sleep(added_s)
+        begun_s = time.perf_counter()
         if self._phase.kind == "copying" and self._cuda:
-            begun_s = time.perf_counter()
             copy_for(added_s, torch.device("cuda", torch.cuda.current_device()))
+            self._row["host_s"] += time.perf_counter() - begun_s
+        if self._phase.kind == "busy":
+            while time.perf_counter() - begun_s < added_s:
+                pass
             self._row["host_s"] += time.perf_counter() - begun_s
         if self._phase.kind == "emptied":
             empty_cache()

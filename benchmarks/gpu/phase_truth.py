@@ -36,7 +36,7 @@ _PAUSE_STEPS = 10.0
 Chosen."""
 _SETTLING_STEPS = 1
 """The first step after a fault still ends its work."""
-_UNEVEN = frozenset({"stall", "garbage", "storage", "decoding", "loader", "host", "crowded"})
+_UNEVEN = frozenset({"stall", "garbage", "storage", "decoding", "loader", "host", "busy", "crowded"})
 """Two workers that begin together end together, so that every second step waits for both batches; and a host
 that sleeps is ahead of its GPU until it has to wait for that, so that single steps take all of its delay."""
 _COSTS = ("step_s", "healthy_step_s", "lost_ratio", "spread_ratio")

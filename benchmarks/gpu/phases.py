@@ -15,7 +15,7 @@ from pathlib import Path
 
 KINDS = (
     *("healthy", "gpu", "host", "stall", "garbage", "loader", "storage", "decoding"),
-    *("crowded", "copying", "emptied"),
+    *("busy", "crowded", "copying", "emptied"),
 )
 STALL_PERIOD_STEPS = 5
 """A stalling rank stops at every fifth step."""
@@ -29,9 +29,10 @@ class Phase:
     """`gpu`: more matrix products in each micro-batch. `host`: a sleep in each micro-batch. `stall`: a sleep
     of `size` seconds at every fifth step. `garbage`: Python's collector runs at every fifth step, over `size`
     million objects. `loader`: the next batch comes late. `storage` and `decoding`:
-    the loader's workers wait, or compute, for `size` seconds for each sample, on all ranks. `crowded`: all
-    threads share a core with `size` busy processes. `copying`: copies to the GPU in each micro-batch.
-    `emptied`: freed memory of the GPU is given back in each micro-batch."""
+    the loader's workers wait, or compute, for `size` seconds for each sample, on all ranks. `busy`: as
+    `host`, but the CPU computes. `crowded`: all threads share a core with `size` busy processes.
+    `copying`: copies to the GPU in each micro-batch. `emptied`: freed memory of the GPU is given back in each
+    micro-batch."""
     first_step: int
     last_step: int
     ranks: tuple[int, ...] = ()

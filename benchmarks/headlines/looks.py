@@ -23,7 +23,7 @@ _BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.H
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENTION})
 """What a headline may be while the loaders or hosts of all ranks are slow."""
 _SLOW_DATA = frozenset({"loader", "storage", "decoding"})
-_SLOW_HOSTS = frozenset({"host", "stall"})
+_SLOW_HOSTS = frozenset({"host", "busy", "crowded", "stall"})
 _ROLES = frozenset({"tensor rank", "broadcast root"})
 """Culprits that are a role of ranks rather than a rank."""
 LIVE_TICK_S = 1.0
