@@ -223,19 +223,19 @@ def test_what_made_steps_long_further_back_is_another_fault() -> None:
     assert change([1.0] * 30 + [0.8] * 8 + [1.0] * 5, 5) == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(("healthy", "found"), [(5, 0.2), (4, 0.0)])
+@pytest.mark.parametrize(("healthy", "replayed", "found"), [(5, 0.2, 0.2), (4, 0.2, 0.0), (5, 0.0, 0.0)])
 def test_steps_of_another_ranks_fault_are_not_what_a_fault_is_compared_with(
-    healthy: int, found: float
+    healthy: int, replayed: float, found: float
 ) -> None:
     # The other one lasts for 25 steps, and ends when this one begins; 5 healthy steps are needed.
     step_time_s = np.array([0.8] * healthy + [1.0] * 25 + [1.0] * 10)
     others_late = np.arange(len(step_time_s)) >= healthy
 
-    of_both = step_change(step_time_s, LateStretch(steps=10), others_late[2:])
+    of_both = step_change(step_time_s, LateStretch(steps=10), others_late[2:], replayed_ratio=replayed)
     assert of_both is not None
     assert of_both.gain_ratio == pytest.approx(found)
-    assert (of_both.before_s, of_both.since_s) == (0.8 if found else 1.0, 1.0)
-    alone = step_change(step_time_s, LateStretch(steps=10))
+    assert of_both.before_s == (0.8 if found else 1.0)
+    alone = step_change(step_time_s, LateStretch(steps=10), replayed_ratio=replayed)
     assert alone is not None
     assert alone.gain_ratio == pytest.approx(0.0)
 

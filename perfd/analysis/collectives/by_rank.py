@@ -361,12 +361,13 @@ def _gains(
         late, others_late = losses.late_steps(place)
         stretch = late_stretch(late)
         late_for[place] = late.sum() if stretch is None else stretch.steps
-        change = None if stretch is None else step_change(step_time_s, stretch, others_late)
+        gain = float(gains[place])
+        change = step_change(step_time_s, stretch, others_late, replayed_ratio=gain) if stretch else None
         if stretch is None or change is None:
             continue
         of_it = AnalysisWindow(each=stretch.steps + stretch.over) if stretch.over else window
         most, _ = losses.gains(of_it, np.array([place]), step_time_s, at_most=True, over=stretch.over)
-        least = max(gains[place], float(most[0]))
+        least = max(gain, float(most[0]))
         gains[place] = np.clip(
             change.gain_ratio, 0.0, 1.0 if together is not None and together[place] else least
         )

@@ -34,6 +34,8 @@ _MOST_AFTER = 10
 """Steps after the fault: later, it is not what the job loses now."""
 _SEEN_LATER = 5
 """Steps after which peers may be seen to wait at last: hosts and stages run ahead of each other."""
+_DOUBTED = 0.5
+"""Of what a replay gains: where steps became longer by less, those before may be of another fault. Chosen."""
 _MISSED = 0.25
 """Of the steps of a stretch, at most: operations of some are sampled away or lost, so it has more steps."""
 _REPORTED_S = 1.5
@@ -116,21 +118,36 @@ class StepChange:
 
 
 def step_change(
-    step_time_s: Floats, stretch: LateStretch, others_late: Bools | None = None
+    step_time_s: Floats,
+    stretch: LateStretch,
+    others_late: Bools | None = None,
+    *,
+    replayed_ratio: float = 0.0,
 ) -> StepChange | None:
     """About the steps of the stretch and those before, by the log; None where unknown.
 
-    `step_time_s` has one entry per step, the newest last, and so has `others_late`: steps before in which
-    another rank was late do not count if enough others are known, as they were longer for its fault.
+    `step_time_s` has one entry per step, the newest last, and so has `others_late`: where steps became longer
+    by much less than a replay gains, steps before in which another rank was late were longer for its fault.
     """
-    if others_late is not None and others_late.any():
-        end = len(step_time_s) - stretch.steps - stretch.over
-        earlier = np.arange(len(step_time_s)) < end
-        counts = np.ones(len(step_time_s), dtype=np.bool_)
-        newest = min(len(counts), len(others_late))
-        counts[len(counts) - newest :] = ~others_late[len(others_late) - newest :]
-        if np.isfinite(step_time_s[earlier & counts]).sum() >= _FEWEST_BEFORE:
-            step_time_s = step_time_s[counts | ~earlier]
+    found = _change_with_delay(step_time_s, stretch)
+    if others_late is None or found is None or found.gain_ratio >= _DOUBTED * replayed_ratio:
+        return found
+    apart = _change_with_delay(_without(step_time_s, stretch, others_late), stretch)
+    return found if apart is None or apart.gain_ratio < found.gain_ratio else apart
+
+
+def _without(step_time_s: Floats, stretch: LateStretch, others_late: Bools) -> Floats:
+    """Without those steps before the stretch."""
+    steps = len(step_time_s)
+    late = np.zeros(steps, dtype=np.bool_)
+    newest = min(steps, len(others_late))
+    late[steps - newest :] = others_late[len(others_late) - newest :]
+    late[max(0, steps - stretch.steps - stretch.over) :] = False
+    return step_time_s[~late]
+
+
+def _change_with_delay(step_time_s: Floats, stretch: LateStretch) -> StepChange | None:
+    """The largest change, as operations may be some steps behind the log."""
     at_onset = _change(step_time_s, stretch.steps, stretch.over)
     later = max(_seen_later(step_time_s), int(_MISSED * stretch.steps))
     if at_onset is None or (at_onset.gain_ratio <= 0 and later <= _SEEN_LATER and not stretch.over):
