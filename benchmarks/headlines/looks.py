@@ -22,6 +22,8 @@ _STEADY_S = 10.0
 _BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG})
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENTION})
 """What a headline may be while the loaders or hosts of all ranks are slow."""
+_OF_BUSY_HOSTS = _OF_ALL_HOSTS | {Kind.HOST_BOUND}
+"""While hosts of all ranks compute: from the first step on, nothing shows that they ever were faster."""
 _SLOW_DATA = frozenset({"loader", "storage", "decoding"})
 _SLOW_HOSTS = frozenset({"host", "busy", "crowded", "stall"})
 _ROLES = frozenset({"tensor rank", "broadcast root"})
@@ -258,7 +260,8 @@ def _names(look: Look, phase: Phase) -> bool:
         return look.blamed == phase.ranks
     if phase.fault == "stall" and look.kind == Kind.PERIODIC_STALL:
         return not look.blamed
-    return phase.fault in _SLOW_DATA | _SLOW_HOSTS and look.kind in _OF_ALL_HOSTS and not look.blamed
+    kinds = _OF_BUSY_HOSTS if phase.fault == "busy" else _OF_ALL_HOSTS
+    return phase.fault in _SLOW_DATA | _SLOW_HOSTS and look.kind in kinds and not look.blamed
 
 
 def _run(looks: Sequence[Look]) -> Run:
