@@ -191,4 +191,5 @@ def test_a_connection_without_a_lease_is_kept_for_what_agents_publish(tmp_path: 
                 assert until(arrives)
             finally:
                 running.stop()
-            assert server.get("/varz")["total_connections"] - before <= 2
+            # Of the agent, the aggregator, and a busy machine; before, each one lived for milliseconds.
+            assert server.get("/varz")["total_connections"] - before <= 6
