@@ -54,7 +54,7 @@ def test_in_communicators_that_just_took_the_place_of_others_nobody_is_last_and_
     assert blamed(anew) == []
     assert anew.nccl.renewed
     missing = next(one for one in anew.findings if one.kind is Kind.MISSING_TELEMETRY)
-    assert "took the place of others" in missing.evidence[0]
+    assert "were replaced a few seconds ago" in missing.evidence[0]
     assert "same process groups" in missing.advice
 
 

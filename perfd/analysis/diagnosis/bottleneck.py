@@ -114,7 +114,7 @@ def _last_by_chance(facts: JobEvidence, straggler: Finding, starved: Finding | N
         return True
     if starved is not None and (1 + _ALIKE) * (starved.gain_ratio or 0.0) >= gain:
         return True
-    return facts.data.share_ratio is None and gain < (facts.asleep_for_workers or 0.0)
+    return facts.data.share_ratio is None and gain < (facts.asleep_together or 0.0)
 
 
 def _with_advice(finding: Finding, facts: JobEvidence) -> Finding:

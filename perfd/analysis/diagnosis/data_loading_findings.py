@@ -98,8 +98,8 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
     if hosts.waiting_ranks:
         shown = ", ".join(map(str, hosts.waiting_ranks[:_MOST_SHOWN]))
         evidence.append(
-            f"GPUs of ranks {shown} wait in NCCL (GPM) for a rank that comes later yet, and their own hosts"
-            " sleep, which they did not while they waited for their GPUs before."
+            f"GPUs of ranks {shown} wait in NCCL (GPM) for a later rank while their own hosts sleep, too."
+            " Before, when these waited for busy GPUs, they did not sleep."
         )
     if hosts.lead_lost:
         evidence.append("Hosts are less far ahead of their GPUs than before (NCCL).")

@@ -78,8 +78,8 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
         )
     if facts.nccl.renewed:
         evidence.append(
-            "Communicators took the place of others a few seconds ago, so no rank is named for coming last"
-            f" ({facts.nccl.source}): that takes ten seconds of their operations."
+            "Communicators were replaced a few seconds ago, so no rank is named as the last one"
+            f" ({facts.nccl.source}): that takes ten seconds of operations."
         )
     if facts.nccl.lost_operations and (evidence or facts.nccl.wait_ratio is None):
         # Some lost of many change nothing: the rest is matched all the same.

@@ -107,8 +107,8 @@ class JobEvidence:
     """In a job of unknown layout, ranks that may read the data of others."""
     computing_more: frozenset[int] = frozenset()
     """Ranks whose GPUs have lately had more work than those of the others."""
-    asleep_for_workers: float | None = None
-    """The share of time, the least of all ranks, while all loader workers are busy; None once GPUs show."""
+    asleep_together: float | None = None
+    """The share of time that hosts of all ranks sleep at least while they wait for their data."""
     stall: PeriodicStall | None = None
     contention: Sequence[HostContention] = ()
     """What ranks' hosts wait for, the worst first."""

@@ -123,7 +123,7 @@ def _last_to_arrive(facts: JobEvidence) -> Finding | None:
 def _of_those_together(facts: JobEvidence, slow: LateTogether) -> Finding | None:
     """Their node, or the one of them that the others wait for; None where it is unknown which that is."""
     evidence = [
-        f"{rank_names(slow.ranks).capitalize()} come later than their peers elsewhere.",
+        f"{rank_names(slow.ranks).capitalize()} arrive later than their peers on other nodes.",
         f"They do in {percent(slow.persistence_ratio)} of recent steps ({facts.nccl.source}).",
     ]
     if slow.whole and slow.node:

@@ -299,7 +299,7 @@ def late_ranks(ranks: Sequence[int]) -> str:
 def slow_node(node: str, ranks: Sequence[int]) -> str:
     """All ranks of a node are slower than those of others."""
     return (
-        f"Look at what all of node {node} shares: power and cooling, CPU clocks, memory, its file system, and"
+        f"Check what ranks share on node {node}: power and cooling, CPU clocks, memory, its file system, and"
         f" other processes. A capture of {rank_names(ranks[:1])} and a peer on another node shows whether"
         " GPUs compute longer or hosts keep them waiting."
     )
@@ -342,7 +342,7 @@ NAMES_OF_THEIR_OWN = (
 )
 ONE_NCCL = "Use one NCCL version, 2.27 or newer, and one perfd configuration on all nodes."
 LASTING_COMMUNICATORS = (
-    "Use the same process groups throughout the job: to make them costs time, and hides which rank is late."
+    "Use the same process groups throughout the job: creating them takes time and hides which rank is late."
 )
 LOST_OPERATIONS = (
     "Check perfd_agent_up of the job's nodes, and whether their agents get CPU time: the plugin overwrites"

@@ -236,7 +236,7 @@ def _first(
 
 def _too_early(head: Finding) -> Finding:
     """The first seconds of a job that seems to compute well."""
-    early = "It has trained for too short a time to say that nothing else limits it."
+    early = "It has trained for too short a time to rule out other limits."
     return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=(*head.evidence, early), advice=MORE_STEPS)
 
 

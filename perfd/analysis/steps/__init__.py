@@ -37,7 +37,7 @@ from perfd.analysis.steps.pipeline_bubble import (
 from perfd.analysis.steps.sleeping_hosts import (
     EachStep,
     SleepingHosts,
-    asleep_for_workers,
+    asleep_together,
     launches_of_training,
     sleeping_hosts,
 )
@@ -92,7 +92,7 @@ __all__ = [
     "StepTime",
     "StepTimeChange",
     "Timers",
-    "asleep_for_workers",
+    "asleep_together",
     "breakdown",
     "bubble_theory_ratio",
     "compute_change",

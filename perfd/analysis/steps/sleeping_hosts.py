@@ -16,13 +16,19 @@ from typing import Any
 import numpy as np
 
 from perfd.analysis.data.job_data import (
-    Floats,
     GpuTable,
     Ints,
     JobData,
     LaunchTable,
     OperationPace,
     StepTable,
+)
+from perfd.analysis.data.launch_windows import (
+    SETTLED,
+    asleep_alike,
+    loaders,
+    loaders_all_busy,
+    slept_before_change,
 )
 from perfd.analysis.data.robust_stats import known, median
 from perfd.analysis.steps.activity_by_gpu import TRAINING_TIME, GpuActivity, activity_fell
@@ -33,26 +39,20 @@ _LATEST_S = 0.5
 """A window that is so much longer than the time since a change still is of that time."""
 _STEPS = 3
 """A window covers so many at least."""
-_SETTLED, _USUAL = 1, 2
-"""Windows that are longer than a moment, and long enough to be what is usual."""
+_USUAL = 2
+"""The window that is long enough to be what is usual."""
 _USUAL_S = 8.0
 """How long the usual window is at least where nothing shows steps: several of most jobs. Chosen."""
 _BEFORE = 8
 """Steps or windows before a change, whose median is what was usual. Chosen."""
-_LEAST_BEFORE_S = 1.0
-"""How much of a window must be before a change to show how long hosts slept then."""
 _MOST_KNOWN = 0.5
 """Of the time since a change, whose steps must be known to say that they did not become longer."""
 _FEWEST_SAMPLES = 4
 """Of GPUs since a change: one a second, each a mean over that second. A line of a log may be one step."""
 _DUE_LINES = 2.0
 """Times what a line takes, after which the next one is overdue. Chosen."""
-_CLOCKS_S = 0.25
-"""Most by which clocks of steps and readings differ: with a later change, hosts slept more before it."""
 _BUSY = 0.75
 """Of the time, from which on a GPU's activity shows that its host waits for it. Chosen."""
-_AS_LONG = 0.8
-"""Of the host that sleeps longest, from which on another one sleeps for as long. Chosen."""
 _AWAKE = 0.05
 """Of the time: a host that slept no more while it waited for a busy GPU does not sleep to wait for it.
 Chosen: 0.01 in a loop whose hosts spin (2 H100, 2026-11-26)."""
@@ -146,7 +146,7 @@ def sleeping_hosts(
     return since or (_all_along(table, each, activity) if lasts else None)
 
 
-def asleep_for_workers(table: LaunchTable | None, activity: GpuActivity, world: int | None) -> float | None:
+def asleep_together(table: LaunchTable | None, activity: GpuActivity, world: int | None) -> float | None:
     """The least share of time that a rank's host sleeps while hosts of all ranks wait for their data.
 
     They do while loader workers of all ranks are busy, until GPUs have been seen for long enough to say more,
@@ -156,15 +156,15 @@ def asleep_for_workers(table: LaunchTable | None, activity: GpuActivity, world: 
     """
     if table is None or not world or len(table.rank) != world:
         return None
-    alike = _asleep_alike(table, _SETTLED)
+    alike = asleep_alike(table, SETTLED)
     if activity.usual(activity.metrics.get(activity.kernel_metric)):
         idlest = 1 - float(np.min(activity.of_gpus(activity.kernel_metric)))
         waits = alike and idlest >= THRESHOLDS.idle_ratio
     else:
-        waits = alike or _all_busy(table)
+        waits = alike or loaders_all_busy(table)
     if not waits:
         return None
-    return known(float(np.min(table.asleep_ratio[_SETTLED])))
+    return known(float(np.min(table.asleep_ratio[SETTLED])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +266,7 @@ def _asleep_since(table: LaunchTable, change: _Change, now_unix_s: float) -> Sle
     asleep = table.asleep_ratio[window]
     if not bool((asleep >= THRESHOLDS.sleeping_hosts_asleep_ratio * gain).all()):
         return None
-    slept_before = _before(table, window, now_unix_s - change.began_unix_s - table.age_s)
+    slept_before = slept_before_change(table, window, now_unix_s - change.began_unix_s - table.age_s)
     more = slept_before is not None and bool(
         (asleep - slept_before >= THRESHOLDS.sleeping_hosts_more_ratio * gain).all()
     )
@@ -276,7 +276,7 @@ def _asleep_since(table: LaunchTable, change: _Change, now_unix_s: float) -> Sle
     if in_nccl.any() and (slept_before is None or (slept_before[in_nccl] > _AWAKE).any()):
         # A host that sleeps while it waits for its GPU may do so now.
         return None
-    workers, busy = _loaders(table, window)
+    workers, busy = loaders(table, window)
     return SleepingHosts(
         asleep_ratio=float(asleep.min()),
         gain_ratio=gain,
@@ -313,7 +313,7 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
     window = min(max(int(long_enough[0]), _USUAL), len(table.span_s) - 1)
     # While workers of all ranks are too slow, a GPU without work is one of whoever gets its data last: the
     # others run a kernel that waits for it.
-    counted = np.full(len(idle), idle.max()) if _all_busy(table) else idle
+    counted = np.full(len(idle), idle.max()) if loaders_all_busy(table) else idle
     lost = np.minimum(counted, table.asleep_ratio[window])
     if not bool((lost >= THRESHOLDS.idle_ratio).all()):
         return None
@@ -324,7 +324,7 @@ def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> Sle
         at_begin = bool(
             float(np.mean(pauses.pause_s[-_BEFORE:])) >= THRESHOLDS.sleeping_hosts_pause_ratio * gain * step_s
         )
-    workers, busy = _loaders(table, window)
+    workers, busy = loaders(table, window)
     return SleepingHosts(
         asleep_ratio=float(table.asleep_ratio[window].min()),
         gain_ratio=gain,
@@ -362,48 +362,3 @@ def _pauses(pace: OperationPace | None, since_step: int, longer_s: float) -> tup
         lead_s > 0 and float(np.median(pauses.lead_s[later])) <= THRESHOLDS.sleeping_hosts_lead_ratio * lead_s
     )
     return grown_s >= THRESHOLDS.sleeping_hosts_pause_ratio * longer_s, lost
-
-
-def _before(table: LaunchTable, window: int, since_s: Floats) -> Floats | None:
-    """The share of time that ranks slept before a change, after which all of this window lies.
-
-    The next longer window may hold some of both, so what a still longer one has beyond it is from before the
-    change. Because an earlier fault may have kept hosts asleep then, the next longer window without the
-    `since_s` (n,) since the change counts if ranks slept less in it.
-    """
-    spans_s, slept_s = table.span_s, table.asleep_ratio * table.span_s
-    later = [at for at in range(window + 1, len(spans_s)) if (spans_s[at] > spans_s[at - 1]).all()]
-    if not later:
-        return None
-    # Without a third one, mixing only makes the difference smaller.
-    part, whole = (later[0], later[1]) if len(later) > 1 else (window, later[0])
-    long_ago = (slept_s[whole] - slept_s[part]) / (spans_s[whole] - spans_s[part])
-    after_s = since_s - _CLOCKS_S
-    left_s = spans_s[later[0]] - after_s
-    slept_before_s = slept_s[later[0]] - table.asleep_ratio[window] * after_s
-    just_before = slept_before_s / np.maximum(left_s, _LEAST_BEFORE_S)
-    just_before = np.where(left_s >= _LEAST_BEFORE_S, np.maximum(just_before, 0.0), np.nan)
-    return np.asarray(np.fmin(long_ago, just_before))
-
-
-def _all_busy(table: LaunchTable) -> bool:
-    """Whether the loader workers of all ranks are never done; False where they are not seen."""
-    return bool((table.loader_busy_ratio[_SETTLED] >= THRESHOLDS.loader_workers_busy_ratio).all())
-
-
-def _asleep_alike(table: LaunchTable, window: int) -> bool:
-    """Whether hosts of several ranks sleep for a good part of the time, and all for as long as each other."""
-    asleep = table.asleep_ratio[window]
-    if len(asleep) < 2:
-        return False
-    return bool(asleep.min() >= max(THRESHOLDS.idle_ratio, _AS_LONG * asleep.max()))
-
-
-def _loaders(table: LaunchTable, window: int) -> tuple[int | None, float | None]:
-    if np.isnan(table.loader_workers).all():
-        # Their number is absent where a process has none.
-        return 0, None
-    workers, busy = float(np.min(table.loader_workers)), float(np.min(table.loader_busy_ratio[window]))
-    if not np.isfinite([workers, busy]).all():
-        return None, None
-    return int(workers), busy
