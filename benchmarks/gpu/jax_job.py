@@ -1,8 +1,8 @@
-"""A JAX job on two GPUs, sharded (FSDP by XLA) or data parallel, with faults switched on and off.
+"""A JAX job on two GPUs or more, sharded (FSDP by XLA) or data parallel, with faults switched on and off.
 
     python benchmarks/gpu/jax_job.py --plan plan.json --truth FOLDER [--processes 1] [--layout data]
 
-With two processes it starts them itself, joined by `jax.distributed`; with one, that has both GPUs.
+With a process for each GPU it starts them itself, joined by `jax.distributed`; one process has all GPUs.
 `phases.py` describes the plan, `phase_injector.py` the files in FOLDER. The loop does not use perfd, and
 prints its loss every few steps.
 """
@@ -24,7 +24,6 @@ from phases import job_arguments, load
 if TYPE_CHECKING:
     import jax
 
-_DEVICES = 2
 _PRODUCTS = 20
 
 
@@ -75,7 +74,7 @@ def train(args: argparse.Namespace, rank: int, address: str | None) -> None:
         jax.distributed.initialize(address, args.processes, rank, **gpus)
     if args.profiler_port:
         jax.profiler.start_server(args.profiler_port + rank)
-    mesh = Mesh(np.array(jax.devices()[:_DEVICES]), ("shard",))
+    mesh = Mesh(np.array(jax.devices()[: args.devices]), ("shard",))
     over_rows = NamedSharding(mesh, PartitionSpec("shard"))
     everywhere = NamedSharding(mesh, PartitionSpec())
     over_layers = NamedSharding(mesh, PartitionSpec(None, "shard")) if args.layout == "fsdp" else everywhere
@@ -95,7 +94,7 @@ def train(args: argparse.Namespace, rank: int, address: str | None) -> None:
     else:
         weights = [spread(shape, over_layers) for shape in shapes]
     batch = spread(
-        (args.accumulate, tokens * _DEVICES, hidden), NamedSharding(mesh, PartitionSpec(None, "shard"))
+        (args.accumulate, tokens * args.devices, hidden), NamedSharding(mesh, PartitionSpec(None, "shard"))
     )
 
     def layer(x: jax.Array, one: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -120,7 +119,7 @@ def train(args: argparse.Namespace, rank: int, address: str | None) -> None:
             gradients = found if gradients is None else jax.tree.map(jnp.add, gradients, found)
         return jax.tree.map(lambda w, g: (w - 1e-5 * g).astype(w.dtype), weights, gradients), losses
 
-    numbers = [rank] if args.processes == _DEVICES else range(_DEVICES)
+    numbers = range(args.devices) if args.processes == 1 else [rank]
     injectors = [
         JaxInjector(args.plan, args.truth, number, device=device, sleeps=at == 0)
         for at, (number, device) in enumerate(zip(numbers, jax.local_devices(), strict=False))
@@ -150,7 +149,8 @@ def main() -> None:
     parser = job_arguments(__doc__)
     parser.set_defaults(accumulate=1)
     parser.add_argument("--print-every", type=int, default=5)
-    parser.add_argument("--processes", type=int, choices=(1, _DEVICES), default=_DEVICES)
+    parser.add_argument("--processes", type=int, default=2, help="1, or one for each GPU")
+    parser.add_argument("--devices", type=int, default=2, help="GPUs of a single process")
     parser.add_argument("--layout", choices=("fsdp", "data"), default="fsdp")
     parser.add_argument("--unrolled", action="store_true", help="layers one by one, not as a loop of XLA")
     parser.add_argument("--ahead", action="store_true", help="wait for the loss of the step before")
@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, help="of a process that this script started")
     parser.add_argument("--address")
     args = parser.parse_args()
+    args.devices = args.devices if args.processes == 1 else args.processes
     if args.rank is not None or args.processes == 1:
         train(args, args.rank or 0, args.address)
         return
@@ -168,7 +169,8 @@ def main() -> None:
         one.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{one.getsockname()[1]}"
     commands = [
-        [sys.executable, *sys.argv, "--rank", str(rank), "--address", address] for rank in range(_DEVICES)
+        [sys.executable, *sys.argv, "--rank", str(rank), "--address", address]
+        for rank in range(args.processes)
     ]
     started = [subprocess.Popen(command, env=dict(os.environ)) for command in commands]
     sys.exit(max(abs(process.wait()) for process in started))

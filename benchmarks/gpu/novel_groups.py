@@ -7,6 +7,9 @@ import torch.distributed as dist
 from loop_job import wrapped
 from novel_models import Setup
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from train import loss_against
 from varied_job import Step, adam, updating
@@ -75,6 +78,37 @@ def smoothed(setup: Setup) -> Step:
         return loss
 
     return step
+
+
+def hybrid(setup: Setup) -> Step:
+    """FSDP2 over pairs of ranks, replicated over the pairs, as within and between nodes."""
+    model = setup.part()
+    mesh = _pairs(setup, "replicas", "shards")
+    for one in (*model.blocks, model):
+        fully_shard(one, mesh=mesh)
+    return updating(adam(model), lambda _number: setup.backward(model, setup.tokens()))
+
+
+def grid(setup: Setup) -> Step:
+    """FSDP2 over pairs of ranks in one dimension, tensor parallelism of each MLP in the other."""
+    model = setup.part()
+    mesh = _pairs(setup, "data", "tensor")
+    for block in model.blocks:
+        parallelize_module(block, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    for one in (*model.blocks, model):
+        fully_shard(one, mesh=mesh["data"])
+
+    def passes(number: int) -> torch.Tensor:
+        # Both ranks of a tensor group read the same data.
+        torch.manual_seed(number * dist.get_world_size() + mesh["data"].get_local_rank())
+        return setup.backward(model, setup.tokens())
+
+    return updating(torch.optim.SGD(model.parameters(), lr=1e-4, foreach=False), passes)
+
+
+def _pairs(setup: Setup, *names: str) -> DeviceMesh:
+    shape = (dist.get_world_size() // 2, 2)
+    return init_device_mesh(setup.device.type, shape, mesh_dim_names=names)
 
 
 def _trained(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from novel_everyday import (
     scaled,
     threaded,
 )
-from novel_groups import broadcasted, critics, hosted, smoothed
+from novel_groups import broadcasted, critics, grid, hosted, hybrid, smoothed
 from novel_habits import budgeted, evaluatedalone, gossiped, profiled, recompiled
 from novel_loops import actors, policy, sampled, serving
 from novel_models import Adapted, HeadsExchanged, Pictures, Routed, Setup, Transformer
@@ -327,6 +327,7 @@ KINDS: dict[str, Callable[[Setup], Step]] = {
             *(scheduled, adapters, evaluated, saved, bucketed, curriculum, pictures, regional, routed),
             *(distilled, contrastive, actors, serving, sampled, policy, accelerated, exchanged, unsynced),
             *(background, dropped, muon, owned, preferred, broadcasted, critics, hosted, smoothed),
+            *(grid, hybrid),
             *(compressed, lasting, normalized, recurrent, replicated, reported, scaled, threaded),
             *(budgeted, evaluatedalone, gossiped, profiled, recompiled),
         )
