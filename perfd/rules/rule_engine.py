@@ -61,7 +61,7 @@ class RuleEngine:
 
     def reads(self) -> list[Read]:
         """What the rules read: which series, and how far back."""
-        return [read for group in self._groups for read in group.reads()]
+        return [read for group in self._groups for read in group.reads]
 
     def state(self, now_unix_s: float) -> EngineState:
         """The state to save for a later engine."""
@@ -130,7 +130,7 @@ class RuleEngine:
                 group.shift(stepped_s)
 
     def _recorded(self, now_unix_s: float) -> SeriesFrame:
-        results = [result for group in self._groups for result in group.recorded()]
+        results = [rule.result for group in self._groups for rule in group.recording]
         keys = self._recorded_keys(*(result.keys for result in results))
         values = [np.where(result.present, result.values, np.nan) for result in results]
         return SeriesFrame(now_unix_s, keys.items, np.concatenate(values) if values else np.zeros(0))
@@ -154,9 +154,9 @@ class _Group:
             named[rule.name] += 1
             self._rules.append(_compiled(rule, group, source, identity, external))
 
-    def reads(self) -> Iterator[Read]:
-        for rule in self._rules:
-            yield from rule.query.reads
+        self.reads: list[Read] = [read for rule in self._rules for read in rule.query.reads]
+        self._alerting = [rule for rule in self._rules if isinstance(rule, _Alerting)]
+        self.recording = [rule for rule in self._rules if isinstance(rule, _Recording)]
 
     def shift(self, by_s: float) -> None:
         """Shift all times by a step of the clock."""
@@ -164,9 +164,8 @@ class _Group:
             self._evaluated_unix_s += by_s
         if self._returns_by_unix_s is not None:
             self._returns_by_unix_s += by_s
-        for rule in self._rules:
-            if isinstance(rule, _Alerting):
-                rule.book.shift(by_s)
+        for rule in self._alerting:
+            rule.book.shift(by_s)
 
     @property
     def has_interval(self) -> bool:
@@ -184,49 +183,40 @@ class _Group:
         self, store: SeriesStore, now_unix_s: float, changes: list[Alert], failures: list[RuleFailure]
     ) -> None:
         self._evaluated_unix_s = now_unix_s
-        for rule in self._rules:
+        for named, rule in zip(self._group.rules, self._rules, strict=True):
             try:
                 changes.extend(rule.evaluate(store, now_unix_s))
             except EvaluationError as error:
-                failures.append(RuleFailure(group=self._group.name, rule=rule.name, message=str(error)))
+                failures.append(RuleFailure(group=self._group.name, rule=named.name, message=str(error)))
 
     def alerts(self) -> Iterator[Alert]:
-        for rule in self._rules:
-            if isinstance(rule, _Alerting):
-                yield from rule.book.alerts
+        for rule in self._alerting:
+            yield from rule.book.alerts
 
     def active(self) -> Iterator[ActiveAlert]:
-        for rule in self._rules:
-            if isinstance(rule, _Alerting):
-                for alert, gone in rule.book.active:
-                    yield ActiveAlert(rule=rule.identity, alert=alert, gone_since_unix_s=gone)
+        for rule in self._alerting:
+            for alert, gone in rule.book.active:
+                yield ActiveAlert(rule=rule.identity, alert=alert, gone_since_unix_s=gone)
 
     def restore(self, by_rule: dict[str, list[ActiveAlert]], outage_s: float, now_unix_s: float) -> None:
         """Take the entries of this group's rules out of `by_rule`."""
         self._returns_by_unix_s = now_unix_s + _LONGEST_RETURN_S
-        for rule in self._rules:
-            if isinstance(rule, _Alerting):
-                known = by_rule.pop(rule.identity, [])
-                until = now_unix_s + self._return_s
-                rule.book.restore(known, outage_s=outage_s, awaited_until_unix_s=until)
+        for rule in self._alerting:
+            known = by_rule.pop(rule.identity, [])
+            until = now_unix_s + self._return_s
+            rule.book.restore(known, outage_s=outage_s, awaited_until_unix_s=until)
 
     def wait(self, silent: Callable[[str], bool], now_unix_s: float) -> None:
         """Keep the restored alerts of silent jobs."""
         if self._returns_by_unix_s is None or now_unix_s >= self._returns_by_unix_s:
             return
-        for rule in self._rules:
-            if isinstance(rule, _Alerting):
-                rule.book.wait(silent, now_unix_s + self._return_s)
+        for rule in self._alerting:
+            rule.book.wait(silent, now_unix_s + self._return_s)
 
     @property
     def _return_s(self) -> float:
         """How long agents reconnect, and the longest range that is read fills."""
-        return max(_RETURN_WITHIN_S, max((read.horizon_ms for read in self.reads()), default=0) / 1000)
-
-    def recorded(self) -> Iterator[Vector]:
-        for rule in self._rules:
-            if isinstance(rule, _Recording):
-                yield rule.result
+        return max(_RETURN_WITHIN_S, max((read.horizon_ms for read in self.reads), default=0) / 1000)
 
 
 def _compiled(
@@ -234,14 +224,12 @@ def _compiled(
 ) -> _Alerting | _Recording:
     query = compile_query(rule.expression)
     if isinstance(rule, RecordingRule):
-        return _Recording(rule.record, query, source, rule, group.limit)
-    book = AlertBook(rule, limit=group.limit, external=external)
-    return _Alerting(rule.alert, query, source, identity, book)
+        return _Recording(query, source, rule, group.limit)
+    return _Alerting(query, source, identity, AlertBook(rule, limit=group.limit, external=external))
 
 
 class _Recording:
-    def __init__(self, name: str, query: Query, source: str, rule: RecordingRule, limit: int) -> None:
-        self.name = name
+    def __init__(self, query: Query, source: str, rule: RecordingRule, limit: int) -> None:
         self.query = query
         self.result = empty()
         self._source = source
@@ -264,8 +252,7 @@ class _Recording:
 
 
 class _Alerting:
-    def __init__(self, name: str, query: Query, source: str, identity: str, book: AlertBook) -> None:
-        self.name = name
+    def __init__(self, query: Query, source: str, identity: str, book: AlertBook) -> None:
         self.identity = identity
         self.query = query
         self.book = book

@@ -1,7 +1,7 @@
 """Reads and checks rules files."""
 
 from perfd.rules.files.rules_loader import RulesFile, load_rules, read_rules
-from perfd.rules.files.rules_source import RulesSource, read_source
+from perfd.rules.files.rules_source import RulesSource
 from perfd.rules.files.shipped_rules import builtin_rules
 from perfd.rules.files.unknown_names import recorded_metrics, unknown_metrics, unknown_profiles
 
@@ -11,7 +11,6 @@ __all__ = [
     "builtin_rules",
     "load_rules",
     "read_rules",
-    "read_source",
     "recorded_metrics",
     "unknown_metrics",
     "unknown_profiles",

@@ -7,15 +7,14 @@ expression and template is of the subset that the embedded engine evaluates.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from perfd.errors import RulesError
-from perfd.rules.durations import parse_duration
-from perfd.rules.files.rules_source import Mistake, RulesSource, read_source
+from perfd.rules.files.rules_source import Entries, Mistake, RulesSource
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
 from perfd.rules.problems import TextError
 from perfd.rules.promql.compiler import compile_query
@@ -27,8 +26,6 @@ _RULE_KEYS = ("record", "alert", "expr", "for", "keep_firing_for", "labels", "an
 _ALERT_ONLY = ("for", "keep_firing_for", "annotations")
 _METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
 _LABEL_NAME = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
-
-_Entries = Mapping[str, tuple[yaml.ScalarNode, yaml.Node]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +56,7 @@ def load_rules(files: Iterable[Path]) -> RuleSet:
 
 def read_rules(path: Path) -> RulesFile:
     """Read one file; errors are part of the result."""
-    return parse_rules(read_source(path))
+    return parse_rules(RulesSource.read(path))
 
 
 def parse_rules(source: RulesSource) -> RulesFile:
@@ -75,12 +72,9 @@ class _Reader:
 
     def groups(self, root: yaml.Node) -> list[RuleGroup]:
         entries = self._source.mapping(root, "a rules file", ("groups",))
-        if "groups" not in entries:
-            return []
         groups: list[RuleGroup] = []
         names: set[str] = set()
-        for node in self._source.items(entries["groups"][1], "`groups`"):
-            group = self._group(node)
+        for node, group in self._source.list_of(entries, "groups", lambda node: (node, self._group(node))):
             if group is not None:
                 if group.name in names:
                     self._source.refuse(node, f"duplicate group {group.name!r}")
@@ -95,8 +89,7 @@ class _Reader:
         limit = self._limit(entries)
         rules: list[Rule] = []
         seen: set[object] = set()
-        for item in self._source.items(entries["rules"][1], "`rules`") if "rules" in entries else ():
-            rule = self._rule(item)
+        for item, rule in self._source.list_of(entries, "rules", lambda node: (node, self._rule(node))):
             if rule is None:
                 continue
             identity = _identity(rule)
@@ -114,8 +107,8 @@ class _Reader:
             limit=limit,
         )
 
-    def _limit(self, entries: _Entries) -> int:
-        text = self._optional(entries, "limit")
+    def _limit(self, entries: Entries) -> int:
+        text = self._source.text_of(entries, "limit")
         if text is None:
             return 0
         if not text.isdecimal():
@@ -136,30 +129,30 @@ class _Reader:
         rule = self._alert(entries, expression) if "alert" in entries else self._record(entries, expression)
         return rule if before == len(self._source.mistakes) else None
 
-    def _record(self, entries: _Entries, expression: str) -> RecordingRule:
+    def _record(self, entries: Entries, expression: str) -> RecordingRule:
         for key in _ALERT_ONLY:
             if key in entries and "record" in entries:
                 self._source.refuse(entries[key][0], f"`{key}` is for alerts; this is a recording rule")
-        name = self._optional(entries, "record") or ""
+        name = self._source.text_of(entries, "record") or ""
         if "record" in entries and not _METRIC_NAME.fullmatch(name):
             self._source.refuse(entries["record"][1], f"{name!r} is not a valid metric name")
         labels = {label: text for label, (_, text) in self._named_texts(entries, "labels", "a label").items()}
         return RecordingRule(record=name, expression=expression, labels=labels)
 
-    def _alert(self, entries: _Entries, expression: str) -> AlertingRule:
-        name = self._optional(entries, "alert") or ""
+    def _alert(self, entries: Entries, expression: str) -> AlertingRule:
+        name = self._source.text_of(entries, "alert") or ""
         if not name:
             self._source.refuse(entries["alert"][1], "the alert needs a name")
         return AlertingRule(
             alert=name,
             expression=expression,
-            for_s=self._duration_s(entries, "for") or 0.0,
-            keep_firing_for_s=self._duration_s(entries, "keep_firing_for") or 0.0,
+            for_s=self._duration_s(entries, "for"),
+            keep_firing_for_s=self._duration_s(entries, "keep_firing_for"),
             labels=self._templates(entries, "labels", "a label"),
             annotations=self._templates(entries, "annotations", "an annotation"),
         )
 
-    def _expression(self, node: yaml.Node, entries: _Entries) -> str:
+    def _expression(self, node: yaml.Node, entries: Entries) -> str:
         text = self._required(node, entries, "expr", "a rule") or ""
         if text:
             try:
@@ -168,7 +161,7 @@ class _Reader:
                 self._source.refuse_text(entries["expr"][1], error, "expression: ")
         return text
 
-    def _named_texts(self, entries: _Entries, key: str, what: str) -> dict[str, tuple[yaml.Node, str]]:
+    def _named_texts(self, entries: Entries, key: str, what: str) -> dict[str, tuple[yaml.Node, str]]:
         """The entries of `labels` or `annotations`: the node of each value and its text."""
         texts: dict[str, tuple[yaml.Node, str]] = {}
         if key not in entries:
@@ -181,7 +174,7 @@ class _Reader:
                 texts[name] = (node, text)
         return texts
 
-    def _templates(self, entries: _Entries, key: str, what: str) -> dict[str, Template]:
+    def _templates(self, entries: Entries, key: str, what: str) -> dict[str, Template]:
         templates: dict[str, Template] = {}
         for name, (node, text) in self._named_texts(entries, key, what).items():
             try:
@@ -190,29 +183,16 @@ class _Reader:
                 self._source.refuse_text(node, error, f"{key} {name!r}: ")
         return templates
 
-    def _required(self, node: yaml.Node, entries: _Entries, key: str, what: str) -> str | None:
-        text = self._optional(entries, key)
+    def _required(self, node: yaml.Node, entries: Entries, key: str, what: str) -> str | None:
+        text = self._source.text_of(entries, key)
         if key not in entries:
             self._source.refuse(node, f"{what} needs `{key}`")
         elif text == "":
             self._source.refuse(entries[key][1], f"`{key}` is empty")
         return text
 
-    def _optional(self, entries: _Entries, key: str) -> str | None:
-        return self._source.scalar(entries[key][1], f"`{key}`") if key in entries else None
-
-    def _duration_s(self, entries: _Entries, key: str) -> float | None:
-        text = self._optional(entries, key)
-        if text is None:
-            return None
-        try:
-            return parse_duration(text) / 1000
-        except OverflowError:
-            self._source.refuse(entries[key][1], f"`{key}`: it is too long")
-            return None
-        except ValueError as error:
-            self._source.refuse(entries[key][1], f"`{key}`: {error}")
-            return None
+    def _duration_s(self, entries: Entries, key: str) -> float:
+        return (self._source.duration_ms(entries, key) or 0) / 1000
 
 
 def _identity(rule: Rule) -> tuple[str, str, frozenset[tuple[str, str]]]:

@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, TypeVar
 
 import yaml
 
-from perfd.config.yaml_source import Mistake, YamlSource, is_null
+from perfd.config.yaml_source import Mistake, YamlSource
+from perfd.rules.durations import parse_duration
 from perfd.rules.problems import TextError
 
-__all__ = ["Mistake", "RulesSource", "is_null", "read_source"]
+__all__ = ["Entries", "Mistake", "RulesSource"]
+
+Entries: TypeAlias = Mapping[str, tuple[yaml.ScalarNode, yaml.Node]]
+"""The nodes of key and value, by key."""
+_T = TypeVar("_T")
 
 
 class RulesSource(YamlSource):
     """The text of a file, and the errors found in it so far."""
 
     __slots__ = ()
+
+    def text_of(self, entries: Entries, key: str) -> str | None:
+        """The text of an entry; None if it is absent or, which is a mistake, no text."""
+        return self.scalar(entries[key][1], f"`{key}`") if key in entries else None
+
+    def list_of(self, entries: Entries, key: str, item: Callable[[yaml.Node], _T]) -> list[_T]:
+        """What `item` makes of each item of an entry; empty if it is absent."""
+        return [item(node) for node in self.items(entries[key][1], f"`{key}`")] if key in entries else []
+
+    def duration_ms(self, entries: Entries, key: str) -> int | None:
+        """A duration in milliseconds; None if it is absent or, which is a mistake, not a duration."""
+        text = self.text_of(entries, key)
+        if text is None:
+            return None
+        try:
+            duration_ms = parse_duration(text)
+            float(duration_ms)
+        except OverflowError:
+            self.refuse(entries[key][1], f"`{key}`: it is too long")
+        except ValueError as error:
+            self.refuse(entries[key][1], f"`{key}`: {error}")
+        else:
+            return duration_ms
+        return None
 
     def refuse_text(self, node: yaml.Node, error: TextError, prefix: str) -> None:
         """Note each problem of an expression or template at its place."""
@@ -53,8 +83,3 @@ class RulesSource(YamlSource):
         position += int(beyond)
         line_start = self.text.rfind("\n", 0, position) + 1
         return self.text.count("\n", 0, position) + 1, position - line_start + 1
-
-
-def read_source(path: Path) -> RulesSource:
-    """The text of a file; if it cannot be read, an empty one with that error."""
-    return RulesSource.read(path)

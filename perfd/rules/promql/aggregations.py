@@ -83,7 +83,7 @@ def _largest(values: Floats, group: Groups, count: int) -> Floats:
     return result
 
 
-_SIMPLE: Mapping[str, Callable[[Floats, Groups, int], Floats]] = {
+SIMPLE: Mapping[str, Callable[[Floats, Groups, int], Floats]] = {
     "sum": _sum,
     "avg": _average,
     "min": _smallest,
@@ -93,31 +93,29 @@ _SIMPLE: Mapping[str, Callable[[Floats, Groups, int], Floats]] = {
     "stdvar": _variance,
     "stddev": lambda values, group, count: np.sqrt(_variance(values, group, count)),
 }
+"""By name, those without a parameter."""
 
 
-class Aggregation:
+def aggregation(
+    name: str, argument: VectorNode, grouping: Grouping, parameter: ScalarNode | None
+) -> VectorNode:
     """`sum`, `avg` and the others that give one value for each group."""
+    grouped_keys = Remembered(lambda keys: _grouped(keys, grouping))
 
-    def __init__(
-        self, name: str, argument: VectorNode, grouping: Grouping, parameter: ScalarNode | None
-    ) -> None:
-        self._name = name
-        self._argument = argument
-        self._parameter = parameter
-        self._grouped = Remembered(lambda keys: _grouped(keys, grouping))
-
-    def vector(self, at: Instant) -> Vector:
-        vector = self._argument.vector(at)
-        grouped = self._grouped(vector.keys)
+    def vector(at: Instant) -> Vector:
+        found = argument(at)
+        grouped = grouped_keys(found.keys)
         count = len(grouped.keys)
-        group = grouped.group[vector.present]
-        values = vector.values[vector.present]
+        group = grouped.group[found.present]
+        values = found.values[found.present]
         present = np.bincount(group, minlength=count) > 0
-        if self._parameter is not None:
-            result = _group_quantiles(self._parameter.scalar(at), values, group, count)
+        if parameter is not None:
+            result = _group_quantiles(parameter(at), values, group, count)
         else:
-            result = _SIMPLE[self._name](values, group, count)
+            result = SIMPLE[name](values, group, count)
         return Vector(grouped.keys, result, present)
+
+    return vector
 
 
 def _group_quantiles(fraction: float, values: Floats, group: Groups, count: int) -> Floats:
@@ -127,30 +125,24 @@ def _group_quantiles(fraction: float, values: Floats, group: Groups, count: int)
     return result
 
 
-class TopOrBottom:
+def top_or_bottom(name: str, argument: VectorNode, grouping: Grouping, parameter: ScalarNode) -> VectorNode:
     """`topk` and `bottomk`: the series themselves, those with the k largest or smallest values of a group."""
+    grouped_keys = Remembered(lambda keys: _grouped(keys, grouping))
 
-    def __init__(self, name: str, argument: VectorNode, grouping: Grouping, parameter: ScalarNode) -> None:
-        self._largest = name == "topk"
-        self._argument = argument
-        self._parameter = parameter
-        self._grouped = Remembered(lambda keys: _grouped(keys, grouping))
-
-    def vector(self, at: Instant) -> Vector:
-        vector = self._argument.vector(at)
-        wanted = self._parameter.scalar(at)
+    def vector(at: Instant) -> Vector:
+        found = argument(at)
+        wanted = parameter(at)
         if not math.isfinite(wanted):
             raise EvaluationError(f"{wanted} is not a number of series")
         if wanted < 1:
             return empty()
-        group = self._grouped(vector.keys).group
-        present = np.zeros(len(vector.keys), dtype=bool)
-        for number in np.unique(group[vector.present]):
-            members = np.flatnonzero(vector.present & (group == number))
-            present[self._best(vector.values, members)[: int(wanted)]] = True
-        return Vector(vector.keys, vector.values, present)
+        group = grouped_keys(found.keys).group
+        present = np.zeros(len(found.keys), dtype=bool)
+        for number in np.unique(group[found.present]):
+            members = np.flatnonzero(found.present & (group == number))
+            ranked = -found.values[members] if name == "topk" else found.values[members]
+            # The first of equals comes first, and NaN last.
+            present[members[np.argsort(ranked, kind="stable")][: int(wanted)]] = True
+        return Vector(found.keys, found.values, present)
 
-    def _best(self, values: Floats, members: Groups) -> Groups:
-        """The members in order, the first of equals first and NaN last."""
-        ranked = -values[members] if self._largest else values[members]
-        return members[np.argsort(ranked, kind="stable")]
+    return vector

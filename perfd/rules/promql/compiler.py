@@ -8,9 +8,16 @@ import promql_parser as pp
 
 from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, MatcherSet
 from perfd.rules.problems import Problem, TextError
-from perfd.rules.promql import aggregations, binary_operators, evaluation, functions, range_functions
-from perfd.rules.promql.evaluation import Query, ScalarNode, VectorNode
-from perfd.rules.promql.selectors import InstantSelector, RangeSelector
+from perfd.rules.promql import aggregations, binary_operators, functions, range_functions
+from perfd.rules.promql.evaluation import (
+    InstantSelector,
+    Query,
+    RangeSelector,
+    ScalarNode,
+    VectorNode,
+    scalar_of,
+    vector_of,
+)
 from perfd.rules.promql.syntax import parse
 from perfd.rules.promql.vector_matching import VectorMatching
 
@@ -70,19 +77,21 @@ class _Compiler:
         self.selectors: list[InstantSelector | RangeSelector] = []
 
     def as_vector(self, tree: pp.Expr) -> VectorNode:
-        return evaluation.VectorOf(self.scalar(tree)) if is_scalar(tree) else self.vector(tree)
+        return vector_of(self.scalar(tree)) if is_scalar(tree) else self.vector(tree)
 
     def scalar(self, tree: pp.Expr) -> ScalarNode:
         tree = _unwrapped(tree)
         if isinstance(tree, pp.NumberLiteral):
-            return evaluation.Number(tree.val)
+            return _number(tree.val)
         if isinstance(tree, pp.UnaryExpr):
-            return binary_operators.Negated(self.scalar(tree.expr))
+            argument = self.scalar(tree.expr)
+            return lambda at: -argument(at)
         if isinstance(tree, pp.BinaryExpr):
-            return binary_operators.ScalarBinary(str(tree.op), self.scalar(tree.lhs), self.scalar(tree.rhs))
+            return binary_operators.scalar_binary(str(tree.op), self.scalar(tree.lhs), self.scalar(tree.rhs))
         if isinstance(tree, pp.Call) and tree.args:
-            return evaluation.ScalarOf(self.vector(tree.args[0]))
-        return evaluation.EvaluationTime()
+            return scalar_of(self.vector(tree.args[0]))
+        # `time()`, in seconds.
+        return lambda at: at.time_ms / 1000
 
     def vector(self, tree: pp.Expr) -> VectorNode:
         tree = _unwrapped(tree)
@@ -91,7 +100,7 @@ class _Compiler:
         if isinstance(tree, pp.AggregateExpr):
             return self._aggregation(tree)
         if isinstance(tree, pp.UnaryExpr):
-            return functions.Elementwise("neg", self.vector(tree.expr), [])
+            return functions.elementwise("neg", self.vector(tree.expr), [])
         if isinstance(tree, pp.BinaryExpr):
             return self._binary(tree)
         if isinstance(tree, pp.Call):
@@ -102,12 +111,12 @@ class _Compiler:
         name, args = tree.func.name, tree.args
         if name in range_functions.FUNCTIONS:
             parameter = self.scalar(args[0]) if name == "quantile_over_time" else None
-            return range_functions.OverRange(name, self._range(args[-1]), parameter)
+            return range_functions.over_range(name, self._range(args[-1]), parameter)
         if name in functions.ELEMENTWISE:
             parameters = [self.scalar(argument) for argument in args[1:]]
             if name == "round" and not parameters:
-                parameters = [evaluation.Number(1.0)]
-            return functions.Elementwise(name, self.vector(args[0]), parameters)
+                parameters = [_number(1.0)]
+            return functions.elementwise(name, self.vector(args[0]), parameters)
         if name in _LABEL_FUNCTIONS:
             return self._relabelled(name, self.vector(args[0]), [_literal(argument) for argument in args[1:]])
         if name in _NO_EFFECT:
@@ -116,22 +125,22 @@ class _Compiler:
 
     def _special(self, name: str, argument: pp.Expr) -> VectorNode:
         if name == "vector":
-            return evaluation.VectorOf(self.scalar(argument))
+            return vector_of(self.scalar(argument))
         if name == "timestamp":
-            return functions.Timestamp(self.vector(argument))
+            return functions.timestamp(self.vector(argument))
         if name == "absent_over_time":
-            return functions.AbsentOverTime(self._range(argument))
+            return functions.absent_over_time(self._range(argument))
         if name == "absent":
             node = self.vector(argument)
             # As in Prometheus, a selector in parentheses gives no labels.
             selected = _selection(argument).matchers if isinstance(argument, pp.VectorSelector) else ()
-            return functions.Absent(node, selected)
+            return functions.absent(node, selected)
         raise NotImplementedError(f"the function {name} is not supported")
 
     def _relabelled(self, name: str, argument: VectorNode, texts: list[str]) -> VectorNode:
         if name == "label_replace":
-            return functions.Relabelled(argument, functions.label_replace(*texts))
-        return functions.Relabelled(argument, functions.label_join(texts[0], texts[1], texts[2:]))
+            return functions.relabelled(argument, functions.label_replace(*texts))
+        return functions.relabelled(argument, functions.label_join(texts[0], texts[1], texts[2:]))
 
     def _aggregation(self, tree: pp.AggregateExpr) -> VectorNode:
         name = str(tree.op)
@@ -141,22 +150,22 @@ class _Compiler:
         argument = self.vector(tree.expr)
         parameter = None if tree.param is None else self.scalar(tree.param)
         if name in {"topk", "bottomk"} and parameter is not None:
-            return aggregations.TopOrBottom(name, argument, grouping, parameter)
-        return aggregations.Aggregation(name, argument, grouping, parameter)
+            return aggregations.top_or_bottom(name, argument, grouping, parameter)
+        return aggregations.aggregation(name, argument, grouping, parameter)
 
     def _binary(self, tree: pp.BinaryExpr) -> VectorNode:
         operator = str(tree.op)
         as_bool = tree.modifier is not None and tree.modifier.return_bool
         if is_scalar(tree.lhs):
             left, right = self.scalar(tree.lhs), self.vector(tree.rhs)
-            return binary_operators.VectorScalar(operator, right, left, swapped=True, as_bool=as_bool)
+            return binary_operators.vector_scalar(operator, right, left, swapped=True, as_bool=as_bool)
         if is_scalar(tree.rhs):
             vector, number = self.vector(tree.lhs), self.scalar(tree.rhs)
-            return binary_operators.VectorScalar(operator, vector, number, swapped=False, as_bool=as_bool)
+            return binary_operators.vector_scalar(operator, vector, number, swapped=False, as_bool=as_bool)
         sides = (self.vector(tree.lhs), self.vector(tree.rhs))
         if operator in binary_operators.SET_OPERATORS:
-            return binary_operators.SetOperator(operator, *sides, _matching(tree.modifier))
-        return binary_operators.VectorBinary(operator, *sides, _matching(tree.modifier), as_bool=as_bool)
+            return binary_operators.set_operator(operator, *sides, _matching(tree.modifier))
+        return binary_operators.vector_binary(operator, *sides, _matching(tree.modifier), as_bool=as_bool)
 
     def _instant(self, tree: pp.VectorSelector) -> InstantSelector:
         selector = InstantSelector(_selection(tree), _ms(tree.offset))
@@ -171,6 +180,10 @@ class _Compiler:
         selector = RangeSelector(_selection(inner), _ms(tree.range), _ms(inner.offset))
         self.selectors.append(selector)
         return selector
+
+
+def _number(value: float) -> ScalarNode:
+    return lambda _: value
 
 
 def _literal(tree: pp.Expr) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, compile_regex
 from perfd.rules.promql.evaluation import (
     Floats,
     Instant,
+    InstantSelector,
     Keys,
+    RangeSelector,
     Remembered,
     ScalarNode,
     Vector,
@@ -20,7 +22,6 @@ from perfd.rules.promql.evaluation import (
     empty,
     without_name,
 )
-from perfd.rules.promql.selectors import InstantSelector, RangeSelector
 
 
 def _round(values: Floats, to_nearest: float) -> Floats:
@@ -49,63 +50,47 @@ ELEMENTWISE: Mapping[str, Callable[..., Floats]] = {
 """By name, `neg` is the unary minus; arguments after the first are numbers."""
 
 
-class Elementwise:
+def elementwise(name: str, argument: VectorNode, parameters: Sequence[ScalarNode]) -> VectorNode:
     """A function of each value, which drops the metric's name."""
+    function = ELEMENTWISE[name]
+    unnamed = Remembered(without_name)
 
-    def __init__(self, name: str, argument: VectorNode, parameters: list[ScalarNode]) -> None:
-        self._function = ELEMENTWISE[name]
-        self._argument = argument
-        self._parameters = parameters
-        self._is_clamp = name == "clamp"
-        self._without_name = Remembered(without_name)
-
-    def vector(self, at: Instant) -> Vector:
-        vector = self._argument.vector(at)
-        parameters = [parameter.scalar(at) for parameter in self._parameters]
-        if self._is_clamp and parameters[1] < parameters[0]:
+    def vector(at: Instant) -> Vector:
+        found = argument(at)
+        numbers = [parameter(at) for parameter in parameters]
+        if name == "clamp" and numbers[1] < numbers[0]:
             return empty()
-        values = self._function(vector.values, *parameters)
-        return Vector(self._without_name(vector.keys), values, vector.present).checked()
+        return Vector(unnamed(found.keys), function(found.values, *numbers), found.present).checked()
+
+    return vector
 
 
-class Timestamp:
+def timestamp(argument: VectorNode) -> VectorNode:
     """`timestamp(v)`: when each value was sampled; the time of the evaluation for computed values."""
+    unnamed = Remembered(without_name)
 
-    def __init__(self, argument: VectorNode) -> None:
-        self._argument = argument
-        self._without_name = Remembered(without_name)
-
-    def vector(self, at: Instant) -> Vector:
-        if isinstance(self._argument, InstantSelector):
-            vector, times_ms = self._argument.with_times(at)
+    def vector(at: Instant) -> Vector:
+        if isinstance(argument, InstantSelector):
+            found, times_ms = argument.with_times(at)
             values = times_ms / 1000
         else:
-            vector = self._argument.vector(at)
-            values = np.full(len(vector.keys), at.time_ms / 1000)
-        return Vector(self._without_name(vector.keys), values, vector.present).checked()
+            found = argument(at)
+            values = np.full(len(found.keys), at.time_ms / 1000)
+        return Vector(unnamed(found.keys), values, found.present).checked()
+
+    return vector
 
 
-class Absent:
+def absent(argument: VectorNode, matchers: tuple[Matcher, ...]) -> VectorNode:
     """`absent(v)`: 1, with the labels that the selector asks for, when there is no series."""
-
-    def __init__(self, argument: VectorNode, matchers: tuple[Matcher, ...]) -> None:
-        self._argument = argument
-        self._keys = Keys([_absent_key(matchers)])
-
-    def vector(self, at: Instant) -> Vector:
-        return _one_unless(bool(self._argument.vector(at).present.any()), self._keys)
+    keys = Keys([_absent_key(matchers)])
+    return lambda at: _one_unless(bool(argument(at).present.any()), keys)
 
 
-class AbsentOverTime:
+def absent_over_time(argument: RangeSelector) -> VectorNode:
     """`absent_over_time(r)`: as `absent`, for any sample in the range."""
-
-    def __init__(self, argument: RangeSelector) -> None:
-        self._argument = argument
-        self._keys = Keys([_absent_key(argument.selection.matchers)])
-
-    def vector(self, at: Instant) -> Vector:
-        _, parts = self._argument.samples(at)
-        return _one_unless(bool(parts), self._keys)
+    keys = Keys([_absent_key(argument.selection.matchers)])
+    return lambda at: _one_unless(bool(argument.samples(at)[1]), keys)
 
 
 def _one_unless(found: bool, keys: Keys) -> Vector:
@@ -127,16 +112,15 @@ def _absent_key(matchers: tuple[Matcher, ...]) -> SeriesKey:
     return SeriesKey.of("", labels)
 
 
-class Relabelled:
+def relabelled(argument: VectorNode, change: Callable[[SeriesKey], SeriesKey]) -> VectorNode:
     """`label_replace` and `label_join`: other labels, the same values."""
+    changed = Remembered(lambda keys: Keys(change(key) for key in keys.items))
 
-    def __init__(self, argument: VectorNode, change: Callable[[SeriesKey], SeriesKey]) -> None:
-        self._argument = argument
-        self._change = Remembered(lambda keys: Keys(change(key) for key in keys.items))
+    def vector(at: Instant) -> Vector:
+        found = argument(at)
+        return Vector(changed(found.keys), found.values, found.present).checked()
 
-    def vector(self, at: Instant) -> Vector:
-        vector = self._argument.vector(at)
-        return Vector(self._change(vector.keys), vector.values, vector.present).checked()
+    return vector
 
 
 def label_replace(

@@ -7,9 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.rules.promql.evaluation import Floats, Instant, Mask, Remembered, ScalarNode, Vector, without_name
+from perfd.rules.promql.evaluation import (
+    Floats,
+    Instant,
+    Mask,
+    RangeSelector,
+    Remembered,
+    Samples,
+    ScalarNode,
+    Vector,
+    VectorNode,
+    without_name,
+)
 from perfd.rules.promql.quantiles import quantiles
-from perfd.rules.promql.selectors import RangeSelector, Samples, scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +140,22 @@ FUNCTIONS: Mapping[str, RangeFunction] = {
 """By name; `absent_over_time` is not a function of each series, and lives with `absent`."""
 
 
-class OverRange:
+def over_range(name: str, argument: RangeSelector, parameter: ScalarNode | None) -> VectorNode:
     """A function of the range of each series."""
+    function = FUNCTIONS[name]
+    unnamed = Remembered(without_name)
 
-    def __init__(self, name: str, argument: RangeSelector, parameter: ScalarNode | None) -> None:
-        self._function = FUNCTIONS[name]
-        self._argument = argument
-        self._parameter = parameter
-        self._keep_name = name == "last_over_time"
-        self._without_name = Remembered(without_name)
-
-    def vector(self, at: Instant) -> Vector:
-        end_ms = at.time_ms - self._argument.offset_ms
-        parameter = self._parameter.scalar(at) if self._parameter else 0.0
-        window = RangeWindow(end_ms - self._argument.range_ms, end_ms, parameter)
-        keys, parts = self._argument.samples(at)
-        values, present = scatter(keys)
+    def vector(at: Instant) -> Vector:
+        end_ms = at.time_ms - argument.offset_ms
+        number = parameter(at) if parameter else 0.0
+        window = RangeWindow(end_ms - argument.range_ms, end_ms, number)
+        keys, parts = argument.samples(at)
+        values, present = np.full(len(keys), np.nan), np.zeros(len(keys), dtype=bool)
         for samples in parts:
-            result = self._function(samples, window)
+            result = function(samples, window)
             if result is not None:
                 values[samples.places] = result
                 present[samples.places] = True
-        return Vector(keys if self._keep_name else self._without_name(keys), values, present).checked()
+        return Vector(keys if name == "last_over_time" else unnamed(keys), values, present).checked()
+
+    return vector

@@ -9,58 +9,17 @@ import promql_parser
 
 from perfd.rules.label_matchers import compile_regex
 from perfd.rules.problems import Problem
+from perfd.rules.promql import aggregations, functions, range_functions
 from perfd.rules.promql.tokens import CLOSING, Token
 
-FUNCTIONS = frozenset(
-    [
-        "abs",
-        "absent",
-        "absent_over_time",
-        "avg_over_time",
-        "ceil",
-        "changes",
-        "clamp",
-        "clamp_max",
-        "clamp_min",
-        "count_over_time",
-        "delta",
-        "deriv",
-        "exp",
-        "floor",
-        "idelta",
-        "increase",
-        "irate",
-        "label_join",
-        "label_replace",
-        "last_over_time",
-        "ln",
-        "log10",
-        "log2",
-        "max_over_time",
-        "min_over_time",
-        "present_over_time",
-        "quantile_over_time",
-        "rate",
-        "resets",
-        "round",
-        "scalar",
-        "sgn",
-        "sort",
-        "sort_desc",
-        "sqrt",
-        "stddev_over_time",
-        "stdvar_over_time",
-        "sum_over_time",
-        "time",
-        "timestamp",
-        "vector",
-    ]
+_BY_THE_COMPILER = (
+    *("absent", "absent_over_time", "label_join", "label_replace", "scalar", "sort", "sort_desc"),
+    *("time", "timestamp", "vector"),
 )
+"""Functions that are in no table."""
+FUNCTIONS = frozenset((*range_functions.FUNCTIONS, *functions.ELEMENTWISE, *_BY_THE_COMPILER)) - {"neg"}
 """The functions of the subset."""
-
-AGGREGATIONS = frozenset(
-    ["avg", "bottomk", "count", "group", "max", "min", "quantile", "stddev", "stdvar", "sum", "topk"],
-)
+AGGREGATIONS = frozenset((*aggregations.SIMPLE, "bottomk", "quantile", "topk"))
 """The aggregations of the subset."""
 
 _KEYWORDS = frozenset(

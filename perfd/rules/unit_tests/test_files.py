@@ -12,8 +12,7 @@ import yaml
 
 from perfd.errors import RulesError
 from perfd.metrics.series import SeriesKey
-from perfd.rules.durations import parse_duration
-from perfd.rules.files import RulesSource, read_source
+from perfd.rules.files.rules_source import Entries, RulesSource
 from perfd.rules.problems import TextError
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.unit_tests.series_notation import parse_series, parse_values
@@ -31,7 +30,6 @@ _TEST_KEYS = (
     "external_labels",
     "external_url",
 )
-_Entries = Mapping[str, tuple[yaml.ScalarNode, yaml.Node]]
 _T = TypeVar("_T")
 
 
@@ -87,7 +85,7 @@ class RuleTestFile:
 
 def read_tests(path: Path) -> RuleTestFile:
     """Read a file of unit tests; raises `RulesError` with all errors in it, one per line."""
-    source = read_source(path)
+    source = RulesSource.read(path)
     root = source.root() if not source.mistakes else None
     file = _Reader(source).file(path, root) if root is not None else None
     if file is None and not source.mistakes:
@@ -104,36 +102,37 @@ class _Reader:
 
     def file(self, path: Path, root: yaml.Node) -> RuleTestFile:
         entries = self._source.mapping(root, "a file of rule tests", _FILE_KEYS)
-        self._default_ms = self._duration(entries, "evaluation_interval") or DEFAULT_INTERVAL_MS
+        self._default_ms = self._source.duration_ms(entries, "evaluation_interval") or DEFAULT_INTERVAL_MS
         return RuleTestFile(
             path=path,
             rule_files=self._rule_files(path.parent, entries),
             evaluation_interval_ms=self._default_ms,
-            group_order=self._list(entries, "group_eval_order", self._word),
-            tests=self._list(entries, "tests", self._test),
+            group_order=self._source.list_of(
+                entries, "group_eval_order", lambda node: self._source.scalar(node, "a group's name") or ""
+            ),
+            tests=self._source.list_of(entries, "tests", self._test),
         )
 
-    def _rule_files(self, folder: Path, entries: _Entries) -> list[Path]:
+    def _rule_files(self, folder: Path, entries: Entries) -> list[Path]:
         """The files that the patterns name, relative to the file of tests."""
-        files: list[Path] = []
-        for node in (
-            self._source.items(entries["rule_files"][1], "`rule_files`") if "rule_files" in entries else ()
-        ):
+
+        def matching(node: yaml.Node) -> list[Path]:
             pattern = self._source.scalar(node, "a rules file") or ""
-            found = sorted(Path(match) for match in _glob(folder, pattern))
+            found = sorted(_glob(folder, pattern))
             if not found:
                 self._source.refuse(node, f"no rules file {pattern!r} in this file's folder")
-            files.extend(found)
-        return files
+            return found
+
+        return [path for found in self._source.list_of(entries, "rule_files", matching) for path in found]
 
     def _test(self, node: yaml.Node) -> RuleTest:
         entries = self._source.mapping(node, "a test", _TEST_KEYS)
         return RuleTest(
             name=self._text(entries, "name"),
-            interval_ms=self._duration(entries, "interval") or self._default_ms,
-            series=dict(self._list(entries, "input_series", self._input)),
-            alerts=self._list(entries, "alert_rule_test", self._alert_check),
-            queries=self._list(entries, "promql_expr_test", self._query_check),
+            interval_ms=self._source.duration_ms(entries, "interval") or self._default_ms,
+            series=dict(self._source.list_of(entries, "input_series", self._input)),
+            alerts=self._source.list_of(entries, "alert_rule_test", self._alert_check),
+            queries=self._source.list_of(entries, "promql_expr_test", self._query_check),
             external_labels=self._texts(entries, "external_labels"),
             external_url=self._text(entries, "external_url"),
         )
@@ -149,9 +148,9 @@ class _Reader:
         if not name:
             self._source.refuse(node, "an alert test needs `alertname`")
         return AlertCheck(
-            time_ms=self._duration(entries, "eval_time") or 0,
+            time_ms=self._source.duration_ms(entries, "eval_time") or 0,
             alert=name,
-            expected=self._list(entries, "exp_alerts", self._expected_alert),
+            expected=self._source.list_of(entries, "exp_alerts", self._expected_alert),
         )
 
     def _expected_alert(self, node: yaml.Node) -> ExpectedAlert:
@@ -164,10 +163,12 @@ class _Reader:
         entries = self._source.mapping(node, "an expression test", ("expr", "eval_time", "exp_samples"))
         query = self._parsed(node, entries, "expr", compile_query)
         expected = {
-            key: value for key, value in self._list(entries, "exp_samples", self._sample) if key is not None
+            key: value
+            for key, value in self._source.list_of(entries, "exp_samples", self._sample)
+            if key is not None
         }
         return QueryCheck(
-            time_ms=self._duration(entries, "eval_time") or 0,
+            time_ms=self._source.duration_ms(entries, "eval_time") or 0,
             expression=query.text if query else "",
             expected=expected,
         )
@@ -178,43 +179,26 @@ class _Reader:
         value = values[0]
         return self._parsed(node, entries, "labels", parse_series), 0.0 if value is None else value
 
-    def _parsed(self, node: yaml.Node, entries: _Entries, key: str, parse: Callable[[str], _T]) -> _T | None:
+    def _parsed(self, node: yaml.Node, entries: Entries, key: str, parse: Callable[[str], _T]) -> _T | None:
         """The parsed text; an error if it is invalid."""
         if key not in entries:
             self._source.refuse(node, f"`{key}` is missing")
             return None
-        text = self._source.scalar(entries[key][1], f"`{key}`")
+        text = self._source.text_of(entries, key)
         try:
             return None if text is None else parse(text)
         except TextError as error:
             self._source.refuse_text(entries[key][1], error, f"`{key}`: ")
             return None
 
-    def _list(self, entries: _Entries, key: str, item: Callable[[yaml.Node], _T]) -> list[_T]:
-        if key not in entries:
-            return []
-        return [item(node) for node in self._source.items(entries[key][1], f"`{key}`")]
+    def _text(self, entries: Entries, key: str) -> str:
+        return self._source.text_of(entries, key) or ""
 
-    def _word(self, node: yaml.Node) -> str:
-        return self._source.scalar(node, "a group's name") or ""
-
-    def _text(self, entries: _Entries, key: str) -> str:
-        return (self._source.scalar(entries[key][1], f"`{key}`") or "") if key in entries else ""
-
-    def _texts(self, entries: _Entries, key: str) -> dict[str, str]:
+    def _texts(self, entries: Entries, key: str) -> dict[str, str]:
         if key not in entries:
             return {}
         named = self._source.mapping(entries[key][1], f"`{key}`")
         return {name: self._source.scalar(node, f"{name!r}") or "" for name, (_, node) in named.items()}
-
-    def _duration(self, entries: _Entries, key: str) -> int | None:
-        if key not in entries:
-            return None
-        try:
-            return parse_duration(self._text(entries, key))
-        except ValueError as error:
-            self._source.refuse(entries[key][1], f"`{key}`: {error}")
-            return None
 
 
 def _glob(folder: Path, pattern: str) -> list[Path]:
