@@ -109,7 +109,7 @@ def _spool_s(*, checksums: bool) -> float:
     payload = bytes(range(256)) * (_SPOOLED_BYTES // 256)
     with ExitStack() as stack:
         if not checksums:
-            stack.enter_context(patch("perfd.agent.spool.spool_rows._checksum", lambda *_: 0))
+            stack.enter_context(patch("perfd.agent.spool.spool.StoredBatch.checksum", 0))
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         spool = stack.enter_context(closing(Spool(Path(folder), max_bytes=1 << 26)))
         started_s = time.process_time()

@@ -7,17 +7,16 @@ import secrets
 import sqlite3
 import threading
 import uuid
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from perfd.agent.spool import spool_file, spool_rows
+from perfd.agent.spool.spool_file import open_file
 from perfd.agent.spool.spool_identity import Life, begin_life, machine_fingerprint, write_life
-from perfd.agent.spool.spool_rows import Row
-from perfd.errors import WireError
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +33,11 @@ class StoredBatch:
     sequence: int
     records: int
     payload: bytes
+
+    @property
+    def checksum(self) -> int:
+        """Over the numbers too: either may be damaged on the disk, and the aggregator trusts both."""
+        return zlib.crc32(self.payload, zlib.crc32(b"%d %d" % (self.sequence, self.records)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,7 @@ class Spool:
     """
 
     def __init__(self, directory: Path, *, max_bytes: int, machine: str | None = None) -> None:
-        self._file = spool_file.open_file(directory)
+        self._file = open_file(directory)
         self._max_bytes = min(max_bytes, MAX_MEMORY_BYTES) if self._file.in_memory else max_bytes
         self._database = self._file.database
         self._lock = threading.Lock()
@@ -164,7 +168,7 @@ class Spool:
                 return
             try:
                 with self._transaction():
-                    batches, size, _ = spool_rows.delete_through(self._database, sequence)
+                    batches, size, _ = self._delete_through(sequence)
             except sqlite3.Error as error:
                 self._report(error)
             else:
@@ -186,17 +190,9 @@ class Spool:
             self._last_sequence = self._opened_after = 0
             self._unwritten.clear()
             for batch in batches:
-                try:
-                    payload = renumber(batch.payload, self._last_sequence + 1)
-                except WireError:
-                    # An older perfd stored it without a checksum, and it is damaged.
-                    self._dropped_batches += 1
-                    self._dropped_records += batch.records
-                    continue
                 self._last_sequence += 1
-                self._unwritten.append(
-                    StoredBatch(sequence=self._last_sequence, records=batch.records, payload=payload)
-                )
+                payload = renumber(batch.payload, self._last_sequence)
+                self._unwritten.append(replace(batch, sequence=self._last_sequence, payload=payload))
             try:
                 with self._transaction():
                     self._database.execute("DELETE FROM batch")
@@ -260,47 +256,81 @@ class Spool:
     def _read_after(self, sequence: int, limit: int) -> Sequence[StoredBatch]:
         found: list[StoredBatch] = []
         while (limit == _ALL or len(found) < limit) and (rows := self._rows_after(sequence, limit)):
-            for row in rows:
-                if row.sound:
-                    found.append(StoredBatch(sequence=row.sequence, records=row.records, payload=row.payload))
+            for batch, checksum in rows:
+                if checksum == batch.checksum:
+                    found.append(batch)
                 else:
-                    self._skip(row)
-            sequence = rows[-1].sequence
+                    self._skip(batch)
+            sequence = rows[-1][0].sequence
         found.extend(batch for batch in self._unwritten if batch.sequence > sequence)
         return found if limit == _ALL else found[:limit]
 
-    def _rows_after(self, sequence: int, limit: int) -> Sequence[Row]:
+    def _rows_after(self, sequence: int, limit: int) -> Sequence[tuple[StoredBatch, int]]:
+        """The oldest batches on disk after `sequence`, each with the checksum that is beside it."""
         try:
-            return spool_rows.read_after(self._database, sequence, limit)
+            # A damaged row may hold values of another type than was written.
+            rows = self._database.execute(
+                "SELECT sequence, CAST(records AS INTEGER), CAST(payload AS BLOB), CAST(crc32 AS INTEGER)"
+                " FROM batch WHERE sequence > ? ORDER BY sequence LIMIT ?",
+                (sequence, limit),
+            ).fetchall()
         except sqlite3.Error as error:
             self._report(error)
             return ()
+        return [
+            (StoredBatch(sequence=number, records=records, payload=payload), checksum)
+            for number, records, payload, checksum in rows
+        ]
 
-    def _skip(self, row: Row) -> None:
+    def _delete_through(self, sequence: int) -> tuple[int, int, int]:
+        """Delete through a sequence; returns batches, bytes and records, and raises `sqlite3.Error`."""
+        batches, size, records = self._database.execute(
+            "SELECT count(*), coalesce(sum(length(payload)), 0), coalesce(sum(records), 0)"
+            " FROM batch WHERE sequence <= ?",
+            (sequence,),
+        ).fetchone()
+        self._database.execute("DELETE FROM batch WHERE sequence <= ?", (sequence,))
+        return batches, size, records
+
+    def _delete_oldest(self, excess_bytes: int) -> tuple[int, int, int]:
+        """Delete the oldest until this many bytes are free; returns and raises as `_delete_through`."""
+        if excess_bytes <= 0:
+            return 0, 0, 0
+        through = 0
+        for sequence, size in self._database.execute(
+            "SELECT sequence, length(payload) FROM batch ORDER BY sequence"
+        ):
+            through = sequence
+            excess_bytes -= size
+            if excess_bytes <= 0:
+                break
+        return self._delete_through(through)
+
+    def _skip(self, batch: StoredBatch) -> None:
         """Drop a damaged batch: the aggregator could not read it."""
         log.warning(
             "A batch in the spool is damaged: it is skipped, and its records are counted as dropped.",
-            extra={"path": self._file.path, "sequence": row.sequence},
+            extra={"path": self._file.path, "sequence": batch.sequence},
         )
         try:
-            self._database.execute("DELETE FROM batch WHERE sequence = ?", (row.sequence,))
+            self._database.execute("DELETE FROM batch WHERE sequence = ?", (batch.sequence,))
         except sqlite3.Error as error:
             self._report(error)
             return
         self._batches -= 1
-        self._bytes -= len(row.payload)
+        self._bytes -= len(batch.payload)
         self._dropped_batches += 1
         # The stored count itself may be damaged; no record has less than a byte.
-        self._dropped_records += min(max(row.records, 0), len(row.payload))
+        self._dropped_records += min(max(batch.records, 0), len(batch.payload))
 
     def _write(self) -> None:
         new_bytes = sum(len(batch.payload) for batch in self._unwritten)
         try:
             with self._transaction():
-                dropped = spool_rows.delete_oldest(self._database, self._bytes + new_bytes - self._max_bytes)
-                spool_rows.insert(
-                    self._database,
-                    [(batch.sequence, batch.records, batch.payload) for batch in self._unwritten],
+                batches, size, records = self._delete_oldest(self._bytes + new_bytes - self._max_bytes)
+                self._database.executemany(
+                    "INSERT INTO batch (sequence, records, payload, crc32) VALUES (?, ?, ?, ?)",
+                    [(one.sequence, one.records, one.payload, one.checksum) for one in self._unwritten],
                 )
                 self._database.execute(
                     "UPDATE identity SET agent_id = ?, last_sequence = ?",
@@ -313,7 +343,6 @@ class Spool:
             self._report(error)
             self._trim_memory()
             return
-        batches, size, records = dropped
         self._batches += len(self._unwritten) - batches
         self._bytes += new_bytes - size
         self._count_dropped(batches, records)

@@ -10,7 +10,6 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.agent.spool import spool_rows
 from perfd.errors import SpoolError, reason_of
 from perfd.process_lock import HeldElsewhereError, ProcessLock
 
@@ -150,7 +149,7 @@ def _prepare_schema(database: sqlite3.Connection, path: str) -> None:
 
 
 def _check_tables(database: sqlite3.Connection) -> None:
-    """Raise an error if they are damaged; add what an older perfd did not write."""
+    """Raise an error if they are damaged."""
     try:
         columns = {
             name: (kind, key) for _, name, kind, _, _, key in database.execute("PRAGMA table_info(batch)")
@@ -158,12 +157,6 @@ def _check_tables(database: sqlite3.Connection) -> None:
         if columns.get("sequence") != ("INTEGER", 1):
             # SQLite stores an integer primary key as the row's number: read as another column it is NULL.
             raise _damaged("its batches have no sequence")
-        if "crc32" not in columns:
-            # Also not part of version 1 at first. From here on, a row without a checksum is damaged.
-            database.execute("BEGIN IMMEDIATE")
-            database.execute("ALTER TABLE batch ADD COLUMN crc32 INTEGER")
-            spool_rows.add_checksums(database)
-            database.execute("COMMIT")
         database.execute("SELECT sequence, records, payload, crc32 FROM batch LIMIT 0")
         database.execute("SELECT collector, text FROM bookmark").fetchall()
         rows = database.execute(
