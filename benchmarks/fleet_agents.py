@@ -32,7 +32,8 @@ from perfd.model import (
     Welcome,
 )
 from perfd.wire import subjects
-from perfd.wire.convert import decode_aggregator_message, encode_message, encode_sender
+from perfd.wire.convert import decode_aggregator_message, encode_message
+from perfd.wire.encoded_messages import encode_sender
 from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
 
 GPUS = 8

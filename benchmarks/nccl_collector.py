@@ -28,7 +28,7 @@ from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.model import Batch, Record
-from perfd.wire.convert import encode_batch
+from perfd.wire.encoded_messages import encode_batch
 
 SCHEMA = "perfd.bench.nccl_collector/1"
 _HEADER = struct.Struct("<4sIQIIIIiiiIQQ")

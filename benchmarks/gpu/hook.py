@@ -25,7 +25,7 @@ from typing import Any
 import perfd
 from perfd.model import StepPhases
 from perfd.recording import open_recording
-from perfd.wire.convert import decode_batch
+from perfd.wire.encoded_messages import decode_batch
 
 SCHEMA = "perfd.bench.gpu.hook/1"
 HOOKED = Path(__file__).with_name("hooked.py")

@@ -27,7 +27,7 @@ from perfd.model import (
     Stored,
     Welcome,
 )
-from perfd.wire import convert
+from perfd.wire.encoded_messages import sequence_of
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -224,7 +224,7 @@ class GatewaySession:
         publisher = self.publisher
         self._sent = True
         try:
-            sequence = convert.sequence_of(data)
+            sequence = sequence_of(data)
         except WireError:
             sequence = 0
         if sequence is not None and not 0 < sequence <= MAX_SEQUENCE:

@@ -9,7 +9,7 @@ from pathlib import Path
 from perfd.collector import Settings
 from perfd.errors import RecordingError, WireError
 from perfd.model import Batch, Record
-from perfd.wire.convert import decode_batch, encode_batch
+from perfd.wire.encoded_messages import decode_batch, encode_batch
 
 
 def encode_item(records: Sequence[Record], unix_ns: int, sequence: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Converts records to wire messages and back; with `sample_tables` the only code that uses protobuf types.
+"""Converts records to wire messages and back, field by field.
 
 Values that do not fit the wire, and bytes that are not a message, raise
 `WireError`. Additions of a newer peer are not errors: unknown fields are ignored,
@@ -6,16 +6,20 @@ records of an unknown kind are counted in `Batch.unknown_records`, and a message
 an unknown kind is `None`.
 """
 
+# ruff: noqa: ANN401  (the types of fields are only known at run time)
+
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from io import BytesIO
-from mmap import mmap
+import dataclasses
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from enum import StrEnum
+from operator import attrgetter
+from types import UnionType
 from typing import Any, TypeVar, cast
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
-from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
 
 from perfd import model
 from perfd.errors import BatchError, WireError
@@ -37,8 +41,7 @@ from perfd.model import (
     Welcome,
 )
 from perfd.protobuf_encoding import BYTES, VARINT, read_tag, read_varint, skip_value
-from perfd.wire.sample_tables import decode_table, encode_table
-from perfd.wire.structs import Struct, UnknownKindError
+from perfd.wire.sample_tables import UnknownKindError, decode_table, encode_table, enum_by_name
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 _M = TypeVar("_M", bound=Message)
@@ -49,6 +52,142 @@ _UNCOUNTED_BYTES = 64 * 1024
 """Messages up to this size are decoded as they are: 32,768 empty records fit."""
 _BATCH, _SEQUENCE, _SAMPLES, _RECORD = 2, 1, 3, 4
 """Fields of an `AgentMessage` and a `Batch` (telemetry.proto)."""
+
+_Convert = Callable[[Any], Any]
+
+
+class Struct:
+    """Converts one record type to its message type and back.
+
+    `telemetry.proto` uses the field names of `perfd.model`, so the mapping is derived from both at import: a
+    field that one of the two lacks is an error there, not a value lost later.
+    """
+
+    def __init__(self, kind: type[Any], message: type[Message]) -> None:
+        self.kind = kind
+        self._message = message
+        self._encoders: list[tuple[str, _Convert]] = []
+        self._decoders: list[tuple[str, _Convert]] = []
+        plain: list[str] = []
+        descriptors: dict[str, Any] = dict(message.DESCRIPTOR.fields_by_name)
+        for name, hint in typing.get_type_hints(kind).items():
+            field = descriptors.pop(name, None)
+            if field is None:
+                raise TypeError(f"{message.DESCRIPTOR.full_name} has no field for {kind.__name__}.{name}")
+            encode, decode = _field(field, hint, message)
+            self._encoders.append((name, encode))
+            if decode is None:
+                plain.append(name)
+            else:
+                self._decoders.append((name, decode))
+        if descriptors:
+            raise TypeError(f"{kind.__name__} has no field for {', '.join(descriptors)} of its message")
+        self._plain = plain
+        # For a single name, attrgetter would not return a tuple.
+        self._plain_values = attrgetter(*plain, *plain[:1]) if plain else lambda _: ()
+
+    def to_wire(self, record: Any) -> Message:
+        """The message of `record`; raises TypeError or ValueError when a value does not fit its field."""
+        # Protobuf constructors treat None as "not set", which is also its meaning in a record.
+        return self._message(**{name: encode(getattr(record, name)) for name, encode in self._encoders})
+
+    def from_wire(self, message: Any) -> Any:
+        """The record of `message`; raises `UnknownKindError` when an enumeration has a newer value."""
+        fields = dict(zip(self._plain, self._plain_values(message), strict=False))
+        for name, decode in self._decoders:
+            fields[name] = decode(message)
+        return self.kind(**fields)
+
+
+def _field(field: FieldDescriptor, hint: Any, message: type[Message]) -> tuple[_Convert, _Convert | None]:
+    """How a field is encoded and decoded; None: unchanged."""
+    name = field.name
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return _map_field(name, hint, message)
+    if field.is_repeated:
+        return _repeated_field(name, typing.get_args(hint)[0], message)
+    inner, optional = _without_none(hint)
+    if dataclasses.is_dataclass(inner):
+        return _struct_field(name, inner, message, optional=optional)
+    if issubclass(inner, StrEnum):
+        return _enum_field(field, inner, optional=optional)
+    if optional:
+        return _same, lambda source: getattr(source, name) if source.HasField(name) else None
+    return _same, None
+
+
+def _struct_field(
+    name: str, kind: Any, message: type[Message], *, optional: bool
+) -> tuple[_Convert, _Convert]:
+    struct = Struct(kind, type(getattr(message(), name)))
+    if not optional:
+        return struct.to_wire, lambda source: struct.from_wire(getattr(source, name))
+    return (
+        lambda value: None if value is None else struct.to_wire(value),
+        lambda source: struct.from_wire(getattr(source, name)) if source.HasField(name) else None,
+    )
+
+
+def _map_field(name: str, hint: Any, message: type[Message]) -> tuple[_Convert, _Convert]:
+    value_kind = typing.get_args(hint)[1]
+    if not dataclasses.is_dataclass(value_kind):
+        return dict, lambda source: dict(getattr(source, name))
+    entry = getattr(message(), name).GetEntryClass()
+    struct = Struct(cast("type[Any]", value_kind), type(entry().value))
+    return (
+        lambda values: {key: struct.to_wire(value) for key, value in values.items()},
+        lambda source: {key: struct.from_wire(value) for key, value in getattr(source, name).items()},
+    )
+
+
+def _repeated_field(name: str, kind: Any, message: type[Message]) -> tuple[_Convert, _Convert]:
+    if dataclasses.is_dataclass(kind):
+        struct = Struct(cast("type[Any]", kind), type(getattr(message(), name).add()))
+        return (
+            lambda values: [struct.to_wire(value) for value in values],
+            lambda source: tuple([struct.from_wire(value) for value in getattr(source, name)]),
+        )
+    if issubclass(kind, StrEnum):
+        known = {member.value: member for member in kind}
+        # A peer may list unknown tools, which are ignored.
+        return (
+            lambda values: [kind(value).value for value in values],
+            lambda source: tuple([known[value] for value in getattr(source, name) if value in known]),
+        )
+    return list, lambda source: tuple(getattr(source, name))
+
+
+def _enum_field(field: FieldDescriptor, kind: type[StrEnum], *, optional: bool) -> tuple[_Convert, _Convert]:
+    name = field.name
+    to_number: Mapping[StrEnum, Any] = (
+        enum_by_name(kind, field.enum_type)
+        if field.enum_type is not None
+        else {member: member.value for member in kind}
+    )
+    from_number = {number: member for member, number in to_number.items()}
+
+    def encode(value: Any) -> Any:
+        return None if optional and value is None else to_number[kind(value)]
+
+    def decode(source: Any) -> StrEnum | None:
+        member = from_number.get(getattr(source, name))
+        if member is None and not optional:
+            raise UnknownKindError
+        return member
+
+    return encode, decode
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if isinstance(hint, UnionType):
+        inner = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        return inner[0], True
+    return hint, False
+
+
+def _same(value: Any) -> Any:
+    return value
+
 
 _RECORDS = {
     "gpu_info": Struct(model.GpuInfo, pb.GpuInfo),
@@ -68,7 +207,7 @@ _RECORDS = {
     "capture_files_removed": Struct(model.CaptureFilesRemoved, pb.CaptureFilesRemoved),
     "capture_file_upload": Struct(model.CaptureFileUpload, pb.CaptureFileUpload),
 }
-_FROM_AGENT = {
+FROM_AGENT = {
     "hello": Struct(Hello, pb.Hello),
     "capture_status": Struct(CaptureStatus, pb.CaptureStatus),
     "goodbye": Struct(Goodbye, pb.Goodbye),
@@ -83,25 +222,9 @@ _FROM_AGGREGATOR = {
     "stored": Struct(Stored, pb.Stored),
 }
 _RECORD_FIELD = {struct.kind: field for field, struct in _RECORDS.items()}
-_AGENT_FIELD = {struct.kind: field for field, struct in _FROM_AGENT.items()}
+_AGENT_FIELD = {struct.kind: field for field, struct in FROM_AGENT.items()}
 _AGGREGATOR_FIELD = {struct.kind: field for field, struct in _FROM_AGGREGATOR.items()}
 _DecodeTable = Callable[[bytes], SampleTable]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A message that was published instead of streamed."""
-
-    sender: Hello
-    """As if the agent had opened a stream with this message."""
-    session: str
-    """Which of its sessions answers go to."""
-    message: AgentMessage | None
-    """None for an unknown kind, from a newer agent."""
-    namespace: str = ""
-    """The Kubernetes namespace that a gateway limits the agent to; empty: any."""
-    again: bool = False
-    """The batch was published before."""
 
 
 def to_wire(message: AgentMessage | AggregatorMessage) -> pb.AgentMessage | pb.AggregatorMessage:
@@ -109,10 +232,10 @@ def to_wire(message: AgentMessage | AggregatorMessage) -> pb.AgentMessage | pb.A
     kind = type(message)
     try:
         if isinstance(message, Batch):
-            return pb.AgentMessage(batch=_batch_to_wire(message))
+            return pb.AgentMessage(batch=batch_to_wire(message))
         if kind in _AGENT_FIELD:
             field = _AGENT_FIELD[kind]
-            return pb.AgentMessage(**cast("Any", {field: _FROM_AGENT[field].to_wire(message)}))
+            return pb.AgentMessage(**cast("Any", {field: FROM_AGENT[field].to_wire(message)}))
         field = _AGGREGATOR_FIELD[kind]
         return pb.AggregatorMessage(**cast("Any", {field: _FROM_AGGREGATOR[field].to_wire(message)}))
     except (TypeError, ValueError, KeyError, OverflowError) as error:
@@ -129,10 +252,10 @@ def from_wire(
     if field == "batch":
         batch = getattr(envelope, field)
         try:
-            return _batch_from_wire(batch, tables)
+            return batch_from_wire(batch, tables)
         except WireError as error:
             raise BatchError(str(error), sequence=batch.sequence) from error
-    struct = (_FROM_AGENT if isinstance(envelope, pb.AgentMessage) else _FROM_AGGREGATOR)[field]
+    struct = (FROM_AGENT if isinstance(envelope, pb.AgentMessage) else _FROM_AGGREGATOR)[field]
     try:
         return cast("AgentMessage | AggregatorMessage", struct.from_wire(getattr(envelope, field)))
     except UnknownKindError:
@@ -149,83 +272,13 @@ def decode_agent_message(data: bytes, tables: _DecodeTable = decode_table) -> Ag
 
     Raises `BatchError`, with the sequence, when only the records of a batch are invalid or too many.
     """
-    _check_record_count(data)
-    return cast("AgentMessage | None", from_wire(_parse(pb.AgentMessage, data), tables))
-
-
-def jobs_of(agent_message: bytes) -> set[str]:
-    """The jobs named by the records in an encoded batch; raises `WireError`."""
-    records: Iterable[pb.Record] = _parse(pb.AgentMessage, agent_message).batch.records
-    named = (getattr(record, record.WhichOneof("kind") or "event") for record in records)
-    return {job for record in named if (job := getattr(record, "job", ""))}
-
-
-def sequence_of(agent_message: bytes) -> int | None:
-    """The sequence of an encoded batch, whose records stay encoded; None for other messages.
-
-    Raises `WireError` if it cannot be read, has too many records, or states a sender: streams do not.
-    """
-    _check_record_count(agent_message)
-    envelope = _parse(pb.AgentMessage, agent_message)
-    if envelope.HasField("sender") or envelope.session or envelope.namespace:
-        raise WireError("A message in a stream must not name another sender.")
-    return envelope.batch.sequence if envelope.WhichOneof("message") == "batch" else None
-
-
-def encode_sender(sender: Hello, session: str, namespace: str = "", *, again: bool = False) -> bytes:
-    """What makes an encoded message a published one, when it follows that; raises `WireError`."""
-    try:
-        hello = _FROM_AGENT["hello"].to_wire(sender)
-        envelope = pb.AgentMessage(
-            session=session, namespace=namespace, again=again, **cast("Any", {"sender": hello})
-        )
-        return envelope.SerializeToString()
-    except (TypeError, ValueError) as error:
-        raise WireError(f"A Hello cannot be sent: {error}.") from error
-
-
-def decode_sender(data: bytes) -> Published:
-    """Who published a message, which stays encoded; raises `WireError` if that is missing."""
-    _check_record_count(data)
-    return _sender(_parse(pb.AgentMessage, data))
-
-
-def decode_published(data: bytes) -> Published:
-    """A message with its sender; raises as `decode_agent_message`, and `WireError` without a sender."""
-    _check_record_count(data)
-    envelope = _parse(pb.AgentMessage, data)
-    return replace(_sender(envelope), message=cast("AgentMessage | None", from_wire(envelope)))
+    check_record_count(data)
+    return cast("AgentMessage | None", from_wire(parse(pb.AgentMessage, data), tables))
 
 
 def decode_aggregator_message(data: bytes) -> AggregatorMessage | None:
     """An aggregator's message; None for an unknown kind, from a newer aggregator."""
-    return cast("AggregatorMessage | None", from_wire(_parse(pb.AggregatorMessage, data)))
-
-
-def encode_batch(batch: Batch) -> bytes:
-    """A length-prefixed batch, as stored in files; raises `WireError`."""
-    data = BytesIO()
-    try:
-        serialize_length_prefixed(_batch_to_wire(batch), data)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise WireError(f"A Batch cannot be encoded: {error}.") from error
-    return data.getvalue()
-
-
-def decode_batch(data: BytesIO | mmap) -> Batch | None:
-    """The next batch written by `encode_batch`; None at the end. Raises `WireError`, also if truncated."""
-    try:
-        message = parse_length_prefixed(pb.Batch, cast("BytesIO", data))
-    except (DecodeError, ValueError, OverflowError) as error:
-        raise WireError(f"A Batch cannot be decoded: {error}.") from error
-    return None if message is None else _batch_from_wire(message, decode_table)
-
-
-def with_sequence(agent_message: bytes, sequence: int) -> bytes:
-    """An encoded batch message with another sequence number."""
-    envelope = _parse(pb.AgentMessage, agent_message)
-    envelope.batch.sequence = sequence
-    return envelope.SerializeToString()
+    return cast("AggregatorMessage | None", from_wire(parse(pb.AggregatorMessage, data)))
 
 
 def check(record: Record) -> None:
@@ -239,7 +292,7 @@ def check(record: Record) -> None:
         raise WireError(f"A {type(record).__name__} cannot be sent: {error}.") from error
 
 
-def _check_record_count(agent_message: bytes) -> None:
+def check_record_count(agent_message: bytes) -> None:
     """Raise `BatchError` when a message holds a batch of more records than an agent sends at once.
 
     An empty record takes two bytes of a message, and a hundred times as much when it is decoded. Raises
@@ -278,7 +331,8 @@ def _counted(data: bytes, position: int, end: int, records: int) -> int:
     return records
 
 
-def _batch_to_wire(batch: Batch) -> pb.Batch:
+def batch_to_wire(batch: Batch) -> pb.Batch:
+    """The message of a batch; raises what encoding a record does."""
     return pb.Batch(
         sequence=batch.sequence,
         sent_unix_ns=batch.sent_unix_ns,
@@ -288,7 +342,8 @@ def _batch_to_wire(batch: Batch) -> pb.Batch:
     )
 
 
-def _batch_from_wire(message: pb.Batch, tables: _DecodeTable) -> Batch:
+def batch_from_wire(message: pb.Batch, tables: _DecodeTable) -> Batch:
+    """The batch in a message, its tables decoded by `tables`; raises `WireError`."""
     records: list[Record] = []
     unknown = 0
     for decode, wire_records in ((tables, message.samples), (_record_from_wire, message.records)):
@@ -320,20 +375,8 @@ def _record_from_wire(message: pb.Record) -> Record:
     return cast("Record", _RECORDS[field].from_wire(getattr(message, field)))
 
 
-def _sender(envelope: pb.AgentMessage) -> Published:
-    if not envelope.HasField("sender"):
-        raise WireError("A published message must say who sends it.")
-    sender = cast("Hello", _FROM_AGENT["hello"].from_wire(envelope.sender))
-    return Published(
-        sender=sender,
-        session=envelope.session,
-        message=None,
-        namespace=envelope.namespace,
-        again=envelope.again,
-    )
-
-
-def _parse(kind: type[_M], data: bytes) -> _M:
+def parse(kind: type[_M], data: bytes) -> _M:
+    """The message of a kind that `data` encodes; raises `WireError`."""
     try:
         return kind.FromString(data)
     except DecodeError as error:

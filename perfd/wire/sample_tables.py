@@ -5,17 +5,29 @@ from __future__ import annotations
 import sys
 from array import array
 from dataclasses import dataclass
+from enum import StrEnum
 from struct import Struct
 from typing import Any
 from weakref import WeakValueDictionary
 
+from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import DecodeError
 
 from perfd.errors import WireError
 from perfd.model import ColumnBlock, SampleTable, Scope
 from perfd.protobuf_encoding import BYTES, read_tag, read_varint, skip_value
-from perfd.wire.structs import UnknownKindError, enum_by_name
 from perfd.wire.v1 import telemetry_pb2 as pb
+
+
+class UnknownKindError(Exception):
+    """A newer peer used an unknown kind; the record is skipped."""
+
+
+def enum_by_name(kind: type[StrEnum], descriptor: EnumDescriptor) -> dict[StrEnum, int]:
+    """Numbers on the wire by member: `CaptureTool.PY_SPY` is `CAPTURE_TOOL_PY_SPY` there."""
+    prefix = descriptor.values[0].name.removesuffix("UNSPECIFIED")
+    return {member: descriptor.values_by_name[prefix + member.name].number for member in kind}
+
 
 _MAX_COLUMNS = 4_096
 """Per table; collectors have about a hundred."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from perfd.agent.uplink.partition_routes import KEPT_FOR_S, PartitionRoutes
 from perfd.model import Batch, RankPlacement, TrainingStep
-from perfd.wire.convert import encode_message, jobs_of
+from perfd.wire.convert import encode_message
+from perfd.wire.encoded_messages import jobs_of
 from perfd.wire.subjects import from_partition, lease_bucket, node_of, partition_of, to_partition
 
 COUNT = 1 << 20

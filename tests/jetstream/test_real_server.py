@@ -25,7 +25,7 @@ from perfd.model import (
     Hello,
     TrainingStep,
 )
-from perfd.wire import convert, subjects
+from perfd.wire import convert, encoded_messages, subjects
 from tests.support.nats_server import NatsServer
 
 pytestmark = pytest.mark.system
@@ -278,7 +278,7 @@ def test_a_message_of_another_node_or_a_newer_version_is_kept_apart_with_the_rea
             revision=revision,
         )
         goodbye = Goodbye(reason="", sent_unix_ns=clock.unix_ns())
-        return convert.encode_message(goodbye) + convert.encode_sender(hello, "0" * 32)
+        return convert.encode_message(goodbye) + encoded_messages.encode_sender(hello, "0" * 32)
 
     cases = {"n1": message("n0"), "n2": message("n2", revision=2), "n3": b"\xff\xff"}
     with (

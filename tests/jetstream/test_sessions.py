@@ -22,7 +22,7 @@ from perfd.config import NatsConfig, NatsUplinkConfig, UplinkConfig
 from perfd.errors import ConfigError, WireError
 from perfd.model import AgentMessage, Batch, Goodbye, Hello, Stored, TrainingStep, Welcome
 from perfd.net import NatsConnector
-from perfd.wire import convert, subjects
+from perfd.wire import convert, encoded_messages, subjects
 
 SESSION = "0123456789abcdef" * 2
 
@@ -90,7 +90,7 @@ class Published:
         sender = Hello(
             agent_id="a", node=node, perfd_version="", sent_unix_ns=0, first_sequence=first, **hello
         )
-        return convert.encode_message(message) + convert.encode_sender(
+        return convert.encode_message(message) + encoded_messages.encode_sender(
             sender, session, namespace, again=again
         )
 
@@ -143,10 +143,10 @@ def test_a_gateway_limits_an_agent_to_a_namespace(stated: str, known: str | None
 def test_a_stream_cannot_name_another_sender(more: dict[str, str]) -> None:
     hello = Hello(agent_id="a", node="n0", perfd_version="", sent_unix_ns=0, first_sequence=1)
     batch = convert.encode_message(Batch(sequence=7, sent_unix_ns=0, records=[]))
-    assert convert.sequence_of(batch) == 7
-    assert convert.sequence_of(convert.encode_message(hello)) is None
+    assert encoded_messages.sequence_of(batch) == 7
+    assert encoded_messages.sequence_of(convert.encode_message(hello)) is None
     with pytest.raises(WireError, match="another sender"):
-        convert.sequence_of(batch + convert.encode_sender(hello, **more))
+        encoded_messages.sequence_of(batch + encoded_messages.encode_sender(hello, **more))
 
 
 def test_a_batch_is_settled_when_it_is_stored() -> None:

@@ -23,7 +23,7 @@ from perfd.model import (
     Scope,
     TrainingStep,
 )
-from perfd.wire import convert
+from perfd.wire import convert, encoded_messages
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 
@@ -32,7 +32,7 @@ def batch_of(*batch_records: Record, sequence: int = 1) -> Batch:
 
 
 def carried(batch: Batch) -> Batch:
-    back = convert.decode_batch(BytesIO(convert.encode_batch(batch)))
+    back = encoded_messages.decode_batch(BytesIO(encoded_messages.encode_batch(batch)))
     assert back is not None
     return back
 
@@ -98,7 +98,7 @@ def test_the_counters_of_a_batch_survive() -> None:
 
 def test_a_batch_gets_another_sequence_without_a_change_to_its_records() -> None:
     step = TrainingStep(job="a", step=3)
-    renumbered = convert.with_sequence(convert.encode_message(batch_of(step, sequence=9)), 2)
+    renumbered = encoded_messages.with_sequence(convert.encode_message(batch_of(step, sequence=9)), 2)
     assert convert.decode_agent_message(renumbered) == Batch(
         sequence=2, sent_unix_ns=7, records=[step], dropped_records=3
     )
@@ -110,24 +110,24 @@ def test_garbage_is_a_wire_error_or_a_message_but_never_another_exception(data: 
         with contextlib.suppress(WireError):
             decode(data)
     with contextlib.suppress(WireError):
-        convert.decode_batch(BytesIO(data))
+        encoded_messages.decode_batch(BytesIO(data))
 
 
 @given(st.data())
 def test_a_cut_batch_is_a_wire_error(data: st.DataObject) -> None:
     record = data.draw(st.one_of([records.of(kind, message) for kind, message in records.RECORDS.items()]))
-    encoded = convert.encode_batch(batch_of(record))
+    encoded = encoded_messages.encode_batch(batch_of(record))
     cut = data.draw(st.integers(1, len(encoded) - 1))
     with pytest.raises(WireError, match="A Batch cannot be decoded"):
-        convert.decode_batch(BytesIO(encoded[:cut]))
+        encoded_messages.decode_batch(BytesIO(encoded[:cut]))
 
 
 @given(st.lists(st.integers(0, 2**63)))
 def test_batches_follow_each_other_to_the_end(sequences: list[int]) -> None:
-    data = BytesIO(b"".join(convert.encode_batch(batch_of(sequence=number)) for number in sequences))
-    read = [convert.decode_batch(data) for _ in sequences]
+    data = BytesIO(b"".join(encoded_messages.encode_batch(batch_of(sequence=number)) for number in sequences))
+    read = [encoded_messages.decode_batch(data) for _ in sequences]
     assert [batch.sequence for batch in read if batch] == sequences
-    assert convert.decode_batch(data) is None
+    assert encoded_messages.decode_batch(data) is None
 
 
 @given(st.data())

@@ -15,8 +15,7 @@ from wire import records
 from perfd.errors import WireError
 from perfd.model import SampleTable, Scope
 from perfd.wire import sample_tables
-from perfd.wire.sample_tables import TableReader, decode_table, encode_table
-from perfd.wire.structs import UnknownKindError
+from perfd.wire.sample_tables import TableReader, UnknownKindError, decode_table, encode_table
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 TABLE = SampleTable(

@@ -18,7 +18,7 @@ from perfd.config import NatsUplinkConfig
 from perfd.errors import PerfdError, WireError
 from perfd.model import AgentMessage, AggregatorMessage, Goodbye, Hello
 from perfd.net import PUBLISHED_HEADER_BYTES
-from perfd.wire import convert, subjects
+from perfd.wire import convert, encoded_messages, subjects
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -209,7 +209,7 @@ class NatsPublisher:
             first = self.acknowledged_sequence + 1
             first = first if self._routes is None or sequence is None else sequence
         sender = self._hello(first)
-        payload += convert.encode_sender(sender, self._name, self._namespace, again=again)
+        payload += encoded_messages.encode_sender(sender, self._name, self._namespace, again=again)
         if len(payload) + PUBLISHED_HEADER_BYTES // 2 > self._client.max_payload:
             raise PerfdError(
                 f"NATS: batch {sequence} has {len(payload)} bytes, and messages there at most "
@@ -281,7 +281,7 @@ class NatsPublisher:
 def jobs_in(payload: bytes) -> set[str]:
     """The jobs that an encoded batch names; none if it cannot be read, which the aggregator counts."""
     try:
-        return convert.jobs_of(payload)
+        return encoded_messages.jobs_of(payload)
     except WireError:
         return set()
 

@@ -18,7 +18,7 @@ from perfd.agent.uplink.reconnect import ReconnectPolicy
 from perfd.clock import Clock, SystemClock
 from perfd.config import UplinkConfig
 from perfd.model import CaptureStatus, CaptureTool, Goodbye, Hello, NodeMessage, Welcome
-from perfd.wire import convert
+from perfd.wire.encoded_messages import with_sequence
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ class Uplink(ABC):
 
     def _renew(self, *, all_batches: bool) -> None:
         with self._changed:
-            self._spool.renew(convert.with_sequence, all_batches=all_batches)
+            self._spool.renew(with_sequence, all_batches=all_batches)
             self._most_sent = 0
             self._state = replace(self._state, acknowledged_sequence=0, sent_sequence=0)
 

@@ -12,7 +12,7 @@ from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.state import AgentState
 from perfd.errors import BatchError, PerfdError, RefusedError, WireError
 from perfd.model import AgentMessage, Batch, Goodbye, Hello, Stored
-from perfd.wire import convert, subjects
+from perfd.wire import convert, encoded_messages, subjects
 
 SILENT_AFTER_S = 30.0
 """An agent that published nothing for so long is gone; it reports itself every 10 s."""
@@ -136,11 +136,11 @@ class NatsSessions:
         message: AgentMessage | None = None
         failed: WireError | None = None
         try:
-            published = convert.decode_published(data)
+            published = encoded_messages.decode_published(data)
             message = published.message
         except BatchError as error:
             failed = error
-            published = convert.decode_sender(data)
+            published = encoded_messages.decode_sender(data)
         sender, name = published.sender, published.session
         receipt = Receipt(subject=subject)
         session = self._sessions.get(sender.agent_id)
@@ -208,7 +208,7 @@ class NatsSessions:
     def _pass_on(
         self,
         session: _Session,
-        published: convert.Published,
+        published: encoded_messages.Published,
         decoded: Callable[[], AgentMessage | None],
         receipt: Receipt,
     ) -> None:
@@ -233,7 +233,7 @@ class NatsSessions:
         return frozenset(agent.missing) if agent.missing else ()
 
     def _greet(
-        self, node: str, published: convert.Published, receipt: Receipt, *, direct: bool
+        self, node: str, published: encoded_messages.Published, receipt: Receipt, *, direct: bool
     ) -> _Session | None:
         sender, name = published.sender, published.session
         if sender.node != node:
