@@ -26,9 +26,9 @@ from perfd.recording.recording_format import open_recording
 from perfd.session.recording import Playback, installed_players, open_playback
 from perfd.session.session_config import SessionConfig
 
-TICK_S = 5.0
-"""Replayed time between two batches: the same at any speed, so that the numbers are too, and as long
-as the usual interval of rules, so that two cores play more than 500 seconds in one."""
+TICK_S = 1.0
+"""Replayed time between two batches: the same at any speed, so that the numbers are too, and as long as
+between two looks of a live session: with fewer looks, faults that follow each other would be one."""
 _ACKNOWLEDGE_LIMIT_S = 30.0
 """For one batch of a replay, on a busy machine too. Chosen."""
 _SHOW_EVERY_S = 0.25
@@ -45,7 +45,7 @@ class ReplayOptions:
     skip_s: float = 0.0
     """This much of the beginning is played as fast as possible, to skip a job's startup."""
     tick_s: float = TICK_S
-    """Replayed time between two batches; a live session analyzes its job every second."""
+    """Replayed time between two batches, and looks at the job."""
     allow_missing: bool = False
     config: SessionConfig = field(default_factory=SessionConfig)
     http: str | None = None

@@ -21,6 +21,8 @@ from perfd.session.session_config import SessionConfig
 from perfd.session.text.result_files import save_results, summary_json
 from perfd.session.text.summary_text import in_words
 
+HABITS = Path(__file__).parents[2] / "benchmarks/gpu/recorded_habits"
+
 
 class CountingClock(VirtualClock):
     """A virtual clock that says how long it was slept on."""
@@ -65,6 +67,15 @@ def test_the_stall_of_too_few_micro_batches_fires_an_alert_and_a_healthy_job_fir
     result = played("pp4_few")
     assert "PerfdPipelineStall" in [alert["name"] for alert in result.alerts]
     assert played("dp4").alerts == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "ranks"), [("inturn2", [0, 1, 0]), ("megatronuneven2", [1])])
+def test_a_replay_at_full_speed_lists_each_fault_as_a_live_session_does(name, ranks):
+    """Two faults of one rank around one of another; late hosts, which only rare looks find."""
+    (job,) = played(HABITS / name / "recording", allow_missing=True).summaries
+    faults = [(one.kind, [culprit.id for culprit in one.culprits]) for one in job.past.faults]
+    assert faults == [(Kind.STRAGGLER, [rank]) for rank in ranks]
 
 
 def test_an_alert_of_a_recording_requests_no_capture_and_the_end_names_it(capsys):
@@ -249,7 +260,7 @@ def test_while_a_job_runs_its_summary_has_the_findings_of_its_newest_steps() -> 
             compared.append(live is not None and summary.findings == live.findings)
 
     # The recording has the job's end; from there on, its findings are those of the whole job.
-    replay(ReplayOptions(recording=bundled("dp2_nccl")), on_progress=compare)
+    replay(ReplayOptions(recording=bundled("dp2_nccl"), tick_s=5.0), on_progress=compare)
     assert len(compared) > 10
     assert all(compared[:-2])
 

@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=TICK_S,
         metavar="SECONDS",
-        help="recorded time between two looks; a live session looks each second (default: 5)",
+        help="recorded time between two looks; a live session looks each second (default: 1)",
     )
     parser.add_argument("--json", action="store_true", help="print only one object of schema perfd.summary/2")
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration of the session (YAML)")
