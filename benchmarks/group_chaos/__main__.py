@@ -21,14 +21,13 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-
-import numpy as np
 
 from benchmarks.group_chaos.faults import Outcome, run
 
@@ -81,7 +80,8 @@ def _text(one: Outcome) -> str:
     return (
         f"{sum(one.faults.values())} faults, {one.pairs} times two at once: {one.faults}\n"
         f"{one.sent:,} batches sent, {one.stored:,} stored, {one.missing:,} missing, {one.twice:,} twice\n"
-        f"{one.jobs} jobs: {one.alerts} alerts stored, {one.alerts_lost} lost, {one.alerts_twice} twice; "
+        + "".join(f"{job}: {what}\n" for job, what in one.wrong_jobs.items())
+        + f"{one.jobs} jobs: {one.alerts} alerts stored, {one.alerts_lost} lost, {one.alerts_twice} twice; "
         f"{one.announced} announced, {one.copies} copies, {one.fired_again} fired again; "
         f"{one.postgres_away_moves} partitions moved without PostgreSQL\n"
         f"{one.captures} captures accepted: {one.capture_states}, {one.captures_undefined} undefined, "
@@ -91,15 +91,17 @@ def _text(one: Outcome) -> str:
         f"{one.nats_loss_moves} partitions moved; "
         f"the page was late by at most, s: {_spread(one.nats_loss_late_s)}\n"
         f"{one.overdue} times not within three minutes\n"
-        f"load {one.load_average:.1f}"
+        + "".join(f"{what}\n" for what in one.unfinished)
+        + f"load {one.load_average:.1f}"
     )
 
 
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return "none"
-    p50, p95 = np.percentile(values, (50, 95))
-    return f"median {p50:.1f}, p95 {p95:.1f}, longest {max(values):.1f} ({len(values)} times)"
+    p95 = sorted(values)[round(0.95 * (len(values) - 1))]
+    median = statistics.median(values)
+    return f"median {median:.1f}, p95 {p95:.1f}, longest {max(values):.1f} ({len(values)} times)"
 
 
 if __name__ == "__main__":

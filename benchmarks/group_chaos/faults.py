@@ -35,6 +35,9 @@ class Outcome:
     missing: int = 0
     """Acknowledged, and in no history."""
     twice: int = 0
+    """Steps of one job that are in two attempts."""
+    wrong_jobs: dict[str, str] = field(default_factory=dict)
+    """Jobs of which steps are missing or twice: which."""
     jobs: int = 0
     """Those whose alert was due."""
     alerts: int = 0
@@ -63,6 +66,8 @@ class Outcome:
     """How far the page was behind what was sent, at most, from the loss of one NATS server until then."""
     overdue: int = 0
     """Faults after which not all jobs had newer steps within three minutes; the run goes on."""
+    unfinished: list[str] = field(default_factory=list)
+    """What had not come to its end minutes after the last fault; the rest is compared all the same."""
     nats_loss_moves: int = 0
     """Partitions that changed their holder then."""
     load_average: float = 0.0
@@ -78,6 +83,7 @@ class Outcome:
             + self.captures_undefined
             + self.files_missing
             + (self.jobs - self.announced)
+            + len(self.unfinished)
         )
 
 
@@ -188,23 +194,28 @@ def _quiet(site: Site, outcome: Outcome) -> Outcome:
     time.sleep(1.0)
     for agent in site.agents:
         if not agent.uplink.wait_acknowledged(agent.spool.last_sequence, SETTLES_WITHIN_S):
-            raise TimeoutError(f"{agent.node} waits for acknowledgments")
-    seconds_until(site.recovered, SETTLES_WITHIN_S)
+            outcome.unfinished.append(f"{agent.node} waits for acknowledgments.")
+    if not _happens(site.recovered):
+        outcome.unfinished.append("The members do not agree on who holds what.")
     sent = {job: last for agent in site.agents for job, last in agent.sent.items()}
     # Others were over before their alert was due.
     alerted = {job for job, last in sent.items() if last >= ALERT_STEP}
     outcome.sent, outcome.jobs = sum(sent.values()), len(alerted)
     with contextlib.suppress(TimeoutError):
-        seconds_until(lambda: site.count("steps") >= outcome.sent, SETTLES_WITHIN_S)
+        # Rows that are there twice stand for no other one.
+        seconds_until(lambda: sum(map(len, _stored(site).values())) >= outcome.sent, SETTLES_WITHIN_S)
         seconds_until(lambda: site.count("alerts") >= len(alerted), 60.0)
         seconds_until(lambda: len(site.receiver.fired) >= len(alerted), 60.0)
         seconds_until(lambda: not site.has_open_captures(), SETTLES_WITHIN_S)
-    stored: dict[str, Counter[int]] = defaultdict(Counter)
-    for job, step in site.rows("SELECT job, step FROM {}.steps"):
-        stored[job][step] += 1
+    stored = _stored(site)
     outcome.stored = sum(map(len, stored.values()))
-    outcome.missing = sum(len(set(range(1, last + 1)) - stored[job].keys()) for job, last in sent.items())
-    outcome.twice = sum(n - 1 for steps in stored.values() for n in steps.values())
+    for job, last in sent.items():
+        missing = sorted(set(range(1, last + 1)) - stored[job].keys())
+        twice = sorted(step for step, attempts in stored[job].items() if len(attempts) > 1)
+        outcome.missing += len(missing)
+        outcome.twice += sum(len(attempts) - 1 for attempts in stored[job].values())
+        if missing or twice:
+            outcome.wrong_jobs[job] = f"{last} steps, missing {missing}, twice {twice}"
     alerts = Counter(job for (job,) in site.rows("SELECT job FROM {}.alerts"))
     outcome.alerts = alerts.total()
     outcome.alerts_lost = len(alerted - alerts.keys())
@@ -213,7 +224,8 @@ def _quiet(site: Site, outcome: Outcome) -> Outcome:
     outcome.copies = sum(n - 1 for starts in site.receiver.fired.values() for n in starts.values())
     outcome.fired_again = sum(len(starts) - 1 for starts in site.receiver.fired.values())
     outcome.captures = len(site.accepted)
-    seconds_until(lambda: site.captures() is not None, SETTLES_WITHIN_S)
+    if not _happens(lambda: site.captures() is not None):
+        outcome.unfinished.append("Not all partitions say what became of captures.")
     found = {one["id"]: one for one in site.captures() or ()}
     states = Counter(found[one]["state"] if one in found else "unknown" for one in site.accepted)
     outcome.capture_states = dict(states)
@@ -229,6 +241,14 @@ def _quiet(site: Site, outcome: Outcome) -> Outcome:
     outcome.faults = dict(site.faults)
     outcome.load_average = os.getloadavg()[0]
     return outcome
+
+
+def _stored(site: Site) -> dict[str, dict[int, list[int]]]:
+    """By job and step, the attempts that history has it in."""
+    stored: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for job, step, attempt in site.rows("SELECT job, step, attempt FROM {}.steps"):
+        stored[job][step].append(attempt)
+    return stored
 
 
 def _happens(true: Callable[[], bool]) -> bool:
