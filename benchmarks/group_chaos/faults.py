@@ -37,7 +37,7 @@ class Outcome:
     twice: int = 0
     """Steps of one job that are in two attempts."""
     wrong_jobs: dict[str, str] = field(default_factory=dict)
-    """Jobs of which steps are missing or twice: which."""
+    """Jobs of which steps are missing or twice, or whose alert is: which."""
     jobs: int = 0
     """Those whose alert was due."""
     alerts: int = 0
@@ -217,6 +217,10 @@ def _quiet(site: Site, outcome: Outcome) -> Outcome:
         if missing or twice:
             outcome.wrong_jobs[job] = f"{last} steps, missing {missing}, twice {twice}"
     alerts = Counter(job for (job,) in site.rows("SELECT job FROM {}.alerts"))
+    for job, labels, started_unix_s in site.rows("SELECT job, labels, started_unix_s FROM {}.alerts"):
+        if alerts[job] > 1:
+            what = f"alert {labels} since {started_unix_s:.1f}"
+            outcome.wrong_jobs[job] = "; ".join(filter(None, [outcome.wrong_jobs.get(job), what]))
     outcome.alerts = alerts.total()
     outcome.alerts_lost = len(alerted - alerts.keys())
     outcome.alerts_twice = sum(n - 1 for n in alerts.values())
