@@ -23,7 +23,6 @@ from perfd.agent.spool import Spool
 from perfd.agent.uplink import GrpcUplink
 from perfd.aggregator.history import HistoryStore
 from perfd.aggregator.history.history_rows import (
-    agent_left_row,
     agent_row,
     job_rows,
     without_replaced,
@@ -133,15 +132,13 @@ def test_a_file_that_another_program_writes_is_written_later(path):
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from("ab"), st.sampled_from([None, 1, 2, 3]), st.integers(0, 3), st.booleans()),
+        st.tuples(st.sampled_from("ab"), st.sampled_from([1, 2, 3]), st.integers(0, 3), st.booleans()),
         max_size=12,
     )
 )
 @settings(max_examples=examples(40), deadline=None)
 def test_rows_of_agents_in_one_transaction_end_as_if_written_one_by_one(written):
     def statement(agent, sequence, now_s, moved):
-        if sequence is None:
-            return agent_left_row(agent)
         state = AgentState(agent_id=agent, node="n1" if moved else "n0", epoch=f"{agent}{now_s}")
         return agent_row(state, sequence, START_S + now_s)
 

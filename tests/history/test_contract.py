@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire.records import RECORDS, of
 
+from perfd.aggregator.history.history_reader import StoredAgent
 from perfd.aggregator.history.history_rows import (
-    agent_left_row,
     agent_row,
     alert_row,
     exporter_row,
@@ -330,21 +330,26 @@ def test_jobs_that_only_history_has_are_listed_newest_first_page_by_page(locatio
 def test_rows_in_one_transaction_end_as_if_written_one_by_one(location):
     """Kinds may be written in another order than they came."""
 
-    def agent(sequence, now_s):
-        return agent_row(AgentState(agent_id="a", node="n", epoch=str(sequence)), sequence, START_S + now_s)
+    def agent(sequence, now_s, *, left=False):
+        state = AgentState(agent_id="a", node="n", epoch=str(sequence), left=left)
+        return agent_row(state, sequence, START_S + now_s)
 
     history = location.store()
     write(
         history,
         agent(3, 0),
-        agent_left_row("a"),
+        agent(2, 2, left=True),
         agent(1, 1),
         *step_rows(2),
         *job_rows("llm", 1, 5.0, START_S + 9),
         *job_rows("llm", 1, 6.0, START_S + 3),
         *step_rows(2, step_time_s=4.0),
     )
-    assert history.agents() == [("a", "n", 1, START_S + 1, "1")]
+    assert history.agents() == [
+        StoredAgent(
+            agent_id="a", node="n", last_sequence=3, received_unix_s=START_S + 2, epoch="1", left=False
+        )
+    ]
     assert [line["step_time_s"] for line in history.steps("llm", first_step=0, limit=9)] == [4.0]
     (job,) = history.jobs_since(0.0, steps=9, phases=9)
     assert (job.started_unix_s, job.received_unix_s) == (START_S, START_S + 9)

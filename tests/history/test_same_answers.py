@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from wire.records import RECORDS, of
 
 from perfd.aggregator.history.history_rows import (
-    agent_left_row,
     agent_row,
     alert_row,
     capture_row,
@@ -66,9 +65,12 @@ def _alerts(draw):
 
 
 _AGENTS = st.builds(
-    lambda name, node, sequence, now_s: [agent_row(AgentState(agent_id=name, node=node), sequence, now_s)],
+    lambda name, node, left, sequence, now_s: [
+        agent_row(AgentState(agent_id=name, node=node, left=left), sequence, now_s)
+    ],
     _NAMES,
     _NAMES,
+    st.booleans(),
     st.integers(0, 2**62),
     _TIMES,
 )
@@ -76,7 +78,6 @@ _WRITTEN = st.one_of(
     _records(),
     _alerts(),
     _AGENTS,
-    st.builds(lambda name: [agent_left_row(name)], _NAMES),
     st.builds(lambda name, body: [exporter_row(name, body)], _NAMES, st.binary(max_size=9)),
     st.builds(lambda name, time_s: [capture_row(name, time_s, b'{"id": 1}')], _NAMES, _TIMES),
     st.builds(lambda name, time_s: [node_memory_row(name, "drain", "k", time_s, {})], _NAMES, _TIMES),
@@ -94,7 +95,7 @@ def answers(history):
     """All that is asked of a history."""
     names = ["a", "b", "b b", "ä€", "quote'", "100%s", "?"]
     return {
-        "agents": sorted(history.agents()),
+        "agents": sorted(map(repr, history.agents())),
         "facts": sorted(map(repr, history.node_facts())),
         "origins": sorted(map(repr, history.origins())),
         "jobs": sorted(

@@ -5,7 +5,6 @@ from perfd.aggregator.history.ended_jobs import EndedJob
 from perfd.aggregator.history.history_recorder import HistoryRecorder
 from perfd.aggregator.history.history_rows import (
     Statement,
-    agent_left_row,
     agent_row,
     capture_row,
     job_rows,
@@ -23,7 +22,6 @@ __all__ = [
     "HistoryStore",
     "Statement",
     "StoredExporterMemory",
-    "agent_left_row",
     "agent_row",
     "capture_row",
     "configured_database",

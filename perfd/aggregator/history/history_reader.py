@@ -16,7 +16,7 @@ from perfd.aggregator.history.database import (
     Query,
 )
 from perfd.aggregator.history.ended_jobs import EndedJob, EndedJobs, ended_job
-from perfd.aggregator.history.history_rows import STEP_COLUMNS, phases_of, step_of
+from perfd.aggregator.history.history_rows import STEP_COLUMNS, epoch_of, phases_of, step_of
 from perfd.analysis.diagnosis import JobPast
 from perfd.errors import PerfdError
 from perfd.model import (
@@ -72,6 +72,21 @@ class StoredJob:
     """As of its newest stored summary."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAgent:
+    """What history knows of an agent."""
+
+    agent_id: str
+    node: str
+    last_sequence: int
+    """The highest one that is stored."""
+    received_unix_s: float
+    epoch: str
+    """Its hash."""
+    left: bool
+    """It said goodbye, and sent nothing since."""
+
+
 class HistoryReader:
     """Asks the database anew for each question. A row that cannot be read is left out, counted, logged once.
 
@@ -98,11 +113,22 @@ class HistoryReader:
         """Have a damaged database repaired; returns whether there is a sound one now."""
         return False
 
-    def agents(self) -> list[tuple[str, str, int, float, str]]:
-        """Every agent's id, node, highest stored sequence, when it last sent, and the hash of its epoch."""
+    def agents(self) -> list[StoredAgent]:
+        """Every agent, those that left too."""
 
-        def agent(row: tuple[Any, ...]) -> tuple[str, str, int, float, str]:
-            return msgspec.convert(row, tuple[str, str, int, float, str])
+        def agent(row: tuple[Any, ...]) -> StoredAgent:
+            agent_id, node, sequence, received_unix_s, stored = msgspec.convert(
+                row, tuple[str, str, int, float, str]
+            )
+            epoch, left = epoch_of(stored)
+            return StoredAgent(
+                agent_id=agent_id,
+                node=node,
+                last_sequence=sequence,
+                received_unix_s=received_unix_s,
+                epoch=epoch,
+                left=left,
+            )
 
         query = "SELECT agent_id, node, last_sequence, received_unix_s, epoch FROM agents"
         return self._at_start(lambda reader: self._sound(reader(query, ()), agent))

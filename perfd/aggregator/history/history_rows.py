@@ -47,8 +47,6 @@ class RowKind(Enum):
     """Replaces: node, kind, key, received, body."""
     AGENT = "agent"
     """The highest sequence and time, the newest rest: agent, node, sequence, received, epoch."""
-    AGENT_LEFT = "agent_left"
-    """Deletes: agent."""
     ALERT = "alert"
     """Replaces: job, name, labels, state, first step, started, changed, body."""
     ENGINE = "engine"
@@ -72,6 +70,9 @@ STEP_COLUMNS = (
 NODE_MEMORY_S = 120 * 86_400
 """How much longer than jobs the memory of nodes is kept: what they were blamed for fades by itself."""
 
+_LEFT = "left "
+"""Begins the stored epoch, a hash, of agents that said goodbye: tables have no column for that, and an
+earlier perfd in the same group could not write to those that had one."""
 _STATEMENT_BYTES = 400
 """Beside its texts."""
 
@@ -137,13 +138,14 @@ def rows(durable: Durable, now_unix_s: float) -> Iterator[Statement]:
 
 
 def agent_row(agent: AgentState, sequence: int, now_unix_s: float) -> Statement:
-    """How far an agent's batches are stored, and which spool it has."""
-    return RowKind.AGENT, (agent.agent_id, agent.node, sequence, now_unix_s, agent.epoch)
+    """How far an agent's batches are stored, which spool it has, and whether it said goodbye."""
+    epoch = f"{_LEFT}{agent.epoch}" if agent.left else agent.epoch
+    return RowKind.AGENT, (agent.agent_id, agent.node, sequence, now_unix_s, epoch)
 
 
-def agent_left_row(agent_id: str) -> Statement:
-    """An agent that said goodbye is not missed after a restart of the aggregator."""
-    return RowKind.AGENT_LEFT, (agent_id,)
+def epoch_of(stored: str) -> tuple[str, bool]:
+    """An agent's epoch as it was, and whether the agent had said goodbye."""
+    return stored.removeprefix(_LEFT), stored.startswith(_LEFT)
 
 
 def summary_row(job: str, attempt: int, summary: Mapping[str, Any]) -> Statement:

@@ -23,9 +23,18 @@ def restore(
     forgotten_after_s: float,
 ) -> None:
     """Fill an empty state with agents, nodes and the jobs that are not forgotten yet."""
-    for agent_id, name, last_sequence, received_unix_s, epoch in history.agents():
-        silent_s = max(0.0, now_unix_s - received_unix_s)
-        state.agents.restore(agent_id, name, last_sequence, now_s - silent_s, epoch)
+    for agent in history.agents():
+        silent_s = max(0.0, now_unix_s - agent.received_unix_s)
+        # What agents that left sent may still wait in a stream, as long as their jobs are known.
+        if not agent.left or silent_s <= forgotten_after_s:
+            state.agents.restore(
+                agent.agent_id,
+                agent.node,
+                agent.last_sequence,
+                now_s - silent_s,
+                agent.epoch,
+                left=agent.left,
+            )
     limit = state.fleet.limits.steps_per_job
     jobs = history.jobs_since(now_unix_s - forgotten_after_s, steps=limit, phases=_PHASE_BLOCKS)
     known = {job.job for job in jobs}

@@ -14,7 +14,6 @@ from perfd.aggregator.failures import Part
 from perfd.aggregator.history import (
     HistoryStore,
     Statement,
-    agent_left_row,
     agent_row,
     job_rows,
     rows,
@@ -266,7 +265,9 @@ class Ingest:
                 )
             )
         if self._history is not None:
-            self._history.submit([agent_left_row(agent.agent_id)])
+            # It is not missed after a restart. What it sent may still come, and is recognized.
+            now_unix_s = self._clock.unix_ns() / 1e9
+            self._history.submit([agent_row(agent, agent.stored_sequence, now_unix_s)])
 
     def left(self, agent: AgentState, stream: int) -> None:
         """Close a stream."""

@@ -124,10 +124,19 @@ class AgentRegistry:
         return next((a for a in self._agents.values() if a.node == node and a.stream is not None), None)
 
     def restore(
-        self, agent_id: str, node: str, last_sequence: int, received_s: float, epoch: str = ""
+        self,
+        agent_id: str,
+        node: str,
+        last_sequence: int,
+        received_s: float,
+        epoch: str = "",
+        *,
+        left: bool = False,
     ) -> None:
         """Know an agent from history, to recognize its repeats."""
-        agent = AgentState(agent_id=agent_id, node=node, received_s=received_s, epoch=epoch, restored=True)
+        agent = AgentState(
+            agent_id=agent_id, node=node, received_s=received_s, epoch=epoch, restored=True, left=left
+        )
         agent.skip_to(last_sequence)
         self._agents[agent_id] = agent
 

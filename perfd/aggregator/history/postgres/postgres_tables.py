@@ -56,7 +56,6 @@ WRITES: Mapping[RowKind, str] = {
         "node = excluded.node, last_sequence = greatest(agents.last_sequence, excluded.last_sequence), "
         "received_unix_s = greatest(agents.received_unix_s, excluded.received_unix_s), epoch = excluded.epoch"
     ),
-    RowKind.AGENT_LEFT: "DELETE FROM agents WHERE agent_id = %s",
     RowKind.ALERT: (
         "INSERT INTO alerts VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s) "
         "ON CONFLICT (alert_id, started_unix_s) "
@@ -123,7 +122,7 @@ def in_runs(statements: Sequence[Statement]) -> Iterator[tuple[RowKind, list[_Va
     """
     runs: dict[RowKind, list[_Values]] = {}
     for kind, values in statements:
-        if kind is RowKind.EXPIRED or (kind is RowKind.AGENT and RowKind.AGENT_LEFT in runs):
+        if kind is RowKind.EXPIRED:
             yield from _ordered(runs)
             runs = {}
         runs.setdefault(kind, []).append(values)
@@ -144,7 +143,7 @@ def day_of(unix_s: float) -> date:
 
 
 def _ordered(runs: Mapping[RowKind, list[_Values]]) -> Iterator[tuple[RowKind, list[_Values]]]:
-    # The order of `RowKind`: jobs first, agents that left after agents.
+    # The order of `RowKind`: jobs first.
     for kind in RowKind:
         if kind in runs:
             yield kind, _merged(runs[kind]) if kind is RowKind.JOB else runs[kind]

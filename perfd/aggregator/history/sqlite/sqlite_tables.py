@@ -97,7 +97,6 @@ WRITES = {
         "last_sequence = max(last_sequence, excluded.last_sequence), "
         "received_unix_s = max(received_unix_s, excluded.received_unix_s), epoch = excluded.epoch"
     ),
-    RowKind.AGENT_LEFT: "DELETE FROM agents WHERE agent_id = ?",
     RowKind.ALERT: "INSERT OR REPLACE INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
     RowKind.ENGINE: "INSERT OR REPLACE INTO engine VALUES (1, ?)",
     RowKind.EXPORTER: "INSERT OR REPLACE INTO exporters VALUES (?, ?)",
