@@ -456,6 +456,19 @@ def test_every_second_or_fourth_operation_shows_as_many_steps(strides: Sequence[
         assert row.step_time_s == pytest.approx(0.01444, rel=0.03)
 
 
+@pytest.mark.parametrize("stride", [2, 4])
+def test_a_lost_second_where_an_agent_begins_to_leave_out_operations_stops_nothing(stride: int) -> None:
+    timeline = trained(lambda line, _: line.step([JAX], pause_us=0), 900)
+    steps, rows = OperationSteps(), []
+    for second, times in enumerate(timeline.records()):
+        if second != 5:
+            found = steps.put(times if second < 5 else sampled(times, stride))
+            rows = [*([] if found.anew else rows), *found.rows]
+
+    assert rows[-1].step == pytest.approx(900, abs=80)
+    assert rows[-1].step_time_s == pytest.approx(0.01444, rel=0.03)
+
+
 @pytest.mark.parametrize("buckets", [6, 8])
 def test_every_fourth_of_few_operations_shows_no_steps_instead_of_wrong_ones(buckets: int) -> None:
     step = [Op("AllReduce", 72 * MB, 400 if at else 9_000, 330) for at in range(buckets)]

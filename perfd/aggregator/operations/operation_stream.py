@@ -208,7 +208,7 @@ class OperationStream:
         kept, numbers = thinned(held.copy(), numbers, stride)
         self.newest.clear()
         self.newest.put(kept)
-        self._whole, self._pattern = len(numbers), None
+        self._whole, self._pattern, self._places = len(numbers), None, None
         if not len(numbers):
             return True
         self.seen -= self.newest_sequence - int(numbers[-1])
