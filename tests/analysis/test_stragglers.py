@@ -74,6 +74,17 @@ def test_noise_names_nobody(seed: int):
     assert stragglers_by_activity(activity, DP8) == ()
 
 
+@pytest.mark.parametrize(("spread", "named"), [(0.01, [3]), (0.06, [])])
+def test_a_gpu_that_differs_as_healthy_ones_do_is_not_named(spread: float, named: list[int]):
+    """In all steps, and beyond their scatter: of many GPUs that differ, one differs most."""
+    differing = [1 + spread * share for share in (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 0.0)]
+    differing[3] = 1.17
+    activity = activity_of(
+        tensor_active_ratio=[0.3 * one for one in differing], sm_active_ratio=[0.6 * one for one in differing]
+    )
+    assert [one.rank for one in stragglers_by_activity(activity, DP8)] == named
+
+
 def test_a_slow_rank_that_changes_from_step_to_step_is_nobodys_fault():
     # Sequence lengths make another rank the longest in each step.
     table = step_table([1.0] * 24)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from statistics import NormalDist
 
 import numpy as np
 
@@ -24,10 +25,13 @@ _FEWEST_STEPS = 5
 """With timers of one clock; the median of fewer is not trusted. Chosen."""
 _FEWEST_SAMPLED_STEPS = 10
 """Of several nodes: their clocks differ by seconds, so the first samples may be of starting up."""
-_SIGMAS = 3.0
-"""In standard errors of a rank's median. Chosen: one in 741 values of a normal distribution is above."""
+_CHANCE = 2.7e-3
+"""That any of the ranks compared differs by as much by chance: 3 standard errors of the median of one of two
+ranks, and 4.3 of one of 256. Chosen."""
 _MAD_FLOOR = 0.005
 """Timers and GPM are no more exact than this."""
+_FEWEST_SPREAD = 4
+"""Peers: of fewer, a slow one changes what the others are compared with."""
 _MAJORITY = 3
 """With so many peers the one that differs from the others is known."""
 
@@ -234,15 +238,27 @@ def _relative(values: Floats, reference: Floats) -> Floats:
 
 
 def _differences(ratios: Floats, fewest: int) -> _Differences:
-    """Flags peers over the least slowdown, beyond their own scatter, in most of at least `fewest` steps."""
+    """Flags peers over the least slowdown, beyond scatter, in most of at least `fewest` steps."""
     steps = np.maximum(np.isfinite(ratios).sum(axis=0), 1)
     middle = median(ratios, axis=0)
     mad = np.maximum(median(np.abs(ratios - middle), axis=0), _MAD_FLOOR)
+    # Of many ranks with few samples, one scatters little by chance; they are sampled alike.
+    mad = np.fmax(mad, median(mad.ravel()))
     error = MEDIAN_ERROR * MAD_TO_SIGMA * mad / np.sqrt(steps)
+    sigmas = NormalDist().inv_cdf(1 - _CHANCE / max(2, mad.size))
     persistence = (ratios > 1 + THRESHOLDS.straggler_slowdown_ratio / 2).sum(axis=0) / steps
-    large = middle - 1 >= np.maximum(THRESHOLDS.straggler_slowdown_ratio, _SIGMAS * error)
+    large = middle - 1 >= np.maximum(
+        THRESHOLDS.straggler_slowdown_ratio, sigmas * np.hypot(error, _spread(middle))
+    )
     flagged = (steps >= fewest) & (persistence >= THRESHOLDS.straggler_persistence_ratio) & large
     return _Differences(flagged, middle, persistence)
+
+
+def _spread(ratios: Floats) -> float:
+    """The standard deviation between ranks, by most of them: as healthy GPUs differ; 0 with few peers."""
+    if ratios.shape[-1] < _FEWEST_SPREAD:
+        return 0.0
+    return MAD_TO_SIGMA * float(median(np.abs(ratios - 1).ravel()))
 
 
 @dataclass(frozen=True, slots=True)
