@@ -297,9 +297,10 @@ class _Source:
         peers: bool = True,
     ) -> _Source:
         """Those of a stack that are `judged`; `peers` says whether their ranks have the same work."""
-        at_once: Bools = np.ones(len(judged), dtype=np.bool_)
-        if stack.matched:
-            at_once = np.array([name in NEEDED_AT_ONCE for name in stack.names.tolist()])
+        needed = stack.distinct_names & NEEDED_AT_ONCE
+        at_once: Bools = np.full(len(judged), not stack.matched or bool(needed))
+        if stack.matched and needed and needed != stack.distinct_names:
+            at_once = np.array([name in needed for name in stack.names.tolist()])
         return cls(
             stack=stack,
             rhythm=StepPeriod.of(stack, judged, at_once, step_s),

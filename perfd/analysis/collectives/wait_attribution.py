@@ -44,17 +44,14 @@ def losses_by_step(
 def waits_by_step(wait_s: Floats, shape: StepShape, step_s: float | None) -> Floats:
     """(steps, c, g): what others cost each rank."""
     # Operation by operation, since numpy's own loop over a short axis costs more than the sums.
-    by_operation = wait_s.transpose(2, 1, 0, 3)
-    lost = by_operation[0].copy()
-    if shape.needed_at_once:
-        for own in by_operation[1:]:
-            lost += own
-        lost *= (shape.paces / len(by_operation))[:, None]
-    else:
-        for own in by_operation[1:]:
-            np.maximum(lost, own, out=lost)
-        lost *= steps_per_s(shape, len(by_operation), step_s)[:, None]
-    return np.asarray(lost)
+    lost, *later = wait_s.transpose(2, 1, 0, 3)
+    combined = np.add if shape.needed_at_once else np.maximum
+    for own in later:
+        lost = combined(lost, own)
+    often = (
+        shape.paces / wait_s.shape[2] if shape.needed_at_once else steps_per_s(shape, wait_s.shape[2], step_s)
+    )
+    return np.asarray(lost * often[:, None])
 
 
 def _of_all(by_rank: Floats) -> Floats:
