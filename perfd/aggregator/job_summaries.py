@@ -16,7 +16,7 @@ from perfd.aggregator.state import AggregatorState, all_compute, job_data
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, counted_gpus, next_turn
 from perfd.analysis.data.job_data import GpuTable, JobData, StepTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobPast, JobSummary, summarise, with_alerts
-from perfd.analysis.diagnosis.unknown_summaries import failed_summary
+from perfd.analysis.diagnosis.job_summary import failed_summary
 from perfd.analysis.findings import (
     FaultHistory,
     Finding,

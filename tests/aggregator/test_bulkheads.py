@@ -27,7 +27,7 @@ from perfd.aggregator.series import series_frames
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.analysis.diagnosis import from_json, summarise, to_json
-from perfd.analysis.diagnosis.unknown_summaries import failed_summary
+from perfd.analysis.diagnosis.job_summary import failed_summary
 from perfd.analysis.findings import Kind
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, AnalysisConfig, HistoryConfig, RulesConfig

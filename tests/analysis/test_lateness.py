@@ -238,8 +238,8 @@ def test_no_more_is_lost_than_peers_wait_and_no_more_than_steps_are_longer() -> 
         (0.12, 40, (0.5, 0.5), []),
         (0.13, 40, (0.5, 0.5), [1]),
         (0.12, 40, (0.6, 0.6), [1]),
-        # For more than ten seconds.
-        (0.12, 140, (0.5, 0.5), [1]),
+        # However long: that hosts are slow costs more, and one of them is the slowest.
+        (0.12, 140, (0.5, 0.5), []),
         # GPUs that always run a kernel, or are not seen.
         (0.04, 40, (1.0, 1.0), [1]),
         (0.04, 40, (), [1]),
@@ -248,7 +248,7 @@ def test_no_more_is_lost_than_peers_wait_and_no_more_than_steps_are_longer() -> 
         (0.35, 40, (math.nan, math.nan), [1]),
     ],
 )
-def test_where_hosts_limit_a_job_one_of_them_may_be_slower_for_a_while_by_chance(
+def test_where_hosts_limit_a_job_one_of_them_may_be_slower_by_chance(
     late_ratio: float, steps: int, running: tuple[float, ...], named: list[int]
 ) -> None:
     summary = judged(gradients(lags(steps, 2, {1: late_ratio}), buckets=4), running=running)

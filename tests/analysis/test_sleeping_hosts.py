@@ -385,7 +385,7 @@ def test_while_workers_of_all_ranks_are_busy_the_gpu_that_idles_most_counts_for_
         ([0.5, 0.5, 0.5, 0.39], 0.8, False, False),
         ([0.5, 0.5, 0.5, 0.39], 0.79, False, True),
         ([0.5, 0.5, 0.5, 0.41], 0.79, False, False),
-        ([0.04], 0.8, False, True),
+        ([0.06], 0.8, False, True),
         ([0.5], 0.8, True, True),
     ],
     ids=["all wait", "workers keep up", "all sleep as long", "costs more", "GPUs are busy"],

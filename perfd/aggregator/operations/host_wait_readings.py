@@ -59,10 +59,13 @@ class HostWaitReadings:
         kept = (self._counts[rows] >= _FEWEST) & (now_s - self._read_s[rows] <= _OLDEST_S)
         if not kept.any():
             return None
-        values = median(self._values[rows[kept]], axis=1)
+        rows = rows[kept]
+        values = median(self._values[rows], axis=1)
+        newest = self._values[rows, (self._counts[rows] - 1) % _READINGS]
         return HostWaitTable(
             rank=ranks[kept],
             waits={column: values[:, place] for place, column in enumerate(HOST_COLUMNS)},
+            newest={column: newest[:, place] for place, column in enumerate(HOST_COLUMNS)},
         )
 
     def _begin(self, row: int) -> None:

@@ -21,7 +21,7 @@ from perfd.aggregator.web_api.agent_gaps import gaps_of
 from perfd.analysis.data.job_data import Floats, StepTable
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.diagnosis import job_json as summary_of_job
-from perfd.analysis.diagnosis.unknown_summaries import pending_summary
+from perfd.analysis.diagnosis.job_summary import pending_summary
 from perfd.analysis.findings import finding_json
 from perfd.capture.selection.rank_conditions import coordinate
 from perfd.errors import CaptureError

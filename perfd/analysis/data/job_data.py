@@ -267,12 +267,14 @@ class OperationPace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostWaitTable:
-    """What ranks' hosts wait for, by rank: medians over about the newest half minute; NaN is unknown."""
+    """What ranks' hosts wait for, by rank; NaN is unknown."""
 
     rank: Ints
     """(n,)"""
     waits: Mapping[RankColumn, Floats]
-    """(n,) each."""
+    """(n,) each: medians over about the newest half minute."""
+    newest: Mapping[RankColumn, Floats] = field(default_factory=dict)
+    """(n,) each: the newest reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -9,10 +9,15 @@ from perfd.thresholds import THRESHOLDS
 
 SETTLED = 1
 """The window that is longer than a moment."""
+AWAKE = 0.05
+"""Of the time: a host that slept no more while it waited for a busy GPU does not sleep to wait for it.
+Chosen: 0.01 in a loop whose hosts spin (2 H100, 2026-11-26)."""
 _LEAST_BEFORE_S = 1.0
 """How much of a window must be before a change to show how long hosts slept then."""
 _CLOCKS_S = 0.25
 """Most by which clocks of steps and readings differ: with a later change, hosts slept more before it."""
+_KNOWN_AFTER_S = 8.0
+"""Of training, by when threads that launch work are mostly known: after 4 to 12 s (recordings of 2026-11)."""
 _AS_LONG = 0.8
 """Of the host that sleeps longest, from which on another one sleeps for as long. Chosen."""
 
@@ -37,6 +42,20 @@ def slept_before_change(table: LaunchTable, window: int, since_s: Floats) -> Flo
     just_before = slept_before_s / np.maximum(left_s, _LEAST_BEFORE_S)
     just_before = np.where(left_s >= _LEAST_BEFORE_S, np.maximum(just_before, 0.0), np.nan)
     return np.asarray(np.fmin(long_ago, just_before))
+
+
+def awaits_hosts(table: LaunchTable | None, trained_s: float) -> bool:
+    """Whether hosts are read, and the threads that launch work are not known yet: they take some seconds.
+
+    `trained_s` is how long the job has trained. Threads of some jobs are never known.
+    """
+    unknown = table is not None and not np.isfinite(table.asleep_ratio[-1]).all()
+    return unknown and 0 < trained_s < _KNOWN_AFTER_S
+
+
+def never_sleep(table: LaunchTable | None) -> bool:
+    """Whether hosts of all ranks run all the time: they launch work, compute, or spin while they wait."""
+    return table is not None and bool((table.asleep_ratio[SETTLED] <= AWAKE).all())
 
 
 def loaders_all_busy(table: LaunchTable) -> bool:

@@ -27,24 +27,20 @@ from perfd.analysis.diagnosis.host_delay_findings import (
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.imbalance_findings import judge_experts, judge_sequences
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
-from perfd.analysis.diagnosis.own_past_findings import judge_unplaced, working_more
+from perfd.analysis.diagnosis.last_by_chance import last_by_chance
+from perfd.analysis.diagnosis.own_past_findings import judge_unplaced
 from perfd.analysis.diagnosis.pipeline_findings import interleaving_gain, judge_pipeline
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
 from perfd.formatting import duration, percent
 from perfd.mfu_tier import attainable_mfu
-from perfd.model import RankColumn, one_step
+from perfd.model import one_step
 from perfd.thresholds import THRESHOLDS
 
 _Judge = Callable[[JobEvidence], Finding | None]
 
 _OF_COUNTERS = (Kind.HANG, Kind.MISSING_TELEMETRY)
 """They rest on counts of all operations, seen or not, or are about those that were not seen."""
-_ALIKE = 0.1
-"""Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
-_CPUS = (RankColumn.CPU_WAIT, RankColumn.CPU_THROTTLED)
-_CONTENDED = 0.5
-"""Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
 _STARTED_AGAIN = Finding(
     kind=Kind.UNKNOWN,
     confidence=0.0,
@@ -60,7 +56,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     starved = judge_sleeping_hosts(facts)
     straggler = judge_straggler(facts)
     mixed = bool(facts.shared.doubled)
-    if straggler is not None and (mixed or _last_by_chance(facts, straggler, starved)):
+    if straggler is not None and (mixed or last_by_chance(facts, straggler, starved)):
         straggler = None
     slow = set(straggler.concerned_ranks) if straggler and straggler.culprits else set()
     left = 1 - ((straggler.gain_ratio if straggler else None) or 0.0)
@@ -100,21 +96,6 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     computation = judge_compute(facts)
     leads = computation_leads(found, computation)
     return [_with_advice(finding, facts) for finding in ([computation, *found] if leads else found)]
-
-
-def _last_by_chance(facts: JobEvidence, straggler: Finding, starved: Finding | None) -> bool:
-    """Whether all ranks wait for their input or for CPUs, and for as long as for the one that comes last.
-
-    Whichever is done first waits for the others in NCCL. A GPU with more work is not last by chance.
-    """
-    if working_more(facts) in straggler.concerned_ranks:
-        return False
-    gain = straggler.gain_ratio or 0.0
-    if any(one.column in _CPUS and one.of_all and one.least >= _CONTENDED * gain for one in facts.contention):
-        return True
-    if starved is not None and (1 + _ALIKE) * (starved.gain_ratio or 0.0) >= gain:
-        return True
-    return facts.data.share_ratio is None and gain < (facts.asleep_together or 0.0)
 
 
 def _with_advice(finding: Finding, facts: JobEvidence) -> Finding:

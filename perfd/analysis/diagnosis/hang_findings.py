@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.formatting import percent, rank_names
+from perfd.thresholds import THRESHOLDS
 
 _MIXED = "Measurements of a rank mix both jobs, so no rank is named."
 _SHOWN = 8
@@ -103,6 +104,11 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
             f"{one.group or 'others'} {percent(one.share_ratio)}" for one in facts.communication.dimensions
         )
         evidence.append(f"Communication is known of {known} of a step; of the rest it is unknown.")
+    if facts.hosts_may_limit and any(_may_cost(one.gain_ratio) for one in facts.nccl.ranks):
+        evidence.append(
+            "No GPU is read (NVML), and hosts of all ranks never sleep (kernel): they may limit the job, so a"
+            " rank that costs less than a quarter of a step is not named."
+        )
     if facts.silent_gpu_ranks:
         evidence.append(
             f"No agent reads the GPUs of {rank_names(facts.silent_gpu_ranks)} (NVML), so no rank is named by"
@@ -113,10 +119,14 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
     return Finding(kind=Kind.MISSING_TELEMETRY, confidence=0.9, evidence=evidence, advice=_advice(facts))
 
 
+def _may_cost(gain_ratio: float | None) -> bool:
+    return (gain_ratio or 0.0) >= THRESHOLDS.straggler_certain_wait_ratio
+
+
 def _advice(facts: JobEvidence) -> str:
     """What each kind of silence needs."""
     texts = [advice.NAMES_OF_THEIR_OWN] if facts.shared.doubled else []
-    if facts.nccl.missing_ranks or facts.silent_gpu_ranks:
+    if facts.nccl.missing_ranks or facts.silent_gpu_ranks or facts.hosts_may_limit:
         texts.append(advice.AGENT_ON_EVERY_NODE)
     if facts.wrong_times:
         texts.append(advice.CAPTURE)

@@ -11,6 +11,7 @@ from perfd.analysis.collectives import nccl, with_waiting
 from perfd.analysis.communication import capture_evidence, communication, with_capture, with_kernels
 from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
+from perfd.analysis.data.launch_windows import awaits_hosts, never_sleep
 from perfd.analysis.data.run_configuration import configuration_of
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.checklist import checklist
@@ -56,6 +57,7 @@ from perfd.analysis.steps import (
 from perfd.analysis.stragglers import (
     compare_activity,
     computing_more,
+    cpu_wait_of_all,
     expert_imbalance,
     host_contention,
     only_reader,
@@ -199,11 +201,14 @@ def facts_of(
         idle_since=idle_since(job, activity.kernel_metric),
         sleeping=sleeping_hosts(job, each, activity, longer, parallel.world_size, lasts=pace_is_known),
         hosts_seen=job.launches is not None,
+        hosts_may_limit=not job.gpu.gpus and never_sleep(job.launches),
+        awaits_hosts=awaits_hosts(job.launches, _trained_s(job, of_steps.median)),
         readers=only_readers(kernels.roots, job.launches),
         computing_more=computing_more(job.gpu),
         asleep_together=asleep_together(job.launches, activity, parallel.world_size),
         stall=periodic_stall(job.steps, steady.every_unmarked, job.collectives, parallel),
         contention=host_contention(job.host_waits),
+        cpu_wait_of_all=cpu_wait_of_all(job.host_waits),
         shared=shared_gpus(job),
         hang=hang(job),
         capture=capture,
@@ -216,6 +221,11 @@ def facts_of(
         and any(key.node not in joined.inside_bytes_per_s for key in activity.gpus),
         gpu_seen=bool(gpu_infos(job) or activity.gpus),
     )
+
+
+def _trained_s(job: JobData, step_s: float | None) -> float:
+    """How long all steps took up to the newest; 0 without any."""
+    return float(job.steps.step[-1]) * step_s if len(job.steps) and step_s is not None else 0.0
 
 
 def _each_step(job: JobData, steady: SteadySteps) -> EachStep:

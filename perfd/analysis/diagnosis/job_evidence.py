@@ -103,6 +103,10 @@ class JobEvidence:
     sleeping: SleepingHosts | None = None
     hosts_seen: bool = False
     """Whether threads of hosts are seen, which show where loaders of all ranks are slow."""
+    hosts_may_limit: bool = False
+    """Whether no GPU is read, and hosts never sleep: they may limit the job."""
+    awaits_hosts: bool = False
+    """Whether hosts are read whose threads are to be known in a moment."""
     readers: frozenset[int] = frozenset()
     """In a job of unknown layout, ranks that may read the data of others."""
     computing_more: frozenset[int] = frozenset()
@@ -112,6 +116,8 @@ class JobEvidence:
     stall: PeriodicStall | None = None
     contention: Sequence[HostContention] = ()
     """What ranks' hosts wait for, the worst first."""
+    cpu_wait_of_all: float = 0.0
+    """The share of time that hosts of all ranks wait for CPUs at least; 0 where one of them is unknown."""
     shared: SharedGpus = field(default_factory=SharedGpus)
     """What runs beside the job under its name, or on its GPUs."""
     hang: Hang | None = None

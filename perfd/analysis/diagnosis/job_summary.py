@@ -12,7 +12,7 @@ from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
 from perfd.analysis.data.run_configuration import RunConfiguration
 from perfd.analysis.diagnosis.checklist import Checklist
-from perfd.analysis.findings import FaultPeriod, Finding, Kind, finding_json
+from perfd.analysis.findings import FaultPeriod, Finding, Kind, advice, finding_json
 from perfd.analysis.hang import ErrorSummary
 from perfd.analysis.steps import (
     DataLoading,
@@ -33,8 +33,10 @@ __all__ = [
     "JobPast",
     "JobSummary",
     "StepsSummary",
+    "failed_summary",
     "from_json",
     "job_json",
+    "pending_summary",
     "to_json",
     "with_alerts",
 ]
@@ -198,3 +200,40 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
 
 msgspec.json.Decoder(_Document)
 """Learns the types at import: msgspec 0.22 crashes if two threads first convert to a type concurrently."""
+
+
+def failed_summary(name: str, reason: str) -> JobSummary:
+    """A summary in which all is unknown but the job's name and the reason, a sentence."""
+    return _unknown(
+        name,
+        Finding(
+            kind=Kind.ANALYSIS_FAILED,
+            confidence=0.0,
+            evidence=(f"Analysis failed: {reason}",),
+            advice=advice.ANALYSIS_FAILED,
+        ),
+    )
+
+
+def pending_summary(name: str) -> JobSummary:
+    """A summary of a job whose first analysis is still to come."""
+    evidence = "It is new, and each round analyzes only some of many jobs."
+    return _unknown(name, Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=(evidence,)))
+
+
+def _unknown(name: str, finding: Finding) -> JobSummary:
+    return JobSummary(
+        name=name,
+        framework=None,
+        parallel=ParallelLayout(),
+        steps=StepsSummary(count=0, steady_count=0),
+        step_time_s=StepTime(),
+        efficiency=Efficiency(),
+        communication=Communication(),
+        pipeline=Pipeline(),
+        data=DataLoading(),
+        optimizer=Optimizer(),
+        breakdown=StepBreakdown(),
+        memory=Memory(),
+        findings=(finding,),
+    )

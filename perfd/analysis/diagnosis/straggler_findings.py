@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,11 +24,6 @@ from perfd.formatting import percent, rank_names
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
-_HOST_NOISE = 0.25
-"""Of the time in which hosts leave the idlest GPU idle, by so much one may be slower for seconds by chance.
-Chosen: 0.21 in a healthy loop that samples a graph on its hosts (2 H100, 2026-11-25)."""
-_LASTS_S = 10.0
-"""A rank that is late for longer is not so by chance. Chosen."""
 _ALIKE = 0.75
 """Of how long peers would wait for the slowest rank, what makes another one as slow. Chosen."""
 _MOST_ALIKE = 4
@@ -115,7 +109,7 @@ def _last_to_arrive(facts: JobEvidence) -> Finding | None:
     found = _of_those_together(facts, slow) if slow and named <= set(slow.ranks) else None
     if found is not None and (not named or found.culprits[0].kind == "node"):
         return found
-    if arrivals is None or _by_chance(facts, arrivals, others):
+    if arrivals is None:
         return None
     return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
 
@@ -145,22 +139,6 @@ def _of_those_together(facts: JobEvidence, slow: LateTogether) -> Finding | None
         advice=look_at,
         gain_ratio=slow.gain_ratio,
     )
-
-
-def _by_chance(facts: JobEvidence, arrivals: Late, others: Sequence[Straggler]) -> bool:
-    """Whether hosts limit the job, and that of the last rank has been slower by little, and not for long.
-
-    There what a host takes longer makes a step longer by as much, whichever it is. While GPUs are
-    read, but none in these steps yet, hosts may limit it.
-    """
-    slow = arrivals.rank
-    if slow is None or facts.step_time.median is None or any(one.rank == slow.rank for one in others):
-        return False
-    running = facts.activity.of_gpus(facts.activity.kernel_metric)
-    idle = 1 - running[np.isfinite(running)]
-    idle_ratio = float(idle.max()) if len(idle) else float(len(running) > 0)
-    late_s = (slow.late_for_steps or 0.0) * facts.step_time.median
-    return bool(arrivals.gain_ratio < _HOST_NOISE * idle_ratio and late_s < _LASTS_S)
 
 
 def judge_throttling(facts: JobEvidence) -> Finding | None:

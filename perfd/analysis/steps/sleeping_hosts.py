@@ -24,6 +24,7 @@ from perfd.analysis.data.job_data import (
     StepTable,
 )
 from perfd.analysis.data.launch_windows import (
+    AWAKE,
     SETTLED,
     asleep_alike,
     loaders,
@@ -53,9 +54,6 @@ _DUE_LINES = 2.0
 """Times what a line takes, after which the next one is overdue. Chosen."""
 _BUSY = 0.75
 """Of the time, from which on a GPU's activity shows that its host waits for it. Chosen."""
-_AWAKE = 0.05
-"""Of the time: a host that slept no more while it waited for a busy GPU does not sleep to wait for it.
-Chosen: 0.01 in a loop whose hosts spin (2 H100, 2026-11-26)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +271,7 @@ def _asleep_since(table: LaunchTable, change: _Change, now_unix_s: float) -> Sle
     if not (more or change.lead_lost):
         return None
     in_nccl = np.isin(table.rank, list(change.waiting_ranks))
-    if in_nccl.any() and (slept_before is None or (slept_before[in_nccl] > _AWAKE).any()):
+    if in_nccl.any() and (slept_before is None or (slept_before[in_nccl] > AWAKE).any()):
         # A host that sleeps while it waits for its GPU may do so now.
         return None
     workers, busy = loaders(table, window)

@@ -1,7 +1,7 @@
 """Compares ranks with their peers: who is slower, who arrives late."""
 
 from perfd.analysis.stragglers.expert_imbalance import ExpertImbalance, expert_imbalance
-from perfd.analysis.stragglers.host_contention import HostContention, host_contention
+from perfd.analysis.stragglers.host_contention import HostContention, cpu_wait_of_all, host_contention
 from perfd.analysis.stragglers.late_ranks import Late, late
 from perfd.analysis.stragglers.peer_comparison import (
     ActivityComparison,
@@ -41,6 +41,7 @@ __all__ = [
     "WaitingPair",
     "compare_activity",
     "computing_more",
+    "cpu_wait_of_all",
     "expert_imbalance",
     "host_contention",
     "late",

@@ -12,6 +12,7 @@ from perfd.analysis.data.robust_stats import known, median
 from perfd.model import RankColumn
 from perfd.thresholds import THRESHOLDS
 
+_CPUS = (RankColumn.CPU_WAIT, RankColumn.CPU_THROTTLED)
 _MOST_NAMED_RATIO = 0.5
 """Of the ranks: where more of them wait, it is the job that does and no rank of it."""
 
@@ -66,6 +67,18 @@ def host_contention(table: HostWaitTable | None) -> tuple[HostContention, ...]:
             )
         )
     return tuple(sorted(found, key=lambda one: -one.value / _thresholds()[one.column]))
+
+
+def cpu_wait_of_all(table: HostWaitTable | None) -> float:
+    """The share of time that hosts of all ranks wait for CPUs at least, now or lately; 0 if unknown.
+
+    It needs no time to be sure: a single reading of each says that no rank has them to itself.
+    """
+    if table is None or len(table.rank) < 2:
+        return 0.0
+    shares = [of.get(column) for of in (table.waits, table.newest) for column in _CPUS]
+    least = [float(np.min(np.nan_to_num(share))) for share in shares if share is not None]
+    return max((share for share in least if share >= THRESHOLDS.host_cpu_wait_ratio), default=0.0)
 
 
 def _thresholds() -> Mapping[RankColumn, float]:

@@ -1,0 +1,82 @@
+"""Whether a rank may only be the last of ranks that all wait for something else: then it is not named.
+
+Whoever is done last keeps the others in NCCL, whatever all of them wait for, and it may be the same rank for
+many steps. So a cause that is common to all ranks comes first, and it must have had the time to show: what
+the rank costs is seen after a few steps, and what hosts and GPUs do only with their next readings.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfd.analysis.collectives import NcclRank
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.diagnosis.own_past_findings import working_more
+from perfd.analysis.findings import Finding
+
+_ALIKE = 0.1
+"""Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
+_HOST_NOISE = 0.25
+"""Of the time in which hosts leave the idlest GPU idle, by so much one may be slower by chance. Chosen: 0.21
+in a healthy loop that samples a graph on its hosts (2 H100, 2026-11-25)."""
+_CONTENDED = 0.5
+"""Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
+_EXPLAINS = 0.5
+"""Of what steps became longer by, that a rank must explain which is late since then. Chosen."""
+_SAME_CHANGE_STEPS = 4
+"""Steps between which a rank becomes late and steps become longer by one change. Chosen."""
+
+
+def last_by_chance(facts: JobEvidence, found: Finding, starved: Finding | None) -> bool:
+    """Whether the rank that a finding names may be the last by chance.
+
+    `starved` is the finding that hosts of all ranks wait for their input. A GPU with more work is not last by
+    chance.
+    """
+    if working_more(facts) in found.concerned_ranks:
+        return False
+    gain = found.gain_ratio or 0.0
+    if facts.cpu_wait_of_all >= _CONTENDED * gain > 0 or _awaits_input(facts, gain, starved):
+        return True
+    if found.longer_for_s is not None or all(one.kind != "rank" for one in found.culprits):
+        # Compared with its own past, or no rank is named.
+        return False
+    return facts.awaits_hosts or _of_slow_hosts(facts, found) or _is_part_of_change(facts, found)
+
+
+def _awaits_input(facts: JobEvidence, gain: float, starved: Finding | None) -> bool:
+    """Whether all ranks wait for their input, and for as long as for the one that comes last."""
+    if starved is not None and (1 + _ALIKE) * (starved.gain_ratio or 0.0) >= gain:
+        return True
+    return facts.data.share_ratio is None and gain < (facts.asleep_together or 0.0)
+
+
+def _of_slow_hosts(facts: JobEvidence, found: Finding) -> bool:
+    """Whether hosts limit the job, and that of the last rank is slower by little.
+
+    There what a host takes longer makes a step longer by as much, whichever it is. While GPUs are read, but
+    none in these steps yet, hosts may limit it, and without GPUs while hosts never sleep.
+    """
+    otherwise = (*facts.stragglers_by_timers, *facts.stragglers_by_activity)
+    if facts.step_time.median is None or any(one.rank in found.concerned_ranks for one in otherwise):
+        return False
+    running = facts.activity.of_gpus(facts.activity.kernel_metric)
+    idle = 1 - running[np.isfinite(running)]
+    idle_ratio = float(idle.max()) if len(idle) else float(facts.hosts_may_limit or len(running) > 0)
+    return (found.gain_ratio or 0.0) < _HOST_NOISE * idle_ratio
+
+
+def _is_part_of_change(facts: JobEvidence, found: Finding) -> bool:
+    """Whether steps became longer when the rank became late, by far more than it costs."""
+    longer, slow = facts.longer_steps, _named(facts, found)
+    if longer is None or slow is None or slow.late_for_steps is None:
+        return False
+    since = longer.longer_for_s / longer.since_s
+    explained = (found.gain_ratio or 0.0) >= _EXPLAINS * longer.gain_ratio
+    return not explained and slow.late_for_steps <= since + _SAME_CHANGE_STEPS
+
+
+def _named(facts: JobEvidence, found: Finding) -> NcclRank | None:
+    if len(found.concerned_ranks) != 1:
+        return None
+    return next((one for one in facts.nccl.ranks if one.rank == found.concerned_ranks[0]), None)
