@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -141,3 +143,35 @@ def test_numbers_are_made_while_no_lease_can_be_renewed_and_not_after_a_pause(
         monkeypatch.setattr(leases, "_tried_s", float("-inf"))
         monkeypatch.setattr(Leases, "_note_lost", lambda *_: None)
         assert not any(leases.serves(number, epoch) for number, epoch in mine.items())
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[str]:
+    """An address at which a process is, as that of a member that cannot renew its leases now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_only_a_holder_that_lives_keeps_its_lease_longer_when_the_bucket_can_be_written_again(
+    server: NatsServer, lives: bool
+) -> None:
+    lease = {"member": "slow", "epoch": "1", "partitions": str(PARTITIONS)}
+    with member(server) as first:
+        until_all_held(first)
+    with listening() as its_address:
+        address = its_address if lives else "http://127.0.0.1:1"
+        value = json.dumps({**lease, "address": address}).encode()
+
+        async def put(bucket: Any) -> None:
+            await bucket.put("member.slow", value)
+            await bucket.put("partition.1", value)
+
+        in_bucket(server, put)
+        began_s = time.monotonic()
+        with member(server, "http://127.0.0.1:2") as second:
+            # It starts to write now, as after an election; leases last 1 s.
+            seconds_until(lambda: 1 in held(second))
+            took_s = time.monotonic() - began_s
+            assert len(held(second)) == PARTITIONS
+    assert took_s > 2.5 or not lives

@@ -11,6 +11,9 @@ from perfd.aggregator.group.sharing import Holder
 _MEMBER, _PARTITION = "member", "partition"
 _MOST_DIGITS = 20
 """Revisions have 64 bits."""
+_LEASES_AFTER_GAP = 3
+"""For so many leases after the bucket can be written again, holders may renew that could not: after an
+election one of them may first have to leave its server, which takes up to two. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +54,21 @@ class LeaseEntries:
         self._member = member
         self._lease_s = lease_s
         self._entries: dict[str, LeaseEntry] = {}
+        self._gone: set[str] = set()
+        """Members at whose address nothing listens, or another process."""
 
     def clear(self) -> None:
         """Forget all, before they are read again."""
         self._entries.clear()
+        self._gone.clear()
 
     def see(self, key: str, value: Mapping[str, str], revision: int, now_s: float) -> None:
         """Note a key's value, unless a newer one is known."""
         if revision >= (self.revision(key) or 0):
-            self._entries[key] = LeaseEntry(value, revision, now_s)
+            entry = self._entries[key] = LeaseEntry(value, revision, now_s)
+            self._gone.discard(_member_of(key, entry))
+            if key.startswith(_MEMBER):
+                self._gone |= self._replaced_by(entry)
 
     def forget(self, key: str) -> None:
         """Note that a key is gone."""
@@ -91,14 +100,14 @@ class LeaseEntries:
         """Addresses of the other members, and the partitions that they hold.
 
         What was not renewed for a lease counts no longer, but only time in which this member could write:
-        before, the others may not have been able to renew either. Members that are gone are forgotten.
+        before, the others may not have been able to renew either. They have some leases longer if they
+        are not `gone`. Members that do not count are forgotten.
         """
-        since_s = now_s - self._lease_s
         members: dict[str, str] = {}
         holders: dict[int, Holder] = {}
         for key, entry in tuple(self._entries.items()):
             kind, _, name = key.partition(".")
-            if max(entry.seen_s, writable_since_s) < since_s:
+            if not self._counts(key, entry, now_s, writable_since_s):
                 if kind == _MEMBER:
                     self.forget(key)
                 continue
@@ -110,6 +119,43 @@ class LeaseEntries:
                 epoch = int(stored) if _is_number(stored) else entry.revision
                 holders[int(name)] = Holder(member=member, address=address, epoch=epoch)
         return members, holders
+
+    def overdue(self, now_s: float, writable_since_s: float) -> dict[str, str]:
+        """The addresses of members that count only as they may not have been able to renew yet."""
+        return {
+            _member_of(key, entry): entry.value.get("address", "")
+            for key, entry in self._entries.items()
+            if self._is_over(entry, now_s, writable_since_s)
+            and self._counts(key, entry, now_s, writable_since_s)
+        }
+
+    def gone(self, member: str) -> None:
+        """Note that nothing listens at a member's address: what it does not renew is free."""
+        self._gone.add(member)
+
+    def _replaced_by(self, entry: LeaseEntry) -> set[str]:
+        """The earlier processes at a member's address."""
+        return {
+            _member_of(key, other)
+            for key, other in self._entries.items()
+            if other.revision < entry.revision
+            and key.startswith(_MEMBER)
+            and other.value.get("address") == entry.value.get("address")
+        }
+
+    def _is_over(self, entry: LeaseEntry, now_s: float, writable_since_s: float) -> bool:
+        return max(entry.seen_s, writable_since_s) < now_s - self._lease_s
+
+    def _counts(self, key: str, entry: LeaseEntry, now_s: float, writable_since_s: float) -> bool:
+        may_come = writable_since_s >= now_s - _LEASES_AFTER_GAP * self._lease_s
+        return not self._is_over(entry, now_s, writable_since_s) or (
+            may_come and _member_of(key, entry) not in self._gone
+        )
+
+
+def _member_of(key: str, entry: LeaseEntry) -> str:
+    kind, _, name = key.partition(".")
+    return name if kind == _MEMBER else entry.value.get("member", "")
 
 
 def _is_number(text: str) -> bool:

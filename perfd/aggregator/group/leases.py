@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perfd.aggregator.group.lease_entries import LeaseEntries, lease_value, member_key, partition_key
+from perfd.aggregator.group.peers import may_listen
 from perfd.aggregator.group.sharing import GroupView, Holder, Holding, has_lease_time, is_valid, wanted
 from perfd.config import NatsGroupConfig, NatsListenConfig
 from perfd.errors import PerfdError
@@ -242,6 +243,7 @@ class Leases:
             self._renewed_s = now_s
         for number in tuple(self._released):
             await self._give_up(bucket, number)
+        await self._ask_overdue()
         self._look()
         holders = {number: holder.member for number, holder in self._view.holders.items()}
         do = wanted(self._group.partitions, self._view.members, holders, self.member)
@@ -252,6 +254,16 @@ class Leases:
         if self.mine() != before:
             self._look()
             self._changed()
+
+    async def _ask_overdue(self) -> None:
+        """Find out which of the members that did not renew since an election are dead."""
+        overdue = self._entries.overdue(time.monotonic(), self._writable_since_s)
+        asked = [
+            may_listen(address, self._group.lease_s / _RENEWALS_PER_LEASE) for address in overdue.values()
+        ]
+        for member, lives in zip(overdue, await asyncio.gather(*asked), strict=True):
+            if not lives:
+                self._entries.gone(member)
 
     def _look(self) -> None:
         """Update the view from keys seen within `lease_s`."""

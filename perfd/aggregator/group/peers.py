@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import http.client
 import ssl
 import time
@@ -20,6 +22,8 @@ _THREADS = 16
 """Requests to other members at one time; each may wait for `answer_within_s`."""
 _LOOK_EVERY_S = 0.1
 """How soon a request ends whose partition has another holder."""
+_PORTS = {"http": 80, "https": 443}
+"""Of addresses without one."""
 _SENT_ON = ("authorization", "content-type", "accept")
 _KEPT = (
     "location",
@@ -30,6 +34,28 @@ _KEPT = (
     "x-content-type-options",
     "referrer-policy",
 )
+
+
+async def may_listen(address: str, within_s: float) -> bool:
+    """Whether a process may be at `address`: not if it refuses a connection, or names no host and port.
+
+    A machine that does not answer in time may only be slow.
+    """
+    try:
+        url = urlsplit(address)
+        host, port = url.hostname, url.port or _PORTS.get(url.scheme)
+        if not host or not port:
+            return False
+        async with asyncio.timeout(within_s):
+            _, writer = await asyncio.open_connection(host, port)
+    except TimeoutError:
+        return True
+    except (OSError, ValueError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
 
 
 class Peers:
