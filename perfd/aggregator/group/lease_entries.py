@@ -11,7 +11,7 @@ from perfd.aggregator.group.sharing import Holder
 _MEMBER, _PARTITION = "member", "partition"
 _MOST_DIGITS = 20
 """Revisions have 64 bits."""
-_LEASES_AFTER_GAP = 3
+_LEASES_AFTER_FAILURE = 3
 """For so many leases after the bucket can be written again, holders may renew that could not: after an
 election one of them may first have to leave its server, which takes up to two. Chosen."""
 
@@ -96,18 +96,21 @@ class LeaseEntries:
             if entry.value.get("partitions", str(partitions)) != str(partitions):
                 yield entry
 
-    def valid(self, now_s: float, writable_since_s: float) -> tuple[dict[str, str], dict[int, Holder]]:
+    def valid(
+        self, now_s: float, writable_since_s: float, recovered_s: float = float("-inf")
+    ) -> tuple[dict[str, str], dict[int, Holder]]:
         """Addresses of the other members, and the partitions that they hold.
 
         What was not renewed for a lease counts no longer, but only time in which this member could write:
-        before, the others may not have been able to renew either. They have some leases longer if they
-        are not `gone`. Members that do not count are forgotten.
+        before, the others may not have been able to renew either. After writes that failed until
+        `recovered_s`, they have some leases longer if they are not `gone`. Members that do not count are
+        forgotten.
         """
         members: dict[str, str] = {}
         holders: dict[int, Holder] = {}
         for key, entry in tuple(self._entries.items()):
             kind, _, name = key.partition(".")
-            if not self._counts(key, entry, now_s, writable_since_s):
+            if not self._counts(key, entry, now_s, writable_since_s, recovered_s):
                 if kind == _MEMBER:
                     self.forget(key)
                 continue
@@ -120,13 +123,13 @@ class LeaseEntries:
                 holders[int(name)] = Holder(member=member, address=address, epoch=epoch)
         return members, holders
 
-    def overdue(self, now_s: float, writable_since_s: float) -> dict[str, str]:
+    def overdue(self, now_s: float, writable_since_s: float, recovered_s: float) -> dict[str, str]:
         """The addresses of members that count only as they may not have been able to renew yet."""
         return {
             _member_of(key, entry): entry.value.get("address", "")
             for key, entry in self._entries.items()
             if self._is_over(entry, now_s, writable_since_s)
-            and self._counts(key, entry, now_s, writable_since_s)
+            and self._counts(key, entry, now_s, writable_since_s, recovered_s)
         }
 
     def gone(self, member: str) -> None:
@@ -146,8 +149,10 @@ class LeaseEntries:
     def _is_over(self, entry: LeaseEntry, now_s: float, writable_since_s: float) -> bool:
         return max(entry.seen_s, writable_since_s) < now_s - self._lease_s
 
-    def _counts(self, key: str, entry: LeaseEntry, now_s: float, writable_since_s: float) -> bool:
-        may_come = writable_since_s >= now_s - _LEASES_AFTER_GAP * self._lease_s
+    def _counts(
+        self, key: str, entry: LeaseEntry, now_s: float, writable_since_s: float, recovered_s: float
+    ) -> bool:
+        may_come = recovered_s >= now_s - _LEASES_AFTER_FAILURE * self._lease_s
         return not self._is_over(entry, now_s, writable_since_s) or (
             may_come and _member_of(key, entry) not in self._gone
         )

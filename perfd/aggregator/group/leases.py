@@ -78,6 +78,9 @@ class Leases:
         """When this process last tried to keep its leases, or to reach the servers for that."""
         self._wrote_s = self._writable_since_s = float("-inf")
         """The newest write to the bucket, and the first one after the newest gap."""
+        self._writes_failed = True
+        self._recovered_s = float("-inf")
+        """The first write after some that failed, or after the start: others may have failed, too."""
         self._thread = LoopThread(self._run, name="perfd-leases")
 
     def start(self, address: str) -> None:
@@ -139,6 +142,7 @@ class Leases:
         await self._connector.keep_connected(inbox, self._take_part, self._note_lost, last_retry_s=_RETRY_S)
 
     def _note_lost(self, reason: str) -> None:
+        self._writes_failed = True
         self._tried_s = time.monotonic()
         self._view = replace(self._view, connected=False)
         if reason not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
@@ -257,7 +261,7 @@ class Leases:
 
     async def _ask_overdue(self) -> None:
         """Find out which of the members that did not renew since an election are dead."""
-        overdue = self._entries.overdue(time.monotonic(), self._writable_since_s)
+        overdue = self._entries.overdue(time.monotonic(), self._writable_since_s, self._recovered_s)
         asked = [
             may_listen(address, self._group.lease_s / _RENEWALS_PER_LEASE) for address in overdue.values()
         ]
@@ -267,7 +271,7 @@ class Leases:
 
     def _look(self) -> None:
         """Update the view from keys seen within `lease_s`."""
-        members, holders = self._entries.valid(time.monotonic(), self._writable_since_s)
+        members, holders = self._entries.valid(time.monotonic(), self._writable_since_s, self._recovered_s)
         members[self.member] = self._address
         for number, holding in self._holdings.items():
             holders[number] = Holder(member=self.member, address=self._address, epoch=holding.epoch)
@@ -299,6 +303,8 @@ class Leases:
         now_s = time.monotonic()
         if now_s - self._wrote_s > self._group.lease_s / 2:
             self._writable_since_s = now_s
+        if self._writes_failed:
+            self._writes_failed, self._recovered_s = False, now_s
         self._wrote_s = now_s
         seen_s = max(self._writable_since_s, self._entries.seen_s(member_key(self.member)))
         if now_s - seen_s > self._group.lease_s:
