@@ -39,7 +39,6 @@ def test_a_holder_that_lives_keeps_its_lease_after_an_election() -> None:
     found = entries()
     found.see(member_key("c"), {"address": "http://c"}, 6, 10.0)
     found.see(partition_key(5), {"member": "c", "address": "http://c", "epoch": "2"}, 7, 10.0)
-    assert found.overdue(21.9, 19.0, 19.0) == {}
     assert found.overdue(22.1, 19.0, 19.0) == {"b": "http://b", "c": "http://c"}
     found.gone("c")
     members, holders = found.valid(22.1, 19.0, 19.0)
@@ -55,6 +54,25 @@ def test_a_process_that_was_started_again_does_not_keep_the_lease_of_the_one_bef
     found.see(member_key("b2"), {"address": "http://b"}, 6, 21.0)
     members, holders = found.valid(22.1, 19.0, 19.0)
     assert (members, holders) == ({"b2": "http://b"}, {})
+
+
+def test_a_holder_at_whose_address_nothing_listens_is_asked_about_early_and_holds_nothing() -> None:
+    found = entries()
+    assert found.overdue(11.4, 0.0, 0.0) == {}
+    assert found.overdue(11.6, 0.0, 0.0) == {"b": "http://b"}
+    # This member could not write for a while, and the others neither.
+    assert found.overdue(11.6, 10.2, 0.0) == {}
+    found.gone("b")
+    assert found.valid(11.6, 0.0) == ({}, {})
+    assert found.overdue(11.6, 0.0, 0.0) == {}
+
+
+def test_a_lease_without_an_address_has_its_time() -> None:
+    found = LeaseEntries("a", LEASE_S)
+    found.see(partition_key(4), lease_value(b""), 5, 10.0)
+    found.gone("")
+    assert found.valid(12.9, 0.0)[1].keys() == {4}
+    assert found.valid(13.1, 0.0)[1] == {}
 
 
 def test_a_renewal_shows_that_a_member_is_not_gone() -> None:

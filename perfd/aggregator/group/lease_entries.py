@@ -11,6 +11,8 @@ from perfd.aggregator.group.sharing import Holder
 _MEMBER, _PARTITION = "member", "partition"
 _MOST_DIGITS = 20
 """Revisions have 64 bits."""
+_LATE_LEASES = 0.5
+"""Without a renewal for so many leases a member may be dead: leases are renewed four times each."""
 _LEASES_AFTER_FAILURE = 3
 """For so many leases after the bucket can be written again, holders may renew that could not: after an
 election one of them may first have to leave its server, which takes up to two. Chosen."""
@@ -103,8 +105,8 @@ class LeaseEntries:
 
         What was not renewed for a lease counts no longer, but only time in which this member could write:
         before, the others may not have been able to renew either. After writes that failed until
-        `recovered_s`, they have some leases longer if they are not `gone`. Members that do not count are
-        forgotten.
+        `recovered_s`, they have some leases longer. Who is `gone` counts no longer at once. Members that do
+        not count are forgotten.
         """
         members: dict[str, str] = {}
         holders: dict[int, Holder] = {}
@@ -124,16 +126,17 @@ class LeaseEntries:
         return members, holders
 
     def overdue(self, now_s: float, writable_since_s: float, recovered_s: float) -> dict[str, str]:
-        """The addresses of members that count only as they may not have been able to renew yet."""
+        """The addresses of members of which two renewals are missing, and that count nevertheless."""
         return {
             _member_of(key, entry): entry.value.get("address", "")
             for key, entry in self._entries.items()
-            if self._is_over(entry, now_s, writable_since_s)
+            if max(entry.seen_s, writable_since_s) < now_s - _LATE_LEASES * self._lease_s
             and self._counts(key, entry, now_s, writable_since_s, recovered_s)
+            and _member_of(key, entry) not in self._gone
         }
 
     def gone(self, member: str) -> None:
-        """Note that nothing listens at a member's address: what it does not renew is free."""
+        """Note that nothing listens at a member's address: what it held is free until it renews that."""
         self._gone.add(member)
 
     def _replaced_by(self, entry: LeaseEntry) -> set[str]:
@@ -146,16 +149,14 @@ class LeaseEntries:
             and other.value.get("address") == entry.value.get("address")
         }
 
-    def _is_over(self, entry: LeaseEntry, now_s: float, writable_since_s: float) -> bool:
-        return max(entry.seen_s, writable_since_s) < now_s - self._lease_s
-
     def _counts(
         self, key: str, entry: LeaseEntry, now_s: float, writable_since_s: float, recovered_s: float
     ) -> bool:
-        may_come = recovered_s >= now_s - _LEASES_AFTER_FAILURE * self._lease_s
-        return not self._is_over(entry, now_s, writable_since_s) or (
-            may_come and _member_of(key, entry) not in self._gone
-        )
+        gone = _member_of(key, entry) in self._gone
+        if max(entry.seen_s, writable_since_s) >= now_s - self._lease_s:
+            # Of a lease that cannot be read the holder is unknown.
+            return not (gone and entry.value.get("address"))
+        return not gone and recovered_s >= now_s - _LEASES_AFTER_FAILURE * self._lease_s
 
 
 def _member_of(key: str, entry: LeaseEntry) -> str:

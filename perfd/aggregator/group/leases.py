@@ -260,7 +260,7 @@ class Leases:
             self._changed()
 
     async def _ask_overdue(self) -> None:
-        """Find out which of the members that did not renew since an election are dead."""
+        """Find out which of the members that did not renew their leases are dead."""
         overdue = self._entries.overdue(time.monotonic(), self._writable_since_s, self._recovered_s)
         asked = [
             may_listen(address, self._group.lease_s / _RENEWALS_PER_LEASE) for address in overdue.values()
