@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from jetstream.support import Node, until
+from jetstream.support import Node, aggregator, node, until
 
+from perfd.aggregator import Aggregator
 from perfd.aggregator.ingest.jetstream.direct_reading import DIRECT_ACKNOWLEDGMENT, DirectReading
 from perfd.aggregator.ingest.jetstream.nats_intake import NatsIntake
 from perfd.aggregator.limits import NatsProgress
+from perfd.aggregator.partition import Partition
+from perfd.config import AggregatorConfig, NatsGroupConfig, NatsListenConfig, RulesConfig
 from perfd.model import Batch, JobOrigin, Record, TrainingStep
 from perfd.wire import subjects
 from tests.jetstream.test_sessions import History, Published, Receipt
@@ -159,3 +163,32 @@ def test_a_stream_that_takes_nothing_is_not_noticed(tmp_path: Path) -> None:
             assert until(lambda: node.spool.stats().batches == 0)
         finally:
             node.close(0.0)
+
+
+@pytest.mark.system
+def test_a_connection_without_a_lease_is_kept_for_what_agents_publish(tmp_path: Path) -> None:
+    """As after the loss of the server that leads the leases, until they can be renewed."""
+    with NatsServer(tmp_path) as server, aggregator(None, server.address):
+        # The stream exists; nothing is read of it.
+        pass
+    with server:
+        nats = NatsListenConfig(servers=[server.address], group=NatsGroupConfig(partitions=1))
+        config = AggregatorConfig(http_listen=None, rules=RulesConfig(builtin=False), nats=nats)
+        partition = Partition(number=0, count=1, epoch=1, held=lambda: False, serves=lambda: True)
+        with node(tmp_path / "n0", server.address, partitions=1) as one:
+            # It has its connection, and the stream what it published.
+            one.produce(3)
+            running = Aggregator(config, manual=True, partition=partition)
+            before = server.get("/varz")["total_connections"]
+            running.start()
+            try:
+
+                def arrives() -> bool:
+                    one.produce()
+                    time.sleep(0.2)
+                    return running.state.counters.batches > 5
+
+                assert until(arrives)
+            finally:
+                running.stop()
+            assert server.get("/varz")["total_connections"] - before <= 2

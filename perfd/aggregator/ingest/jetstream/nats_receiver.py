@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 _WATCH_ENDS_WITHIN_S = 0.2
 """What watches the reading has nothing to clean up. Chosen."""
 _DIRECTLY_WITHIN_S = 3.0
-"""A connection that brought a message without the stream so lately is in use: only the stream is silent."""
+"""A connection that brought a message without the stream so lately is in use: only the stream is silent. A
+new one has as long for its first message: agents publish again within 1 s to 2 s."""
 _RETRY_S = 0.3
 """To the next attempt to read through the stream on such a connection. Chosen."""
 _STOP_WITHIN_S = 3.0
@@ -146,13 +147,17 @@ class NatsReceiver:
                     await self._readers.close(client)
 
     async def _read(self, client: Client, direct: asyncio.Task[None] | None) -> None:
-        """Read through one consumer after the other, on this connection as long as it brings messages."""
+        """Read through one consumer after the other, on this connection as long as it brings messages.
+
+        Each attempt may fail at once, as while the lease cannot be renewed.
+        """
+        connected_s = time.monotonic()
         while True:
             try:
                 await self._read_consumer(client)
             except Exception as error:
-                took_s = self.progress.took_directly_s
-                if direct is None or direct.done() or time.monotonic() - took_s > _DIRECTLY_WITHIN_S:
+                used_s = max(connected_s, self.progress.took_directly_s)
+                if direct is None or direct.done() or time.monotonic() - used_s > _DIRECTLY_WITHIN_S:
                     raise
                 self._note_lost(str(error))
                 await asyncio.sleep(_RETRY_S)
