@@ -282,6 +282,11 @@ class Aggregator(ApiAnswers):
             return "Agents are not served."
         return self.stale()
 
+    @property
+    def superseded(self) -> bool:
+        """Whether another aggregator has written to its history since: this one can store nothing."""
+        return self._history is not None and self._history.superseded
+
     def stream_problem(self) -> str | None:
         """That NATS takes or delivers nothing, in a sentence; None if all is well."""
         return self._nats.progress.stream_problem if self._nats is not None else None

@@ -19,7 +19,7 @@ from exporters.support import until
 from history.support import DAY_S, Node, PostgresLocation, keep, step_rows, write
 
 from perfd.aggregator.history import configured_history
-from perfd.aggregator.history.history_rows import rows
+from perfd.aggregator.history.history_rows import job_rows, rows
 from perfd.aggregator.history.postgres import PostgresDatabase, schema_version
 from perfd.aggregator.partition import Partition
 from perfd.config import HistoryConfig
@@ -460,3 +460,57 @@ def test_a_holder_whose_lease_is_over_does_not_wait_for_a_later_one(cluster, pos
             PostgresDatabase(config, start_wait_s=1e6, partition=partition(5, held=False)).open()
     finally:
         later.close()
+
+
+def lease(epoch: int, *, held: bool = True) -> Partition:
+    return Partition(number=1, count=2, epoch=epoch, held=lambda: held, serves=lambda: held)
+
+
+def test_who_is_taken_for_dead_and_lives_stores_nothing_once_the_next_holder_has_read(cluster, postgres):
+    """Whatever it believes of its lease: what it does not store, it does not acknowledge."""
+    config = HistoryConfig(url=cluster.url_of(postgres.database))
+    earlier = PostgresDatabase(config, start_wait_s=0.0, partition=lease(5))
+    later = PostgresDatabase(config, start_wait_s=0.0, partition=lease(7))
+    rows = step_rows(1)
+    earlier.open()
+    earlier.write([*job_rows("llm", 1, START_S, START_S), *rows])
+    later.open()
+    try:
+        with pytest.raises(PerfdError):
+            earlier.write(rows)
+        earlier.close()
+        with pytest.raises(PerfdError, match="lease 7"):
+            earlier.open()
+    finally:
+        later.close()
+    # Also while nobody has it open, as after a restart of PostgreSQL.
+    with pytest.raises(PerfdError, match="Another aggregator has written"):
+        earlier.open()
+
+
+def test_a_holder_whose_lease_is_over_does_not_come_before_the_next_one_that_lost_its_connection(
+    cluster, postgres
+):
+    config = HistoryConfig(url=cluster.url_of(postgres.database))
+    later = PostgresDatabase(config, start_wait_s=0.0, partition=lease(7))
+    later.open()
+    cluster.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE '%lease 7 %'"
+    )
+    with pytest.raises(PerfdError, match="lease of this partition has ended"):
+        PostgresDatabase(config, start_wait_s=0.0, partition=lease(5, held=False)).open()
+    later.close()
+    later.open()
+    later.close()
+
+
+def test_a_history_that_another_one_wrote_to_says_so(cluster, postgres):
+    history = postgres.store()
+    postgres.sql("UPDATE writer SET generation = generation + 1")
+    cluster.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'perfd agg%'"
+    )
+    history.submit(list(job_rows("llm", 1, START_S, START_S)))
+    until(lambda: history.superseded)
+    assert history.superseded
+    history.close(0.0)

@@ -184,3 +184,34 @@ def test_a_holder_that_was_paused_neither_answers_nor_writes_when_it_comes_back(
 
         # While a consumer is made the newest come directly, and before those that wait in the stream.
         seconds_until(lambda: stored() == {job: list(range(1, step + 1)) for job, step in last.items()})
+
+
+def test_a_partition_whose_history_another_process_wrote_to_is_started_anew(
+    tmp_path: Path, server: NatsServer
+) -> None:
+    """As when an earlier holder opened it while the present one had lost its connection."""
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(PostgresCluster(settings="fsync = off"))
+        member = stack.enter_context(
+            Member(tmp_path, [server.address], "a", **config(tmp_path, url=cluster.url))
+        )
+        with producing(tmp_path, server) as nodes:
+            moves_on(member, nodes)
+            for number in range(PARTITIONS):
+                cluster.sql(f"UPDATE perfd_{number}.writer SET generation = generation + 1")
+            cluster.sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name LIKE 'perfd agg%'"
+            )
+            wanted = {node.job: node.spool.last_sequence + 1 for node in nodes}
+
+            def stored() -> dict[str, int]:
+                return {
+                    job: step
+                    for number in range(PARTITIONS)
+                    for job, step in cluster.sql(
+                        f"SELECT job, max(step) FROM perfd_{number}.steps GROUP BY job"
+                    )
+                }
+
+            seconds_until(lambda: all(stored().get(job, 0) >= step for job, step in wanted.items()), 60.0)

@@ -125,7 +125,7 @@ class AggregatorGroup:
             with self._lock:
                 for number in {*self._running, *mine} - self._busy:
                     epoch, running = self._running.get(number, (None, None))
-                    if epoch == mine.get(number):
+                    if epoch == mine.get(number) and not (running is not None and running.superseded):
                         continue
                     self._busy.add(number)
                     self._workers.submit(partial(self._follow, number, mine.get(number), running))
@@ -134,7 +134,10 @@ class AggregatorGroup:
                     self._leases.released(number)
 
     def _follow(self, number: int, epoch: int | None, running: Aggregator | None) -> None:
-        """Stop the aggregator of a partition whose lease ended, or start one for a new lease."""
+        """Stop the aggregator of a partition whose lease ended, or start one for a new lease.
+
+        One whose history another one has written to meanwhile is stopped too, and started anew.
+        """
         try:
             if running is not None:
                 running.stop()

@@ -13,6 +13,7 @@ from time import monotonic
 from perfd.aggregator.history.database import (
     HistoryDamagedError,
     HistoryDatabase,
+    HistoryLockedError,
     HistoryUnavailableError,
     UnstorableError,
 )
@@ -88,6 +89,8 @@ class HistoryStore(HistoryReader):
         self._newest_kept: _Group | None = None
         self._kept = self._surely_kept = 0
         """How often `spare` was given rows, and up to which time it has them."""
+        self.superseded = False
+        """Whether another aggregator has written to it since this one read it."""
         self.failed_rows = 0
         """Rows that could not be written."""
         self.written_rows = 0
@@ -336,6 +339,7 @@ class HistoryStore(HistoryReader):
                     "remedy": self._database.remedy,
                 },
             )
+        self.superseded = isinstance(error, HistoryLockedError)
         was_healthy, self._problem = self.healthy, str(error)
         if was_healthy:
             with self._changed:

@@ -219,6 +219,9 @@ class PostgresDatabase:
             "WHERE current_setting('synchronous_commit') = 'off'"
         )
         self._lock(connection)
+        if not self._holds():
+            # The lock may be free because the next holder's connection just broke.
+            raise HistoryLockedError("The lease of this partition has ended.")
         with _limited(connection, _TIDY_WITHIN_S):
             # Another aggregator may have upgraded it until the lock was free.
             bring_up_to_date(self._server, require_database(connection, self.place))
