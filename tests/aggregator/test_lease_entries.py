@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+
 import pytest
 
 from perfd.aggregator.group.lease_entries import LeaseEntries, lease_value, member_key, partition_key
+from perfd.aggregator.group.peers import may_listen
 from perfd.aggregator.group.sharing import Holder
 
 LEASE_S = 3.0
@@ -154,3 +158,17 @@ def test_an_older_revision_that_arrives_late_renews_nothing() -> None:
     found.clear()
     found.see(partition_key(4), {"member": "c", "epoch": "1"}, 1, 14.0)
     assert found.valid(14.0, 0.0)[1][4].member == "c"
+
+
+@pytest.mark.parametrize(
+    ("address", "may"),
+    [("http://127.0.0.1:1", False), ("http://perfd.invalid:1", True), ("http://", True), ("nowhere", True)],
+)
+def test_only_a_refused_connection_shows_that_no_process_is_there(address: str, may: bool) -> None:
+    """A member that cannot be reached from here may reach NATS."""
+    assert asyncio.run(may_listen(address, 5.0)) == may
+
+
+def test_who_listens_may_renew() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert asyncio.run(may_listen(f"http://127.0.0.1:{server.getsockname()[1]}", 5.0))

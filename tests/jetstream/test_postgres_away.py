@@ -62,7 +62,7 @@ def _kept_alerts(server: NatsServer) -> int:
 
         bucket = await js.key_value("perfd-default-unstored")
         with contextlib.suppress(NoKeysError):
-            return [(await bucket.get(key)).value for key in await bucket.keys()]
+            return [(await bucket.get(key)).value or b"" for key in await bucket.keys()]
         return []
 
     rows = [row for body in server.ask(bodies) for row in unstored(body, None)]

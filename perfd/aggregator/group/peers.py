@@ -37,21 +37,21 @@ _KEPT = (
 
 
 async def may_listen(address: str, within_s: float) -> bool:
-    """Whether a process may be at `address`: not if it refuses a connection, or names no host and port.
+    """Whether a process may be at `address`: not if its machine refuses a connection.
 
-    A machine that does not answer in time may only be slow.
+    One that cannot be reached, or whose name is unknown here, may reach NATS nevertheless.
     """
     try:
         url = urlsplit(address)
         host, port = url.hostname, url.port or _PORTS.get(url.scheme)
         if not host or not port:
-            return False
+            return True
         async with asyncio.timeout(within_s):
             _, writer = await asyncio.open_connection(host, port)
-    except TimeoutError:
-        return True
-    except (OSError, ValueError):
+    except ConnectionRefusedError:
         return False
+    except (OSError, ValueError):
+        return True
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()

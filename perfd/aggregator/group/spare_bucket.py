@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING
 
+from perfd.aggregator.group.fenced_values import FencedValues
 from perfd.aggregator.partition import SpareRows
 from perfd.config import NatsListenConfig
 from perfd.errors import PerfdError
@@ -20,7 +21,6 @@ from perfd.wire.subjects import spare_bucket
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.js import JetStreamContext
-    from nats.js.kv import KeyValue
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ _HEADER_BYTES = 1024
 class SpareBucket:
     """Keeps one value per partition, from `start` to `stop`. Thread-safe.
 
+    Who has read a partition's value is its holder: what an earlier one writes is refused.
+
     Where the bucket cannot be used, as without the permission, the group works without it.
     """
 
@@ -49,6 +51,7 @@ class SpareBucket:
         self._lock = threading.Lock()
         self._pending: dict[int, tuple[bytes | None, Callable[[], None]]] = {}
         """What is to be kept of each partition, None for nothing, and what to call then."""
+        self._values = FencedValues(self._name)
         self._changed: asyncio.Event | None = None
         self._written = threading.Condition(self._lock)
         self._js: JetStreamContext | None = None
@@ -118,24 +121,24 @@ class SpareBucket:
     async def _use(self, client: Client) -> None:
         self._changed = changed = asyncio.Event()
         js = client.jetstream(timeout=_ANSWER_WITHIN_S)
-        bucket = await self._bucket(js)
+        await self._ensure_bucket(js)
         self._js, self._problem, self._worked = js, None, True
         try:
             while True:
-                await self._write(client, bucket)
+                await self._write(client, js)
                 await changed.wait()
                 changed.clear()
         finally:
             self._js = None
 
-    async def _bucket(self, js: JetStreamContext) -> KeyValue:
+    async def _ensure_bucket(self, js: JetStreamContext) -> None:
         from nats.js import api  # noqa: PLC0415  (with the extra only)
         from nats.js.errors import BucketNotFoundError, NotFoundError  # noqa: PLC0415
 
         try:
-            return await js.key_value(self._name)
+            await js.key_value(self._name)
         except (BucketNotFoundError, NotFoundError):
-            return await js.create_key_value(
+            await js.create_key_value(
                 api.KeyValueConfig(
                     bucket=self._name,
                     description="What perfd's history does not take now, by partition.",
@@ -143,22 +146,21 @@ class SpareBucket:
                 )
             )
 
-    async def _write(self, client: Client, bucket: KeyValue) -> None:
+    async def _write(self, client: Client, js: JetStreamContext) -> None:
         while True:
             with self._lock:
                 if not self._pending:
                     self._written.notify_all()
                     return
                 partition, (body, kept) = next(iter(self._pending.items()))
-            if body is None:
-                await bucket.purge(str(partition))
-            elif len(body) + _HEADER_BYTES > client.max_payload:
+            if body is not None and len(body) + _HEADER_BYTES > client.max_payload:
                 self._complain(f"{len(body)} bytes are more than max_payload of the servers")
-            else:
-                await bucket.put(str(partition), body)
+            elif await self._values.write(js, str(partition), body or b""):
                 kept()
+            else:
+                self._complain("another aggregator continues with the partition")
             with self._lock:
-                if self._pending[partition] == (body, kept):
+                if self._pending.get(partition) == (body, kept):
                     del self._pending[partition]
 
     async def _wake(self) -> None:
@@ -166,20 +168,16 @@ class SpareBucket:
             self._changed.set()
 
     async def _read(self, partition: int, found: Future[bytes | None]) -> None:
-        from nats.js.errors import NotFoundError  # noqa: PLC0415  (with the extra only)
-
         # Only while a process starts.
         while self._js is None and self._problem is None and not found.cancelled():  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_EVERY_S)
         try:
             if self._js is None:
                 raise PerfdError(self._problem or "it is not connected")  # noqa: TRY301  (for whoever waits)
-            # Of the leader: other servers may not have the newest value yet.
-            message = await self._js.get_last_msg(f"KV_{self._name}", f"$KV.{self._name}.{partition}")
-            # What was removed has no data.
-            found.set_result(message.data or None)
-        except NotFoundError:
-            found.set_result(None)
+            with self._lock:
+                # Of an earlier lease of this process.
+                self._pending.pop(partition, None)
+            found.set_result(await self._values.read(self._js, str(partition)))
         except Exception as error:  # noqa: BLE001  (for whoever waits)
             with contextlib.suppress(Exception):
                 found.set_exception(error)
