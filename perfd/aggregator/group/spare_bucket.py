@@ -39,7 +39,7 @@ _HEADER_BYTES = 1024
 class SpareBucket:
     """Keeps one value per partition, from `start` to `stop`. Thread-safe.
 
-    Who has read a partition's value is its holder: what an earlier one writes is refused.
+    After another one has read a partition's value, what this one writes of it is refused.
 
     Where the bucket cannot be used, as without the permission, the group works without it.
     """
