@@ -100,24 +100,34 @@ def test_the_last_rank_is_not_named_while_threads_of_hosts_are_to_be_known_in_a_
     assert blamed(summary(replace(data, launches=launches([[asleep]] * 4, ranks=2)))) == named
 
 
+def stalling(step_s: float = STEP_S) -> JobData:
+    """Rank 1 of two takes half a step longer in every tenth one."""
+    times = [step_s * (1.5 if step % 10 == 5 else 1.0) for step in range(60)]
+    lagging = lags(60, 2, {})
+    lagging[5::10, 1] = 0.5 * step_s
+    table = step_table(times)
+    return job_data(
+        table,
+        description=description(world_size=2, dp=2),
+        collectives=[gradients(lagging, buckets=1, operations_per_s=1 / step_s)],
+        nccl=[NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(2)],
+        now_unix_s=float(table.time_unix_s[-1]),
+    )
+
+
 @pytest.mark.parametrize(("running", "named"), [(0.5, []), (0.9, [1])])
 def test_where_hosts_limit_a_job_the_one_that_stalls_by_little_is_not_named(
     running: float, named: list[int]
 ) -> None:
     """As in recording busyearly2: all hosts are slow, and one of them by a little more in some steps."""
-    times = [STEP_S * (1.5 if step % 10 == 5 else 1.0) for step in range(60)]
-    lagging = lags(60, 2, {})
-    lagging[5::10, 1] = 0.5 * STEP_S
-    steps = step_table(times)
-    data = job_data(
-        steps,
-        description=description(world_size=2, dp=2),
-        collectives=[gradients(lagging, buckets=1)],
-        nccl=[NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(2)],
-        gpu=gpu_table(steps, {GpuColumn.BUSY: (running, running)}),
-        now_unix_s=2000.0,
-    )
-    assert blamed(summary(data)) == named
+    data = stalling()
+    gpu = gpu_table(data.steps, {GpuColumn.BUSY: (running, running)})
+    assert blamed(summary(replace(data, gpu=gpu))) == named
+
+
+def test_a_rank_that_stalls_is_named_before_threads_of_hosts_are_known() -> None:
+    unknown = launches([[np.nan]] * 4, ranks=2)
+    assert blamed(summary(replace(stalling(), launches=unknown))) == [1]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,10 @@ def last_by_chance(facts: JobEvidence, found: Finding, starved: Finding | None) 
     if found.longer_for_s is not None or all(one.kind != "rank" for one in found.culprits):
         # Compared with its own past, or no rank is named.
         return False
-    return facts.awaits_hosts or _of_slow_hosts(facts, found) or _is_part_of_change(facts, found)
+    # What repeats at equal distances is not the order in which ranks happened to begin.
+    stalls = facts.nccl.stalling is not None and facts.nccl.stalling.gain_ratio == found.gain_ratio
+    in_turn = facts.awaits_hosts and not stalls
+    return in_turn or _of_slow_hosts(facts, found) or _is_part_of_change(facts, found)
 
 
 def _awaits_input(facts: JobEvidence, gain: float, starved: Finding | None) -> bool:
