@@ -145,6 +145,21 @@ def test_numbers_are_made_while_no_lease_can_be_renewed_and_not_after_a_pause(
         assert not any(leases.serves(number, epoch) for number, epoch in mine.items())
 
 
+def test_partitions_that_are_being_given_up_stay_where_they_are_when_none_can_be_claimed(
+    server: NatsServer,
+) -> None:
+    """As when a server of NATS dies while an aggregator that joined is to get its share."""
+    with member(server) as first:
+        mine = until_all_held(first)
+        with member(server, "http://127.0.0.1:2"):
+            seconds_until(first.releasing)
+            server.kill()
+            for number in first.releasing():
+                first.released(number)
+            seconds_until(lambda: first.mine() == mine)
+            assert all(first.serves(number, epoch) for number, epoch in mine.items())
+
+
 @contextlib.contextmanager
 def listening() -> Iterator[str]:
     """An address at which a process is, as that of a member that cannot renew its leases now."""

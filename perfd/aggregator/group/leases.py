@@ -145,9 +145,19 @@ class Leases:
         self._writes_failed = True
         self._tried_s = time.monotonic()
         self._view = replace(self._view, connected=False)
+        self._keep_released()
         if reason not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(reason)
             log.warning("Leases of partitions cannot be renewed now.", extra={"reason": reason})
+
+    def _keep_released(self) -> None:
+        """Go on with partitions that were to be given up: while none can be claimed nobody else would."""
+        with self._lock:
+            kept = bool(self._releasing)
+            self._releasing.clear()
+            self._released.clear()
+        if kept:
+            self._changed()
 
     async def _take_part(self, client: Client) -> None:
         self._tried_s = time.monotonic()

@@ -219,7 +219,7 @@ class PostgresDatabase:
             "WHERE current_setting('synchronous_commit') = 'off'"
         )
         self._lock(connection)
-        if not self._holds():
+        if self._lease is not None and not self._lease.serves():
             # The lock may be free because the next holder's connection just broke.
             raise HistoryLockedError("The lease of this partition has ended.")
         with _limited(connection, _TIDY_WITHIN_S):
