@@ -62,7 +62,14 @@ def test_batches_are_taken_while_the_stream_is_silent_and_acknowledged_once_stor
         client, history, progress = Client(), History(), NatsProgress()
         published = Published(history)
         intake = NatsIntake(client, published.sessions, progress, asyncio.Lock(), DIRECT_ACKNOWLEDGMENT)  # type: ignore[arg-type]
-        run = asyncio.create_task(DirectReading(client, FROM, intake, progress).run())  # type: ignore[arg-type]
+        began: list[int | None] = []
+
+        def note() -> None:
+            began.append(published.state.fleet.jobs["j"].steps.last_step)
+            client.changed.set()
+
+        direct = DirectReading(client, FROM, intake, progress, began=note)  # type: ignore[arg-type]
+        run = asyncio.create_task(direct.run())
         await client.until(lambda: client.arrive is not None)
         batch = Batch(sequence=1, sent_unix_ns=0, records=[TrainingStep(job="j", step=1), JobOrigin(job="j")])
         assert client.arrive is not None
@@ -71,6 +78,8 @@ def test_batches_are_taken_while_the_stream_is_silent_and_acknowledged_once_stor
         await client.until(lambda: bool(client.published))
         assert published.state.fleet.jobs["j"].steps.last_step == 1
         assert client.acknowledged() == []
+        # The page need not wait for the next round.
+        await client.until(lambda: began == [1])
         assert progress.undelivered_for_s(progress.took_directly_s + 5.0) == 5.0
         history.commit()
         await client.until(lambda: client.acknowledged() == ["ack.1"])

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perfd.aggregator.ingest.jetstream.nats_intake import NatsIntake
@@ -36,7 +37,12 @@ class DirectReading:
         subject: str,
         intake: NatsIntake,
         progress: NatsProgress,
+        *,
+        began: Callable[[], None] = lambda: None,
     ) -> None:
+        """`began` is called when the first messages of a silence are taken."""
+        self._began = began
+        self._is_first = False
         self._client = client
         self._subject = subject
         self._intake = intake
@@ -69,6 +75,7 @@ class DirectReading:
         if silent and self._subscription is None:
             # What history had no room for was published again since, to the stream.
             self._intake.forget_unsettled()
+            self._is_first = True
             self._subscription = await self._client.subscribe(self._subject, cb=self._arrive)
         elif not silent and self._subscription is not None:
             await self._subscription.unsubscribe()
@@ -83,3 +90,6 @@ class DirectReading:
         self._arrived.clear()
         self._progress.take_directly(len(messages), time.monotonic())
         await self._intake.take(messages, direct=True)
+        if self._is_first:
+            self._is_first = False
+            self._began()

@@ -63,7 +63,7 @@ class NatsReceiver:
         *,
         caught_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """`caught_up` is called when it has taken what waited before it began to read."""
+        """`caught_up` is called when it has taken what waited before it began to read, or the newest."""
         self._caught_up = caught_up
         self._config = config
         self._connector = NatsConnector(config, key="nats", name="perfd aggregator")
@@ -134,7 +134,8 @@ class NatsReceiver:
         if self._subject is not None:
             stuck = asyncio.create_task(StreamWatch(client, self._readers, self.progress).run())
             intake = NatsIntake(client, self._sessions, self.progress, self._turn, DIRECT_ACKNOWLEDGMENT)
-            direct = asyncio.create_task(DirectReading(client, self._subject, intake, self.progress).run())
+            reading = DirectReading(client, self._subject, intake, self.progress, began=self._caught_up)
+            direct = asyncio.create_task(reading.run())
         try:
             await self._read(client, direct)
         finally:
