@@ -151,7 +151,7 @@ class Leases:
             log.warning("Leases of partitions cannot be renewed now.", extra={"reason": reason})
 
     def _keep_released(self) -> None:
-        """Go on with partitions that were to be given up: while none can be claimed nobody else would."""
+        """Go on with partitions that were to be given up: while none can be claimed no other member would."""
         with self._lock:
             kept = bool(self._releasing)
             self._releasing.clear()
