@@ -9,8 +9,7 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.training_log.log_lines import MAX_LINE_BYTES, LineBuffer, read_line
-from perfd_collectors.training_log.log_parser import LogParser, new_job
+from perfd_collectors.training_log.log_parser import MAX_LINE_BYTES, LineBuffer, LogParser, new_job, read_line
 from training_log.logs import iteration, records_of
 
 from perfd.model import TrainingStep

@@ -22,8 +22,8 @@ from perfd_collectors.pods.pod_log import PodLogs
 from perfd_collectors.pods.pod_owner import owner_of, queue_of
 from perfd_collectors.pods.pod_parsers import LogFormat, ParsersHere, PodParsers, SandboxedParsers
 from perfd_collectors.pods.pod_watch import PodWatch
-from perfd_collectors.training_log.formats import compiled_pattern
-from perfd_collectors.training_log.log_parser import FORMATS
+from perfd_collectors.training_log.formats import FORMATS
+from perfd_collectors.training_log.formats.own_patterns import compiled_pattern
 
 _REPEAT_EVERY_S = 30.0
 """How often the owners of jobs are repeated, for aggregators that start later."""

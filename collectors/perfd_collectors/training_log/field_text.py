@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable, Iterable, Mapping
 
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?|[+-]?\d+(?:\.\d*)?", re.ASCII)
@@ -105,3 +106,20 @@ def with_suffix(text: str, power: int = 0) -> float | None:
     if suffix not in _SUFFIXES:
         return None
     return number(text[: len(text) - len(suffix)], _SUFFIXES[suffix] + power)
+
+
+def sorted_fields(
+    pairs: Iterable[tuple[str, str]],
+    names: Mapping[str, tuple[str, int]],
+    read: Callable[[str, int], float | None] = number,
+) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
+    """Numbers that `names` gives a field and the power of ten of its unit; losses; and all others."""
+    values: dict[str, float] = {}
+    losses: dict[str, float] = {}
+    extras: dict[str, float] = {}
+    for key, text in pairs:
+        field, power = names.get(key, ("", 0))
+        value = read(text, power)
+        if value is not None and is_plain_key(key):
+            (values if field else losses if "loss" in key else extras)[field or key] = value
+    return values, losses, extras

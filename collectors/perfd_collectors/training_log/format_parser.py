@@ -1,21 +1,42 @@
-"""The interface of format parsers, and what those of one job share."""
+"""The interface of format parsers: the lines that they get, and what those of one job share."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfd_collectors.nccl.debug_log import DebugLog
-from perfd_collectors.training_log.log_lines import LogLine
-from perfd_collectors.training_log.parser_output import ParserOutput
+from perfd_collectors.training_log.parser_output import ParserOutput, training_step
 from perfd_collectors.training_log.progress_bar_log import BarLog
-from perfd_collectors.training_log.step_order import StepLog
+from perfd_collectors.training_log.step_order import ProgressSource, StepLog
 
+_GARBAGE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffd]")
 _SILENT_NS = 10 * 10**9
 _SILENT_INTERVALS = 10
 """A file that had no row for so long, and for so many times what lay between its last two, has ended. Chosen,
 not measured: a restart of a job takes longer, and then its first rows wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A line without prefixes, as passed to parsers."""
+
+    text: str
+    rank: int | None = None
+    """The global rank in a launcher's prefix."""
+    unix_ns: int | None = None
+    """When a container runtime received it: the only printed time with a zone."""
+    complete: bool = True
+    """Whether its end was read; of an incomplete line only terminated fields count."""
+    after_clear: bool = False
+    """Whether a progress bar was cleared since it was drawn last, to print something."""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether it contains control characters or invalid UTF-8: fields may be lost."""
+        return _GARBAGE.search(self.text) is not None
 
 
 @dataclass(slots=True)
@@ -56,6 +77,10 @@ class FormatParser(ABC):
 
     keywords: Sequence[bytes]
     """Lines without any of these are not passed to the parser, unless it is `in_block`."""
+    takes_damaged = False
+    """Whether complete lines with control characters or invalid UTF-8 are passed to it, too."""
+    takes_incomplete = False
+    """Whether the last line of a log is, before its end was read."""
 
     def __init__(self, job: LogContext) -> None:
         self._out = job.out
@@ -76,5 +101,21 @@ class FormatParser(ABC):
     def flush(self) -> None:  # noqa: B027  (most formats have no blocks)
         """Emit an open block, which is complete because no line came for a while."""
 
-    def finish(self) -> None:  # noqa: B027
+    def finish(self) -> None:
         """Emit everything pending: the log has ended."""
+        self.flush()
+
+    def _add_step(
+        self,
+        step: int,
+        values: Mapping[str, float | None],
+        losses: Mapping[str, float],
+        extras: Mapping[str, float] | None = None,
+        *,
+        printed_ns: int | None = None,
+        family: ProgressSource = ProgressSource.TRAINER,
+    ) -> None:
+        """Add a progress line, with values as `training_step` takes them."""
+        self._steps.add(
+            training_step(self._out.job, step, values, losses, extras or {}), printed_ns, family=family
+        )

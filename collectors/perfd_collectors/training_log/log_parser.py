@@ -5,67 +5,160 @@ from __future__ import annotations
 import heapq
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from perfd.errors import ConfigError
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.formats import (
-    ColumnTableParser,
-    ComposerParser,
-    DeepSpeedParser,
-    EpochLineParser,
-    FailureParser,
-    HuggingFaceParser,
-    JsonLineParser,
-    MaxTextParser,
-    MetricWriterParser,
-    NanotronParser,
-    NcclLineParser,
-    NemoParser,
-    OpenRlhfParser,
-    OwnPatternParser,
-    ProgressBarParser,
-    ResultBlockParser,
-    SlimeParser,
-    StepBlockParser,
-    StepLineParser,
-    TorchtitanParser,
-    VerlParser,
-)
-from perfd_collectors.training_log.log_lines import MAX_LINE_BYTES, LineBuffer, read_line
-from perfd_collectors.training_log.megatron import MegatronParser
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
+from perfd_collectors.training_log.formats import COMPANIONS, FORMATS
+from perfd_collectors.training_log.formats.failures import FailureParser
+from perfd_collectors.training_log.formats.nccl_lines import NcclLineParser
+from perfd_collectors.training_log.formats.own_patterns import OwnPatternParser
 from perfd_collectors.training_log.metric_files import WandbRunParser
 from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_order import StepLog
-from perfd_collectors.training_log.timestamps import TimeZoneGuess
+from perfd_collectors.training_log.timestamps import TimeZoneGuess, zoned_ns
+
+MAX_LINE_BYTES = 64 * 1024
+"""Longer lines are dropped: no trainer prints them."""
+_SLICE_BYTES = 1 << 20
+"""Processed at a time, which bounds memory."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
+_RFC3339 = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (?:(?:stdout|stderr) [FP] )?", re.ASCII
+)
+_TORCHRUN = re.compile(r"\s*\[[A-Za-z][\w.-]{0,64}?:?(\d{1,9})\]: ?", re.ASCII)
+_SRUN = re.compile(r"\s*\d{1,9}: ", re.ASCII)
+_RAY = re.compile(r"\([\w.:-]+ pid=\d+(?:, ip=[\w.:]+)?\) ", re.ASCII)
+_GLOBAL_RANK = re.compile(r"\s*\[rank:?(\d{1,9})\]:", re.ASCII)
+_MAY_BE_PREFIXED = re.compile(r"\s*[\[({\d]", re.ASCII)
+_MAX_PREFIXES = 6
+"""Prefixes removed from a line: launchers may be nested (container runtime, srun, torchrun)."""
+
+
+class LineBuffer:
+    """Splits a stream of bytes into blocks of complete lines; buffers the unfinished line.
+
+    A carriage return also ends a line, because progress bars print nothing else.
+    Lines longer than `MAX_LINE_BYTES` are dropped.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._held_bytes = 0
+        self._skipping = False
+        self.dropped_lines = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Blocks of complete lines; each block ends with a newline."""
+        view = memoryview(data)
+        starts = range(0, len(data), _SLICE_BYTES)
+        blocks = (self._feed_slice(bytes(view[start : start + _SLICE_BYTES])) for start in starts)
+        return [block for block in blocks if block]
+
+    def gap(self) -> None:
+        """Drop the unfinished line and everything up to the next newline: bytes were lost."""
+        self._hold(b"")
+        self._skipping = True
+
+    def restart(self) -> None:
+        """Drop the unfinished line: the stream restarts at the start of a line."""
+        self._hold(b"")
+        self._skipping = False
+
+    def rest(self) -> bytes:
+        """Return and clear the unfinished line."""
+        rest = b"".join(self._pieces)
+        self.restart()
+        return rest
+
+    def _feed_slice(self, data: bytes) -> bytes:
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._grow(data)
+            return b""
+        first = data.find(b"\n") + 1
+        whole = data[:end] if not self._skipping else data[first:end]
+        if self._pieces:
+            whole = b"".join([*self._pieces, whole])
+        self._skipping = False
+        self._hold(data[end:])
+        return whole
+
+    def _grow(self, data: bytes) -> None:
+        if self._skipping:
+            return
+        self._pieces.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > MAX_LINE_BYTES:
+            self.dropped_lines += 1
+            self.gap()
+
+    def _hold(self, data: bytes) -> None:
+        self._pieces = [data] if data else []
+        self._held_bytes = len(data)
+
+
+def read_line(raw: bytes, *, complete: bool = True, after_clear: bool = False) -> LogLine:
+    """The line without colors and without the prefixes of srun, torchrun, Ray and container runtimes."""
+    text = raw.decode("utf-8", errors="replace")
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    rank: int | None = None
+    unix_ns: int | None = None
+    for _ in range(_MAX_PREFIXES):
+        if not _MAY_BE_PREFIXED.match(text):
+            break
+        if text.startswith('{"'):
+            wrapped = _unwrap_json(text)
+            if wrapped is None:
+                break
+            text, unix_ns = wrapped[0], wrapped[1] or unix_ns
+            continue
+        if match := _RFC3339.match(text):
+            unix_ns = zoned_ns(text)
+        elif match := _TORCHRUN.match(text):
+            named = _GLOBAL_RANK.match(text)
+            rank = int(named[1]) if named else rank
+        else:
+            match = _SRUN.match(text) or _RAY.match(text)
+        if match is None:
+            break
+        text = text[match.end() :]
+    return LogLine(text=text, rank=rank, unix_ns=unix_ns, complete=complete, after_clear=after_clear)
+
+
+def _says_a_step(wrapper: dict[str, object]) -> bool:
+    """Whether it has the numbers of a step itself, beside its message, and does not wrap a text."""
+    whole = any(type(wrapper.get(key)) is int for key in ("step", "global_step", "iteration", "iter"))
+    return whole and any("loss" in key for key in wrapper)
+
+
+def _unwrap_json(text: str) -> tuple[str, int | None] | None:
+    """Text (`log`, `message` or `msg`) and time of a container runtime's JSON line; None if it is not one."""
+    try:
+        wrapper = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not isinstance(wrapper, dict) or _says_a_step(wrapper):
+        return None
+    if isinstance(record := wrapper.get("record"), dict):
+        # Loguru's own JSON has the message there.
+        wrapper = record
+    inner = next(
+        (wrapper[key] for key in ("log", "message", "msg") if isinstance(wrapper.get(key), str)), None
+    )
+    if inner is None:
+        return None
+    moment = next((wrapper[key] for key in ("time", "timestamp") if isinstance(wrapper.get(key), str)), "")
+    return inner.rstrip("\r\n"), zoned_ns(moment)
+
 
 log = logging.getLogger(__name__)
-
-FORMATS: Mapping[str, Callable[[LogContext], FormatParser]] = {
-    "nemo": NemoParser,
-    "openrlhf": OpenRlhfParser,
-    "slime": SlimeParser,
-    "progress-bar": ProgressBarParser,
-    "nanotron": NanotronParser,
-    "megatron": MegatronParser,
-    "torchtitan": TorchtitanParser,
-    "verl": VerlParser,
-    "hf-trainer": HuggingFaceParser,
-    "deepspeed": DeepSpeedParser,
-    "maxtext": MaxTextParser,
-    "composer": ComposerParser,
-    "metric-writer": MetricWriterParser,
-    "result-blocks": ResultBlockParser,
-    "column-tables": ColumnTableParser,
-    "json-lines": JsonLineParser,
-    "step-blocks": StepBlockParser,
-    "epoch-lines": EpochLineParser,
-    "step-lines": StepLineParser,
-}
-"""By name, as in the option `framework`. A line goes to the first parser that accepts it."""
-
-_COMPANIONS: Mapping[str, Sequence[str]] = {"hf-trainer": ("progress-bar",)}
-"""Formats without which another one is not complete."""
 
 MAX_EXAMPLES = 20
 """Unrecognized lines kept as examples for the user."""
@@ -99,7 +192,7 @@ class LogParser:
     ) -> None:
         if framework is not None and framework not in FORMATS:
             raise ConfigError(f"Unknown log format {framework!r}; known are: {', '.join(FORMATS)}.")
-        chosen = [*_COMPANIONS.get(framework, ()), framework] if framework is not None else list(FORMATS)
+        chosen = [*COMPANIONS.get(framework, ()), framework] if framework is not None else list(FORMATS)
         self._job = job
         self._formats: list[FormatParser] = [OwnPatternParser(job, patterns)] if patterns else []
         self._formats += [FORMATS[name](job) for name in chosen]
@@ -208,9 +301,14 @@ class LogParser:
         line = read_line(raw, complete=complete, after_clear=self._cleared)
         self._cleared &= _BAR not in raw
         self._job.out.received(line.unix_ns)
+        damaged = line.damaged
         try:
             recognized = any(
-                (has_keyword or parser.in_block) and parser.parse(line) for parser in self._formats
+                (has_keyword or parser.in_block)
+                and (line.complete or parser.takes_incomplete)
+                and (parser.takes_damaged or not damaged)
+                and parser.parse(line)
+                for parser in self._formats
             )
         except Exception:
             # Whatever is wrong with one line, those after it are read.

@@ -92,6 +92,11 @@ class ParserOutput:
         if news:
             self.description = replace(current, **news)
 
+    def describe_framework(self, name: str) -> None:
+        """Set the framework unless it is known, of lines that trainers on top of it print, too."""
+        if not self.description.framework:
+            self.describe(framework=name)
+
     def describe_layout(self, **sizes: int | None) -> None:
         """Add sizes of the parallel layout; None is ignored."""
         known: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
@@ -114,6 +119,11 @@ class ParserOutput:
     def add(self, record: StepPhases | MemoryReport) -> None:
         """Add a record without a time."""
         self._add(None, lambda _: record)
+
+    def memory(self, step: int, rank: int | None, **sizes_bytes: float | None) -> None:
+        """Add a report of memory, if any of its sizes is known."""
+        if any(size is not None for size in sizes_bytes.values()):
+            self.add(MemoryReport(job=self._job, step=step, rank=rank, **sizes_bytes))
 
     def event(
         self,
@@ -182,18 +192,21 @@ class ParserOutput:
 def training_step(
     job: str,
     step: int,
-    values: Mapping[str, float],
+    values: Mapping[str, float | None],
     losses: Mapping[str, float],
     extras: Mapping[str, float],
 ) -> TrainingStep:
-    """A `TrainingStep` from numbers by the names of its fields; other names are ignored."""
+    """A `TrainingStep` from numbers by the names of its fields; other names are ignored.
+
+    A time or a rate that is not above 0 is no measurement, and unknown.
+    """
     return TrainingStep(
         job=job,
         step=step,
-        step_time_s=values.get("step_time_s"),
-        flops_per_s_per_gpu=values.get("flops_per_s_per_gpu"),
-        tokens_per_s=values.get("tokens_per_s"),
-        samples_per_s=values.get("samples_per_s"),
+        step_time_s=_measured(values.get("step_time_s")),
+        flops_per_s_per_gpu=_measured(values.get("flops_per_s_per_gpu")),
+        tokens_per_s=_measured(values.get("tokens_per_s")),
+        samples_per_s=_measured(values.get("samples_per_s")),
         global_batch_size=_count(values.get("global_batch_size")),
         consumed_samples=_count(values.get("consumed_samples")),
         consumed_tokens=_count(values.get("consumed_tokens")),
@@ -210,5 +223,9 @@ def training_step(
     )
 
 
+def _measured(value: float | None) -> float | None:
+    return value if value is not None and value > 0 else None
+
+
 def _count(value: float | None) -> int | None:
-    return int(value) if value is not None and value >= 0 and value.is_integer() else None
+    return int(value) if value is not None and value >= 0 and value == int(value) else None

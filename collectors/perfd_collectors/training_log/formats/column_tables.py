@@ -6,11 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd_collectors.training_log.field_text import integer, number
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.log_lines import LogLine
-from perfd_collectors.training_log.parser_output import training_step
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.step_fields import add_step, fields_of
-from perfd_collectors.training_log.step_order import ProgressSource
 
 _SPACY = re.compile(r"E {1,8}# {1,12}LOSS [A-Z_ ]{1,400}SCORE\s{0,8}$")
 _CHAINER = re.compile(r"(?=[^|]{0,400}\biteration\b)(?=[^|]{0,400}\bmain/loss\b)[\w/ ]{1,400}$")
@@ -42,8 +39,6 @@ class ColumnTableParser(FormatParser):
         return bool(self._columns)
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete or line.damaged:
-            return False
         text = line.text.strip()
         if _SPACY.match(text) or _CHAINER.match(text):
             self._columns, self._of_a_loop = _GAP.split(text), None
@@ -70,8 +65,7 @@ class ColumnTableParser(FormatParser):
         found = fields_of((name, value) for name, value in row.items() if name.lower() not in _STEPS)
         if step is None or found.evaluates or not (found.losses or found.timed):
             return False
-        if not self._out.description.framework:
-            self._out.describe(framework="training-loop")
+        self._out.describe_framework("training-loop")
         add_step(self._steps, self._out.job, step, found, None)
         return True
 
@@ -91,9 +85,7 @@ class ColumnTableParser(FormatParser):
             for name, value in row.items()
             if name.startswith("LOSS ") or name == "main/loss"
         }
-        self._steps.add(
-            training_step(self._out.job, step, {}, losses, {}), None, family=ProgressSource.TRAINER
-        )
+        self._add_step(step, {}, losses)
         return True
 
 

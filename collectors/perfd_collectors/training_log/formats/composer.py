@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd.model import EventKind, PhaseTime
+from perfd.model import EventKind
 from perfd_collectors.training_log.field_text import grouped, is_plain_key, number
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.log_lines import LogLine
-from perfd_collectors.training_log.parser_output import training_step
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 
 _HEAD = re.compile(
     r"\[(?:epoch|batch|sample|token|iteration)=[0-9]{1,15}(?:/[0-9]{1,15})?\](?:\[[^\]]{1,40}\])?:\s*$"
@@ -61,8 +59,6 @@ class ComposerParser(FormatParser):
         return self._block is not None
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete or line.damaged:
-            return False
         if _HEAD.match(line.text):
             self.flush()
             self._block = {}
@@ -104,10 +100,6 @@ class ComposerParser(FormatParser):
             # Evaluations and what is logged at the start have the same heading.
             return
         number_of_step = int(block[_STEP]) + 1 if step is None else step
-        self._steps.add(training_step(self._out.job, number_of_step, values, losses, {}), None)
+        self._add_step(number_of_step, values, losses)
         if _OLMO_DATA_S in block:
-            self._steps.phases({"data_loading": PhaseTime(max_s=block[_OLMO_DATA_S])})
-
-    def finish(self) -> None:
-        """Emit a pending batch."""
-        self.flush()
+            self._steps.timers({"data_loading": block[_OLMO_DATA_S]})

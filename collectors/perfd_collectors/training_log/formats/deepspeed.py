@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd.model import EventKind, MemoryReport, PhaseTime, TrainingStep
+from perfd.model import EventKind
 from perfd_collectors.training_log.field_text import integer, is_plain_key, number, positive, with_suffix
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.megatron import one_line_timers
 from perfd_collectors.training_log.step_order import ProgressSource
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
@@ -46,6 +45,7 @@ _PIPELINE_MICRO_STEP = "batch_input"
 class DeepSpeedParser(FormatParser):
     """One log of a DeepSpeed job."""
 
+    takes_damaged = True
     keywords: Sequence[bytes] = (
         b"SamplesPerSec=",
         b", skipped=",
@@ -69,8 +69,6 @@ class DeepSpeedParser(FormatParser):
         return self._profiler_rows is not None
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete:
-            return False
         text = line.text
         return (
             (self._profiler_rows is not None and self._profiler_row(text))
@@ -88,8 +86,7 @@ class DeepSpeedParser(FormatParser):
         self._end_profiler()
 
     def _is_deepspeed(self) -> None:
-        if not self._out.description.framework:
-            self._out.describe(framework="deepspeed")
+        self._out.describe_framework("deepspeed")
 
     def _throughput(self, line: LogLine) -> bool:
         match = _THROUGHPUT.search(line.text)
@@ -100,38 +97,28 @@ class DeepSpeedParser(FormatParser):
         skipped, learning_rate = self._progress_of(step)
         batch = self._out.description.parallel.global_batch_size
         self._is_deepspeed()
-        self._steps.add(
-            TrainingStep(
-                job=self._out.job,
-                step=step,
-                samples_per_s=current,
-                step_time_s=batch / current if batch and current else None,
-                global_batch_size=batch,
-                learning_rate=learning_rate,
-                extras={
-                    **({} if running is None else {"RunningAvgSamplesPerSec": running}),
-                    **({} if skipped is None else {"skipped": float(skipped)}),
-                },
-            ),
-            last_timestamp_ns(line.text),
+        self._add_step(
+            step,
+            {
+                "samples_per_s": current,
+                "step_time_s": batch / current if batch and current else None,
+                "global_batch_size": batch,
+                "learning_rate": learning_rate,
+            },
+            {},
+            {
+                **({} if running is None else {"RunningAvgSamplesPerSec": running}),
+                **({} if skipped is None else {"skipped": float(skipped)}),
+            },
+            printed_ns=last_timestamp_ns(line.text),
             family=ProgressSource.DEEPSPEED,
         )
-        self._memory(step, line.rank, match[6], match[7])
-        return True
-
-    def _memory(self, step: int, rank: int | None, allocated: str | None, most: str | None) -> None:
-        now, peak = number(allocated or ""), number(most or "")
+        now, peak = number(match[6] or ""), number(match[7] or "")
         if now is not None and peak is not None:
-            self._out.add(
-                MemoryReport(
-                    job=self._out.job,
-                    step=step,
-                    # The throughput timer logs only on rank 0.
-                    rank=rank or 0,
-                    allocated_bytes=now * _GIB,
-                    max_allocated_bytes=peak * _GIB,
-                )
-            )
+            # The throughput timer logs only on rank 0.
+            rank = line.rank or 0
+            self._out.memory(step, rank, allocated_bytes=now * _GIB, max_allocated_bytes=peak * _GIB)
+        return True
 
     def _progress_of(self, step: int) -> tuple[int | None, float | None]:
         progress, self._progress = self._progress, None
@@ -153,19 +140,17 @@ class DeepSpeedParser(FormatParser):
         self._is_deepspeed()
         loss = number(match[2])
         skipped, learning_rate = self._progress_of(int(match[1]))
-        time_s, rate = positive(match[3]), positive(match[4])
-        self._steps.add(
-            TrainingStep(
-                job=self._out.job,
-                step=int(match[1]),
-                step_time_s=time_s,
-                samples_per_s=rate,
-                global_batch_size=self._out.description.parallel.global_batch_size,
-                learning_rate=learning_rate,
-                losses={} if loss is None else {"loss": loss},
-                extras={} if skipped is None else {"skipped": float(skipped)},
-            ),
-            last_timestamp_ns(text),
+        self._add_step(
+            int(match[1]),
+            {
+                "step_time_s": number(match[3]),
+                "samples_per_s": number(match[4]),
+                "global_batch_size": self._out.description.parallel.global_batch_size,
+                "learning_rate": learning_rate,
+            },
+            {} if loss is None else {"loss": loss},
+            {} if skipped is None else {"skipped": float(skipped)},
+            printed_ns=last_timestamp_ns(text),
             family=ProgressSource.DEEPSPEED,
         )
         return True
@@ -181,9 +166,8 @@ class DeepSpeedParser(FormatParser):
         # The pipeline engine prints the step's timers before the step, and its own after it.
         whole = _WHOLE_STEP & timers.keys() and _PIPELINE_MICRO_STEP not in self._phases
         if whole or _PIPELINE_TIMERS & timers.keys():
-            phases = {name: PhaseTime(max_s=value) for name, value in self._phases.items()}
-            self._phases = {}
-            self._steps.phases(phases)
+            phases, self._phases = self._phases, {}
+            self._steps.timers(phases)
         return True
 
     def _config(self, text: str) -> bool:

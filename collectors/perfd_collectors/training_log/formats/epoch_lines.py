@@ -12,13 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfd.model import PhaseTime
 from perfd_collectors.training_log.field_text import number
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.loops.epoch_numbering import EpochsOfSamples, EpochsOfUnknownLength
 from perfd_collectors.training_log.formats.loops.line_words import in_english
 from perfd_collectors.training_log.formats.step_lines import LOOPS, OTHER_LINE
-from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
@@ -179,7 +177,7 @@ class EpochLineParser(FormatParser):
         self._keras_batches: int | None = None
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete or line.damaged or self._out.description.framework not in _OWN | LOOPS:
+        if self._out.description.framework not in _OWN | LOOPS:
             return False
         text = in_english(line.text)
         if header := _EPOCH_START.fullmatch(text):
@@ -215,7 +213,7 @@ class EpochLineParser(FormatParser):
             self._out.describe(framework=style.framework)
         add_step(self._steps, self._out.job, step, found, last_timestamp_ns(text[: anchor.start()]))
         if data_s is not None:
-            self._steps.phases({"data_loading": PhaseTime(max_s=data_s)})
+            self._steps.timers({"data_loading": data_s})
         return True
 
     def _number(self, style: _Style, said: Mapping[str, str | None]) -> int | None:
@@ -261,8 +259,7 @@ class EpochLineParser(FormatParser):
             return False
         if batch == batches:
             self._keras_epoch = None
-        if not self._out.description.framework:
-            self._out.describe(framework="keras")
+        self._out.describe_framework("keras")
         # Its time per step is the mean since the epoch began.
         losses_only = StepFields(losses=found.losses)
         add_step(self._steps, self._out.job, (epoch - 1) * batches + batch, losses_only, None)
@@ -272,8 +269,7 @@ class EpochLineParser(FormatParser):
         loss = number(said["loss"])
         if loss is None:
             return False
-        if not self._out.description.framework:
-            self._out.describe(framework="training-loop")
+        self._out.describe_framework("training-loop")
         found = StepFields(losses={"loss": loss})
         add_step(self._steps, self._out.job, self._unnumbered.step(epoch, int(said["batch"])), found, None)
         return True

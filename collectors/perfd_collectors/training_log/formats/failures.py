@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 
 _TRACEBACK = "Traceback (most recent call last):"
 _WATCHDOG = re.compile(
@@ -31,6 +30,7 @@ class _Traceback:
 class FailureParser(FormatParser):
     """Exceptions and NCCL warnings in a log. A traceback is reported by its last line."""
 
+    takes_damaged = True
     keywords: Sequence[bytes] = (
         b"Traceback (most recent",
         b"CUDA out of memory",
@@ -48,8 +48,6 @@ class FailureParser(FormatParser):
         return bool(self._open)
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete:
-            return False
         text = line.text.rstrip()
         if _TRACEBACK in text:
             self._end_traceback(line.rank)

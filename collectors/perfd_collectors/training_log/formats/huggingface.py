@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfd.model import EventKind, TrainingStep
+from perfd.model import EventKind
 from perfd_collectors.training_log.field_text import grouped, number
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
+from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.progress_bar_log import DENSE_STEPS, DrawnStep
 from perfd_collectors.training_log.step_order import ProgressSource
 
@@ -53,6 +53,7 @@ class HuggingFaceParser(FormatParser):
     epoch shows it, too. A dict whose step nothing shows does not count as a step.
     """
 
+    takes_damaged = True
     keywords: Sequence[bytes] = (
         b"{'",
         b"***** Running training",
@@ -71,14 +72,10 @@ class HuggingFaceParser(FormatParser):
         self._before: _Clock | None = None
 
     def parse(self, line: LogLine) -> bool:
-        return line.complete and (self._dict(line.text) or self._about(line.text))
+        return self._dict(line.text) or self._about(line.text)
 
     def flush(self) -> None:
         """Give lines after a bar that is never drawn again the bar's step."""
-        self._bars.flush()
-
-    def finish(self) -> None:
-        """As `flush`."""
         self._bars.flush()
 
     def _dict(self, text: str) -> bool:
@@ -162,18 +159,16 @@ class HuggingFaceParser(FormatParser):
             if seen is not None and before.tokens is not None and seen > before.tokens:
                 tokens = (seen - before.tokens) / steps
         time_s = time_s or drawn.step_time_s
-        line = TrainingStep(
-            job=self._out.job,
-            step=drawn.step,
-            step_time_s=time_s if time_s and time_s > 0 else None,
-            tokens_per_s=tokens / time_s if tokens and time_s and time_s > 0 else None,
-            consumed_tokens=int(seen) if seen is not None and seen == int(seen) else None,
-            losses={} if loss is None else {"loss": loss},
-            grad_norm=values.pop("grad_norm", None),
-            learning_rate=values.pop("learning_rate", None),
-            global_batch_size=self._out.description.parallel.global_batch_size,
-            extras=values,
-        )
+        fields = {
+            "step_time_s": time_s,
+            "tokens_per_s": tokens / time_s if tokens and time_s else None,
+            "consumed_tokens": seen,
+            "grad_norm": values.pop("grad_norm", None),
+            "learning_rate": values.pop("learning_rate", None),
+            "global_batch_size": self._out.description.parallel.global_batch_size,
+        }
+        losses = {} if loss is None else {"loss": loss}
+        line = training_step(self._out.job, drawn.step, fields, losses, values)
         if apart <= DENSE_STEPS or self._bars.drawn is None:
             self._steps.add(line, None, family=ProgressSource.HUGGING_FACE)
         else:

@@ -9,8 +9,7 @@ import msgspec
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.field_text import dict_numbers, number, without_nested_dicts
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step, fields_of
 
 _STEP_KEYS = (
@@ -46,8 +45,6 @@ class JsonLineParser(FormatParser):
         self._elapsed: tuple[int, float] | None = None
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete or line.damaged:
-            return False
         text = line.text.strip()
         if (opened := _OBJECT.match(text)) is not None:
             return self._object(text[opened.end() :])
@@ -97,8 +94,7 @@ class JsonLineParser(FormatParser):
             return True
         if not found.losses and not found.timed:
             return False
-        if not self._out.description.framework:
-            self._out.describe(framework="training-loop")
+        self._out.describe_framework("training-loop")
         add_step(self._steps, self._out.job, step, found, None)
         return True
 

@@ -6,10 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import fields, integer, is_plain_key, number, positive
-from perfd_collectors.training_log.format_parser import FormatParser
-from perfd_collectors.training_log.log_lines import LogLine
-from perfd_collectors.training_log.parser_output import training_step
+from perfd_collectors.training_log.field_text import fields, integer, positive, sorted_fields
+from perfd_collectors.training_log.format_parser import FormatParser, LogLine
 
 _ANCHOR = re.compile(r"Training epoch \d+, iteration (\d{1,15})/(\d{1,15}) \|", re.ASCII)
 _BAR = re.compile(
@@ -19,12 +17,13 @@ _BAR = re.compile(
 )
 _PROFILER = re.compile(r"={3} (Start|End) nsys profiling ={3}")
 _FIELDS = {
-    "lr": "learning_rate",
-    "train_step_timing in s": "step_time_s",
-    "tflops_per_gpu": "flops_per_s_per_gpu",
-    "global_batch_size": "global_batch_size",
-    "consumed_samples": "consumed_samples",
-    "grad_norm": "grad_norm",
+    "lr": ("learning_rate", 0),
+    "train_step_timing in s": ("step_time_s", 0),
+    "tflops_per_gpu": ("flops_per_s_per_gpu", 12),
+    "TFLOPS_per_GPU": ("flops_per_s_per_gpu", 12),
+    "global_batch_size": ("global_batch_size", 0),
+    "consumed_samples": ("consumed_samples", 0),
+    "grad_norm": ("grad_norm", 0),
 }
 
 
@@ -34,9 +33,6 @@ class NemoParser(FormatParser):
     keywords: Sequence[bytes] = (b"Training epoch ", b"reduced_train_loss=", b"nsys profiling ==")
 
     def parse(self, line: LogLine) -> bool:
-        """Parse a complete, undamaged line: in others the step may be missing."""
-        if not line.complete or line.damaged:
-            return False
         return self._line(line.text) or self._bar(line.text) or self._profiler(line.text)
 
     def _line(self, text: str) -> bool:
@@ -63,23 +59,8 @@ class NemoParser(FormatParser):
 
     def _add(self, iteration: int, pairs: dict[str, str], *, last_step: int | None) -> None:
         self._out.describe(framework="nemo", train_steps=None if last_step is None else last_step + 1)
-        values: dict[str, float] = {}
-        losses: dict[str, float] = {}
-        extras: dict[str, float] = {}
-        for key, text in pairs.items():
-            name = _FIELDS.get(key.lower())
-            value = number(text, 12 if name == "flops_per_s_per_gpu" else 0)
-            if value is None or not is_plain_key(key) or key == "global_step":
-                continue
-            if name in {"step_time_s", "flops_per_s_per_gpu"} and value <= 0:
-                continue
-            if name is not None:
-                values[name] = value
-            elif "loss" in key:
-                losses[key] = value
-            else:
-                extras[key] = value
-        step = integer(pairs.get("global_step", str(iteration)))
+        step = integer(pairs.pop("global_step", str(iteration)))
+        values, losses, extras = sorted_fields(pairs.items(), _FIELDS)
         if step is None:
             return
         batch, time_s = values.get("global_batch_size"), values.get("step_time_s")
@@ -87,7 +68,7 @@ class NemoParser(FormatParser):
             self._out.describe_layout(global_batch_size=int(batch))
             if time_s:
                 values["samples_per_s"] = batch / time_s
-        self._steps.add(training_step(self._out.job, step, values, losses, extras), None)
+        self._add_step(step, values, losses, extras)
 
     def _profiler(self, text: str) -> bool:
         match = _PROFILER.search(text)

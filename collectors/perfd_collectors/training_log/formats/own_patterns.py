@@ -6,11 +6,9 @@ import re
 from collections.abc import Sequence
 
 from perfd.errors import ConfigError
-from perfd_collectors.training_log.field_text import grouped, integer, number
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
+from perfd_collectors.training_log.field_text import grouped, integer, number, sorted_fields
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.pattern_cost import growth
-from perfd_collectors.training_log.log_lines import LogLine
-from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.step_order import ProgressSource
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
@@ -34,7 +32,6 @@ GROUPS = {
     "consumed_tokens": ("consumed_tokens", 0),
 }
 """Names of groups besides `step` and `loss`: the field of a step, and the power of ten of its unit."""
-_MUST_BE_POSITIVE = frozenset({"step_time_s", "tokens_per_s", "samples_per_s", "flops_per_s_per_gpu"})
 _KNOWN = frozenset({"step", "loss", *GROUPS})
 
 
@@ -82,31 +79,21 @@ class OwnPatternParser(FormatParser):
         return True
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete or line.damaged or len(line.text) > _MAX_LINE_CHARS:
+        if len(line.text) > _MAX_LINE_CHARS:
             return False
         match = next((found for one in self._patterns if (found := one.search(line.text))), None)
         step = integer(match["step"] or "") if match else None
         if match is None or step is None:
             return False
         groups = match.groupdict()
-        values = {}
-        for name, (field, power) in GROUPS.items():
-            value = _number(groups.get(name), power)
-            if value is not None and (value > 0 or field not in _MUST_BE_POSITIVE):
-                values[field] = value
-        loss = _number(groups.get("loss"), 0)
-        if not self._out.description.framework:
-            self._out.describe(framework="training-loop")
-        self._steps.add(
-            training_step(self._out.job, step, values, {} if loss is None else {"loss": loss}, {}),
-            last_timestamp_ns(line.text[: match.start("step")]),
-            family=ProgressSource.OWN_PATTERN,
-        )
+        named = [(name, text) for name, text in groups.items() if name != "step" and text is not None]
+        values, losses, _ = sorted_fields(named, GROUPS, _number)
+        self._out.describe_framework("training-loop")
+        printed_ns = last_timestamp_ns(line.text[: match.start("step")])
+        self._add_step(step, values, losses, printed_ns=printed_ns, family=ProgressSource.OWN_PATTERN)
         return True
 
 
-def _number(text: str | None, power: int) -> float | None:
-    if text is None:
-        return None
+def _number(text: str, power: int) -> float | None:
     plain = grouped(text) if "," in text else None
     return number(text if plain is None else repr(plain), power)

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfd_collectors.training_log.field_text import number, positive
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.log_lines import LogLine
-from perfd_collectors.training_log.parser_output import training_step
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.progress_bar_log import DENSE_STEPS, DrawnStep
 from perfd_collectors.training_log.step_order import ProgressSource
 
@@ -141,9 +139,7 @@ class ProgressBarParser(FormatParser):
         self._first_epoch: int | None = None
 
     def parse(self, line: LogLine) -> bool:
-        """Parse the bars of a complete line; whatever else is on it is for others."""
-        if not line.complete or line.damaged:
-            return False
+        """Parse the bars of a line; whatever else is on it is for others."""
         found = False
         for bar in _bars_in(line.text):
             found = True
@@ -185,16 +181,13 @@ class ProgressBarParser(FormatParser):
         of_lightning = "v_num=" in bar.postfix
         if of_lightning or bar.framework:
             self._out.describe(framework=bar.framework or "lightning")
-        elif not self._out.description.framework:
-            self._out.describe(framework="training-loop")
+        else:
+            self._out.describe_framework("training-loop")
         # Lightning's bars are of one epoch, also where something printed hides which.
         if bar.total and bar.epoch is None and self._before == 0 and not of_lightning:
             self._out.describe(train_steps=self._out.description.train_steps or bar.total)
-        values = {} if bar.step_time_s is None else {"step_time_s": bar.step_time_s}
         losses = _losses(bar.postfix) or _losses_about(bar.about)
-        self._steps.add(
-            training_step(self._out.job, step, values, losses, {}), None, family=ProgressSource.PROGRESS_BAR
-        )
+        self._add_step(step, {"step_time_s": bar.step_time_s}, losses, family=ProgressSource.PROGRESS_BAR)
 
     def _step_of(self, bar: _Bar) -> int:
         if bar.global_step is not None:

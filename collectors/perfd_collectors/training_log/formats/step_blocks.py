@@ -10,11 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfd.model import PhaseTime
 from perfd_collectors.training_log.field_text import number, plain_numbers
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.step_lines import LOOPS
-from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
 
 _MOST_LINES = 2000
@@ -78,7 +76,7 @@ class StepBlockParser(FormatParser):
         self._step = 0
         self._lines = 0
         self._found = StepFields()
-        self._phases: dict[str, PhaseTime] = {}
+        self._phases_s: dict[str, float] = {}
         self._epoch: int | None = 1
 
     @property
@@ -87,8 +85,6 @@ class StepBlockParser(FormatParser):
         return self._style is not None
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete or line.damaged:
-            return False
         if epoch := _EPOCH.match(line.text):
             self.finish()
             self._epoch = int(epoch[1])
@@ -113,18 +109,18 @@ class StepBlockParser(FormatParser):
     def finish(self) -> None:
         """Emit a pending block."""
         style, self._style = self._style, None
-        if style is None or not (self._found.losses or self._found.timed or self._phases):
+        if style is None or not (self._found.losses or self._found.timed or self._phases_s):
             return
         if not self._out.description.framework or style.framework != "training-loop":
             self._out.describe(framework=style.framework)
         add_step(self._steps, self._out.job, self._step, self._found, None)
-        if self._phases:
-            self._steps.phases(self._phases)
+        if self._phases_s:
+            self._steps.timers(self._phases_s)
 
     def _begin(self, style: _Style, said: Mapping[str, str]) -> None:
         self.finish()
         self._style, self._lines = style, 0
-        self._found, self._phases = StepFields(), {}
+        self._found, self._phases_s = StepFields(), {}
         if "step" in said:
             self._step = int(said["step"])
         elif self._epoch is not None:
@@ -140,12 +136,12 @@ class StepBlockParser(FormatParser):
             self.finish()
             return False
         if share := _SHARE.match(text):
-            self._phases.setdefault(share[1], PhaseTime(max_s=float(share[2])))
+            self._phases_s.setdefault(share[1], float(share[2]))
             return True
         for name, value in pairs:
             if style.phases is not None and (phase := style.phases.fullmatch(name)):
                 if (time_s := number(value)) is not None:
-                    self._phases.setdefault(phase[1], PhaseTime(max_s=time_s))
+                    self._phases_s.setdefault(phase[1], time_s)
                 continue
             for _, figure, unit in numbers_in(value):
                 self._found.add(style.names.get(name, name), figure, unit)

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.field_text import number, plain_numbers, positive
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.loops.epoch_numbering import EpochHeadings
 from perfd_collectors.training_log.formats.loops.line_words import KEYWORDS, in_english
-from perfd_collectors.training_log.log_lines import LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
@@ -114,8 +113,6 @@ class StepLineParser(FormatParser):
         self._newest = 0
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete or line.damaged:
-            return False
         text = in_english(plain_numbers(line.text))
         if self._epochs.is_heading(text, line.rank):
             return True

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from perfd.model import EventKind, MemoryReport, TrainingStep
-from perfd_collectors.training_log.field_text import grouped, number, positive
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.log_lines import LogLine
+from perfd.model import EventKind
+from perfd_collectors.training_log.field_text import grouped, number
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _GIB = 1024.0**3
@@ -42,6 +41,7 @@ _WORLD_DIMENSIONS = frozenset({"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp
 class TorchtitanParser(FormatParser):
     """One log of a torchtitan job; all ranks that log print the same line."""
 
+    takes_damaged = True
     keywords: Sequence[bytes] = (
         b"step: ",
         b"Training ",
@@ -62,7 +62,7 @@ class TorchtitanParser(FormatParser):
         """Micro-batches per rank's batch in the pipeline."""
 
     def parse(self, line: LogLine) -> bool:
-        return line.complete and (self._step(line) or self._validate(line.text) or self._about(line.text))
+        return self._step(line) or self._validate(line.text) or self._about(line.text)
 
     def _step(self, line: LogLine) -> bool:
         anchor = _STEP.search(line.text)
@@ -73,15 +73,12 @@ class TorchtitanParser(FormatParser):
             return False
         self._out.describe(framework="torchtitan", logged_flops_convention="torchtitan")
         step = int(anchor[1])
-        self._steps.add(self._training_step(step, pairs), last_timestamp_ns(line.text[: anchor.start()]))
+        self._rates(step, pairs, last_timestamp_ns(line.text[: anchor.start()]))
         if (memory := _MEMORY.fullmatch(pairs.get("memory", ""))) and (size := number(memory[1])) is not None:
-            report = MemoryReport(
-                job=self._out.job, step=step, rank=line.rank, max_reserved_bytes=size * _GIB
-            )
-            self._out.add(report)
+            self._out.memory(step, line.rank, max_reserved_bytes=size * _GIB)
         return True
 
-    def _training_step(self, step: int, pairs: dict[str, str]) -> TrainingStep:
+    def _rates(self, step: int, pairs: Mapping[str, str], printed_ns: int | None) -> None:
         loss = number(pairs["loss"])
         per_gpu = grouped(pairs.get("tps", ""))
         mfu = _SHARE.fullmatch(pairs.get("mfu", ""))
@@ -100,19 +97,17 @@ class TorchtitanParser(FormatParser):
         }
         if per_gpu is not None:
             extras["tps"] = per_gpu
-        return TrainingStep(
-            job=self._out.job,
-            step=step,
-            step_time_s=tokens / tokens_per_s if tokens and tokens_per_s else None,
-            flops_per_s_per_gpu=positive(pairs.get("tflops", "").replace(",", ""), 12),
-            tokens_per_s=tokens_per_s,
-            samples_per_s=tokens_per_s / self._sequence if tokens_per_s and self._sequence else None,
-            global_batch_size=self._batch,
-            losses={} if loss is None else {"loss": loss},
-            grad_norm=number(pairs.get("grad_norm", "")),
-            mfu_ratio=number(mfu[1], -2) if mfu else None,
-            extras=extras,
-        )
+        values = {
+            "step_time_s": tokens / tokens_per_s if tokens and tokens_per_s else None,
+            "flops_per_s_per_gpu": number(pairs.get("tflops", "").replace(",", ""), 12),
+            "tokens_per_s": tokens_per_s,
+            "samples_per_s": tokens_per_s / self._sequence if tokens_per_s and self._sequence else None,
+            "global_batch_size": self._batch,
+            "grad_norm": number(pairs.get("grad_norm", "")),
+            "mfu_ratio": number(mfu[1], -2) if mfu else None,
+        }
+        losses = {} if loss is None else {"loss": loss}
+        self._add_step(step, values, losses, extras, printed_ns=printed_ns)
 
     def _validate(self, text: str) -> bool:
         anchor = _VALIDATE.search(text)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from perfd_collectors.training_log.megatron import megatron_arguments as options
 from perfd_collectors.training_log.megatron import megatron_reports as reports
-from perfd_collectors.training_log.megatron.megatron_iteration import Iteration
 from perfd_collectors.training_log.parser_output import ParserOutput
 
 _CAUSAL = "megatron-causal"
@@ -67,16 +66,13 @@ class MegatronDescription:
         self.framework("megatron-lm")
         return True
 
-    def identify(self, found: Iteration) -> None:
-        """Infer the framework, and how it counts FLOPs, from an iteration line."""
-        self.framework(found.fork or "megatron-lm")
-        self._out.describe(train_steps=found.train_steps)
-        if found.fork in {"megatron-deepspeed", "gpt-neox"}:
+    def identify(self, fork: str | None, train_steps: int | None, *, causal: bool) -> None:
+        """Note what an iteration line shows: the fork, its steps, and if attention counts as causal."""
+        self.framework(fork or "megatron-lm")
+        self._out.describe(train_steps=train_steps)
+        if fork in {"megatron-deepspeed", "gpt-neox"}:
             self._out.describe(logged_flops_convention=_DEEPSPEED)
-        elif self._out.description.logged_flops_convention is not None or found.fork:
-            return
-        elif found.microseconds or "energy_per_gpu_j" in found.values:
-            # Printed microseconds mean core 0.16, energy 0.13; attention counts as causal since 0.12.
+        elif causal and not fork and self._out.description.logged_flops_convention is None:
             self._out.describe(logged_flops_convention=_CAUSAL)
 
     def _add_arguments(self, arguments: Mapping[str, str]) -> None:

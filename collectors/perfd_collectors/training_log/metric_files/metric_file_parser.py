@@ -126,8 +126,7 @@ class MetricFileParser:
             found.values.setdefault("step_time_s", time_s / (row.step - before.step))
             if tokens is not None and before.tokens is not None and tokens > before.tokens:
                 found.values.setdefault("tokens_per_s", (tokens - before.tokens) / time_s)
-        if not self._job.out.description.framework:
-            self._job.out.describe(framework="training-loop")
+        self._job.out.describe_framework("training-loop")
         self._job.out.received(unix_ns)
         add_step(
             self._job.steps,

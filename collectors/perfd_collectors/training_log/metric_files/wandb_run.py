@@ -9,8 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from perfd_collectors.training_log.format_parser import FormatParser
-from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.format_parser import FormatParser, LogLine
 
 _CLIENT = "wandb: "
 _VIEW = re.compile(r"\bView run\b")
@@ -22,11 +21,12 @@ _OFFLINE = "offline-run-"
 class WandbRunParser(FormatParser):
     """`wandb: View run at https://wandb.ai/team/project/runs/1a2b3c4d`, in the job's output."""
 
+    takes_damaged = True
     keywords: Sequence[bytes] = (b"View run",)
 
     def parse(self, line: LogLine) -> bool:
         """Note the run; the line may have colors."""
-        found = _address_in(re.sub(r"\x1b\[[0-9;]*m", "", line.text)) if line.complete else None
+        found = _address_in(re.sub(r"\x1b\[[0-9;]*m", "", line.text))
         if found is None:
             return False
         self._out.describe(wandb_run=found)

@@ -277,6 +277,10 @@ class StepLog:
         if phases:
             self._matcher.block(phases)
 
+    def timers(self, seconds: Mapping[str, float]) -> None:
+        """As `phases`, of timers that have one value."""
+        self.phases({name: PhaseTime(max_s=value) for name, value in seconds.items()})
+
     def truncated_line(self) -> None:
         """Note a progress line with an unreadable step: the timers after it belong to it."""
         self._matcher.truncated_line()

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.field_text import number
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.step_fields import StepFields, add_step
 from perfd_collectors.training_log.step_order import ProgressSource
 
@@ -35,7 +34,7 @@ class MetricWriterParser(FormatParser):
         self._lines = 0
 
     def parse(self, line: LogLine) -> bool:
-        said = None if not line.complete or line.damaged else _LINE.match(line.text)
+        said = _LINE.match(line.text)
         if said is None:
             return False
         self._lines += 1
@@ -58,12 +57,7 @@ class MetricWriterParser(FormatParser):
         if step is None:
             return
         if found.losses or found.timed:
-            if not self._out.description.framework:
-                self._out.describe(framework="clu")
+            self._out.describe_framework("clu")
             add_step(self._steps, self._out.job, step, found, None, family=ProgressSource.TRAINER)
         if found.evaluates:
             self._out.event(EventKind.EVALUATION, "Evaluation.", step=step)
-
-    def finish(self) -> None:
-        """As `flush`."""
-        self.flush()

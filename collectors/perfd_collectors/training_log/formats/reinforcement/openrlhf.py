@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd.model import EventKind, PhaseTime, TrainingStep
+from perfd.model import EventKind
 from perfd_collectors.training_log.field_text import dict_numbers
-from perfd_collectors.training_log.format_parser import FormatParser
-from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.format_parser import FormatParser, LogLine
 
 _ROUND = re.compile(r"\bGlobal step ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
 _EVALUATION = re.compile(r"\bEvaluation completed in [^,]{1,40}, global_step ([0-9]{1,15}), eval_metrics: ")
@@ -27,8 +26,6 @@ class OpenRlhfParser(FormatParser):
     keywords: Sequence[bytes] = (b"Global step ", b"Evaluation completed in ", b"Train epoch [", b"Episode [")
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete or line.damaged:
-            return False
         inner = _INNER_BAR.search(line.text) and any(name in line.text for name in _INNER_LOSSES)
         if inner or _EPISODE_BAR.search(line.text):
             return True
@@ -48,17 +45,15 @@ class OpenRlhfParser(FormatParser):
         self._out.describe(framework="openrlhf")
         time_s = phases.pop(_TOTAL, None)
         used = {_PHASE + name for name in (*phases, _TOTAL)} | losses.keys() | {"actor_grad_norm", "actor_lr"}
-        self._steps.add(
-            TrainingStep(
-                job=self._out.job,
-                step=int(said[1]),
-                step_time_s=time_s if time_s and time_s > 0 else None,
-                losses=losses,
-                grad_norm=values.get("actor_grad_norm"),
-                learning_rate=values.get("actor_lr"),
-                extras={name: value for name, value in values.items() if name not in used},
-            ),
-            None,
+        self._add_step(
+            int(said[1]),
+            {
+                "step_time_s": time_s,
+                "grad_norm": values.get("actor_grad_norm"),
+                "learning_rate": values.get("actor_lr"),
+            },
+            losses,
+            {name: value for name, value in values.items() if name not in used},
         )
-        self._steps.phases({name: PhaseTime(max_s=value) for name, value in phases.items()})
+        self._steps.timers(phases)
         return True

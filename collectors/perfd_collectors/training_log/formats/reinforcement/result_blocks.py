@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd.model import TrainingStep
 from perfd_collectors.training_log.field_text import integer, is_plain_key, number
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.step_lines import LOOPS
-from perfd_collectors.training_log.log_lines import LogLine
 
 _BOX = re.compile(
     r"\| (?:(?:rollout|time|train|eval)/ {0,60}\|[^|]{0,60}"
@@ -55,8 +53,6 @@ class ResultBlockParser(FormatParser):
         return self._box is not None or self._rows is not None
 
     def parse(self, line: LogLine) -> bool:
-        if not line.complete or line.damaged:
-            return False
         text = line.text.rstrip()
         if self._box is not None or _BOX.match(text):
             return self._boxed(text)
@@ -81,10 +77,6 @@ class ResultBlockParser(FormatParser):
             self._add("training-loop", box["step"], None, box)
         if rows is not None and self._counts and any(word in name for name in rows for word in _OF_RLLIB):
             self._add("rllib", rows.get("training_iteration"), rows.get("time_this_iter_s"), rows)
-
-    def finish(self) -> None:
-        """As `flush`."""
-        self.flush()
 
     def _boxed(self, text: str) -> bool:
         self._box = {} if self._box is None else self._box
@@ -123,13 +115,5 @@ class ResultBlockParser(FormatParser):
         }
         if framework == "training-loop" and not losses:
             return
-        self._steps.add(
-            TrainingStep(
-                job=self._out.job,
-                step=step_number,
-                step_time_s=time_s if time_s and time_s > 0 else None,
-                losses=losses,
-                learning_rate=values.get("learning_rate"),
-            ),
-            None,
-        )
+        fields = {"step_time_s": time_s, "learning_rate": values.get("learning_rate")}
+        self._add_step(step_number, fields, losses)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from perfd.model import EventKind, PhaseTime, TrainingStep
+from perfd.model import EventKind
 from perfd_collectors.training_log.field_text import dict_numbers
-from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 
 _LINE = re.compile(r"\.py:[0-9]{1,6} - (step|perf|eval|rollout) ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
 _TIME = re.compile(r"perf/(\w{1,60})_time")
@@ -33,7 +32,7 @@ class SlimeParser(FormatParser):
         """Whether all updates of the round were read."""
 
     def parse(self, line: LogLine) -> bool:
-        said = None if not line.complete or line.damaged else _LINE.search(line.text)
+        said = _LINE.search(line.text)
         if said is None:
             return False
         kind, number, values = said[1], int(said[2]), dict_numbers(said[3])
@@ -60,23 +59,18 @@ class SlimeParser(FormatParser):
         share = 1 / updates
         losses = {name: value for name, value in values.items() if name.endswith("loss")}
         used = {*losses, "train/grad_norm", "train/lr-pg_0", "train/global_batch_size", "train/step"}
-        time_s = perf[_STEP_TIME]
-        self._steps.add(
-            TrainingStep(
-                job=self._out.job,
-                step=self._newest,
-                step_time_s=time_s * share if whole and time_s > 0 else None,
-                losses=losses,
-                grad_norm=values.get("train/grad_norm"),
-                learning_rate=values.get("train/lr-pg_0"),
-                global_batch_size=int(values.get("train/global_batch_size", 0)) or None,
-                extras={name: value for name, value in values.items() if name not in used}
-                | {name: value for name, value in perf.items() if not _TIME.fullmatch(name)},
-            ),
-            None,
+        self._add_step(
+            self._newest,
+            {
+                "step_time_s": perf[_STEP_TIME] * share if whole else None,
+                "grad_norm": values.get("train/grad_norm"),
+                "learning_rate": values.get("train/lr-pg_0"),
+                "global_batch_size": values.get("train/global_batch_size") or None,
+            },
+            losses,
+            {name: value for name, value in values.items() if name not in used}
+            | {name: value for name, value in perf.items() if not _TIME.fullmatch(name)},
         )
         if whole:
             times = ((timer[1], value) for name, value in perf.items() if (timer := _TIME.fullmatch(name)))
-            self._steps.phases(
-                {name: PhaseTime(max_s=value * share) for name, value in times if name != "step"}
-            )
+            self._steps.timers({name: value * share for name, value in times if name != "step"})

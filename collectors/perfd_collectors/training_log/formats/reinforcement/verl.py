@@ -5,24 +5,27 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd.model import MemoryReport, PhaseTime, TrainingStep
 from perfd_collectors.training_log.field_text import is_plain_key, number, plain_numbers
-from perfd_collectors.training_log.format_parser import FormatParser
-from perfd_collectors.training_log.log_lines import LogLine
+from perfd_collectors.training_log.format_parser import FormatParser, LogLine
 
 _ANCHOR = re.compile(r"(?:^|\s)step:(\d{1,15}) - (?=[\w/.-]+:)", re.ASCII)
 _GIB = 1024.0**3
 """Bytes per GiB."""
 _TIMING = "timing_s/"
+_MEMORY_GIB = {
+    "perf/max_memory_allocated_gb": "max_allocated_bytes",
+    "perf/max_memory_reserved_gb": "max_reserved_bytes",
+}
 
 
 class VerlParser(FormatParser):
     """One log of a verl job. A step is one round of generation and update; its parts are phases."""
 
+    takes_damaged = True
     keywords: Sequence[bytes] = (b"step:",)
 
     def parse(self, line: LogLine) -> bool:
-        anchor = _ANCHOR.search(line.text) if line.complete else None
+        anchor = _ANCHOR.search(line.text)
         if anchor is None:
             return False
         pairs = [piece.rpartition(":") for piece in plain_numbers(line.text[anchor.end() :]).split(" - ")]
@@ -43,32 +46,18 @@ class VerlParser(FormatParser):
         time_s = timings.pop("step", None)
         tokens = values.get("perf/total_num_tokens")
         used = {f"{_TIMING}{name}" for name in timings} | losses.keys() | {"timing_s/step"}
-        self._steps.add(
-            TrainingStep(
-                job=self._out.job,
-                step=step,
-                step_time_s=time_s if time_s and time_s > 0 else None,
-                tokens_per_s=tokens / time_s if tokens and time_s and time_s > 0 else None,
-                losses=losses,
-                grad_norm=values.get("actor/grad_norm"),
-                learning_rate=values.get("actor/lr"),
-                mfu_ratio=values.get("perf/mfu/actor"),
-                extras={key: value for key, value in values.items() if key not in used},
-            ),
-            None,
+        self._add_step(
+            step,
+            {
+                "step_time_s": time_s,
+                "tokens_per_s": tokens / time_s if tokens and time_s else None,
+                "grad_norm": values.get("actor/grad_norm"),
+                "learning_rate": values.get("actor/lr"),
+                "mfu_ratio": values.get("perf/mfu/actor"),
+            },
+            losses,
+            {key: value for key, value in values.items() if key not in used},
         )
-        self._steps.phases({name: PhaseTime(max_s=value) for name, value in timings.items()})
-        allocated, reserved = (
-            values.get("perf/max_memory_allocated_gb"),
-            values.get("perf/max_memory_reserved_gb"),
-        )
-        if allocated is not None or reserved is not None:
-            self._out.add(
-                MemoryReport(
-                    job=self._out.job,
-                    step=step,
-                    rank=None,
-                    max_allocated_bytes=None if allocated is None else allocated * _GIB,
-                    max_reserved_bytes=None if reserved is None else reserved * _GIB,
-                )
-            )
+        self._steps.timers(timings)
+        sizes = {name: values[key] * _GIB for key, name in _MEMORY_GIB.items() if key in values}
+        self._out.memory(step, None, **sizes)
