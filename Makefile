@@ -66,13 +66,13 @@ check: $(VENV)/.installed-dev ## Lint, types, imports, wording, drift of generat
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m tests.style.lint_words
-	@$(BIN)/python -m perfd.wire.regenerate --check
-	@$(BIN)/python -m perfd.cli.metrics_reference --check
-	@$(BIN)/python -m perfd.cli.thresholds_reference --check
+	@$(BIN)/python deploy/reference/make_wire_code.py --check
+	@$(BIN)/python deploy/reference/make_metrics_reference.py --check
+	@$(BIN)/python deploy/reference/make_thresholds_reference.py --check
 	@$(BIN)/python deploy/kubernetes/make_schema.py --check
 	@$(BIN)/python deploy/kubernetes/make_readme.py --check
 	@$(BIN)/python deploy/lock/make_lock.py --check
-	@$(BIN)/python -m perfd.cli.cli_reference --check
+	@$(BIN)/python deploy/reference/make_cli_reference.py --check
 	@cd deploy/grafana && $(abspath $(BIN))/python -m perfd_dashboards --check
 
 format: $(VENV)/.installed-dev ## Format the code
@@ -83,14 +83,14 @@ bench: $(VENV)/.installed-dev ## Measure perfd against named references
 	@$(BIN)/python -m benchmarks
 
 proto: $(VENV)/.installed-dev ## Generate the wire code from its .proto
-	@$(BIN)/python -m perfd.wire.regenerate
+	@$(BIN)/python deploy/reference/make_wire_code.py
 
 docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md, the thresholds in docs/analysis.md, the shells' completions and the chart's schema
-	@$(BIN)/python -m perfd.cli.metrics_reference
-	@$(BIN)/python -m perfd.cli.thresholds_reference
+	@$(BIN)/python deploy/reference/make_metrics_reference.py
+	@$(BIN)/python deploy/reference/make_thresholds_reference.py
 	@$(BIN)/python deploy/kubernetes/make_schema.py
 	@$(BIN)/python deploy/kubernetes/make_readme.py
-	@$(BIN)/python -m perfd.cli.cli_reference
+	@$(BIN)/python deploy/reference/make_cli_reference.py
 
 lock: $(VENV)/.installed-dev ## Pin what is installed, with hashes, after a change in pyproject.toml (LOCK=--upgrade)
 	@$(BIN)/python deploy/lock/make_lock.py $(LOCK)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from perfd.cli import VERBS
-from perfd.cli.cli_reference import COMPLETIONS, completions, page
 
+ROOT = Path(__file__).parents[2]
+MADE = runpy.run_path(str(ROOT / "deploy/reference/make_cli_reference.py"))
+COMPLETIONS, completions, page = (MADE[name] for name in ("COMPLETIONS", "completions", "page"))
 BASH = """
 source "$1"
 COMP_WORDS=(perfd "${@:2}"); COMP_CWORD=$(($# - 1))

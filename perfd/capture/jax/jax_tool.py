@@ -18,8 +18,8 @@ from perfd.capture.node import (
     CaptureOutcome,
     CapturePlan,
     CaptureTarget,
+    ProcessTool,
     Readiness,
-    Tool,
     TraceDirectory,
     environment_of,
     owner_of,
@@ -75,8 +75,10 @@ class _Profiled:
         return () if self.rank is None else (self.rank,)
 
 
-class JaxTool(Tool):
+class JaxTool(ProcessTool):
     """A `perfd.capture.node.capture_tool.Tool` for processes that called `jax.profiler.start_server`."""
+
+    kind = CaptureTool.JAX
 
     def __init__(
         self,
@@ -94,10 +96,6 @@ class JaxTool(Tool):
         self._options = options or JaxOptions()
         self._run_id = run
         self._profiled: dict[str, _Profiled] = {}
-
-    @property
-    def kind(self) -> CaptureTool:
-        return CaptureTool.JAX
 
     def available(self) -> bool:
         return True
@@ -154,9 +152,6 @@ class JaxTool(Tool):
             self.abort([target.handle for target in targets])
             raise
         return Begun()
-
-    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
-        return any(runs(self._proc, pid) for target in targets for pid in target.processes)
 
     def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
         profiled = [self._profiled[target.handle] for target in targets]

@@ -18,8 +18,8 @@ from perfd.capture.node import (
     CaptureOutcome,
     CapturePlan,
     CaptureTarget,
+    ProcessTool,
     Readiness,
-    Tool,
     TraceDirectory,
     environment_of,
     owner_of,
@@ -102,8 +102,10 @@ class _Traced:
 _UNDELIVERED = frozenset({ConfigDelivery.WAITING, ConfigDelivery.MISSED})
 
 
-class KinetoTool(Tool):
+class KinetoTool(ProcessTool):
     """A `perfd.capture.node.capture_tool.Tool` for PyTorch processes that poll this node's endpoint."""
+
+    kind = CaptureTool.KINETO
 
     def __init__(
         self,
@@ -129,10 +131,6 @@ class KinetoTool(Tool):
         self._margin_s = self._timing.margin_s
         # The time needed if a process has just polled.
         self.lead_s = POLL_PERIOD_S + self._after_poll_s
-
-    @property
-    def kind(self) -> CaptureTool:
-        return CaptureTool.KINETO
 
     def open(self) -> None:
         if self._endpoint is not None:
@@ -220,9 +218,6 @@ class KinetoTool(Tool):
             self.abort([target.handle for target in targets])
             raise
         return Begun(start_unix_ns=start_unix_ns, length_s=chosen.length_s)
-
-    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
-        return any(runs(self._proc, pid) for target in targets for pid in target.processes)
 
     def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
         waiting = [self._traced[target.handle] for target in targets]

@@ -27,7 +27,7 @@ from perfd.capture.node.process_environment import (
     runs,
     scan_nsys_processes,
 )
-from perfd.capture.node.process_targets import placed_targets, started_pythons
+from perfd.capture.node.process_targets import ProcessTool, placed_targets, started_pythons
 from perfd.capture.node.read_lock import reading
 from perfd.capture.node.retention import FolderWatch, OnRemoved, keep_s
 from perfd.capture.node.shared_folder import SharedFolder
@@ -52,6 +52,7 @@ __all__ = [
     "JobProgress",
     "OnRemoved",
     "ProcessScan",
+    "ProcessTool",
     "Readiness",
     "SharedFolder",
     "Sharing",

@@ -105,15 +105,11 @@ class Tool(Protocol):
     A class that names this one as its base inherits what is not abstract here.
     """
 
+    kind: CaptureTool
     lead_s: float = 0.0
     """How long before the agreed start `start` wants to be called."""
     for_hangs: bool = False
     """Whether it is meant for jobs that hang, which no other tool may touch."""
-
-    @property
-    @abstractmethod
-    def kind(self) -> CaptureTool:
-        """Which tool this is."""
 
     def open(self) -> None:
         """Acquire the tool's resources, at the agent's start. Raises nothing."""

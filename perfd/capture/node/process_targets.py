@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfd.capture.node.capture_tool import CaptureTarget, Readiness
+from perfd.capture.node.capture_tool import CaptureTarget, Readiness, Tool
 from perfd.capture.node.process_environment import RUN_VARIABLE, environment_of, pids, runs
 from perfd.model import RankPlacement
 
 _MAX_PROCESSES = 32
 """Captured at once of processes without a known rank, such as data loaders. Chosen, not measured."""
+
+
+class ProcessTool(Tool):
+    """A tool that captures processes of this node."""
+
+    _proc: Path
+
+    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
+        """Whether one of the processes runs."""
+        return any(runs(self._proc, pid) for target in targets for pid in target.processes)
 
 
 def placed_targets(placements: Sequence[RankPlacement], ranks: Sequence[int], proc: Path) -> Readiness:

@@ -15,8 +15,8 @@ from perfd.capture.node import (
     CapturePlan,
     CaptureTarget,
     ProcessScan,
+    ProcessTool,
     Readiness,
-    Tool,
     rank_of,
     runs,
     scan_nsys_processes,
@@ -66,8 +66,10 @@ class NsysOptions:
     job (nsys 2025.3.1 on two H200s). The time is increased once a report shows that it took longer."""
 
 
-class NsysTool(Tool):
+class NsysTool(ProcessTool):
     """A `perfd.capture.node.capture_tool.Tool` for sessions of `nsys launch`."""
+
+    kind = CaptureTool.NSYS
 
     def __init__(
         self,
@@ -84,10 +86,6 @@ class NsysTool(Tool):
         self._proc = proc
         self._options = options or NsysOptions()
         self._settle_s = self._options.settle_s
-
-    @property
-    def kind(self) -> CaptureTool:
-        return CaptureTool.NSYS
 
     def available(self) -> bool:
         return self._installation is not None and self._installation.refusal is None

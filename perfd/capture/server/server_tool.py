@@ -61,27 +61,23 @@ class ServerTool(Tool):
     """
 
     def __init__(self, kind: CaptureTool, servers: Sequence[CaptureServer], *, clock: Clock) -> None:
-        self._kind = kind
+        self.kind = kind
         self._servers = servers
         self._clock = clock
         self._profile: _Profile | None = None
         self._may_stop = True
         """Not profiles of other users; a new tool stops what an earlier agent left."""
 
-    @property
-    def kind(self) -> CaptureTool:
-        return self._kind
-
     def available(self) -> bool:
         return bool(self._servers)
 
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:  # noqa: ARG002  (a server is one target)
         if not self._servers:
-            return Readiness(reason=f"No server is configured; set capture.{self._kind.value}.")
+            return Readiness(reason=f"No server is configured; set capture.{self.kind.value}.")
         server = self._named(job)
         if server is None:
             known = ", ".join(one.client.address for one in self._servers)
-            return Readiness(reason=f"{job!r} names none of capture.{self._kind.value}: {known}.")
+            return Readiness(reason=f"{job!r} names none of capture.{self.kind.value}: {known}.")
         described = server.client.ask("GET", "/openapi.json", _QUICK_S)
         if described.status in {401, 403}:
             return Readiness(reason=_refusal(server, described))
@@ -96,7 +92,7 @@ class ServerTool(Tool):
             raise CaptureError("The server is no longer configured.")
         self._may_stop = False
         info = self._info(server)
-        can = abilities(self._kind, version_of(info.get("version")))
+        can = abilities(self.kind, version_of(info.get("version")))
         folder = _own_folder(server, plan) if can.folder else server.trace_directory
         self._profile = _Profile(
             server=server,
@@ -104,9 +100,9 @@ class ServerTool(Tool):
             counted=can.steps and plan.steps is not None,
             began_unix_s=self._clock.unix_ns() / 1e9,
             began_s=self._clock.monotonic_s(),
-            expected=expected_traces(self._kind, info),
+            expected=expected_traces(self.kind, info),
         )
-        asked = body(self._kind, can, folder, plan.steps)
+        asked = body(self.kind, can, folder, plan.steps)
         self._may_stop = True
         answer = server.client.ask("POST", "/start_profile", _START_S, asked)
         if answer.status >= 400:
@@ -192,7 +188,7 @@ class ServerTool(Tool):
 
     def _info(self, server: CaptureServer) -> Mapping[str, Any]:
         """A server's description: SGLang since 0.5.9 and before, vLLM."""
-        sglang = self._kind is CaptureTool.SGLANG
+        sglang = self.kind is CaptureTool.SGLANG
         for path in ("/server_info", "/get_server_info") if sglang else ("/version",):
             found = server.client.document(path, _QUICK_S)
             if "version" in found:

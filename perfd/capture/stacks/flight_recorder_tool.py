@@ -19,12 +19,11 @@ from perfd.capture.node import (
     CaptureOutcome,
     CapturePlan,
     CaptureTarget,
+    ProcessTool,
     Readiness,
-    Tool,
     environment_of,
     owner_of,
     placed_targets,
-    runs,
 )
 from perfd.clock import Clock
 from perfd.errors import CaptureError
@@ -51,9 +50,10 @@ class _Dump:
     """When the file was last written before the request; None if it did not exist."""
 
 
-class FlightRecorderTool(Tool):
+class FlightRecorderTool(ProcessTool):
     """A `perfd.capture.node.capture_tool.Tool` that requests each rank's ring of collectives once."""
 
+    kind = CaptureTool.FLIGHT_RECORDER
     for_hangs = True
 
     def __init__(
@@ -69,10 +69,6 @@ class FlightRecorderTool(Tool):
         self._proc = proc
         self._patience_s = patience_s
         self._asked: dict[str, _Dump] = {}
-
-    @property
-    def kind(self) -> CaptureTool:
-        return CaptureTool.FLIGHT_RECORDER
 
     def available(self) -> bool:
         return True
@@ -94,9 +90,6 @@ class FlightRecorderTool(Tool):
             )
             _poke(self._inside(pid, f"{environment.get(_PIPE, '')}{rank}.pipe"), owner[0])
         return Begun(length_s=0.0)
-
-    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
-        return any(runs(self._proc, pid) for target in targets for pid in target.processes)
 
     def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
         deadline_s = self._clock.monotonic_s() + self._patience_s

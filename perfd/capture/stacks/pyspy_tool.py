@@ -14,10 +14,9 @@ from perfd.capture.node import (
     CaptureOutcome,
     CapturePlan,
     CaptureTarget,
+    ProcessTool,
     Readiness,
-    Tool,
     placed_targets,
-    runs,
     started_pythons,
 )
 from perfd.errors import CaptureError
@@ -39,9 +38,10 @@ def find_py_spy(configured: str | None, search_path: str | None) -> Path | None:
     return Path(found) if found else None
 
 
-class PySpyTool(Tool):
+class PySpyTool(ProcessTool):
     """A `perfd.capture.node.capture_tool.Tool` that dumps the stacks of each rank's threads once."""
 
+    kind = CaptureTool.PY_SPY
     for_hangs = True
 
     def __init__(
@@ -59,10 +59,6 @@ class PySpyTool(Tool):
         self._proc = proc
         self._nonblocking = nonblocking
         self._run_id = run
-
-    @property
-    def kind(self) -> CaptureTool:
-        return CaptureTool.PY_SPY
 
     def available(self) -> bool:
         return self._py_spy is not None
@@ -82,9 +78,6 @@ class PySpyTool(Tool):
 
     def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:  # noqa: ARG002  (all is done in `stop`)
         return Begun(length_s=0.0)
-
-    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
-        return any(runs(self._proc, pid) for target in targets for pid in target.processes)
 
     def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
         # At the same time: in a hang, the stacks show which rank waits for which.

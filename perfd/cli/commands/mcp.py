@@ -20,8 +20,18 @@ from perfd.cli.aggregator_client import (
     authorization_in,
     url_of,
 )
-from perfd.cli.metrics_reference import every_metric
+from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.errors import PerfdError
+from perfd.metrics.catalog import (
+    AGENT_METRICS,
+    AGENT_PAGE_METRICS,
+    AGGREGATOR_METRICS,
+    GATEWAY_METRICS,
+    JOB_METRICS,
+    PROCESS_METRICS,
+    MetricInfo,
+    raw_metric,
+)
 
 if TYPE_CHECKING:
     from perfd.net.bearer_token import BearerToken
@@ -88,13 +98,23 @@ def run(args: argparse.Namespace) -> int:
     # A token that cannot be read is refused before a client comes.
     authorization_in(read_token)
     authorization_in(args.capture_token_file)
-    context = ToolContext(api=api, catalog={metric.name: metric for metric in every_metric()})
+    context = ToolContext(api=api, catalog=_every_metric())
     if args.http is None:
         with_capture = args.capture_token_file is not None
         serve_stdio(build_server(context, lambda _: with_capture))
         return 0
     _serve_http(args, read_token, lambda may_capture: build_server(context, may_capture))
     return 0
+
+
+def _every_metric() -> dict[str, MetricInfo]:
+    """All that docs/metrics.md lists, by name."""
+    exported = (
+        *(*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS),
+        *(*AGENT_PAGE_METRICS, *GATEWAY_METRICS, *PROCESS_METRICS),
+    )
+    columns = (column for name in collector_entry_points() for column in load_collector(name).columns)
+    return {metric.name: metric for metric in (*exported, *map(raw_metric, columns))}
 
 
 def _serve_http(

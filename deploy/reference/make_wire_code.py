@@ -1,4 +1,8 @@
-"""`python -m perfd.wire.regenerate [--check]`: writes, or compares, the code generated from the .proto files.
+"""Writes the code generated from the .proto files.
+
+    python deploy/reference/make_wire_code.py [--check]
+
+`--check` writes nothing and fails when a file is not what it would be.
 
 Needs `grpcio-tools` in the pinned version of the development dependencies: others generate other code.
 """
@@ -56,7 +60,7 @@ def drifted() -> list[Path]:
 def main(arguments: Sequence[str]) -> int:
     """Regenerate, or with `--check` return 1 and list outdated modules."""
     if list(arguments) not in ([], ["--check"]):
-        sys.stderr.write("usage: python -m perfd.wire.regenerate [--check]\n")
+        sys.stderr.write("usage: make_wire_code.py [--check]\n")
         return 2
     try:
         if not arguments:
@@ -67,7 +71,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     for path in stale:
-        sys.stderr.write(f"{path} does not match its .proto file; run `python -m perfd.wire.regenerate`.\n")
+        sys.stderr.write(f"{path} does not match its .proto file; run `make proto`.\n")
     return 1 if stale else 0
 
 

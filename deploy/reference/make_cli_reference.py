@@ -1,6 +1,6 @@
 """Writes docs/cli.md and the shells' completions from the parser of the command line.
 
-    python -m perfd.cli.cli_reference [--check]
+    python deploy/reference/make_cli_reference.py [--check]
 
 `--check` writes nothing and fails when a file is not what it would be. Needs shtab, of the group `dev`.
 """

@@ -1,6 +1,6 @@
 """Writes docs/metrics.md from the catalog and the columns of the installed collectors.
 
-    python -m perfd.cli.metrics_reference [--check]
+    python deploy/reference/make_metrics_reference.py [--check]
 
 `--check` writes nothing and fails when the file is not what it would be.
 """
@@ -65,14 +65,6 @@ _SECTIONS = (
         PROCESS_METRICS,
     ),
 )
-
-
-def every_metric() -> Iterator[MetricInfo]:
-    """What docs/metrics.md lists, in its order."""
-    for _, _, metrics in _SECTIONS:
-        yield from metrics
-    for name in sorted(collector_entry_points()):
-        yield from map(raw_metric, load_collector(name).columns)
 
 
 def document() -> str:

@@ -1,6 +1,6 @@
 """Writes the table of thresholds into docs/analysis.md from `perfd/data/thresholds.toml`.
 
-    python -m perfd.cli.thresholds_reference [--check]
+    python deploy/reference/make_thresholds_reference.py [--check]
 
 `--check` writes nothing and fails when the table is not what it would be.
 """
