@@ -1,10 +1,11 @@
-"""Agent and aggregator in one process, for a running job."""
+"""Agent and aggregator in one process, for a running job, and what a session adds to the collectors."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from perfd.agent.collection import CollectorTask, create_tasks
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.web_api import PAGE_FILE, save_run
 from perfd.clock import Clock
-from perfd.collector import Settings
+from perfd.collector import CollectorSpec, Options, Settings
 from perfd.config import (
     AgentConfig,
     AgentIdentityConfig,
@@ -27,10 +28,60 @@ from perfd.errors import PerfdError
 from perfd.model import CaptureTool, Event, EventKind, JobOutcome, Record, job_origin
 from perfd.printed_output import PrintedOutput
 from perfd.session.recording import BestEffortRecorder, tapped
-from perfd.session.session_collectors import SessionEvents, with_options
 from perfd.session.session_config import SessionConfig, load_session, with_rules
 from perfd.session.supervisor import HOOK_COLLECTOR, MODEL_COLLECTOR, NCCL_COLLECTOR, MonitorSettings
 from perfd.session.text import in_words, save_results
+
+
+def with_options(
+    config: AgentConfig,
+    name: str,
+    options: Mapping[str, object],
+    *,
+    interval_s: float | None = None,
+    override: bool = False,
+) -> AgentConfig:
+    """The configuration with `options` for a collector, unless it sets them; with `override` in any case."""
+    collector = config.collectors.get(name, CollectorConfig())
+    merged = CollectorConfig(
+        enabled=True if collector.enabled is None else collector.enabled,
+        interval_s=collector.interval_s or interval_s,
+        on_unavailable=collector.on_unavailable,
+        options={**collector.options, **options} if override else {**options, **collector.options},
+    )
+    return msgspec.structs.replace(config, collectors={**config.collectors, name: merged})
+
+
+class SessionEvents:
+    """A collector of the session's own events; `report` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[Event] = []
+
+    def report(self, event: Event) -> None:
+        """Let the next `collect` return an event."""
+        with self._changed:
+            self._waiting.append(event)
+
+    def wait_taken(self, timeout_s: float) -> bool:
+        """True if `collect` returns every event within `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._waiting, timeout_s)
+
+    def spec(self, interval_s: float) -> CollectorSpec:
+        """This collector, for an agent."""
+        return CollectorSpec(name="session", options=Options, create=lambda *_: self, interval_s=interval_s)
+
+    def collect(self) -> Sequence[Record]:
+        with self._changed:
+            events, self._waiting = self._waiting, []
+            self._changed.notify_all()
+        return events
+
+    def close(self) -> None:
+        pass
+
 
 log = logging.getLogger(__name__)
 

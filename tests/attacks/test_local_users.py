@@ -321,7 +321,7 @@ print("traces", made, [path.name for path in place.glob("perfd-kineto*")])
 print("environment", environment_of(Path("/proc"), pid).get("RANK"))
 HookCollector(HookOptions(socket=str(place / "hook.sock"), listen_s=0.0), Settings(node="n", job="j")).close()
 print("hook", (place / "hook.sock").exists())
-sandbox = Sandbox("perfd_collectors.nccl.flight_recorder.dump_reader:reader")
+sandbox = Sandbox("perfd_collectors.nccl.flight_recorder.dump_files:reader")
 print("sandbox", os.stat(f"/proc/{sandbox.pid}").st_uid, sandbox.filters_system_calls)
 sandbox.close()
 """

@@ -18,7 +18,7 @@ from perfd.capture.nsys.nsys_installation import inspect
 from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
 from perfd.clock import SystemClock
 from perfd.model import CaptureRequest, CaptureTool
-from perfd.session.job.process_tree import groups_below
+from perfd.session.job.child_process import groups_below
 from tests.support import nsys_installation
 
 PATIENCE_S = 45

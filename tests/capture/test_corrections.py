@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfd.capture.policy.capture_json import to_json
-from perfd.capture.policy.corrections import correction_of
+from perfd.capture.policy.capture_json import correction_of, to_json
 from perfd.capture.policy.policy_events import Capture, Participant
 from perfd.model import CaptureState, CaptureTool
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfd.clock import SystemClock
-from perfd.session.job.process_tree import groups_below
+from perfd.session.job.child_process import groups_below
 from tests.support.nsys_installation import install
 
 SCRIPT = "echo $$ > {folder}/script; sh -c 'echo $$ > {folder}/worker; exec sleep 3600'; exit 3"

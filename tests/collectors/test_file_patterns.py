@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from perfd_collectors.file_patterns import matching_paths
+from perfd_collectors.training_log.log_sources import matching_paths
 
 PATTERNS = [
     "*.log",

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from perfd_collectors.launch_threads.process_readings import LaunchThreads
+from perfd_collectors.launch_threads.collector import LaunchThreads
 
 RANK = 100
 

@@ -15,7 +15,7 @@ from perfd.mcp.http_access import HttpAccess, Role, allowed_hosts
 from perfd.mcp.pages import page
 from perfd.mcp.parameters import checked, schema_of
 from perfd.mcp.quantities import plain, quantity, unit_of, untrusted
-from perfd.mcp.report_prompt import report_prompt
+from perfd.mcp.server import report_prompt
 from perfd.mcp.tools import TOOLS, ToolContext, answer
 from perfd.metrics.catalog import METRICS
 from perfd.net import BearerToken

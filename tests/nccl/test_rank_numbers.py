@@ -9,7 +9,7 @@ import pytest
 from nccl.driver import driving, wait_for
 from perfd_collectors.nccl import SPEC
 from perfd_collectors.nccl.collector import NcclOptions
-from perfd_collectors.nccl.rank_numbers import CommunicatingProcess, number_ranks
+from perfd_collectors.nccl.job_ranks import CommunicatingProcess, number_ranks
 from perfd_collectors.nccl.segments import Communicator
 
 from perfd.clock import VirtualClock

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from perfd_collectors.pods.container_log import ContainerLog, LogPart
+from perfd_collectors.pods.pod_log import ContainerLog, LogPart
 from pods.node_logs import ContainerFolder
 
 LIMIT = 1 << 20

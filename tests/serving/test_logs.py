@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.serving.engine_logs import read_log
-from perfd_collectors.serving.log_follower import FollowedLog
+from perfd_collectors.serving.engine_logs import FollowedLog, read_log
 
 from perfd.analysis.serving.engine_snapshot import Engine, Latency, Snapshot
 from perfd.analysis.serving.server_rates import measure

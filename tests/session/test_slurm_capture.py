@@ -24,7 +24,7 @@ from perfd.session.slurm.helper_protocol import (
     encode,
     lines_of,
 )
-from perfd.session.slurm.node_helper import serve
+from perfd.session.slurm.node_helper import ranks_here, serve
 from perfd.session.slurm.slurm_capture import CaptureOptions, SlurmCapture, SrunTimeouts
 from perfd.session.slurm.slurm_jobs import (
     RankScope,
@@ -36,7 +36,6 @@ from perfd.session.slurm.slurm_jobs import (
     parse_steps,
     running,
 )
-from perfd.session.slurm.step_processes import ranks_here
 from perfd.testing.fake_node import FakeNode
 
 # Printed by SLURM 22.05.8.

@@ -29,12 +29,12 @@ from perfd.errors import ConfigError, PerfdError
 from perfd.gpu_peaks import load_peaks
 from perfd.model import Record, SampleTable, Scope, ServerInfo
 from perfd.net import client_context
+from perfd_collectors.serving.columns import row
 from perfd_collectors.serving.discovery import find_servers
+from perfd_collectors.serving.engine_logs import FollowedLog
 from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.fetch import FetchError, ServerAccess, base_of, fetch, metrics_url
-from perfd_collectors.serving.log_follower import FollowedLog
 from perfd_collectors.serving.server_description import ServerDescriptions, describe
-from perfd_collectors.serving.server_row import row
 from perfd_collectors.serving.server_scrape import FAMILIES, ask_info, read_page, with_info
 
 _REDISCOVER_S = 10.0

@@ -198,7 +198,7 @@ def training_step(
 ) -> TrainingStep:
     """A `TrainingStep` from numbers by the names of its fields; other names are ignored.
 
-    A time or a rate that is not above 0 is no measurement, and unknown.
+    A time or a rate that is not above 0 was not measured: it is unknown.
     """
     return TrainingStep(
         job=job,

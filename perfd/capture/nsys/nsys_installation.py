@@ -4,11 +4,42 @@ from __future__ import annotations
 
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfd.capture.nsys import cupti_version
+_CRASHING_CUPTI = 130000
+"""CUDA 13.0's first CUPTI can crash in `cuptiActivityFlushAll`, which nsys calls seconds after a collection
+began; Update 1 has 130001. (Source: NVIDIA, CUPTI's release notes, "Updates in CUDA Toolkit 13.0 Update 1";
+seen: ADR 16.)"""
+_CUPTI = "libcupti.so.13.0"
+"""Its file, next to nsys, which has one per CUDA version of the driver."""
+_ASK = """
+import ctypes, sys
+version = ctypes.c_uint32()
+if ctypes.CDLL(sys.argv[1]).cuptiGetVersion(ctypes.byref(version)) == 0:
+    print(version.value)
+"""
+_PATIENCE_S = 10.0
+"""For `nsys --version`, which reads its libraries from a slow disk at first."""
+
+
+def _cupti_version_of(library: Path) -> int | None:
+    """A CUPTI's version, such as 130001; None without one, or if it cannot be loaded.
+
+    A separate process queries it, so that a profiler's library is never loaded in this one. Needs no GPU.
+    """
+    if not library.is_file():
+        return None
+    command = [sys.executable, "-I", "-S", "-c", _ASK, str(library)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return int(done.stdout) if done.stdout.strip().isdigit() else None
+
 
 _VERSION = re.compile(r"version\s+(\d+(?:\.\d+)+)")
 
@@ -56,7 +87,7 @@ class Installation:
     @property
     def may_crash_jobs(self) -> bool:
         """Whether its CUPTI is the one that has crashed jobs at their first capture."""
-        return self.cupti_version == cupti_version.CRASHES
+        return self.cupti_version == _CRASHING_CUPTI
 
     @property
     def refusal(self) -> str | None:
@@ -116,7 +147,7 @@ def inspect(nsys: Path) -> Installation:
         importer=expected if expected.is_file() else None,
         importer_elsewhere=elsewhere[0] if elsewhere else None,
         importer_expected=expected,
-        cupti_version=cupti_version.version_of(folder / cupti_version.LIBRARY),
+        cupti_version=_cupti_version_of(folder / _CUPTI),
     )
 
 

@@ -27,8 +27,13 @@ from perfd.analysis.serving import (
     to_json,
 )
 from perfd.cli.commands.serving import add_theory_arguments, theory_for
-from perfd.cli.serving.serving_sources import ServerSample, ServerWatcher, access_for, add_access_arguments
-from perfd.cli.serving.serving_watch import watch
+from perfd.cli.serving.serving_sources import (
+    ServerSample,
+    ServerWatcher,
+    access_for,
+    add_access_arguments,
+    watch,
+)
 from perfd.cli.terminal import Terminal
 from perfd.cli.terminal_table import TerminalTable
 from perfd.errors import PerfdError

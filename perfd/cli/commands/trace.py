@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     # As numpy is loaded: nothing here is for its linear algebra.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if args.action == "export":
-        from perfd.cli.traces.perfetto_output import export  # noqa: PLC0415
+        from perfd.cli.traces.table_output import export  # noqa: PLC0415
 
         return export(args)
     from perfd.cli.traces.table_output import show, to_json, wanted_tables  # noqa: PLC0415

@@ -1,10 +1,16 @@
-"""Where `perfd serving` and `perfd bench-serving` look: servers over HTTP, saved pages, logs."""
+"""Where `perfd serving` and `perfd bench-serving` look: servers over HTTP, saved pages, logs.
+
+`perfd bench-serving --watch URL --run CMD` watches a server while a command runs.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +22,11 @@ from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES, PageReade
 from perfd_collectors.serving.fetch import ServerAccess, base_of, fetch, metrics_url
 from perfd_collectors.serving.server_scrape import FAMILIES, ask_info, read_page, with_info
 
-from perfd.analysis.serving import ServerRates, ServerSetup, Snapshot, measure
+from perfd.analysis.serving import ObservationWindow, ServerRates, ServerSetup, Snapshot, measure
 from perfd.cli.arguments import positive
 from perfd.errors import PerfdError
 from perfd.net import client_context
+from perfd.session.job import exit_code
 
 _ADDRESS = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}(/.*)?")
 _LOG_START_BYTES = 4 * 1024 * 1024
@@ -139,3 +146,41 @@ def _read_log(lines: Sequence[str]) -> tuple[ServerRates, ServerSetup | None] | 
     log = read_log(lines)
     snapshot = None if log is None else log.snapshot()
     return None if log is None or snapshot is None else (measure(with_info(snapshot, log.info)), log.info)
+
+
+_LOOK_EVERY_S = 1.0
+"""Between reads of the server's metrics, whose window must have several."""
+
+
+def watch(server: ServerWatcher, command: Sequence[str], *, quiet: bool) -> tuple[int, ServerSample]:
+    """Run a command to its end; its exit code (128 + n if signal n ended it), and what the server said then.
+
+    With `quiet` the command's output goes to standard error. Raises `PerfdError` when the command cannot be
+    started, or the server cannot be read at the start or at the end.
+    """
+    window = ObservationWindow(server.look())
+    start_s = time.monotonic()
+    try:
+        process = subprocess.Popen(command, stdout=sys.stderr if quiet else None)
+    except OSError as error:
+        raise PerfdError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
+    try:
+        while True:
+            try:
+                code = process.wait(_LOOK_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                _look(server, window)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    window.add(server.look())
+    measured = window.measured(time.monotonic() - start_s)
+    return exit_code(code), ServerSample(source=server.url, measured=measured, info=server.info)
+
+
+def _look(server: ServerWatcher, window: ObservationWindow) -> None:
+    # A server under load may be late once; the ends of the window decide.
+    with contextlib.suppress(PerfdError):
+        window.add(server.look())

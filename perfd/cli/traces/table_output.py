@@ -1,4 +1,4 @@
-"""Tables of traces themselves, apart from their arguments because this imports NumPy."""
+"""`perfd trace table` and `export` themselves, apart from their arguments because this imports NumPy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from perfd.cli.traces import trace_reading
 from perfd.errors import TraceError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, percent
 from perfd.report.display_names import kernel_name
+from perfd.trace.diagnosis import TraceSettings, analyse, diagnose
+from perfd.trace.export import capture_tracks, write_perfetto
 from perfd.trace.readers.trace_files import with_folders_opened
 from perfd.trace.tables import Cell, TraceTable, needs_spans, tables_of
 
@@ -115,3 +117,18 @@ def _words(value: Cell, unit: str) -> str:
     if isinstance(value, str):
         return kernel_name(value, _NAME_WIDTH)
     return _FORMATS[unit](value)
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write one file of all ranks; raises `TraceError` if a trace cannot be read or the file not written."""
+    files, target = with_folders_opened(args.files), args.perfetto
+    traces = trace_reading.read(args, files, args.nsys, written=target)
+    analysis = analyse(traces, TraceSettings())
+    if not analysis.ranks:
+        raise TraceError("No trace says which rank it belongs to.")
+    try:
+        slices = write_perfetto(capture_tracks(analysis, diagnose(analysis)), target)
+    except OSError as error:
+        raise TraceError(f"{target}: cannot be written: {error.strerror or error}.") from error
+    print(f"{target}: {len(analysis.ranks)} ranks, {slices:,} slices. Open it at https://ui.perfetto.dev.")
+    return 0

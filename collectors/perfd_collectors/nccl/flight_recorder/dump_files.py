@@ -1,4 +1,4 @@
-"""Files of PyTorch's flight recorder on this node, and in a recording."""
+"""Files of PyTorch's flight recorder on this node; an agent of root reads them in a process without rights."""
 
 from __future__ import annotations
 
@@ -6,18 +6,85 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+import msgspec
+
 from perfd.collector import Settings
-from perfd.errors import RecordingError, reason_of
+from perfd.errors import RecordingError, SandboxError, reason_of
 from perfd.file_access import opened_inside
-from perfd.model import CollectiveProgress, Event, EventKind, Record
-from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError
-from perfd_collectors.nccl.flight_recorder.dump_reader import DumpReader
+from perfd.model import Batch, CollectiveProgress, Event, EventKind, Record
+from perfd.safe_pickle import MAX_BYTES
+from perfd.sandbox import Sandbox
+from perfd.wire.convert import decode_agent_message, encode_message
+from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
+
+
+class _Dump(msgspec.Struct, frozen=True, kw_only=True):
+    job: str
+    rank: int
+    read_unix_ns: int
+    data: bytes
+
+
+class DumpReader:
+    """Reads the dumps of one look; its sandbox starts with the first one, and ends at `close`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._sandbox: Sandbox | None = None
+
+    def read(
+        self, path: Path, rank: int, *, job: str | None = None, folder: int | None = None
+    ) -> Sequence[CollectiveProgress]:
+        """The progress in a dump, whose path may begin at the descriptor of a folder.
+
+        Raises `OSError` or `FlightRecorderError`.
+        """
+        # The folder may be world-writable: a link could point to another user's file.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, dir_fd=folder)
+        with open(descriptor, "rb") as file:  # noqa: PTH123  (a descriptor has no path)
+            data = file.read(MAX_BYTES + 1)
+        job = self._settings.job if job is None else job
+        dump = _Dump(job=job, rank=rank, read_unix_ns=self._settings.clock.unix_ns(), data=data)
+        return self._in_sandbox(dump) if self._settings.sandboxed else _progress(dump)
+
+    def close(self) -> None:
+        """End the sandbox; legal twice."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+            self._sandbox = None
+
+    def _in_sandbox(self, dump: _Dump) -> Sequence[CollectiveProgress]:
+        try:
+            if self._sandbox is None:
+                self._sandbox = Sandbox(f"{__name__}:reader")
+            batch = decode_agent_message(self._sandbox.ask(msgspec.msgpack.encode(dump)))
+        except SandboxError as error:
+            self.close()
+            raise FlightRecorderError(str(error)) from error
+        records = batch.records if isinstance(batch, Batch) else ()
+        return [record for record in records if isinstance(record, CollectiveProgress)]
+
+
+def _progress(dump: _Dump) -> Sequence[CollectiveProgress]:
+    return read_dump(dump.data, job=dump.job, rank=dump.rank, read_unix_ns=dump.read_unix_ns)
+
+
+def _answer(message: bytes) -> bytes:
+    dump = msgspec.msgpack.decode(message, type=_Dump)
+    return encode_message(Batch(sequence=1, sent_unix_ns=0, records=_progress(dump)))
+
+
+def reader() -> Callable[[bytes], bytes]:
+    """What runs in the sandbox."""
+    return _answer
+
 
 log = logging.getLogger(__name__)
 

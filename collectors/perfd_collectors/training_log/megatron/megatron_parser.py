@@ -1,4 +1,7 @@
-"""Parser for Megatron-LM, Megatron-Bridge and compatible forks."""
+"""Parser for Megatron-LM, Megatron-Bridge and compatible forks.
+
+Their iteration line is an anchor, and pairs between bars in any order.
+"""
 
 from __future__ import annotations
 
