@@ -30,6 +30,12 @@ MOST_CONNECTIONS = 64
 _REQUEST_S = 15.0
 """For a request to begin on a new connection and be whole, and for each piece of an answer to be taken."""
 _RECEIVED = (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
+log = logging.getLogger(__name__)
+PATH = "/mcp"
+_MOST_BODY_BYTES = 64 * 1024
+"""Of a request: every argument at its longest fits."""
+_GRACE_S = 5
+"""For requests that are answered when the server stops."""
 
 
 class ClientConnection(H11Protocol):
@@ -89,15 +95,6 @@ class ClientConnection(H11Protocol):
             longest.transport.abort()
             # `connection_lost` comes with the loop's next turn.
             self.connections.discard(longest)
-
-
-log = logging.getLogger(__name__)
-
-PATH = "/mcp"
-_MOST_BODY_BYTES = 64 * 1024
-"""Of a request: every argument at its longest fits."""
-_GRACE_S = 5
-"""For requests that are answered when the server stops."""
 
 
 def may_capture(request: object) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +30,13 @@ from perfd.session.recording import BestEffortRecorder, tapped
 from perfd.session.session_config import SessionConfig, load_session, with_rules
 from perfd.session.supervisor import HOOK_COLLECTOR, MODEL_COLLECTOR, NCCL_COLLECTOR, MonitorSettings
 from perfd.session.text import in_words, save_results
+
+LOG_COLLECTOR = "training_log"
+RANK_COLLECTOR = "ranks"
+_INTERVAL_S = 0.1
+"""For the log and the session's own events: the summary waits for one more round with them."""
+_READ_LIMIT_S = 5.0
+"""For the last lines of output at the end, and for their records."""
 
 
 def with_options(
@@ -81,16 +87,6 @@ class SessionEvents:
 
     def close(self) -> None:
         pass
-
-
-log = logging.getLogger(__name__)
-
-LOG_COLLECTOR = "training_log"
-RANK_COLLECTOR = "ranks"
-_INTERVAL_S = 0.1
-"""For the log and the session's own events: the summary waits for one more round with them."""
-_READ_LIMIT_S = 5.0
-"""For the last lines of output at the end, and for their records."""
 
 
 class LiveSession:

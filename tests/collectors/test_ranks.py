@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,13 +7,13 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from perfd_collectors.ranks import SPEC, RanksCollector, RanksOptions, placements_from_recording
+from perfd_collectors.ranks import SPEC, RanksCollector, RanksOptions
 
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, PodJob, Settings
-from perfd.errors import NothingHere, RecordingError, Unavailable
+from perfd.errors import NothingHere, Unavailable
 from perfd.model import Event, EventKind, JobOrigin, RankPlacement, Record, SampleTable
-from perfd.testing.collector_contract import check_collector, check_replay, check_unavailable
+from perfd.testing.collector_contract import check_collector, check_unavailable
 from perfd.testing.fake_node import FakeNode
 from perfd.testing.fake_nvml import FakeGpu, FakeNvml, FakeProcess
 
@@ -488,50 +487,6 @@ def test_a_pid_that_was_used_again_is_another_process(tmp_path: Path) -> None:
         job.collect()
     job.node.process(100, torch(0, SLURM_JOB_ID="78"), start_ticks=9999)
     assert set(events(job.collect())) == {(EventKind.RANKS_GONE, "77"), (EventKind.JOB_STARTED, "78")}
-
-
-MANIFEST = {
-    "format": 1,
-    "start_unix_s": 1_700_000_000.5,
-    "world_size": 4,
-    "nodes": [
-        {"name": "node0", "gpus": [], "ranks": [{"rank": 0, "local_rank": 0, "gpu": 1}, {"rank": 1}]},
-        {"name": "node1", "ranks": [{"rank": 2, "gpu": 0}]},
-        {"name": "node2"},
-    ],
-}
-
-
-def test_a_recording_names_its_ranks() -> None:
-    assert placements_from_recording(MANIFEST, "dp4", "node0") == [
-        RankPlacement(job="dp4", rank=0, local_rank=0, world_size=4, gpu=1),
-        RankPlacement(job="dp4", rank=1, world_size=4),
-    ]
-    assert [placement.rank for placement in placements_from_recording(MANIFEST, "dp4")] == [0, 1, 2]
-    assert placements_from_recording({}, "dp4") == []
-
-
-def test_ranks_that_are_no_ranks_are_a_recording_error() -> None:
-    with pytest.raises(RecordingError, match=r"recording\.json"):
-        placements_from_recording({"nodes": [{"name": "node0", "ranks": [{"rank": "x"}]}]}, "dp4")
-
-
-def test_the_ranks_of_a_recording_are_said_at_its_start(tmp_path: Path) -> None:
-    path = tmp_path / "recording.json"
-    path.write_text(json.dumps(MANIFEST))
-    settings = Settings(node="node0", job="dp4", clock=VirtualClock(0))
-    assert placed(check_replay(SPEC, "ranks", path, settings)) == {0: 1, 1: None}
-
-
-@pytest.mark.parametrize("content", [None, "not json", "[]"])
-def test_a_recording_json_that_cannot_be_read_is_a_recording_error(
-    tmp_path: Path, content: str | None
-) -> None:
-    path = tmp_path / "recording.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(RecordingError):
-        SPEC.replay["ranks"](path, Settings(node="node0", job="dp4"))
 
 
 def test_this_very_process_can_be_watched() -> None:

@@ -6,9 +6,8 @@ from perfd.collector import CollectorSpec, Settings
 from perfd.model import GpuColumn
 from perfd_collectors.nvml.collector import NvmlCollector, NvmlOptions
 from perfd_collectors.nvml.columns import COLUMNS
-from perfd_collectors.nvml.jsonl_format import encode_line
 from perfd_collectors.nvml.nvml_api import Nvml, load
-from perfd_collectors.nvml.replay import RecordedNvml, infos_from_recording
+from perfd_collectors.nvml.replay import RecordedNvml
 
 __all__ = [
     "SPEC",
@@ -16,8 +15,6 @@ __all__ = [
     "NvmlCollector",
     "NvmlOptions",
     "RecordedNvml",
-    "encode_line",
-    "infos_from_recording",
 ]
 
 

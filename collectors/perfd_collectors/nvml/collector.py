@@ -32,6 +32,8 @@ Reading = Callable[[Row], None]
 
 _VALUE_OF_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Members of NVML's value union, indexed by `nvmlValueType_t`."""
+DESCRIBE_EVERY_S = 60.0
+"""How often `GpuInfo` is repeated, for aggregators that start after the agent. Chosen, not measured."""
 
 
 class GpuLost(Exception):
@@ -180,10 +182,6 @@ def _number(value: Structure) -> float:
     if not 0 <= kind < len(_VALUE_OF_TYPE):
         return math.nan
     return float(getattr(value.value, _VALUE_OF_TYPE[kind]))
-
-
-DESCRIBE_EVERY_S = 60.0
-"""How often `GpuInfo` is repeated, for aggregators that start after the agent. Chosen, not measured."""
 
 
 class NvmlOptions(Options, frozen=True):

@@ -1,8 +1,7 @@
-"""Encodes and decodes the lines of `nvml.jsonl`: one GPU at one time each, in NVML's units."""
+"""Decodes the lines of `nvml.jsonl`: one GPU at one time each, in NVML's units."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,8 +10,6 @@ from typing import Any
 
 import msgspec
 
-from perfd.errors import RecordingError
-from perfd.model import SampleTable, Scope
 from perfd_collectors.nvml.columns import GPM_METRICS, INDEX, MEGA, PERCENT
 
 SCALARS = (
@@ -70,20 +67,6 @@ def decode_lines(lines: Iterable[bytes]) -> Iterator[RecordedRow | None]:
             yield _decoded(decoder, line)
 
 
-def encode_line(table: SampleTable) -> list[bytes]:
-    """The table as one line per row; `decode_lines` restores every value that is not NaN.
-
-    Raises `RecordingError` when the table's scope is not GPU.
-    """
-    if table.scope is not Scope.GPU:
-        raise RecordingError(f"nvml.jsonl holds GPU samples, not samples of scope {table.scope.value}.")
-    rows = zip(table.times_unix_ns, table.entities, strict=True)
-    return [
-        _encoded(unix_ns, entity, {name: values[position] for name, values in table.columns.items()})
-        for position, (unix_ns, entity) in enumerate(rows)
-    ]
-
-
 def _decoded(decoder: msgspec.json.Decoder[_Line], line: bytes) -> RecordedRow | None:
     try:
         return _row(decoder.decode(line))
@@ -124,39 +107,3 @@ def _time_unix_ns(line: _Line) -> int:
     if line.unix_ns is not None and abs(line.unix_ns - rounded) < _MAX_ROUNDING_NS:
         return line.unix_ns
     return rounded
-
-
-def _encoded(unix_ns: int, entity: str, row: Mapping[str, float]) -> bytes:
-    line: dict[str, object] = {
-        "unix_s": round(unix_ns / 1e9, 6),
-        "unix_ns": unix_ns,
-        "gpu": int(entity) if entity.isdigit() else entity,
-    }
-    rest = {name: value for name, value in row.items() if math.isfinite(value)}
-    gpm = {
-        metric.name: value
-        for metric in GPM_METRICS
-        if (value := _take(rest, metric.column, metric.per_unit)) is not None
-    }
-    if gpm:
-        line["gpm"] = gpm
-    for column, key, per_unit in SCALARS:
-        value = _take(rest, column, per_unit)
-        if value is not None:
-            line[key] = value
-    if rest:
-        line["columns"] = rest
-    return json.dumps(line, allow_nan=False).encode() + b"\n"
-
-
-def _take(row: dict[str, float], column: str, per_unit: float) -> float | int | None:
-    """Pop a value from the row in the key's unit; it also stays if that rounds it. None if absent."""
-    value = row.get(column)
-    if value is None:
-        return None
-    scaled = float(value) * per_unit
-    if not math.isfinite(scaled):
-        return None
-    if scaled / per_unit == value:
-        del row[column]
-    return int(scaled) if scaled.is_integer() else scaled

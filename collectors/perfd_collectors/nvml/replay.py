@@ -8,14 +8,12 @@ import math
 import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import msgspec
 
 from perfd.collector import Settings
 from perfd.errors import RecordingError, reason_of
-from perfd.model import GpuInfo, Record, SampleTable, Scope
+from perfd.model import Record, SampleTable, Scope
 from perfd_collectors.nvml.columns import NAMES
 from perfd_collectors.nvml.jsonl_format import RecordedRow, decode_lines
 
@@ -25,9 +23,7 @@ log = logging.getLogger(__name__)
 class RecordedNvml:
     """Plays an `nvml.jsonl` (or `.gz`): `collect` returns, as one table, the rows due by the clock.
 
-    The file is read as a whole. Invalid lines are skipped and counted in
-    `skipped_lines`. GPU names come from the `recording.json` in a folder above
-    the file.
+    The file is read as a whole. Invalid lines are skipped and counted in `skipped_lines`.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
@@ -36,7 +32,6 @@ class RecordedNvml:
         self._times = [row.time_unix_ns for row in rows]
         self._entities = [row.entity for row in rows]
         self._columns = _columns(rows)
-        self._infos: Sequence[GpuInfo] = _infos_beside(path, settings.node)
         self._position = 0
 
     def span_unix_ns(self) -> tuple[int, int] | None:
@@ -45,9 +40,8 @@ class RecordedNvml:
     def collect(self) -> Sequence[Record]:
         start = self._position
         end = bisect_right(self._times, self._clock.unix_ns(), lo=start)
-        infos, self._infos = self._infos, ()
         if start == end:
-            return infos
+            return ()
         self._position = end
         table = SampleTable(
             scope=Scope.GPU,
@@ -55,47 +49,10 @@ class RecordedNvml:
             entities=self._entities[start:end],
             columns={name: values[start:end].tolist() for name, values in self._columns.items()},
         )
-        return [*infos, table]
+        return [table]
 
     def close(self) -> None:
         self._position = len(self._times)
-
-
-def infos_from_recording(manifest: Mapping[str, object], node: str) -> list[GpuInfo]:
-    """The GPUs of a node from the content of `recording.json`; empty when it lists none."""
-    try:
-        nodes = msgspec.convert(manifest, _Manifest).nodes
-    except msgspec.ValidationError:
-        return []
-    return [
-        GpuInfo(
-            index=gpu.index,
-            name=gpu.name,
-            uuid=gpu.uuid,
-            memory_bytes=gpu.memory_bytes,
-            max_sm_clock_hz=gpu.max_sm_clock_hz,
-        )
-        for recorded in nodes
-        if recorded.name == node
-        for gpu in recorded.gpus
-    ]
-
-
-class _Gpu(msgspec.Struct):
-    index: int
-    name: str = ""
-    uuid: str | None = None
-    memory_bytes: int | None = None
-    max_sm_clock_hz: float | None = None
-
-
-class _Node(msgspec.Struct):
-    name: str
-    gpus: list[_Gpu] = []
-
-
-class _Manifest(msgspec.Struct):
-    nodes: list[_Node] = []
 
 
 def _read(path: Path) -> tuple[list[RecordedRow], int]:
@@ -120,14 +77,3 @@ def _columns(rows: Sequence[RecordedRow]) -> dict[str, array[float]]:
         for name in NAMES
         if name in present
     }
-
-
-def _infos_beside(path: Path, node: str) -> list[GpuInfo]:
-    for folder in list(path.parents)[:3]:
-        manifest = folder / "recording.json"
-        if manifest.is_file():
-            try:
-                return infos_from_recording(msgspec.json.decode(manifest.read_bytes()), node)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError):
-                return []
-    return []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -12,8 +11,6 @@ import msgspec
 
 from perfd.errors import PerfdError, reason_of
 from perfd_collectors.pods.api_access import ApiAccess, OutdatedError
-
-log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 """For an answer of the API server; the object is requested again later. Chosen."""

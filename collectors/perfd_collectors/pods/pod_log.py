@@ -20,6 +20,8 @@ from perfd_collectors.pods.pod_parsers import JobPieces, LogPiece, PodParsers
 
 _READ_BYTES = 1 << 20
 """Size of one read, so that one container's backlog leaves time for the others."""
+_GIVE_UP_BYTES = 64 << 20
+"""A container that has printed so much without a step trains nothing. Chosen, not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,10 +152,6 @@ class ContainerLog:
         except OSError:
             return False
         return (status.st_dev, status.st_ino) == self._identity
-
-
-_GIVE_UP_BYTES = 64 << 20
-"""A container that has printed so much without a step trains nothing. Chosen, not measured."""
 
 
 @dataclass(slots=True)

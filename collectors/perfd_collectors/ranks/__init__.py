@@ -10,7 +10,6 @@ from perfd_collectors.ranks.collector import RanksCollector, RanksOptions
 from perfd_collectors.ranks.columns import COLUMNS
 from perfd_collectors.ranks.environment import RankIdentity, parse_environ, resolve_rank
 from perfd_collectors.ranks.host_waits import COLUMNS as HOST_COLUMNS
-from perfd_collectors.ranks.replay import RecordedRanks, placements_from_recording
 
 __all__ = [
     "SPEC",
@@ -20,7 +19,6 @@ __all__ = [
     "RanksOptions",
     "parse_cgroup",
     "parse_environ",
-    "placements_from_recording",
     "resolve_rank",
 ]
 
@@ -36,5 +34,4 @@ SPEC = CollectorSpec(
     interval_s=5.0,
     columns=(*COLUMNS, *HOST_COLUMNS),
     provides=tuple(RankColumn(column.name) for column in HOST_COLUMNS),
-    replay={"ranks": RecordedRanks},
 )

@@ -36,6 +36,19 @@ _GLOBAL_RANK = re.compile(r"\s*\[rank:?(\d{1,9})\]:", re.ASCII)
 _MAY_BE_PREFIXED = re.compile(r"\s*[\[({\d]", re.ASCII)
 _MAX_PREFIXES = 6
 """Prefixes removed from a line: launchers may be nested (container runtime, srun, torchrun)."""
+log = logging.getLogger(__name__)
+MAX_EXAMPLES = 20
+"""Unrecognized lines kept as examples for the user."""
+_MAX_EXAMPLE_CHARS = 300
+"""Longer examples are cut."""
+_CLEARED = b"      \n"
+"""How a line ends that clears a progress bar."""
+_BAR = b"%|"
+_AFTER_BAR = re.compile(rb"%\|[^|]{0,1000}\| {1,40}\d{1,15}/\d{1,15} \[[^\[\]]{0,2000}\](?=[A-Za-z\[])")
+"""A bar behind which something was printed: it leaves the cursor at its end."""
+_LIKE_PROGRESS = re.compile(
+    r"\d {0,20}(?:/|of) {0,20}\d|\|[^|]*\d|step\W{0,3}\d|loss\W{1,3}\d", re.IGNORECASE
+)
 
 
 class LineBuffer:
@@ -156,22 +169,6 @@ def _unwrap_json(text: str) -> tuple[str, int | None] | None:
         return None
     moment = next((wrapper[key] for key in ("time", "timestamp") if isinstance(wrapper.get(key), str)), "")
     return inner.rstrip("\r\n"), zoned_ns(moment)
-
-
-log = logging.getLogger(__name__)
-
-MAX_EXAMPLES = 20
-"""Unrecognized lines kept as examples for the user."""
-_MAX_EXAMPLE_CHARS = 300
-"""Longer examples are cut."""
-_CLEARED = b"      \n"
-"""How a line ends that clears a progress bar."""
-_BAR = b"%|"
-_AFTER_BAR = re.compile(rb"%\|[^|]{0,1000}\| {1,40}\d{1,15}/\d{1,15} \[[^\[\]]{0,2000}\](?=[A-Za-z\[])")
-"""A bar behind which something was printed: it leaves the cursor at its end."""
-_LIKE_PROGRESS = re.compile(
-    r"\d {0,20}(?:/|of) {0,20}\d|\|[^|]*\d|step\W{0,3}\d|loss\W{1,3}\d", re.IGNORECASE
-)
 
 
 def new_job(name: str, zone: TimeZoneGuess | None = None) -> LogContext:

@@ -16,6 +16,10 @@ from perfd_collectors.file_follower import READ_BYTES, Chunk
 
 _MOST_ENTRIES = 100_000
 """Looked at for one pattern, about 0.3 s: a user can make folders without end. Chosen, not measured."""
+_ATTEMPT = re.compile(r"attempt_(\d{1,15})")
+_STREAMS = ("stdout.log", "stderr.log")
+STDIN = "stdin"
+PRINTED = "output"
 
 
 class _Budget:
@@ -81,12 +85,6 @@ def _below(folder: str, rest: tuple[str, ...], budget: _Budget) -> Iterator[str]
                 yield path
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(path)
-
-
-_ATTEMPT = re.compile(r"attempt_(\d{1,15})")
-_STREAMS = ("stdout.log", "stderr.log")
-STDIN = "stdin"
-PRINTED = "output"
 
 
 class LogSource(Protocol):

@@ -128,7 +128,6 @@ _PLAIN = {
     "totaltokens": "consumed_tokens",
     "consumedsamples": "consumed_samples",
 }
-_RATES = frozenset({"step_time_s", "tokens_per_s", "samples_per_s", "flops_per_s_per_gpu"})
 _NOT_TRAINING = re.compile(
     r"(?:^|[\s/_-])(?:val|valid|validation|eval|test|dev|cv|best)(?:[\s/_-]|$)", re.IGNORECASE
 )

@@ -24,6 +24,24 @@ if ctypes.CDLL(sys.argv[1]).cuptiGetVersion(ctypes.byref(version)) == 0:
 """
 _PATIENCE_S = 10.0
 """For `nsys --version`, which reads its libraries from a slow disk at first."""
+_VERSION = re.compile(r"version\s+(\d+(?:\.\d+)+)")
+_INSTALLATIONS = (
+    "opt/nvidia/nsight-systems/*/target-linux-*/nsys",
+    "opt/nvidia/nsight-systems-cli/*/target-linux-*/nsys",
+    "usr/local/cuda*/nsight-systems-*/target-linux-*/nsys",
+    "usr/lib/*/nsight-systems/target-linux-*/nsys",
+    # Nsight Compute ships an nsys too, for its system trace.
+    "opt/nvidia/nsight-compute/*/host/target-linux-*/nsys",
+    "usr/local/cuda*/nsight-compute-*/host/target-linux-*/nsys",
+)
+_LIBDW = (
+    "lib/*/libdw.so.1",
+    "lib64/libdw.so.1",
+    "usr/lib/libdw.so.1",
+    "usr/lib/*/libdw.so.1",
+    "usr/lib64/libdw.so.1",
+    "usr/local/lib/libdw.so.1",
+)
 
 
 def _cupti_version_of(library: Path) -> int | None:
@@ -39,28 +57,6 @@ def _cupti_version_of(library: Path) -> int | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return int(done.stdout) if done.stdout.strip().isdigit() else None
-
-
-_VERSION = re.compile(r"version\s+(\d+(?:\.\d+)+)")
-
-_INSTALLATIONS = (
-    "opt/nvidia/nsight-systems/*/target-linux-*/nsys",
-    "opt/nvidia/nsight-systems-cli/*/target-linux-*/nsys",
-    "usr/local/cuda*/nsight-systems-*/target-linux-*/nsys",
-    "usr/lib/*/nsight-systems/target-linux-*/nsys",
-    # Nsight Compute ships an nsys too, for its system trace.
-    "opt/nvidia/nsight-compute/*/host/target-linux-*/nsys",
-    "usr/local/cuda*/nsight-compute-*/host/target-linux-*/nsys",
-)
-
-_LIBDW = (
-    "lib/*/libdw.so.1",
-    "lib64/libdw.so.1",
-    "usr/lib/libdw.so.1",
-    "usr/lib/*/libdw.so.1",
-    "usr/lib64/libdw.so.1",
-    "usr/local/lib/libdw.so.1",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from perfd.capture.policy.policy_events import Capture, Participant
 from perfd.model import CaptureFile, CaptureState
 
 _UNMET = (CaptureState.REFUSED, CaptureState.LATE)
+API_PATH = "/api/v1/captures"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +93,6 @@ def _options(capture: Capture) -> dict[str, str]:
         "ranks": f" --ranks {shlex.quote(capture.ranks)}" if capture.ranks else "",
         "steps": "" if steps is None else f" --steps {steps}",
     }
-
-
-API_PATH = "/api/v1/captures"
 
 
 def to_json(capture: Capture) -> dict[str, Any]:

@@ -21,6 +21,8 @@ _LEVELS = 5
 """Shades of a bin, by how much of it is covered."""
 _RANKS = 16
 """Lanes that fit on a page."""
+_ROWS = 40
+"""Ranks of the pictures and of the table; the JSON has all."""
 
 
 def timeline_of(analysis: TraceAnalysis) -> Timeline:
@@ -85,10 +87,6 @@ def _spans(coverage: Coverage, start_ns: int, end_ns: int) -> list[tuple[float, 
             spans.append((at / _BINS, (at + length) / _BINS, level / _LEVELS))
         at += length
     return spans
-
-
-_ROWS = 40
-"""Ranks of the pictures and of the table; the JSON has all."""
 
 
 def report_of_trace(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Report:

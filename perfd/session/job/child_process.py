@@ -13,6 +13,21 @@ import psutil
 
 from perfd.errors import PerfdError
 
+FORWARDED = frozenset({
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
+    signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT,
+})  # fmt: skip
+"""Signals that `perfd run` forwards to the job."""
+WATCHED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
+_PR_SET_PDEATHSIG = 1
+_SI_KERNEL = 0x80
+"""`si_code` of a signal that the kernel sent (sigaction(2)). The terminal's driver sends the two below to all
+foreground processes; it may send a hang-up to us alone, as the session's leader."""
+_KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})
+_HANDED_ON = frozenset({signal.SIGINT, signal.SIGTERM})
+"""The signals that `nsys launch` forwards to its application, once; others kill nsys without reaching the
+application (seen with 2025.3.1)."""
+
 
 def groups_below(pid: int) -> frozenset[int]:
     """The process groups of all descendants of a process, except its own group."""
@@ -41,23 +56,6 @@ def _groups(pids: Iterable[int]) -> dict[int, int]:
         with contextlib.suppress(ProcessLookupError):
             groups[pid] = os.getpgid(pid)
     return groups
-
-
-FORWARDED = frozenset({
-    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
-    signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT,
-})  # fmt: skip
-"""Signals that `perfd run` forwards to the job."""
-WATCHED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
-
-_PR_SET_PDEATHSIG = 1
-_SI_KERNEL = 0x80
-"""`si_code` of a signal that the kernel sent (sigaction(2)). The terminal's driver sends the two below to all
-foreground processes; it may send a hang-up to us alone, as the session's leader."""
-_KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})
-_HANDED_ON = frozenset({signal.SIGINT, signal.SIGTERM})
-"""The signals that `nsys launch` forwards to its application, once; others kill nsys without reaching the
-application (seen with 2025.3.1)."""
 
 
 class CommandError(PerfdError):

@@ -31,6 +31,10 @@ from perfd.session.slurm.helper_protocol import (
 
 Lines = Mapping[int, Sequence[int]]
 """Processes of a step by pid: each with its ancestors, itself first."""
+_KINETO_S = 6.0
+"""PyTorch polls its daemon every five seconds: only processes that have polled can be reached."""
+Inbox = SimpleQueue[str | CaptureStatus | None]
+"""Lines of the capture, statuses of the executor, and None when the capture is gone."""
 
 
 def ranks_here(
@@ -97,13 +101,6 @@ def _collect(spec: CollectorSpec, root: int, settings: Settings) -> list[RankPla
         return [record for record in collector.collect() if isinstance(record, RankPlacement)]
     finally:
         collector.close()
-
-
-_KINETO_S = 6.0
-"""PyTorch polls its daemon every five seconds: only processes that have polled can be reached."""
-
-Inbox = SimpleQueue[str | CaptureStatus | None]
-"""Lines of the capture, statuses of the executor, and None when the capture is gone."""
 
 
 def serve(

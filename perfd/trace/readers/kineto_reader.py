@@ -41,6 +41,20 @@ from perfd.trace.readers.kineto_host_spans import HostSpanEvents
 from perfd.trace.readers.nccl_messages import collective, messages_by_operation
 
 _NO_SIZES = SizedArgs()
+_ABSOLUTE_TIME_NS = 10**18
+"""The year 2001: a clock that shows more counts from 1970."""
+MAX_RECORDS = 4_000_000
+"""About 1.2 GB of kernels and their launches alone. 3.3 million took 550 MB."""
+_KEPT_RATIO = 0.9
+"""Share of that which is kept of more events, the earliest ones; then the file is read anew."""
+_SAMPLED = 97
+"""Each so-many-th event shows when events begin."""
+_NOT_WHOLE = (
+    "The trace has more events than are read at once: read were those from its beginning on. A trace of fewer"
+    " steps is read whole."
+)
+_STRAY_RATIO = 0.05
+"""A device with less than this share of a process' operations is not its device."""
 
 
 class DetailedKinetoEvents(KinetoEvents):
@@ -106,22 +120,6 @@ def _launch_shape(args: SizedArgs) -> str | None:
     if not all(isinstance(one, list) and len(one) == 3 for one in sizes):
         return None
     return " ".join("x".join(str(part)[:12] for part in one) for one in sizes)
-
-
-_ABSOLUTE_TIME_NS = 10**18
-"""The year 2001: a clock that shows more counts from 1970."""
-MAX_RECORDS = 4_000_000
-"""About 1.2 GB of kernels and their launches alone. 3.3 million took 550 MB."""
-_KEPT_RATIO = 0.9
-"""Share of that which is kept of more events, the earliest ones; then the file is read anew."""
-_SAMPLED = 97
-"""Each so-many-th event shows when events begin."""
-_NOT_WHOLE = (
-    "The trace has more events than are read at once: read were those from its beginning on. A trace of fewer"
-    " steps is read whole."
-)
-_STRAY_RATIO = 0.05
-"""A device with less than this share of a process' operations is not its device."""
 
 
 class _Device(msgspec.Struct, rename="camel"):

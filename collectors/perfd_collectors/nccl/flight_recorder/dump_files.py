@@ -1,4 +1,4 @@
-"""Files of PyTorch's flight recorder on this node; an agent of root reads them in a process without rights."""
+"""Files of PyTorch's flight recorder on this node; for an agent of root, a process without rights reads."""
 
 from __future__ import annotations
 
@@ -22,6 +22,15 @@ from perfd.safe_pickle import MAX_BYTES
 from perfd.sandbox import Sandbox
 from perfd.wire.convert import decode_agent_message, encode_message
 from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
+
+log = logging.getLogger(__name__)
+_Identity: TypeAlias = tuple[int, int]
+"""Device and inode."""
+_Version: TypeAlias = tuple[int, int]
+"""Time of the last change, and size."""
+_MOST_IGNORED = 1024
+"""Files that are remembered so that each is logged once; bounds memory."""
+_RANK = re.compile(r"(\d{1,6})(?:\.(?:pickle|pkl|json))?")
 
 
 class _Dump(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,17 +93,6 @@ def _answer(message: bytes) -> bytes:
 def reader() -> Callable[[bytes], bytes]:
     """What runs in the sandbox."""
     return _answer
-
-
-log = logging.getLogger(__name__)
-
-_Identity: TypeAlias = tuple[int, int]
-"""Device and inode."""
-_Version: TypeAlias = tuple[int, int]
-"""Time of the last change, and size."""
-_MOST_IGNORED = 1024
-"""Files that are remembered so that each is logged once; bounds memory."""
-_RANK = re.compile(r"(\d{1,6})(?:\.(?:pickle|pkl|json))?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,13 @@ _FORKS: tuple[tuple[str, Callable[[set[str]], bool]], ...] = (
     ("megatron-deepspeed", lambda keys: bool(keys & {"samples per second", "tflops", "[lm]tflops"})),
     ("megatron-bridge", lambda keys: "max attention logit" in keys),
 )
+_STEP_TIME = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?MODEL_TFLOP/s/GPU", re.ASCII)
+_STEP_TIME_PRECISION_S = 0.0051
+"""Bridge prints step times with two decimals, so that equal ones differ by up to half of the last."""
+_TAIL_OF_A_LINE = re.compile(r"number of nan iterations: +\d+ \|", re.ASCII)
+_HEADER_END = "across ranks (ms):"
+_ENDS_OF_A_BLOCK = ("validation loss at", "[after training is done]")
+_PARTS = ("forward", "backward", "optimizer")
 
 
 @dataclass(slots=True)
@@ -168,15 +175,6 @@ def _put(target: dict[str, float], name: str, value: float | None) -> None:
     """Set a finite value; the first one of a repeated name stays, because two lines may have merged."""
     if value is not None and math.isfinite(value):
         target.setdefault(name, value)
-
-
-_STEP_TIME = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?MODEL_TFLOP/s/GPU", re.ASCII)
-_STEP_TIME_PRECISION_S = 0.0051
-"""Bridge prints step times with two decimals, so that equal ones differ by up to half of the last."""
-_TAIL_OF_A_LINE = re.compile(r"number of nan iterations: +\d+ \|", re.ASCII)
-_HEADER_END = "across ranks (ms):"
-_ENDS_OF_A_BLOCK = ("validation loss at", "[after training is done]")
-_PARTS = ("forward", "backward", "optimizer")
 
 
 class MegatronParser(FormatParser):

@@ -28,6 +28,15 @@ _RUNTIME, _OS_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME", "OSRT_API"
 _LIBRARIES = ("CUDNN_EVENTS", "CUBLAS_EVENTS")
 _PROCESS_BITS, _PROCESS_MASK = 24, 0xFFFFFF
 """Where a global process id has the process."""
+_OLDEST, _NEWEST = (3, 11), (3, 20)
+"""The schemas that were read. With another first number, columns may mean something else."""
+_MISSING_COLUMN = re.compile(r"no such column: (\S{1,80})$")
+_STRAY_RATIO = 0.05
+"""A device with less than this share of a process' operations is not its device."""
+_NO_PAYLOADS = (
+    "The export lacks communicators and sizes of NCCL's calls: export with"
+    " `nsys export --type sqlite --include-blobs=true`."
+)
 
 
 class NsysDetail:
@@ -81,17 +90,6 @@ def _joined(parts: Sequence[NamedCalls]) -> NamedCalls:
         name=np.concatenate([part.name + first for part, first in zip(parts, before, strict=False)]),
         names=names,
     )
-
-
-_OLDEST, _NEWEST = (3, 11), (3, 20)
-"""The schemas that were read. With another first number, columns may mean something else."""
-_MISSING_COLUMN = re.compile(r"no such column: (\S{1,80})$")
-_STRAY_RATIO = 0.05
-"""A device with less than this share of a process' operations is not its device."""
-_NO_PAYLOADS = (
-    "The export lacks communicators and sizes of NCCL's calls: export with"
-    " `nsys export --type sqlite --include-blobs=true`."
-)
 
 
 def read(path: Path, shown_as: str | None = None, *, detailed: bool = False) -> list[RankTrace]:
