@@ -1,4 +1,4 @@
-"""The parameters of tools: their JSON Schema, and arguments checked against it."""
+"""The parameters of tools: their JSON Schema, arguments checked against it, and pages of long lists."""
 
 from __future__ import annotations
 
@@ -98,3 +98,32 @@ def _text(parameter: Parameter, value: object) -> str:
     except UnicodeEncodeError as error:  # Half of a surrogate pair.
         raise PerfdError(f"{parameter.name} is not valid Unicode.") from error
     return value
+
+
+OFFSET = Parameter(
+    name="offset", kind="integer", description="Entries to leave out first.", default=0, minimum=0
+)
+
+
+def limit(default: int, maximum: int) -> Parameter:
+    """The parameter `limit`, with a default and a maximum that its description names."""
+    return Parameter(
+        name="limit",
+        kind="integer",
+        description=f"Entries of the answer, at most {maximum}.",
+        default=default,
+        minimum=1,
+        maximum=maximum,
+    )
+
+
+def page(entries: Sequence[Any], offset: int, most: int) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The entries of a page, and `{"offset", "limit", "total", "next_offset"}` (null: the last page)."""
+    shown = entries[offset : offset + most]
+    after = offset + len(shown)
+    return shown, {
+        "offset": offset,
+        "limit": most,
+        "total": len(entries),
+        "next_offset": after if shown and after < len(entries) else None,
+    }

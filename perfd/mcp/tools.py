@@ -9,8 +9,7 @@ from urllib.parse import quote, urlencode
 
 from perfd.errors import PerfdError
 from perfd.mcp import event_answers, job_answers, rank_answers, reference_answers
-from perfd.mcp.pages import OFFSET, limit, page
-from perfd.mcp.parameters import Parameter, checked
+from perfd.mcp.parameters import OFFSET, Parameter, checked, limit, page
 from perfd.mcp.quantities import NAME_CHARS, Json, listed, plain
 from perfd.metrics.catalog import MetricInfo
 

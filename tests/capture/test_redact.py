@@ -14,7 +14,7 @@ import pytest
 from capture.conftest import request
 
 from perfd.capture.nsys.report_contents import kernels_by_process
-from perfd.capture.redact.file_copies import redacted_copy
+from perfd.capture.redact.redaction import redacted_copy
 from perfd.cli import main
 from perfd.errors import CaptureError
 from perfd.model import CaptureState

@@ -11,8 +11,8 @@ from capture.test_end_to_end import make_system  # noqa: F401  (a fixture)
 
 from perfd.capture.node.artifact_sharing import FolderSharing
 from perfd.capture.node.shared_folder import SharedFolder
-from perfd.capture.redact.file_copies import redacted_copy
 from perfd.capture.redact.redact_json import redact_trace
+from perfd.capture.redact.redaction import redacted_copy
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState
 

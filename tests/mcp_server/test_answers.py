@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from perfd.errors import PerfdError
 from perfd.mcp import event_answers, job_answers, rank_answers, reference_answers
 from perfd.mcp.http_access import HttpAccess, Role, allowed_hosts
-from perfd.mcp.pages import page
-from perfd.mcp.parameters import checked, schema_of
+from perfd.mcp.parameters import checked, page, schema_of
 from perfd.mcp.quantities import plain, quantity, unit_of, untrusted
 from perfd.mcp.server import report_prompt
 from perfd.mcp.tools import TOOLS, ToolContext, answer

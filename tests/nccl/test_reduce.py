@@ -17,7 +17,7 @@ from perfd_collectors.nccl.operations import (
     keep_one_in,
     reduce_operations,
 )
-from perfd_collectors.nccl.operations.gpu_clock import GpuClock, GpuClockReadings
+from perfd_collectors.nccl.operations.window_reduction import GpuClock, GpuClockReadings
 from perfd_collectors.nccl.segments import UNTIMED_KERNEL_NS, Communicator
 
 from perfd.model import CollectiveTimes, TimingSource

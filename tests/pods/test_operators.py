@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 import pytest
-from perfd_collectors.pods.job_of_pod import LABELS, job_of, job_of_name
+from perfd_collectors.pods.job_of_pod import LABELS, job_of, job_of_name, queue_of
 from perfd_collectors.pods.pod_facts import ApiPod, PodFacts, facts_of
-from perfd_collectors.pods.pod_owner import queue_of
 from perfd_collectors.ranks.cgroup import CgroupIdentity
 from perfd_collectors.ranks.environment import RankIdentity, resolve_rank
 from perfd_collectors.ranks.placement import RankProcess, placements

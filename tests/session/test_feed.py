@@ -5,8 +5,7 @@ import os
 import pytest
 
 from perfd.clock import VirtualClock
-from perfd.session.channel.monitor_channel import MonitorChannel
-from perfd.session.channel.monitor_protocol import FrameKind, read_frames
+from perfd.session.channel.monitor_channel import FrameKind, MonitorChannel, read_frames
 
 OUT, ERR = FrameKind.STDOUT, FrameKind.STDERR
 

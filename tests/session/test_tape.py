@@ -8,8 +8,7 @@ import pytest
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Options, Settings
 from perfd.model import Event, EventKind
-from perfd.session.recording.best_effort_recorder import BestEffortRecorder
-from perfd.session.recording.collector_tee import tapped
+from perfd.session.recording.best_effort_recorder import BestEffortRecorder, tapped
 
 EVENT = Event(kind=EventKind.JOB_STARTED, time_unix_ns=1, message="started")
 

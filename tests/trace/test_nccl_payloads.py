@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perfd.cli import main
 from perfd.trace.breakdown.collective_matching import CollectiveMatching
 from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.readers.nsys.nccl_payloads import decoded, schema_fields
+from perfd.trace.readers.nsys.nccl_calls import decoded, schema_fields
 from perfd.trace.readers.trace_files import read_traces
 from tests.support.traces import NCCL, NsysExport
 

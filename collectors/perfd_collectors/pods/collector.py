@@ -1,7 +1,11 @@
-"""The `pods` collector: steps from the kubelet's folders of logs, and which job each pod is of."""
+"""The `pods` collector: steps from the kubelet's folders of logs, and which job each pod is of.
+
+It also counts pods that ask for perfd's agent and run without one.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,21 +16,50 @@ from perfd.collector import CollectorSpec, Column, Options, PodJob, Settings
 from perfd.errors import ConfigError, SandboxError, Unavailable, reason_of
 from perfd.model import Event, EventKind, JobOrigin, Record, SampleTable, Scope
 from perfd_collectors.pods.api_access import access_of_pod
+from perfd_collectors.pods.job_of_pod import owner_of, queue_of
 from perfd_collectors.pods.job_reader import JobReader
 from perfd_collectors.pods.known_pods import KnownPod, KnownPods
 from perfd_collectors.pods.log_files import PodFolder, pod_folders
-from perfd_collectors.pods.missing_agents import MissingAgents, wants_agent
 from perfd_collectors.pods.namespace_reader import NamespaceFacts, NamespaceKey, NamespaceReader
-from perfd_collectors.pods.pod_facts import worst_end
+from perfd_collectors.pods.pod_facts import PodFacts, worst_end
 from perfd_collectors.pods.pod_log import PodLogs
-from perfd_collectors.pods.pod_owner import owner_of, queue_of
 from perfd_collectors.pods.pod_parsers import LogFormat, ParsersHere, PodParsers, SandboxedParsers
 from perfd_collectors.pods.pod_watch import PodWatch
 from perfd_collectors.training_log.formats import FORMATS
 from perfd_collectors.training_log.formats.own_patterns import compiled_pattern
 
+log = logging.getLogger(__name__)
+
+_LABEL = "perfd/inject"
 _REPEAT_EVERY_S = 30.0
 """How often the owners of jobs are repeated, for aggregators that start later."""
+
+
+def wants_agent(pod: PodFacts, namespace: NamespaceFacts | None, *, gpu_pods_only: bool) -> bool:
+    """Whether the admission policy or webhook should have added an agent, as the chart's conditions say."""
+    own = pod.labels.get(_LABEL)
+    if own is not None:
+        return own == "true"
+    labeled = namespace is not None and namespace.labels.get(_LABEL) == "true"
+    return labeled and (pod.has_gpu or not gpu_pods_only)
+
+
+class MissingAgents:
+    """Names each such pod once, in the log."""
+
+    def __init__(self) -> None:
+        self._logged: frozenset[str] = frozenset()
+
+    def look(self, missing: Sequence[KnownPod]) -> None:
+        """`missing` are all such pods that run now."""
+        for pod in missing:
+            if pod.folder.uid not in self._logged:
+                log.warning(
+                    "A pod that asks for perfd's agent by the label perfd/inject has none: it began before "
+                    "the label or the admission policy took effect, or the admission failed. Restart it.",
+                    extra={"namespace": pod.folder.namespace, "pod": pod.folder.name, "job": pod.job},
+                )
+        self._logged = frozenset(pod.folder.uid for pod in missing)
 
 
 class PodsOptions(Options, frozen=True):

@@ -1,4 +1,7 @@
-"""The `sglang` and `vllm` collectors: scrape engines' metrics and read their logs, reduced on the node."""
+"""The `sglang` and `vllm` collectors: scrape engines' metrics and read their logs, reduced on the node.
+
+Each server's description is a record, sent on change and once per minute for new aggregators.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,32 @@ from perfd.analysis.serving import (
     served_model,
     theory_of,
 )
+from perfd.analysis.serving import server_config as engines
 from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, PerfdError
 from perfd.gpu_peaks import load_peaks
-from perfd.model import Record, SampleTable, Scope, ServerInfo
+from perfd.model import ParallelLayout, Record, SampleTable, Scope, ServerInfo, ServerRole
 from perfd.net import client_context
 from perfd_collectors.serving.columns import row
 from perfd_collectors.serving.discovery import find_servers
 from perfd_collectors.serving.engine_logs import FollowedLog
 from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.fetch import FetchError, ServerAccess, base_of, fetch, metrics_url
-from perfd_collectors.serving.server_description import ServerDescriptions, describe
 from perfd_collectors.serving.server_scrape import FAMILIES, ask_info, read_page, with_info
 
+DESCRIBE_EVERY_S = 60.0
+"""How often unchanged descriptions are repeated, for aggregators that start later. Chosen, not measured."""
+_MAX_TEXT_CHARS = 256
+"""Longer texts are dropped: labels of metrics have this limit, too."""
+_MAX_PARALLEL_SIZE = 1 << 20
+"""Larger parallel sizes are garbage."""
+_ROLES = {
+    "prefill": ServerRole.PREFILL,
+    "decode": ServerRole.DECODE,
+    "unified": ServerRole.BOTH,
+    "null": ServerRole.BOTH,
+}
+"""SGLang's label `engine_type`, and its argument `disaggregation_mode`."""
 _REDISCOVER_S = 10.0
 """How often processes are scanned for servers. This and those below: chosen, not measured."""
 _BACKOFF_S = 10.0
@@ -45,6 +61,57 @@ _INFO_INTERVAL_S = 300.0
 """How often a server is queried for its configuration, which hardly changes while it runs."""
 _FORGET_S = 600.0
 """For so long a server whose process ended is reported as down; then it counts as stopped on purpose."""
+
+
+def describe(server: str, snapshot: Snapshot, setup: engines.ServerSetup | None) -> ServerInfo:
+    """The record of a server, from its newest snapshot and its configuration."""
+    layout = setup.layout if setup else None
+    return ServerInfo(
+        server=server,
+        engine=snapshot.engine.value,
+        version=_text(snapshot.version),
+        model=_text(snapshot.model),
+        parallel=ParallelLayout(tp=_size(layout.tp), pp=_size(layout.pp), dp=_size(layout.dp))
+        if layout
+        else ParallelLayout(),
+        role=_role(snapshot, setup),
+    )
+
+
+class ServerDescriptions:
+    """Remembers the last sent description of each server."""
+
+    def __init__(self) -> None:
+        self._sent: Mapping[str, ServerInfo] = {}
+        self._due_s = -math.inf
+
+    def changed(self, found: Mapping[str, ServerInfo], now_s: float) -> Sequence[ServerInfo]:
+        """The descriptions that changed since the last call; all of them once per minute."""
+        due = now_s >= self._due_s
+        if due:
+            self._due_s = now_s + DESCRIBE_EVERY_S
+        changed = [info for name, info in found.items() if due or self._sent.get(name) != info]
+        self._sent = dict(found)
+        return changed
+
+
+def _role(snapshot: Snapshot, setup: engines.ServerSetup | None) -> ServerRole | None:
+    names = set(snapshot.roles)
+    if not names and setup is not None:
+        names = {str(setup.arguments.get("disaggregation_mode"))}
+    roles = {_ROLES[name] for name in names if name in _ROLES}
+    if len(roles) > 1:
+        return ServerRole.BOTH
+    return next(iter(roles), None)
+
+
+def _text(text: str | None) -> str | None:
+    """A text if it can be sent and shown, else None: servers are untrusted."""
+    return text if text and len(text) <= _MAX_TEXT_CHARS and text.isprintable() else None
+
+
+def _size(size: int) -> int | None:
+    return size if 0 < size <= _MAX_PARALLEL_SIZE else None
 
 
 class ServingOptions(Options, frozen=True):

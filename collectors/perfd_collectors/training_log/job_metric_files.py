@@ -6,13 +6,13 @@ import contextlib
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 from perfd.clock import Clock
 from perfd_collectors.ranks.processes import ProcessTable
-from perfd_collectors.training_log.job_output import is_written, own_name
+from perfd_collectors.training_log.job_output import FoundFiles, is_written, own_name
 from perfd_collectors.training_log.metric_files import is_metric_file
 
 LOOK_EVERY_S = (3.0, 60.0)
@@ -40,7 +40,7 @@ _MOST_ARGUMENT_BYTES = 1 << 16
 """How much of a command line is searched for folders."""
 
 
-class JobFiles:
+class JobFiles(FoundFiles):
     """Finds metric files of processes, and keeps those found while they exist.
 
     TensorBoard's writer and Lightning's close their files between two writes. So what counts besides open
@@ -49,28 +49,18 @@ class JobFiles:
     """
 
     def __init__(self, proc: Path, processes: Callable[[], Iterable[Path]], clock: Clock) -> None:
+        super().__init__(clock)
         self._table = ProcessTable(proc)
         self._processes = processes
-        self._clock = clock
         self._began_s: float | None = None
-        self._due_s = float("-inf")
-        self._found: dict[str, Path] = {}
 
-    def __call__(self) -> Mapping[str, Path]:
-        """The files by name; one that only the job's container has leads through its process."""
-        now_s = self._clock.monotonic_s()
+    def _pause_s(self, now_s: float) -> float:
         if self._began_s is None:
             self._began_s = now_s
-        if now_s >= self._due_s:
-            soonest_s, latest_s = LOOK_EVERY_S
-            self._due_s = now_s + min(latest_s, max(soonest_s, (now_s - self._began_s) * _LONGER_RATIO))
-            self._look()
-        return self._found
+        soonest_s, latest_s = LOOK_EVERY_S
+        return min(latest_s, max(soonest_s, (now_s - self._began_s) * _LONGER_RATIO))
 
     def _look(self) -> None:
-        for name, path in list(self._found.items()):
-            if not path.is_file():
-                del self._found[name]
         writers: set[str] = set()
         folders: dict[Path, int] = {}
         # A process may end at any moment.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,16 +55,10 @@ class JobProcesses:
                     yield process
 
 
-class JobOutput:
-    """Finds regular files of text that are standard output or error of a job's processes.
+class FoundFiles(ABC):
+    """Files by name, looked for again after a while, and kept while their names lead to them."""
 
-    Of `srun` and `tee` all files that they write: what others print. A
-    file stays found while its name leads to it, as one that a finished process wrote.
-    """
-
-    def __init__(self, proc: Path, processes: JobProcesses, clock: Clock) -> None:
-        self._proc = proc
-        self._processes = processes
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._due_s = float("-inf")
         self._found: dict[str, Path] = {}
@@ -72,14 +67,35 @@ class JobOutput:
         """The files by name; a name that only the job's container has leads through its process."""
         now_s = self._clock.monotonic_s()
         if now_s >= self._due_s:
-            self._due_s = now_s + LOOK_EVERY_S
+            self._due_s = now_s + self._pause_s(now_s)
+            for name, path in list(self._found.items()):
+                if not path.is_file():
+                    del self._found[name]
             self._look()
         return self._found
 
+    def _pause_s(self, now_s: float) -> float:  # noqa: ARG002  (for those that look less often later)
+        """From this look to the next one."""
+        return LOOK_EVERY_S
+
+    @abstractmethod
     def _look(self) -> None:
-        for name, path in list(self._found.items()):
-            if not path.is_file():
-                del self._found[name]
+        """Add what is found now."""
+
+
+class JobOutput(FoundFiles):
+    """Finds regular files of text that are standard output or error of a job's processes.
+
+    Of `srun` and `tee` all files that they write: what others print. A
+    file stays found while its name leads to it, as one that a finished process wrote.
+    """
+
+    def __init__(self, proc: Path, processes: JobProcesses, clock: Clock) -> None:
+        super().__init__(clock)
+        self._proc = proc
+        self._processes = processes
+
+    def _look(self) -> None:
         written: dict[str, Path] = {}
         for link in self._links():
             with contextlib.suppress(OSError):

@@ -1,8 +1,7 @@
 """The channel between `perfd run` and its monitor process."""
 
 from perfd.session.channel.line_merger import LineMerger
-from perfd.session.channel.monitor_channel import MonitorChannel
-from perfd.session.channel.monitor_protocol import Frame, FrameKind, read_frames
+from perfd.session.channel.monitor_channel import Frame, FrameKind, MonitorChannel, read_frames
 
 __all__ = [
     "Frame",

@@ -1,20 +1,68 @@
-"""Sends the job's output to the monitor: bounded, and never blocking the job."""
+"""The pipe from `perfd run` to its monitor: the job's output, bounded and never blocking it, and its end.
+
+A frame is a header (kind, time, length) and that many bytes. The end of the pipe
+without an `ENDED` frame means that `perfd run` itself was killed.
+"""
 
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import BinaryIO
 
 from perfd.clock import Clock
-from perfd.session.channel.monitor_protocol import FrameKind, header
 
+_HEADER = struct.Struct("<BqI")
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
 """That the monitor has not read: a second of output at the fastest pace."""
 MAX_BYTES_PER_S = 16 * 1024 * 1024
 """More than any readable log prints; beyond this rate lines are dropped, which limits the monitor's CPU."""
 _BURST_S = 0.25
 """How far output may be ahead of the monitor's pace before it is slowed down."""
+
+
+class FrameKind(IntEnum):
+    """Kinds of frames."""
+
+    SETTINGS = 0
+    """JSON of `MonitorSettings`; always the first frame."""
+    STDOUT = 1
+    STDERR = 2
+    STARTED = 3
+    """The process id of the job, in decimal."""
+    DROPPED = 4
+    """Bytes of output dropped here, in decimal: the monitor did not keep up."""
+    ENDED = 5
+    """The exit code of the job, in decimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message; its kind defines `payload`."""
+
+    kind: FrameKind
+    unix_ns: int
+    payload: bytes
+
+
+def header(kind: FrameKind, unix_ns: int, length: int) -> bytes:
+    """The header of a payload of `length` bytes."""
+    return _HEADER.pack(kind, unix_ns, length)
+
+
+def read_frames(pipe: BinaryIO) -> Iterator[Frame]:
+    """The frames of a buffered binary file; an incomplete last frame is dropped."""
+    while len(head := pipe.read(_HEADER.size)) == _HEADER.size:
+        kind, unix_ns, length = _HEADER.unpack(head)
+        payload = pipe.read(length)
+        if len(payload) < length:
+            return
+        yield Frame(FrameKind(kind), unix_ns, payload)
 
 
 class MonitorChannel:

@@ -2,8 +2,7 @@
 
 from perfd.session.job.child_process import WATCHED, ChildProcess, CommandError, exit_code
 from perfd.session.job.job_naming import job_name, results_folder
-from perfd.session.job.job_stdio import JobStream, open_outputs
-from perfd.session.job.output_relay import OutputRelay
+from perfd.session.job.output_relay import JobStream, OutputRelay, open_outputs
 
 __all__ = [
     "WATCHED",

@@ -13,7 +13,7 @@ from perfd.config import AgentConfig
 from perfd.errors import RecordingError
 from perfd.model import Record
 from perfd.recording.recording_writer import RecordingWriter
-from perfd.session.recording.collector_tee import tapped
+from perfd.session.recording.best_effort_recorder import tapped
 
 _STOP_TIMEOUT_S = 5.0
 """For a collector that hangs in a driver: the recording's end does not wait for it longer."""

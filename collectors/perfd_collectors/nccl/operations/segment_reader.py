@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
-from perfd_collectors.nccl.operations.gpu_clock import GpuClock, GpuClockReadings
 from perfd_collectors.nccl.operations.operation_columns import RECORD, Operations, check_times
 from perfd_collectors.nccl.operations.window_reduction import (
+    GpuClock,
+    GpuClockReadings,
     OperationWindow,
     busy_ns,
     keep_one_in,

@@ -1,8 +1,12 @@
-"""Reduces a process's operations to one record per window, communicator and kind of operation."""
+"""Reduces a process's operations to one record per window, communicator and kind of operation.
+
+GPUs have clocks of their own: `GpuClock` says when operations ran by the node's.
+"""
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +14,6 @@ from itertools import pairwise
 import numpy as np
 
 from perfd.model import CollectiveTimes, TimingSource
-from perfd_collectors.nccl.operations.gpu_clock import GpuClock
 from perfd_collectors.nccl.operations.operation_columns import (
     POINT_TO_POINT,
     Flags,
@@ -31,6 +34,8 @@ from perfd_collectors.nccl.segments import (
     Communicator,
 )
 
+_READINGS = 8
+"""Newest readings that count: clocks of GPUs drift by microseconds a second."""
 _SOURCES: Mapping[int, TimingSource] = {
     OperationTiming.GPU: TimingSource.GPU,
     OperationTiming.PROXY: TimingSource.PROXY,
@@ -39,9 +44,38 @@ _PART_COUNTED = frozenset({"AllGather", "ReduceScatter", "AlltoAll", "Gather", "
 """For these, NCCL reports the element count of one rank's part: the whole is that times the ranks."""
 _BYTES = np.zeros(256)
 """Of an element, by data type; 0 if the type is unknown."""
-_BYTES[: len(DATATYPE_BYTES)] = DATATYPE_BYTES
 _MAX_NUMBER = float(1 << 61)
 """Sizes and clocks from here on are garbage: they would overflow."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuClock:
+    """How far the clock of a rank's kernels is from those of its node."""
+
+    to_monotonic_ns: int
+    """What to add to a time on the GPU for that of the node's monotonic clock."""
+    monotonic_to_unix_ns: int
+
+
+class GpuClockReadings:
+    """Compares the clock of a rank's kernels with the node's by the operations that have ended.
+
+    The host notices each end a little after it, by its own clock: the shortest such distance of the newest
+    operations is that of the clocks, exact to the shortest delay.
+    """
+
+    def __init__(self) -> None:
+        self._shortest_ns: deque[int] = deque(maxlen=_READINGS)
+
+    def add(self, operations: Operations) -> int | None:
+        """Take in newer operations; what to add to a time on the GPU, None before any had one."""
+        if operations.timed.any():
+            delays_ns = operations.column("complete_monotonic_ns") - operations.column("gpu_stop_ns")
+            self._shortest_ns.append(int(delays_ns[operations.timed].min()))
+        return min(self._shortest_ns, default=None)
+
+
+_BYTES[: len(DATATYPE_BYTES)] = DATATYPE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,7 @@ from perfd.trace.model.intervals import Codes, Flags, Indices, Ns
 from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import GpuOperations, HostCalls, Phase
-from perfd.trace.readers.nsys.nccl_calls import NcclCall, call_name
-from perfd.trace.readers.nsys.nccl_payloads import decoded, schema_fields
+from perfd.trace.readers.nsys.nccl_calls import NcclCall, call_name, decoded, schema_fields
 from perfd.trace.readers.nsys.read_window import limited
 from perfd.trace.readers.nsys.target_info import TargetInfo
 
