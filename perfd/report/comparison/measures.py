@@ -12,7 +12,7 @@ import msgspec
 from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError
 from perfd.formatting import kind_of_source
-from perfd.report.comparison.run_comparison import RunSettings, settings_of
+from perfd.report.comparison.run_settings import RunSettings, settings_of
 
 
 class Better(StrEnum):
