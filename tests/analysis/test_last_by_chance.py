@@ -56,11 +56,13 @@ def summary(data: JobData) -> JobSummary:
     ],
     ids=["a part of it", "all of it", "since before"],
 )
+@pytest.mark.parametrize("with_gpus", [True, False])
 def test_a_rank_that_is_late_since_steps_are_longer_must_explain_most_of_it(
-    steps: int, late_ratio: float, longer_ratio: float, named: list[int]
+    steps: int, late_ratio: float, longer_ratio: float, named: list[int], with_gpus: bool
 ) -> None:
-    """As in recording busyall2: hosts of all ranks became slower, and GPUs show it seconds later."""
-    assert blamed(summary(late_since(steps, late_ratio, longer_ratio))) == named
+    """As in recording busyall2: hosts of all ranks became slower, and GPUs show it later, if at all."""
+    data = late_since(steps, late_ratio, longer_ratio, with_gpus=with_gpus)
+    assert blamed(summary(data)) == named
 
 
 @pytest.mark.parametrize(
@@ -98,6 +100,16 @@ def test_the_last_rank_is_not_named_while_threads_of_hosts_are_to_be_known_in_a_
     """As in recording earlyloader2: a second later all hosts are seen to sleep for two thirds of the time."""
     data = late_since(60, 0.3, 0.0, with_gpus=False, step_s=step_s)
     assert blamed(summary(replace(data, launches=launches([[asleep]] * 4, ranks=2)))) == named
+
+
+@pytest.mark.parametrize(("more", "named"), [(0.2, [1]), (0.0, [])])
+def test_a_rank_whose_gpu_has_more_work_is_named_before_threads_of_hosts_are_known(
+    more: float, named: list[int]
+) -> None:
+    data = late_since(60, 0.3, 0.0, with_gpus=False)
+    gpu = gpu_table(data.steps, {GpuColumn.SM_ACTIVE: (0.6, 0.6 + more), GpuColumn.BUSY: (1.0, 1.0)})
+    unknown = launches([[np.nan]] * 4, ranks=2)
+    assert blamed(summary(replace(data, gpu=gpu, launches=unknown))) == named
 
 
 def stalling(step_s: float = STEP_S) -> JobData:

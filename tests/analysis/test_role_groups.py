@@ -61,45 +61,65 @@ def test_ranks_of_a_group_have_one_stage_and_one_tensor_position(layout: Paralle
 def plain(metrics: dict[GpuColumn, Floats], layout: ParallelLayout) -> set[tuple[int, Pattern]]:
     """Who is named, rank by rank, as docs/analysis.md says it; all samples are of one node."""
     found: set[tuple[int, Pattern]] = set()
-    least = THRESHOLDS.straggler_slowdown_ratio
-    for group in peer_groups(np.arange(layout.world_size or 0), layout):
-        named: dict[Pattern, list[int]] = {Pattern.BUSY_LONGER: [], Pattern.IDLE: []}
-        for rank in group.tolist():
-            peers = [other for other in group.tolist() if other != rank or len(group) > 8]
+    groups = [group.tolist() for group in peer_groups(np.arange(layout.world_size or 0), layout)]
+    busy: dict[int, list[float]] = {}
+    idle: dict[int, list[float]] = {}
+    waited: dict[int, float] = {}
+    for group in groups:
+        for rank in group:
+            peers = [other for other in group if other != rank or len(group) > 8]
             tensor, streaming, kernels = (
                 [(row[rank], known_median([row[peer] for peer in peers])) for row in metrics[column].tolist()]
                 for column in (GpuColumn.TENSOR_ACTIVE, GpuColumn.SM_ACTIVE, GpuColumn.GRAPHICS_ACTIVE)
             )
-            busy = [own / typical if typical > 0 else float("nan") for own, typical in tensor]
-            waited = known_median(
+            busy[rank] = [own / typical if typical > 0 else float("nan") for own, typical in tensor]
+            idle[rank] = [1 + typical - own for own, typical in kernels]
+            waited[rank] = known_median(
                 [1 - typical / own if own > 0 else float("nan") for own, typical in streaming]
             )
-            if stands_out(busy, least) and waited >= THRESHOLDS.straggler_wait_ratio:
-                named[Pattern.BUSY_LONGER].append(rank)
-            if stands_out([1 + typical - own for own, typical in kernels], least):
-                named[Pattern.IDLE].append(rank)
+    is_busy = {rank for rank in standing_out(busy, groups) if waited[rank] >= THRESHOLDS.straggler_wait_ratio}
+    is_idle = standing_out(idle, groups)
+    for group in groups:
         seen = {
             column: all(np.isfinite(metrics[column][:, rank]).any() for rank in group) for column in metrics
         }
-        if not (seen[GpuColumn.TENSOR_ACTIVE] and seen[GpuColumn.SM_ACTIVE]):
-            named[Pattern.BUSY_LONGER] = []
-        if not seen[GpuColumn.GRAPHICS_ACTIVE]:
-            named[Pattern.IDLE] = []
+        named = {
+            Pattern.BUSY_LONGER: is_busy
+            if seen[GpuColumn.TENSOR_ACTIVE] and seen[GpuColumn.SM_ACTIVE]
+            else {},
+            Pattern.IDLE: is_idle if seen[GpuColumn.GRAPHICS_ACTIVE] else {},
+        }
         for pattern, ranks in named.items():
-            if len(ranks) <= max(1, (len(group) - 1) // 2):
-                found |= {(rank, pattern) for rank in ranks}
+            of_group = [rank for rank in group if rank in ranks]
+            if len(of_group) <= max(1, (len(group) - 1) // 2):
+                found |= {(rank, pattern) for rank in of_group}
     return found
 
 
-def stands_out(ratios: list[float], least: float) -> bool:
-    known = [ratio for ratio in ratios if ratio == ratio]
-    if len(known) < 5:
-        return False
-    middle = statistics.median(known)
-    scatter = max(statistics.median([abs(ratio - middle) for ratio in known]), 0.005)
-    error = 3 * 1.2533 * 1.4826 * scatter / len(known) ** 0.5
-    often = sum(ratio > 1 + least / 2 for ratio in known) / len(known)
-    return often >= THRESHOLDS.straggler_persistence_ratio and middle - 1 >= max(least, error)
+def standing_out(ratios: dict[int, list[float]], groups: list[list[int]]) -> set[int]:
+    """Ranks that differ by enough, in enough steps, beyond the scatter of steps and, of four, of ranks."""
+    if not ratios:
+        return set()
+    least = THRESHOLDS.straggler_slowdown_ratio
+    known = {rank: [ratio for ratio in own if ratio == ratio] for rank, own in ratios.items()}
+    middle = {rank: known_median(own) for rank, own in known.items()}
+    mad = {
+        rank: max(known_median([abs(ratio - middle[rank]) for ratio in own]), 0.005) if own else float("nan")
+        for rank, own in known.items()
+    }
+    usual_mad = known_median(list(mad.values()))
+    spread = 0.0 if len(groups[0]) < 4 else 1.4826 * known_median([abs(one - 1) for one in middle.values()])
+    sigmas = statistics.NormalDist().inv_cdf(1 - 0.0027 / max(2, len(ratios)))
+    found = set()
+    for rank, own in known.items():
+        if len(own) < 5:
+            continue
+        error = 1.2533 * 1.4826 * max(mad[rank], usual_mad) / len(own) ** 0.5
+        persistence = sum(ratio > 1 + least / 2 for ratio in own) / len(own)
+        enough = middle[rank] - 1 >= max(least, sigmas * (error**2 + spread**2) ** 0.5)
+        if enough and persistence >= THRESHOLDS.straggler_persistence_ratio:
+            found.add(rank)
+    return found
 
 
 @settings(max_examples=examples(150))

@@ -25,6 +25,7 @@ from perfd.analysis.steps import (
     Pipeline,
     SleepingHosts,
     StepBreakdown,
+    StepsSince,
     StepTime,
 )
 from perfd.analysis.stragglers import (
@@ -95,6 +96,8 @@ class JobEvidence:
     experts: ExpertImbalance | None = None
     change: ComputeChange | None = None
     longer_steps: LongerSteps | None = None
+    longer_since: StepsSince | None = None
+    """Without what GPUs do in longer steps, which is known seconds later."""
     only_reader: int | None = None
     """The rank that reads the data for all others, which has no peer; None where several read."""
     reading: ReadingRank | None = None

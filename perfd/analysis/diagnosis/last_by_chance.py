@@ -21,8 +21,9 @@ _HOST_NOISE = 0.25
 in a healthy loop that samples a graph on its hosts (2 H100, 2026-11-25)."""
 _CONTENDED = 0.5
 """Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
-_EXPLAINS = 0.5
-"""Of what steps became longer by, that a rank must explain which is late since then. Chosen."""
+_EXPLAINS = 1 / 3
+"""Of what steps became longer by, that a rank must explain which is late since then. Chosen: of two that are
+late, the later one may explain half."""
 _SAME_CHANGE_STEPS = 4
 """Steps between which a rank becomes late and steps become longer by one change. Chosen."""
 
@@ -41,10 +42,17 @@ def last_by_chance(facts: JobEvidence, found: Finding, starved: Finding | None) 
     if found.longer_for_s is not None or all(one.kind != "rank" for one in found.culprits):
         # Compared with its own past, or no rank is named.
         return False
-    # What repeats at equal distances is not the order in which ranks happened to begin.
+    return _awaits_hosts(facts, found) or _of_slow_hosts(facts, found) or _is_part_of_change(facts, found)
+
+
+def _awaits_hosts(facts: JobEvidence, found: Finding) -> bool:
+    """Whether hosts may show in a moment that ranks only began in this order.
+
+    Not where the GPU of the last one has more work than those of the others, nor of what repeats at equal
+    distances.
+    """
     stalls = facts.nccl.stalling is not None and facts.nccl.stalling.gain_ratio == found.gain_ratio
-    in_turn = facts.awaits_hosts and not stalls
-    return in_turn or _of_slow_hosts(facts, found) or _is_part_of_change(facts, found)
+    return facts.awaits_hosts and not stalls and facts.computing_more.isdisjoint(found.concerned_ranks)
 
 
 def _awaits_input(facts: JobEvidence, gain: float, starved: Finding | None) -> bool:
@@ -71,12 +79,11 @@ def _of_slow_hosts(facts: JobEvidence, found: Finding) -> bool:
 
 def _is_part_of_change(facts: JobEvidence, found: Finding) -> bool:
     """Whether steps became longer when the rank became late, by far more than it costs."""
-    longer, slow = facts.longer_steps, _named(facts, found)
+    longer, slow = facts.longer_since, _named(facts, found)
     if longer is None or slow is None or slow.late_for_steps is None:
         return False
-    since = longer.longer_for_s / longer.since_s
     explained = (found.gain_ratio or 0.0) >= _EXPLAINS * longer.gain_ratio
-    return not explained and slow.late_for_steps <= since + _SAME_CHANGE_STEPS
+    return not explained and slow.late_for_steps <= longer.steps + _SAME_CHANGE_STEPS
 
 
 def _named(facts: JobEvidence, found: Finding) -> NcclRank | None:

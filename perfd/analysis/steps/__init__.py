@@ -13,7 +13,14 @@ from perfd.analysis.steps.compute_change import ComputeChange, compute_change
 from perfd.analysis.steps.critical_batch import CriticalBatch, critical_batch
 from perfd.analysis.steps.flops_check import FlopsCheck
 from perfd.analysis.steps.long_steps_cause import LongStepsCause, long_steps_cause
-from perfd.analysis.steps.longer_steps import LongerSteps, leaves_pace, longer_steps, rows_of_pace
+from perfd.analysis.steps.longer_steps import (
+    LongerSteps,
+    StepsSince,
+    leaves_pace,
+    longer_since,
+    longer_steps,
+    rows_of_pace,
+)
 from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, mean_over_gpus, world_size
 from perfd.analysis.steps.phase_timers import (
     BACKWARD,
@@ -91,6 +98,7 @@ __all__ = [
     "StepBreakdown",
     "StepTime",
     "StepTimeChange",
+    "StepsSince",
     "Timers",
     "asleep_together",
     "breakdown",
@@ -108,6 +116,7 @@ __all__ = [
     "leaves_pace",
     "lines_are_means",
     "long_steps_cause",
+    "longer_since",
     "longer_steps",
     "mean_over_gpus",
     "memory",

@@ -64,19 +64,56 @@ class LongerSteps:
         return 1 - self.before_s / self.since_s
 
 
-def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | None:
-    """The newest lasting change to longer steps, by the given rows of the log, and GPUs since then.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsSince:
+    """The newest lasting change to longer steps, by their times alone."""
 
-    None without such a change, and where too few samples of GPUs lie before or after it.
-    """
+    steps: int
+    """Since it."""
+    before_s: float
+    """A step before, and since."""
+    since_s: float
+
+    @property
+    def gain_ratio(self) -> float:
+        """The share of a step that the job would gain if steps were as before."""
+        return 1 - self.before_s / self.since_s
+
+
+def longer_since(steps: StepTable, rows: Ints) -> StepsSince | None:
+    """Since when steps are longer, by the given rows of the log; None where they are not."""
+    found = _lines_of_change(steps, rows)
+    if found is None:
+        return None
+    times, (before, since) = steps.step_time_s[rows], found
+    change = len(rows) - since
+    return StepsSince(
+        steps=int(steps.steps_covered[rows[change:]].sum()),
+        before_s=float(np.median(times[change - before : change])),
+        since_s=float(np.median(times[change:])),
+    )
+
+
+def _lines_of_change(steps: StepTable, rows: Ints) -> tuple[int, int] | None:
+    """How many lines before the newest lasting change show the pace, and how many there are since."""
     times = steps.step_time_s[rows]
     before, fewest_since = lines_needed(steps, rows)
     line_s = median(times[-_MOST_SINCE:] * steps.steps_covered[rows[-_MOST_SINCE:]])
     most_since = max(_MOST_SINCE, int(np.nan_to_num(_MOST_SINCE_S / line_s))) if len(rows) else _MOST_SINCE
     since = lines_since(times, before=before, fewest_since=fewest_since, most_since=most_since)
+    return None if since is None else (before, since)
+
+
+def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | None:
+    """The newest lasting change to longer steps, by the given rows of the log, and GPUs since then.
+
+    None without such a change, and where too few samples of GPUs lie before or after it.
+    """
+    found = _lines_of_change(steps, rows)
     metrics = [gpu.metrics.get(name) for name in (GpuColumn.SM_ACTIVE, GpuColumn.BUSY)]
-    if since is None or metrics[0] is None or metrics[1] is None:
+    if found is None or metrics[0] is None or metrics[1] is None:
         return None
+    times, (before, since) = steps.step_time_s[rows], found
     first, change = len(rows) - since - before, len(rows) - since
     before_s, since_s = float(np.median(times[first:change])), float(np.median(times[change:]))
     interval_s = _interval_s(gpu.time_unix_s[np.isfinite(metrics[0]).any(axis=1)])
