@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from perfd.doctor.check_result import Outcome, check, fail, ok, warn
+from perfd.doctor.check_result import CheckResult, check, fail, ok, warn
 from perfd.doctor.node_facts import NodeFacts
 from perfd.formatting import data_size
 
@@ -22,7 +22,7 @@ _PTRACE_DISABLED = 3
 
 
 @check("nsys", "captures (nsys)")
-def check_nsys(facts: NodeFacts) -> Outcome:
+def check_nsys(facts: NodeFacts) -> CheckResult:
     """Whether nsys can capture and import reports."""
     installation = facts.nsys.installation
     if not facts.captures_enabled:
@@ -50,7 +50,7 @@ def check_nsys(facts: NodeFacts) -> Outcome:
 
 
 @check("importer", "nsys reports (QdstrmImporter)")
-def check_importer(facts: NodeFacts) -> Outcome:
+def check_importer(facts: NodeFacts) -> CheckResult:
     """Whether nsys can import its raw data into a report; its exit code is 0 even if it cannot."""
     problem = facts.nsys.importer_problem
     if facts.nsys.installation is None or not facts.captures_enabled:
@@ -71,7 +71,7 @@ def check_importer(facts: NodeFacts) -> Outcome:
 
 
 @check("perf_event_paranoid", "perf events")
-def check_perf_events(facts: NodeFacts) -> Outcome:
+def check_perf_events(facts: NodeFacts) -> CheckResult:
     """Reports perf events, which only CPU sampling needs; perfd's captures do not use it."""
     level = facts.perf_event_paranoid
     what = "not readable" if level is None else f"perf_event_paranoid is {level}"
@@ -84,7 +84,7 @@ def check_perf_events(facts: NodeFacts) -> Outcome:
 
 
 @check("kineto", "Kineto")
-def check_kineto(facts: NodeFacts) -> Outcome:
+def check_kineto(facts: NodeFacts) -> CheckResult:
     """Whether Kineto and nsys would conflict in a process: CUPTI has a single subscriber."""
     daemon = facts.kineto.get("KINETO_USE_DAEMON", "") not in ("", "0")
     if daemon and facts.captures_enabled and facts.nsys.installation is not None:
@@ -97,7 +97,7 @@ def check_kineto(facts: NodeFacts) -> Outcome:
 
 
 @check("kineto_socket", "Kineto socket")
-def check_kineto_socket(facts: NodeFacts) -> Outcome:
+def check_kineto_socket(facts: NodeFacts) -> CheckResult:
     """Whether perfd can bind the socket that libkineto polls."""
     socket = facts.kineto_socket
     if not facts.captures_enabled or socket is None:
@@ -122,7 +122,7 @@ def check_kineto_socket(facts: NodeFacts) -> Outcome:
 
 
 @check("jax", "JAX's profiler")
-def check_jax(facts: NodeFacts) -> Outcome:
+def check_jax(facts: NodeFacts) -> CheckResult:
     """Whether JAX's processes of this node can be captured by their own profiler."""
     refused = {pid: reason for pid, reason in facts.jax.items() if reason}
     if not refused:
@@ -136,7 +136,7 @@ def check_jax(facts: NodeFacts) -> Outcome:
 
 
 @check("py_spy", "stacks of hanging jobs (py-spy)")
-def check_py_spy(facts: NodeFacts) -> Outcome:
+def check_py_spy(facts: NodeFacts) -> CheckResult:
     """Whether the stacks of a hanging job can be read."""
     spy = facts.py_spy
     if not facts.captures_enabled:
@@ -162,7 +162,7 @@ def check_py_spy(facts: NodeFacts) -> Outcome:
 
 
 @check("quota", "capture quota")
-def check_quota(facts: NodeFacts) -> Outcome:
+def check_quota(facts: NodeFacts) -> CheckResult:
     """Whether earlier captures leave room for another one."""
     used, limit = facts.captures_used_bytes, facts.captures_max_bytes
     what = f"captures use {data_size(used)} of {data_size(limit)}"

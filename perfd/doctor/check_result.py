@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import wraps
+from typing import TypeAlias
 
 from perfd.doctor.node_facts import NodeFacts
 
@@ -24,48 +25,40 @@ class Level(StrEnum):
 class CheckResult:
     """The result of one check."""
 
-    check: str
+    check: str = ""
+    """Its name, which is part of the JSON schema; set by `check`, as is its title."""
     level: Level
-    title: str
+    title: str = ""
     what: str
     fix: str = ""
     """What to do about it; empty when nothing is needed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one check found; see `CheckResult`."""
-
-    level: Level
-    what: str
-    fix: str = ""
+Check: TypeAlias = Callable[[NodeFacts], CheckResult]
 
 
-def ok(what: str, fix: str = "") -> Outcome:
+def ok(what: str, fix: str = "") -> CheckResult:
     """All is well."""
-    return Outcome(Level.OK, what, fix)
+    return CheckResult(level=Level.OK, what=what, fix=fix)
 
 
-def warn(what: str, fix: str) -> Outcome:
+def warn(what: str, fix: str) -> CheckResult:
     """See `Level.WARN`."""
-    return Outcome(Level.WARN, what, fix)
+    return CheckResult(level=Level.WARN, what=what, fix=fix)
 
 
-def fail(what: str, fix: str) -> Outcome:
+def fail(what: str, fix: str) -> CheckResult:
     """See `Level.FAIL`."""
-    return Outcome(Level.FAIL, what, fix)
+    return CheckResult(level=Level.FAIL, what=what, fix=fix)
 
 
-def check(
-    name: str, title: str
-) -> Callable[[Callable[[NodeFacts], Outcome]], Callable[[NodeFacts], CheckResult]]:
-    """Give the outcome of a check its name, which is part of the JSON schema, and its title."""
+def check(name: str, title: str) -> Callable[[Check], Check]:
+    """Give the result of a check its name and title."""
 
-    def named(found: Callable[[NodeFacts], Outcome]) -> Callable[[NodeFacts], CheckResult]:
+    def named(found: Check) -> Check:
         @wraps(found)
         def result(facts: NodeFacts) -> CheckResult:
-            one = found(facts)
-            return CheckResult(check=name, level=one.level, title=title, what=one.what, fix=one.fix)
+            return replace(found(facts), check=name, title=title)
 
         return result
 

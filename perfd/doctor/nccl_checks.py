@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from perfd.doctor.check_result import Outcome, check, ok, warn
+from perfd.doctor.check_result import CheckResult, check, ok, warn
 from perfd.doctor.node_facts import NodeFacts
 from perfd.formatting import data_size
 
@@ -13,7 +13,7 @@ _SEGMENT_BYTES = 9 << 20
 
 
 @check("nccl_plugin", "NCCL profiler plugin")
-def check_nccl_plugin(facts: NodeFacts) -> Outcome:
+def check_nccl_plugin(facts: NodeFacts) -> CheckResult:
     """Whether the plugin for timing collectives is installed."""
     if facts.nccl_plugin is None:
         return warn(
@@ -24,7 +24,7 @@ def check_nccl_plugin(facts: NodeFacts) -> Outcome:
 
 
 @check("shared_memory", "shared memory for the NCCL plugin")
-def check_shared_memory(facts: NodeFacts) -> Outcome:
+def check_shared_memory(facts: NodeFacts) -> CheckResult:
     """Whether the plugin has enough shared memory; without it, the job runs but nothing is recorded."""
     memory = facts.shared_memory
     fix = (
@@ -41,7 +41,7 @@ def check_shared_memory(facts: NodeFacts) -> Outcome:
 
 
 @check("nccl_settings", "NCCL's variables")
-def check_nccl_settings(facts: NodeFacts) -> Outcome:
+def check_nccl_settings(facts: NodeFacts) -> CheckResult:
     """Whether NCCL's variables disable fast paths, or name devices that the node lacks."""
     settings = facts.nccl_settings
     doubts = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,7 @@ from perfd.doctor.capture_checks import (
     check_py_spy,
     check_quota,
 )
-from perfd.doctor.check_result import CheckResult, Level, Outcome, check, fail, ok, warn
+from perfd.doctor.check_result import Check, CheckResult, Level, check, fail, ok, warn
 from perfd.doctor.nccl_checks import check_nccl_plugin, check_nccl_settings, check_shared_memory
 from perfd.doctor.node_facts import DirectoryFacts, HistoryServerFacts, NodeFacts, StorageFacts
 from perfd.doctor.stream_checks import check_stream
@@ -48,13 +48,13 @@ def worst(findings: Sequence[CheckResult]) -> Level:
 
 
 @check("versions", "versions")
-def check_versions(facts: NodeFacts) -> Outcome:
+def check_versions(facts: NodeFacts) -> CheckResult:
     """The versions of perfd and Python."""
     return ok(f"perfd {facts.perfd_version} on Python {facts.python_version}")
 
 
 @check("nvml", "GPUs (NVML)")
-def check_nvml(facts: NodeFacts) -> Outcome:
+def check_nvml(facts: NodeFacts) -> CheckResult:
     """Whether the NVIDIA driver responds."""
     nvml = facts.nvml
     if nvml.library_missing:
@@ -73,7 +73,7 @@ def check_nvml(facts: NodeFacts) -> Outcome:
 
 
 @check("gpm", "GPU activity (GPM)")
-def check_gpm(facts: NodeFacts) -> Outcome:
+def check_gpm(facts: NodeFacts) -> CheckResult:
     """Whether SM, tensor-core and memory activity can be read."""
     without = [str(gpu.index) for gpu in facts.nvml.gpus if gpu.gpm is False]
     if not facts.nvml.gpus:
@@ -87,7 +87,7 @@ def check_gpm(facts: NodeFacts) -> Outcome:
 
 
 @check("environ", "process environments")
-def check_processes(facts: NodeFacts) -> Outcome:
+def check_processes(facts: NodeFacts) -> CheckResult:
     """Whether ranks can be found by the environment of the job's processes."""
     total, unreadable = facts.processes.total, facts.processes.unreadable
     what = f"{unreadable} of {total} processes are unreadable"
@@ -100,20 +100,20 @@ def check_processes(facts: NodeFacts) -> Outcome:
 
 
 @check("spool", "spool")
-def check_spool(facts: NodeFacts) -> Outcome:
+def check_spool(facts: NodeFacts) -> CheckResult:
     """Whether the agent can store batches until the aggregator has them."""
     return _directory(facts.spool, facts.spool_max_bytes, "spool.directory")
 
 
 @check("captures", "capture directory")
-def check_captures(facts: NodeFacts) -> Outcome:
+def check_captures(facts: NodeFacts) -> CheckResult:
     """Whether captures can be written."""
     needed = facts.captures_min_free_bytes
     return _directory(facts.captures, needed, "capture.output_directory")
 
 
 @check("clock", "clock")
-def check_clock(facts: NodeFacts) -> Outcome:
+def check_clock(facts: NodeFacts) -> CheckResult:
     """Whether times of this node are comparable with those of other nodes."""
     fix = "Run chrony or systemd-timesyncd on the host; traces of several nodes share one time line."
     if facts.clock is None:
@@ -127,7 +127,7 @@ def check_clock(facts: NodeFacts) -> Outcome:
 
 
 @check("aggregator", "aggregator")
-def check_aggregator(facts: NodeFacts) -> Outcome:
+def check_aggregator(facts: NodeFacts) -> CheckResult:
     """Whether the aggregator is reachable."""
     aggregator = facts.aggregator
     if not aggregator.error:
@@ -141,7 +141,7 @@ def check_aggregator(facts: NodeFacts) -> Outcome:
 
 
 @check("history", "history")
-def check_history(facts: NodeFacts) -> Outcome:
+def check_history(facts: NodeFacts) -> CheckResult:
     """What survives a kill of the aggregator."""
     history = facts.history
     if history is None:
@@ -165,19 +165,19 @@ def check_history(facts: NodeFacts) -> Outcome:
 
 
 @check("uploads", "uploads of captures")
-def check_uploads(facts: NodeFacts) -> Outcome:
+def check_uploads(facts: NodeFacts) -> CheckResult:
     """Whether captures of this node can be stored in object storage."""
     return _storage(facts.uploads, "capture.object_storage")
 
 
 @check("reports", "reports in object storage")
-def check_reports(facts: NodeFacts) -> Outcome:
+def check_reports(facts: NodeFacts) -> CheckResult:
     """Whether the aggregator can read captures in object storage, and store their reports."""
     return _storage(facts.reports, "object_storage")
 
 
 @check("gateway", "gateway")
-def check_gateway(facts: NodeFacts) -> Outcome:
+def check_gateway(facts: NodeFacts) -> CheckResult:
     """Whether the gateway can publish to NATS."""
     gateway = facts.gateway
     if gateway is None:
@@ -196,13 +196,13 @@ def check_gateway(facts: NodeFacts) -> Outcome:
 
 
 @check("promtool", "promtool (optional)")
-def check_promtool(facts: NodeFacts) -> Outcome:
+def check_promtool(facts: NodeFacts) -> CheckResult:
     """Whether promtool is available to check rules files, too."""
     what = str(facts.promtool) if facts.promtool else "not found; perfd rules check and test do not need it"
     return ok(what)
 
 
-CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
+CHECKS: Sequence[Check] = (
     check_versions,
     check_nvml,
     check_gpm,
@@ -232,7 +232,7 @@ CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
 """In the order of the report."""
 
 
-def _history_server(server: HistoryServerFacts) -> Outcome:
+def _history_server(server: HistoryServerFacts) -> CheckResult:
     if server.error:
         return fail(
             f"{server.place} cannot be used: {server.error}" if server.place else server.error,
@@ -243,7 +243,7 @@ def _history_server(server: HistoryServerFacts) -> Outcome:
     return ok(f"{server.place}, PostgreSQL {server.version}, {tables}, {encryption}")
 
 
-def _storage(facts: StorageFacts | None, option: str) -> Outcome:
+def _storage(facts: StorageFacts | None, option: str) -> CheckResult:
     if facts is None:
         return ok(f"{option} is not configured")
     if not facts.problem:
@@ -255,7 +255,7 @@ def _storage(facts: StorageFacts | None, option: str) -> Outcome:
     )
 
 
-def _directory(facts: DirectoryFacts, needed_bytes: int, option: str) -> Outcome:
+def _directory(facts: DirectoryFacts, needed_bytes: int, option: str) -> CheckResult:
     free = f"{data_size(facts.free_bytes)} free"
     if facts.problem:
         what = f"{facts.path} cannot be written: {facts.problem}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
-from perfd.doctor.check_result import Level, Outcome, check, fail, ok, warn
+from perfd.doctor.check_result import CheckResult, Level, check, fail, ok, warn
 from perfd.doctor.node_facts import NodeFacts
 from perfd.doctor.stream_facts import ConsumerFacts, StreamFacts
 from perfd.formatting import data_size
@@ -17,7 +18,7 @@ _ELECTION = (
 
 
 @check("stream", "stream in NATS")
-def check_stream(node: NodeFacts) -> Outcome:
+def check_stream(node: NodeFacts) -> CheckResult:
     """Whether the stream takes batches, loses none, and is read."""
     facts = node.stream
     if facts is None:
@@ -27,7 +28,7 @@ def check_stream(node: NodeFacts) -> Outcome:
     if of_level:
         worst = of_level[0]
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        return Outcome(worst.level, worst.what + more, worst.fix)
+        return replace(worst, what=worst.what + more)
     if not facts.exists:
         return ok(f"{facts.name} does not exist yet: the aggregator creates it")
     limit = "no limit" if facts.max_bytes < 0 else data_size(facts.max_bytes)
@@ -38,7 +39,7 @@ def check_stream(node: NodeFacts) -> Outcome:
     )
 
 
-def _problems(facts: StreamFacts) -> Iterator[Outcome]:
+def _problems(facts: StreamFacts) -> Iterator[CheckResult]:
     if facts.error:
         yield fail(
             f"{facts.servers} cannot be used: {facts.error}",
@@ -61,7 +62,7 @@ def _problems(facts: StreamFacts) -> Iterator[Outcome]:
         )
 
 
-def _of_configuration(facts: StreamFacts) -> Iterator[Outcome]:
+def _of_configuration(facts: StreamFacts) -> Iterator[CheckResult]:
     if facts.loses:
         yield fail(
             f"the stream {facts.name} may lose batches: {', '.join(facts.loses)}",
@@ -79,7 +80,7 @@ def _of_configuration(facts: StreamFacts) -> Iterator[Outcome]:
         )
 
 
-def _of_state(facts: StreamFacts) -> Iterator[Outcome]:
+def _of_state(facts: StreamFacts) -> Iterator[CheckResult]:
     if facts.behind:
         yield warn(
             f"copies of the stream {facts.name} are offline or behind: {', '.join(facts.behind)}",
@@ -98,7 +99,7 @@ def _of_state(facts: StreamFacts) -> Iterator[Outcome]:
         )
 
 
-def _of_consumer(one: ConsumerFacts) -> Iterator[Outcome]:
+def _of_consumer(one: ConsumerFacts) -> Iterator[CheckResult]:
     if one.leader is None:
         yield fail(f"the consumer {one.name} has no leader", _ELECTION)
     elif one.most_unstored and one.unstored >= one.most_unstored:

@@ -26,7 +26,7 @@ from perfd.analysis.serving import (
     distribution_json,
     to_json,
 )
-from perfd.cli.commands.serving import add_theory_arguments, theory_for
+from perfd.cli.commands.serving import add_theory_arguments, judged, theory_for
 from perfd.cli.serving.serving_sources import (
     ServerSample,
     ServerWatcher,
@@ -170,12 +170,7 @@ def server_of(source: str, result: BenchResult, theory: Theory | None) -> Server
 
 def _watched(seen: ServerSample, theory: Theory | None) -> Mapping[str, Any]:
     """The server's own numbers, as an entry of perfd.serving/2."""
-    comparison = None if theory is None else compare(seen.measured, theory)
-    findings = diagnose(seen.measured, comparison)
-    server = ServerDocument(
-        source=seen.source, measured=seen.measured, comparison=comparison, findings=findings
-    )
-    (entry,) = to_json([server])["servers"]
+    (entry,) = to_json([judged(seen, theory)])["servers"]
     found: Mapping[str, Any] = entry
     return found
 

@@ -146,7 +146,11 @@ def theory_for(args: argparse.Namespace, info: ServerSetup | None) -> Theory | N
 
 def server_document(seen: ServerSample, args: argparse.Namespace) -> ServerDocument:
     """What a source amounts to, beside what the arguments say of its hardware."""
-    theory = theory_for(args, seen.info)
+    return judged(seen, theory_for(args, seen.info))
+
+
+def judged(seen: ServerSample, theory: Theory | None) -> ServerDocument:
+    """What a source amounts to, beside what its hardware allows."""
     comparison = None if theory is None else compare(seen.measured, theory)
     findings = diagnose(seen.measured, comparison)
     return ServerDocument(
