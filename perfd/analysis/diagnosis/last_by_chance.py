@@ -19,6 +19,9 @@ _ALIKE = 0.1
 _HOST_NOISE = 0.25
 """Of the time in which hosts leave the idlest GPU idle, by so much one may be slower by chance. Chosen: 0.21
 in a healthy loop that samples a graph on its hosts (2 H100, 2026-11-25)."""
+_LASTS_S, _NOTABLE = 10.0, 0.1
+"""A rank that costs a tenth of a step for longer is not slower by chance; one that costs less may be, as
+hosts differ: by 0.05 to 0.07 for all of a run of 18 s (2 H200, 2026-11-26). Chosen."""
 _CONTENDED = 0.5
 """Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
 _EXPLAINS = 1 / 3
@@ -71,10 +74,14 @@ def _of_slow_hosts(facts: JobEvidence, found: Finding) -> bool:
     otherwise = (*facts.stragglers_by_timers, *facts.stragglers_by_activity)
     if facts.step_time.median is None or any(one.rank in found.concerned_ranks for one in otherwise):
         return False
+    slow, gain = _named(facts, found), found.gain_ratio or 0.0
+    late_s = 0.0 if slow is None else (slow.late_for_steps or 0.0) * facts.step_time.median
+    if gain >= _NOTABLE and late_s >= _LASTS_S:
+        return False
     running = facts.activity.of_gpus(facts.activity.kernel_metric)
     idle = 1 - running[np.isfinite(running)]
     idle_ratio = float(idle.max()) if len(idle) else float(facts.hosts_may_limit or len(running) > 0)
-    return (found.gain_ratio or 0.0) < _HOST_NOISE * idle_ratio
+    return gain < _HOST_NOISE * idle_ratio
 
 
 def _is_part_of_change(facts: JobEvidence, found: Finding) -> bool:
