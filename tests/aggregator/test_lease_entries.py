@@ -172,3 +172,33 @@ def test_only_a_refused_connection_shows_that_no_process_is_there(address: str, 
 def test_who_listens_may_renew() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert asyncio.run(may_listen(f"http://127.0.0.1:{server.getsockname()[1]}", 5.0))
+
+
+def test_a_renewal_that_is_seen_late_counts_from_a_later_write_of_ones_own() -> None:
+    """As where changes arrive late, or a claim that failed shows the newest renewal."""
+    found = entries()
+    found.wrote(3, 9.0)
+    found.wrote(7, 10.5)
+    renewed = {"member": "b", "address": "http://b", "epoch": "2"}
+    found.see(partition_key(4), renewed, 6, 12.9)
+    assert found.valid(13.4, 0.0)[1].keys() == {4}
+    assert found.valid(13.6, 0.0)[1] == {}
+    assert found.revision(partition_key(4)) == 6
+    # Nothing is known of what is newer than one's own writes.
+    found.see(partition_key(4), renewed, 8, 12.9)
+    assert found.valid(15.8, 0.0)[1].keys() == {4}
+    # A bucket that was made anew counts anew.
+    found.wrote(1, 13.0)
+    found.see(partition_key(5), renewed, 2, 13.2)
+    assert found.valid(16.1, 0.0)[1].keys() == {5}
+
+
+def test_who_was_found_dead_is_not_alive_because_of_an_earlier_renewal_that_is_seen_late() -> None:
+    found = entries()
+    found.wrote(7, 10.5)
+    found.gone("b")
+    renewed = {"member": "b", "address": "http://b", "epoch": "2"}
+    found.see(partition_key(4), renewed, 6, 11.9)
+    assert found.valid(12.0, 0.0) == ({}, {})
+    found.see(partition_key(4), renewed, 8, 12.0)
+    assert found.valid(12.0, 0.0)[1].keys() == {4}

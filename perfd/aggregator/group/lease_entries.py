@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from perfd.aggregator.group.sharing import Holder
 _MEMBER, _PARTITION = "member", "partition"
 _MOST_DIGITS = 20
 """Revisions have 64 bits."""
+_WRITES_REMEMBERED = 32
+"""Eight leases long, by four renewals each. Chosen."""
 _LATE_LEASES = 0.5
 """Without a renewal for so many leases a member may be dead: leases are renewed four times each."""
 _LEASES_AFTER_FAILURE = 3
@@ -25,7 +28,7 @@ class LeaseEntry:
     value: Mapping[str, str]
     revision: int
     seen_s: float
-    """When it was seen, monotonic: later than it was written."""
+    """When it was surely written, monotonic: when it was seen, or a later write of one's own was stored."""
 
 
 def member_key(member: str) -> str:
@@ -56,21 +59,27 @@ class LeaseEntries:
         self._member = member
         self._lease_s = lease_s
         self._entries: dict[str, LeaseEntry] = {}
-        self._gone: set[str] = set()
-        """Members at whose address nothing listens, or another process."""
+        self._gone: dict[str, int] = {}
+        """Members at whose address nothing listens, or another process, and the newest revision then."""
+        self._written: deque[tuple[int, float]] = deque(maxlen=_WRITES_REMEMBERED)
+        """Revisions of this member's own writes, and when each was known to be stored."""
 
     def clear(self) -> None:
         """Forget all, before they are read again."""
         self._entries.clear()
         self._gone.clear()
+        self._written.clear()
 
     def see(self, key: str, value: Mapping[str, str], revision: int, now_s: float) -> None:
         """Note a key's value, unless a newer one is known."""
         if revision >= (self.revision(key) or 0):
-            entry = self._entries[key] = LeaseEntry(value, revision, now_s)
-            self._gone.discard(_member_of(key, entry))
+            # It was stored before what this member wrote after it, however late it is seen.
+            stored_s = next((at_s for number, at_s in self._written if number > revision), now_s)
+            entry = self._entries[key] = LeaseEntry(value, revision, min(stored_s, now_s))
+            if revision > self._gone.get(_member_of(key, entry), revision):
+                del self._gone[_member_of(key, entry)]
             if key.startswith(_MEMBER):
-                self._gone |= self._replaced_by(entry)
+                self._gone |= dict.fromkeys(self._replaced_by(entry), revision)
 
     def forget(self, key: str) -> None:
         """Note that a key is gone."""
@@ -137,7 +146,15 @@ class LeaseEntries:
 
     def gone(self, member: str) -> None:
         """Note that nothing listens at a member's address: what it held is free until it renews that."""
-        self._gone.add(member)
+        known = [entry.revision for entry in self._entries.values()] + [number for number, _ in self._written]
+        self._gone[member] = max(known, default=0)
+
+    def wrote(self, revision: int, now_s: float) -> None:
+        """Note a write of this member's own that is stored."""
+        if self._written and revision < self._written[-1][0]:
+            # The bucket was made anew.
+            self._written.clear()
+        self._written.append((revision, now_s))
 
     def _replaced_by(self, entry: LeaseEntry) -> set[str]:
         """The earlier processes at a member's address."""

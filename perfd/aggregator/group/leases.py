@@ -290,7 +290,8 @@ class Leases:
     async def _renew(self, bucket: KeyValue) -> None:
         from nats.js.errors import KeyWrongLastSequenceError  # noqa: PLC0415  (with the extra only)
 
-        await bucket.put(member_key(self.member), self._value())
+        written = await bucket.put(member_key(self.member), self._value())
+        self._entries.wrote(written, time.monotonic())
         self._note_written()
         for number, holding in tuple(self._holdings.items()):
             sent_s = time.monotonic()
