@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from analysis.jobs import step_table
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +71,27 @@ def test_unmarked_slow_steps_are_outliers_and_stay_in_what_jitter_is_measured_on
 def test_a_lasting_change_of_pace_is_no_outlier():
     steady = steady_rows(step_table([1.0] * 30 + [1.5] * 30), ())
     assert ExclusionReason.OUTLIER not in steady.dropped
+
+
+def test_the_first_lines_of_a_job_that_settles_do_not_count():
+    first = [9.0, 0.8, 2.9, 2.9, 2.2, 0.5, 2.2]
+    steady = steady_rows(step_table([*first, 0.5, 0.51, 0.5]), ())
+    assert steady.rows.tolist() == [7, 8, 9]
+    assert steady.dropped[ExclusionReason.WARM_UP] == (2, 3, 4, 5, 6, 7)
+    alternating = [9.0, *[0.5, 2.2] * 10, 0.5, 0.5, 0.5]
+    assert ExclusionReason.WARM_UP not in steady_rows(step_table(alternating), ()).dropped
+
+
+@pytest.mark.parametrize(("slow", "count"), [(10, 10), (11, 0)])
+def test_what_lasts_for_more_than_ten_lines_was_the_pace_of_the_job(slow: int, count: int):
+    steady = steady_rows(step_table([9.0, *[1.6] * slow, *[1.0] * 12]), ())
+    assert len(steady.dropped.get(ExclusionReason.WARM_UP, ())) == count
+
+
+@pytest.mark.parametrize(("slow_s", "count"), [(1.49, 0), (1.51, 5)])
+def test_lines_that_settle_take_at_least_half_as_long_again(slow_s: float, count: int):
+    steady = steady_rows(step_table([9.0, *[slow_s] * 5, *[1.0] * 12]), ())
+    assert len(steady.dropped.get(ExclusionReason.WARM_UP, ())) == count
 
 
 def test_wide_natural_scatter_is_not_cut():

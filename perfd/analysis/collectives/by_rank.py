@@ -28,6 +28,7 @@ from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import by_peers, highest, mean, over_last
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.operations.p2p_timing import knows_receivers
+from perfd.analysis.operations.peers_of_expert_groups import balanced, peers_in_expert_groups
 from perfd.analysis.operations.step_segmentation import AnalysisWindow
 from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
@@ -131,6 +132,7 @@ class RankTally:
     def __init__(self, stages: Ints, roles: Ints, parallel: ParallelLayout) -> None:
         self._stages = stages
         self._roles = roles
+        self._with_experts = (parallel.ep or 1) > 1
         self._world = world = len(stages)
         self.dimensions = DimensionTally(world, parallel)
         self.wait: Floats = np.zeros(world)
@@ -192,12 +194,19 @@ class RankTally:
             roles = self._roles[stack.ranks]
             least, most = over_last(np.minimum, roles), over_last(np.maximum, roles)
             peers = (least >= 0) & (least == most)
-            self._inside.append((stack, useful & (first >= 0) & ~peers))
-            useful &= peers
+            mixed = useful & (first >= 0) & (first == last) & ~peers & balanced(roles)
+            if not self._with_experts:
+                mixed[:] = False
+            self._inside.append((stack, useful & (first >= 0) & ~peers & ~mixed))
+            of_peers = useful & peers
             if (renewed := stack.collectives.renewed) is not None:
-                self.renewed |= bool((useful & renewed).any())
-                useful &= ~renewed
-            self.peer_operations += self._by_rank(stack.ranks, np.where(useful, counts, 0)[:, None])
+                self.renewed |= bool(((of_peers | mixed) & renewed).any())
+                of_peers, mixed = of_peers & ~renewed, mixed & ~renewed
+            self.peer_operations += self._by_rank(stack.ranks, np.where(of_peers | mixed, counts, 0)[:, None])
+            if mixed.any():
+                of_roles = peers_in_expert_groups(stack, np.flatnonzero(mixed), roles)
+                self._judged.append((of_roles, np.ones(len(of_roles.ranks), dtype=np.bool_)))
+            useful = of_peers
         self._judged.append((stack, useful))
 
     def shares(

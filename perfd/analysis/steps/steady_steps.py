@@ -21,6 +21,12 @@ _STEPS_OF_MEANS = 4
 """Lines that cover so many steps each are means, of which fewer say as much as lines of single steps."""
 _FEWEST = 5
 """With fewer lines than this there is no pace that an outlier could differ from."""
+_SETTLING_LINES = 10
+"""After the first one, lines of a job that may still compile, allocate and connect. Chosen."""
+_SETTLING_RATIO = 1.5
+"""Times the newest lines, which one of those takes at least that does. Chosen."""
+_SETTLED_LINES = 3
+"""The newest, whose median is what a step takes now."""
 _OUTLIER_RATIO = 0.10
 """A step so near the usual time is not an outlier, however regular the others are. Chosen."""
 _OUTLIER_SIGMAS = 4.0
@@ -35,7 +41,7 @@ class ExclusionReason(StrEnum):
     FIRST = "first"
     """It is the first line, or the first after a start or resume."""
     WARM_UP = "warm_up"
-    """The framework's average still holds a first iteration."""
+    """The framework's average still holds a first iteration, or later lines are far shorter."""
     CHECKPOINT = "checkpoint"
     EVALUATION = "evaluation"
     PROFILE = "profile"
@@ -72,6 +78,9 @@ def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = 
     kept = ~np.logical_or.reduce(list(reasons.values()))
     reasons[ExclusionReason.BATCH_SIZE] = kept & _other_batch_size(steps.global_batch_size, kept)
     kept &= ~reasons[ExclusionReason.BATCH_SIZE]
+    settling = np.flatnonzero(kept)[: _settling(steps.step_time_s[kept])]
+    reasons[ExclusionReason.WARM_UP][settling] = True
+    kept[settling] = False
     unmarked = np.flatnonzero(kept)
     times = steps.step_time_s[unmarked]
     if lines_are_means(steps, unmarked):
@@ -125,6 +134,18 @@ def _at_and_after(steps: StepTable, events: Iterable[Event], kind: EventKind) ->
         marked[rows] = True
         marked[rows + 1] = True
     return marked[:-1]
+
+
+def _settling(times: Floats) -> int:
+    """How many lines, from the first on, are of a job that settles: most of them take far longer."""
+    if len(times) <= _SETTLED_LINES:
+        return 0
+    usual_s = float(np.median(times[-_SETTLED_LINES:]))
+    far = times[: _SETTLING_LINES + 1] > _SETTLING_RATIO * usual_s
+    most = 2 * np.cumsum(far) > np.arange(len(far)) + 1
+    count = int(np.flatnonzero(far & most).max(initial=-1)) + 1
+    # What is slow for longer was the pace of the job then.
+    return count if count <= _SETTLING_LINES else 0
 
 
 def _other_batch_size(batch: Floats, kept: Bools) -> Bools:
