@@ -78,6 +78,13 @@ def test_for_half_a_minute_after_it_the_last_of_all_hosts_is_not_blamed_for_its_
     assert played([*looks, ([other], BEFORE_S)])[-1] == [other]
 
 
+def test_a_rank_that_makes_steps_long_again_after_it_is_blamed() -> None:
+    last = slow(1, longer_for_s=None)
+    looks: list[tuple[Sequence[Finding], float | None]] = [([LOADING], SINCE_S)] * 6
+    said = played([*looks, ([last, NOTHING], BEFORE_S), ([last, NOTHING], SINCE_S)])
+    assert said[-2:] == [[NOTHING], [last, NOTHING]]
+
+
 def test_what_rounds_found_for_less_than_five_seconds_does_not_last() -> None:
     assert played([([LOADING], SINCE_S)] * 5 + [([NOTHING], SINCE_S)])[-1] == [NOTHING]
     assert played([([LOADING], SINCE_S)] * 6 + [([NOTHING], SINCE_S)])[-1][0].kind is Kind.DATA_LOADING

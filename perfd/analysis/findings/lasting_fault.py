@@ -78,7 +78,9 @@ def with_lasting_fault(
     if prior.over_unix_s is None and _is_over(prior, newest_step_s):
         prior = replace(prior, over_unix_s=unix_s)
     if prior.over_unix_s is not None:
-        left = unix_s - prior.over_unix_s <= _LEFT_S
+        # Steps that are long again are so for another reason.
+        short = newest_step_s is None or _is_over(prior, newest_step_s)
+        left = short and unix_s - prior.over_unix_s <= _LEFT_S
         return (prior, without_last_of_late_hosts(prior, found)) if left else (None, found)
     if _is_replaced(prior, found, newest_step_s):
         return None, found
