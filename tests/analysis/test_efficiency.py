@@ -14,7 +14,16 @@ from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import Efficiency, MfuTier
 from perfd.gpu_peaks import load_peaks
 from perfd.mfu_tier import attainable_mfu
-from perfd.model import GpuInfo, JobDescription, ModelSource, ParallelLayout, Recompute, StepDoubt, StepSource
+from perfd.model import (
+    GpuInfo,
+    JobDescription,
+    ModelSource,
+    ParallelLayout,
+    RankPlacement,
+    Recompute,
+    StepDoubt,
+    StepSource,
+)
 from perfd.session.text.summary_numbers import numbers_in_words
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -304,6 +313,17 @@ def test_gpus_are_counted_when_the_job_does_not_say_its_world_size():
     assert np.isclose(
         efficiency_of(steps, description=job, gpu=gpu).mfu_ratio, efficiency_of(steps).mfu_ratio
     )
+
+
+def test_of_a_node_whose_ranks_have_gpus_the_others_are_not_of_the_job():
+    steps = step_table([2.0] * 8)
+    gpu = gpu_table(steps, {"power_w": [500.0] * 8})
+    ending = replace(
+        gpu, gpus=[replace(key, rank=None if at in {0, 7} else at) for at, key in enumerate(gpu.gpus)]
+    )
+    job = replace(DESCRIBED, parallel=replace(DESCRIBED.parallel, world_size=None))
+    launched = {"n": [RankPlacement(job="llm", rank=rank, world_size=7) for rank in range(7)]}
+    assert summary_of(steps, description=job, gpu=ending, placements=launched).parallel.world_size == 7
 
 
 def test_a_slice_of_a_gpu_has_no_peak_although_its_parent_has():

@@ -32,8 +32,8 @@ that does not wait in them."""
 _MOSTLY = 2 / 3
 """Of these steps, those in which it is that rank. Chosen."""
 _STRETCH_RATIO, _STRETCH_STEPS = 0.15, 12
-"""Of now, by which steps of healthy hosts become longer, and for how many. Those of interleaved stages took
-11% longer for 15 steps (4 H200, 2026-11-26), with one rank or another that did not wait."""
+"""Of a step, by which those of healthy hosts become longer, and for how many. Those of interleaved stages
+took 11% longer for 15 steps (4 H200, 2026-11-26), with one rank or another that did not wait."""
 _PAUSES = 1
 """Steps before that may be as long, such as a checkpoint."""
 _NOT_IT, _IT = 0.5, 0.25

@@ -140,10 +140,13 @@ def efficiency(
 def world_size(job: JobData) -> int | None:
     """How many GPUs share the job's work: what it said itself, else its launcher, else how many are seen.
 
-    A launcher starts one process for each GPU, or one for several: then more GPUs are seen than it says.
+    A launcher starts one process for each GPU, or one for several: then more GPUs are seen than it says. Where
+    ranks of GPUs are known, one without a rank is not of the job: of a node all are seen while processes end.
     """
     described = job.description.parallel.world_size if job.description else None
-    return described or max(_launched_ranks(job), len(job.gpu.gpus)) or None
+    gpus = job.gpu.gpus
+    seen = sum(key.rank is not None for key in gpus) or len(gpus)
+    return described or max(_launched_ranks(job), seen) or None
 
 
 def _launched_ranks(job: JobData) -> int:
