@@ -29,7 +29,7 @@ _SIGMAS = 3.0
 _CHANCE = 1e-3
 """By chance alone, besides: that the newest of these steps are the long ones, and that one rank is the one
 that does not wait in them."""
-_MOSTLY = 2 / 3
+_MOSTLY = 0.5
 """Of these steps, those in which it is that rank. Chosen."""
 _STRETCH_RATIO, _STRETCH_STEPS = 0.15, 12
 """Of a step, by which those of healthy hosts become longer, and for how many. Those of interleaved stages

@@ -140,8 +140,8 @@ def efficiency(
 def world_size(job: JobData) -> int | None:
     """How many GPUs share the job's work: what it said itself, else its launcher, else how many are seen.
 
-    A launcher starts one process for each GPU, or one for several: then more GPUs are seen than it says. Where
-    ranks of GPUs are known, one without a rank is not of the job: of a node all are seen while processes end.
+    A launcher starts one process for each GPU, or one for several: then more GPUs are seen than it says. If
+    ranks of GPUs are known, one without a rank is not of the job: all of a node are seen while processes end.
     """
     described = job.description.parallel.world_size if job.description else None
     gpus = job.gpu.gpus
