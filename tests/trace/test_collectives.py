@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfd.analysis.findings import Kind
-from perfd.report.sources.from_trace import notes_of
+from perfd.report.sources.trace_notes import notes_of
 from perfd.trace.breakdown.collective_matching import CollectiveMatching
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.diagnosis.trace_findings import diagnose

@@ -13,7 +13,7 @@ from perfd.analysis.findings import Finding
 from perfd.cli.terminal_table import TerminalTable
 from perfd.formatting import UNKNOWN, duration, flops_per_s, percent
 from perfd.report.display_names import kernel_name
-from perfd.report.sources.from_trace import largest_part, notes_of
+from perfd.report.sources.trace_notes import largest_part, notes_of
 from perfd.trace.diagnosis import Diagnosis, PeerComparison, RankAnalysis, TraceAnalysis
 
 _KERNELS = 10

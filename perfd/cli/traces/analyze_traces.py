@@ -7,58 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.flops.gpu_peak_lookup import PeakTable
 from perfd.cli.traces import trace_reading
 from perfd.errors import TraceError
-from perfd.gpu_peaks import load_peaks
-from perfd.report.comparison import one_job, read_summary
-from perfd.trace.diagnosis import (
-    DEFAULT_PRECISION,
-    Diagnosis,
-    TraceAnalysis,
-    TraceSettings,
-    analyse,
-    diagnose,
-    to_json,
-)
+from perfd.trace.diagnosis import Diagnosis, TraceAnalysis, TraceSettings, analyse, diagnose, to_json
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.readers.trace_files import SUMMARY_JSON, with_folders_opened
-
-
-def settings_of(
-    *,
-    named: Path | None,
-    beside: Path | None,
-    peaks: Path | None,
-    model_flops_per_step: float | None,
-    gpus: int | None,
-    precision: str | None,
-) -> TraceSettings:
-    """What MFU needs: a summary, named or next to the traces, and the table of GPU peaks."""
-    job = _job(named, beside)
-    given = TraceSettings(
-        model_flops_per_step=model_flops_per_step,
-        gpus=gpus,
-        precision=precision or DEFAULT_PRECISION,
-        peaks=load_peaks(peaks),
-    )
-    if job is None:
-        return given
-    return replace(
-        given,
-        model_flops_per_s_per_gpu=job.efficiency.model_flops_per_s_per_gpu,
-        step_time_s=job.step_time_s.median,
-        precision=precision or job.efficiency.peak_precision or DEFAULT_PRECISION,
-    )
-
-
-def _job(named: Path | None, beside: Path | None) -> JobSummary | None:
-    """The job that a summary describes; a summary that was not named must describe exactly one."""
-    if named:
-        return one_job(read_summary(named), None, str(named))
-    jobs = read_summary(beside) if beside else []
-    return jobs[0] if len(jobs) == 1 else None
 
 
 def analyze(args: argparse.Namespace) -> int:
@@ -99,7 +53,7 @@ def _settings(args: argparse.Namespace, folder: Path) -> TraceSettings:
     beside = summary if summary.is_file() else None
     if not (args.summary or beside or args.peaks or args.model_flops_per_step):
         return TraceSettings(gpus=args.gpus)
-    from perfd.cli.traces.analyze_traces import settings_of  # noqa: PLC0415
+    from perfd.cli.traces.trace_settings import settings_of  # noqa: PLC0415
 
     return settings_of(
         named=args.summary,
