@@ -19,7 +19,7 @@ from perfd.aggregator.history import StoredExporterMemory, configured_history, r
 from perfd.aggregator.http_endpoints import HttpEndpoints
 from perfd.aggregator.ingest import Ingest, IngestThread, NatsReceiver, TelemetryServer
 from perfd.aggregator.limits import Limits
-from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits, failed_captures
+from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits
 from perfd.aggregator.partition import Partition
 from perfd.aggregator.queried import ChartQueries
 from perfd.aggregator.series import self_registry
@@ -123,7 +123,7 @@ class Aggregator(ApiAnswers):
                 history,
                 half_life_days=config.nodes.half_life_days,
                 drains=DrainRunner(drain_limits(config.nodes), audit) if config.nodes.drain else None,
-                failed_captures=lambda: failed_captures(service.failed()),
+                failed_captures=service.failed,
             )
             intake = Ingest(state, clock, history, service, partition)
             queries = ChartQueries(config.history, clock) if config.history.query_url else None
@@ -268,7 +268,7 @@ class Aggregator(ApiAnswers):
             # It writes while exporters deliver.
             self._history.finish()
         self._exporters.close(deadline_s - monotonic())
-        self._charts.close()
+        self.close_charts()
         if self._history is not None:
             self._history.close(max(0.0, deadline_s - monotonic()))
 

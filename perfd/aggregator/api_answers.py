@@ -51,7 +51,7 @@ _MOST_MADE = 16
 """Jobs that one request for many analyzes; the next rounds analyze the rest."""
 
 
-class ApiAnswers:
+class ApiAnswers(JobCharts):
     """Answers from the state and the newest round, from any thread; an `ApiSource`."""
 
     def __init__(
@@ -67,14 +67,10 @@ class ApiAnswers:
         queries: ChartQueries | None = None,
         links: PageLinksConfig,
     ) -> None:
-        self._state = state
-        self._clock = clock
-        self._history = history
+        super().__init__(state, clock, history, rounds=rounds, queries=queries)
         self._captures = captures
         self._nodes = nodes
-        self._rounds = rounds
         self._registry = registry
-        self._charts = JobCharts(state, clock, history, rounds=rounds, queries=queries)
         self._links = links
         self._renderers: dict[str, PageRenderer] = {}
         self._render_lock = threading.Lock()
@@ -269,22 +265,6 @@ class ApiAnswers:
             known = self._state.fleet.jobs.get(job)
             table = known.step_table() if known else None
         return None if table is None else step_lines(table, first_step, limit)
-
-    def series(
-        self,
-        job: str,
-        points: int,
-        within: tuple[float, float] | None = None,
-        newest_s: float | None = None,
-    ) -> dict[str, Any] | None:
-        """How a job went, of schema perfd.series/1; None if unknown."""
-        return self._charts.series(job, points, within, newest_s)
-
-    def gpu_series(
-        self, job: str, points: int, rank: int | None, newest_s: float | None = None
-    ) -> dict[str, Any] | None:
-        """A job's GPU series, schema perfd.gpu_series/1; None if unknown. Raises `PerfdError`."""
-        return self._charts.gpu_series(job, points, rank, newest_s)
 
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:
         return self._history.summary(job) if self._history else None

@@ -21,7 +21,7 @@ _STORED_STEPS = 100_000
 
 
 class JobCharts:
-    """Data of a job's charts, from any thread."""
+    """Data of a job's charts, from any thread: a part of `ApiSource`."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class JobCharts:
         end_unix_s = end_unix_s or self._clock.unix_ns() / 1e9
         return self._queries.gpus(labels, TimeRange(end_unix_s - newest_s, end_unix_s, points), rank)
 
-    def close(self) -> None:
+    def close_charts(self) -> None:
         """Close the connection to the configured server."""
         if self._queries is not None:
             self._queries.close()

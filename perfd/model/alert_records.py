@@ -71,6 +71,11 @@ class Alert:
         return tuple(sorted(self.labels.items()))
 
     @property
+    def firing_identity(self) -> tuple[tuple[tuple[str, str], ...], float | None]:
+        """What distinguishes this firing of it from all others."""
+        return self.identity, self.fired_at_unix_s
+
+    @property
     def began_unix_s(self) -> float:
         """Since when it fires; while it is pending, since when the expression holds."""
         return self.active_at_unix_s if self.fired_at_unix_s is None else self.fired_at_unix_s

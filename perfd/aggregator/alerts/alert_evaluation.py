@@ -121,20 +121,20 @@ class AlertEvaluation:
 
         Any thread may call it.
         """
-        newest = {_key(alert): alert.value for alert in self.active if alert.firing}
+        newest = {alert.firing_identity: alert.value for alert in self.active if alert.firing}
         return [replace(alert, value=newest[key]) if key in newest else alert for key, alert in self._listed]
 
     def _remember(self, alert: Alert, step_of: Callable[[str], int | None]) -> Alert:
         """The alert with the step at which it fired; one that only was pending as it is."""
         if alert.fired_at_unix_s is None:
             return alert
-        known = self._remembered.get(_key(alert))
+        known = self._remembered.get(alert.firing_identity)
         alert = replace(alert, first_step=known.first_step if known else step_of(alert.job))
         self._put(alert)
         return alert
 
     def _put(self, alert: Alert) -> None:
-        self._remembered[_key(alert)] = alert
+        self._remembered[alert.firing_identity] = alert
         while len(self._remembered) > _MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
 
@@ -146,10 +146,6 @@ class AlertEvaluation:
                     "A rule cannot be evaluated: fix its expression.",
                     extra={"group": failure.group, "rule": failure.rule, "error": failure.message},
                 )
-
-
-def _key(alert: Alert) -> _Key:
-    return alert.identity, alert.fired_at_unix_s
 
 
 def _firing_by_job(alerts: Sequence[Alert]) -> dict[str, Sequence[str]]:

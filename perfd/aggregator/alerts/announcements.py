@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from perfd.model import Alert
 
 _ANNOUNCED_AFTER_S = 30.0
 """So long after its round a change is announced although neither database nor NATS took it: longer than the
 elections of either. Chosen."""
-_Key: TypeAlias = tuple[tuple[tuple[str, str], ...], float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +53,5 @@ class Announcements:
         """Of alerts that are active now, those whose start does not wait."""
         if not self._waiting:
             return active
-        waiting = {_key(alert) for one in self._waiting for alert in one.changes if alert.firing}
-        return [alert for alert in active if _key(alert) not in waiting]
-
-
-def _key(alert: Alert) -> _Key:
-    return alert.identity, alert.fired_at_unix_s
+        waiting = {alert.firing_identity for one in self._waiting for alert in one.changes if alert.firing}
+        return [alert for alert in active if alert.firing_identity not in waiting]

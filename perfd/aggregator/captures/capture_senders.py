@@ -9,7 +9,7 @@ from perfd.capture.object_keys import is_of_node
 from perfd.capture.policy.policy_events import Capture
 from perfd.capture.selection import slug
 from perfd.errors import RefusedError
-from perfd.model import CaptureFilesRemoved, CaptureFileUpload, CaptureStatus
+from perfd.model import CaptureFilesRemoved, CaptureStatus
 
 
 def is_folder_of(folder: PurePath, capture_id: str) -> bool:
@@ -36,27 +36,25 @@ def checked_status(capture: Capture | None, node: str, status: CaptureStatus) ->
     return status if len(files) == len(status.files) else replace(status, files=files)
 
 
-def checked_upload(
-    capture: Capture | None, node: str, upload: CaptureFileUpload, key: str | None
-) -> CaptureFileUpload:
-    """The upload, if the node may have made it; `key` is its key below the aggregator's own URL.
+def check_upload(capture: Capture | None, node: str, key: str | None) -> None:
+    """Raises `RefusedError` unless the node may have uploaded the file at `key`, below our own URL.
 
-    Raises `RefusedError` for a stranger's, and for a file of another node or capture: a reader would get a
-    link to it. Elsewhere than where the aggregator reads (`key` is None), there is no link.
+    A reader would get a link to a file of another node or capture. Elsewhere than where the aggregator reads
+    (`key` is None), there is no link.
     """
     if capture is None:
-        return upload
+        return
     if node not in {who.node for who in capture.participants}:
         raise RefusedError("A node that is not part of the capture uploaded a file.")
     if key is not None and not is_of_node(key, capture.object_folder, capture.capture_id, node):
         raise RefusedError("A node named a stored file that is not its own.")
-    return upload
 
 
-def may_remove(capture: Capture | None, node: str, gone: CaptureFilesRemoved) -> bool:
-    """Whether an agent may have removed these files: its node's, or copies in the folder of all nodes."""
+def check_removed(capture: Capture | None, node: str, gone: CaptureFilesRemoved) -> None:
+    """Raises `RefusedError` unless the files are the node's, or copies in the folder of all nodes."""
     if capture is None:
-        return True
+        return
     nodes = {who.node for who in capture.participants}
     copies = tuple(f"{slug(one)}-" for one in nodes)
-    return node in nodes or all(PurePath(path).name.startswith(copies) for path in gone.paths)
+    if node not in nodes and not all(PurePath(path).name.startswith(copies) for path in gone.paths):
+        raise RefusedError("A node said that files of another node were removed.")

@@ -16,7 +16,7 @@ from perfd.aggregator.captures.capture_reports import (
     LiveSummary,
     ReportStorage,
 )
-from perfd.aggregator.captures.capture_senders import checked_status, checked_upload, may_remove
+from perfd.aggregator.captures.capture_senders import check_removed, check_upload, checked_status
 from perfd.aggregator.captures.readable_traces import lacks_report
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
@@ -120,35 +120,37 @@ class CaptureService:
             self._carry_out()
 
     def capture_status(self, node: str, status: CaptureStatus) -> None:
-        with self._lock, self._failures.contained(Part.CAPTURE, node=node):
-            try:
-                checked = checked_status(self._coordinator.capture(status.capture_id), node, status)
-            except RefusedError as error:
-                self._refuse(str(error), node, status.capture_id)
-                return
+        def take(capture: Capture | None) -> None:
+            checked = checked_status(capture, node, status)
             if len(checked.files) < len(status.files):
                 self._refuse("A node named files outside of a capture's folder.", node, status.capture_id)
             self._coordinator.on_status(node, checked, self._now())
-            self._carry_out()
+
+        self._of_agent(node, status.capture_id, take)
 
     def capture_files_removed(self, node: str, removed: CaptureFilesRemoved) -> None:
-        with self._lock, self._failures.contained(Part.CAPTURE):
-            if not may_remove(self._coordinator.capture(removed.capture_id), node, removed):
-                self._refuse("A node said that files of another node were removed.", node, removed.capture_id)
-                return
+        def take(capture: Capture | None) -> None:
+            check_removed(capture, node, removed)
             self._coordinator.on_files_removed(removed)
-            self._carry_out()
+
+        self._of_agent(node, removed.capture_id, take)
 
     def capture_file_upload(self, node: str, upload: CaptureFileUpload) -> None:
-        with self._lock, self._failures.contained(Part.CAPTURE):
-            key = self._storage.key_of(upload.url) if self._storage else None
+        def take(capture: Capture | None) -> None:
+            check_upload(capture, node, self._storage.key_of(upload.url) if self._storage else None)
+            self._coordinator.on_file_upload(node, upload)
+
+        self._of_agent(node, upload.capture_id, take)
+
+    def _of_agent(self, node: str, capture_id: str, take: Callable[[Capture | None], None]) -> None:
+        """Take what a node says about a capture; what raises `RefusedError` is noted and dropped."""
+        with self._lock, self._failures.contained(Part.CAPTURE, node=node):
             try:
-                checked = checked_upload(self._coordinator.capture(upload.capture_id), node, upload, key)
+                take(self._coordinator.capture(capture_id))
             except RefusedError as error:
-                self._refuse(str(error), node, upload.capture_id)
-                return
-            self._coordinator.on_file_upload(node, checked)
-            self._carry_out()
+                self._refuse(str(error), node, capture_id)
+            else:
+                self._carry_out()
 
     def on_alerts(
         self,

@@ -131,27 +131,17 @@ class HistoryReader:
             )
 
         query = "SELECT agent_id, node, last_sequence, received_unix_s, epoch FROM agents"
-        return self._at_start(lambda reader: self._sound(reader(query, ()), agent))
+        return self._rows(query, (), agent)
 
     def node_facts(self) -> list[tuple[str, GpuInfo | RankPlacement | ServerInfo]]:
         """What is known of nodes, with each node's name."""
-
-        def fact(row: tuple[Any, ...]) -> tuple[str, GpuInfo | RankPlacement | ServerInfo]:
-            node, kind, body = row
-            return node, msgspec.json.decode(body, type=_FACTS[kind])
-
         query = "SELECT node, kind, body FROM node_facts WHERE kind != 'origin' ORDER BY received_unix_s"
-        return self._at_start(lambda reader: self._sound(reader(query, ()), fact))
+        return self._rows(query, (), lambda row: (row[0], msgspec.json.decode(row[2], type=_FACTS[row[1]])))
 
     def origins(self) -> list[tuple[str, str, JobOrigin]]:
         """Whose each job is: a node that reported it, its name here, and the origin with the node's name."""
-
-        def origin(row: tuple[Any, ...]) -> tuple[str, str, JobOrigin]:
-            node, job, body = row
-            return node, job, msgspec.json.decode(body, type=JobOrigin)
-
         query = "SELECT node, key, body FROM node_facts WHERE kind = 'origin'"
-        return self._at_start(lambda reader: self._sound(reader(query, ()), origin))
+        return self._rows(query, (), lambda row: (*row[:2], msgspec.json.decode(row[2], type=JobOrigin)))
 
     def jobs_since(self, unix_s: float, *, steps: int, phases: int) -> list[StoredJob]:
         """The jobs that sent since a time: the newest attempt, with at most that many of its newest rows."""
@@ -169,42 +159,31 @@ class HistoryReader:
 
     def alerts(self, *, limit: int) -> list[Alert]:
         """The newest alerts that fired, oldest first."""
-
-        def alert(row: tuple[Any, ...]) -> Alert:
-            body, first_step = row
-            return replace(msgspec.msgpack.decode(body, type=Alert), first_step=first_step)
-
         query = (
             "SELECT body, first_step FROM alerts WHERE body IS NOT NULL ORDER BY started_unix_s DESC LIMIT ?"
         )
-        return self._at_start(lambda reader: self._sound(reader(query, (limit,)), alert))[::-1]
+
+        def alert(row: tuple[Any, ...]) -> Alert:
+            return replace(msgspec.msgpack.decode(row[0], type=Alert), first_step=row[1])
+
+        return self._rows(query, (limit,), alert)[::-1]
 
     def engine_state(self) -> EngineState | None:
         """Where the rule engine was, or None."""
-
-        def state(row: tuple[Any, ...]) -> EngineState:
-            return msgspec.msgpack.decode(row[0], type=EngineState)
-
         query = "SELECT body FROM engine"
-        found = self._at_start(lambda reader: self._sound(reader(query, ()), state))
+        found = self._rows(query, (), lambda row: msgspec.msgpack.decode(row[0], type=EngineState))
         return found[0] if found else None
 
     def exporter_state(self, exporter: str) -> bytes | None:
         """What an exporter stored last, or None."""
         query = "SELECT body FROM exporters WHERE exporter = ?"
-        found = self._at_start(
-            lambda reader: self._sound(reader(query, (exporter,)), lambda row: bytes(row[0]))
-        )
+        found = self._rows(query, (exporter,), lambda row: bytes(row[0]))
         return found[0] if found else None
 
     def captures(self, kind: type[_T], *, limit: int) -> list[_T]:
         """The newest captures, decoded as `kind`, oldest first."""
         query = "SELECT body FROM captures ORDER BY requested_unix_s DESC LIMIT ?"
-        return self._at_start(
-            lambda reader: self._sound(
-                reader(query, (limit,)), lambda row: msgspec.json.decode(row[0], type=kind)
-            )
-        )[::-1]
+        return self._rows(query, (limit,), lambda row: msgspec.json.decode(row[0], type=kind))[::-1]
 
     def node_ledger(self) -> tuple[list[NodeRecord], list[Incident]]:
         """What is remembered of nodes."""
@@ -216,11 +195,7 @@ class HistoryReader:
 
     def _node_memory(self, kind: str, of: type[_T]) -> list[_T]:
         query = "SELECT body FROM node_memory WHERE kind = ? ORDER BY unix_s"
-        return self._at_start(
-            lambda reader: self._sound(
-                reader(query, (kind,)), lambda row: msgspec.json.decode(row[0], type=of)
-            )
-        )
+        return self._rows(query, (kind,), lambda row: msgspec.json.decode(row[0], type=of))
 
     def steps(self, job: str, *, first_step: int, limit: int) -> list[dict[str, Any]]:
         """Stored progress lines of the newest attempt that has the step, as the columns of the table."""
@@ -306,6 +281,10 @@ class HistoryReader:
                         extra={"history": self._database.place, "error": str(error)},
                     )
         return decoded
+
+    def _rows(self, query: str, values: Sequence[Any], decode: Callable[[tuple[Any, ...]], _T]) -> list[_T]:
+        """What a start reads of a query."""
+        return self._at_start(lambda reader: self._sound(reader(query, values), decode))
 
     def _at_start(self, read: Callable[[Query], list[_T]]) -> list[_T]:
         try:

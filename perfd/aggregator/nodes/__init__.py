@@ -2,6 +2,6 @@
 
 from perfd.aggregator.nodes.drain_runner import DrainRunner, drain_limits
 from perfd.aggregator.nodes.node_documents import nodes_json
-from perfd.aggregator.nodes.node_memory import NodeMemory, failed_captures
+from perfd.aggregator.nodes.node_memory import NodeMemory
 
-__all__ = ["DrainRunner", "NodeMemory", "drain_limits", "failed_captures", "nodes_json"]
+__all__ = ["DrainRunner", "NodeMemory", "drain_limits", "nodes_json"]

@@ -51,31 +51,6 @@ _MOST_DAYS = 3_660
 """Ten years: times of longer ones would not fit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FailedCapture:
-    """A capture that failed on a node."""
-
-    capture_id: str
-    job: str
-    node: str
-    reason: str
-    unix_s: float
-
-
-def failed_captures(failed: Iterable[tuple[Capture, str, str]]) -> list[FailedCapture]:
-    """The same from captures, each with the node that it failed on and why."""
-    return [
-        FailedCapture(
-            capture_id=capture.capture_id,
-            job=capture.job,
-            node=node,
-            reason=reason,
-            unix_s=capture.ended_unix_s or capture.requested_unix_s,
-        )
-        for capture, node, reason in failed
-    ]
-
-
 @dataclass(slots=True)
 class _Look:
     """When a node was looked at last, and when it is looked at next."""
@@ -106,8 +81,9 @@ class NodeMemory:
         *,
         half_life_days: float,
         drains: DrainRunner | None = None,
-        failed_captures: Callable[[], Iterable[FailedCapture]] = tuple,
+        failed_captures: Callable[[], Iterable[tuple[Capture, str, str]]] = tuple,
     ) -> None:
+        """`failed_captures` are those that failed on a node, with the node and why."""
         if not 0 < half_life_days < _MOST_DAYS:
             raise ConfigError(f"nodes.half_life_days: it must be more than 0 and below {_MOST_DAYS}.")
         self._state = state
@@ -130,7 +106,7 @@ class NodeMemory:
             self._ledger.restore(*history.node_ledger())
             if drains is not None:
                 drains.restore(history.node_drains())
-        self._known_failures = {(one.capture_id, one.node) for one in failed_captures()}
+        self._known_failures = {(capture.capture_id, node) for capture, node, _ in failed_captures()}
 
     def standings(self) -> Sequence[NodeStanding]:
         """Every known node as of the newest look, the most suspect first."""
@@ -309,20 +285,21 @@ class NodeMemory:
 
     def _look_at_captures(self) -> None:
         before, failures = self._known_failures, list(self._failed_captures())
-        self._known_failures = {(one.capture_id, one.node) for one in failures}
-        for one in failures:
-            if (one.capture_id, one.node) in before:
+        self._known_failures = {(capture.capture_id, node) for capture, node, _ in failures}
+        for capture, node, reason in failures:
+            if (capture.capture_id, node) in before:
                 continue
+            over_unix_s = capture.ended_unix_s or capture.requested_unix_s
             self._ledger.note(
                 Incident(
-                    node=one.node,
+                    node=node,
                     kind=IncidentKind.CAPTURE_FAILED,
-                    job=one.job,
-                    first_unix_s=one.unix_s,
-                    last_unix_s=one.unix_s,
+                    job=capture.job,
+                    first_unix_s=over_unix_s,
+                    last_unix_s=over_unix_s,
                     weight=IncidentKind.CAPTURE_FAILED.weight,
                     count=1,
-                    evidence=one.reason,
+                    evidence=reason,
                 )
             )
 

@@ -11,16 +11,14 @@ from perfd.aggregator.web_api.capture_files import CaptureSource
 from perfd.aggregator.web_api.compare_routes import compare_routes
 from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits, with_stored
 from perfd.aggregator.web_api.job_routes import JobSource, job_response
+from perfd.aggregator.web_api.query_numbers import QueryError, answered, whole_number
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.capture.capture_routes import StartBody, capture_routes
-from perfd.errors import PerfdError
 from perfd.metrics.exposition import MetricsPage
-from perfd.net import Handler, Request, Response, error_response, json_response, text_response
+from perfd.net import Handler, Request, Response, json_response, text_response
 from perfd.web.live_updates import Live
 from perfd.web.page_routes import page_routes
 
-_MOST_ALERTS = 10_000
-"""The number that is remembered."""
 _INDEX = """perfd aggregator {version}
 
 /                               the page, for people
@@ -134,10 +132,10 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         "/metrics": lambda request: _metrics(source, request),
         **report_routes(source),
         **compare_routes(source),
-        "/api/v1/fleet": lambda request: _fleet(source, request),
-        "/api/v1/jobs": lambda request: _jobs(source, request.query),
-        "/api/v1/jobs/": lambda request: job_response(source, request),
-        "/api/v1/alerts": lambda request: _alerts(source, request.query),
+        "/api/v1/fleet": answered(lambda request: _fleet(source, request)),
+        "/api/v1/jobs": answered(lambda request: _jobs(source, request.query)),
+        "/api/v1/jobs/": answered(lambda request: job_response(source, request)),
+        "/api/v1/alerts": answered(lambda request: _alerts(source, request.query)),
         "/api/v1/servers": lambda _: json_response(
             {"schema": "perfd.servers/2", "servers": source.servers()}
         ),
@@ -181,14 +179,7 @@ def _ready(unready: str | None, problem: str | None) -> Response:
 
 
 def _fleet(source: ApiSource, request: Request) -> Response:
-    try:
-        page = fleet_page(source.fleet(), request.query)
-    except PerfdError as error:
-        return error_response(400, str(error))
-    try:
-        page = with_stored(page, request.query, source.stored_rows)
-    except PerfdError as error:
-        return error_response(503, str(error))
+    page = with_stored(fleet_page(source.fleet(), request.query), request.query, source.stored_rows)
     if request.query.get("trend") == "1":
         # Of the rows that are shown only: there may be thousands of jobs.
         page["jobs"] = [{**row, "trend_step_time_s": source.trend(row["name"])} for row in page["jobs"]]
@@ -199,15 +190,9 @@ def _jobs(source: ApiSource, query: Mapping[str, str]) -> Response:
     ranks = query.get("short") != "1"
     if (job := query.get("job")) is not None:
         return json_response(_jobs_document(source.overview(job, ranks=ranks)))
-    try:
-        page = fleet_page(source.fleet(), query)
-    except PerfdError as error:
-        return error_response(400, str(error))
+    page = fleet_page(source.fleet(), query)
     page["jobs"] = source.newest([row["name"] for row in page["jobs"]], ranks=ranks)
-    try:
-        page = with_stored(page, query, partial(source.stored_entries, ranks=ranks))
-    except PerfdError as error:
-        return error_response(503, str(error))
+    page = with_stored(page, query, partial(source.stored_entries, ranks=ranks))
     return json_response(_jobs_document(page["jobs"]) | {"page": page["page"]})
 
 
@@ -216,13 +201,12 @@ def _jobs_document(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _alerts(source: ApiSource, query: Mapping[str, str]) -> Response:
-    job, state, limit = query.get("job"), query.get("state"), query.get("limit", str(_MOST_ALERTS))
-    if state not in {None, "firing", "resolved"} or not (limit.isdecimal() and len(limit) <= 5):
-        return error_response(
-            400, "`state` must be firing or resolved, and `limit` a whole number below 100,000."
-        )
+    job, state = query.get("job"), query.get("state")
+    limit = whole_number(query, "limit")
+    if state not in {None, "firing", "resolved"}:
+        raise QueryError("`state` must be firing or resolved.")
     found = [a for a in source.alerts() if job in {None, a["job"]} and state in {None, a["state"]}]
-    return json_response({"schema": "perfd.alerts/1", "alerts": found[: int(limit)], "count": len(found)})
+    return json_response({"schema": "perfd.alerts/1", "alerts": found[:limit], "count": len(found)})
 
 
 def _nodes(source: ApiSource, request: Request) -> Response:

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from perfd.aggregator.web_api.query_numbers import whole_number
+from perfd.aggregator.web_api.query_numbers import QueryError, whole_number
 from perfd.analysis.findings import limits_job
-from perfd.errors import PerfdError
 
 _SILENT_AFTER_S = 30.0
 """An agent reports once a second: three lost batches and a reconnection take less."""
@@ -58,16 +57,15 @@ def state_of(row: Row) -> str:
 def fleet_page(fleet: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
     """The keys of schema perfd.fleet/2 for a request: its jobs, and how many there are in all.
 
-    Raises `PerfdError` with a sentence when the query is wrong.
+    Raises `QueryError` with a sentence when the query is wrong.
     """
     every = [with_limits({**row, "state": state_of(row)}) for row in fleet["jobs"]]
     words = query.get("q", "").lower().split()
     wanted = {name: query[name] for name in _FILTERS if query.get(name)}
     found = [row for row in every if _matches(row, wanted, words)]
     ordered = _ordered(found, query.get("sort", ""), query.get("down") == "1")
-    offset, limit = whole_number(query, "offset") or 0, whole_number(query, "limit")
-    if limit is not None and not 0 < limit <= MOST_ROWS:
-        raise PerfdError(f"`limit` must be from 1 to {MOST_ROWS}.")
+    offset = whole_number(query, "offset") or 0
+    limit = whole_number(query, "limit", least=1, most=MOST_ROWS)
     shown = ordered[offset:] if limit is None else ordered[offset : offset + limit]
     return {
         **fleet,
@@ -130,7 +128,7 @@ def _ordered(rows: Sequence[Row], sort: str, down: bool) -> list[Row]:
     if not sort:
         return usual
     if sort not in _ORDERS:
-        raise PerfdError(f"`sort` must be one of {', '.join(_ORDERS)}.")
+        raise QueryError(f"`sort` must be one of {', '.join(_ORDERS)}.")
     value = _ORDERS[sort]
     known = [row for row in usual if value(row) is not None]
     return sorted(known, key=value, reverse=down) + [row for row in usual if value(row) is None]

@@ -10,14 +10,16 @@ from urllib.parse import unquote
 from perfd.aggregator.web_api.charts import peer_matrices, rank_columns, without_ranks
 from perfd.aggregator.web_api.compare_routes import SummarySource
 from perfd.aggregator.web_api.fleet_pages import with_limits
+from perfd.aggregator.web_api.query_numbers import QueryError, number, whole_number
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Kind
-from perfd.errors import PerfdError
 from perfd.net import Request, Response, error_response, json_response
 
-_MAX_STEPS = 10_000
-"""Of one answer, which is held in memory. Chosen."""
-_MAX_POINTS = 2000
+_STEPS, _MAX_STEPS = 1_000, 10_000
+"""Of one answer, which is held in memory: where a request does not say, and at most. Chosen."""
+_HIGHEST_STEP = 1 << 62
+"""Databases hold integers of 64 bits."""
+_STEP_POINTS, _GPU_POINTS, _MAX_POINTS = 600, 120, 2000
 """Of a chart: more than a screen has pixels in a row of charts. Chosen."""
 
 
@@ -52,21 +54,18 @@ class JobSource(SummarySource, Protocol):
 
 
 def job_response(source: JobSource, request: Request) -> Response:
-    """The answer to a request below /api/v1/jobs/."""
+    """The answer to a request below /api/v1/jobs/; raises `QueryError` or `PerfdError`."""
     name, _, rest = request.rest.partition("/")
     answer = _OF_JOB.get(rest)
     if answer is None:
         return error_response(404, f"There is nothing at {request.path}; /api/v1 lists what a job has.")
-    try:
-        return answer(source, unquote(name), request)
-    except PerfdError as error:
-        return error_response(503, str(error))
+    return answer(source, unquote(name), request)
 
 
 def _summary(source: JobSource, job: str, request: Request) -> Response:
     query = request.query
     if "since" in query:
-        return _summary_since(source, job, query["since"])
+        return _summary_since(source, job, number(query, "since", math.nan))
     found = _summary_entry(source, job)
     if found is None:
         return _no_job(job)
@@ -102,19 +101,12 @@ def _ranks(source: JobSource, job: str, request: Request) -> Response:
     entry = _entry(source, job)
     if entry is None:
         return _no_job(job)
-    try:
-        return json_response({"schema": "perfd.ranks/1", "job": job, **rank_columns(entry, request.query)})
-    except PerfdError as error:
-        return error_response(400, str(error))
+    return json_response({"schema": "perfd.ranks/1", "job": job, **rank_columns(entry, request.query)})
 
 
-def _summary_since(source: JobSource, job: str, since: str) -> Response:
-    try:
-        since_unix_s = float(since)
-    except ValueError:
-        since_unix_s = math.nan
-    if not math.isfinite(since_unix_s):
-        return error_response(400, "`since` must be a number of seconds since 1970.")
+def _summary_since(source: JobSource, job: str, since_unix_s: float) -> Response:
+    if math.isinf(since_unix_s):
+        raise QueryError("`since` must be a number of seconds since 1970.")
     found = source.summary_since(job, since_unix_s)
     if found is None:
         return _no_job(job, " in memory")
@@ -124,65 +116,42 @@ def _summary_since(source: JobSource, job: str, since: str) -> Response:
 
 
 def _steps(source: JobSource, job: str, request: Request) -> Response:
-    try:
-        first, limit = int(request.query.get("from", "0")), int(request.query.get("limit", "1000"))
-    except ValueError:
-        return error_response(400, "`from` and `limit` must be whole numbers.")
-    if not 0 < limit <= _MAX_STEPS or not 0 <= first < 1 << 62:
-        return error_response(400, f"`limit` must be from 1 to {_MAX_STEPS}, and `from` a step number.")
-    lines = source.steps(job, first, limit)
+    first = whole_number(request.query, "from", most=_HIGHEST_STEP) or 0
+    limit = whole_number(request.query, "limit", least=1, most=_MAX_STEPS)
+    lines = source.steps(job, first, limit or _STEPS)
     if lines is None:
         return _no_job(job)
     return json_response({"schema": "perfd.steps/1", "job": job, "steps": lines})
 
 
 def _series(source: JobSource, job: str, request: Request) -> Response:
-    points = _points(request, 600)
-    if points is None:
-        return error_response(400, f"`points` must be a whole number from 1 to {_MAX_POINTS}.")
-    try:
-        low, high = float(request.query.get("from", "0")), float(request.query.get("to", "inf"))
-        newest_s = float(request.query.get("seconds", "inf"))
-    except ValueError:
-        low, high, newest_s = math.nan, math.nan, math.nan
-    if not (low <= high and newest_s > 0):
-        return error_response(
-            400, "`from` and `to` must be step numbers, in this order, and `seconds` a positive number."
-        )
-    whole = "from" not in request.query and "to" not in request.query
-    columns = source.series(
-        job, points, None if whole else (low, high), newest_s if "seconds" in request.query else None
-    )
+    query = request.query
+    points = whole_number(query, "points", least=1, most=_MAX_POINTS) or _STEP_POINTS
+    low, high = number(query, "from", 0.0), number(query, "to", math.inf)
+    if low > high:
+        raise QueryError("`from` and `to` must be step numbers, in this order.")
+    within = (low, high) if query.keys() & {"from", "to"} else None
+    columns = source.series(job, points, within, _newest_s(query))
     if columns is None:
         return _no_job(job, " whose steps are known")
     return json_response({"schema": "perfd.series/1", "job": job, **columns})
 
 
 def _gpu_series(source: JobSource, job: str, request: Request) -> Response:
-    points = _points(request, 120)
-    rank = request.query.get("rank", "")
-    try:
-        newest_s = float(request.query["seconds"]) if "seconds" in request.query else None
-    except ValueError:
-        newest_s = math.nan
-    if (
-        points is None
-        or not (rank == "" or (rank.isdecimal() and len(rank) <= 9))
-        or not (newest_s is None or newest_s > 0)
-    ):
-        return error_response(
-            400,
-            f"`points` must be from 1 to {_MAX_POINTS}, `rank` a whole number, and `seconds` a positive one.",
-        )
-    found = source.gpu_series(job, points, int(rank) if rank else None, newest_s)
+    query = request.query
+    points = whole_number(query, "points", least=1, most=_MAX_POINTS) or _GPU_POINTS
+    rank = whole_number(query, "rank") if query.get("rank") else None
+    found = source.gpu_series(job, points, rank, _newest_s(query))
     if found is None:
         return _no_job(job, " whose GPUs are known")
     return json_response({"schema": "perfd.gpu_series/1", "job": job, **found})
 
 
-def _points(request: Request, default: int) -> int | None:
-    points = request.query.get("points", str(default))
-    return int(points) if points.isdecimal() and len(points) <= 4 and 0 < int(points) <= _MAX_POINTS else None
+def _newest_s(query: Mapping[str, str]) -> float | None:
+    newest_s = number(query, "seconds", math.inf)
+    if not newest_s > 0:
+        raise QueryError("`seconds` must be a positive number.")
+    return newest_s if "seconds" in query else None
 
 
 def _no_job(job: str, where: str = "") -> Response:

@@ -66,32 +66,58 @@ def _picture(source: ReportSource, file: str) -> Response:
     return Response(body=picture.png, content_type="image/png", headers=headers)
 
 
+class _NoFileError(PerfdError):
+    """A capture has no such analyzed file, or it cannot be read: the status, and sentences about it."""
+
+    def __init__(self, status: int, *sentences: str, choices: int = 0) -> None:
+        """`choices` is the number of folders that have the file, where the request has to name one."""
+        super().__init__(" ".join(sentences))
+        self.status, self.sentences, self.choices = status, sentences, choices
+
+
+def _analyzed(
+    source: ReportSource, capture: Mapping[str, Any], name: str, number: str, patience: TimeoutCall
+) -> bytes:
+    """A file of a capture's analysis, of its folder `number` if there are several; raises `_NoFileError`."""
+    url = url_of(capture, name)
+    try:
+        if url is not None:
+            return patience.call(lambda: source.stored_file(url, MAX_FILE_BYTES))
+        return patience.call(lambda: _of_folder(capture, name, number))
+    except StorageError as error:
+        raise _NoFileError(503, str(error)) from error
+    except TimeoutError as error:
+        raise _NoFileError(503, "The file system that it may be on does not answer.") from error
+
+
+def _of_folder(capture: Mapping[str, Any], name: str, number: str) -> bytes:
+    there = [folder for folder in folders_of(capture) if is_file(folder / name)]
+    if not there:
+        raise _NoFileError(404, "No analyzed trace here yet.", *_how_to_make(capture))
+    if not number and len(there) > 1:
+        sentence = f"This capture has traces in {len(there)} folders: `folder` must be a number from 1."
+        raise _NoFileError(400, sentence, choices=len(there))
+    chosen = next((folder for n, folder in enumerate(there, 1) if number in {"", str(n)}), None)
+    body = read_file(chosen / name) if chosen else None
+    if body is None:
+        raise _NoFileError(404, f"No such folder: this capture has traces in {len(there)} here.")
+    return body
+
+
 def _capture(source: ReportSource, request: Request, patience: TimeoutCall) -> Response:
     capture_id, _, number = request.rest.partition("/")
     capture = next((one for one in source.captures() if one["id"] == capture_id), None)
     if capture is None:
         return message_page(404, "No such capture", f"There is no capture {capture_id!r}.")
     try:
-        if (url := url_of(capture, REPORT_NAME)) is not None:
-            return html_response(patience.call(lambda: source.stored_file(url, MAX_FILE_BYTES)))
-        return patience.call(lambda: _stored(capture, number))
-    except StorageError as error:
-        return message_page(503, "The report cannot be read", str(error))
-    except TimeoutError:
-        return message_page(
-            503, "The report cannot be read", "The file system that it may be on does not answer."
-        )
-
-
-def _stored(capture: Mapping[str, Any], number: str) -> Response:
-    there = [folder for folder in folders_of(capture) if is_file(folder / REPORT_NAME)]
-    if not number and len(there) != 1:
-        return _overview(capture, len(there))
-    chosen = next((n for n in range(1, len(there) + 1) if number in {"", str(n)}), 0)
-    body = read_file(there[chosen - 1] / REPORT_NAME) if chosen else None
-    if body is None:
-        return message_page(404, "No such report", f"This capture has {len(there)} here.")
-    return html_response(body)
+        return html_response(_analyzed(source, capture, REPORT_NAME, number, patience))
+    except _NoFileError as error:
+        if not error.choices:
+            title = "No report here yet" if error.status == 404 else "The report cannot be read"
+            return message_page(error.status, title, *error.sentences)
+        address = quote(capture_id, safe="")
+        links = [f'<a href="{address}/{n}">Report {n}</a>' for n in range(1, error.choices + 1)]
+        return html_response(html_document(f"Reports of {capture_id}", links))
 
 
 def _trace(source: ReportSource, request: Request, patience: TimeoutCall) -> Response:
@@ -101,47 +127,17 @@ def _trace(source: ReportSource, request: Request, patience: TimeoutCall) -> Res
     capture = next((one for one in source.captures() if one["id"] == capture_id), None)
     if capture is None:
         return error_response(404, f"No capture {capture_id!r}; see `perfd capture list`.")
-    number = request.query.get("folder", "")
-    url = url_of(capture, PERFETTO_NAME if form else DOCUMENT_NAME)
+    name = PERFETTO_NAME if form else DOCUMENT_NAME
     try:
-        if url is not None:
-            body = patience.call(lambda: source.stored_file(url, MAX_FILE_BYTES))
-            return _perfetto(capture, body) if form else Response(body=body)
-        return patience.call(lambda: _document(capture, number, for_perfetto=bool(form)))
-    except StorageError as error:
-        return error_response(503, str(error))
-    except TimeoutError:
-        return error_response(503, "The file system that the trace may be on does not answer.")
-
-
-def _document(capture: Mapping[str, Any], number: str, *, for_perfetto: bool) -> Response:
-    name = PERFETTO_NAME if for_perfetto else DOCUMENT_NAME
-    there = [folder for folder in folders_of(capture) if is_file(folder / name)]
-    if not there:
-        return error_response(404, " ".join(("No analyzed trace here yet.", *_how_to_make(capture))))
-    if not number and len(there) > 1:
-        return error_response(
-            400, f"This capture has traces in {len(there)} folders: `folder` must be a number from 1."
-        )
-    chosen = next((folder for n, folder in enumerate(there, 1) if number in {"", str(n)}), None)
-    body = read_file(chosen / name) if chosen else None
-    if body is None:
-        return error_response(404, f"No such folder: this capture has traces in {len(there)} here.")
-    return _perfetto(capture, body) if for_perfetto else Response(body=body)
+        body = _analyzed(source, capture, name, request.query.get("folder", ""), patience)
+    except _NoFileError as error:
+        return error_response(error.status, str(error))
+    return _perfetto(capture, body) if form else Response(body=body)
 
 
 def _perfetto(capture: Mapping[str, Any], body: bytes) -> Response:
     headers = {"Content-Disposition": f'attachment; filename="{capture["id"]}.perfetto-trace.gz"'}
     return Response(body=body, content_type="application/gzip", headers=headers)
-
-
-def _overview(capture: Mapping[str, Any], count: int) -> Response:
-    if count == 0:
-        return message_page(404, "No report here yet", *_how_to_make(capture))
-    capture_id = capture["id"]
-    address = quote(capture_id, safe="")
-    links = [f'<a href="{address}/{n}">Report {n}</a>' for n in range(1, count + 1)]
-    return html_response(html_document(f"Reports of {capture_id}", links))
 
 
 def _how_to_make(capture: Mapping[str, Any]) -> Sequence[str]:

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.aggregator.web_api.charts.significant_digits import significant
-from perfd.aggregator.web_api.query_numbers import whole_number
+from perfd.aggregator.web_api.query_numbers import QueryError, whole_number
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
-from perfd.errors import PerfdError
 from perfd.model import GpuColumn
 
 METRICS = (
@@ -98,13 +97,12 @@ class _Ranks:
 def rank_columns(job: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, Any]:
     """The keys of schema perfd.ranks/1 for an entry of perfd.jobs/2 or perfd.summary/2.
 
-    Raises `PerfdError` with a sentence when the query is wrong.
+    Raises `QueryError` with a sentence when the query is wrong.
     """
-    metric, columns, rank = query.get("metric"), whole_number(query, "columns"), whole_number(query, "rank")
+    metric, rank = query.get("metric"), whole_number(query, "rank")
+    columns = whole_number(query, "columns", least=1, most=_MOST_COLUMNS)
     if metric not in {None, *METRICS}:
-        raise PerfdError(f"`metric` must be one of {', '.join(METRICS)}.")
-    if columns is not None and not 0 < columns <= _MOST_COLUMNS:
-        raise PerfdError(f"`columns` must be from 1 to {_MOST_COLUMNS}.")
+        raise QueryError(f"`metric` must be one of {', '.join(METRICS)}.")
     ranks = _ranks_of(job)
     count, known = len(ranks.rank), ranks.known
     many = count > _ALL_ROWS
