@@ -48,6 +48,7 @@ _BESIDE_THE_SAMPLE = _OF_EVERY_RECORD | {
     "protobuf_encoding.py": "where the numbers of such tables are, learned from the first one",
     "aggregator/state/gpu_history.py": "analysis and charts",
     "rules/rule_model.py": "the alert as the series ALERTS",
+    "rules/rule_engine.py": "the alert",
     "aggregator/alerts/*": "the alert",
     "aggregator/captures/*": "the alert",
     "aggregator/history/*": "the alert",

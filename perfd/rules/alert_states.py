@@ -1,4 +1,4 @@
-"""The states of one rule's alerts: pure, with the time as an argument.
+"""An alerting rule: its expression, and the states of its alerts. Pure, with the time as an argument.
 
 The transitions are those of rules/alerting.go of Prometheus 2.42.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from perfd.metrics.series import Labels, SeriesKey
 from perfd.model import Alert, AlertState
+from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.evaluation import EvaluationError
-from perfd.rules.rule_model import ActiveAlert, AlertingRule
-from perfd.rules.series_store import to_ms
+from perfd.rules.rule_model import ActiveAlert, AlertingRule, alert_series
+from perfd.rules.series_store import SeriesStore, to_ms
 from perfd.rules.templates import TemplateData
 
 
@@ -35,9 +38,18 @@ class _Active:
 
 
 class AlertBook:
-    """The alerts of one rule that are pending or firing."""
+    """The alerts of one rule that are pending or firing.
 
-    def __init__(self, rule: AlertingRule, *, limit: int, external: External) -> None:
+    In a store of series, its own are those of `source`. `identity` is stable over restarts.
+    """
+
+    def __init__(
+        self, rule: AlertingRule, *, limit: int, external: External, source: str = "", identity: str = ""
+    ) -> None:
+        self.query = compile_query(rule.expression)
+        self.identity = identity
+        self._source = source
+        self._keys: tuple[SeriesKey, ...] = ()
         self._rule = rule
         self._limit = limit
         self._external = external
@@ -83,6 +95,19 @@ class AlertBook:
             self._active[labels] = _Active(
                 alert, _moved(active.gone_since_unix_s, by_s), _moved(active.awaited_until_unix_s, by_s)
             )
+
+    def evaluate(self, store: SeriesStore, now_unix_s: float) -> list[Alert]:
+        """Evaluate the rule, and append `ALERTS` to the store; returns and raises as `update`."""
+        time_ms = to_ms(now_unix_s)
+        changes = self.update(self.query.evaluate(store, time_ms).samples(), now_unix_s)
+        series = [pair for alert in self.alerts for pair in alert_series(alert)]
+        keys = tuple(key for key, _ in series)
+        if keys or self._keys:
+            # The same object while the alerts stay, so that the store does not look them up again.
+            self._keys = self._keys if keys == self._keys else keys
+            values = np.array([value for _, value in series])
+            store.append_vector(self._source, time_ms, self._keys, values, np.ones(len(keys), dtype=bool))
+        return changes
 
     def update(self, samples: Sequence[tuple[SeriesKey, float]], now_unix_s: float) -> list[Alert]:
         """Take the expression's result at an instant; returns the alerts that changed their state.

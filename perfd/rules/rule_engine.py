@@ -12,7 +12,7 @@ from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import Alert
 from perfd.rules.alert_states import AlertBook, External, ended
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.promql.evaluation import EvaluationError, Keys, Query, Remembered, Vector, empty
+from perfd.rules.promql.evaluation import EvaluationError, Keys, Remembered, Vector, empty
 from perfd.rules.rule_model import (
     ActiveAlert,
     EngineState,
@@ -22,7 +22,6 @@ from perfd.rules.rule_model import (
     RuleFailure,
     RuleGroup,
     RuleSet,
-    alert_series,
 )
 from perfd.rules.series_store import Read, SeriesStore, to_ms
 
@@ -36,7 +35,6 @@ _LONGEST_RETURN_S = 900.0
 """Longest time for that, if the message system between agents and aggregator fails, too. Chosen."""
 _STEP_S = 1.0
 """Drift of the wall clock above which it counts as a step."""
-_NO_ALERT_SERIES: tuple[SeriesKey, ...] = ()
 
 
 class RuleEngine:
@@ -146,16 +144,15 @@ class _Group:
         self._evaluated_unix_s: float | None = None
         self._returns_by_unix_s: float | None = None
         """When restored alerts are kept for their jobs no longer."""
-        self._rules: list[_Alerting | _Recording] = []
+        self._rules: list[AlertBook | _Recording] = []
         named: Counter[str] = Counter()
         for place, rule in enumerate(group.rules):
             source = f"{group.file};{group.name};{place}"
             identity = f"{Path(group.file).name};{group.name};{rule.name};{named[rule.name]}"
             named[rule.name] += 1
             self._rules.append(_compiled(rule, group, source, identity, external))
-
         self.reads: list[Read] = [read for rule in self._rules for read in rule.query.reads]
-        self._alerting = [rule for rule in self._rules if isinstance(rule, _Alerting)]
+        self._alerting = [rule for rule in self._rules if isinstance(rule, AlertBook)]
         self.recording = [rule for rule in self._rules if isinstance(rule, _Recording)]
 
     def shift(self, by_s: float) -> None:
@@ -165,7 +162,7 @@ class _Group:
         if self._returns_by_unix_s is not None:
             self._returns_by_unix_s += by_s
         for rule in self._alerting:
-            rule.book.shift(by_s)
+            rule.shift(by_s)
 
     @property
     def has_interval(self) -> bool:
@@ -191,11 +188,11 @@ class _Group:
 
     def alerts(self) -> Iterator[Alert]:
         for rule in self._alerting:
-            yield from rule.book.alerts
+            yield from rule.alerts
 
     def active(self) -> Iterator[ActiveAlert]:
         for rule in self._alerting:
-            for alert, gone in rule.book.active:
+            for alert, gone in rule.active:
                 yield ActiveAlert(rule=rule.identity, alert=alert, gone_since_unix_s=gone)
 
     def restore(self, by_rule: dict[str, list[ActiveAlert]], outage_s: float, now_unix_s: float) -> None:
@@ -204,14 +201,14 @@ class _Group:
         for rule in self._alerting:
             known = by_rule.pop(rule.identity, [])
             until = now_unix_s + self._return_s
-            rule.book.restore(known, outage_s=outage_s, awaited_until_unix_s=until)
+            rule.restore(known, outage_s=outage_s, awaited_until_unix_s=until)
 
     def wait(self, silent: Callable[[str], bool], now_unix_s: float) -> None:
         """Keep the restored alerts of silent jobs."""
         if self._returns_by_unix_s is None or now_unix_s >= self._returns_by_unix_s:
             return
         for rule in self._alerting:
-            rule.book.wait(silent, now_unix_s + self._return_s)
+            rule.wait(silent, now_unix_s + self._return_s)
 
     @property
     def _return_s(self) -> float:
@@ -221,16 +218,15 @@ class _Group:
 
 def _compiled(
     rule: Rule, group: RuleGroup, source: str, identity: str, external: External
-) -> _Alerting | _Recording:
-    query = compile_query(rule.expression)
+) -> AlertBook | _Recording:
     if isinstance(rule, RecordingRule):
-        return _Recording(query, source, rule, group.limit)
-    return _Alerting(query, source, identity, AlertBook(rule, limit=group.limit, external=external))
+        return _Recording(rule, source, group.limit)
+    return AlertBook(rule, limit=group.limit, external=external, source=source, identity=identity)
 
 
 class _Recording:
-    def __init__(self, query: Query, source: str, rule: RecordingRule, limit: int) -> None:
-        self.query = query
+    def __init__(self, rule: RecordingRule, source: str, limit: int) -> None:
+        self.query = compile_query(rule.expression)
         self.result = empty()
         self._source = source
         self._limit = limit
@@ -249,25 +245,3 @@ class _Recording:
         self.result = result
         store.append_vector(self._source, time_ms, result.keys.items, result.values, result.present)
         return ()
-
-
-class _Alerting:
-    def __init__(self, query: Query, source: str, identity: str, book: AlertBook) -> None:
-        self.identity = identity
-        self.query = query
-        self.book = book
-        self._source = source
-        self._keys = _NO_ALERT_SERIES
-
-    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Sequence[Alert]:
-        time_ms = to_ms(now_unix_s)
-        found = self.query.evaluate(store, time_ms)
-        changes = self.book.update(found.samples(), now_unix_s)
-        series = [pair for alert in self.book.alerts for pair in alert_series(alert)]
-        keys = tuple(key for key, _ in series)
-        if keys or self._keys:
-            # The same object while the alerts stay, so that the store does not look them up again.
-            self._keys = self._keys if keys == self._keys else keys
-            values = np.array([value for _, value in series])
-            store.append_vector(self._source, time_ms, self._keys, values, np.ones(len(keys), dtype=bool))
-        return changes
