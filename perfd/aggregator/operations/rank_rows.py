@@ -1,24 +1,28 @@
-"""Which row of a table's arrays is which rank's."""
+"""A record for each rank of a job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.operations.growable_arrays import roomier
 from perfd.analysis.data.job_data import Ints
 
 
 class RankRows:
-    """Rows of ranks in the order in which these came, for as many as a job may have."""
+    """Records of ranks in the order in which these came, for as many as a job may have."""
 
-    def __init__(self, limits: Limits, counters: AggregatorCounters, begin: Callable[[int], None]) -> None:
-        """`begin` is called with each new row, the lowest free one, before anything is written to it."""
+    def __init__(self, limits: Limits, counters: AggregatorCounters, blank: NDArray[Any]) -> None:
+        """`blank` is what a new rank's record holds, with named fields."""
         self._limits = limits
         self._counters = counters
-        self._begin = begin
+        self._blank = blank
         self._rows: dict[int, int] = {}
+        self.records: NDArray[Any] = np.array([blank])
+        """One for each row; those of rows without a rank mean nothing."""
 
     def row_of(self, rank: int) -> int | None:
         """The row of a rank, new if it has none; None beyond the job's limit of ranks, which is counted."""
@@ -28,7 +32,9 @@ class RankRows:
                 self._counters.rejected["ranks_per_job"] += 1
                 return None
             row = len(self._rows)
-            self._begin(row)
+            if row == len(self.records):
+                self.records = roomier(self.records, (2 * row,))
+            self.records[row] = self._blank
             self._rows[rank] = row
         return row
 
