@@ -73,11 +73,15 @@ class ApiSource(JobSource, CaptureSource, Protocol):
 
         Their names contain all `words`. Raises `PerfdError` if history cannot be read.
         """
+        del words, offset, limit
+        return [], 0
 
     def stored_entries(
         self, words: Sequence[str], *, offset: int, limit: int, ranks: bool
     ) -> tuple[list[dict[str, Any]], int]:
         """The same as entries of schema perfd.jobs/2."""
+        del words, offset, limit, ranks
+        return [], 0
 
     def trend(self, job: str) -> list[float]:
         """Step time over the last hour of a job in memory, in at most 30 points."""
@@ -108,15 +112,19 @@ class ApiSource(JobSource, CaptureSource, Protocol):
 
     def unready(self) -> str | None:
         """Why agents are not served or numbers are old, in a sentence; None if all is well."""
+        return None
 
     def history_problem(self) -> str | None:
         """Why history cannot be written, in a sentence; None if it can, or there is none."""
+        return None
 
     def jobs_problem(self) -> str | None:
         """Why new jobs are left out, in a sentence; None while there is room."""
+        return None
 
     def stream_problem(self) -> str | None:
         """Why batches do not come through NATS, in a sentence; None if they do, or by gRPC."""
+        return None
 
 
 def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> dict[str, Handler]:

@@ -90,8 +90,8 @@ def save_run(source: ApiSource, path: Path, saved_unix_s: float) -> None:
     path.write_bytes(gzip.compress(msgspec.json.encode(page), mtime=0))
 
 
-class SavedRun:
-    """Serves what `save_run` wrote of one run or of several, as an aggregator does (`ApiSource`).
+class SavedRun(ApiSource):
+    """Serves what `save_run` wrote of one run or of several, as an aggregator does that has no history.
 
     Raises `PerfdError` if a folder has no page, or one that cannot be read.
     """
@@ -133,20 +133,6 @@ class SavedRun:
 
     def fleet(self) -> dict[str, Any]:
         return self._page.fleet
-
-    def stored_rows(
-        self, words: Sequence[str], *, offset: int, limit: int
-    ) -> tuple[list[dict[str, Any]], int]:
-        """None: its jobs are all that there is."""
-        del words, offset, limit
-        return [], 0
-
-    def stored_entries(
-        self, words: Sequence[str], *, offset: int, limit: int, ranks: bool
-    ) -> tuple[list[dict[str, Any]], int]:
-        """None, as `stored_rows`."""
-        del words, offset, limit, ranks
-        return [], 0
 
     def trend(self, job: str) -> list[float]:
         """Step time over the last hour of a job, of the points that were saved."""
@@ -242,18 +228,6 @@ class SavedRun:
     def stale(self) -> str:
         """Why there are no metrics."""
         return _OVER.format(what="its page and API are saved, its metrics are not")
-
-    def unready(self) -> None:
-        """It always serves."""
-
-    def history_problem(self) -> None:
-        """Nothing is written."""
-
-    def jobs_problem(self) -> None:
-        """No job is new."""
-
-    def stream_problem(self) -> None:
-        """Nothing comes."""
 
 
 def _picked(columns: Mapping[str, Any], rows: Sequence[int]) -> dict[str, Any]:
